@@ -1,0 +1,95 @@
+"""The nouns of cubemesh: standard-library frozen dataclasses that every room shares.
+
+A question becomes `RunSpec`s, a worker turns each into a `RunRecord`, and an `Answer` is computed
+from records alone. Nothing here measures, reads files or imports anything beyond the standard
+library, so a worker in any Python environment can use it.
+"""
+
+from cubemesh.model.answer import Answer, Axis, Cell, Chart, Column, Finding, Line, Point, Table
+from cubemesh.model.cost import Cost
+from cubemesh.model.forecast import MemoryForecast
+from cubemesh.model.machine import (
+    Cache,
+    Cpu,
+    Gpu,
+    GpuLink,
+    Machine,
+    Memory,
+    NumaNode,
+    Software,
+    Unknown,
+)
+from cubemesh.model.outcome import Outcome, Status
+from cubemesh.model.record import (
+    Curve,
+    Figure,
+    Part,
+    Phase,
+    Rank,
+    RunKey,
+    RunRecord,
+    Window,
+)
+from cubemesh.model.series import Series
+from cubemesh.model.spec import (
+    WORK_KINDS,
+    Ceiling,
+    Effort,
+    Forward,
+    NetworkWork,
+    Placement,
+    ProgramSettings,
+    RunSpec,
+    Train,
+    TrainSteps,
+    Work,
+)
+from cubemesh.model.warning import WARNINGS, Warning, warn
+
+__all__ = [
+    "WARNINGS",
+    "WORK_KINDS",
+    "Answer",
+    "Axis",
+    "Cache",
+    "Ceiling",
+    "Cell",
+    "Chart",
+    "Column",
+    "Cost",
+    "Cpu",
+    "Curve",
+    "Effort",
+    "Figure",
+    "Finding",
+    "Forward",
+    "Gpu",
+    "GpuLink",
+    "Line",
+    "Machine",
+    "Memory",
+    "MemoryForecast",
+    "NetworkWork",
+    "NumaNode",
+    "Outcome",
+    "Part",
+    "Phase",
+    "Placement",
+    "Point",
+    "ProgramSettings",
+    "Rank",
+    "RunKey",
+    "RunRecord",
+    "RunSpec",
+    "Series",
+    "Software",
+    "Status",
+    "Table",
+    "Train",
+    "TrainSteps",
+    "Unknown",
+    "Warning",
+    "Window",
+    "Work",
+    "warn",
+]

@@ -1,0 +1,114 @@
+"""The answer to a question, computed from records alone: findings, tables, charts as data.
+
+An answer knows nothing of colours or file formats; every view draws the same one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from cubemesh.model.warning import Warning
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that was found out, as a sentence with figures.
+
+    With a `question` it can also stand alone as a card: the question, `value` with its unit and
+    interval in large, the sentence below.
+    """
+
+    text: str
+    question: str | None = None
+    value: float | None = None
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    remedy: str = ""
+    """What to do about it, if anything."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    name: str
+    unit: str = ""
+    digits: int = 3
+    """Significant digits to show."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A number with its interval, or text; a cell with neither is a gap with its `reason`."""
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    text: str = ""
+    reason: str = ""
+    run_id: str = ""
+    """The run the figure comes from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    name: str
+    unit: str = ""
+    scale: Literal["linear", "log2", "log10", "category"] = "linear"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A point of a chart; without `y` it is missing, for the `reason` given."""
+
+    x: float | str
+    y: float | None = None
+    low: float | None = None
+    high: float | None = None
+    reason: str = ""
+    run_id: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    name: str
+    points: tuple[Point, ...]
+    role: Literal["measured", "published", "forecast", "reference"] = "measured"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A picture as data."""
+
+    name: str
+    """Letters, digits and dashes: the name of its file."""
+    title: str
+    kind: Literal["line", "bar"]
+    x: Axis
+    y: Axis
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What an experiment says about its question."""
+
+    experiment: str
+    question: str
+    title: str
+    """What was compared, in a few words: the heading of its section."""
+    findings: tuple[Finding, ...]
+    tables: tuple[Table, ...] = ()
+    charts: tuple[Chart, ...] = ()
+    warnings: tuple[Warning, ...] = ()
+    """Those of the records, and of the answer itself."""
+    run_ids: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What a reader must know to read the figures right: reductions, sources, definitions."""

@@ -1,0 +1,147 @@
+"""Dataclasses to plain JSON data and back, for nouns that travel between processes and disks.
+
+`to_plain` leaves out fields that hold their default when asked to, which is what makes an id
+independent of fields added later; `from_plain` rebuilds the dataclass from its type hints alone.
+A union of dataclasses is told apart by the `kind` field each of its members carries.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
+
+
+def to_plain(value: Any, *, defaults: bool = True) -> Any:
+    """`value` as dicts, lists, strings, numbers, booleans and None.
+
+    With `defaults=False` every dataclass field equal to its default is left out, except `kind`.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            f.name: to_plain(getattr(value, f.name), defaults=defaults)
+            for f in dataclasses.fields(value)
+            if defaults or f.name == "kind" or not _holds_default(value, f)
+        }
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(k): to_plain(v, defaults=defaults) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(v, defaults=defaults) for v in value]
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    raise TypeError(f"{type(value).__name__} has no plain form")
+
+
+def from_plain(kind: type[T], data: Any) -> T:
+    """The `kind` that `data` (from `to_plain`) describes.
+
+    Raises ValueError naming the field when a key is unknown or a value does not fit its type.
+    Keys that are missing take their defaults, so older data stays readable.
+    """
+    return cast(T, _build(kind, data, kind.__name__))
+
+
+def canonical_json(value: Any) -> str:
+    """One spelling for one value: sorted keys, no spaces, defaults left out."""
+    plain = to_plain(value, defaults=False)
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def digest(value: Any, length: int = 16) -> str:
+    """The first `length` hexadecimal digits of SHA-256 over the canonical JSON of `value`."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:length]
+
+
+def _holds_default(value: Any, field: dataclasses.Field[Any]) -> bool:
+    if field.default is not dataclasses.MISSING:
+        return bool(getattr(value, field.name) == field.default)
+    if field.default_factory is not dataclasses.MISSING:
+        return bool(getattr(value, field.name) == field.default_factory())
+    return False
+
+
+@functools.cache
+def field_types(kind: type) -> dict[str, Any]:
+    """The resolved type of every field of a dataclass, by name."""
+    hints = typing.get_type_hints(kind)
+    return {f.name: hints[f.name] for f in dataclasses.fields(kind)}
+
+
+def _build(kind: Any, data: Any, where: str) -> Any:
+    if kind is Any:
+        return data
+    if dataclasses.is_dataclass(kind):
+        return _build_dataclass(cast(type, kind), data, where)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return _build_union(arguments, data, where)
+    if origin is typing.Literal:
+        if data not in arguments:
+            raise ValueError(f"{where}: {data!r} is not one of {', '.join(map(repr, arguments))}")
+        return data
+    if origin is tuple:
+        return _build_tuple(arguments, data, where)
+    if origin is not None and issubclass(origin, Mapping):
+        return {k: _build(arguments[1], v, f"{where}.{k}") for k, v in data.items()}
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return kind(data)
+    if kind is float and isinstance(data, int) and not isinstance(data, bool):
+        return float(data)
+    if not isinstance(data, kind) or (kind is int and isinstance(data, bool)):
+        raise ValueError(f"{where}: {data!r} is not {kind.__name__}")
+    return data
+
+
+def _build_dataclass(kind: type, data: Any, where: str) -> Any:
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{where}: {data!r} is not a table of {kind.__name__}'s fields")
+    hints = field_types(kind)
+    unknown = sorted(set(data) - set(hints))
+    if unknown:
+        raise ValueError(f"{where}: unknown field {unknown[0]!r}; known: {', '.join(hints)}")
+    return kind(**{k: _build(hints[k], v, f"{where}.{k}") for k, v in data.items()})
+
+
+def _build_union(arguments: tuple[Any, ...], data: Any, where: str) -> Any:
+    if data is None and type(None) in arguments:
+        return None
+    members = [a for a in arguments if a is not type(None)]
+    if isinstance(data, Mapping) and "kind" in data:
+        for member in members:
+            if dataclasses.is_dataclass(member) and _kind_of(member) == data["kind"]:
+                return _build(member, data, where)
+        known = ", ".join(str(_kind_of(m)) for m in members)
+        raise ValueError(f"{where}: unknown kind {data['kind']!r}; known: {known}")
+    problems = []
+    for member in members:
+        try:
+            return _build(member, data, where)
+        except ValueError as error:
+            problems.append(str(error))
+    raise ValueError("; ".join(problems))
+
+
+def _kind_of(member: Any) -> Any:
+    return next((f.default for f in dataclasses.fields(member) if f.name == "kind"), None)
+
+
+def _build_tuple(arguments: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(data, (list, tuple)):
+        raise ValueError(f"{where}: {data!r} is not a list")
+    if len(arguments) == 2 and arguments[1] is Ellipsis:
+        return tuple(_build(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(data))
+    if len(arguments) != len(data):
+        raise ValueError(f"{where}: {len(data)} values where {len(arguments)} belong")
+    return tuple(
+        _build(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(arguments, data, strict=True))
+    )

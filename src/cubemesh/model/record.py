@@ -1,0 +1,151 @@
+"""What came of a run: a `RunRecord`, never changed after it is stored.
+
+Times inside a record are seconds on a monotonic clock that starts with the run (`start_s`), not
+dates; `started_utc` is the one date. A record keeps the raw windows, so every figure in it can be
+computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cubemesh.model.outcome import Outcome, Status
+from cubemesh.model.plain import digest
+from cubemesh.model.spec import RunSpec
+from cubemesh.model.warning import Warning
+
+SCHEMA = 1
+"""Version of the record's plain form."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """One process of the run."""
+
+    rank: int
+    host: str
+    device: str
+    """What the work really ran on: `cpu`, `cuda:0`."""
+    device_uuid: str | None = None
+    outcome: Outcome
+    threads: int | None = None
+    clock_offset_s: float = 0.0
+    """Seconds to add to this host's clock to get the first rank's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """A group of steps between two synchronisations. Within it the host may run ahead of the
+    device, as it does in training: synchronising every step would measure something else."""
+
+    rank: int = 0
+    phase: str = "measure"
+    start_s: float
+    elapsed_s: float
+    steps: int
+    samples: int
+    marks: tuple[str, ...] = ()
+    """Labels of the group: the epoch it belongs to, or the program that ran in it."""
+
+    @property
+    def step_s(self) -> float:
+        return self.elapsed_s / self.steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A stretch of the run: import, build, compile, warm-up, measure, evaluate."""
+
+    name: str
+    rank: int = 0
+    start_s: float
+    elapsed_s: float
+    cached: bool | None = None
+    """Whether a compilation came from a cache; None where nothing was compiled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A value with its 95 % interval and the number of windows (or runs) behind it."""
+
+    value: float
+    unit: str
+    low: float | None = None
+    high: float | None = None
+    n: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A share of the step that was measured on its own, and how."""
+
+    name: str
+    seconds: float
+    method: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """One quantity against another: loss against step, accuracy against epoch."""
+
+    name: str
+    x_name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunKey:
+    """What decides whether a stored run may stand for a new one."""
+
+    spec_id: str
+    machine_id: str
+    software_id: str
+    code_version: str
+    repeat: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """Everything kept of one run."""
+
+    run_id: str
+    spec: RunSpec
+    key: RunKey
+    started_utc: str
+    """ISO 8601, UTC."""
+    elapsed_s: float
+    """Wall time of the whole run, process start to end."""
+    outcome: Outcome
+    attempt: int = 1
+    ranks: tuple[Rank, ...] = ()
+    windows: tuple[Window, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    curves: tuple[Curve, ...] = ()
+    parts: tuple[Part, ...] = ()
+    series: tuple[str, ...] = ()
+    """Names of the series kept beside the record."""
+    artifacts: Mapping[str, str] = field(default_factory=dict)
+    """Files kept beside the record, by name."""
+    warnings: tuple[Warning, ...] = ()
+    schema: int = SCHEMA
+
+    @property
+    def ok(self) -> bool:
+        return self.outcome.status is Status.OK
+
+    @property
+    def measured(self) -> tuple[Window, ...]:
+        """The windows that count: those of the measure phase."""
+        return tuple(w for w in self.windows if w.phase == "measure")
+
+    def figure(self, name: str) -> float | None:
+        """The value of a figure, or None where the run did not come to it."""
+        return self.figures[name].value if name in self.figures else None
+
+
+def new_run_id(key: RunKey, started_utc: str, attempt: int) -> str:
+    """Twelve hexadecimal digits, different for every attempt at every moment."""
+    return digest((key, started_utc, attempt), length=12)

@@ -1,0 +1,27 @@
+"""Something sampled over time beside a run: utilisation, memory, power."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Samples of one quantity on one device of one rank.
+
+    `times_s` are seconds on the run's own clock (0 is the start of the run), one for each of
+    `values`, in rising order.
+    """
+
+    name: str
+    """With its unit: `cpu_utilisation_percent`, `resident_bytes`."""
+    rank: int = 0
+    device: str = "host"
+    times_s: tuple[float, ...] = ()
+    values: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.times_s) != len(self.values):
+            raise ValueError(
+                f"{self.name}: {len(self.times_s)} times for {len(self.values)} values"
+            )

@@ -1,0 +1,201 @@
+"""What is to be measured: a `RunSpec`, complete and unchangeable before anything runs.
+
+A spec has four parts: the *work* (what is computed), the *placement* (where), the *program* (with
+what) and the *effort* (how long it is watched). A spec never looks at the machine: `device="auto"`
+stays "auto" in it, and the record says what it became.
+
+Two ids come from it. The *spec id* covers all four parts; the *workload id* leaves the effort out,
+so that a reduced and a full run of the same thing line up. Both hash the canonical JSON without
+defaults: adding a field with a default later changes no id.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cubemesh.errors import UsageError
+from cubemesh.model.plain import digest
+
+Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
+Layout = Literal["nchw", "nhwc"]
+DataOn = Literal["host", "device"]
+Optimizer = Literal["sgd", "rmsprop", "adam"]
+Device = Literal["auto", "cpu", "cuda"]
+Operation = Literal["matrix_product", "copy"]
+
+
+def _at_least(owner: object, low: float, *names: str) -> None:
+    for name in names:
+        value = getattr(owner, name)
+        if value is not None and not value >= low:
+            raise UsageError(f"{name}={value} is too small: {name} must be {low:g} or more.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkWork:
+    """What every work on a network names: the network, its input, and the samples fed to it."""
+
+    network: str
+    batch_per_device: int
+    image_size: int | None = None
+    """Height and width of the input in pixels; None is the network's own."""
+    classes: int | None = None
+    """Number of classes; None is the network's own."""
+    data: str = "synthetic"
+    data_path: str | None = None
+    """Folder of the data set, for data that is not carried by cubemesh."""
+    seed: int = 0
+    """Seeds the initial weights, the order of samples, and dropout."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "batch_per_device", "image_size", "classes")
+        _at_least(self, 0, "seed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forward(NetworkWork):
+    """The forward pass and the loss, in training mode, keeping nothing for a backward pass."""
+
+    kind: Literal["forward"] = "forward"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSteps(NetworkWork):
+    """Training steps (forward, backward, update) repeated; the step is what is measured."""
+
+    kind: Literal["train_steps"] = "train_steps"
+    optimizer: Optimizer = "sgd"
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+    """Of SGD; RMSprop and Adam run with their usual constants and ignore it."""
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least(self, 0, "learning_rate", "momentum", "weight_decay")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(NetworkWork):
+    """Training over epochs with an evaluation after each; loss and accuracy are what is kept."""
+
+    kind: Literal["train"] = "train"
+    epochs: int = 1
+    optimizer: Optimizer = "sgd"
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least(self, 0, "learning_rate", "momentum", "weight_decay")
+        _at_least(self, 1, "epochs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceiling:
+    """The fastest this device does one elementary thing: what training speed is held against."""
+
+    kind: Literal["ceiling"] = "ceiling"
+    operation: Operation = "matrix_product"
+    size: int | None = None
+    """Matrix side in elements, or bytes of a copy; None is found by doubling until the rate
+    stops growing."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "size")
+
+
+Work = TrainSteps | Forward | Train | Ceiling
+WORK_KINDS: dict[str, type[Work]] = {
+    "train_steps": TrainSteps,
+    "forward": Forward,
+    "train": Train,
+    "ceiling": Ceiling,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Where the work runs."""
+
+    device: Device = "auto"
+    """`auto` is the GPU where there is one that the framework can use, else the CPU."""
+    devices: int = 1
+    threads: int | None = None
+    """CPU threads of the framework; None is one for each core the process may really use."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "devices", "threads")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramSettings:
+    """With what the work runs: the framework and how it is told to run."""
+
+    framework: str = "pytorch"
+    precision: Precision = "fp32"
+    layout: Layout = "nchw"
+    exchange: str = "none"
+    data_on: DataOn = "host"
+    """`host`: every batch is copied to the device, as document 001 did; `device`: one batch lies
+    there already."""
+    script: str | None = None
+    """What the `null` framework plays; no other framework takes one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How long a run is watched, and the limits it runs under."""
+
+    steps: int = 20
+    """Measured steps at least, after the warm-up."""
+    seconds: float = 2.0
+    """Measured seconds at least, after the warm-up."""
+    windows: int = 12
+    """Groups of steps the measured time is cut into at least; the interval comes from them."""
+    warmup_seconds: float = 20.0
+    """The warm-up ends when the step time stops drifting, and after this long at the latest."""
+    repeats: int = 1
+    """Fresh processes that measure the same spec."""
+    time_limit_s: float = 900.0
+    memory_limit_bytes: int | None = None
+    """Memory the worker may use; None is what the machine has free."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "steps", "windows", "repeats", "memory_limit_bytes")
+        _at_least(self, 0, "seconds", "warmup_seconds")
+        if not self.time_limit_s > 0:
+            raise UsageError(f"time_limit_s={self.time_limit_s} must be more than 0.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """One run, described completely."""
+
+    work: Work
+    placement: Placement = field(default_factory=Placement)
+    program: ProgramSettings = field(default_factory=ProgramSettings)
+    effort: Effort = field(default_factory=Effort)
+
+    @property
+    def spec_id(self) -> str:
+        """Sixteen hexadecimal digits that stand for this very spec."""
+        return digest(self)
+
+    @property
+    def workload_id(self) -> str:
+        """As `spec_id`, with the effort left out: the same for a reduced and a full run."""
+        return digest((self.work, self.placement, self.program))
+
+    @property
+    def batch_per_device(self) -> int | None:
+        """Samples each device takes per step; None for work without batches."""
+        return getattr(self.work, "batch_per_device", None)
+
+    @property
+    def global_batch(self) -> int | None:
+        """Samples all devices together take per step."""
+        batch = self.batch_per_device
+        return None if batch is None else batch * self.placement.devices

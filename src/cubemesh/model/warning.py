@@ -1,0 +1,38 @@
+"""What may make a figure less than it seems: a warning that travels with it into every view.
+
+A warning is data: a code (what tests and filters look for), the cause with its figures, and the
+remedy. `WARNINGS` lists every code there is; each is described in docs/warnings.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WARNINGS: dict[str, str] = {
+    "not-steady": "the step time was still drifting when the warm-up had to end",
+    "few-windows": "too few windows were measured for a 95 % interval",
+    "drift": "the step time drifted during the measurement",
+    "outliers": "some windows lie far from the others",
+    "busy-host": "other processes used the processors during the measurement",
+    "few-host-memory": "the host has less than twice the memory of its GPUs",
+    "reduced": "the settings were reduced to what this machine can do in reasonable time",
+    "short-window": "windows were too short for the clock to resolve well",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warning:
+    """One reason for doubt about a figure."""
+
+    code: str
+    """A key of `WARNINGS`."""
+    cause: str
+    """What was seen, with figures."""
+    remedy: str
+    """What to do so that it does not come again."""
+
+
+def warn(code: str, cause: str, remedy: str) -> Warning:
+    """A warning of a known code; KeyError for a code that `WARNINGS` does not list."""
+    WARNINGS[code]
+    return Warning(code=code, cause=cause, remedy=remedy)
