@@ -65,12 +65,21 @@ class Memory:
     cgroup_limit_bytes: int | None = None
     """None is no limit."""
     swap_bytes: int | None = None
+    present_bytes: int | None = None
+    """What the memory blocks hold that the kernel knows of. Well over the total, it means that a
+    virtual machine may still grow to it."""
 
     @property
     def usable_bytes(self) -> int | None:
         """The smaller of what the machine has and what the control group grants."""
         known = [b for b in (self.total_bytes, self.cgroup_limit_bytes) if b is not None]
         return min(known) if known else None
+
+    @property
+    def installed_bytes(self) -> int | None:
+        """What the machine has, with what it may still grow to and what the kernel keeps."""
+        known = [b for b in (self.total_bytes, self.present_bytes) if b is not None]
+        return max(known) if known else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +129,9 @@ class Software:
         """Stands for what a run with these packages depends on; another package's upgrade
         does not change it."""
         own = {p: self.packages.get(p) for p in packages}
-        return digest((self.python, self.system, own, self.cuda, self.cudnn, self.nccl, self.driver))
+        return digest(
+            (self.python, self.system, own, self.cuda, self.cudnn, self.nccl, self.driver)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +164,11 @@ class Machine:
 
     @property
     def host_to_gpu_memory(self) -> float | None:
-        """Host memory as a multiple of all GPU memory. Document 002, section 2.1: four times is
-        what a DGX-1 has, twice would normally be enough."""
+        """Host memory as a multiple of all GPU memory: what is installed, or what the control
+        group grants of it. Document 002, section 2.1: four times is what a DGX-1 has, twice would
+        normally be enough."""
         gpu = [g.memory_bytes for g in self.gpus if g.memory_bytes]
-        host = self.memory.usable_bytes
+        host = self.memory.installed_bytes
+        if host is not None and self.memory.cgroup_limit_bytes is not None:
+            host = min(host, self.memory.cgroup_limit_bytes)
         return host / sum(gpu) if gpu and host else None

@@ -74,6 +74,8 @@ class Figure:
     low: float | None = None
     high: float | None = None
     n: int = 1
+    method: str = ""
+    """How it was found, where there is more than one way."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,50 @@
+# cubemesh: `make run` measures this machine and writes a report, `make test` runs the tests.
+# Each target makes its own environment in .venv; nothing else needs to be installed.
+
+PYTHON ?= python3.11
+ifeq (,$(shell command -v $(PYTHON) 2>/dev/null))
+PYTHON := python3
+endif
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+REPORT ?= cubemesh-report.html
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check format clean
+
+help: ## show what can be made
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+run: .venv/.run ## measure this machine (under three minutes on two cores) and write the report
+	$(BIN)/cubemesh run quick
+	@$(BIN)/cubemesh report --output $(REPORT)
+
+test: .venv/.dev ## run the tests
+	$(BIN)/pytest
+
+check: .venv/.dev ## lint, check the format and the types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/.dev ## put the code into its format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove the environment and what tools left behind
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "cubemesh needs Python 3.11 or newer; $(PYTHON) is older. Set PYTHON=..." >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+
+.venv/.run: .venv/bin/python pyproject.toml constraints.txt
+	@echo "Installing cubemesh and what it needs into .venv (once) ..."
+	$(PIP) --editable '.[torch,views]'
+	@touch $@
+
+.venv/.dev: .venv/.run
+	@echo "Installing what the tests need into .venv (once) ..."
+	$(PIP) --editable '.[dev]'
+	@touch $@

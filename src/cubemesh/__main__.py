@@ -1,0 +1,5 @@
+"""`python -m cubemesh` is `cubemesh`."""
+
+from cubemesh.cli import main
+
+main()

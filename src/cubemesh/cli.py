@@ -1,0 +1,253 @@
+"""The command line: one verb, one public function.
+
+stdout carries data, stderr carries progress and messages. Nothing heavy is imported before the verb
+that needs it, so that `cubemesh --help` is instant.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from cubemesh import __version__
+from cubemesh.errors import CubemeshError, UsageError
+
+if TYPE_CHECKING:
+    from cubemesh.experiments import Scale
+    from cubemesh.results import Store
+
+app = typer.Typer(
+    name="cubemesh",
+    help="How fast does this machine train neural networks, what does it lose the time to, and how "
+    "far will it scale?",
+    epilog="Start with: cubemesh run quick && cubemesh report",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object with its schema.")]
+StoreAt = Annotated[
+    str | None,
+    typer.Option("--store", metavar="PATH|URL", help="Where results are kept; default: XDG data."),
+]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"cubemesh {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def probe(as_json: AsJson = False) -> None:
+    """What this machine is: processors, memory, GPUs and links, software."""
+    from cubemesh.machines import probe as probe_machine
+    from cubemesh.views import terminal
+    from cubemesh.views.plain import machine_json
+
+    machine = probe_machine()
+    _show(machine_json(machine), as_json, lambda console: terminal.print_machine(console, machine))
+
+
+@app.command()
+def networks(
+    name: Annotated[str | None, typer.Argument(help="Show this one layer by layer.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The networks cubemesh can train; with a name, its layers and what they cost."""
+    from cubemesh.views import catalogue
+
+    plain, table = catalogue.networks() if name is None else catalogue.network(name)
+    _show(plain, as_json, table)
+
+
+@app.command()
+def experiments(
+    name: Annotated[str | None, typer.Argument(help="Show this one's settings.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The questions cubemesh can ask; with a name, everything that can be set in it."""
+    from cubemesh.views import catalogue
+
+    plain, table = catalogue.experiments() if name is None else catalogue.experiment(name)
+    _show(plain, as_json, table)
+
+
+@app.command()
+def run(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Experiments or suites.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A short look.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Everything the documents did.")] = False,
+    store: StoreAt = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Measure again what is stored already.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Ask one or more questions: measure what is missing, keep it, and print the answer."""
+    from cubemesh.experiments.session import run_names
+    from cubemesh.views import plain, terminal
+    from cubemesh.views.progress import TerminalProgress
+
+    if quick and full:
+        raise UsageError("--quick and --full exclude one another: give one of them, or neither.")
+    with _open(store) as opened:
+        answered = run_names(
+            names,
+            settings or [],
+            scale=_scale(quick, full),
+            store=opened,
+            observer=TerminalProgress(terminal.stderr_console()),
+            fresh=fresh,
+        )
+    _show(
+        plain.run_json(answered),
+        as_json,
+        lambda console: [terminal.print_answer(console, a.answer) for a in answered],
+    )
+    raise typer.Exit(_run_exit_code(answered))
+
+
+@app.command()
+def results(
+    run_id: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="Show this run; its id or how it begins.")
+    ] = None,
+    network: Annotated[str | None, typer.Option(help="Only runs of this network.")] = None,
+    framework: Annotated[str | None, typer.Option(help="Only runs of this framework.")] = None,
+    outcome: Annotated[str | None, typer.Option(help="Only runs that ended so.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many of the latest runs.")] = 50,
+    store: StoreAt = None,
+    as_json: AsJson = False,
+) -> None:
+    """The runs that are kept; with a run's id, everything about it."""
+    from cubemesh.views import plain, terminal
+
+    with _open(store, reading=True) as opened:
+        if run_id is not None:
+            record = opened.record(run_id)
+            _show(
+                plain.envelope("record", record=plain.record_json(record)),
+                as_json,
+                lambda console: terminal.print_record(console, record),
+            )
+            return
+        records = opened.records(network=network, framework=framework, outcome=outcome, limit=limit)
+    _show(
+        plain.envelope("results", records=[plain.record_json(r) for r in records]),
+        as_json,
+        lambda console: terminal.print_results(console, records),
+    )
+
+
+@app.command()
+def report(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Only these experiments; default: all there are."),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path(
+        "cubemesh-report.html"
+    ),
+    charts: Annotated[
+        Path | None,
+        typer.Option("--charts", metavar="DIR", help="Also write each chart as SVG and PNG."),
+    ] = None,
+    store: StoreAt = None,
+    as_json: AsJson = False,
+) -> None:
+    """One self-contained page of the latest answers, readable offline."""
+    from cubemesh.views import publish
+
+    with _open(store, reading=True) as opened:
+        written = publish.report(opened, names or [], output, charts)
+    _show(written.plain(), as_json, written.print)
+
+
+def main() -> NoReturn:
+    """Run the command line; every deliberate error becomes a message and its exit code."""
+    try:
+        code = app(standalone_mode=False)
+    except KeyboardInterrupt:
+        _end(
+            "interrupted; what was finished is kept, and the same command goes on from there.", 130
+        )
+    except CubemeshError as error:
+        _end(str(error), error.exit_code)
+    except typer.Exit as stop:
+        code = stop.exit_code
+    except Exception as error:
+        code = _click_error(error)
+    sys.stdout.flush()
+    sys.exit(code or 0)
+
+
+def _end(message: str, code: int) -> NoReturn:
+    print(f"cubemesh: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _click_error(error: Exception) -> int:
+    """Wrong options are click's to explain; anything else is a bug and keeps its traceback."""
+    show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
+    if callable(show) and isinstance(code, int):
+        show()
+        return code
+    if isinstance(error, BrokenPipeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    raise error
+
+
+def _open(location: str | None, *, reading: bool = False) -> Store:
+    from cubemesh.results import Store
+
+    return Store.open(location, must_exist=reading, read_only=reading)
+
+
+def _scale(quick: bool, full: bool) -> Scale | None:
+    from cubemesh.experiments import Scale
+
+    if quick:
+        return Scale.QUICK
+    return Scale.FULL if full else None
+
+
+def _show(plain: Any, as_json: bool, draw: Any) -> None:
+    """One JSON object on stdout, or the same for people."""
+    if as_json:
+        import json
+
+        json.dump(plain, sys.stdout, indent=1, allow_nan=False)
+        sys.stdout.write("\n")
+        return
+    from cubemesh.views import terminal
+
+    draw(terminal.stdout_console())
+
+
+def _run_exit_code(answered: Any) -> int:
+    """0 when every run ended as an answer; 1 when one crashed, was killed or timed out, or when
+    nothing at all could be measured."""
+    records = [r for a in answered for r in a.records]
+    faults = [r for r in records if not r.outcome.status.expected]
+    return 1 if faults or not any(r.ok for r in records) else 0

@@ -1,0 +1,137 @@
+"""FED BY WHAT: the sets of samples that networks are trained on.
+
+`SOURCES` is the table of all there are; `check` finds what can be known to be wrong before anything
+runs, `open_source` opens one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cubemesh.data import cifar10, digits, synthetic
+from cubemesh.data.base import Shape, Source, Split
+from cubemesh.errors import UsageError, unknown_name
+from cubemesh.units import format_count
+
+__all__ = ["SOURCES", "OpenRequest", "Source", "SourceEntry", "check", "entry", "open_source"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenRequest:
+    """What a source is opened for."""
+
+    path: Path | None
+    split: Split
+    shape: Shape
+    classes: int
+    """Classes the network tells apart."""
+    seed: int
+    samples_needed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceEntry:
+    """A line of the table."""
+
+    about: str
+    open: Callable[[OpenRequest], Source]
+    classes: int | None = None
+    """Classes it has; None is as many as the network."""
+    train_samples: int | None = None
+    """Samples to train on; None is as many as are asked for."""
+    check_path: Callable[[Path], object] | None = None
+    """Raises DataError where the data at a path is not whole; None takes no path."""
+
+
+def _open_cifar10(request: OpenRequest) -> Source:
+    assert request.path is not None  # `check` has seen to it
+    return cifar10.open_cifar10(request.path, request.split, request.shape, request.classes)
+
+
+SOURCES: dict[str, SourceEntry] = {
+    "synthetic": SourceEntry(
+        about="1,024 random images and labels, as document 001 made them; for speed only",
+        open=lambda r: synthetic.open_synthetic(
+            r.split, r.shape, r.classes, r.seed, r.samples_needed
+        ),
+    ),
+    "digits": SourceEntry(
+        about="1,797 real handwritten digits, 8×8, carried by cubemesh (UCI, 1998)",
+        open=lambda r: digits.open_digits(r.split, r.shape, r.classes),
+        classes=digits.CLASSES,
+        train_samples=digits.TRAIN_SAMPLES,
+    ),
+    "cifar-10": SourceEntry(
+        about="60,000 colour images, 32×32, from the folder data_path names (Krizhevsky, 2009)",
+        open=_open_cifar10,
+        classes=cifar10.CLASSES,
+        train_samples=cifar10.TRAIN_SAMPLES,
+        check_path=cifar10.check_files,
+    ),
+}
+
+
+def entry(name: str) -> SourceEntry:
+    """The line for `name`; UsageError naming the nearest when there is none."""
+    if name not in SOURCES:
+        raise unknown_name("data set", name, SOURCES)
+    return SOURCES[name]
+
+
+def check(name: str, path: str | None = None, batch_per_device: int | None = None) -> None:
+    """Raise what can be known before anything runs.
+
+    UsageError for an unknown data set, a path that is missing or that none takes, and a batch
+    larger than the data; DataError for files that are missing or not of their published size.
+    """
+    line = entry(name)
+    if line.check_path is None and path is not None:
+        takers = ", ".join(n for n, e in SOURCES.items() if e.check_path is not None)
+        raise UsageError(
+            f"data_path={path} was given, and data={name} takes none. Leave data_path out, or "
+            f"choose data that is read from a folder: {takers}."
+        )
+    samples = line.train_samples
+    if batch_per_device is not None and samples is not None and batch_per_device > samples:
+        raise UsageError(
+            f"batch_per_device={batch_per_device} is more than the {format_count(samples)} samples "
+            f"{name} has to train on. Set it to {samples} or less, or use data=synthetic."
+        )
+    if line.check_path is not None:
+        if path is None:
+            raise UsageError(
+                f"data={name} is read from a folder, and none was given. Set data_path to the "
+                "folder that holds its files; docs/data.md says where they come from."
+            )
+        line.check_path(Path(path).expanduser())
+
+
+def open_source(
+    name: str,
+    path: str | None,
+    split: Split,
+    *,
+    shape: Shape,
+    classes: int,
+    seed: int,
+    samples_needed: int = 1,
+) -> Source:
+    """The data set `name`, split `train` or `validation`, in a network's `shape`.
+
+    `classes` is what the network tells apart, `seed` decides what is drawn at random, and
+    `samples_needed` (a minibatch) is how many samples made to order there must be at least.
+    UsageError and DataError as in `check`, and where the network has fewer classes than the data.
+    """
+    check(name, path)
+    return entry(name).open(
+        OpenRequest(
+            path=None if path is None else Path(path).expanduser(),
+            split=split,
+            shape=shape,
+            classes=classes,
+            seed=seed,
+            samples_needed=samples_needed,
+        )
+    )

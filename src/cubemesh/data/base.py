@@ -1,0 +1,62 @@
+"""What must a set of samples offer so that a network can be fed from it?
+
+A `Source` is a set of finite size, open for reading, that hands out minibatches in the shape its
+network takes. It knows nothing of frameworks, epochs or order; `feed.py` decides which samples come
+when.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cubemesh.errors import UsageError
+from cubemesh.frameworks.base import Batch
+
+Split = Literal["train", "validation"]
+Shape = tuple[int, int, int]
+"""Channels, height and width of one image."""
+Indices = NDArray[np.int64]
+
+CACHE_BYTES = 256 * 2**20
+"""Most memory that images in the network's shape may take when they are kept ready. A larger set is
+brought into shape a batch at a time."""
+
+
+class Source(Protocol):
+    """A set of images and labels in the shape a network takes."""
+
+    name: str
+    samples: int
+    classes: int
+    """Labels are below this."""
+    shape: Shape
+
+    def batch(self, indices: Indices, into: Batch | None = None) -> Batch:
+        """The samples numbered `indices`, in that order: images (n, channels, height, width) in
+        float32, 0 to 1, and labels (n,) in int64.
+
+        `into` is a batch of the same size whose arrays are filled and which is returned; without
+        it new arrays are made. IndexError for a sample that is not there.
+        """
+
+
+def empty_batch(samples: int, shape: Shape) -> Batch:
+    """Arrays for `samples` images of `shape`, to be filled."""
+    return Batch(images=np.empty((samples, *shape), np.float32), labels=np.empty(samples, np.int64))
+
+
+def image_bytes(shape: Shape) -> int:
+    """Bytes of one image of `shape` in float32."""
+    return 4 * shape[0] * shape[1] * shape[2]
+
+
+def check_classes(name: str, has: int, network_classes: int) -> None:
+    """UsageError where a network cannot tell all `has` classes apart; more than needed is fine."""
+    if network_classes < has:
+        raise UsageError(
+            f"{name} has {has} classes and the network tells {network_classes} apart. "
+            f"Leave classes out, or set classes={has} or more."
+        )

@@ -1,0 +1,41 @@
+"""ASKED WHAT: one question a file, answered from records.
+
+To add an experiment: write a file with a `plan`, an `answer` and an `EXPERIMENT`, and add one line
+to `EXPERIMENTS`.
+"""
+
+from __future__ import annotations
+
+from cubemesh.errors import unknown_name
+from cubemesh.experiments import batch_accuracy, minibatch
+from cubemesh.experiments.base import Context, Experiment, Scale
+from cubemesh.experiments.suites import SUITES, Ask, Suite
+
+__all__ = [
+    "EXPERIMENTS",
+    "SUITES",
+    "Ask",
+    "Context",
+    "Experiment",
+    "Scale",
+    "Suite",
+    "entry",
+]
+
+EXPERIMENTS: dict[str, Experiment] = {
+    e.name: e
+    for e in (
+        minibatch.EXPERIMENT,
+        batch_accuracy.EXPERIMENT,
+    )
+}
+
+
+def entry(name: str) -> Experiment:
+    """The experiment called `name`; UsageError naming the nearest when there is none."""
+    if name not in EXPERIMENTS:
+        hint = "`cubemesh experiments` lists them."
+        raise unknown_name(
+            "experiment or suite", name, [*EXPERIMENTS, *SUITES], hint, "experiments"
+        )
+    return EXPERIMENTS[name]

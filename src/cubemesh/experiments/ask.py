@@ -1,0 +1,98 @@
+"""Asking a question: an experiment's specs are sent to the executor, its records come back.
+
+The question is kept in the store from its first run on, and again after every list of runs, so that
+a report can be made of whatever was measured, also after an interruption.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cubemesh.experiments.base import Context, Experiment
+from cubemesh.experiments.preflight import check
+from cubemesh.experiments.settings import Request, apply
+from cubemesh.model import Answer, Question, RunRecord, RunSpec, new_question_id
+from cubemesh.model.plain import from_plain, to_plain
+from cubemesh.results import Store
+from cubemesh.runs import Executor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """A question with its records and what they say."""
+
+    question: Question
+    records: tuple[RunRecord, ...]
+    answer: Answer
+
+
+def ask(
+    experiment: Experiment,
+    request: Request,
+    context: Context,
+    executor: Executor,
+    store: Store,
+    *,
+    suite: str | None = None,
+) -> Answered:
+    """Run what `experiment` asks for and answer it. What is stored already is not run again.
+
+    Raises UsageError or DataError before the first run when a spec cannot be meant.
+    """
+    asked_utc = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    settings = to_plain(request.settings)
+    question = Question(
+        question_id=new_question_id(experiment.name, settings, asked_utc),
+        experiment=experiment.name,
+        settings=settings,
+        machine_id=context.machine.machine_id,
+        asked_utc=asked_utc,
+        run_ids=(),
+        complete=False,
+        suite=suite,
+    )
+    records: list[RunRecord] = []
+    plan = experiment.plan(request.settings, context)
+    try:
+        specs = next(plan)
+        while True:
+            got = executor.run(_prepare(specs, request))
+            records += got
+            question = _kept(store, question, records, complete=False)
+            specs = plan.send(got)
+    except StopIteration:
+        question = _kept(store, question, records, complete=True)
+    return Answered(
+        question=question,
+        records=tuple(records),
+        answer=experiment.answer(request.settings, records),
+    )
+
+
+def answer_again(experiment: Experiment, question: Question, store: Store) -> Answered:
+    """The answer to a stored question, from its records as they stand in the store."""
+    records = store.records(question.run_ids)
+    settings = from_plain(experiment.settings, question.settings)
+    return Answered(
+        question=question,
+        records=tuple(records),
+        answer=experiment.answer(settings, records),
+    )
+
+
+def _prepare(specs: Sequence[RunSpec], request: Request) -> list[RunSpec]:
+    prepared = [apply(spec, request.overrides) for spec in specs]
+    check(prepared)
+    return prepared
+
+
+def _kept(
+    store: Store, question: Question, records: Sequence[RunRecord], *, complete: bool
+) -> Question:
+    run_ids = tuple(r.run_id for r in records)
+    question = dataclasses.replace(question, run_ids=run_ids, complete=complete)
+    store.save_question(question)
+    return question

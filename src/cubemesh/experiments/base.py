@@ -1,0 +1,68 @@
+"""What an experiment is: a question, the runs that settle it, and the answer read from records.
+
+`plan` is a generator: it yields lists of specs and is sent their records, so that it can look
+before it asks again. `answer` is a pure function of settings and records: it gives the same answer
+on any machine at any later time, without running anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from cubemesh.model import Answer, Effort, Machine, RunRecord, RunSpec
+
+Plan = Generator[Sequence[RunSpec], Sequence[RunRecord], None]
+
+
+class Scale(StrEnum):
+    """How thorough an experiment is: `--quick`, nothing, `--full`."""
+
+    QUICK = "quick"
+    DEFAULT = "default"
+    FULL = "full"
+
+
+EFFORTS: dict[Scale, Effort] = {
+    Scale.QUICK: Effort(steps=3, seconds=1.0, windows=10, warmup_seconds=4.0),
+    Scale.DEFAULT: Effort(),
+    Scale.FULL: Effort(steps=100, seconds=10.0, windows=30, warmup_seconds=60.0, repeats=3),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What a plan may look at besides its settings."""
+
+    machine: Machine
+    scale: Scale = Scale.DEFAULT
+
+    @property
+    def effort(self) -> Effort:
+        """How long each run is watched at this scale."""
+        return EFFORTS[self.scale]
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether defaults for a GPU make sense here."""
+        return bool(self.machine.gpus)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A line of the table of experiments."""
+
+    name: str
+    question: str
+    settings: type[Any]
+    """A frozen dataclass; every field has a default and a docstring."""
+    works: tuple[type[Any], ...]
+    """The kinds of work it asks for: their fields can be set too."""
+    varies: dict[str, str]
+    """Spec fields the experiment sets itself → the setting to use instead."""
+    plan: Callable[[Any, Context], Plan]
+    answer: Callable[[Any, Sequence[RunRecord]], Answer]
+    documents: str = ""
+    """Where the five documents ask it."""

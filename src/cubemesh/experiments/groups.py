@@ -1,0 +1,97 @@
+"""Records that measured the same thing, seen as one point of an answer.
+
+Repeats of one spec on one machine are pooled: throughput is all their samples over all their
+seconds, and the interval resamples runs as well as windows, because fresh processes differ by more
+than the windows of one. A group in which nothing was measured keeps the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Generic, TypeVar
+
+from cubemesh.model import Cell, Figure, Point, RunRecord, Status
+from cubemesh.statistics import median, nested_throughput_interval
+
+K = TypeVar("K", bound=Hashable)
+
+_REASONS = {
+    Status.OOM: "out of memory",
+    Status.UNSUPPORTED: "not offered",
+    Status.NOT_INSTALLED: "not installed",
+    Status.DIVERGED: "diverged",
+    Status.CRASHED: "crashed",
+    Status.KILLED: "killed",
+    Status.TIMED_OUT: "timed out",
+}
+
+
+@dataclass(frozen=True)
+class Group(Generic[K]):
+    """All records of one point."""
+
+    key: K
+    records: tuple[RunRecord, ...]
+
+    @property
+    def ok(self) -> tuple[RunRecord, ...]:
+        """The records that came to their end."""
+        return tuple(r for r in self.records if r.ok)
+
+    @property
+    def run_id(self) -> str:
+        """The run to look at for this point: the first good one, else the first."""
+        return (self.ok or self.records)[0].run_id
+
+    @property
+    def why(self) -> str:
+        """Why there is no figure: "out of memory: needs 27 GiB, 24 GiB here; 96 fits"."""
+        outcome = self.records[0].outcome
+        what = _REASONS.get(outcome.status, str(outcome.status))
+        said = outcome.message
+        return said if said.lower().startswith(what) else f"{what}: {said}".rstrip(": ")
+
+    @cached_property
+    def throughput(self) -> Figure | None:
+        """Samples per second with its 95 % interval; None where no run was good."""
+        if len(self.ok) == 1:
+            return self.ok[0].figures.get("throughput_per_s")
+        runs = [[(w.samples, w.elapsed_s) for w in r.measured] for r in self.ok]
+        windows = [w for run in runs for w in run]
+        if not windows:
+            return None
+        interval = nested_throughput_interval(runs)
+        return Figure(
+            value=sum(s for s, _ in windows) / sum(t for _, t in windows),
+            unit="samples/s",
+            low=interval.low,
+            high=interval.high,
+            n=len(windows),
+        )
+
+    def median_of(self, name: str) -> float | None:
+        """The median over the good runs of one of their figures."""
+        values = [v for r in self.ok if (v := r.figure(name)) is not None]
+        return median(values) if values else None
+
+    def cell(self, figure: Figure | None) -> Cell:
+        """A table's cell for one of this point's figures."""
+        if figure is None:
+            return Cell(reason=self.why, run_id=self.run_id)
+        return Cell(value=figure.value, low=figure.low, high=figure.high, run_id=self.run_id)
+
+    def point(self, x: float | str, figure: Figure | None) -> Point:
+        """A chart's point for one of this point's figures."""
+        if figure is None:
+            return Point(x=x, reason=self.why, run_id=self.run_id)
+        return Point(x=x, y=figure.value, low=figure.low, high=figure.high, run_id=self.run_id)
+
+
+def group_by(records: Iterable[RunRecord], key: Callable[[RunRecord], K]) -> list[Group[K]]:
+    """Records that share a key, each group in the order the keys first came."""
+    groups: dict[K, list[RunRecord]] = {}
+    for record in records:
+        groups.setdefault(key(record), []).append(record)
+    return [Group(k, tuple(r)) for k, r in groups.items()]

@@ -1,0 +1,39 @@
+"""What can be known to be wrong before anything runs: names, files, impossible inputs.
+
+A slip in a command ends it at once, with a message; only what must be tried to be known becomes an
+outcome in a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cubemesh import data, frameworks, networks
+from cubemesh.errors import UsageError
+from cubemesh.model import NetworkWork, RunSpec
+from cubemesh.parallel import exchanges
+
+
+def check(specs: Iterable[RunSpec]) -> None:
+    """Raise UsageError or DataError for the first spec that names what there is not, whose data
+    cannot be read, or whose network cannot take its input."""
+    seen = set()
+    for spec in specs:
+        frameworks.entry(spec.program.framework)
+        exchanges.make(spec.program.exchange)
+        work = spec.work
+        if not isinstance(work, NetworkWork):
+            continue
+        key = (work.network, work.image_size, work.classes, work.data, work.data_path)
+        if key in seen:
+            continue
+        seen.add(key)
+        networks.build(work.network, work.image_size, work.classes)
+        data.check(work.data, work.data_path)
+        classes = work.classes or networks.entry(work.network).classes
+        needed = data.SOURCES[work.data].classes
+        if needed is not None and classes < needed:
+            raise UsageError(
+                f"{work.data} has {needed} classes and {work.network} was given {classes}. "
+                f"Leave classes out, or set classes={needed} or more."
+            )

@@ -1,0 +1,73 @@
+"""A `cubemesh run`: names and settings in, answered questions out.
+
+Names may be experiments or suites. A setting must fit at least one of the experiments asked for,
+and goes to every one it fits; everything is checked before the first run starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cubemesh.errors import UsageError
+from cubemesh.experiments import EXPERIMENTS, SUITES, Context, Experiment, Scale, entry
+from cubemesh.experiments.ask import Answered, ask
+from cubemesh.experiments.settings import Request, request, split, takes
+from cubemesh.machines import probe
+from cubemesh.results import Store
+from cubemesh.runs import Executor, Observer
+
+Asked = tuple[Experiment, Request, Scale, str | None]
+
+
+def run_names(
+    names: Sequence[str],
+    settings: Sequence[str],
+    *,
+    scale: Scale | None,
+    store: Store,
+    observer: Observer,
+    fresh: bool = False,
+) -> list[Answered]:
+    """Ask everything `names` stand for, in order. Raises UsageError before anything runs when a
+    name or a setting is unknown."""
+    asked = resolve(names, settings, scale)
+    machine = probe()
+    with Executor(store, machine=machine, observer=observer, fresh=fresh) as executor:
+        return [
+            ask(
+                experiment,
+                wanted,
+                Context(machine=machine, scale=own_scale),
+                executor,
+                store,
+                suite=suite,
+            )
+            for experiment, wanted, own_scale, suite in asked
+        ]
+
+
+def resolve(names: Sequence[str], settings: Sequence[str], scale: Scale | None) -> list[Asked]:
+    """Each experiment that `names` stand for, with its request, its scale and its suite."""
+    texts = split(settings)
+    lines: list[tuple[Experiment, dict[str, str], Scale, str | None]] = []
+    for name in names:
+        if name in SUITES:
+            suite = SUITES[name]
+            lines += [
+                (EXPERIMENTS[a.experiment], dict(a.settings), scale or suite.scale, name)
+                for a in suite.asks
+            ]
+        else:
+            lines.append((entry(name), {}, scale or Scale.DEFAULT, None))
+    for key in texts:
+        if not any(takes(experiment, key) for experiment, *_ in lines):
+            if len(lines) == 1:
+                request(lines[0][0], {key: texts[key]})  # says what is near
+            asked = ", ".join(experiment.name for experiment, *_ in lines)
+            raise UsageError(
+                f"none of {asked} has a setting '{key}'. `cubemesh experiments NAME` lists them."
+            )
+    return [
+        (e, request(e, own | {k: v for k, v in texts.items() if takes(e, k)}), s, suite)
+        for e, own, s, suite in lines
+    ]

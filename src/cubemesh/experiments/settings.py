@@ -1,0 +1,116 @@
+"""`--set key=value`: from text to an experiment's settings and to fields of its specs.
+
+A key is looked up in the experiment's own settings first, then among the fields of the works it
+asks for, of the placement, the program and the effort. pydantic checks the value against the
+field's type. A key that fits nothing is an error that names the nearest; so is a field the
+experiment varies itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from cubemesh.errors import UsageError, unknown_name
+from cubemesh.experiments.base import Experiment
+from cubemesh.model import Effort, Placement, ProgramSettings, RunSpec
+from cubemesh.model.plain import field_types
+from cubemesh.networks import canonical_name
+from cubemesh.units import parse_duration, parse_size
+
+_PARTS = {"placement": Placement, "program": ProgramSettings, "effort": Effort}
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """An experiment's settings, and what is to be changed in each spec it asks for."""
+
+    settings: Any
+    overrides: Mapping[str, Any]
+
+
+def split(pairs: Iterable[str]) -> dict[str, str]:
+    """`["a=1", "b=x"]` as a dict; UsageError for text without an equals sign, or a key twice."""
+    texts: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or not key:
+            raise UsageError(f"--set {pair}: write it as key=value, as in --set network=resnet-50.")
+        if key in texts:
+            raise UsageError(f"--set {key} is given twice: '{texts[key]}' and '{value}'.")
+        texts[key] = value
+    return texts
+
+
+def spec_fields(experiment: Experiment) -> dict[str, Any]:
+    """Every spec field that can be set in this experiment, with its type."""
+    fields: dict[str, Any] = {}
+    for part in (*experiment.works, *_PARTS.values()):
+        fields |= {k: t for k, t in field_types(part).items() if k != "kind"}
+    return fields
+
+
+def request(experiment: Experiment, texts: Mapping[str, str]) -> Request:
+    """What `texts` (key → value as typed) ask of an experiment; UsageError for what it lacks."""
+    own, fields = field_types(experiment.settings), spec_fields(experiment)
+    given, overrides = {}, {}
+    for key, text in texts.items():
+        if key in own:
+            value = parse_value(key, text, own[key])
+            given[key] = canonical_name(value) if key == "network" else value
+        elif key in experiment.varies:
+            raise UsageError(
+                f"{experiment.name} sets {key} itself. Use --set "
+                f"{experiment.varies[key]}=…, which lists the values it goes through."
+            )
+        elif key in fields:
+            overrides[key] = parse_value(key, text, fields[key])
+        else:
+            known = [*own, *(f for f in fields if f not in experiment.varies)]
+            hint = f"`cubemesh experiments {experiment.name}` lists them."
+            raise unknown_name(f"setting of {experiment.name}", key, known, hint, "settings")
+    return Request(experiment.settings(**given), overrides)
+
+
+def takes(experiment: Experiment, key: str) -> bool:
+    """Whether `key` can be set in this experiment."""
+    own, fields = field_types(experiment.settings), spec_fields(experiment)
+    return key in own or (key in fields and key not in experiment.varies)
+
+
+def parse_value(key: str, text: str, kind: Any) -> Any:
+    """`text` as a value of the type a field has; lists are separated by commas.
+
+    Fields in bytes take "2G" and "512MiB", fields in seconds "90" and "5m".
+    """
+    value: Any = text.strip()
+    try:
+        if typing.get_origin(kind) is tuple:
+            value = [v.strip() for v in value.split(",") if v.strip()]
+        elif value.lower() == "none" and type(None) in typing.get_args(kind):
+            return None
+        elif key.endswith("_bytes"):
+            value = parse_size(value)
+        elif key.endswith("_s") or key in ("seconds", "warmup_seconds"):
+            value = parse_duration(value)
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        why = error.errors()[0]["msg"]
+        raise UsageError(f"{key}={text} does not fit: {why}.") from None
+
+
+def apply(spec: RunSpec, overrides: Mapping[str, Any]) -> RunSpec:
+    """`spec` with the overridden fields replaced in whichever part has them."""
+    changed: dict[str, Any] = {}
+    for part in ("work", *_PARTS):
+        before = getattr(spec, part)
+        names = {f.name for f in dataclasses.fields(before)}
+        own = {k: v for k, v in overrides.items() if k in names}
+        if own:
+            changed[part] = dataclasses.replace(before, **own)
+    return dataclasses.replace(spec, **changed) if changed else spec

@@ -1,0 +1,63 @@
+"""WITH WHAT a network is trained: one framework a module, loaded only when a run needs it.
+
+`FRAMEWORKS` is the table of all there are. What a framework's module offers is `Framework` in
+`frameworks/base.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from typing import cast
+
+from cubemesh.errors import unknown_name
+from cubemesh.frameworks.base import Framework
+
+__all__ = ["FRAMEWORKS", "FrameworkEntry", "entry"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameworkEntry:
+    """A line of the table."""
+
+    module: str
+    summary: str
+    packages: tuple[str, ...]
+    """Distributions a run with it depends on: their upgrade makes old figures stale."""
+    requires: str | None = None
+    """The module that must be importable; None needs nothing."""
+    install: str = ""
+    """The command that installs it."""
+
+    @property
+    def installed(self) -> bool:
+        """Whether it can be imported, found out without importing it."""
+        return self.requires is None or importlib.util.find_spec(self.requires) is not None
+
+    def load(self) -> Framework:
+        """Import the framework's module, and with it the framework."""
+        return cast(Framework, importlib.import_module(self.module))
+
+
+FRAMEWORKS: dict[str, FrameworkEntry] = {
+    "null": FrameworkEntry(
+        module="cubemesh.frameworks.null",
+        summary="plays scripted timings, outcomes and losses; computes nothing",
+        packages=("numpy",),
+    ),
+    "pytorch": FrameworkEntry(
+        module="cubemesh.frameworks.pytorch",
+        summary="PyTorch, eager",
+        packages=("torch", "numpy"),
+        requires="torch",
+        install="pip install 'cubemesh[torch]'",
+    ),
+}
+
+
+def entry(name: str) -> FrameworkEntry:
+    """The line for `name`; UsageError naming the nearest when there is none."""
+    if name not in FRAMEWORKS:
+        raise unknown_name("framework", name, FRAMEWORKS)
+    return FRAMEWORKS[name]

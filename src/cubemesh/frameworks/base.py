@@ -1,0 +1,266 @@
+"""What a framework must offer so that the worker can run a network with it.
+
+A framework is a module that offers the functions of `Framework`. Its `Program` owns the whole
+training step; a gradient `Exchange` lives inside it and is told when a bucket of gradients is
+ready. Nobody outside asks a framework's name: what it can do it declares, and what it cannot do it
+refuses with `Unsupported`, which becomes an outcome.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cubemesh.errors import UsageError, unknown_name
+from cubemesh.model.spec import Ceiling, NetworkWork, Placement, ProgramSettings, RunSpec
+from cubemesh.networks.graph import Network
+
+Array = NDArray[Any]
+WorkKind = Literal["train_steps", "forward", "train", "ceiling"]
+
+
+class Unsupported(Exception):
+    """This framework cannot do what the spec asks; the message says what can."""
+
+
+class OutOfMemory(Exception):
+    """The device or the worker's memory limit refused an allocation."""
+
+
+class Diverged(Exception):
+    """The loss is no longer a finite number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One minibatch on the host: images (batch, channels, height, width) in float32, pixel values
+    0 to 1, and labels (batch,) in int64; both contiguous. They may be reused once `place` returns.
+    """
+
+    images: NDArray[np.float32]
+    labels: NDArray[np.int64]
+
+    @property
+    def samples(self) -> int:
+        """Samples in the batch."""
+        return len(self.labels)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of images and labels together: what a copy to the device moves."""
+        return self.images.nbytes + self.labels.nbytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """Neighbouring gradients that travel as one flat array. `gradients` is the framework's own
+    array; an exchange replaces its content by the mean over all ranks, in place."""
+
+    index: int
+    parameters: tuple[str, ...]
+    size_bytes: int
+    gradients: Any
+
+
+class Exchange(Protocol):
+    """How ranks come to the same gradients (parallel/ implements it)."""
+
+    name: str
+    capturable: bool
+    """Whether it can be recorded with the step into one graph."""
+
+    def ready(self, bucket: Bucket) -> None:
+        """The bucket's gradients are complete: the exchange may begin. Does not wait."""
+
+    def finish(self) -> None:
+        """Return when every bucket given since the last call holds its exchanged gradients."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What a framework can do here, with this Python and this machine."""
+
+    works: frozenset[WorkKind]
+    devices: tuple[str, ...]
+    """Devices it can use, best first: `cuda:0`, `cpu`. Empty means none."""
+    precisions: Mapping[str, frozenset[str]]
+    """Kind of device (`cpu`, `cuda`) → precisions it trains in there."""
+    layouts: frozenset[str]
+    optimizers: frozenset[str]
+    exchanges_gradients: bool = False
+    """Whether its programs call an exchange; False means one device only."""
+    scripted: bool = False
+    """Whether it plays a script instead of computing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildRequest:
+    """Everything a framework needs to make a program."""
+
+    network: Network
+    work: NetworkWork
+    placement: Placement
+    program: ProgramSettings
+    exchange: Exchange
+    device: str
+    """One of `Capabilities.devices`."""
+    threads: int
+
+
+class Program(Protocol):
+    """A network made ready to run on one device by one framework.
+
+    It starts from `network.draw(work.seed)`. Steps are queued: `train_step` and `forward` may
+    return before the device is done; `synchronize` waits. What is fed must come from `place`.
+    """
+
+    device: str
+    buckets: Sequence[Bucket]
+    """In the order their gradients become ready; empty where nothing is exchanged."""
+
+    def place(self, batch: Batch) -> Any:
+        """Copy a batch to the device, always a real copy, and return the placed batch. It stays
+        as it is until it is dropped, however many are placed after it."""
+
+    def train_step(self, placed: Any) -> None:
+        """Queue one step: forward, backward, exchange, update."""
+
+    def forward(self, placed: Any) -> None:
+        """Queue the forward pass and loss in training mode, keeping nothing for a backward."""
+
+    def evaluate(self, placed: Any) -> Array:
+        """Scores in evaluation mode, on the host: (batch, classes), in at least float32."""
+
+    def loss(self) -> float:
+        """The loss of the last `train_step` or `forward`; waits for it. It may be NaN: whoever
+        asked decides what that means."""
+
+    def synchronize(self) -> None:
+        """Wait until everything queued is done."""
+
+    def load(self, weights: Mapping[str, Array]) -> None:
+        """Set all parameters and state by name, from the graph's layout; the optimizer starts
+        anew. UsageError when a name is missing or unknown, or a shape does not fit."""
+
+    def state(self) -> dict[str, Array]:
+        """Parameters and state by name, in the graph's layout, on the host."""
+
+    def peak_memory_bytes(self) -> int | None:
+        """Most device memory held at once since the program was built; None where not known."""
+
+    def clock(self) -> float:
+        """Seconds on the scale of `time.perf_counter()`. A scripted program may run ahead of it,
+        so that scripted time needs no waiting."""
+
+    def close(self) -> None:
+        """Give memory and threads back."""
+
+
+class CeilingProgram(Protocol):
+    """One elementary operation, repeated: what `Ceiling` work measures."""
+
+    work_per_call: float
+    """Operations, or bytes read plus written, of one call."""
+    unit: str
+    """`FLOP/s` or `byte/s`."""
+
+    def call(self) -> None:
+        """Queue the operation once."""
+
+    def synchronize(self) -> None:
+        """Wait until everything queued is done."""
+
+    def clock(self) -> float:
+        """Seconds on the scale of `time.perf_counter()`."""
+
+
+class Framework(Protocol):
+    """The functions a framework's module offers."""
+
+    def capabilities(self) -> Capabilities:
+        """What it can do here. May wake the GPU: call it in a worker, not before a fork."""
+
+    def build(self, request: BuildRequest) -> Program:
+        """A program for work that `check_supported` has let through."""
+
+    def build_ceiling(
+        self, work: Ceiling, program: ProgramSettings, device: str, threads: int
+    ) -> CeilingProgram:
+        """The elementary operation of `work`, in `program.precision`. Where `work.size` is None,
+        the size at which the rate stops growing is looked for here."""
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether an error this framework raised means that memory was refused."""
+
+    def preload(self) -> None:
+        """Import all that a first step needs, so that forks of this process need not. Touches no
+        GPU and starts no thread."""
+
+
+def check_weights(given: Mapping[str, Array], network: Network) -> None:
+    """UsageError unless `given` holds every parameter and state array of `network`, no other, each
+    in its shape."""
+    wanted = {**network.parameters, **network.state}
+    missing = [name for name in wanted if name not in given]
+    if missing:
+        raise UsageError(
+            f"{network.name}: {len(missing)} of its {len(wanted)} arrays are missing from the "
+            f"weights, '{missing[0]}' first. Take them from draw() or state() of this network."
+        )
+    for name, array in given.items():
+        if name not in wanted:
+            raise unknown_name(f"array of {network.name}", name, wanted, plural="arrays")
+        if array.shape != wanted[name].shape:
+            raise UsageError(
+                f"{network.name}: '{name}' is of shape {array.shape} and must be "
+                f"{wanted[name].shape}."
+            )
+
+
+def monotonic_s() -> float:
+    """The clock of every program that computes: never set back, never slewed by date changes."""
+    return time.perf_counter()
+
+
+def check_supported(spec: RunSpec, able: Capabilities) -> None:
+    """Raise `Unsupported` for the first thing in `spec` that `able` does not cover."""
+    program, work = spec.program, spec.work
+    if work.kind not in able.works:
+        _refuse("work", work.kind, able.works, program.framework)
+    if not able.devices:
+        raise Unsupported(f"{program.framework} finds no device it can use here.")
+    kinds = {d.split(":")[0] for d in able.devices}
+    if spec.placement.device not in ("auto", *kinds):
+        _refuse("device", spec.placement.device, kinds, program.framework)
+    kind = able.devices[0].split(":")[0]
+    kind = kind if spec.placement.device == "auto" else spec.placement.device
+    if program.precision not in able.precisions[kind]:
+        what = f"precision on {kind}"
+        _refuse(what, program.precision, able.precisions[kind], program.framework)
+    if program.layout not in able.layouts:
+        _refuse("layout", program.layout, able.layouts, program.framework)
+    if spec.placement.devices > 1 and not able.exchanges_gradients:
+        raise Unsupported(
+            f"{program.framework} trains on one device at a time; devices={spec.placement.devices} "
+            "needs a framework that exchanges gradients. Set devices=1."
+        )
+    if program.exchange != "none" and not able.exchanges_gradients:
+        _refuse("exchange", program.exchange, {"none"}, program.framework)
+    optimizer = getattr(work, "optimizer", None)
+    if optimizer is not None and optimizer not in able.optimizers:
+        _refuse("optimizer", optimizer, able.optimizers, program.framework)
+    if program.script is not None and not able.scripted:
+        raise Unsupported(
+            f"{program.framework} computes for real and takes no script; framework=null does."
+        )
+
+
+def _refuse(what: str, asked: str, able: Iterable[str], framework: str) -> NoReturn:
+    raise Unsupported(
+        f"{framework} does not offer {what} '{asked}' here; it offers {', '.join(sorted(able))}."
+    )

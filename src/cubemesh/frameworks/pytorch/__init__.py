@@ -1,0 +1,9 @@
+"""PyTorch, eager: programs made from the graph by `torch.fx`, run as handwritten code would be."""
+
+from __future__ import annotations
+
+from cubemesh.frameworks.pytorch.ceiling import build_ceiling
+from cubemesh.frameworks.pytorch.program import build
+from cubemesh.frameworks.pytorch.runtime import capabilities, is_out_of_memory, preload
+
+__all__ = ["build", "build_ceiling", "capabilities", "is_out_of_memory", "preload"]

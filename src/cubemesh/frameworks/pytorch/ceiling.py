@@ -1,0 +1,131 @@
+"""How fast does this device multiply matrices, or copy memory, at best through PyTorch?
+
+A product of two square matrices of side n is 2 n³ operations; a copy of b bytes reads b and writes
+b. Where the size is not given it doubles until the rate grows by less than 5 %, and the fastest
+size is taken. Copies start at 256 MiB, beyond nearly all caches: it is memory that is asked about.
+Elements are random, because a GPU multiplies zeros faster than anything real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from cubemesh.frameworks.base import CeilingProgram, monotonic_s
+from cubemesh.frameworks.pytorch.runtime import (
+    ARRAY_TYPES,
+    NARROW_TYPES,
+    is_out_of_memory,
+    prepare,
+    synchronize,
+)
+from cubemesh.model.spec import Ceiling, ProgramSettings
+
+_GROWTH = 1.05
+_TRIAL_S = 0.1
+"""Each size is called for this long, three calls at least."""
+_LONGEST_CALL_S = 1.0
+"""No larger size is tried after a call this long."""
+
+
+class _OnDevice:
+    """What both operations share."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        synchronize(self.device)
+
+    def clock(self) -> float:
+        """The process's monotonic clock."""
+        return monotonic_s()
+
+
+class MatrixProduct(_OnDevice):
+    """c = a b, all three `side` × `side`."""
+
+    unit = "FLOP/s"
+
+    def __init__(self, side: int, dtype: torch.dtype, device: str) -> None:
+        super().__init__(device)
+        self.work_per_call = 2.0 * side**3
+        self._a, self._b = (torch.randn(side, side, dtype=dtype, device=device) for _ in range(2))
+        self._c = torch.empty_like(self._a)
+
+    def call(self) -> None:
+        """Queue one product."""
+        torch.mm(self._a, self._b, out=self._c)
+
+
+class Copy(_OnDevice):
+    """A copy from one array of `size_bytes` to another."""
+
+    unit = "byte/s"
+
+    def __init__(self, size_bytes: int, device: str) -> None:
+        super().__init__(device)
+        self.work_per_call = 2.0 * size_bytes
+        self._source = torch.randint(0, 256, (size_bytes,), dtype=torch.uint8, device=device)
+        self._target = torch.empty_like(self._source)
+
+    def call(self) -> None:
+        """Queue one copy."""
+        self._target.copy_(self._source)
+
+
+def build_ceiling(
+    work: Ceiling, program: ProgramSettings, device: str, threads: int
+) -> CeilingProgram:
+    """The operation of `work` in the program's precision, at its size or at the fastest found."""
+    prepare(device, program.precision, threads)
+    torch.manual_seed(0)
+    on_gpu = torch.device(device).type == "cuda"
+    if work.operation == "copy":
+        sizes = (1 << 28, 1 << 31)
+        make: Callable[[int], CeilingProgram] = lambda size: Copy(size, device)  # noqa: E731
+    else:
+        exact = ARRAY_TYPES.get(program.precision, torch.float32)
+        dtype = NARROW_TYPES.get(program.precision, exact)
+        sizes = (1 << 10, 1 << 14) if on_gpu else (1 << 8, 1 << 13)
+        make = lambda side: MatrixProduct(side, dtype, device)  # noqa: E731
+    return make(work.size) if work.size is not None else _fastest(make, *sizes)
+
+
+def _fastest(make: Callable[[int], CeilingProgram], first: int, last: int) -> CeilingProgram:
+    """The operation at the size, doubled from `first` to `last` at most, where its rate stops
+    growing; a size that memory is refused for ends the search."""
+    best = make(first)
+    rate, call_s = _trial(best)
+    size = first
+    while size < last and call_s < _LONGEST_CALL_S:
+        size *= 2
+        try:
+            larger = make(size)
+            larger_rate, call_s = _trial(larger)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            break
+        if larger_rate > rate:
+            grew = larger_rate > _GROWTH * rate
+            best, rate = larger, larger_rate
+            if grew:
+                continue
+        break
+    return best
+
+
+def _trial(program: CeilingProgram) -> tuple[float, float]:
+    """(work per second, seconds of one call), after one call that is not counted."""
+    program.call()
+    program.synchronize()
+    calls, start = 0, program.clock()
+    while calls < 3 or program.clock() - start < _TRIAL_S:
+        program.call()
+        program.synchronize()
+        calls += 1
+    call_s = (program.clock() - start) / calls
+    return program.work_per_call / call_s, call_s

@@ -1,0 +1,156 @@
+"""What is one training step in PyTorch? Batch in, loss, gradients, update: a `Program`.
+
+    place ──▶ forward under autocast ──▶ mean loss ──▶ backward ──▶ update ──▶ (queued)
+    zero_grad comes first and drops the arrays, so no gradient lives through a forward pass
+
+It does what handwritten PyTorch does and nothing more: no hooks, no copies but the batch's, no
+waiting. In `nhwc` the weights are converted when they are loaded and the batch when it is placed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from cubemesh.errors import UsageError
+from cubemesh.frameworks.base import Array, Batch, Bucket, BuildRequest, monotonic_s
+from cubemesh.frameworks.pytorch.module import build_modules
+from cubemesh.frameworks.pytorch.optimizers import make_optimizer
+from cubemesh.frameworks.pytorch.runtime import (
+    ARRAY_TYPES,
+    MEMORY_FORMATS,
+    NARROW_TYPES,
+    prepare,
+    synchronize,
+)
+
+Placed = tuple[Tensor, Tensor]
+"""Images and labels on the device."""
+
+
+class PyTorchProgram:
+    """A network and its optimizer on one device, run eagerly; see `Program` in frameworks/base."""
+
+    buckets: Sequence[Bucket] = ()
+
+    def __init__(self, request: BuildRequest) -> None:
+        settings, work, self.device = request.program, request.work, request.device
+        kind = torch.device(self.device).type
+        prepare(self.device, settings.precision, request.threads)
+        torch.manual_seed(work.seed)
+        if kind == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        self._work = work
+        self._on_gpu = kind == "cuda"
+        self._dtype = ARRAY_TYPES.get(settings.precision, torch.float32)
+        self._memory_format = MEMORY_FORMATS[settings.layout]
+        self._built = build_modules(
+            request.network,
+            device=self.device,
+            dtype=self._dtype,
+            memory_format=self._memory_format,
+        )
+        self.module = self._built.training
+        """The network as a module; `print` shows its layers and its forward pass."""
+        self._weights = tuple(h.weight for h in request.network.heads)
+        narrow = NARROW_TYPES.get(settings.precision)
+        self._autocast = torch.autocast(kind, narrow) if narrow else nullcontext()
+        self._scaled = settings.precision == "fp16"
+        self._loss = torch.full((), float("nan"))
+        self.load(request.network.draw(work.seed))
+
+    def place(self, batch: Batch) -> Placed:
+        """Copy to the device. A GPU is sent the batch from pinned memory, without waiting: the
+        allocator of pinned memory gives no buffer out again before the GPU has read it."""
+        images, labels = torch.from_numpy(batch.images), torch.from_numpy(batch.labels)
+        if self._on_gpu:
+            images = images.pin_memory().to(self.device, non_blocking=True)
+            labels = labels.pin_memory().to(self.device, non_blocking=True)
+            return images.to(self._dtype, memory_format=self._memory_format), labels
+        return (
+            images.to(self._dtype, memory_format=self._memory_format, copy=True),
+            labels.clone(),
+        )
+
+    def train_step(self, placed: Placed) -> None:
+        """Queue forward, backward and update."""
+        optimizer, scaler = self._optimizer, self._scaler
+        if optimizer is None:
+            raise UsageError("a program built for forward work has no optimizer to train with.")
+        optimizer.zero_grad(set_to_none=True)
+        loss = self._forward(placed)
+        if scaler is None:
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        else:
+            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            scaler.step(optimizer)
+            scaler.update()
+        self._loss = loss.detach()
+
+    def forward(self, placed: Placed) -> None:
+        """Queue the forward pass and the loss."""
+        with torch.no_grad():
+            self._loss = self._forward(placed)
+
+    def _forward(self, placed: Placed) -> Tensor:
+        """The weighted sum over the heads of the mean loss of the batch."""
+        images, labels = placed
+        with self._autocast:
+            losses = [F.cross_entropy(scores, labels) for scores in self.module(images)]
+        if self._weights == (1.0,):
+            return losses[0]
+        return torch.stack([w * x for w, x in zip(self._weights, losses, strict=True)]).sum()
+
+    def evaluate(self, placed: Placed) -> Array:
+        """Scores (batch, classes) in float32, or float64 where the program computes in it."""
+        self.module.eval()
+        with torch.no_grad(), self._autocast:
+            (scores,) = self._built.evaluation(placed[0])
+        self.module.train()
+        scores = scores.to("cpu", dtype=self._dtype)
+        array: Array = scores.numpy()
+        return array
+
+    def loss(self) -> float:
+        """The last step's loss; NaN before the first."""
+        return float(self._loss)
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        synchronize(self.device)
+
+    def load(self, weights: Mapping[str, Array]) -> None:
+        """Copy `weights` to the device, in the program's layout, and start the optimizer anew."""
+        self._built.load(weights)
+        parameters = list(self._built.parameters.values())
+        self._optimizer = make_optimizer(self._work, parameters)
+        kind = torch.device(self.device).type
+        self._scaler = torch.amp.GradScaler(kind) if self._scaled else None
+
+    def state(self) -> dict[str, Array]:
+        """A copy of every array on the host, in float32, or float64 where it is computed in."""
+        return self._built.arrays()
+
+    def peak_memory_bytes(self) -> int | None:
+        """Of the arrays PyTorch held on the GPU at once, without its cache; None on a CPU."""
+        return torch.cuda.max_memory_allocated(self.device) if self._on_gpu else None
+
+    def clock(self) -> float:
+        """The process's monotonic clock."""
+        return monotonic_s()
+
+    def close(self) -> None:
+        """Drop every array; on a GPU, the allocator's cache as well."""
+        del self.module, self._built, self._optimizer, self._scaler, self._loss
+        if self._on_gpu:
+            torch.cuda.empty_cache()
+
+
+def build(request: BuildRequest) -> PyTorchProgram:
+    """The program for `request`."""
+    return PyTorchProgram(request)

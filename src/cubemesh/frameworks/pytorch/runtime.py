@@ -1,0 +1,90 @@
+"""What can PyTorch do on this machine, and how is it set up for a run?
+
+precision   arrays     computed in
+fp64        float64    float64
+fp32        float32    float32, TF32 switched off
+tf32        float32    float32, matrix products and convolutions in TF32 (CUDA)
+bf16        float32    autocast: products in bfloat16, reductions in float32
+fp16        float32    autocast: products in float16, reductions in float32, loss scaled
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+
+import torch
+
+from cubemesh.frameworks.base import Capabilities, OutOfMemory
+
+ARRAY_TYPES = {"fp64": torch.float64}
+"""Precision → type of parameters, state and images, where it is not float32."""
+NARROW_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Precision → type that products are computed in under autocast."""
+MEMORY_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+
+_AMPERE = (8, 0)
+"""The first compute capability with TF32 and bfloat16 (NVIDIA, CUDA C++ Programming Guide)."""
+_REFUSALS = (
+    "out of memory",
+    "not enough memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "could not allocate",
+    "bad_alloc",
+    "alloc_failed",
+)
+"""What allocators say for want of memory: those of PyTorch, C++, the system, cuBLAS and cuDNN."""
+
+
+def capabilities() -> Capabilities:
+    """What PyTorch can do here. Wakes the GPU, where there is one."""
+    precisions = {"cpu": frozenset({"fp64", "fp32", "bf16", "fp16"})}
+    gpus: list[str] = []
+    if torch.cuda.is_available():
+        gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        ampere = torch.cuda.get_device_capability() >= _AMPERE
+        narrow = {"tf32", "bf16"} if ampere else set()
+        precisions["cuda"] = frozenset({"fp64", "fp32", "fp16"} | narrow)
+    return Capabilities(
+        works=frozenset({"train_steps", "forward", "train", "ceiling"}),
+        devices=(*gpus, "cpu"),
+        precisions=precisions,
+        layouts=frozenset(MEMORY_FORMATS),
+        optimizers=frozenset({"sgd", "rmsprop", "adam"}),
+    )
+
+
+def prepare(device: str, precision: str, threads: int) -> None:
+    """Set what PyTorch keeps for the whole process: threads, TF32, the choice of convolutions."""
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.benchmark = True  # shapes never change in a run: try once, keep the best
+    # Batches are only ever read, so that NumPy forbids writing to one is no danger.
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+    if torch.device(device).type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def synchronize(device: str) -> None:
+    """Wait until everything queued on `device` is done; on a CPU nothing is ever queued."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` means that memory was refused, by the device or by the system.
+
+    PyTorch has a class for the GPU's refusals only; the CPU's are RuntimeErrors told by their words.
+    """
+    if isinstance(error, (OutOfMemory, MemoryError, torch.cuda.OutOfMemoryError)):
+        return True
+    words = str(error).lower()
+    return isinstance(error, RuntimeError) and any(refusal in words for refusal in _REFUSALS)
+
+
+def preload() -> None:
+    """Import what a first step imports. The optimizers pull in TorchDynamo, which takes as long
+    as PyTorch itself; neither touches the GPU or starts a thread."""
+    importlib.import_module("torch._dynamo")

@@ -1,0 +1,106 @@
+"""Reading the kernel's small text files under a root folder, without ever raising.
+
+What is missing, unreadable or malformed comes back as None; whoever needed it then says with
+`Tree.missing` what is unknown for it, and why. The root is "/" for the machine itself and any
+other folder for a machine described by a copy of its files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cubemesh.model import Unknown
+
+
+@dataclass
+class Tree:
+    """The files under `root`, and what could not be found out from them so far."""
+
+    root: Path = Path("/")
+    unknown: list[Unknown] = field(default_factory=list)
+
+    @property
+    def live(self) -> bool:
+        """Whether this is the running machine rather than a copy of its files."""
+        return self.root == Path("/")
+
+    def missing(self, what: str, why: str) -> None:
+        """Notes that `what` is unknown and `why`; the same note is kept once."""
+        note = Unknown(what=what, why=why)
+        if note not in self.unknown:
+            self.unknown.append(note)
+
+    def raw(self, path: str) -> bytes | None:
+        """The content of `path` (absolute, "/proc/meminfo"), or None where it cannot be read."""
+        try:
+            with open(f"{self.root}/{path}", "rb") as file:
+                return file.read()
+        except (OSError, ValueError):  # ValueError: a path with a null character in it
+            return None
+
+    def text(self, path: str) -> str | None:
+        """The content of `path` as text, stripped; None where it cannot be read."""
+        content = self.raw(path)
+        return None if content is None else content.decode(errors="replace").strip("\0 \t\r\n")
+
+    def number(self, path: str) -> int | None:
+        """The one whole number that `path` holds, or None."""
+        return whole_number(self.text(path))
+
+    def numbered(self, folder: str, prefix: str) -> list[int]:
+        """The numbers N of the entries `<prefix>N` in `folder`, in rising order."""
+        try:
+            names = os.listdir(f"{self.root}/{folder}")
+        except OSError:
+            return []
+        rests = (n.removeprefix(prefix) for n in names if n.startswith(prefix))
+        return sorted(int(r) for r in rests if r.isascii() and r.isdigit())
+
+    def exists(self, path: str) -> bool:
+        """Whether there is anything at `path`."""
+        return os.path.lexists(f"{self.root}/{path}")
+
+
+def whole_number(text: str | None) -> int | None:
+    """The whole number that `text` spells in ASCII digits, or None."""
+    match = re.fullmatch(r"\s*(-?[0-9]{1,30})\s*", text or "")
+    return int(match[1]) if match else None
+
+
+def cpu_list(text: str | None) -> tuple[int, ...] | None:
+    """The processors of the kernel's list format: "0-3,8" is (0, 1, 2, 3, 8).
+
+    None where there is no text or it is not such a list; an empty text is an empty list (a NUMA
+    node that has memory but no processors). Sources: Documentation/admin-guide/cputopology.rst
+    and kernel-parameters.rst (`<cpu-list>`) of the Linux kernel.
+    """
+    if text is None:
+        return None
+    numbers: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        match = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", part)
+        if not match:
+            return None
+        numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return tuple(sorted(numbers))
+
+
+def size_bytes(text: str | None) -> int | None:
+    """The bytes of a size as the kernel writes them: "32K", "36608K", "2M", "64 kB", "512"."""
+    match = re.fullmatch(r"([0-9]{1,18})\s*([KMGkmg]?)[Bb]?", text or "")
+    if not match:
+        return None
+    power = {"": 0, "k": 1, "m": 2, "g": 3}[match[2].lower()]
+    return int(match[1]) << (10 * power)
+
+
+def meminfo_bytes(tree: Tree, name: str) -> int | None:
+    """The bytes of an entry of /proc/meminfo, None where there is no such entry."""
+    for line in (tree.text("/proc/meminfo") or "").splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return size_bytes(value.strip())
+    return None

@@ -1,0 +1,59 @@
+"""How much memory does the machine have, and how much of it may this process use?
+
+/proc/meminfo for what the kernel manages, the control groups for their limit. The total of a
+virtual machine need not stay as it is: some microVMs start with a part of their memory and take in
+more as it is used, and a balloon can hold memory back. The kernel knows of all of it from the
+start, as memory blocks (/sys/devices/system/memory, Documentation/admin-guide/mm/memory-hotplug.rst
+of the Linux kernel): where these hold well over the total, that is noted and kept.
+"""
+
+from __future__ import annotations
+
+from cubemesh.machines.cgroup import cgroup_memory_bytes
+from cubemesh.machines.files import Tree, meminfo_bytes
+from cubemesh.model import Memory
+from cubemesh.units import format_bytes
+
+BLOCKS = "/sys/devices/system/memory"
+
+KERNELS_SHARE = 1.25
+"""The blocks of an ordinary machine hold up to so many times its total: the rest is the kernel's
+own, memory reserved at boot, and holes in the last block."""
+
+
+def read_memory(tree: Tree) -> Memory:
+    """The memory; what is not found is noted in `tree`."""
+    total = _noted(tree, "MemTotal", "total memory")
+    present = _present_bytes(tree)
+    if total and present and present > total * KERNELS_SHARE:
+        tree.missing(
+            "memory this machine will have",
+            f"the total is {format_bytes(total)} so far, but the memory blocks hold "
+            f"{format_bytes(present)}: more joins as it is used, or a balloon holds it back",
+        )
+    return Memory(
+        total_bytes=total,
+        available_bytes=_noted(tree, "MemAvailable", "available memory"),
+        cgroup_limit_bytes=cgroup_memory_bytes(tree),
+        swap_bytes=_noted(tree, "SwapTotal", "swap space"),
+        present_bytes=present,
+    )
+
+
+def _noted(tree: Tree, entry: str, what: str) -> int | None:
+    value = meminfo_bytes(tree, entry)
+    if value is None:
+        tree.missing(what, f"/proc/meminfo has no {entry}")
+    return value
+
+
+def _present_bytes(tree: Tree) -> int | None:
+    """The bytes of all memory blocks; None where the kernel keeps no blocks.
+
+    Not noted as unknown: the figure only says whether the total may still grow.
+    """
+    try:
+        block = int(tree.text(f"{BLOCKS}/block_size_bytes") or "", 16)
+    except ValueError:
+        return None
+    return len(tree.numbered(BLOCKS, "memory")) * block or None

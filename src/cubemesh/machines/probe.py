@@ -1,0 +1,47 @@
+"""What is this computer? Everything that could be found out about it, in one `Machine`.
+
+Processors, memory, virtual machine and container are read from the kernel's files, GPUs from NVML,
+the software stack from the installed distributions. Nothing here runs anything on a device,
+imports a framework, or guesses; what was looked for and not found stands in `Machine.unknown`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+from cubemesh.machines.cpu import read_cpu
+from cubemesh.machines.cpuinfo import read_cpuinfo
+from cubemesh.machines.files import Tree
+from cubemesh.machines.memory import read_memory
+from cubemesh.machines.nvidia import probe_nvidia
+from cubemesh.machines.software import read_software
+from cubemesh.machines.virtual import container, virtualization
+from cubemesh.model import Machine
+
+
+def probe(root: Path = Path("/")) -> Machine:
+    """This machine as the running process may use it.
+
+    `root` is where the kernel's files are read from ("/proc/cpuinfo" below it); another folder than
+    "/" holds a copy of them. Environment variables, installed packages and GPUs are always those of
+    the running process. A missing or malformed file leaves its fields None and a note in
+    `Machine.unknown`; it never raises.
+    """
+    tree = Tree(Path(root))
+    info = read_cpuinfo(tree)
+    cpu = read_cpu(tree, info)
+    memory = read_memory(tree)
+    nvidia = probe_nvidia(tree)
+    return Machine(
+        hostname=tree.text("/proc/sys/kernel/hostname") or platform.node(),
+        cpu=cpu,
+        memory=memory,
+        gpus=nvidia.gpus,
+        gpu_links=nvidia.links,
+        software=read_software(tree, driver=nvidia.driver, cuda=nvidia.cuda),
+        virtualization=virtualization(tree, info),
+        container=container(tree, os.environ),
+        unknown=tuple(tree.unknown),
+    )

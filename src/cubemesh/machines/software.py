@@ -1,0 +1,128 @@
+"""Which versions of Python, the system, the frameworks and NVIDIA's libraries are installed here?
+
+Versions come from the metadata of the installed distributions, so no framework is imported. cuDNN
+and NCCL have distributions of their own where a framework was installed from wheels
+(`nvidia-cudnn-cu13`, …); elsewhere the library's file name tells (`libcudnn.so.9.1.0`), first
+beside the framework, then where Conda, NVIDIA's images and the system keep libraries.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+from cubemesh.machines.files import Tree
+from cubemesh.model import Software
+
+PACKAGES: tuple[str, ...] = (
+    "torch",
+    "torchvision",
+    "triton",
+    "jax",
+    "jaxlib",
+    "jax-cuda12-plugin",
+    "jax-cuda13-plugin",
+    "tensorflow",
+    "tensorflow-cpu",
+    "tf-nightly",
+    "keras",
+    "numpy",
+    "scikit-learn",
+    "pillow",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "psutil",
+    "nvidia-ml-py",
+)
+"""The distributions that decide what a measurement runs on."""
+
+CUDA_MAJORS = (11, 12, 13, 14)
+"""CUDA versions for which NVIDIA names distributions (`nvidia-nccl-cu12`)."""
+
+
+def read_software(tree: Tree, *, driver: str | None, cuda: str | None) -> Software:
+    """The stack of the running Python; `driver` and `cuda` as NVML told them, None if it did not.
+
+    Only the operating system is read from `tree`.
+    """
+    return Software(
+        python=_python(),
+        system=_system(tree),
+        packages=installed(PACKAGES),
+        cuda=cuda,
+        cudnn=_library(tree, "cuDNN", "nvidia-cudnn", "libcudnn.so"),
+        nccl=_library(tree, "NCCL", "nvidia-nccl", "libnccl.so"),
+        driver=driver,
+    )
+
+
+def installed(names: Iterable[str]) -> dict[str, str]:
+    """The version of each distribution that is installed in this Python environment."""
+    return {name: version for name in names if (version := _version(name)) is not None}
+
+
+def library_version(folders: Iterable[Path], name: str) -> str | None:
+    """The version in the file names `<name>.<version>` of the first folder that has such a file.
+
+    `libcudnn.so.9` and `libcudnn.so.9.1.0` side by side give the longer one, "9.1.0".
+    """
+    pattern = re.compile(re.escape(name) + r"\.(\d+(?:\.\d+)*)")
+    for folder in folders:
+        try:
+            files = os.listdir(folder)
+        except OSError:
+            continue
+        versions = [match[1] for file in files if (match := pattern.fullmatch(file))]
+        if versions:
+            return max(versions, key=lambda v: tuple(map(int, v.split("."))))
+    return None
+
+
+def _version(name: str) -> str | None:
+    try:
+        fields = metadata.distribution(name).metadata
+    except (metadata.PackageNotFoundError, OSError, ValueError):  # not there, or not readable
+        return None
+    versions = fields.get_all("Version")
+    return versions[0] if versions else None
+
+
+def _library(tree: Tree, what: str, distribution: str, file: str) -> str | None:
+    names = [f"{distribution}-cu{major}" for major in CUDA_MAJORS]
+    versions = {n.rpartition("-")[2]: v for n, v in installed(names).items()}
+    if len(set(versions.values())) > 1:  # frameworks for different CUDA versions side by side
+        return ", ".join(f"{version} ({cuda})" for cuda, version in versions.items())
+    if versions:
+        return next(iter(versions.values()))
+    found = library_version(_library_folders(), file)
+    if found is None:
+        why = f"no distribution {distribution}-cu* and no file {file}.* where libraries are kept"
+        tree.missing(f"{what} version", why)
+    return found
+
+
+def _library_folders() -> list[Path]:
+    torch = [Path(entry) / "torch" / "lib" for entry in sys.path if entry]
+    system = [Path("/usr/lib") / f"{platform.machine()}-linux-gnu", Path("/usr/lib64")]
+    return [*torch, Path(sys.prefix) / "lib", Path("/usr/local/cuda/lib64"), *system]
+
+
+def _python() -> str:
+    version, implementation = platform.python_version(), platform.python_implementation()
+    return version if implementation == "CPython" else f"{version} ({implementation})"
+
+
+def _system(tree: Tree) -> str:
+    kernel = tree.text("/proc/sys/kernel/osrelease") or platform.release()
+    kernel = f"{tree.text('/proc/sys/kernel/ostype') or platform.system()} {kernel}"
+    release = tree.text("/etc/os-release") or tree.text("/usr/lib/os-release") or ""
+    name = re.search(r"^PRETTY_NAME=[\"']?(.*?)[\"']?$", release, re.MULTILINE)
+    if name is None:
+        tree.missing("operating system's name", "/etc/os-release does not give it")
+        return kernel
+    return f"{name[1]}, {kernel}"

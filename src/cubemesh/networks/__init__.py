@@ -1,0 +1,160 @@
+"""WHAT is trained: networks as data, and everything that can be said of one without running it.
+
+`NETWORKS` is the table of all there are; `build(name)` makes one. What it costs is in `cost.py`,
+what memory it needs in `memory.py`, how it is shown in `describe.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cubemesh.errors import UsageError, unknown_name
+from cubemesh.networks.graph import Network
+from cubemesh.networks.zoo.alexnet import alexnet
+from cubemesh.networks.zoo.cifarnet import cifarnet
+from cubemesh.networks.zoo.littlecnn import little_cnn, little_cnn_unpadded
+from cubemesh.networks.zoo.resnet import (
+    resnet_18,
+    resnet_34,
+    resnet_50,
+    resnet_101,
+    resnet_152,
+)
+from cubemesh.networks.zoo.vgg import vgg11, vgg16, vgg19
+
+__all__ = ["NETWORKS", "Network", "NetworkEntry", "build", "canonical_name", "entry"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkEntry:
+    """A line of the table: how a network is made, its usual input, and where it comes from."""
+
+    make: Callable[[int, int], Network]
+    """(image_size, classes) → Network."""
+    image_size: int
+    smallest_image_size: int
+    """Below it a window no longer fits."""
+    classes: int
+    source: str
+    """Paper or document, and year."""
+    differs: str = ""
+    """How it differs from its source, in a few words."""
+
+
+_DOCUMENT_001 = "document 001 (2018)"
+_CIFAR10_FULL = "Caffe's cifar10_full, after Krizhevsky's cuda-convnet (2011)"
+_ALEXNET = "Krizhevsky, One weird trick for parallelizing convolutional neural networks (2014)"
+_VGG = "Simonyan and Zisserman, Very deep convolutional networks (2014)"
+_RESNET = "He et al., Deep residual learning for image recognition (2015)"
+_V1_5 = "v1.5: a bottleneck halves the image in its 3×3 convolution, not in the first 1×1"
+
+NETWORKS: dict[str, NetworkEntry] = {
+    "little-cnn": NetworkEntry(
+        make=little_cnn,
+        image_size=32,
+        smallest_image_size=4,
+        classes=10,
+        source=_DOCUMENT_001,
+        differs="the padding is not stated there; here every convolution keeps the size",
+    ),
+    "little-cnn-unpadded": NetworkEntry(
+        make=little_cnn_unpadded,
+        image_size=32,
+        smallest_image_size=10,
+        classes=10,
+        source=_DOCUMENT_001,
+        differs="the padding is not stated there; here every second convolution has none",
+    ),
+    "cifarnet": NetworkEntry(
+        make=cifarnet,
+        image_size=32,
+        smallest_image_size=12,
+        classes=10,
+        source=_CIFAR10_FULL,
+        differs="the first layer starts 255 times as wide, for pixels of 0 to 1",
+    ),
+    "alexnet": NetworkEntry(
+        make=alexnet,
+        image_size=224,
+        smallest_image_size=63,
+        classes=1000,
+        source=_ALEXNET,
+        differs="no response normalisation; weights start as He et al. draw them",
+    ),
+    **{
+        name: NetworkEntry(
+            make=make,
+            image_size=224,
+            smallest_image_size=32,
+            classes=1000,
+            source=f"{_VGG}, configuration {configuration}",
+            differs="weights start as He et al. draw them, not from a shallower network's",
+        )
+        for name, make, configuration in (
+            ("vgg11", vgg11, "A"),
+            ("vgg16", vgg16, "D"),
+            ("vgg19", vgg19, "E"),
+        )
+    },
+    **{
+        name: NetworkEntry(
+            make=make,
+            image_size=224,
+            smallest_image_size=1,
+            classes=1000,
+            source=_RESNET,
+            differs=differs,
+        )
+        for name, make, differs in (
+            ("resnet-18", resnet_18, ""),
+            ("resnet-34", resnet_34, ""),
+            ("resnet-50", resnet_50, _V1_5),
+            ("resnet-101", resnet_101, _V1_5),
+            ("resnet-152", resnet_152, _V1_5),
+        )
+    },
+}
+
+
+def canonical_name(name: str) -> str:
+    """The name as `NETWORKS` spells it; case, dashes and underscores do not matter.
+
+    `ResNet50`, `resnet_50` and `resnet-50` are one network. Raises UsageError naming the nearest
+    when there is none.
+    """
+    if name in NETWORKS:
+        return name
+    wanted = _bare(name)
+    for known in NETWORKS:
+        if _bare(known) == wanted:
+            return known
+    raise unknown_name("network", name, NETWORKS, "`cubemesh networks` lists them.")
+
+
+def entry(name: str) -> NetworkEntry:
+    """The line for `name`, spelt as `canonical_name` allows; UsageError when there is none."""
+    return NETWORKS[canonical_name(name)]
+
+
+def build(name: str, image_size: int | None = None, classes: int | None = None) -> Network:
+    """The network called `name` for square images of `image_size` pixels; None is its own size.
+
+    Raises UsageError for an unknown name, an image too small for the network, or no classes.
+    """
+    name = canonical_name(name)
+    line = NETWORKS[name]
+    image_size = line.image_size if image_size is None else image_size
+    classes = line.classes if classes is None else classes
+    if image_size < line.smallest_image_size:
+        raise UsageError(
+            f"image_size={image_size} is too small for {name}: the smallest it works with is "
+            f"{line.smallest_image_size}, its usual one {line.image_size}."
+        )
+    if classes < 1:
+        raise UsageError(f"classes={classes} is too small: {name} needs 1 class or more.")
+    return line.make(image_size, classes)
+
+
+def _bare(name: str) -> str:
+    return name.replace("-", "").replace("_", "").casefold()

@@ -1,0 +1,99 @@
+"""What does a network cost, layer by layer, in operations and bytes, forward and backward?
+
+From the graph and the formulas of `counts.py`. Bytes are counted as if nothing stayed in a cache
+and nothing was fused: every operand is read once and every result written once, weights once a
+batch and not once a sample. What the first layer would send back to the image is computed by
+nobody, and counted as nothing; where a value goes to several nodes, adding up the gradients that
+come back is counted at the nodes whose gradient is added to one already there.
+"""
+
+from __future__ import annotations
+
+import math
+
+from cubemesh.model.cost import Cost
+from cubemesh.model.spec import Precision
+from cubemesh.networks.counts import COUNTS, LayerCost, Sizes
+from cubemesh.networks.graph import Head, Network, Node
+from cubemesh.networks.saved import ELEMENT_BYTES, LABEL_BYTES, Flow, log_probabilities, saved
+
+__all__ = ["LayerCost", "costs", "layer_cost", "totals"]
+
+
+def layer_cost(network: Network, node: Node, batch: int = 1, element_bytes: int = 4) -> LayerCost:
+    """What `node` costs on `batch` samples, at `element_bytes` a value."""
+    flow = Flow(network)
+    kept = saved(network, flow)[node.name]
+    kept_bytes = sum(k.size_bytes(batch, element_bytes) for k in kept)
+    return _node_cost(flow, node, batch, element_bytes, kept_bytes)
+
+
+def costs(network: Network, batch: int = 1, precision: Precision = "fp32") -> dict[str, LayerCost]:
+    """What every node costs on `batch` samples, by name in order, then each loss, as
+    `fc8.loss` for a loss of `fc8`."""
+    width = ELEMENT_BYTES[precision]
+    flow = Flow(network)
+    kept = saved(network, flow)
+    found = {}
+    for node in network.nodes:
+        kept_bytes = sum(k.size_bytes(batch, width) for k in kept[node.name])
+        found[node.name] = _node_cost(flow, node, batch, width, kept_bytes)
+    for head in network.heads:
+        found[f"{head.value}.loss"] = _loss_cost(network, head, batch, width)
+    return found
+
+
+def totals(network: Network, batch: int = 1, precision: Precision = "fp32") -> LayerCost:
+    """What the whole network costs on `batch` samples, losses included, the update not."""
+    return sum(costs(network, batch, precision).values(), start=LayerCost())
+
+
+def _node_cost(
+    flow: Flow, node: Node, batch: int, element_bytes: int, kept_bytes: int
+) -> LayerCost:
+    network = flow.network
+    shapes = [network.shapes[i] for i in node.inputs]
+    owned = {role: network.parameters[name].shape for role, name in node.parameters.items()}
+    sizes = Sizes(
+        x=batch * sum(math.prod(s) for s in shapes),
+        y=batch * math.prod(node.shape),
+        parameters=sum(math.prod(s) for s in owned.values()),
+        weight_shape=owned.get("weight", ()),
+        inputs=len(shapes),
+        channels=node.shape[0],
+        element_bytes=element_bytes,
+    )
+    counted = COUNTS[type(node.layer)](node.layer, sizes)
+    data_gradient = Cost()
+    if not flow.needs_gradient.isdisjoint(node.inputs):
+        added = batch * flow.accumulated[node.name]
+        data_gradient = counted.data_gradient + sizes.cost(
+            other=added, read=2 * added, written=added
+        )
+    return LayerCost(
+        forward=counted.forward + Cost(saved_bytes=kept_bytes),
+        data_gradient=data_gradient,
+        weight_gradient=counted.weight_gradient,
+    )
+
+
+def _loss_cost(network: Network, head: Head, batch: int, element_bytes: int) -> LayerCost:
+    """Softmax cross-entropy, per class: forward 5 (largest, difference, exponential, sum,
+    logarithm's difference), backward 3 (exponential, minus the label, divided by the batch)."""
+    shape = network.shapes[head.value]
+    classes = batch * math.prod(shape)
+    labels = batch * math.prod(shape[:-1]) * LABEL_BYTES
+    kept = log_probabilities(network, head).size_bytes(batch, element_bytes)
+    return LayerCost(
+        forward=Cost(
+            other_flops=5 * classes,
+            read_bytes=classes * element_bytes + labels,
+            written_bytes=kept,
+            saved_bytes=kept,
+        ),
+        data_gradient=Cost(
+            other_flops=3 * classes,
+            read_bytes=kept + labels,
+            written_bytes=classes * element_bytes,
+        ),
+    )

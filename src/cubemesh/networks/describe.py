@@ -1,0 +1,123 @@
+"""How is a network shown? As one line of a list, or layer by layer, in plain values.
+
+Operations are per sample, a multiply-add is two. `forward_flops` and `backward_flops` are those of
+convolutions and matrix products, which is what papers and framework counters count; everything
+else stands apart, as `…_other_flops`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+from cubemesh.networks import NETWORKS, build, canonical_name
+from cubemesh.networks.cost import costs, totals
+from cubemesh.networks.graph import Network
+from cubemesh.networks.layers import LAYERS, AveragePool, Layer, MaxPool, Shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerRow:
+    """One node of a network. Operations and bytes are those of one sample, in fp32."""
+
+    name: str
+    layer: str
+    """Its type, as `LAYERS` calls it."""
+    settings: str
+    """Those that are not the layer's usual ones: `3×3, 64, stride 2`."""
+    output_shape: Shape
+    parameters: int
+    """A shared parameter counts at the first node that uses it."""
+    forward_flops: int
+    forward_other_flops: int
+    forward_moved_bytes: int
+    """Read and written, weights included."""
+    saved_bytes: int
+    """Kept for the backward pass, of what no earlier node keeps."""
+    segment: str
+
+
+def summary(name: str, image_size: int | None = None, classes: int | None = None) -> dict[str, Any]:
+    """One network as plain values, at its own size unless told otherwise.
+
+    Raises UsageError as `build` does.
+    """
+    name = canonical_name(name)
+    line = NETWORKS[name]
+    network = build(name, image_size, classes)
+    cost = totals(network)
+    return {
+        "name": name,
+        "parameters": network.parameter_count,
+        "forward_flops": cost.forward.matrix_flops,
+        "forward_other_flops": cost.forward.other_flops,
+        "backward_flops": cost.backward.matrix_flops,
+        "backward_other_flops": cost.backward.other_flops,
+        "saved_bytes": cost.forward.saved_bytes,
+        "input_shape": list(network.inputs[0].shape),
+        "classes": line.classes if classes is None else classes,
+        "layers": len(network.nodes),
+        "smallest_image_size": line.smallest_image_size,
+        "source": line.source,
+        "differs": line.differs,
+    }
+
+
+def layer_rows(network: Network) -> list[LayerRow]:
+    """Every node of `network`, in the order they run. The loss is not among them."""
+    cost = costs(network)
+    kinds = {kind: name for name, kind in LAYERS.items()}
+    counted: set[str] = set()
+    rows = []
+    for node in network.nodes:
+        new = set(node.parameters.values()) - counted
+        counted |= new
+        forward = cost[node.name].forward
+        rows.append(
+            LayerRow(
+                name=node.name,
+                layer=kinds[type(node.layer)],
+                settings=settings(node.layer),
+                output_shape=node.shape,
+                parameters=sum(math.prod(network.parameters[p].shape) for p in new),
+                forward_flops=forward.matrix_flops,
+                forward_other_flops=forward.other_flops,
+                forward_moved_bytes=forward.moved_bytes,
+                saved_bytes=forward.saved_bytes,
+                segment=node.segment,
+            )
+        )
+    return rows
+
+
+def settings(layer: Layer) -> str:
+    """A layer's settings in a few words: the kernel first, what is usual left out.
+
+    Works on any layer type: a number without a default (`filters`, `features`) stands bare, the
+    rest after its name, and how values are first drawn is not shown.
+    """
+    shown: list[str] = []
+    for field in fields(layer):
+        value = getattr(layer, field.name)
+        usual = value == field.default and field.name != "rate"
+        if usual or field.name.endswith("initializer"):
+            continue
+        if field.name == "kernel":
+            shown.insert(0, "×".join(map(str, value)))
+        elif isinstance(layer, (MaxPool, AveragePool)) and value == layer.kernel:
+            continue  # a stride that sets windows side by side
+        elif field.default is MISSING and isinstance(value, int):
+            shown.append(str(value))
+        else:
+            shown.append(_named(field.name.replace("_", " "), value))
+    return ", ".join(shown)
+
+
+def _named(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return name if value else f"no {name}"
+    if isinstance(value, tuple):
+        same = len(set(value)) == 1
+        return f"{name} {value[0] if same else '×'.join(map(str, value))}"
+    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"

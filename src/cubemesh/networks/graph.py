@@ -1,0 +1,114 @@
+"""A network as data: nodes in the order they run, the arrays they own, the losses they end in.
+
+Everything about a network comes from this one value: programs in every framework, counts of
+operations and bytes, the memory forecast, drawings. Nodes *name* their parameters, so two nodes can
+share one (tied weights). A network never changes; `networks/builder.py` makes one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+from cubemesh.networks.layers import Layer, ParameterSpec, Shape
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """What a network is fed: the shape of one sample and its kind of value.
+
+    For class labels `shape` is () and `classes` says how many there are.
+    """
+
+    name: str
+    shape: Shape
+    dtype: Literal["float", "integer"] = "float"
+    classes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One layer in its place. Its name is also the name of the value it produces."""
+
+    name: str
+    layer: Layer
+    inputs: tuple[str, ...]
+    shape: Shape
+    """Of one sample's result."""
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    """Role in the layer → name in `Network.parameters`."""
+    state: Mapping[str, str] = field(default_factory=dict)
+    """Role in the layer → name in `Network.state`."""
+    segment: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """Where a loss is taken: the mean over the batch of `loss`(value, target), times `weight`."""
+
+    value: str
+    target: str
+    loss: Literal["cross_entropy"] = "cross_entropy"
+    weight: float = 1.0
+    train_only: bool = False
+    """An auxiliary head, left out when the network is evaluated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """Neighbouring nodes that are compiled, exchanged and timed as one."""
+
+    name: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """A network, complete: what any program, count or drawing is made from."""
+
+    name: str
+    inputs: tuple[Input, ...]
+    targets: tuple[Input, ...]
+    nodes: tuple[Node, ...]
+    """In an order in which each node follows its inputs."""
+    parameters: Mapping[str, ParameterSpec]
+    """In the order they are first used, which is the order they are drawn in."""
+    state: Mapping[str, ParameterSpec]
+    heads: tuple[Head, ...]
+    segments: tuple[Segment, ...]
+
+    @property
+    def parameter_count(self) -> int:
+        """Values training adapts; a shared parameter counts once."""
+        return sum(math.prod(p.shape) for p in self.parameters.values())
+
+    @property
+    def output(self) -> str:
+        """Name of the value the last head outside training-only ones judges."""
+        return [h.value for h in self.heads if not h.train_only][-1]
+
+    @cached_property
+    def shapes(self) -> Mapping[str, Shape]:
+        """Shape of one sample of every input, target and node's result, by name."""
+        shapes = {i.name: i.shape for i in (*self.inputs, *self.targets)}
+        return shapes | {n.name: n.shape for n in self.nodes}
+
+    def shape(self, value: str) -> Shape:
+        """Shape of one sample of an input, a target or a node's result; KeyError if unknown."""
+        return self.shapes[value]
+
+    def draw(self, seed: int = 0) -> dict[str, NDArray[np.float32]]:
+        """Initial values of every parameter and state array, by name; the same on any machine.
+
+        See `networks/weights.py`.
+        """
+        from cubemesh.networks.weights import draw
+
+        return draw(self, seed)

@@ -1,0 +1,5 @@
+"""The networks cubemesh knows, one family a file, each written like its paper's table.
+
+To add a network: write a function `(image_size, classes) -> Network` in its family's file and add
+one line to `NETWORKS` in `cubemesh/networks/__init__.py`.
+"""

@@ -1,0 +1,1 @@
+"""SPREAD HOW: exchanges between the devices that train one network together."""

@@ -1,0 +1,115 @@
+"""What is the record of a run? Its events, put together; and, where they end early, how it ended.
+
+A pure function of what was heard: a run that was killed halfway keeps the windows it had, and its
+figures are computed from those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from cubemesh.measure.figures import figures
+from cubemesh.model.outcome import Outcome
+from cubemesh.model.plain import from_plain
+from cubemesh.model.record import (
+    Curve,
+    Figure,
+    Part,
+    Phase,
+    Rank,
+    RunKey,
+    RunRecord,
+    Window,
+    new_run_id,
+)
+from cubemesh.model.series import Series
+from cubemesh.model.spec import RunSpec
+from cubemesh.model.warning import Warning
+from cubemesh.runs.endings import Ending, judge
+
+Event = dict[str, Any]
+T = TypeVar("T")
+
+
+def assemble(
+    spec: RunSpec,
+    key: RunKey,
+    events: Sequence[Event],
+    ending: Ending,
+    *,
+    started_utc: str,
+    attempt: int,
+    uuid_of: Callable[[str], str | None] = lambda device: None,
+) -> tuple[RunRecord, list[Series]]:
+    """The record of a run of one rank, and the series to keep beside it.
+
+    `events` are those of its event file, `ending` is what the runner saw; the worker's own outcome
+    comes first. `uuid_of` gives the UUID of a device as the worker names it.
+    """
+    told = _nouns(events, "outcome", Outcome)
+    outcome = told[-1] if told else judge(ending)
+    windows = tuple(_nouns(events, "window", Window))
+    series = join(_nouns(events, "series", Series))
+    measured = figures(windows, ending.elapsed_s) if windows else {}
+    said = {e["name"]: from_plain(Figure, e["figure"]) for e in _of(events, "figure")}
+    ranks = [
+        Rank(
+            rank=0,
+            host=e["host"],
+            device=e["device"],
+            device_uuid=uuid_of(e["device"]),
+            outcome=outcome,
+            threads=e["threads"],
+        )
+        for e in _of(events, "rank")
+    ]
+    record = RunRecord(
+        run_id=new_run_id(key, started_utc, attempt),
+        spec=spec,
+        key=key,
+        started_utc=started_utc,
+        elapsed_s=ending.elapsed_s,
+        outcome=outcome,
+        attempt=attempt,
+        ranks=tuple(ranks[:1]),
+        windows=windows,
+        phases=tuple(_nouns(events, "phase", Phase)),
+        figures={**measured, **said},
+        curves=tuple({c.name: c for c in _nouns(events, "curve", Curve)}.values()),
+        parts=tuple(_nouns(events, "part", Part)),
+        series=tuple(dict.fromkeys(s.name for s in series)),
+        warnings=tuple(dict.fromkeys(_nouns(events, "warning", Warning))),
+    )
+    return record, series
+
+
+def join(chunks: Iterable[Series]) -> list[Series]:
+    """One series for all chunks of the same name, rank and device, in the order they came.
+
+    Samples that are not finite numbers are left out: a sensor that could not be read has none.
+    """
+    samples: dict[tuple[str, int, str], list[tuple[float, float]]] = {}
+    for chunk in chunks:
+        kept = samples.setdefault((chunk.name, chunk.rank, chunk.device), [])
+        pairs = zip(chunk.times_s, chunk.values, strict=True)
+        kept += [(t, v) for t, v in pairs if math.isfinite(v)]
+    return [
+        Series(
+            name=name,
+            rank=rank,
+            device=device,
+            times_s=tuple(t for t, _ in kept),
+            values=tuple(v for _, v in kept),
+        )
+        for (name, rank, device), kept in samples.items()
+    ]
+
+
+def _of(events: Iterable[Event], name: str) -> list[Event]:
+    return [e for e in events if e["event"] == name]
+
+
+def _nouns(events: Iterable[Event], name: str, kind: type[T]) -> list[T]:
+    return [from_plain(kind, e[name]) for e in _of(events, name)]

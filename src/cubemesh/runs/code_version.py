@@ -1,0 +1,46 @@
+"""Which cubemesh measured this? Its version, and a digest of the sources that shape a figure.
+
+A stored run stands for a new one only where the same code would measure it again. Sources that
+store, plan or show cannot change a figure and are left out, so that a nicer report does not make
+every measurement stale.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from pathlib import Path
+
+import cubemesh
+
+MEASURING = (
+    "statistics.py",
+    "model",
+    "networks",
+    "data",
+    "frameworks",
+    "measure",
+    "parallel",
+    "training",
+    "worker",
+)
+"""Files and rooms, under the package's folder, whose content shapes a measurement."""
+
+
+@functools.cache
+def code_version(package: Path = Path(cubemesh.__file__).parent) -> str:
+    """`VERSION+DIGEST`, the digest twelve hexadecimal digits of SHA-256 over the paths and the
+    bytes of every file that measures. Another version of one file is another code version."""
+    total = hashlib.sha256()
+    for name in MEASURING:
+        for path in _files(package / name):
+            content = path.read_bytes()
+            total.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode())
+            total.update(content)
+    return f"{cubemesh.__version__}+{total.hexdigest()[:12]}"
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    return sorted(p for p in path.rglob("*") if p.is_file() and "__pycache__" not in p.parts)

@@ -1,0 +1,130 @@
+"""Which outcome is a worker that ended without telling its own? Judged from outside.
+
+| seen | outcome |
+|---|---|
+| the runner ended it at the time limit | timed_out, with where every thread stood |
+| SIGKILL, and the kernel's count of out-of-memory kills has risen | oom |
+| it aborted, and the C++ runtime's last words are `std::bad_alloc` | oom |
+| SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS: its own doing | crashed |
+| any other signal: somebody's doing | killed |
+| an exit code | crashed |
+
+Every outcome says in which phase it came, after how many steps, and the last that was printed.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+
+from cubemesh.model.outcome import Outcome, Status
+from cubemesh.units import format_seconds
+
+FAULTS = {
+    signal.SIGSEGV: "a memory access violation",
+    signal.SIGBUS: "a bus error",
+    signal.SIGFPE: "an arithmetic error",
+    signal.SIGILL: "an instruction this processor does not have",
+    signal.SIGABRT: "an abort",
+    signal.SIGTRAP: "a trap",
+    signal.SIGSYS: "a forbidden system call",
+}
+"""Signals a process brings on itself."""
+
+OUTPUT_LINES = 15
+STACK_LINES = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How a worker ended, as far as it can be seen from outside."""
+
+    exit_code: int
+    """Negative: the number of the signal."""
+    elapsed_s: float
+    time_limit_s: float | None = None
+    """The limit it had passed when the runner ended it; None when it ended by itself."""
+    stacks: str = ""
+    """Where its threads stood at that moment."""
+    oom_kills: int = 0
+    """Processes that the kernel's out-of-memory killer ended meanwhile."""
+    output: str = ""
+    """What it printed."""
+    phase: str = "start"
+    """The last phase it began."""
+    steps: int = 0
+    """The steps it had told of in that phase."""
+    server_died: bool = False
+    """It went down with its server, whose end `exit_code` is."""
+
+
+def judge(ending: Ending) -> Outcome:
+    """The outcome of a worker that told none."""
+    facts: dict[str, object] = {"phase": ending.phase, "steps": ending.steps}
+    if ending.output.strip():
+        facts["output"] = _tail(ending.output, OUTPUT_LINES)
+    name = None if ending.exit_code >= 0 else signal_name(-ending.exit_code)
+    if name is None:
+        facts["exit_code"] = ending.exit_code
+    else:
+        facts["signal"] = name
+    if ending.stacks.strip():
+        facts["stacks"] = _tail(ending.stacks, STACK_LINES)
+    status, message = _status(ending, name)
+    return Outcome(status=status, message=message, origin="runner", facts=facts)
+
+
+def _status(ending: Ending, name: str | None) -> tuple[Status, str]:
+    where = f"during {ending.phase}"
+    if ending.steps:
+        where += f", after {ending.steps:,d} steps"
+    whose = "the worker's server" if ending.server_died else "the worker"
+    if ending.time_limit_s is not None:
+        limit = format_seconds(ending.time_limit_s)
+        at = innermost(ending.stacks)
+        stood = f", at {at}" if at else ""
+        return Status.TIMED_OUT, (
+            f"not done within its time limit of {limit}; it was ended {where}{stood}. Raise "
+            "time_limit_s if it only needs longer."
+        )
+    if ending.exit_code == -signal.SIGKILL and ending.oom_kills:
+        return Status.OOM, (
+            f"the kernel ended {whose} {where} because memory ran out. Try a smaller batch, or set "
+            "memory_limit_bytes so that it is refused memory in time."
+        )
+    if ending.exit_code == -signal.SIGABRT and "std::bad_alloc" in ending.output:
+        return Status.OOM, (
+            f"an allocation was refused {where} where the framework could not report it "
+            "(std::bad_alloc). Try a smaller batch."
+        )
+    if name is None:
+        return Status.CRASHED, f"{whose} exited with code {ending.exit_code} {where}."
+    fault = next((text for number, text in FAULTS.items() if -ending.exit_code == number), None)
+    if fault is not None:
+        return Status.CRASHED, f"{whose} crashed with {name} ({fault}) {where}."
+    return Status.KILLED, f"{whose} was killed from outside with {name} {where}."
+
+
+def innermost(stacks: str) -> str:
+    """Where the main thread stood, from faulthandler's dump: `file.py:77 in function`.
+
+    The dump lists the most recent call first, and the main thread last; newer Pythons add the C
+    stack after that.
+    """
+    python, _, _ = stacks.partition("Current thread's C stack trace")
+    _, _, main = python.rpartition("(most recent call first):")
+    match = re.search(r'File "(?:.*/)?([^"/]+)", line (\d+) in (\S+)', main)
+    return f"{match[1]}:{match[2]} in {match[3]}" if match else ""
+
+
+def signal_name(number: int) -> str:
+    """`SIGSEGV`; `signal 40` where it has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _tail(text: str, lines: int) -> str:
+    return "\n".join(text.rstrip().splitlines()[-lines:])

@@ -1,0 +1,245 @@
+"""Sending runs out: what is stored already stands, what is missing is measured, one at a time.
+
+    for each spec, for each of its repeats:
+        the store has a record for (spec, machine, software, code version, repeat)?   → that one
+        the framework is not installed?                                               → say so
+        else: lock the device, fork a worker, follow it, put its record together,
+              store it, and only then go on to the next
+
+So a suite that is interrupted, however hard, loses the run in hand and nothing else, and the same
+command goes on from there.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from cubemesh.frameworks import entry
+from cubemesh.model.machine import Machine
+from cubemesh.model.outcome import Outcome, Status
+from cubemesh.model.record import RunKey, RunRecord, new_run_id
+from cubemesh.model.series import Series
+from cubemesh.model.spec import RunSpec
+from cubemesh.runs import folders
+from cubemesh.runs.assemble import assemble
+from cubemesh.runs.code_version import code_version
+from cubemesh.runs.devices import gpus_of, lock_names, visible_gpus
+from cubemesh.runs.endings import Ending
+from cubemesh.runs.folders import RunFolders, default_runs_folder
+from cubemesh.runs.forkserver import Forkserver, ServerDied
+from cubemesh.runs.locks import DeviceLocks
+from cubemesh.runs.observer import Observer, Silent
+from cubemesh.runs.watch import watch
+from cubemesh.worker.job import Job
+
+
+START_S = 300.0
+"""How long importing a framework may take at least; from a cold network file system it takes
+minutes."""
+
+
+class Keeper(Protocol):
+    """What the executor asks of a store (`results.Store` is one)."""
+
+    def find(self, key: RunKey) -> RunRecord | None:
+        """The stored record that may stand for a new run with this key."""
+
+    def attempts(self, key: RunKey) -> int:
+        """How many records with this key are stored."""
+
+    def save(self, record: RunRecord, series: Iterable[Series] = ()) -> None:
+        """Keep a record with its series, both or neither."""
+
+    def save_machine(self, machine: Machine) -> None:
+        """Keep what the machine is."""
+
+
+class Executor:
+    """Turns specs into stored records, on this machine. Use it in a `with`: leaving it ends its
+    workers and gives its devices back.
+
+    `fresh` measures what is stored already again, each spec once in the executor's life. `wait_s`
+    is how long to wait for a device that another runner uses. Raises BusyError when it stays in
+    use, StoreError when a record cannot be kept, UsageError for a framework that does not exist;
+    whatever happens *to a run* is its record's outcome.
+    """
+
+    def __init__(
+        self,
+        store: Keeper,
+        *,
+        machine: Machine,
+        observer: Observer | None = None,
+        fresh: bool = False,
+        runs_folder: Path | None = None,
+        wait_s: float = 0.0,
+    ) -> None:
+        self._store = store
+        self._machine = machine
+        self._observer = Silent() if observer is None else observer
+        self._fresh = fresh
+        self._runs_folder = runs_folder
+        self._wait_s = wait_s
+        self._locks = DeviceLocks()
+        self._folders: RunFolders | None = None
+        self._servers: dict[str, Forkserver] = {}
+        self._measured: set[RunKey] = set()
+        self._machine_saved = False
+
+    def run(self, specs: Sequence[RunSpec]) -> list[RunRecord]:
+        """A record for each repeat of each spec, in their order."""
+        for spec in specs:
+            entry(spec.program.framework)
+        self._observer.plan(specs)
+        try:
+            return [
+                self._record(spec, self._key(spec, repeat))
+                for spec in specs
+                for repeat in range(spec.effort.repeats)
+            ]
+        except BaseException:  # Ctrl-C above all: no worker may go on measuring for nobody
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the workers, give the devices back, remove the files of runs. The executor can be
+        used again; it then starts anew."""
+        for server in self._servers.values():
+            server.close()
+        self._servers.clear()
+        if self._folders is not None:
+            self._folders.close()
+            self._folders = None
+        self._locks.close()
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _key(self, spec: RunSpec, repeat: int) -> RunKey:
+        packages = entry(spec.program.framework).packages
+        return RunKey(
+            spec_id=spec.spec_id,
+            machine_id=self._machine.machine_id,
+            software_id=self._machine.software.software_id(packages),
+            code_version=code_version(),
+            repeat=repeat,
+        )
+
+    def _record(self, spec: RunSpec, key: RunKey) -> RunRecord:
+        may_stand = not self._fresh or key in self._measured
+        stored = self._store.find(key) if may_stand else None
+        if stored is not None:
+            self._observer.finish(stored, reused=True)
+            return stored
+        if not self._machine_saved:
+            self._store.save_machine(self._machine)
+            self._machine_saved = True
+        self._observer.start(spec)
+        if entry(spec.program.framework).installed:
+            record = self._measure(spec, key)
+        else:
+            record = self._not_installed(spec, key)
+        self._measured.add(key)
+        self._observer.finish(record, reused=False)
+        return record
+
+    def _measure(self, spec: RunSpec, key: RunKey) -> RunRecord:
+        for device in lock_names(spec, self._machine, os.environ):
+            self._locks.take(device, self._wait_s)
+        self._folders = self._folders or RunFolders(self._runs_folder or default_runs_folder())
+        folder = self._folders.new_run()
+        attempt = self._store.attempts(key) + 1
+        started_utc = _now_utc()
+        events, ending = self._send(spec, folder, self._folders.path)
+        record, series = assemble(
+            spec,
+            key,
+            events,
+            ending,
+            started_utc=started_utc,
+            attempt=attempt,
+            uuid_of=self._uuid_of,
+        )
+        self._store.save(record, series)
+        folders.remove(folder)
+        return record
+
+    def _not_installed(self, spec: RunSpec, key: RunKey) -> RunRecord:
+        """Kept as well, so that a report can say why a figure is missing; once the framework is
+        installed the software id is another, and it does not stand any more."""
+        framework, attempt = spec.program.framework, self._store.attempts(key) + 1
+        started_utc = _now_utc()
+        outcome = Outcome(
+            status=Status.NOT_INSTALLED,
+            message=f"{framework} is not installed. Install it with: {entry(framework).install}",
+            origin="runner",
+        )
+        record = RunRecord(
+            run_id=new_run_id(key, started_utc, attempt),
+            spec=spec,
+            key=key,
+            started_utc=started_utc,
+            elapsed_s=0.0,
+            outcome=outcome,
+            attempt=attempt,
+        )
+        self._store.save(record)
+        return record
+
+    def _send(
+        self, spec: RunSpec, folder: Path, own_folder: Path
+    ) -> tuple[list[dict[str, Any]], Ending]:
+        """Run `spec` in a worker; its events and how it ended. The run begins when the framework's
+        server is ready: importing a framework is paid once a suite, and is no part of a run."""
+        framework = spec.program.framework
+        start = time.perf_counter()
+        server = self._servers.get(framework)
+        try:
+            if server is None or not server.alive:
+                server = self._servers[framework] = Forkserver(framework, own_folder)
+            server.start(max(START_S, spec.effort.time_limit_s))
+        except ServerDied as death:
+            ending = Ending(
+                exit_code=death.exit_code,
+                elapsed_s=time.perf_counter() - start,
+                time_limit_s=death.limit_s,
+                output=death.log,
+                phase="import",
+                server_died=True,
+            )
+            return [], ending
+        gpus = gpus_of(spec, self._machine, os.environ)
+        job = Job(
+            spec=spec,
+            folder=str(folder),
+            origin=time.perf_counter(),
+            usable_cores=self._machine.cpu.usable_cores,
+            gpu_memory_bytes=gpus[0].memory_bytes if gpus else None,
+        )
+        return watch(server, job, self._observer)
+
+    def _uuid_of(self, device: str) -> str | None:
+        """The UUID of `cuda:N` as the worker counts; None for what has none."""
+        kind, _, index = device.partition(":")
+        gpus = visible_gpus(self._machine, os.environ)
+        if kind != "cuda" or not index.isdecimal() or int(index) >= len(gpus):
+            return None
+        return gpus[int(index)].uuid
+
+
+def _now_utc() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,155 @@
+"""The runner's end of a forkserver: starts it, asks it for workers, hears how they end.
+
+See worker/server.py for the other end and the protocol between them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import cubemesh
+from cubemesh.runs.devices import CUDA_ORDER
+from cubemesh.worker.job import RUNS_FOLDER_VARIABLE
+
+FORK_S = 60.0
+"""How long a server may take to fork; a machine that swaps is slow."""
+
+CLOSE_S = 2.0
+"""How long a server may take to end by itself; one that still imports does not listen."""
+
+
+class ServerDied(Exception):
+    """The server is gone, and with it every worker; `exit_code` is negative for a signal.
+
+    `limit_s` is how long it was waited for, where the runner ended it because it did not answer.
+    """
+
+    def __init__(self, exit_code: int, log: str, limit_s: float | None) -> None:
+        super().__init__(f"the forkserver ended with {exit_code}")
+        self.exit_code = exit_code
+        self.log = log
+        self.limit_s = limit_s
+
+
+class Forkserver:
+    """One server process of one framework. It leads its own session, so that Ctrl-C in the
+    terminal reaches the runner alone."""
+
+    def __init__(self, framework: str, folder: Path) -> None:
+        self.framework = framework
+        self._log_path = folder / f"server-{framework}.txt"
+        command = [sys.executable, "-P", "-m", "cubemesh.worker", "serve"]
+        command += ["--framework", framework, "--parent", str(os.getpid())]
+        with open(self._log_path, "ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=_environment(folder, os.environ),
+                start_new_session=True,
+                bufsize=0,
+            )
+        self._unread = b""
+        self._replies: deque[dict[str, Any]] = deque()
+        self._ready = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked for another worker."""
+        return self._process.poll() is None
+
+    def start(self, limit_s: float) -> None:
+        """Wait until the framework is imported, `limit_s` at most. Raises ServerDied."""
+        if not self._ready:
+            self._hear("ready", limit_s)
+            self._ready = True
+
+    def run(self, job: Path) -> int:
+        """Fork a worker for the job in a file; its process id. The server must be ready.
+
+        Raises ServerDied.
+        """
+        self._send(run=str(job))
+        return int(self._hear("pid", FORK_S)["pid"])
+
+    def exit_code(self, timeout_s: float) -> int | None:
+        """How the worker ended (negative: the signal), or None while it runs on after `timeout_s`.
+
+        Raises ServerDied.
+        """
+        reply = self._reply(timeout_s)
+        return None if reply is None else int(reply["exit"])
+
+    def signal(self, pid: int, number: int) -> None:
+        """Send a signal to a worker; SIGKILL goes to everything it started, too."""
+        self._send(signal=number, pid=pid)
+
+    def close(self) -> None:
+        """End the server and every worker, by asking and, where it does not listen, by force."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+    def _hear(self, word: str, limit_s: float) -> dict[str, Any]:
+        """The next reply, which says `word`; a server that does not reply is ended."""
+        reply = self._reply(limit_s)
+        if reply is None:
+            self._process.kill()
+            raise self._died(limit_s)
+        if word not in reply:
+            raise RuntimeError(f"the {self.framework} server said {reply} and not '{word}'")
+        return reply
+
+    def _reply(self, timeout_s: float) -> dict[str, Any] | None:
+        """One reply; None when none has come within `timeout_s`."""
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + timeout_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while not self._replies:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    return None
+                text = os.read(self._process.stdout.fileno(), 65536)
+                if not text:
+                    raise self._died()
+                *lines, self._unread = (self._unread + text).split(b"\n")
+                self._replies.extend(json.loads(line) for line in lines)
+        return self._replies.popleft()
+
+    def _send(self, **request: Any) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        except BrokenPipeError:
+            raise self._died() from None
+
+    def _died(self, limit_s: float | None = None) -> ServerDied:
+        log = self._log_path.read_text(errors="replace")
+        return ServerDied(self._process.wait(), log, limit_s)
+
+
+def _environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """The runner's environment, in which the server also finds this very cubemesh."""
+    own = {**CUDA_ORDER, **environ, RUNS_FOLDER_VARIABLE: str(folder)}
+    source = Path(cubemesh.__file__).parent.parent
+    if not {"site-packages", "dist-packages"} & set(source.parts):
+        # A source tree. An installed package is found anyway, and its folder put before the
+        # standard library would shadow it.
+        own["PYTHONPATH"] = os.pathsep.join(filter(None, [str(source), environ.get("PYTHONPATH")]))
+    return own

@@ -1,0 +1,126 @@
+"""What does the page say about one run?
+
+Its ending and speed in a line, then where its time went, what was sampled beside it, and every
+setting that is not the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from cubemesh.model import Curve, RunRecord, Series
+from cubemesh.units import format_number
+from cubemesh.views import run_facts, wording
+from cubemesh.views.look import variable
+from cubemesh.views.page import Chip, chips
+from cubemesh.views.run_facts import PhaseShare
+from cubemesh.views.sparks import sparkline
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallChart:
+    """Something sampled or counted, with what its ends are."""
+
+    title: str
+    svg: Markup
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownRun:
+    """A run as the page shows it."""
+
+    record: RunRecord
+    name: str
+    outcome: str
+    ending: str
+    throughput: str
+    spark: Markup
+    facts: tuple[tuple[str, str], ...]
+    settings: tuple[tuple[str, str], ...]
+    phases: tuple[tuple[PhaseShare, str], ...]
+    """Each with the CSS variable of its colour."""
+    small: tuple[SmallChart, ...]
+    chips: tuple[Chip, ...]
+    traceback: str
+
+
+def shown_run(record: RunRecord, series: Sequence[Series]) -> ShownRun:
+    """The run with all that is known of it."""
+    steps = [window.step_s for window in record.measured]
+    spark = _steps_spark(steps, "step time of each window", width=120, height=26)
+    return ShownRun(
+        record=record,
+        name=wording.run_name(record.spec),
+        outcome=wording.outcome_text(record),
+        ending=wording.ENDINGS[record.outcome.status],
+        throughput=wording.throughput_text(record),
+        spark=Markup(spark),
+        facts=run_facts.run_facts(record),
+        settings=wording.own_settings(record.spec),
+        phases=tuple(
+            (phase, variable(_PHASE_COLOURS.get(phase.name, "c6")))
+            for phase in run_facts.phase_shares(record)
+        ),
+        small=tuple(_small(record, series)),
+        chips=chips(record.warnings),
+        traceback=wording.clean(str(record.outcome.facts.get("traceback", ""))),
+    )
+
+
+def _steps_spark(steps: Sequence[float], label: str, *, width: int, height: int) -> str:
+    """Step times, on a scale of ± 20 % at least: noise must not look like news."""
+    if not steps:
+        return ""
+    middle = sorted(steps)[len(steps) // 2]
+    low, high = min(*steps, 0.8 * middle), max(*steps, 1.2 * middle)
+    return sparkline(steps, label=label, width=width, height=height, low=low, high=high)
+
+
+_PHASE_COLOURS: Mapping[str, str] = {
+    "import": "published",
+    "build": "c3",
+    "compile": "c2",
+    "warm-up": "c4",
+    "measure": "c1",
+    "evaluate": "c5",
+}
+
+
+def _small(record: RunRecord, series: Sequence[Series]) -> list[SmallChart]:
+    charts = []
+    steps = [window.step_s for window in record.measured]
+    if len(steps) > 1:
+        ends = [wording.quantity(end, "s") for end in (min(steps), max(steps))]
+        note = f"{ends[0]} to {ends[1]}"
+        svg = _steps_spark(steps, f"step time by window: {note}", width=220, height=48)
+        charts.append(SmallChart(title="step time by window", svg=Markup(svg), note=note))
+    charts += [_sampled(one) for one in series]
+    charts += [_curve(curve) for curve in record.curves]
+    return [chart for chart in charts if chart.svg]
+
+
+def _sampled(series: Series) -> SmallChart:
+    title, unit = run_facts.series_name(series)
+    note = run_facts.series_note(series)
+    percent = unit == "%"
+    svg = sparkline(
+        series.values,
+        label=f"{title}: {note}",
+        width=220,
+        height=48,
+        low=0.0 if percent else None,
+        high=100.0 if percent else None,
+        area=True,
+    )
+    return SmallChart(title=title, svg=Markup(svg), note=note)
+
+
+def _curve(curve: Curve) -> SmallChart:
+    title = wording.clean(f"{curve.name} by {curve.x_name}".replace("_", " "))
+    ends = f"{format_number(curve.y[0])} to {format_number(curve.y[-1])}" if curve.y else ""
+    svg = sparkline(curve.y, label=f"{title}: {ends}", width=220, height=48)
+    return SmallChart(title=title, svg=Markup(svg), note=ends)

@@ -1,0 +1,143 @@
+"""How do records and answers look to another program? The JSON behind `--json`.
+
+Every document is an `envelope`: `{"schema": 1, "kind": …}` and its own fields. JSON knows no NaN
+and no infinity: such a value (the loss of a run that diverged) becomes null.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from cubemesh.model import Answer, Machine, NetworkWork, RunRecord, RunSpec
+from cubemesh.model.plain import to_plain
+from cubemesh.statistics import bootstrap_interval, mad, median, percentile
+
+SCHEMA = 1
+"""Version of the documents made here; it rises when a field changes its meaning or goes."""
+
+_LEAST_FOR_INTERVAL = 2
+
+
+def envelope(kind: str, **fields: Any) -> dict[str, Any]:
+    """The document of one command: its schema version, its kind, and its fields."""
+    return {"schema": SCHEMA, "kind": kind, **{name: finite(v) for name, v in fields.items()}}
+
+
+def finite(value: Any) -> Any:
+    """Plain data with every number that JSON has no word for replaced by None."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
+
+
+def step_statistics(record: RunRecord) -> dict[str, float | int | None] | None:
+    """Seconds a step takes, over the windows that count; None where nothing was measured.
+
+    `low` and `high` are the 95 % bootstrap interval of the median, None for a single window.
+    """
+    steps = [window.step_s for window in record.measured]
+    if not steps:
+        return None
+    interval = bootstrap_interval(steps) if len(steps) >= _LEAST_FOR_INTERVAL else None
+    return {
+        "median": median(steps),
+        "mean": math.fsum(steps) / len(steps),
+        "mad": mad(steps),
+        "p05": percentile(steps, 5),
+        "p95": percentile(steps, 95),
+        "low": interval.low if interval else None,
+        "high": interval.high if interval else None,
+        "n": len(steps),
+    }
+
+
+def spec_json(spec: RunSpec) -> dict[str, Any]:
+    """A spec in its four parts, with what people look for first at the top level as well."""
+    work = spec.work
+    return {
+        **to_plain(spec),
+        "framework": spec.program.framework,
+        "network": work.network if isinstance(work, NetworkWork) else None,
+        "batch_per_device": spec.batch_per_device,
+        "devices": spec.placement.devices,
+    }
+
+
+def record_json(record: RunRecord) -> dict[str, Any]:
+    """A record with its figures where a program looks for them; see docs/report.md."""
+    outcome = record.outcome
+    document = {
+        "run_id": record.run_id,
+        "spec": spec_json(record.spec),
+        "spec_id": record.spec.spec_id,
+        "workload_id": record.spec.workload_id,
+        "outcome": outcome.status.value,
+        "outcome_detail": {
+            "message": outcome.message,
+            "origin": outcome.origin,
+            "facts": to_plain(outcome.facts),
+        },
+        "throughput_per_s": record.figure("throughput_per_s"),
+        "step_s": step_statistics(record),
+        **{
+            name: to_plain(getattr(record, name))
+            for name in ("figures", "phases", "windows", "curves", "parts", "warnings", "ranks")
+        },
+        "series": list(record.series),
+        "artifacts": dict(record.artifacts),
+        "machine_id": record.key.machine_id,
+        "software_id": record.key.software_id,
+        "code_version": record.key.code_version,
+        "repeat": record.key.repeat,
+        "attempt": record.attempt,
+        "started_utc": record.started_utc,
+        "elapsed_s": record.elapsed_s,
+        "record_schema": record.schema,
+    }
+    return {name: finite(value) for name, value in document.items()}
+
+
+def answer_json(answer: Answer) -> dict[str, Any]:
+    """An answer as it is: findings, tables, charts, warnings, notes."""
+    return {f.name: finite(to_plain(getattr(answer, f.name))) for f in dataclasses.fields(answer)}
+
+
+def machine_json(machine: Machine) -> dict[str, Any]:
+    """The document of a machine, with its id and the memory that is really usable."""
+    return envelope(
+        "machine",
+        machine_id=machine.machine_id,
+        usable_memory_bytes=machine.memory.usable_bytes,
+        **to_plain(machine),
+    )
+
+
+class Answered(Protocol):
+    """A question that was asked, with what came of it."""
+
+    @property
+    def answer(self) -> Answer:
+        """What was found."""
+
+    @property
+    def records(self) -> Sequence[RunRecord]:
+        """The runs it was found in."""
+
+
+def run_json(answered: Sequence[Answered]) -> dict[str, Any]:
+    """The document of `cubemesh run`: every record once, every answer, and the first by itself."""
+    records = {record.run_id: record for one in answered for record in one.records}
+    answers = [answer_json(one.answer) for one in answered]
+    return envelope(
+        "run",
+        records=[record_json(record) for record in records.values()],
+        answer=answers[0] if answers else None,
+        answers=answers,
+    )

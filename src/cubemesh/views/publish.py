@@ -1,0 +1,100 @@
+"""From a store to a page: which questions a report answers, and with which records.
+
+A report holds the latest question of each experiment and settings that was asked on one machine:
+the one that was measured on last. Its answers are computed anew from the records.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from cubemesh import __version__
+from cubemesh.errors import CubemeshError, UsageError
+from cubemesh.experiments import EXPERIMENTS, entry
+from cubemesh.experiments.ask import answer_again
+from cubemesh.model import Question
+from cubemesh.model.plain import canonical_json
+from cubemesh.results import Store
+from cubemesh.views.plain import envelope
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """The files a report was written to."""
+
+    page: Path
+    charts: tuple[Path, ...]
+    questions: tuple[Question, ...]
+
+    def plain(self) -> dict[str, Any]:
+        """For `--json`."""
+        return envelope(
+            "report",
+            page=str(self.page.resolve()),
+            charts=[str(c.resolve()) for c in self.charts],
+            experiments=[q.experiment for q in self.questions],
+        )
+
+    def print(self, console: Console) -> None:
+        """For people."""
+        for chart in self.charts:
+            console.print(f"chart   {chart}", highlight=False, soft_wrap=True)
+        console.print(f"report  {self.page.resolve()}", highlight=False, soft_wrap=True)
+
+
+def report(store: Store, names: Sequence[str], page: Path, charts: Path | None) -> Written:
+    """Write the page, and the charts where a folder for them is named.
+
+    Raises UsageError when the store holds no answer to `names`, or when the file cannot be written.
+    """
+    from cubemesh.views.charts import write_charts
+    from cubemesh.views.report import Report, write_report
+
+    for name in names:
+        entry(name)
+    questions = latest(store.questions(), names)
+    if not questions:
+        asked = " or ".join(names) or "any experiment"
+        raise UsageError(
+            f"nothing is kept of {asked} here. `cubemesh run {names[0] if names else 'quick'}` "
+            "measures it."
+        )
+    machine = store.machine(questions[0].machine_id)
+    if machine is None:
+        raise CubemeshError(f"the store does not know machine {questions[0].machine_id}.")
+    answered = [answer_again(EXPERIMENTS[q.experiment], q, store) for q in questions]
+    records = {r.run_id: r for a in answered for r in a.records}
+    made = Report(
+        machine=machine,
+        answers=[a.answer for a in answered],
+        records=records,
+        series={run_id: store.series(run_id) for run_id in records},
+        made_utc=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        version=__version__,
+    )
+    try:
+        write_report(page, made)
+        drawn = write_charts(charts, made.answers) if charts is not None else []
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}. Name another place.") from None
+    return Written(page=page, charts=tuple(drawn), questions=tuple(questions))
+
+
+def latest(questions: Sequence[Question], names: Sequence[str]) -> list[Question]:
+    """Of the machine measured on last, the latest question of each experiment and settings that
+    has records, in the order of the table of experiments."""
+    asked = [q for q in questions if q.run_ids and q.experiment in (names or EXPERIMENTS)]
+    if not asked:
+        return []
+    machine_id = max(asked, key=lambda q: q.asked_utc).machine_id
+    newest: dict[tuple[str, str], Question] = {}
+    for question in sorted(asked, key=lambda q: q.asked_utc):
+        if question.machine_id == machine_id:
+            newest[question.experiment, canonical_json(question.settings)] = question
+    return sorted(newest.values(), key=lambda q: list(EXPERIMENTS).index(q.experiment))

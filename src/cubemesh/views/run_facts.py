@@ -1,0 +1,118 @@
+"""What is told about one run, in a page or a terminal?
+
+Its figures, where its time went, and what was sampled beside it, each as a name and a value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cubemesh.model import RunRecord, Series
+from cubemesh.units import format_seconds
+from cubemesh.views import wording
+from cubemesh.views.plain import step_statistics
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseShare:
+    """A stretch of the run and its share of the time that phases account for."""
+
+    name: str
+    seconds: str
+    share: float
+    """0 to 1."""
+    note: str = ""
+
+
+def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
+    """The figures of a run with their intervals, when and where it ran, and its ids."""
+    facts = []
+    step = step_statistics(record)
+    if step is not None:
+        median, low, high = step["median"], step["low"], step["high"]
+        assert median is not None
+        facts.append(("step, median", wording.quantity(median, "s", low, high)))
+        facts.append(("windows", wording.number(len(record.measured))))
+    facts += [
+        (_figure_name(name), wording.quantity(figure.value, figure.unit, figure.low, figure.high))
+        for name, figure in record.figures.items()
+        if name not in ("throughput_per_s", "step_s", "wall_s")
+    ]
+    facts.append(("wall time", format_seconds(record.elapsed_s)))
+    facts.append(("started", wording.moment(record.started_utc)))
+    devices = dict.fromkeys(f"{rank.device} on {rank.host}" for rank in record.ranks)
+    if devices:
+        facts.append(("ran on", wording.clean(", ".join(devices))))
+    facts += [
+        (wording.clean(f"{part.name} ({part.method})"), format_seconds(part.seconds))
+        for part in record.parts
+    ]
+    facts.append(("run", wording.clean(record.run_id)))
+    facts.append(("spec", record.spec.spec_id))
+    if record.attempt > 1:
+        facts.append(("attempt", str(record.attempt)))
+    return tuple(facts)
+
+
+def phase_shares(record: RunRecord) -> tuple[PhaseShare, ...]:
+    """The first rank's phases, as they came; a name that comes again is added up."""
+    seconds: dict[str, float] = {}
+    notes: dict[str, str] = {}
+    for phase in record.phases:
+        if phase.rank == 0:
+            seconds[phase.name] = seconds.get(phase.name, 0.0) + phase.elapsed_s
+            if phase.cached is not None:
+                notes[phase.name] = "from the cache" if phase.cached else "not cached"
+    total = math.fsum(seconds.values())
+    return tuple(
+        PhaseShare(
+            name=wording.clean(name),
+            seconds=format_seconds(spent),
+            share=spent / total if total > 0 else 0.0,
+            note=notes.get(name, ""),
+        )
+        for name, spent in seconds.items()
+    )
+
+
+def series_note(series: Series) -> str:
+    """From where to where a series goes, and over how long; "" where it holds no numbers."""
+    _, unit = series_name(series)
+    known = [value for value in series.values if math.isfinite(value)]
+    if not known:
+        return ""
+    ends = [wording.quantity(end, unit) for end in (min(known), max(known))]
+    return f"{ends[0]} to {ends[1]} over {format_seconds(series.times_s[-1] - series.times_s[0])}"
+
+
+_SERIES_UNITS: Mapping[str, str] = {
+    "_percent": "%",
+    "_bytes": "bytes",
+    "_watts": "W",
+    "_mhz": "MHz",
+    "_celsius": "°C",
+}
+
+
+def series_name(series: Series) -> tuple[str, str]:
+    """What was sampled, in words, and its unit, from the ending of its name."""
+    name, unit = series.name, ""
+    for ending, known in _SERIES_UNITS.items():
+        if name.endswith(ending):
+            name, unit = name.removesuffix(ending), known
+    if unit == "bytes" and "memory" not in name:
+        name += " memory"
+    if name.startswith(("cpu_", "gpu_")):
+        name = name[:3].upper() + name[3:]
+    where = "" if series.device == "host" else f", {series.device}"
+    rank = f", rank {series.rank}" if series.rank else ""
+    return wording.clean(f"{name.replace('_', ' ')}{where}{rank}"), unit
+
+
+def _figure_name(name: str) -> str:
+    """`peak_memory_bytes` reads "peak memory": the value carries the unit."""
+    for ending in ("_flops_per_s", "_bytes_per_s", "_per_s", "_bytes", "_days", "_s"):
+        name = name.removesuffix(ending)
+    return wording.clean(name.replace("_", " "))

@@ -1,0 +1,41 @@
+"""`python -m cubemesh.worker`: the process that measures.
+
+    run JOB.json                       run one job here and now, in a fresh process
+    serve --framework NAME --parent PID  fork a worker for each job asked for on stdin (server.py)
+
+`run` is what one calls by hand and what a launcher such as torchrun calls; the runner uses `serve`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cubemesh.errors import CubemeshError
+from cubemesh.worker.server import serve, work
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code: 0 when the run's outcome was told, else that of the error."""
+    parser = argparse.ArgumentParser(prog="python -m cubemesh.worker", description="Run jobs.")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    run = verbs.add_parser("run", help="run one job in this process")
+    run.add_argument("job", type=Path, help="the job.json that a runner wrote")
+    server = verbs.add_parser("serve", help="fork a worker for each job named on stdin")
+    server.add_argument("--framework", required=True)
+    server.add_argument("--parent", type=int, required=True, help="process id of the runner")
+    given = parser.parse_args(arguments)
+    try:
+        if given.verb == "run":
+            return work(given.job)
+        serve(given.framework, given.parent)
+    except CubemeshError as error:
+        print(f"cubemesh.worker: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""One job in one process: whatever happens to it becomes an outcome, the last event it writes.
+
+The phases in the order of the record: `import` the framework (milliseconds where the server has
+done it), then those of the work (worker/tasks.py), under the memory limit from the first array on.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from cubemesh.frameworks import entry
+from cubemesh.frameworks.base import Capabilities, Unsupported, check_supported
+from cubemesh.model.outcome import Outcome, Status
+from cubemesh.model.spec import RunSpec
+from cubemesh.worker.events import EventLog, events_path
+from cubemesh.worker.job import Job
+from cubemesh.worker.limits import MemoryLimit
+from cubemesh.worker.memory import available_bytes
+from cubemesh.worker.outcomes import outcome_of
+from cubemesh.worker.tasks import TASKS, Task
+
+
+def run_job(job: Job) -> Outcome:
+    """Run `job` and write its events; returns the outcome, which is the last of them."""
+    origin = time.perf_counter() if job.origin is None else job.origin
+    log = EventLog(events_path(Path(job.folder), job.rank), job.rank, origin)
+    known = _Known()
+    try:
+        _run(job, log, known)
+    except (Exception, SystemExit) as error:
+        outcome = outcome_of(
+            error,
+            job.spec,
+            limit_bytes=known.limit_bytes,
+            is_out_of_memory=known.is_out_of_memory,
+        )
+    else:
+        outcome = Outcome(status=Status.OK)
+    log.outcome(outcome)
+    log.close()
+    return outcome
+
+
+@dataclass
+class _Known:
+    """What has been found out so far that an explanation of a failure needs."""
+
+    limit_bytes: int | None = None
+    is_out_of_memory: Callable[[BaseException], bool] = lambda error: False
+
+
+def _run(job: Job, log: EventLog, known: _Known) -> None:
+    spec = job.spec
+    with log.phase("import"):
+        framework = entry(spec.program.framework).load()
+        able = framework.capabilities()
+    known.is_out_of_memory = framework.is_out_of_memory
+    check_supported(spec, able)
+    if spec.placement.devices > 1:
+        raise Unsupported(
+            f"devices={spec.placement.devices}: this version of cubemesh trains on one device at a "
+            "time. Set devices=1."
+        )
+    device = choose_device(spec, able)
+    threads = spec.placement.threads or job.usable_cores or len(os.sched_getaffinity(0))
+    log.started(host=socket.gethostname(), device=device, threads=threads)
+    known.limit_bytes, limited = _memory_limit(job, device, threads)
+    with limited:
+        task = Task(spec=spec, framework=framework, device=device, threads=threads, log=log)
+        TASKS[spec.work.kind](task)
+
+
+def choose_device(spec: RunSpec, able: Capabilities) -> str:
+    """The device a supported spec runs on: the best the framework has, of the kind asked for."""
+    wanted = spec.placement.device
+    return next(d for d in able.devices if wanted in ("auto", d.split(":")[0]))
+
+
+def _memory_limit(
+    job: Job, device: str, threads: int
+) -> tuple[int | None, AbstractContextManager[None]]:
+    """The memory the run may take, where known, and what enforces it.
+
+    A GPU refuses by itself what it has not got; on the CPU the kernel would rather kill.
+    """
+    asked = job.spec.effort.memory_limit_bytes
+    if device.split(":")[0] != "cpu":
+        if asked is not None:
+            raise Unsupported(
+                f"memory_limit_bytes={asked}: only a run on the CPU can be limited, and this one "
+                f"is on {device}. Leave it out, or set device=cpu."
+            )
+        return job.gpu_memory_bytes, nullcontext()
+    limit_bytes = available_bytes() if asked is None else asked
+    return limit_bytes, MemoryLimit(limit_bytes, threads)

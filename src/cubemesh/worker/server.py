@@ -1,0 +1,194 @@
+"""How does a worker start in milliseconds? By forking from a server that has imported its framework.
+
+    runner ──{"run": JOB.json}──▶ server ──fork──▶ worker
+           ──{"signal": 9, "pid": 77}──▶
+           ◀──{"ready": seconds}, {"pid": 77, "job": …}, {"exit": status, "pid": 77}──
+
+One JSON object a line, over the server's stdin and stdout. The server only imports: it computes
+nothing, touches no GPU and starts no thread, because neither a CUDA context nor a thread lives
+through a fork. (A framework whose import alone starts threads must leave that import out of its
+`preload()`; its workers then import it themselves.) If the import fails, the workers meet the same
+error and report it, so it is told in one way only.
+
+The kernel kills the server when the runner dies and the workers when the server dies. Each worker
+leads a process group of its own: what it may have started is ended with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import io
+import json
+import os
+import selectors
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cubemesh.frameworks import entry
+from cubemesh.worker import limits
+from cubemesh.worker.job import read_job
+from cubemesh.worker.run import run_job
+
+
+def serve(framework: str, parent: int) -> None:
+    """Serve workers for `framework` until stdin ends; `parent` is the runner's process id."""
+    limits.die_with_parent(parent)
+    limits.name_process("cubemesh-server")
+    Server(framework).serve()
+
+
+class Server:
+    """The forking end of the protocol above."""
+
+    def __init__(self, framework: str) -> None:
+        self._framework = framework
+        self._pid = os.getpid()
+        self._workers: set[int] = set()
+        # A framework that prints as it is imported must not print into the protocol.
+        self._requests = os.dup(0)
+        self._replies = os.dup(1)
+        _point(0, os.devnull, os.O_RDONLY)
+        os.dup2(2, 1)
+        # SIGCHLD only has to end the wait: the signal's number arrives in this pipe.
+        self._woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wake = wake
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        """Preload, say so, then fork and reap until the runner closes its end."""
+        start = time.perf_counter()
+        self._preload()
+        self._say(ready=round(time.perf_counter() - start, 4))
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._requests, selectors.EVENT_READ)
+            selector.register(self._woken, selectors.EVENT_READ)
+            unread = b""
+            while True:
+                ready = [key.fd for key, _ in selector.select()]
+                if self._woken in ready:
+                    os.read(self._woken, 4096)
+                    self._reap()
+                if self._requests in ready:
+                    text = os.read(self._requests, 65536)
+                    if not text:
+                        break
+                    *lines, unread = (unread + text).split(b"\n")
+                    for line in lines:
+                        self._obey(json.loads(line))
+        for pid in self._workers:
+            _kill_group(pid)
+
+    def _preload(self) -> None:
+        try:
+            entry(self._framework).load().preload()
+        except Exception:
+            traceback.print_exc()  # into the server's log; the worker that meets it reports it
+        gc.collect()
+        gc.freeze()  # a collection in a worker would copy every page it looks at
+
+    def _obey(self, request: dict[str, Any]) -> None:
+        if "run" in request:
+            self._fork(request["run"])
+        elif request["pid"] in self._workers:
+            # Not yet reaped, so the number still belongs to this worker and no other process.
+            if request["signal"] == signal.SIGKILL:
+                _kill_group(request["pid"])
+            else:
+                os.kill(request["pid"], request["signal"])
+
+    def _fork(self, job: str) -> None:
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(job)
+        with contextlib.suppress(PermissionError, ProcessLookupError):
+            os.setpgid(pid, pid)  # the worker does it too: whoever comes first
+        self._workers.add(pid)
+        self._say(pid=pid, job=job)
+
+    def _become_worker(self, job: str) -> NoReturn:
+        """The rest of a worker's life, in the forked child."""
+        code = 1
+        try:
+            os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            for inherited in (self._requests, self._replies, self._woken, self._wake):
+                os.close(inherited)
+            limits.die_with_parent(self._pid)
+            code = work(Path(job))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            # Not sys.exit, and whatever happens: the server's stack below is not this process's.
+            try:
+                sys.stdout.flush()
+                sys.stderr.flush()
+            finally:
+                os._exit(code)
+
+    def _reap(self) -> None:
+        for pid in list(self._workers):
+            # Look without reaping first: while the worker is a zombie its group's number cannot
+            # become another's, so whatever it started can be ended safely.
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                continue
+            _kill_group(pid)
+            _, status = os.waitpid(pid, 0)
+            self._workers.remove(pid)
+            self._say(exit=os.waitstatus_to_exitcode(status), pid=pid)
+
+    def _say(self, **reply: Any) -> None:
+        os.write(self._replies, json.dumps(reply).encode() + b"\n")
+
+
+def work(job_path: Path) -> int:
+    """Run the job in a file in this process, its output going to the run's folder; 0 when its
+    outcome was told, whatever it is."""
+    job = read_job(job_path)
+    limits.name_process("cubemesh-worker")
+    limits.no_core_dump()
+    limits.first_to_be_killed()
+    _point(1, job.output_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(1, 2)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what a killed worker printed is kept
+    with _explained(job.stacks_path):
+        run_job(job)
+    return 0
+
+
+@contextlib.contextmanager
+def _explained(stacks_path: Path) -> Iterator[None]:
+    """A fatal signal prints every thread's stack into the output before it kills; SIGUSR1 writes
+    them into `stacks_path` and goes on. Both work while native code holds the interpreter."""
+    faulthandler.enable(file=2)
+    with open(stacks_path, "ab") as stacks:
+        faulthandler.register(signal.SIGUSR1, file=stacks)
+        try:
+            yield
+        finally:
+            faulthandler.unregister(signal.SIGUSR1)
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
+def _point(fd: int, path: str | Path, flags: int) -> None:
+    """Make `fd` the file at `path`."""
+    opened = os.open(path, flags, 0o644)
+    os.dup2(opened, fd)
+    os.close(opened)
+
+
+def _kill_group(pid: int) -> None:
+    """Kill a worker, not yet reaped, and everything it started."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)

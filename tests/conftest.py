@@ -1,0 +1,26 @@
+"""What every test may count on: data and cache folders of its own, never the user's."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Point the XDG folders into a temporary place."""
+    home: Path = tmp_path_factory.mktemp("xdg")
+    for name in ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"):
+        folder = home / name.lower()
+        folder.mkdir(mode=0o700)
+        monkeypatch.setenv(name, str(folder))
+    return home
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_colour() -> Iterator[None]:
+    """Messages are compared as text."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("NO_COLOR", "1")
+    yield
+    patch.undo()

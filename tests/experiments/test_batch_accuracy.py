@@ -1,0 +1,68 @@
+import pytest
+
+from cubemesh.experiments import Context, Scale
+from cubemesh.experiments.batch_accuracy import EXPERIMENT, Settings
+from cubemesh.model import RunSpec, Status, Train
+
+
+def train(batch, epochs=30):
+    return RunSpec(work=Train(network="little-cnn", batch_per_device=batch, epochs=epochs))
+
+
+def test_the_documents_settings_at_full_scale(machine, play, record_of):
+    context = Context(machine=machine, scale=Scale.FULL)
+    asked, _ = play(EXPERIMENT.plan(Settings(), context), record_of)
+    works = [s.work for s in asked]
+    assert {(w.epochs, w.optimizer, w.learning_rate, w.data) for w in works} == {
+        (30, "rmsprop", 1e-4, "digits")
+    }
+    assert [w.batch_per_device for w in works] == [16, 32, 64, 128, 256, 512, 1024]
+
+
+def test_settings_take_the_place_of_the_rule(machine, play, record_of):
+    settings = Settings(batches=(4,), epochs=2, learning_rate=0.1, network="cifarnet")
+    asked, _ = play(EXPERIMENT.plan(settings, Context(machine=machine)), record_of)
+    (work,) = [s.work for s in asked]
+    assert (work.batch_per_device, work.epochs, work.learning_rate, work.network) == (
+        4,
+        2,
+        0.1,
+        "cifarnet",
+    )
+
+
+def test_a_clear_loss_of_accuracy_is_said_with_its_cause(record_of):
+    records = [record_of(train(16), accuracy=0.76), record_of(train(2048), accuracy=0.50)]
+    answer = EXPERIMENT.answer(Settings(), records)
+    text = next(f.text for f in answer.findings if "teach less" in f.text)
+    assert "2048 (50.0 %)" in text
+    assert "16 (76.0 %)" in text
+    assert "updates" in text
+    card = next(f for f in answer.findings if f.question)
+    assert card.value == pytest.approx(76.0)
+    assert answer.warnings == ()
+
+
+def test_a_difference_within_the_intervals_is_not_called(record_of):
+    records = [record_of(train(16), accuracy=0.76), record_of(train(64), accuracy=0.74)]
+    answer = EXPERIMENT.answer(Settings(), records)
+    assert any("makes no difference that 360 held-out samples" in f.text for f in answer.findings)
+    assert not any("teach less" in f.text for f in answer.findings)
+
+
+def test_fewer_epochs_than_the_document_are_said(record_of):
+    answer = EXPERIMENT.answer(Settings(), [record_of(train(16, epochs=4), accuracy=0.4)])
+    assert [w.code for w in answer.warnings] == ["reduced"]
+
+
+def test_curves_by_epoch_and_missing_points(record_of):
+    records = [
+        record_of(train(16), accuracy=0.8),
+        record_of(train(64), status=Status.DIVERGED, message="the loss was not finite in epoch 2"),
+    ]
+    answer = EXPERIMENT.answer(Settings(), records)
+    by_batch, by_epoch = answer.charts
+    assert [p.y for p in by_batch.lines[0].points] == [pytest.approx(80.0), None]
+    assert "diverged" in by_batch.lines[0].points[1].reason
+    assert [line.name for line in by_epoch.lines] == ["minibatch 16"]
+    assert len(by_epoch.lines[0].points) == 30

@@ -1,0 +1,137 @@
+import pytest
+
+from cubemesh.experiments import Context, Scale
+from cubemesh.experiments.minibatch import DOCUMENT_BATCHES, EXPERIMENT, Settings
+from cubemesh.model import Ceiling, RunSpec, Status, TrainSteps
+
+
+def batch_of(spec: RunSpec) -> int:
+    return spec.batch_per_device or 0
+
+
+@pytest.fixture
+def context(machine):
+    return Context(machine=machine)
+
+
+def steps(asked):
+    return [batch_of(s) for s in asked if isinstance(s.work, TrainSteps)]
+
+
+def test_named_minibatches_are_all_asked_for_after_the_ceiling(context, play, record_of):
+    asked, _ = play(EXPERIMENT.plan(Settings(batches=(32, 8, 8)), context), record_of)
+    assert isinstance(asked[0].work, Ceiling)
+    assert steps(asked) == [8, 32]
+
+
+def test_no_ceiling_when_it_is_switched_off(context, play, record_of):
+    asked, _ = play(EXPERIMENT.plan(Settings(batches=(8,), ceiling=False), context), record_of)
+    assert [type(s.work) for s in asked] == [TrainSteps]
+
+
+def test_the_default_list_is_the_documents_where_runs_are_short(context, play, record_of):
+    asked, _ = play(EXPERIMENT.plan(Settings(), context), record_of)
+    assert tuple(steps(asked)) == DOCUMENT_BATCHES
+
+
+def test_the_default_list_ends_where_a_run_would_take_too_long(machine, play, record_of):
+    quick = Context(machine=machine, scale=Scale.QUICK)
+    asked, sent = play(
+        EXPERIMENT.plan(Settings(), quick),
+        lambda spec: record_of(spec, step_s=0.004 * (spec.batch_per_device or 1)),
+    )
+    assert steps(asked) == [8, 16, 32, 64]
+    answer = EXPERIMENT.answer(Settings(), sent)
+    reduced = [w for w in answer.warnings if w.code == "reduced"]
+    assert len(reduced) == 1
+    assert "end at 64" in reduced[0].cause
+
+
+def test_the_default_list_ends_where_memory_does(context, play, record_of):
+    def make(spec):
+        full = batch_of(spec) >= 32
+        message = "out of memory: needs 27 GiB, 24 GiB here; 16 fits"
+        return record_of(spec, status=Status.OOM if full else Status.OK, message=message)
+
+    asked, sent = play(EXPERIMENT.plan(Settings(), context), make)
+    assert steps(asked) == [8, 16, 32]
+    answer = EXPERIMENT.answer(Settings(), sent)
+    missing = answer.charts[0].lines[0].points[-1]
+    assert missing.y is None
+    assert missing.reason == "out of memory: needs 27 GiB, 24 GiB here; 16 fits"
+    assert any("Minibatch 32: out of memory" in f.text for f in answer.findings)
+
+
+def answer_for(record_of, step_s, **settings):
+    """The answer when minibatch `b` takes `step_s[b]` seconds a step."""
+    wanted = Settings(batches=tuple(step_s), **settings)
+    specs = [RunSpec(work=TrainSteps(network=wanted.network, batch_per_device=b)) for b in step_s]
+    return EXPERIMENT.answer(wanted, [record_of(s, step_s=step_s[batch_of(s)]) for s in specs])
+
+
+def test_where_throughput_stops_growing(record_of):
+    answer = answer_for(record_of, {8: 0.02, 16: 0.02, 32: 0.02, 64: 0.0397, 128: 0.079})
+    texts = [f.text for f in answer.findings]
+    assert any("stops growing at minibatch 32" in t and "4× minibatch 8" in t for t in texts)
+    loses = next(f for f in answer.findings if f.question == "What does it lose the time to?")
+    assert loses.value == pytest.approx(4.0)
+
+
+def test_throughput_that_still_grows_says_so(record_of):
+    answer = answer_for(record_of, {8: 0.02, 16: 0.021, 32: 0.022})
+    assert any("still grows at minibatch 32" in f.text for f in answer.findings)
+
+
+def test_throughput_that_never_grew(record_of):
+    answer = answer_for(record_of, {8: 0.02, 16: 0.041})
+    assert any("does not grow" in f.text for f in answer.findings)
+
+
+def test_a_doubling_that_costs_more_than_double_as_document_000_saw(record_of):
+    answer = answer_for(record_of, {64: 0.42028, 128: 0.89986})
+    found = [f.text for f in answer.findings if "more than double" in f.text]
+    assert found == [
+        "Doubling the minibatch from 64 to 128 costs 2.14× the time of a step: more than double."
+    ]
+
+
+def test_a_doubling_within_its_interval_is_not_called(record_of):
+    specs = [RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=b)) for b in (64, 128)]
+    records = [record_of(s, step_s=t, spread=0.2) for s, t in zip(specs, (0.42, 0.90), strict=True)]
+    answer = EXPERIMENT.answer(Settings(batches=(64, 128)), records)
+    assert not any("more than double" in f.text for f in answer.findings)
+
+
+def test_matrix_use_is_flops_per_second_over_the_ceiling(record_of):
+    from cubemesh.networks import build
+    from cubemesh.networks.cost import totals
+
+    cost = totals(build("little-cnn"))
+    flops = (cost.forward + cost.data_gradient + cost.weight_gradient).matrix_flops
+    records = [
+        record_of(RunSpec(work=Ceiling()), rate=flops * 1600),
+        record_of(RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=8)), step_s=0.01),
+    ]
+    answer = EXPERIMENT.answer(Settings(batches=(8,)), records)
+    used = next(f for f in answer.findings if f.question == "How much of the machine is used?")
+    assert used.value == pytest.approx(50.0)
+    assert answer.tables[0].rows[0][-1].value == pytest.approx(50.0)
+
+
+def test_every_failure_leaves_a_reason(record_of):
+    specs = [RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=b)) for b in (8, 16)]
+    records = [record_of(s, status=Status.CRASHED, message="segmentation fault") for s in specs]
+    answer = EXPERIMENT.answer(Settings(batches=(8, 16)), records)
+    assert "ran at no minibatch" in answer.findings[0].text
+    assert all(row[1].reason == "crashed: segmentation fault" for row in answer.tables[0].rows)
+
+
+def test_repeats_are_pooled_into_one_point(record_of):
+    spec = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=8))
+    records = [record_of(spec, step_s=0.01), record_of(spec, step_s=0.02)]
+    answer = EXPERIMENT.answer(Settings(batches=(8,)), records)
+    cell = answer.tables[0].rows[0][1]
+    assert len(answer.tables[0].rows) == 1
+    assert cell.value == pytest.approx(2 * 8 / 0.03, rel=0.02)
+    assert cell.low < cell.value < cell.high
+    assert cell.high - cell.low > 0.3 * cell.value

@@ -1,0 +1,88 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cubemesh.errors import UsageError
+from cubemesh.experiments import EXPERIMENTS
+from cubemesh.experiments.settings import apply, request, split
+from cubemesh.model import Ceiling, RunSpec, TrainSteps
+
+MINIBATCH = EXPERIMENTS["minibatch"]
+
+
+def ask(*pairs: str):
+    return request(MINIBATCH, split(pairs))
+
+
+def test_own_settings_and_spec_fields_are_told_apart():
+    wanted = ask("batches=8,16", "network=little-cnn", "framework=null", "seconds=2m", "threads=1")
+    assert wanted.settings.batches == (8, 16)
+    assert wanted.overrides == {"framework": "null", "seconds": 120.0, "threads": 1}
+
+
+def test_sizes_none_and_booleans():
+    wanted = ask("memory_limit_bytes=2GiB", "image_size=none", "ceiling=false")
+    assert wanted.overrides == {"memory_limit_bytes": 2 << 30, "image_size": None}
+    assert wanted.settings.ceiling is False
+
+
+def test_a_network_is_known_by_its_usual_spellings():
+    assert ask("network=ResNet50").settings.network == "resnet-50"
+
+
+@pytest.mark.parametrize(
+    ("pair", "says"),
+    [
+        ("batchs=8", "Nearest: batches"),
+        ("framwork=null", "Nearest: framework"),
+        ("network=resnet-5O", "Nearest: resnet-50"),
+        ("batch_per_device=8", "Use --set batches="),
+        ("batches=8,x", "valid integer"),
+        ("precision=fp12", "fp32"),
+        ("seconds=soon", "soon"),
+        ("memory_limit_bytes=lots", "lots"),
+        ("epochs=3", "not a setting of minibatch"),
+        ("network", "key=value"),
+        ("=3", "key=value"),
+    ],
+)
+def test_what_cannot_be_meant_says_what_can(pair, says):
+    with pytest.raises(UsageError, match=says):
+        ask(pair)
+
+
+def test_a_key_given_twice_is_refused():
+    with pytest.raises(UsageError, match="twice"):
+        ask("threads=1", "threads=2")
+
+
+def test_overrides_reach_the_part_that_has_the_field():
+    overrides = {"precision": "bf16", "learning_rate": 0.5, "steps": 7, "threads": 3}
+    steps = apply(RunSpec(work=TrainSteps(network="a", batch_per_device=8)), overrides)
+    assert (steps.program.precision, steps.work.learning_rate) == ("bf16", 0.5)
+    assert (steps.effort.steps, steps.placement.threads) == (7, 3)
+    ceiling = apply(RunSpec(work=Ceiling()), overrides)
+    assert ceiling.program.precision == "bf16"
+    assert ceiling.work == Ceiling()
+
+
+@pytest.mark.parametrize("value", ["0", "-1"])
+@pytest.mark.parametrize("key", ["steps", "windows", "threads", "devices", "memory_limit_bytes"])
+def test_zero_and_negative_are_refused_when_the_spec_is_made(key, value):
+    spec = RunSpec(work=TrainSteps(network="a", batch_per_device=8))
+    with pytest.raises(UsageError, match=key):
+        apply(spec, ask(f"{key}={value}").overrides)
+
+
+@given(st.lists(st.integers(min_value=1, max_value=10**6), min_size=1, max_size=8))
+def test_lists_survive_the_command_line(batches):
+    text = ",".join(map(str, batches))
+    assert ask(f"batches={text}").settings.batches == tuple(batches)
+
+
+@given(st.text(max_size=20), st.text(max_size=20))
+def test_any_text_is_read_or_refused_never_a_crash(key, value):
+    try:
+        ask(f"{key}={value}")
+    except UsageError as error:
+        assert str(error)

@@ -1,0 +1,59 @@
+"""Document 002's rule: four times the GPUs' memory is what a DGX-1 has, twice is enough."""
+
+import pytest
+
+from cubemesh.machines import advice
+from cubemesh.model import WARNINGS, Cpu, Gpu, Machine, Memory, Software
+
+GIB = 1 << 30
+
+
+def machine(memory: Memory, *gpu_gib: int | None) -> Machine:
+    gpus = tuple(
+        Gpu(index=i, name="GPU", uuid=f"GPU-{i}", memory_bytes=None if g is None else g * GIB)
+        for i, g in enumerate(gpu_gib)
+    )
+    software = Software(python="3.11.0", system="Linux")
+    return Machine(hostname="host", cpu=Cpu(), memory=memory, gpus=gpus, software=software)
+
+
+def total(gib: int, **more: int) -> Memory:
+    return Memory(total_bytes=gib * GIB, **{k: v * GIB for k, v in more.items()})
+
+
+@pytest.mark.parametrize(
+    ("memory", "gpus"),
+    [
+        (total(512), (16,) * 8),  # a DGX-1
+        (total(256), (16,) * 8),  # exactly twice
+        (total(31, present_bytes=256), (16,) * 8),  # will grow to twice
+        (total(512, cgroup_limit_bytes=300), (16,) * 8),
+        (total(8), ()),
+        (total(8), (None,)),
+        (Memory(), (16,)),
+    ],
+)
+def test_enough_or_unknown_memory_gives_no_warning(memory, gpus):
+    assert advice(machine(memory, *gpus)) == ()
+
+
+def test_less_than_twice_is_told_with_its_figures():
+    (warning,) = advice(machine(total(255), *(16,) * 8))
+    assert warning.code == "few-host-memory"
+    assert warning.code in WARNINGS
+    assert "255 GiB" in warning.cause
+    assert "128 GiB" in warning.cause
+    assert "1.99 times" in warning.cause
+    assert "Add memory to 256 GiB" in warning.remedy
+
+
+def test_a_control_groups_limit_is_what_counts_and_what_to_raise():
+    (warning,) = advice(machine(total(512, cgroup_limit_bytes=64), 64, 64))
+    assert "The control group grants 64 GiB" in warning.cause
+    assert "0.5 times" in warning.cause
+    assert "Raise the memory limit to 256 GiB" in warning.remedy
+
+
+def test_memory_that_may_still_join_counts_and_may_not_be_enough():
+    (warning,) = advice(machine(total(31, present_bytes=200), 141))
+    assert "The host has 200 GiB" in warning.cause

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pytest
+
+from cubemesh.errors import UsageError
+from cubemesh.networks.builder import NetworkBuilder
+
+
+def tied() -> NetworkBuilder:
+    net = NetworkBuilder("tied")
+    x = net.input("image", (8,))
+    x = net.linear(x, 8, name="first")
+    x = net.relu(x)
+    x = net.linear(x, 8, name="second", share={"weight": "first.weight"})
+    net.classify(x)
+    return net
+
+
+def test_nodes_are_numbered_by_their_layer_and_know_their_shape():
+    net = NetworkBuilder("net")
+    x = net.input("image", (3, 8, 8))
+    with net.segment("block"):
+        x = net.relu(net.conv(x, 4, kernel=3, padding=1))
+        x = net.conv(x, 4, kernel=3, stride=2)
+    with net.segment("classifier"):
+        x = net.linear(net.flatten(x), 5)
+    net.classify(x)
+    network = net.build()
+    assert [n.name for n in network.nodes] == ["conv1", "relu1", "conv2", "flatten1", "fc1"]
+    assert network.shape("conv2") == (4, 3, 3)
+    assert network.shape("image") == (3, 8, 8)
+    assert network.shape("label") == ()
+    assert network.targets[0].classes == 5
+    assert network.output == "fc1"
+    assert [(s.name, s.nodes) for s in network.segments] == [
+        ("block", ("conv1", "relu1", "conv2")),
+        ("classifier", ("flatten1", "fc1")),
+    ]
+    assert list(network.parameters) == [
+        "conv1.weight",
+        "conv1.bias",
+        "conv2.weight",
+        "conv2.bias",
+        "fc1.weight",
+        "fc1.bias",
+    ]
+    with pytest.raises(KeyError):
+        network.shape("conv3")
+
+
+def test_a_shared_parameter_exists_once():
+    network = tied().build()
+    assert list(network.parameters) == ["first.weight", "first.bias", "second.bias"]
+    assert network.parameter_count == 64 + 8 + 8
+    assert network.nodes[2].parameters == {"weight": "first.weight", "bias": "second.bias"}
+
+
+@pytest.mark.parametrize(
+    ("share", "message"),
+    [
+        ({"weight": "third.weight"}, "does not exist or is not of shape"),
+        ({"weight": "first.bias"}, "does not exist or is not of shape"),
+        ({"wieght": "first.weight"}, "has no 'wieght' to share; it has weight, bias"),
+    ],
+)
+def test_sharing_what_cannot_be_shared_is_refused(share, message):
+    with pytest.raises(UsageError, match=message):
+        tied().linear("second", 8, share=share)
+
+
+def test_mistakes_in_writing_a_network_are_named():
+    net = tied()
+    with pytest.raises(UsageError, match="two nodes are called 'first'"):
+        net.linear("image", 8, name="first")
+    with pytest.raises(UsageError, match="reads 'nothing', which does not exist"):
+        net.relu("nothing")
+    lonely = NetworkBuilder("lonely")
+    lonely.linear(lonely.input("image", (8,)), 2)
+    with pytest.raises(UsageError, match="end it with classify"):
+        lonely.build()
+
+
+def test_a_segment_in_pieces_is_refused():
+    net = NetworkBuilder("net")
+    x = net.input("image", (8,))
+    for segment in ("a", "b", "a"):
+        with net.segment(segment):
+            x = net.linear(x, 8)
+    net.classify(x)
+    with pytest.raises(UsageError, match="segment 'a' goes on after another"):
+        net.build()
+
+
+def test_a_segment_ends_even_when_its_writing_fails():
+    net = NetworkBuilder("net")
+    x = net.input("image", (8,))
+    with pytest.raises(UsageError), net.segment("a"):
+        net.relu("nothing")
+    net.classify(net.linear(x, 8))
+    assert [s.name for s in net.build().segments] == [""]

@@ -1,0 +1,248 @@
+"""Every layer type's cost against numbers worked out by hand from its formula."""
+
+from __future__ import annotations
+
+import pytest
+
+from cubemesh.model.cost import Cost
+from cubemesh.networks import NETWORKS, build
+from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.networks.cost import LayerCost, costs, layer_cost, totals
+from cubemesh.networks.layers import LocalResponseNorm
+
+
+def of_last(add_layer, batch=2, before=True):
+    """Cost of the layer `add_layer(net, x)` puts on 4 channels of 6 × 6, batch 2, 4 bytes a value.
+
+    `before`: a 1×1 convolution stands in front, so that the layer's input needs a gradient.
+    """
+    net = NetworkBuilder("net")
+    x = net.input("image", (4, 6, 6))
+    if before:
+        x = net.conv(x, 4, kernel=1)
+    x = add_layer(net, x)
+    net.classify(net.flatten(x))
+    network = net.build()
+    node = next(n for n in network.nodes if n.name == x)
+    return layer_cost(network, node, batch=batch)
+
+
+X = 2 * 4 * 6 * 6  # 288 values come in
+
+
+def test_convolution():
+    # y = 2 · 8 · 3 · 3 = 144 values, each a sum over 4 · 3 · 3 = 36; 8 · 36 + 8 = 296 parameters.
+    cost = of_last(lambda net, x: net.conv(x, 8, kernel=3, stride=2, padding=1))
+    assert cost == LayerCost(
+        forward=Cost(
+            matrix_flops=2 * 144 * 36,
+            other_flops=144,
+            read_bytes=4 * (X + 296),
+            written_bytes=4 * 144,
+            saved_bytes=4 * X,
+        ),
+        data_gradient=Cost(
+            matrix_flops=2 * 144 * 36, read_bytes=4 * (144 + 288), written_bytes=4 * X
+        ),
+        weight_gradient=Cost(
+            matrix_flops=2 * 144 * 36,
+            other_flops=144,
+            read_bytes=4 * (144 + X),
+            written_bytes=4 * 296,
+        ),
+    )
+
+
+def test_a_grouped_convolution_sums_over_its_group_only():
+    # y = 2 · 8 · 6 · 6 = 576 values over 2 channels of a 1 × 1 window; 16 weights, no bias.
+    cost = of_last(lambda net, x: net.conv(x, 8, kernel=1, groups=2, bias=False))
+    assert cost.forward.matrix_flops == 2 * 576 * 2
+    assert cost.forward.other_flops == 0
+    assert cost.weight_gradient.written_bytes == 4 * 16
+
+
+def test_linear():
+    # 2 samples of 144 features into 10: 2880 multiply-adds; 1450 parameters.
+    cost = of_last(lambda net, x: net.linear(net.flatten(x), 10))
+    assert cost == LayerCost(
+        forward=Cost(
+            matrix_flops=5760,
+            other_flops=20,
+            read_bytes=4 * (X + 1450),
+            written_bytes=4 * 20,
+            saved_bytes=4 * X,
+        ),
+        data_gradient=Cost(matrix_flops=5760, read_bytes=4 * (20 + 1440), written_bytes=4 * X),
+        weight_gradient=Cost(
+            matrix_flops=5760, other_flops=20, read_bytes=4 * (20 + X), written_bytes=4 * 1450
+        ),
+    )
+
+
+def test_batch_norm():
+    # 4 channels: scale and shift 8 values, running statistics 8, the batch's own 8 (kept).
+    cost = of_last(lambda net, x: net.batch_norm(x))
+    assert cost == LayerCost(
+        forward=Cost(
+            other_flops=7 * X,
+            read_bytes=4 * (X + 8 + 8),
+            written_bytes=4 * (X + 8),
+            saved_bytes=4 * (X + 8),
+        ),
+        data_gradient=Cost(other_flops=5 * X, read_bytes=4 * (2 * X + 4 + 8), written_bytes=4 * X),
+        weight_gradient=Cost(other_flops=5 * X, read_bytes=4 * (2 * X + 8), written_bytes=4 * 8),
+    )
+
+
+@pytest.mark.parametrize(
+    ("layer", "neighbours", "kept"),
+    [
+        # x, the squares under 4 channels of padding (2 · 8 · 36), the base and its power
+        (LocalResponseNorm(size=5), 5, X + 576 + 2 * X),
+        (LocalResponseNorm(size=3, region="within"), 9, 4 * X),
+    ],
+)
+def test_local_response_norm(layer, neighbours, kept):
+    cost = of_last(lambda net, x: net.lrn(x, layer))
+    assert cost == LayerCost(
+        forward=Cost(
+            other_flops=(neighbours + 4) * X,
+            read_bytes=4 * X,
+            written_bytes=4 * X,
+            saved_bytes=4 * kept,
+        ),
+        data_gradient=Cost(
+            other_flops=(neighbours + 5) * X, read_bytes=4 * 3 * X, written_bytes=4 * X
+        ),
+    )
+
+
+def test_relu_keeps_its_output():
+    cost = of_last(lambda net, x: net.relu(x))
+    assert cost == LayerCost(
+        forward=Cost(other_flops=X, read_bytes=4 * X, written_bytes=4 * X, saved_bytes=4 * X),
+        data_gradient=Cost(other_flops=X, read_bytes=4 * 2 * X, written_bytes=4 * X),
+    )
+
+
+def test_add_hands_its_gradient_on():
+    cost = of_last(lambda net, x: net.add(net.relu(x), net.batch_norm(x)))
+    assert cost == LayerCost(forward=Cost(other_flops=X, read_bytes=4 * 2 * X, written_bytes=4 * X))
+
+
+def test_gradients_of_a_value_with_two_readers_are_added_up():
+    net = NetworkBuilder("net")
+    x = net.conv(net.input("image", (4, 6, 6)), 4, kernel=1)
+    y = net.add(net.relu(x, name="first"), net.relu(x, name="second"))
+    net.classify(net.flatten(y))
+    found = costs(net.build(), batch=2)
+    # Backward, `second` comes first and its gradient is taken as it is.
+    assert found["second"].data_gradient.other_flops == X
+    assert found["first"].data_gradient == found["second"].data_gradient + Cost(
+        other_flops=X, read_bytes=4 * 2 * X, written_bytes=4 * X
+    )
+
+
+def test_dropout_keeps_a_byte_a_value():
+    cost = of_last(lambda net, x: net.dropout(x, 0.5))
+    assert cost == LayerCost(
+        forward=Cost(other_flops=2 * X, read_bytes=4 * X, written_bytes=5 * X, saved_bytes=X),
+        data_gradient=Cost(other_flops=2 * X, read_bytes=5 * X, written_bytes=4 * X),
+    )
+
+
+def test_flatten_is_free():
+    assert of_last(lambda net, x: net.flatten(x)) == LayerCost()
+
+
+def test_max_pool():
+    # y = 2 · 4 · 3 · 3 = 72 values, 3 comparisons and an index of 8 bytes each.
+    cost = of_last(lambda net, x: net.max_pool(x, 2))
+    assert cost == LayerCost(
+        forward=Cost(
+            other_flops=3 * 72,
+            read_bytes=4 * X,
+            written_bytes=12 * 72,
+            saved_bytes=4 * X + 8 * 72,
+        ),
+        data_gradient=Cost(other_flops=72, read_bytes=12 * 72, written_bytes=4 * X),
+    )
+
+
+def test_average_pool():
+    cost = of_last(lambda net, x: net.average_pool(x, 2))
+    assert cost == LayerCost(
+        forward=Cost(other_flops=4 * 72, read_bytes=4 * X, written_bytes=4 * 72, saved_bytes=4 * X),
+        data_gradient=Cost(other_flops=5 * 72, read_bytes=4 * 72, written_bytes=4 * X),
+    )
+
+
+def test_global_average_pool():
+    cost = of_last(lambda net, x: net.global_average_pool(x))
+    assert cost == LayerCost(
+        forward=Cost(other_flops=X, read_bytes=4 * X, written_bytes=4 * 8),
+        data_gradient=Cost(other_flops=8, read_bytes=4 * 8, written_bytes=4 * X),
+    )
+
+
+def test_the_loss():
+    # 2 samples of 10 classes, labels of 8 bytes.
+    net = NetworkBuilder("net")
+    net.classify(net.linear(net.input("image", (4,)), 10))
+    assert costs(net.build(), batch=2)["fc1.loss"] == LayerCost(
+        forward=Cost(other_flops=100, read_bytes=80 + 16, written_bytes=80, saved_bytes=80),
+        data_gradient=Cost(other_flops=60, read_bytes=80 + 16, written_bytes=80),
+    )
+
+
+def test_nothing_is_sent_back_to_the_image():
+    first = of_last(lambda net, x: net.conv(x, 8, kernel=3), before=False)
+    assert first.data_gradient == Cost()
+    assert first.weight_gradient.matrix_flops == first.forward.matrix_flops
+    # Its input lies in memory as the batch, and a layer without parameters keeps nothing for it.
+    assert first.forward.saved_bytes == 0
+    pooled = of_last(lambda net, x: net.max_pool(x, 2), before=False)
+    assert pooled.backward == Cost()
+    assert pooled.forward.saved_bytes == 0
+
+
+def test_a_value_two_nodes_keep_counts_once():
+    network = build("vgg11", 32)
+    found = costs(network)
+    assert found["relu1_1"].forward.saved_bytes == 4 * 64 * 32 * 32  # its output
+    assert found["pool1"].forward.saved_bytes == 8 * 64 * 16 * 16  # its indices alone
+    assert found["conv2_1"].forward.saved_bytes == 4 * 64 * 16 * 16  # its input, the pool's result
+
+
+def test_weights_are_read_once_a_batch():
+    network = build("cifarnet")
+    one, eight = totals(network, batch=1), totals(network, batch=8)
+    assert eight.forward.matrix_flops == 8 * one.forward.matrix_flops
+    assert eight.forward.read_bytes == 8 * one.forward.read_bytes - 7 * 4 * 89_578
+
+
+def test_half_precision_halves_what_moves():
+    network = build("vgg11", 32)
+    full, half = totals(network, 4), totals(network, 4, "bf16")
+    assert full.forward.flops == half.forward.flops
+    assert half.weight_gradient.moved_bytes * 2 == full.weight_gradient.moved_bytes
+
+
+def test_layer_costs_add_up_and_scale():
+    network = build("little-cnn")
+    found = costs(network)
+    assert sum(found.values()) == totals(network)
+    cost = found["conv2"]
+    assert cost + cost == 2 * cost == cost * 2
+    assert cost.total == cost.forward + cost.data_gradient + cost.weight_gradient
+    assert layer_cost(network, network.nodes[2]) == cost
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_backward_is_twice_forward_but_for_the_first_layer(name):
+    network = build(name)
+    found, total = costs(network), totals(network)
+    first = next(n for n in network.nodes if n.parameters)
+    forward = total.forward.matrix_flops
+    assert total.weight_gradient.matrix_flops == forward
+    assert total.data_gradient.matrix_flops == forward - found[first.name].forward.matrix_flops

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import pytest
+
+from cubemesh.errors import UsageError
+from cubemesh.networks.counts import COUNTS
+from cubemesh.networks.layers import (
+    LAYERS,
+    Add,
+    AveragePool,
+    BatchNorm,
+    Convolution,
+    Dropout,
+    Flatten,
+    GlobalAveragePool,
+    Layer,
+    Linear,
+    LocalResponseNorm,
+    MaxPool,
+    ReLU,
+)
+from cubemesh.networks.saved import KEEPS
+
+IMAGE = (6, 9, 7)
+WINDOW = {"kernel": (3, 3), "stride": (2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("layer", "inputs", "expected"),
+    [
+        (Convolution(filters=4, kernel=(3, 5), stride=(2, 1), padding=(1, 0)), [IMAGE], (4, 5, 3)),
+        (Linear(features=10), [(12,)], (10,)),
+        (Linear(features=10), [(3, 12)], (3, 10)),
+        (BatchNorm(), [IMAGE], IMAGE),
+        (LocalResponseNorm(), [IMAGE], IMAGE),
+        (ReLU(), [IMAGE], IMAGE),
+        (Add(), [IMAGE, IMAGE], IMAGE),
+        (Dropout(rate=0.1), [IMAGE], IMAGE),
+        (Flatten(), [IMAGE], (378,)),
+        (MaxPool(**WINDOW), [IMAGE], (6, 4, 3)),
+        (MaxPool(**WINDOW, ceil_mode=True), [(6, 8, 8)], (6, 4, 4)),
+        (AveragePool(**WINDOW, padding=(1, 1)), [IMAGE], (6, 5, 4)),
+        (GlobalAveragePool(), [IMAGE], (6,)),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Layer) else None,
+)
+def test_output_shape(layer, inputs, expected):
+    assert layer.output_shape(*inputs) == expected
+
+
+def test_parameters_and_state():
+    conv = Convolution(filters=8, kernel=(3, 5), groups=2)
+    assert {r: p.shape for r, p in conv.parameters(IMAGE).items()} == {
+        "weight": (8, 3, 3, 5),
+        "bias": (8,),
+    }
+    assert list(Convolution(filters=8, kernel=(3, 3), bias=False).parameters(IMAGE)) == ["weight"]
+    assert {r: p.shape for r, p in Linear(features=5).parameters((12,)).items()} == {
+        "weight": (5, 12),
+        "bias": (5,),
+    }
+    assert {r: p.shape for r, p in BatchNorm().parameters(IMAGE).items()} == {
+        "weight": (6,),
+        "bias": (6,),
+    }
+    state = BatchNorm().state(IMAGE)
+    assert {r: (p.shape, p.initializer.kind) for r, p in state.items()} == {
+        "running_mean": ((6,), "zeros"),
+        "running_variance": ((6,), "ones"),
+    }
+    for layer in (ReLU(), Add(), Dropout(), Flatten(), LocalResponseNorm(), MaxPool(**WINDOW)):
+        assert layer.parameters(IMAGE) == layer.state(IMAGE) == {}
+
+
+@pytest.mark.parametrize(
+    ("layer", "inputs", "message"),
+    [
+        (MaxPool(**WINDOW), [(6, 2, 2)], "window of 3 does not fit into 2"),
+        (Convolution(filters=4, kernel=(5, 5), padding=(1, 1)), [(3, 2, 2)], "padding 1"),
+        (Convolution(filters=4, kernel=(1, 1), groups=4), [IMAGE], "do not divide into 4 groups"),
+        (Convolution(filters=4, kernel=(1, 1)), [(12,)], "needs .channels, height, width."),
+        (GlobalAveragePool(), [(12,)], "GlobalAveragePool needs"),
+        (Add(), [(6,), (7,)], "values of one shape"),
+    ],
+)
+def test_what_does_not_fit_is_refused(layer, inputs, message):
+    with pytest.raises(UsageError, match=message):
+        layer.output_shape(*inputs)
+
+
+def test_every_layer_type_has_its_line_in_every_table():
+    def leaves(kind):
+        children = kind.__subclasses__()
+        return {kind}.union(*map(leaves, children)) if children else {kind}
+
+    written = {k for k in leaves(Layer) if not k.__name__.startswith("_")} - {Layer}
+    assert written == set(LAYERS.values())
+    assert set(COUNTS) == set(LAYERS.values())
+    assert set(KEEPS) == set(LAYERS.values())

@@ -1,0 +1,137 @@
+"""Contracts every line of NETWORKS keeps, and what docs/networks.md says of each."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cubemesh.errors import UsageError
+from cubemesh.networks import NETWORKS, build, canonical_name, entry
+from cubemesh.networks.describe import summary
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "networks.md"
+
+PARAMETERS = {
+    "little-cnn": 2_168_362,
+    "little-cnn-unpadded": 1_250_858,
+    "cifarnet": 89_578,
+    "alexnet": 61_100_840,
+    "vgg11": 132_863_336,
+    "vgg16": 138_357_544,
+    "vgg19": 143_667_240,
+    "resnet-18": 11_689_512,
+    "resnet-34": 21_797_672,
+    "resnet-50": 25_557_032,
+    "resnet-101": 44_549_160,
+    "resnet-152": 60_192_808,
+}
+"""As published, or worked out by hand from the layers."""
+
+
+def test_parameters_are_the_published_ones():
+    assert {name: build(name).parameter_count for name in NETWORKS} == PARAMETERS
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_is_whole(name):
+    network, line = build(name), entry(name)
+    assert network.name == name
+    assert line.source
+    assert network.inputs[0].shape == (3, line.image_size, line.image_size)
+    assert network.targets[0].classes == line.classes
+    assert network.shape(network.output) == (line.classes,)
+    known = {i.name: i.shape for i in network.inputs}
+    for node in network.nodes:
+        shapes = [known[i] for i in node.inputs]  # every input comes before its reader
+        assert node.layer.output_shape(*shapes) == node.shape
+        owned = node.layer.parameters(*shapes) | node.layer.state(*shapes)
+        assert owned.keys() == node.parameters.keys() | node.state.keys()
+        for role, array in (node.parameters | node.state).items():
+            assert array == f"{node.name}.{role}"
+            assert (network.parameters | network.state)[array] == owned[role]
+        known[node.name] = node.shape
+    used = {p for n in network.nodes for p in (*n.parameters.values(), *n.state.values())}
+    assert used == network.parameters.keys() | network.state.keys()
+    read = {i for n in network.nodes for i in n.inputs} | {h.value for h in network.heads}
+    assert read == known.keys()  # nothing is computed in vain
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_segments_are_named_and_cover_the_network(name):
+    network = build(name)
+    assert [n for s in network.segments for n in s.nodes] == [n.name for n in network.nodes]
+    assert all(s.name for s in network.segments)
+    assert len(network.segments) >= 3
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_smallest_image_is_the_smallest_that_works(name):
+    line = entry(name)
+    small = build(name, image_size=line.smallest_image_size, classes=3)
+    assert small.shape(small.output) == (3,)
+    with pytest.raises(UsageError, match="does not fit"):
+        line.make(line.smallest_image_size - 1, 3)
+    with pytest.raises(
+        UsageError, match=f"too small for {name}: the smallest .* is {line.smallest_image_size},"
+    ):
+        build(name, image_size=line.smallest_image_size - 1)
+
+
+@pytest.mark.parametrize("name", [n for n in NETWORKS if PARAMETERS[n] < 30_000_000])
+def test_drawn_arrays_have_the_shapes_of_the_graph(name):
+    network = build(name)
+    specs = network.parameters | network.state
+    arrays = network.draw()
+    assert {k: v.shape for k, v in arrays.items()} == {k: s.shape for k, s in specs.items()}
+    assert {str(v.dtype) for v in arrays.values()} == {"float32"}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("resnet-50", "resnet-50"),
+        ("resnet50", "resnet-50"),
+        ("ResNet_50", "resnet-50"),
+        ("VGG-16", "vgg16"),
+        ("LittleCNN", "little-cnn"),
+    ],
+)
+def test_spelling_does_not_matter(given, expected):
+    assert canonical_name(given) == expected
+    assert entry(given) is NETWORKS[expected]
+    assert build(given).name == expected
+
+
+def test_spellings_stay_apart():
+    bare = {re.sub("[-_]", "", name).lower() for name in NETWORKS}
+    assert len(bare) == len(NETWORKS)
+
+
+def test_what_cannot_be_built_is_refused():
+    with pytest.raises(UsageError, match=r"'resnet-51' is not a network\. .*resnet-50"):
+        build("resnet-51")
+    with pytest.raises(UsageError, match="classes=0 is too small"):
+        build("alexnet", classes=0)
+
+
+def test_listing_networks_loads_no_numpy():
+    code = "import sys, cubemesh.networks.describe; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_document_tells_of_it(name):
+    text, found = DOCUMENT.read_text(encoding="utf-8"), summary(name)
+    headings = [line for line in text.splitlines() if line.startswith("## ")]
+    assert sum(f"`{name}`" in heading for heading in headings) == 1
+    side = found["input_shape"][1]
+    row = (
+        f"| {name} | {side} × {side} | {found['classes']:,} | {found['parameters']:,} "
+        f"| {found['forward_flops'] / 1e9:.3f} | {found['backward_flops'] / 1e9:.3f} "
+        f"| {found['saved_bytes'] / 2**20:.1f} | {found['smallest_image_size']} |"
+    )
+    assert row in text

@@ -1,0 +1,227 @@
+"""The command line as a user meets it: real processes, real stores, the null framework."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from cubemesh.cli import app
+
+SCRIPTED = ("--set", "framework=null", "--set", "script=step=0.002,per_sample=0.0001,jitter=0.02")
+MINIBATCH = ("run", "minibatch", "--set", "batches=8,16,32", *SCRIPTED)
+
+
+def cubemesh(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user would."""
+    return subprocess.run(
+        [sys.executable, "-m", "cubemesh", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=os.environ | environment,
+        check=False,
+    )
+
+
+def document(result: subprocess.CompletedProcess[str], code: int = 0) -> dict:
+    """The one JSON object on stdout."""
+    assert result.returncode == code, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_the_flags_are_frozen():
+    """A flag is a promise: whoever adds one changes this list and docs/cli.md."""
+    verbs = typer.main.get_command(app).commands
+    flags = {
+        name: sorted(option for p in verb.params for option in p.opts if option.startswith("--"))
+        for name, verb in verbs.items()
+    }
+    assert flags == {
+        "probe": ["--json"],
+        "networks": ["--json"],
+        "experiments": ["--json"],
+        "run": ["--fresh", "--full", "--json", "--quick", "--set", "--store"],
+        "results": ["--framework", "--json", "--limit", "--network", "--outcome", "--store"],
+        "report": ["--charts", "--json", "--output", "--store"],
+    }
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys, cubemesh.cli\n"
+        "try:\n    cubemesh.cli.app(['--help'])\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'numpy', 'pandas', 'pydantic', 'sqlalchemy', 'altair', 'psutil'}\n"
+        "sys.exit(','.join(sorted(heavy & set(sys.modules))))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, f"--help imports {result.stderr}"
+    assert "cubemesh run quick" in result.stdout
+
+
+def test_reading_results_imports_no_framework(tmp_path: Path):
+    store = str(tmp_path / "s.sqlite")
+    assert cubemesh(*MINIBATCH, "--store", store).returncode == 0
+    code = (
+        "import sys, cubemesh.cli\n"
+        f"sys.argv = ['cubemesh', 'results', '--store', {store!r}]\n"
+        "try:\n    cubemesh.cli.main()\nexcept SystemExit: pass\n"
+        "sys.exit('torch' if 'torch' in sys.modules else 0)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0
+    assert "little-cnn" in result.stdout
+
+
+def test_version():
+    from cubemesh import __version__
+
+    assert cubemesh("--version").stdout.strip() == f"cubemesh {__version__}"
+
+
+def test_probe_as_json():
+    said = document(cubemesh("probe", "--json"))
+    assert said["schema"] == 1
+    assert said["machine"]["cpu"]["usable_cores"] >= 1
+
+
+def test_networks_as_json_has_the_reference_counts():
+    said = document(cubemesh("networks", "--json"))
+    found = {n["name"]: n for n in said["networks"]}
+    assert {
+        n: found[n]["parameters"] for n in ("little-cnn", "cifarnet", "vgg16", "resnet-50")
+    } == {
+        "little-cnn": 2_168_362,
+        "cifarnet": 89_578,
+        "vgg16": 138_357_544,
+        "resnet-50": 25_557_032,
+    }
+    assert found["alexnet"]["input_shape"] == [3, 224, 224]
+    assert found["resnet-50"]["forward_flops"] == pytest.approx(2 * 4.09e9, rel=0.01)
+
+
+def test_networks_layer_by_layer():
+    result = cubemesh("networks", "resnet-18")
+    assert result.returncode == 0
+    assert "layer1.0.conv1" in result.stdout
+
+
+@pytest.mark.parametrize("name", ["minibatch", "batch-accuracy"])
+def test_experiments_lists_every_setting(name: str):
+    said = document(cubemesh("experiments", name, "--json"))
+    assert "network" in {s["name"] for s in said["settings"]}
+    assert all(s["means"] for s in said["settings"])
+    assert "precision" in {f["name"] for f in said["fields"]}
+
+
+def test_run_prints_records_and_answer(tmp_path: Path):
+    said = document(cubemesh(*MINIBATCH, "--json", "--store", str(tmp_path / "s.sqlite")))
+    steps = [r for r in said["records"] if r["spec"]["batch_per_device"]]
+    assert [r["spec"]["batch_per_device"] for r in steps] == [8, 16, 32]
+    for record in steps:
+        assert record["outcome"] == "ok"
+        assert record["spec"]["framework"] == "null"
+        assert record["spec"]["devices"] == 1
+        expected = 0.002 + 1e-4 * record["spec"]["batch_per_device"]
+        assert record["step_s"]["median"] == pytest.approx(expected, rel=0.05)
+        batch = record["spec"]["batch_per_device"]
+        assert record["throughput_per_s"] == pytest.approx(batch / expected, rel=0.05)
+    assert said["answer"]["experiment"] == "minibatch"
+    assert said["answer"]["findings"]
+
+
+def test_the_same_command_measures_nothing_twice(tmp_path: Path):
+    command = (*MINIBATCH, "--json", "--store", str(tmp_path / "s.sqlite"))
+    first, second = document(cubemesh(*command)), document(cubemesh(*command))
+    again = document(cubemesh(*command, "--fresh"))
+    ids = [[r["run_id"] for r in said["records"]] for said in (first, second, again)]
+    assert ids[0] == ids[1]
+    assert not set(ids[0]) & set(ids[2])
+
+
+def test_results_lists_and_shows(tmp_path: Path):
+    store = ("--store", str(tmp_path / "s.sqlite"))
+    ran = document(cubemesh(*MINIBATCH, *store, "--json"))
+    listed = document(cubemesh("results", *store, "--json"))
+    assert {r["run_id"] for r in listed["records"]} == {r["run_id"] for r in ran["records"]}
+    one = ran["records"][-1]["run_id"]
+    shown = document(cubemesh("results", one[:8], *store, "--json"))
+    assert shown["record"]["run_id"] == one
+    assert shown["record"]["windows"]
+
+
+def test_report_is_written_from_the_store(tmp_path: Path):
+    store = ("--store", str(tmp_path / "s.sqlite"))
+    assert cubemesh(*MINIBATCH, *store).returncode == 0
+    page, charts = tmp_path / "page.html", tmp_path / "charts"
+    result = cubemesh("report", *store, "--output", str(page), "--charts", str(charts))
+    assert result.returncode == 0, result.stderr
+    assert str(page) in result.stdout
+    assert "stops growing" in page.read_text() or "still grows" in page.read_text()
+    assert sorted(p.suffix for p in charts.iterdir()) == [".png", ".svg"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("run", "minibatch", "--set", "network=resnet-5O"), 2, "Nearest: resnet-50"),
+        (("run", "minibatch", "--set", "framework=pytorhc"), 2, "Nearest: pytorch"),
+        (("run", "minibatch", "--set", "data=digts"), 2, "Nearest: digits"),
+        (("run", "minibatch", "--set", "batches=0"), 2, "batch_per_device"),
+        (("run", "minibatch", "--set", "batches=-8"), 2, "batch_per_device"),
+        (("run", "minibatch", "--set", "colour=red"), 2, "colour"),
+        (("run", "minibtach"), 2, "Nearest: minibatch"),
+        (("run", "quick", "--set", "colour=red"), 2, "none of minibatch, batch-accuracy"),
+        (("run", "minibatch", "--quick", "--full"), 2, "exclude"),
+        (("run", "minibatch", "--set", "network=resnet-50", "--set", "image_size=4"), 2, "image"),
+        (("run", "minibatch", "--set", "data=cifar-10"), 2, "data_path"),
+        (("run",), 2, "NAME"),
+        (("frobnicate",), 2, "frobnicate"),
+        (("networks", "vgg"), 2, "vgg16"),
+        (("results", "--store", "/nonexistent/s.sqlite"), 1, "/nonexistent"),
+        (("report", "minibtach"), 1, ""),
+    ],
+)
+def test_wrong_use_says_what_is_right(arguments, code, says, tmp_path: Path):
+    result = cubemesh(*arguments)
+    assert result.returncode == code, result.stderr
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_an_empty_store_says_how_to_fill_it(tmp_path: Path):
+    store = tmp_path / "s.sqlite"
+    assert cubemesh("run", "minibatch", "--set", "batches=0", "--store", str(store)).returncode == 2
+    result = cubemesh("report", "--store", str(store), "--output", str(tmp_path / "p.html"))
+    assert result.returncode == 2
+    assert "cubemesh run quick" in result.stderr
+
+
+def test_a_run_that_crashes_is_recorded_and_the_others_go_on(tmp_path: Path):
+    result = cubemesh(
+        "run",
+        "minibatch",
+        *("--set", "batches=8,16", "--set", "ceiling=false", "--set", "framework=null"),
+        *("--set", "script=segfault@5", "--json", "--store", str(tmp_path / "s.sqlite")),
+    )
+    said = document(result, code=1)
+    assert [r["outcome"] for r in said["records"]] == ["crashed", "crashed"]
+    assert "SIGSEGV" in said["records"][0]["outcome_detail"]["message"]
+
+
+def test_what_is_not_offered_is_an_outcome_with_its_reason(tmp_path: Path):
+    result = cubemesh(
+        *("run", "minibatch", "--set", "batches=8", "--set", "devices=2", *SCRIPTED),
+        *("--json", "--store", str(tmp_path / "s.sqlite")),
+    )
+    said = document(result, code=1)
+    assert {r["outcome"] for r in said["records"]} == {"unsupported"}
+    assert "devices=1" in said["records"][-1]["outcome_detail"]["message"]

@@ -1,0 +1,61 @@
+"""What can be typed is written down: verbs, options, networks, experiments, settings, warnings."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import typer
+
+from cubemesh.cli import app
+from cubemesh.data import SOURCES
+from cubemesh.experiments import EXPERIMENTS, SUITES
+from cubemesh.experiments.settings import spec_fields
+from cubemesh.frameworks import FRAMEWORKS
+from cubemesh.model import WARNINGS, Status
+from cubemesh.networks import NETWORKS
+from cubemesh.parallel.exchanges import EXCHANGES
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def documented() -> list[tuple[str, str]]:
+    """(page, what it must name in code style) for everything there is."""
+    wanted = []
+    for verb in typer.main.get_command(app).commands.values():  # type: ignore[attr-defined]
+        wanted.append(("cli.md", f"cubemesh {verb.name}"))
+        wanted += [("cli.md", o) for p in verb.params for o in p.opts if o.startswith("--")]
+    for experiment in EXPERIMENTS.values():
+        wanted.append(("experiments.md", experiment.name))
+        wanted += [("experiments.md", f.name) for f in dataclasses.fields(experiment.settings)]
+        wanted += [("settings.md", field) for field in spec_fields(experiment)]
+    wanted += [("experiments.md", suite) for suite in SUITES]
+    wanted += [("networks.md", network) for network in NETWORKS]
+    wanted += [("frameworks.md", framework) for framework in FRAMEWORKS]
+    wanted += [("data.md", source) for source in SOURCES]
+    wanted += [("warnings.md", code) for code in WARNINGS]
+    wanted += [("running.md", status.value) for status in Status]
+    wanted += [("settings.md", exchange) for exchange in EXCHANGES]
+    return sorted(set(wanted))
+
+
+def missing(page: str, name: str) -> bool:
+    """Whether a page does not name something in code style."""
+    text = (DOCS / page).read_text()
+    return f"`{name}" not in text
+
+
+@pytest.mark.parametrize(("page", "name"), documented())
+def test_everything_is_documented(page: str, name: str) -> None:
+    assert not missing(page, name), f"docs/{page} does not describe `{name}`"
+
+
+def test_the_docs_test_sees_a_gap() -> None:
+    assert missing("cli.md", "cubemesh frobnicate")
+
+
+def test_pages_link_to_pages_that_exist() -> None:
+    import re
+
+    for page in [*DOCS.glob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md"]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
