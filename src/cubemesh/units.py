@@ -130,12 +130,12 @@ def format_interval(
     return _with_unit(f"{shown:,.{decimals}f} ± {uncertainty:,.{decimals}f}", name)
 
 
-_NUMBER = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+"
+_NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 _SIZE = re.compile(rf"({_NUMBER})\s*(?:([kmgtp])(i?b?)|b)?", re.IGNORECASE)
-_DURATION_PART = re.compile(rf"\s*({_NUMBER})\s*([a-zµ]+)")
+_DURATION_PART = re.compile(rf"\s*({_NUMBER})\s*([a-zµμ]+)")
 _DURATION_UNITS = {
     **dict.fromkeys(("ns",), Decimal("1e-9")),
-    **dict.fromkeys(("us", "µs"), Decimal("1e-6")),
+    **dict.fromkeys(("us", "µs", "μs"), Decimal("1e-6")),
     **dict.fromkeys(("ms",), Decimal("1e-3")),
     **dict.fromkeys(("s", "sec", "second", "seconds"), Decimal(1)),
     **dict.fromkeys(("m", "min", "minute", "minutes"), Decimal(60)),
@@ -231,10 +231,11 @@ def _plain_digits(number: Decimal) -> str:
 
 
 def _rounded_uncertainty(half: float) -> Decimal:
-    """By the rule of the Particle Data Group; a carry (9.6 to 10) keeps two digits."""
-    two = _rounded(half, 2)
-    leading = int(two.scaleb(1 - two.adjusted()))
-    return two if leading <= 35 else _rounded(half, 1)
+    """By the rule of the Particle Data Group; a carry (0.96 to 1.0) keeps two digits."""
+    two, one = _rounded(half, 2), _rounded(half, 1)
+    if one.adjusted() > two.adjusted():
+        return one.quantize(Decimal(1).scaleb(one.adjusted() - 1), context=_EXACT)
+    return two if int(two.scaleb(1 - two.adjusted())) <= 35 else one
 
 
 def _last_place(number: Decimal) -> int:

@@ -124,7 +124,7 @@ def test_kept_bytes_agree_with_what_autograd_saves(name):
     network = build(name)
     fed_bytes = BATCH * (math.prod(network.inputs[0].shape) * 4 + LABEL_BYTES)
     found = Interpreted(network).kept_bytes(BATCH) - fed_bytes
-    assert forecast(network, BATCH).activation_bytes == pytest.approx(found, rel=0.001)
+    assert totals(network, BATCH).forward.saved_bytes == pytest.approx(found, rel=0.001)
 
 
 @pytest.mark.parametrize("name", ["little-cnn", "cifarnet", "resnet-18"])
@@ -134,7 +134,8 @@ def test_kept_bytes_agree_with_what_autograd_saves_in_mixed_precision(name):
         found = Interpreted(network, "cpu").kept_bytes(4) - 4 * LABEL_BYTES
     full, half = forecast(network, 4), forecast(network, 4, "bf16")
     copies = half.weight_bytes - full.weight_bytes  # autograd saves those of the weights as well
-    assert half.activation_bytes + copies == pytest.approx(found, rel=0.005)
+    saved_bytes = totals(network, 4, "bf16").forward.saved_bytes
+    assert saved_bytes + copies == pytest.approx(found, rel=0.005)
 
 
 class Alive(TorchDispatchMode):
@@ -166,19 +167,17 @@ class Alive(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_peak_agrees_with_the_arrays_alive_in_a_step(name):
+@pytest.mark.parametrize("batch", [1, 16])
+def test_peak_agrees_with_the_arrays_alive_in_a_step(name, batch):
     network = build(name)
     model = Interpreted(network)
-    standing = list(model.arrays.values())
-    for parameter in network.parameters:
-        model.arrays[parameter].grad = torch.empty_like(model.arrays[parameter])
-        standing.append(model.arrays[parameter].grad)
-    with Alive(standing) as alive:
-        model.loss(BATCH).backward()
-    expected = forecast(network, BATCH)
-    step = expected.activation_bytes + expected.workspace_bytes + expected.input_bytes
-    # Response normalisation has temporaries of its own (1.7 % of CifarNet's peak).
-    assert step == pytest.approx(alive.peak, rel=0.02 if network.name == "cifarnet" else 0.001)
+    with Alive(model.arrays.values()) as alive:
+        model.loss(batch).backward()
+    expected = forecast(network, batch)
+    standing = expected.weight_bytes + expected.optimizer_bytes
+    # Response normalisation is many operations, with temporaries that are not forecast.
+    tolerance = 0.1 if name == "cifarnet" else 0.001
+    assert expected.total_bytes - standing == pytest.approx(alive.peak, rel=tolerance)
 
 
 windows = st.tuples(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections.abc import Sequence
@@ -484,3 +485,12 @@ def hostile() -> Sample:
         records={r.run_id: r for r in (bad, failed)},
         series={bad.run_id: (Series(name=ATTACK, times_s=(0.0, 1.0), values=(1.0, 2.0)),)},
     )
+
+
+def failed() -> Sample:
+    """A suite in which no run came to a figure."""
+    records = [record(b, outcome=OOM) for b in STEP_S]
+    answer = minibatch_answer(records)
+    answer = dataclasses.replace(answer, findings=(), warnings=(), notes=())
+    by_id = {r.run_id: r for r in records}
+    return Sample(machine=machine(), answers=(answer,), records=by_id, series={})

@@ -18,6 +18,8 @@ from cubemesh.data.resize import resize
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.base import Batch
 
+_CHUNK = 1024
+
 
 class Ready:
     """Images kept in the network's shape.
@@ -107,8 +109,12 @@ def prepared(raw: Raw) -> Source:
     """`raw` itself, or its images made ready once and for all where they fit `CACHE_BYTES`."""
     if raw.samples * image_bytes(raw.shape) > CACHE_BYTES:
         return raw
-    everything = raw.batch(np.arange(raw.samples))
-    return Ready(raw.name, everything.images, everything.labels, raw.classes)
+    whole = empty_batch(raw.samples, raw.shape)
+    for start in range(0, raw.samples, _CHUNK):  # what lies between raw and ready stays small
+        numbers = np.arange(start, min(start + _CHUNK, raw.samples))
+        here = slice(start, start + len(numbers))
+        raw.batch(numbers, Batch(images=whole.images[here], labels=whole.labels[here]))
+    return Ready(raw.name, whole.images, whole.labels, raw.classes)
 
 
 def check_indices(indices: Indices, samples: int) -> None:

@@ -2,8 +2,8 @@
 
 Bilinear interpolation with half-pixel centres: output pixel i lies over input position
 (i + ½)·n_in/n_out - ½, positions beyond the first and last centre take the edge's value, and the
-value there is the straight line between the two nearest pixels, along the height, then the width.
-This is what `align_corners=False` means in PyTorch and `antialias=False` in TensorFlow. No
+value there lies on the straight line between the two nearest pixels, along one axis, then the
+other. This is what `align_corners=False` means in PyTorch and `antialias=False` in TensorFlow. No
 averaging when an image shrinks.
 """
 
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 def resize(images: NDArray[np.float32], height: int, width: int) -> NDArray[np.float32]:
     """`images` (..., h, w) as (..., `height`, `width`). Every result lies between two input pixels,
     so a constant image stays exactly constant and no value leaves the range of the input."""
+    if height > images.shape[-2]:  # gathering columns is slow, so do it while the image is small
+        return _along(_along(images, width, -1), height, -2)
     return _along(_along(images, height, -2), width, -1)
 
 

@@ -115,8 +115,8 @@ class BuildRequest:
 class Program(Protocol):
     """A network made ready to run on one device by one framework.
 
-    It starts from `network.draw(work.seed)`. Steps are queued: `train_step` and `forward` may
-    return before the device is done; `synchronize` waits. What is fed must come from `place`.
+    Its arrays hold nothing until `load`. Steps are queued: `train_step` and `forward` may return
+    before the device is done; `synchronize` waits. What is fed must come from `place`.
     """
 
     device: str

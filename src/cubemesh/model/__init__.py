@@ -20,6 +20,7 @@ from cubemesh.model.machine import (
     Unknown,
 )
 from cubemesh.model.outcome import Outcome, Status
+from cubemesh.model.question import Question, new_question_id
 from cubemesh.model.record import (
     Curve,
     Figure,
@@ -77,6 +78,7 @@ __all__ = [
     "Placement",
     "Point",
     "ProgramSettings",
+    "Question",
     "Rank",
     "RunKey",
     "RunRecord",
@@ -91,5 +93,6 @@ __all__ = [
     "Warning",
     "Window",
     "Work",
+    "new_question_id",
     "warn",
 ]

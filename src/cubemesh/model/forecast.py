@@ -7,19 +7,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryForecast:
-    """Bytes one device needs to train a network at one batch; `total_bytes` is their sum."""
+    """Bytes one device needs to train a network at one batch, at the fullest moment of a step;
+    `total_bytes` is their sum."""
 
     weight_bytes: int
     gradient_bytes: int
+    """Of the parameters' gradients, those that exist at that moment."""
     optimizer_bytes: int
     activation_bytes: int
-    """What the forward pass keeps for the backward pass."""
+    """Of what the forward pass keeps for the backward pass, what is still there."""
     workspace_bytes: int
-    """The largest set of temporaries alive at once beside the activations."""
+    """Temporaries alive beside them."""
     input_bytes: int
 
     @property
     def total_bytes(self) -> int:
+        """All of it together."""
         return (
             self.weight_bytes
             + self.gradient_bytes

@@ -105,13 +105,18 @@ def settings(layer: Layer) -> str:
             continue
         if field.name == "kernel":
             shown.insert(0, "×".join(map(str, value)))
-        elif isinstance(layer, (MaxPool, AveragePool)) and value == layer.kernel:
-            continue  # a stride that sets windows side by side
+        elif field.name == "stride" and _side_by_side(layer):
+            continue
         elif field.default is MISSING and isinstance(value, int):
             shown.append(str(value))
         else:
             shown.append(_named(field.name.replace("_", " "), value))
     return ", ".join(shown)
+
+
+def _side_by_side(layer: Layer) -> bool:
+    """Whether it is a pool whose windows neither overlap nor leave gaps, as is usual."""
+    return isinstance(layer, (MaxPool, AveragePool)) and layer.stride == layer.kernel
 
 
 def _named(name: str, value: Any) -> str:

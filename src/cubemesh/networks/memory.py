@@ -1,15 +1,17 @@
 """How much memory does training need, and what is the largest batch that fits?
 
 A forecast for an eager framework that frees every array with its last reader (PyTorch), by walking
-the step as it runs: the forward pass makes values and keeps some (`saved.py`), the backward pass
-makes gradients and lets go of what it has used. The largest sum seen on the way, beyond what is
-kept, is the workspace. The rest is arithmetic over the parameters:
+through the step as it runs: the forward pass makes values and keeps some (`saved.py`), the backward
+pass makes gradients and lets go of what it has used, the update has temporaries of its own. The
+forecast is the fullest moment of that walk, taken apart. Beside it stand, all the time:
 
     weights      4 bytes a parameter (fp64: 8), the running statistics; in mixed precision also
                  the narrow copies of what convolutions and matrix products multiply by
-    gradients    as wide as the weights
     optimizer    SGD with momentum and RMSprop one array as large as the weights, Adam two
-    input        the images in fp32 and the labels in int64
+    input        the images in fp32 (fp64: 8 bytes) and the labels in int64
+
+Gradients are as wide as the weights. They come one by one during the backward pass and are dropped
+before the next step, so in a deep network few of them exist while the activations are all there.
 
 Not in it: what a framework takes before it does anything (a CUDA context, libraries), the
 workspaces of its convolution algorithms, and the rounding and gaps of its allocator.
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Literal
 
 from cubemesh.errors import UsageError
 from cubemesh.model.forecast import MemoryForecast
@@ -30,15 +33,17 @@ from cubemesh.networks.saved import (
     FED_BYTES,
     LABEL_BYTES,
     Flow,
-    Kept,
     log_probabilities,
     saved,
 )
 
 OPTIMIZER_ARRAYS: dict[Optimizer, int] = {"sgd": 1, "rmsprop": 1, "adam": 2}
 """Arrays as large as the weights that each optimizer keeps."""
-_UPDATE_ARRAYS: dict[Optimizer, int] = {"sgd": 0, "rmsprop": 1, "adam": 1}
-"""Arrays as large as the weights that live during the update: the square root of a mean square."""
+_UPDATE_ARRAYS: dict[Optimizer, int] = {"sgd": 0, "rmsprop": 1, "adam": 0}
+"""Arrays as large as the weights that live during the update: RMSprop's square roots. The other
+two are one fused kernel."""
+
+_Group = Literal["activations", "gradients", "workspace"]
 
 
 def forecast(
@@ -48,7 +53,7 @@ def forecast(
     optimizer: Optimizer = "sgd",
     training: bool = True,
 ) -> MemoryForecast:
-    """Bytes one device needs for steps of `batch` samples.
+    """Bytes one device needs for steps of `batch` samples, at the fullest moment of a step.
 
     Without `training` it is the forward pass and the loss alone, which keep nothing. Raises
     UsageError for a batch below 1.
@@ -59,20 +64,17 @@ def forecast(
     master = max(width, 4)
     parameter_bytes = network.parameter_count * master
     state_bytes = sum(math.prod(s.shape) for s in network.state.values()) * master
-    flow = Flow(network)
-    walk = _Walk(flow, batch, width, keeping=training)
-    kept_bytes = walk.run()
-    workspace = walk.peak_bytes - kept_bytes
-    if training:
-        update_bytes = _UPDATE_ARRAYS[optimizer] * parameter_bytes
-        workspace = max(workspace, update_bytes - kept_bytes)
+    fullest = _Walk(Flow(network), batch, width, training).fullest()
+    update_bytes = _UPDATE_ARRAYS[optimizer] * parameter_bytes
+    if training and sum(fullest.values()) < parameter_bytes + update_bytes:
+        fullest = {"activations": 0, "gradients": parameter_bytes, "workspace": update_bytes}
     return MemoryForecast(
         weight_bytes=parameter_bytes + state_bytes + _narrow_copies(network, width),
-        gradient_bytes=parameter_bytes if training else 0,
+        gradient_bytes=fullest["gradients"],
         optimizer_bytes=OPTIMIZER_ARRAYS[optimizer] * parameter_bytes if training else 0,
-        activation_bytes=kept_bytes,
-        workspace_bytes=workspace,
-        input_bytes=batch * _sample_bytes(network),
+        activation_bytes=fullest["activations"],
+        workspace_bytes=fullest["workspace"],
+        input_bytes=batch * _sample_bytes(network, width),
     )
 
 
@@ -113,115 +115,129 @@ def _narrow_copies(network: Network, width: int) -> int:
     return sum(math.prod(network.parameters[name].shape) for name in multiplied) * width
 
 
-def _sample_bytes(network: Network) -> int:
-    images = sum(math.prod(i.shape) for i in network.inputs) * FED_BYTES
+def _sample_bytes(network: Network, width: int) -> int:
+    images = sum(math.prod(i.shape) for i in network.inputs) * max(width, FED_BYTES)
     return images + sum(math.prod(t.shape) for t in network.targets) * LABEL_BYTES
 
 
 class _Walk:
-    """A step as a sequence of allocations; `peak_bytes` is the most alive at once.
+    """A step as a sequence of allocations, by what they are for.
 
-    Weights, persistent gradients, optimizer state and the fed batch are not in it. A gradient is an
-    array as a value is: `Add` hands its own to both inputs, a view to its one.
+    Weights, optimizer state and the fed batch are not in it. The gradient of a value is an array as
+    the value is: `Add` hands its own to both inputs, a view to its one.
     """
 
-    def __init__(self, flow: Flow, batch: int, width: int, keeping: bool) -> None:
+    def __init__(self, flow: Flow, batch: int, width: int, training: bool) -> None:
         self.flow = flow
         self.network = flow.network
         self.batch = batch
         self.width = width
-        self.keeping = keeping
-        self.alive: dict[str, int] = {}
-        self.alive_bytes = 0
-        self.peak_bytes = 0
+        self.training = training
+        self.alive: dict[str, tuple[_Group, int]] = {}
+        self.held: dict[_Group, int] = {"activations": 0, "gradients": 0, "workspace": 0}
+        self.peak = dict(self.held)
 
-    def run(self) -> int:
-        """Walk through the step; returns the bytes kept between the passes."""
-        kept = self._forward()
-        if self.keeping:
+    def fullest(self) -> dict[_Group, int]:
+        """Bytes of each group at the moment of the step when most are alive."""
+        self._forward()
+        if self.training:
             self._backward()
-        return kept
+        return self.peak
 
-    def _allocate(self, name: str, size: int) -> None:
-        if name not in self.alive:
-            self.alive[name] = size
-            self.alive_bytes += size
-            self.peak_bytes = max(self.peak_bytes, self.alive_bytes)
+    def _allocate(self, name: str, size: int, group: _Group = "workspace") -> None:
+        if name in self.alive:
+            return
+        self.alive[name] = group, size
+        self.held[group] += size
+        if sum(self.held.values()) > sum(self.peak.values()):
+            self.peak = dict(self.held)
 
     def _free(self, name: str) -> None:
-        self.alive_bytes -= self.alive.pop(name, 0)
+        if name in self.alive:
+            group, size = self.alive.pop(name)
+            self.held[group] -= size
 
     def _value_bytes(self, value: str) -> int:
         return self.batch * math.prod(self.network.shapes[value]) * self.width
 
-    def _keep(self, kept: Kept) -> None:
-        self._allocate(kept.name, kept.size_bytes(self.batch, self.width))
-
-    def _forward(self) -> int:
+    def _forward(self) -> None:
         storage, nodes, heads = self.flow.storage, self.network.nodes, self.network.heads
         readers = Counter(storage[i] for node in nodes for i in node.inputs)
         readers.update(storage[h.value] for h in heads)
-        kept = saved(self.network, self.flow) if self.keeping else {}
-        kept_names = {k.name for arrays in kept.values() for k in arrays}
+        kept = saved(self.network, self.flow) if self.training else {}
+        activations = {k.name for arrays in kept.values() for k in arrays}
+
+        def read(value: str) -> None:
+            readers[storage[value]] -= 1
+            if not readers[storage[value]] and storage[value] not in activations:
+                self._free(storage[value])
+
         for node in nodes:
             if storage[node.name] == node.name:
-                self._allocate(node.name, self._value_bytes(node.name))
+                group: _Group = "activations" if node.name in activations else "workspace"
+                self._allocate(node.name, self._value_bytes(node.name), group)
             for array in kept.get(node.name, ()):
-                self._keep(array)
+                size = array.size_bytes(self.batch, self.width)
+                self._allocate(array.name, size, "activations")
             for value in node.inputs:
-                readers[storage[value]] -= 1
-                if not readers[storage[value]] and storage[value] not in kept_names:
-                    self._free(storage[value])
+                read(value)
         for head in heads:
-            self._keep(log_probabilities(self.network, head))
-            if storage[head.value] not in kept_names:
-                self._free(storage[head.value])
-        return self.alive_bytes if self.keeping else 0
+            array = log_probabilities(self.network, head)
+            group = "activations" if self.training else "workspace"
+            self._allocate(array.name, array.size_bytes(self.batch, self.width), group)
+            read(head.value)
 
     def _backward(self) -> None:
         gradients: dict[str, str] = {}
         """Value → array its gradient lies in, until the value's own node has used it."""
-        first_keeper: dict[str, str] = {}
-        for node in self.network.nodes:
-            for array in self.flow.kept(node):
-                first_keeper.setdefault(array.name, node.name)
-        last_use: dict[str, list[str]] = {}
-        for name, keeper in first_keeper.items():
-            last_use.setdefault(keeper, []).append(name)
         for head in self.network.heads:
             self._allocate(f"d {head.value}", self._value_bytes(head.value))
             gradients[head.value] = f"d {head.value}"
             self._free(log_probabilities(self.network, head).name)
+        kept = saved(self.network, self.flow)
         for node in reversed(self.network.nodes):
-            if node.name in gradients:
-                self._backward_node(node, gradients)
-            for name in last_use.get(node.name, ()):
-                self._free(name)
-
-    def _backward_node(self, node: Node, gradients: dict[str, str]) -> None:
-        own = gradients.pop(node.name)
-        for value in node.inputs:
-            if value not in self.flow.needs_gradient:
+            if node.name not in gradients:
                 continue
-            handed_on = isinstance(node.layer, Add) or node.layer.category == "view"
-            arriving = own if handed_on else f"d {value} from {node.name}"
-            self._allocate(arriving, self._value_bytes(value))
-            if value in gradients:
-                # Summed into a new array: either one may be another value's gradient as well.
-                before, summed = gradients[value], f"d {value} with {node.name}"
-                self._allocate(summed, self._value_bytes(value))
-                gradients[value] = summed
-                self._free_unused(gradients, before, arriving)
-            else:
-                gradients[value] = arriving
-        # A fresh weight gradient lives until it is added to the one that persists.
-        fresh = f"dw {node.name}"
-        shapes = [self.network.parameters[p].shape for p in node.parameters.values()]
-        self._allocate(fresh, sum(math.prod(s) for s in shapes) * max(self.width, 4))
-        self._free(fresh)
-        self._free_unused(gradients, own)
+            own = gradients.pop(node.name)
+            arrived = self._gradients_of_inputs(node, own)
+            self._gradients_of_parameters(node)
+            for activation in kept[node.name]:  # the first to keep it is the last to use it
+                self._free(activation.name)
+            self._free_unused(own, *gradients.values(), *(array for _, array in arrived))
+            for value, array in arrived:
+                self._accumulate(gradients, value, array)
 
-    def _free_unused(self, gradients: dict[str, str], *names: str) -> None:
-        for name in names:
-            if name not in gradients.values():
-                self._free(name)
+    def _gradients_of_inputs(self, node: Node, own: str) -> list[tuple[str, str]]:
+        """(value, array its gradient from `node` lies in), for each input that needs one."""
+        handed_on = isinstance(node.layer, Add) or node.layer.category == "view"
+        arrived = []
+        for value in node.inputs:
+            if value in self.flow.needs_gradient:
+                array = own if handed_on else f"d {value} from {node.name}"
+                self._allocate(array, self._value_bytes(value))
+                arrived.append((value, array))
+        return arrived
+
+    def _gradients_of_parameters(self, node: Node) -> None:
+        for parameter in node.parameters.values():
+            size = math.prod(self.network.parameters[parameter].shape)
+            if self.width < 4:
+                self._allocate("narrow", size * self.width)  # computed narrow, then widened
+            self._allocate(f"d {parameter}", size * max(self.width, 4), "gradients")
+            self._free("narrow")
+
+    def _accumulate(self, gradients: dict[str, str], value: str, array: str) -> None:
+        """The first gradient of a value is taken as it is; a sum is a new array, because either of
+        its terms may be another value's gradient as well."""
+        before = gradients.get(value)
+        if before is None:
+            gradients[value] = array
+            return
+        gradients[value] = f"{array}, summed"
+        self._allocate(gradients[value], self._value_bytes(value))
+        self._free_unused(before, *gradients.values())
+        self._free_unused(array, *gradients.values())
+
+    def _free_unused(self, array: str, *used: str) -> None:
+        if array not in used:
+            self._free(array)

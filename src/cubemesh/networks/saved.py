@@ -8,7 +8,7 @@ need a gradient at all; `saved` gives every array to the first node that keeps i
 of all nodes add up to what memory holds.
 
 A sample fed to the network lies in memory anyway, so keeping it costs nothing, unless the program
-computes in another width than the 4 bytes it is fed in: then the converted copy is what is kept.
+computes in less than 4 bytes: then the narrow copy made of it is what is kept.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from cubemesh.networks.layers import (
 ELEMENT_BYTES: dict[Precision, int] = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 """Width of the values that flow between layers."""
 FED_BYTES = 4
-"""Width of the images a network is fed."""
+"""Width of the images a network is fed, at least."""
 LABEL_BYTES = 8
 INDEX_BYTES = 8
 MASK_BYTES = 1
@@ -60,7 +60,7 @@ class Kept:
 
     def size_bytes(self, batch: int, element_bytes: int) -> int:
         """Bytes it adds to memory, at `element_bytes` a value."""
-        if self.fed and element_bytes == FED_BYTES:
+        if self.fed and element_bytes >= FED_BYTES:
             return 0
         width = {
             "value": element_bytes,

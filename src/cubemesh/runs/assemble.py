@@ -25,7 +25,7 @@ from cubemesh.model.record import (
     new_run_id,
 )
 from cubemesh.model.series import Series
-from cubemesh.model.spec import RunSpec
+from cubemesh.model.spec import NetworkWork, RunSpec, Train, TrainSteps
 from cubemesh.model.warning import Warning
 from cubemesh.runs.endings import Ending, judge
 
@@ -52,7 +52,7 @@ def assemble(
     outcome = told[-1] if told else judge(ending)
     windows = tuple(_nouns(events, "window", Window))
     series = join(_nouns(events, "series", Series))
-    measured = figures(windows, ending.elapsed_s) if windows else {}
+    measured = _figures(spec, windows, ending.elapsed_s)
     said = {e["name"]: from_plain(Figure, e["figure"]) for e in _of(events, "figure")}
     ranks = [
         Rank(
@@ -83,6 +83,16 @@ def assemble(
         warnings=tuple(dict.fromkeys(_nouns(events, "warning", Warning))),
     )
     return record, series
+
+
+def _figures(spec: RunSpec, windows: Sequence[Window], wall_s: float) -> dict[str, Figure]:
+    """The figures of the measured windows, as far as they mean something for this work."""
+    found = figures([w for w in windows if w.phase == "measure"], wall_s)
+    if not isinstance(spec.work, (TrainSteps, Train)):
+        found.pop("projected_90_epochs_days", None)  # nothing is trained
+    if not isinstance(spec.work, NetworkWork):
+        found.pop("throughput_per_s", None)  # there are no samples: a call stands for one
+    return found
 
 
 def join(chunks: Iterable[Series]) -> list[Series]:

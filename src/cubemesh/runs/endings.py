@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from cubemesh.model.outcome import Outcome, Status
 from cubemesh.units import format_seconds
 
-FAULTS = {
+FAULTS: dict[int, str] = {
     signal.SIGSEGV: "a memory access violation",
     signal.SIGBUS: "a bus error",
     signal.SIGFPE: "an arithmetic error",
@@ -61,46 +61,54 @@ class Ending:
 
 def judge(ending: Ending) -> Outcome:
     """The outcome of a worker that told none."""
+    printed, stacks = ending.output, ending.stacks
+    if not stacks:
+        # At a fatal signal faulthandler prints into the output.
+        printed, _, dump = ending.output.partition("Fatal Python error: ")
+        stacks, _, _ = dump.partition("\nExtension modules:")
     facts: dict[str, object] = {"phase": ending.phase, "steps": ending.steps}
-    if ending.output.strip():
-        facts["output"] = _tail(ending.output, OUTPUT_LINES)
-    name = None if ending.exit_code >= 0 else signal_name(-ending.exit_code)
-    if name is None:
+    if printed.strip():
+        facts["output"] = "\n".join(printed.rstrip().splitlines()[-OUTPUT_LINES:])
+    if stacks.strip():
+        facts["stacks"] = "\n".join(stacks.strip().splitlines()[:STACK_LINES])
+    if ending.exit_code >= 0:
         facts["exit_code"] = ending.exit_code
-    else:
-        facts["signal"] = name
-    if ending.stacks.strip():
-        facts["stacks"] = _tail(ending.stacks, STACK_LINES)
-    status, message = _status(ending, name)
+    elif ending.time_limit_s is None:  # else the signal was the runner's own
+        facts["signal"] = signal_name(-ending.exit_code)
+    status, message = _status(ending, _where(ending, stacks))
     return Outcome(status=status, message=message, origin="runner", facts=facts)
 
 
-def _status(ending: Ending, name: str | None) -> tuple[Status, str]:
+def _where(ending: Ending, stacks: str) -> str:
     where = f"during {ending.phase}"
     if ending.steps:
         where += f", after {ending.steps:,d} steps"
+    at = innermost(stacks)
+    return f"{where}, at {at}" if at else where
+
+
+def _status(ending: Ending, where: str) -> tuple[Status, str]:
     whose = "the worker's server" if ending.server_died else "the worker"
     if ending.time_limit_s is not None:
         limit = format_seconds(ending.time_limit_s)
-        at = innermost(ending.stacks)
-        stood = f", at {at}" if at else ""
         return Status.TIMED_OUT, (
-            f"not done within its time limit of {limit}; it was ended {where}{stood}. Raise "
-            "time_limit_s if it only needs longer."
+            f"not done within its time limit of {limit}; it was ended {where}. Raise time_limit_s "
+            "if it only needs longer."
         )
-    if ending.exit_code == -signal.SIGKILL and ending.oom_kills:
+    if ending.exit_code == -signal.SIGKILL and ending.oom_kills > 0:
         return Status.OOM, (
             f"the kernel ended {whose} {where} because memory ran out. Try a smaller batch, or set "
             "memory_limit_bytes so that it is refused memory in time."
         )
     if ending.exit_code == -signal.SIGABRT and "std::bad_alloc" in ending.output:
         return Status.OOM, (
-            f"an allocation was refused {where} where the framework could not report it "
+            f"an allocation was refused {where}, where the framework could not report it "
             "(std::bad_alloc). Try a smaller batch."
         )
-    if name is None:
+    if ending.exit_code >= 0:
         return Status.CRASHED, f"{whose} exited with code {ending.exit_code} {where}."
-    fault = next((text for number, text in FAULTS.items() if -ending.exit_code == number), None)
+    name = signal_name(-ending.exit_code)
+    fault = FAULTS.get(-ending.exit_code)
     if fault is not None:
         return Status.CRASHED, f"{whose} crashed with {name} ({fault}) {where}."
     return Status.KILLED, f"{whose} was killed from outside with {name} {where}."
@@ -124,7 +132,3 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _tail(text: str, lines: int) -> str:
-    return "\n".join(text.rstrip().splitlines()[-lines:])

@@ -38,7 +38,6 @@ from cubemesh.runs.observer import Observer, Silent
 from cubemesh.runs.watch import watch
 from cubemesh.worker.job import Job
 
-
 START_S = 300.0
 """How long importing a framework may take at least; from a cold network file system it takes
 minutes."""

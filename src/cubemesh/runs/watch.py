@@ -91,6 +91,8 @@ class _Watcher:
             if event["event"] == "enter":
                 self.phase, self.steps = event["name"], 0
                 self._observer.progress(Progress(phase=self.phase))
+            elif event["event"] == "window" and event["window"]["phase"] == self.phase:
+                self.steps += event["window"]["steps"]
             elif event["event"] == "progress":
                 self.phase, self.steps = event["phase"], event["steps"]
                 progress = Progress(

@@ -63,7 +63,7 @@ def browser_bundle() -> str:
 
 def _encoded(chart: Chart, name: str) -> bytes:
     spec = resolved(vega_lite(chart))
-    spec["config"] = spec["config"] | {"background": LIGHT["paper"]}
+    spec["config"] = spec["config"] | {"background": LIGHT["paper"], "padding": 16}
     if name == "svg":
         svg: str = vl_convert.vegalite_to_svg(spec)
         return svg.encode("utf-8")

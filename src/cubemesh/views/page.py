@@ -12,7 +12,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from cubemesh.model import WARNINGS, Answer, Cell, Chart, Finding, Table, Warning
+from cubemesh.model import WARNINGS, Answer, Cell, Chart, Finding, RunRecord, Table, Warning
 from cubemesh.views import wording
 from cubemesh.views.charts import inline_svg
 from cubemesh.views.look import LineLook, line_looks
@@ -94,14 +94,18 @@ class Section:
     """Whether the one chart and the one table stand side by side on a wide screen."""
 
 
-def headline(answers: Sequence[Answer], runs: int) -> str:
+def headline(answers: Sequence[Answer], records: Iterable[RunRecord]) -> str:
     """The sentence on top: the first finding, or what there is instead."""
     for answer in answers:
         for finding in answer.findings:
             return wording.clean(finding.text)
-    if runs:
-        return f"{runs} {'run' if runs == 1 else 'runs'}, and no finding yet."
-    return "Nothing has been measured on this machine yet."
+    ended = [record.ok for record in records]
+    if not ended:
+        return "Nothing has been measured on this machine yet."
+    runs = "1 run" if len(ended) == 1 else f"{len(ended)} runs"
+    if not any(ended):
+        return f"No figure came of {runs}: each says why."
+    return f"{runs}, and no finding yet."
 
 
 def lead(answers: Sequence[Answer]) -> str:
@@ -113,7 +117,7 @@ def lead(answers: Sequence[Answer]) -> str:
 def cards(answers: Sequence[Answer]) -> tuple[Card, ...]:
     """A card for every finding that asks a question. The one the headline already says in full
     tells what was compared instead."""
-    top = headline(answers, 0)
+    top = headline(answers, ())
     made = []
     for answer in answers:
         for finding in answer.findings:
@@ -167,8 +171,16 @@ def _drawn(chart: Chart) -> DrawnChart:
         spec=spec,
         svg=Markup(inline_svg(still | {"width": _STATIC_WIDTH})),
         legend=tuple(zip(names, looks, strict=True)) if len(names) > 1 else (),
-        missing=missing_points(chart),
+        missing=_gathered(missing_points(chart)),
     )
+
+
+def _gathered(missing: Sequence[tuple[str, str, str]]) -> tuple[tuple[str, str, str], ...]:
+    """Missing points of one line for one reason, told together."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for line, x, reason in missing:
+        places.setdefault((line, reason), []).append(x)
+    return tuple((line, "; ".join(xs), reason) for (line, reason), xs in places.items())
 
 
 def printed(table: Table) -> PrintedTable:

@@ -37,7 +37,7 @@ class ShownRun:
     name: str
     outcome: str
     ending: str
-    throughput: str
+    result: str
     spark: Markup
     facts: tuple[tuple[str, str], ...]
     settings: tuple[tuple[str, str], ...]
@@ -57,7 +57,7 @@ def shown_run(record: RunRecord, series: Sequence[Series]) -> ShownRun:
         name=wording.run_name(record.spec),
         outcome=wording.outcome_text(record),
         ending=wording.ENDINGS[record.outcome.status],
-        throughput=wording.throughput_text(record),
+        result=wording.result_text(record),
         spark=Markup(spark),
         facts=run_facts.run_facts(record),
         settings=wording.own_settings(record.spec),

@@ -13,12 +13,10 @@ from typing import Any, Protocol
 
 from cubemesh.model import Answer, Machine, NetworkWork, RunRecord, RunSpec
 from cubemesh.model.plain import to_plain
-from cubemesh.statistics import bootstrap_interval, mad, median, percentile
+from cubemesh.statistics import FEWEST_FOR_INTERVAL, bootstrap_interval, mad, median, percentile
 
 SCHEMA = 1
 """Version of the documents made here; it rises when a field changes its meaning or goes."""
-
-_LEAST_FOR_INTERVAL = 2
 
 
 def envelope(kind: str, **fields: Any) -> dict[str, Any]:
@@ -40,12 +38,12 @@ def finite(value: Any) -> Any:
 def step_statistics(record: RunRecord) -> dict[str, float | int | None] | None:
     """Seconds a step takes, over the windows that count; None where nothing was measured.
 
-    `low` and `high` are the 95 % bootstrap interval of the median, None for a single window.
+    `low` and `high` are the 95 % bootstrap interval of the median, None for too few windows.
     """
     steps = [window.step_s for window in record.measured]
     if not steps:
         return None
-    interval = bootstrap_interval(steps) if len(steps) >= _LEAST_FOR_INTERVAL else None
+    interval = bootstrap_interval(steps) if len(steps) >= FEWEST_FOR_INTERVAL else None
     return {
         "median": median(steps),
         "mean": math.fsum(steps) / len(steps),

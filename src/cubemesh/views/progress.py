@@ -79,6 +79,7 @@ class TerminalProgress:
             TextColumn("{task.fields[left]}", markup=False, style="dim"),
             console=self.console,
             transient=True,
+            redirect_stdout=False,  # what is printed there is data, for whoever reads it
         )
         self._task = self._live.add_task(self._name, total=None, done="", now="", left="")
         self._live.start()
@@ -116,7 +117,7 @@ class TerminalProgress:
         total = max(self._planned, self._finished)
         text = Text(f"  {self._finished}/{total}  ", style="dim")
         text.append(f"{wording.run_name(record.spec)}  ", style="not dim")
-        result = wording.throughput_text(record) if record.ok else ""
+        result = wording.result_text(record) if record.ok else ""
         text.append(
             result or wording.outcome_text(record), style=f"not dim {outcome_style(record)}"
         )

@@ -75,7 +75,7 @@ def render(report: Report) -> str:
         .get_template("report.html.j2")
         .render(
             report=report,
-            headline=page.headline(report.answers, len(report.records)),
+            headline=page.headline(report.answers, report.records.values()),
             lead=page.lead(report.answers),
             cards=page.cards(report.answers),
             sections=sections,

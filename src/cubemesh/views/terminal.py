@@ -112,7 +112,7 @@ def print_record(console: Console, record: RunRecord, series: Sequence[Series] =
     """One run: how it ended, its figures, its settings, where its time went."""
     _line(console, wording.run_name(record.spec), style="bold")
     if record.ok:
-        _line(console, wording.throughput_text(record) or wording.outcome_text(record))
+        _line(console, wording.result_text(record) or wording.outcome_text(record))
     else:
         _line(console, wording.outcome_text(record), style=outcome_style(record))
     console.print()
@@ -151,7 +151,7 @@ def print_results(console: Console, records: Iterable[RunRecord]) -> None:
                 wording.clean(record.run_id),
                 wording.clean(record.started_utc[:16].replace("T", " ")),
                 wording.run_name(record.spec),
-                wording.throughput_text(record),
+                wording.result_text(record),
                 format_seconds(step["median"]) if step and step["median"] is not None else "",
                 "" if record.ok else wording.outcome_text(record),
                 "!" if record.warnings else "",
@@ -161,7 +161,7 @@ def print_results(console: Console, records: Iterable[RunRecord]) -> None:
     if not rows:
         _line(console, "No runs are stored here. `cubemesh run minibatch` makes the first ones.")
         return
-    headings = ["run", "started (UTC)", "what", "throughput", "step", "", ""]
+    headings = ["run", "started (UTC)", "what", "result", "step", "", ""]
     numeric = [False, False, False, True, True, False, False]
     widths = [
         max(cell_len(text) for text in column) for column in zip(headings, *rows, strict=True)

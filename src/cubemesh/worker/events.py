@@ -2,8 +2,9 @@
 
 One mechanism serves progress, hang detection, crash recovery and the live view. A line is written
 with one `write` to a file opened for appending, so what was said before a crash is there, and at
-most the last line is torn (or one that a full disk cut short). Times in events are seconds since the run began (`origin`, a reading of
-`time.perf_counter()`, which all processes of one Linux host share).
+most the last line is torn, or one that a full disk cut short. Times in events are seconds since the
+run began (`origin`, a reading of `time.perf_counter()`, which all processes of one Linux host
+share).
 """
 
 from __future__ import annotations

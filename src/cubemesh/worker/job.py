@@ -1,8 +1,8 @@
 """What a worker is told: one job, written by the runner as `job.json` into the run's own folder.
 
 Everything the worker writes goes into that folder too: `events-<rank>.jsonl` (worker/events.py),
-`output-<rank>.txt` (whatever the framework or the kernel prints) and `stacks-<rank>.txt` (where each
-thread stood when the runner asked).
+`output-<rank>.txt` (whatever the framework prints, and the stacks at a crash) and
+`stacks-<rank>.txt` (where each thread stood when the runner asked).
 """
 
 from __future__ import annotations

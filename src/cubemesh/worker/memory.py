@@ -1,7 +1,8 @@
 """How much memory does this process hold, and how much may it still take?
 
-Read from the kernel's files: `/proc/self/status` (proc_pid_status(5): VmRSS is what is resident now,
-VmHWM the most that ever was, VmData what may be written and is private), `/proc/meminfo`
+Read from the kernel's files: `/proc/self/status` (proc_pid_status(5): VmRSS is what is resident
+now, RssFile the part of it that files hold, VmHWM the most that ever was, VmData what may be
+written and is private), `/proc/meminfo`
 (MemAvailable: what can be had without swapping) and the control groups. Of a group's usage the
 inactive page cache is not counted: the kernel gives it back before it refuses anything.
 
@@ -20,14 +21,16 @@ KEEP_FREE = 0.05
 """Share of the available memory that is left to the rest of the system."""
 
 
-def resident_bytes() -> int:
-    """Bytes of memory this process holds now."""
-    return _status_bytes("VmRSS")
+def held_bytes() -> int:
+    """Bytes of memory this process holds now, without the pages of files: the code of a library
+    becomes resident as it is first used, and is no memory that training asked for."""
+    return _status_bytes("VmRSS") - _status_bytes("RssFile")
 
 
-def peak_resident_bytes() -> int:
-    """Most bytes this process ever held, or has held since `reset_peak`."""
-    return _status_bytes("VmHWM")
+def peak_held_bytes() -> int:
+    """Most bytes this process ever held, or has held since `reset_peak`, again without the pages
+    of files: less those that are resident now, as the kernel has no peak of the rest alone."""
+    return _status_bytes("VmHWM") - _status_bytes("RssFile")
 
 
 def reset_peak() -> bool:

@@ -20,7 +20,7 @@ from cubemesh.errors import DataError, UsageError
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.base import Diverged, OutOfMemory, Unsupported
 from cubemesh.model.outcome import Outcome, Status
-from cubemesh.model.spec import NetworkWork, RunSpec
+from cubemesh.model.spec import NetworkWork, RunSpec, Train, TrainSteps
 from cubemesh.networks.memory import forecast, largest_batch
 from cubemesh.units import format_bytes
 
@@ -83,16 +83,16 @@ def _out_of_memory(error: BaseException, spec: RunSpec, limit_bytes: int | None)
         message = f"out of memory: {had}." if had else "out of memory."
         return Outcome(status=Status.OOM, message=message, facts=facts)
     network = networks.build(work.network, work.image_size, work.classes)
-    optimizer = getattr(work, "optimizer", "sgd")
-    training = work.kind != "forward"
-    needs_bytes = forecast(
-        network, work.batch_per_device, spec.program.precision, optimizer, training
-    ).total_bytes
+    training = isinstance(work, (TrainSteps, Train))
+    optimizer = work.optimizer if isinstance(work, (TrainSteps, Train)) else "sgd"
+    precision = spec.program.precision
+    needs = forecast(network, work.batch_per_device, precision, optimizer, training)
+    needs_bytes = needs.total_bytes
     facts["forecast_bytes"] = needs_bytes
     sentence = f"out of memory: the forecast is {format_bytes(needs_bytes)}"
     if limit_bytes is None:
         return Outcome(status=Status.OOM, message=f"{sentence}.", facts=facts)
-    fits = largest_batch(network, limit_bytes, spec.program.precision, optimizer, training)
+    fits = largest_batch(network, limit_bytes, precision, optimizer, training)
     if fits < work.batch_per_device:
         facts["largest_batch_that_fits"] = fits
         advice = f"a batch of {fits} should fit" if fits else "not even a batch of 1 should fit"

@@ -68,11 +68,19 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
             "time. Set devices=1."
         )
     device = choose_device(spec, able)
-    threads = spec.placement.threads or job.usable_cores or len(os.sched_getaffinity(0))
+    usable_cores = job.usable_cores or len(os.sched_getaffinity(0))
+    threads = spec.placement.threads or usable_cores
     log.started(host=socket.gethostname(), device=device, threads=threads)
     known.limit_bytes, limited = _memory_limit(job, device, threads)
     with limited:
-        task = Task(spec=spec, framework=framework, device=device, threads=threads, log=log)
+        task = Task(
+            spec=spec,
+            framework=framework,
+            device=device,
+            threads=threads,
+            usable_cores=usable_cores,
+            log=log,
+        )
         TASKS[spec.work.kind](task)
 
 

@@ -1,4 +1,4 @@
-"""How does a worker start in milliseconds? By forking from a server that has imported its framework.
+"""How does a worker start in milliseconds? It is forked from a server with its framework imported.
 
     runner ──{"run": JOB.json}──▶ server ──fork──▶ worker
            ──{"signal": 9, "pid": 77}──▶

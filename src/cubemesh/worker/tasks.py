@@ -1,14 +1,14 @@
 """What a worker does for each kind of work: a table of tasks, built from the other rooms' parts.
 
-    train_steps, forward   build ─ weights ─ data ─ (warm-up ─ measure: measure/timer.py)
-    train                  build ─ weights ─ data ─ (epochs: training/loop.py)
-    ceiling                build ─ (warm-up ─ measure)
+    train_steps, forward   data ─ build ─ weights ─ warm-up ─ measure      (measure/timer.py)
+    train                  data ─ build ─ weights ─ epochs, evaluations    (training/loop.py)
+    ceiling                build ─ warm-up ─ measure                       (measure/timer.py)
 
 A task says what it finds to its log and raises what ends it (worker/outcomes.py).
 
 Peak memory is the program's own count where its device keeps one. On the CPU it is the most that
-was resident from the loading of the weights on, less what was resident before the program was
-built; the kernel counts it (worker/memory.py), so nothing is slowed down.
+the process held from the loading of the weights on, less what it held, data and all, before the
+program was built; the kernel counts it (worker/memory.py), so nothing is slowed down.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType
 from typing import cast
 
 from cubemesh import networks
 from cubemesh.data import Source, open_source
 from cubemesh.data.base import Split
 from cubemesh.data.feed import Feed, placed_batches
-from cubemesh.frameworks.base import BuildRequest, CeilingProgram, Diverged, Program
-from cubemesh.measure.timer import measure
+from cubemesh.frameworks.base import BuildRequest, CeilingProgram, Diverged, Framework, Program
+from cubemesh.measure.figures import figures
+from cubemesh.measure.telemetry import Telemetry
+from cubemesh.measure.timer import Measured, measure
 from cubemesh.model.record import Figure
 from cubemesh.model.spec import Ceiling, NetworkWork, RunSpec, Train
 from cubemesh.networks.graph import Network
@@ -34,15 +35,20 @@ from cubemesh.training.loop import train as train_epochs
 from cubemesh.worker import memory
 from cubemesh.worker.events import EventLog
 
+RATES = {"FLOP/s": ("rate_flops_per_s", "FLOP/s"), "byte/s": ("rate_bytes_per_s", "B/s")}
+"""Unit of a ceiling → the name of its figure, and the figure's unit."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """A supported spec, and with what it is to be done."""
 
     spec: RunSpec
-    framework: ModuleType
+    framework: Framework
     device: str
     threads: int
+    usable_cores: float
+    """Cores' worth of time this process is granted."""
     log: EventLog
 
 
@@ -58,30 +64,30 @@ def forward(task: Task) -> None:
 
 def train(task: Task) -> None:
     """Train over epochs, with an evaluation after each."""
-    work = cast(Train, task.spec.work)
-    with _built(task) as (network, program):
-        with task.log.phase("data"):
-            train_source = _open(work, network, "train")
-            validation_source = _open(work, network, "validation")
-        with _peak_memory(task, program):
-            train_epochs(program, train_source, validation_source, work, task.log)
+    work, log = cast(Train, task.spec.work), task.log
+    network = _network(work)
+    with log.phase("data"):
+        sources = _open(work, network, "train"), _open(work, network, "validation")
+    with _built(task, network) as program, Telemetry(log, task.usable_cores):
+        train_epochs(program, *sources, work, log, task.spec.program.data_on)
 
 
 def ceiling(task: Task) -> None:
     """Measure the rate of one elementary operation."""
     work = cast(Ceiling, task.spec.work)
     with task.log.phase("build"):
-        program: CeilingProgram = task.framework.build_ceiling(
-            work, task.spec.program, task.device, task.threads
-        )
-    measured = measure(
-        program.call,
-        program.synchronize,
-        program.clock,
-        samples_per_step=1,
-        effort=task.spec.effort,
-        log=task.log,
+        program = task.framework.build_ceiling(work, task.spec.program, task.device, task.threads)
+    measured = _timed(task, program, program.call, samples_per_step=1)
+    calls = figures(measured.windows, wall_s=0.0)["throughput_per_s"]
+    name, unit = RATES[program.unit]
+    rate = Figure(
+        value=calls.value * program.work_per_call,
+        unit=unit,
+        low=None if calls.low is None else calls.low * program.work_per_call,
+        high=None if calls.high is None else calls.high * program.work_per_call,
+        n=calls.n,
     )
+    task.log.figure(name, rate)
 
 
 TASKS: dict[str, Callable[[Task], None]] = {
@@ -95,37 +101,54 @@ TASKS: dict[str, Callable[[Task], None]] = {
 
 def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -> None:
     work, log = cast(NetworkWork, task.spec.work), task.log
-    with _built(task) as (network, program):
-        with log.phase("data"):
-            source = _open(work, network, "train")
-            feed = Feed(source, work.batch_per_device, work.seed)
-            batches = placed_batches(program, feed, task.spec.program.data_on)
+    network = _network(work)
+    with log.phase("data"):
+        feed = Feed(_open(work, network, "train"), work.batch_per_device, work.seed)
+    with _built(task, network) as program:
         queue = step_of(program)
+        batches = placed_batches(program, feed, task.spec.program.data_on)
 
         def step() -> None:
             queue(next(batches))
 
-        with _peak_memory(task, program):
-            # A network whose first loss is not a number is not worth warming up.
-            step()
-            _check_loss(program)
-            measure(
-                step,
-                program.synchronize,
-                program.clock,
-                samples_per_step=work.batch_per_device,
-                effort=task.spec.effort,
-                log=log,
-            )
+        _timed(task, program, step, samples_per_step=work.batch_per_device)
+        # Once, at the end: reading a loss waits for the device, and a loss that has stopped being
+        # a number does not become one again.
         _check_loss(program)
 
 
+def _timed(
+    task: Task,
+    program: Program | CeilingProgram,
+    step: Callable[[], None],
+    samples_per_step: int,
+) -> Measured:
+    """Time `step`, with the host watched beside it."""
+    with Telemetry(task.log, task.usable_cores) as telemetry:
+        measured = measure(
+            step,
+            program.synchronize,
+            program.clock,
+            samples_per_step=samples_per_step,
+            effort=task.spec.effort,
+            log=task.log,
+        )
+    telemetry.check_host(measured.started, measured.ended)
+    return measured
+
+
+def _network(work: NetworkWork) -> Network:
+    return networks.build(work.network, work.image_size, work.classes)
+
+
 @contextmanager
-def _built(task: Task) -> Iterator[tuple[Network, Program]]:
-    """The spec's network and a program of it that holds its initial weights."""
-    work, spec = cast(NetworkWork, task.spec.work), task.spec
-    with task.log.phase("build"):
-        network = networks.build(work.network, work.image_size, work.classes)
+def _built(task: Task, network: Network) -> Iterator[Program]:
+    """A program of `network` that holds its initial weights; the most memory it held until the end
+    is said there. An error leaves it as it is, because the process ends with it."""
+    spec, log = task.spec, task.log
+    work = cast(NetworkWork, spec.work)
+    before_bytes = memory.held_bytes()
+    with log.phase("build"):
         request = BuildRequest(
             network=network,
             work=work,
@@ -135,11 +158,22 @@ def _built(task: Task) -> Iterator[tuple[Network, Program]]:
             device=task.device,
             threads=task.threads,
         )
-        program: Program = task.framework.build(request)
-    with task.log.phase("weights"):
+        program = task.framework.build(request)
+    with log.phase("weights"):
         program.load(network.draw(work.seed))
-    yield network, program
+    since = "the weights were loaded" if memory.reset_peak() else "the process began"
+    yield program
+    log.figure("peak_memory_bytes", _peak_memory(program, before_bytes, since))
     program.close()
+
+
+def _peak_memory(program: Program, before_bytes: int, since: str) -> Figure:
+    peak_bytes = program.peak_memory_bytes()
+    method = "the framework's own count"
+    if peak_bytes is None:
+        peak_bytes = max(0, memory.peak_held_bytes() - before_bytes)
+        method = f"most that the process held since {since}, less what it held before building"
+    return Figure(value=peak_bytes, unit="B", method=method)
 
 
 def _open(work: NetworkWork, network: Network, split: Split) -> Source:

@@ -1,13 +1,14 @@
 """How fast does this device multiply matrices, or copy memory, at best through PyTorch?
 
 A product of two square matrices of side n is 2 n³ operations; a copy of b bytes reads b and writes
-b. Where the size is not given it doubles until the rate grows by less than 5 %, and the fastest
-size is taken. Copies start at 256 MiB, beyond nearly all caches: it is memory that is asked about.
+b. Where the size is not given it doubles until the rate grows by less than 5 %; the size before
+that is kept. Copies start at 256 MiB, beyond nearly all caches: it is memory that is asked about.
 Elements are random, because a GPU multiplies zeros faster than anything real.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -25,7 +26,7 @@ from cubemesh.model.spec import Ceiling, ProgramSettings
 _GROWTH = 1.05
 _TRIAL_S = 0.1
 """Each size is called for this long, three calls at least."""
-_LONGEST_CALL_S = 1.0
+_LONGEST_CALL_S = 0.1
 """No larger size is tried after a call this long."""
 
 
@@ -68,7 +69,9 @@ class Copy(_OnDevice):
     def __init__(self, size_bytes: int, device: str) -> None:
         super().__init__(device)
         self.work_per_call = 2.0 * size_bytes
-        self._source = torch.randint(0, 256, (size_bytes,), dtype=torch.uint8, device=device)
+        # Random once, then repeated: drawing 2 GiB would take a CPU half a minute.
+        drawn = torch.randint(0, 256, (min(size_bytes, 1 << 20),), dtype=torch.uint8, device=device)
+        self._source = drawn.repeat(math.ceil(size_bytes / len(drawn)))[:size_bytes]
         self._target = torch.empty_like(self._source)
 
     def call(self) -> None:
@@ -89,7 +92,7 @@ def build_ceiling(
     else:
         exact = ARRAY_TYPES.get(program.precision, torch.float32)
         dtype = NARROW_TYPES.get(program.precision, exact)
-        sizes = (1 << 10, 1 << 14) if on_gpu else (1 << 8, 1 << 13)
+        sizes = (1 << 10, 1 << 14) if on_gpu else (1 << 9, 1 << 13)
         make = lambda side: MatrixProduct(side, dtype, device)  # noqa: E731
     return make(work.size) if work.size is not None else _fastest(make, *sizes)
 
@@ -109,23 +112,20 @@ def _fastest(make: Callable[[int], CeilingProgram], first: int, last: int) -> Ce
             if not is_out_of_memory(error):
                 raise
             break
-        if larger_rate > rate:
-            grew = larger_rate > _GROWTH * rate
-            best, rate = larger, larger_rate
-            if grew:
-                continue
-        break
+        if larger_rate < _GROWTH * rate:
+            break
+        best, rate = larger, larger_rate
     return best
 
 
 def _trial(program: CeilingProgram) -> tuple[float, float]:
-    """(work per second, seconds of one call), after one call that is not counted."""
+    """(work per second, seconds) of the fastest call, which other processes slowed least."""
     program.call()
     program.synchronize()
-    calls, start = 0, program.clock()
-    while calls < 3 or program.clock() - start < _TRIAL_S:
+    calls: list[float] = []
+    while len(calls) < 3 or sum(calls) < _TRIAL_S:
+        start = program.clock()
         program.call()
         program.synchronize()
-        calls += 1
-    call_s = (program.clock() - start) / calls
-    return program.work_per_call / call_s, call_s
+        calls.append(program.clock() - start)
+    return program.work_per_call / min(calls), min(calls)

@@ -45,9 +45,11 @@ class Sum(nn.Module):
         self.in_place = in_place
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """A value of the shape both have."""
         return x.add_(y) if self.in_place else x + y
 
     def extra_repr(self) -> str:
+        """What `print` shows between the brackets."""
         return "inplace=True" if self.in_place else ""
 
 
@@ -55,6 +57,7 @@ class ChannelMeans(nn.Module):
     """The mean of each channel over all positions."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width) → (batch, channels)."""
         return x.mean((2, 3))
 
 
@@ -67,6 +70,7 @@ class PatchResponseNorm(nn.Module):
         self.size, self.alpha, self.beta, self.k = size, alpha, beta, k
 
     def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width), unchanged in shape."""
         squares, padding = x * x, self.size // 2
         if self.size % 2 == 0:  # one cell less after the patch's centre than before it
             squares, padding = F.pad(squares, (padding, padding - 1) * 2), 0
@@ -74,6 +78,7 @@ class PatchResponseNorm(nn.Module):
         return x / means.mul_(self.alpha).add_(self.k).pow(self.beta)
 
     def extra_repr(self) -> str:
+        """What `print` shows between the brackets."""
         return f"{self.size}, alpha={self.alpha}, beta={self.beta}, k={self.k}"
 
 

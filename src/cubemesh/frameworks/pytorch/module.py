@@ -88,7 +88,7 @@ def build_modules(
 
 def _layers(network: Network, arrays: Mapping[str, Tensor]) -> dict[str, nn.Module]:
     """Node name → module that holds the network's own arrays."""
-    shapes = {v.name: v.shape for v in (*network.inputs, *network.nodes)}
+    shapes = {i.name: i.shape for i in network.inputs} | {n.name: n.shape for n in network.nodes}
     overwriting = may_overwrite(network)
     layers = {}
     for node in network.nodes:

@@ -39,13 +39,12 @@ class PyTorchProgram:
 
     def __init__(self, request: BuildRequest) -> None:
         settings, work, self.device = request.program, request.work, request.device
-        kind = torch.device(self.device).type
+        self._kind = torch.device(self.device).type
         prepare(self.device, settings.precision, request.threads)
         torch.manual_seed(work.seed)
-        if kind == "cuda":
+        if self._kind == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self._work = work
-        self._on_gpu = kind == "cuda"
         self._dtype = ARRAY_TYPES.get(settings.precision, torch.float32)
         self._memory_format = MEMORY_FORMATS[settings.layout]
         self._built = build_modules(
@@ -58,16 +57,16 @@ class PyTorchProgram:
         """The network as a module; `print` shows its layers and its forward pass."""
         self._weights = tuple(h.weight for h in request.network.heads)
         narrow = NARROW_TYPES.get(settings.precision)
-        self._autocast = torch.autocast(kind, narrow) if narrow else nullcontext()
-        self._scaled = settings.precision == "fp16"
+        self._autocast = torch.autocast(self._kind, narrow) if narrow else nullcontext()
+        self._scales_loss = settings.precision == "fp16"
         self._loss = torch.full((), float("nan"))
-        self.load(request.network.draw(work.seed))
+        self._start_optimizer()
 
     def place(self, batch: Batch) -> Placed:
         """Copy to the device. A GPU is sent the batch from pinned memory, without waiting: the
         allocator of pinned memory gives no buffer out again before the GPU has read it."""
         images, labels = torch.from_numpy(batch.images), torch.from_numpy(batch.labels)
-        if self._on_gpu:
+        if self._kind == "cuda":
             images = images.pin_memory().to(self.device, non_blocking=True)
             labels = labels.pin_memory().to(self.device, non_blocking=True)
             return images.to(self._dtype, memory_format=self._memory_format), labels
@@ -127,10 +126,12 @@ class PyTorchProgram:
     def load(self, weights: Mapping[str, Array]) -> None:
         """Copy `weights` to the device, in the program's layout, and start the optimizer anew."""
         self._built.load(weights)
+        self._start_optimizer()
+
+    def _start_optimizer(self) -> None:
         parameters = list(self._built.parameters.values())
         self._optimizer = make_optimizer(self._work, parameters)
-        kind = torch.device(self.device).type
-        self._scaler = torch.amp.GradScaler(kind) if self._scaled else None
+        self._scaler = torch.amp.GradScaler(self._kind) if self._scales_loss else None
 
     def state(self) -> dict[str, Array]:
         """A copy of every array on the host, in float32, or float64 where it is computed in."""
@@ -138,7 +139,7 @@ class PyTorchProgram:
 
     def peak_memory_bytes(self) -> int | None:
         """Of the arrays PyTorch held on the GPU at once, without its cache; None on a CPU."""
-        return torch.cuda.max_memory_allocated(self.device) if self._on_gpu else None
+        return torch.cuda.max_memory_allocated(self.device) if self._kind == "cuda" else None
 
     def clock(self) -> float:
         """The process's monotonic clock."""
@@ -147,7 +148,7 @@ class PyTorchProgram:
     def close(self) -> None:
         """Drop every array; on a GPU, the allocator's cache as well."""
         del self.module, self._built, self._optimizer, self._scaler, self._loss
-        if self._on_gpu:
+        if self._kind == "cuda":
             torch.cuda.empty_cache()
 
 

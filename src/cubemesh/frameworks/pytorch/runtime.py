@@ -76,7 +76,8 @@ def synchronize(device: str) -> None:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` means that memory was refused, by the device or by the system.
 
-    PyTorch has a class for the GPU's refusals only; the CPU's are RuntimeErrors told by their words.
+    PyTorch has a class for the GPU's refusals only; the CPU's are RuntimeErrors, told by their
+    words.
     """
     if isinstance(error, (OutOfMemory, MemoryError, torch.cuda.OutOfMemoryError)):
         return True

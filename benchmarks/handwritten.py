@@ -1,0 +1,112 @@
+"""Networks as one writes them in PyTorch by hand: what the modules made from graphs must equal.
+
+They share no code with cubemesh and hold their parameters in the graph's order, so that weights can
+be copied over one by one. The harness benchmark times against them, the tests compare values.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+
+def little_cnn(image_size: int = 32, classes: int = 10) -> nn.Module:
+    """Document 001's small network."""
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(32, 32, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.25),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(64, 64, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.25),
+        nn.Flatten(),
+        nn.Linear(64 * (image_size // 4) ** 2, 512),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.5),
+        nn.Linear(512, classes),
+    )
+
+
+class WithinChannelNorm(nn.Module):
+    """Caffe's WITHIN_CHANNEL response normalisation over 3×3 patches."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Unchanged in shape."""
+        means = F.conv2d(
+            x.square().flatten(0, 1).unsqueeze(1),
+            torch.full((1, 1, 3, 3), 1 / 9, dtype=x.dtype, device=x.device),
+            padding=1,
+        ).view_as(x)
+        return x * (1 + 5e-5 * means) ** -0.75
+
+
+def cifarnet(image_size: int = 32, classes: int = 10) -> nn.Module:
+    """Caffe's cifar10_full."""
+    features = nn.Sequential(
+        nn.Conv2d(3, 32, 5, padding=2),
+        nn.MaxPool2d(3, 2, ceil_mode=True),
+        nn.ReLU(inplace=True),
+        WithinChannelNorm(),
+        nn.Conv2d(32, 32, 5, padding=2),
+        nn.ReLU(inplace=True),
+        nn.AvgPool2d(3, 2, ceil_mode=True),
+        WithinChannelNorm(),
+        nn.Conv2d(32, 64, 5, padding=2),
+        nn.ReLU(inplace=True),
+        nn.AvgPool2d(3, 2, ceil_mode=True),
+        nn.Flatten(),
+    )
+    width = features(torch.zeros(1, 3, image_size, image_size)).shape[1]
+    return nn.Sequential(*features, nn.Linear(width, classes))
+
+
+class BasicBlock(nn.Module):
+    """Two 3×3 convolutions beside a shortcut (He et al. 2015)."""
+
+    def __init__(self, channels: int, filters: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, filters, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(filters)
+        self.conv2 = nn.Conv2d(filters, filters, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(filters)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or channels != filters:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(channels, filters, 1, stride, bias=False), nn.BatchNorm2d(filters)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, filters, height / stride, width / stride)."""
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        out += x if self.downsample is None else self.downsample(x)
+        return self.relu(out)
+
+
+def resnet_18(image_size: int = 224, classes: int = 1000) -> nn.Module:
+    """ResNet-18, for images of any size."""
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, 64, 7, 2, padding=3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, padding=1),
+    ]
+    channels = 64
+    for filters in (64, 128, 256, 512):
+        layers.append(BasicBlock(channels, filters, stride=1 if filters == 64 else 2))
+        layers.append(BasicBlock(filters, filters, stride=1))
+        channels = filters
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)
+    )
+
+
+NETWORKS = {"little-cnn": little_cnn, "cifarnet": cifarnet, "resnet-18": resnet_18}

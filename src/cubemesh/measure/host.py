@@ -1,0 +1,134 @@
+"""How much processor time and memory has this process tree used, and how much has everyone?
+
+One `Reading` of counters that only grow, so that any span between two readings can be judged
+afterwards. The kernel's files are read directly: asking psutil for the children of a process looks
+at every process of the machine, which takes milliseconds and, in Python, the measuring thread's
+interpreter lock. Sources: proc_stat(5), proc_pid_stat(5), proc_pid_statm(5), proc_tid_children(5).
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """Counters at one moment. Times of processors are seconds summed over processors."""
+
+    time_s: float
+    """A reading of `time.perf_counter()`."""
+    tree_cpu_s: float
+    """Used by this process, its children and theirs, the ended ones included."""
+    resident_bytes: int
+    """Memory of the tree; pages that processes share count once for each."""
+    cores_busy_s: float
+    """Used by anyone on the processors this process may run on; time a hypervisor gave to others
+    is part of it."""
+    host_busy_s: float
+    """Used by anyone on all processors of the machine."""
+
+
+class Reader(Protocol):
+    """Where readings come from."""
+
+    cores: int
+    """Processors this process may run on."""
+    host_cores: int
+    """Processors of the machine."""
+
+    def read(self) -> Reading:
+        """The counters as they stand now."""
+
+
+class HostReader:
+    """Reads this machine."""
+
+    def __init__(self) -> None:
+        self._own_cores = {f"cpu{n}" for n in os.sched_getaffinity(0)}
+        self.cores = len(self._own_cores)
+        self.host_cores = len(_busy_by_core())
+
+    def read(self) -> Reading:
+        """See `Reader.read`."""
+        now = time.perf_counter()
+        busy = _busy_by_core()
+        children = list(_descendants(os.getpid()))
+        used = [resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return Reading(
+            time_s=now,
+            tree_cpu_s=sum(u.ru_utime + u.ru_stime for u in used) + sum(map(_cpu_s, children)),
+            resident_bytes=sum(map(_resident_bytes, [os.getpid(), *children])),
+            cores_busy_s=sum(s for core, s in busy.items() if core in self._own_cores),
+            host_busy_s=sum(busy.values()),
+        )
+
+
+class Replay:
+    """Plays recorded readings, the last one again and again, in place of a machine's."""
+
+    def __init__(self, readings: Sequence[Reading], cores: int = 1, host_cores: int = 1) -> None:
+        self.cores = cores
+        self.host_cores = host_cores
+        self._readings = list(readings)
+        self._next = 0
+
+    def read(self) -> Reading:
+        """See `Reader.read`."""
+        reading = self._readings[min(self._next, len(self._readings) - 1)]
+        self._next += 1
+        return reading
+
+
+def _busy_by_core() -> dict[str, float]:
+    """Seconds that each processor (`cpu0`, …) has been at work since the machine started."""
+    busy = {}
+    with open("/proc/stat") as file:
+        next(file)  # the sum over all
+        for line in file:
+            core, *fields = line.split(maxsplit=9)
+            if not core.startswith("cpu"):
+                break
+            user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[:8])
+            busy[core] = (user + nice + system + irq + softirq + steal) / _TICKS_PER_S
+    return busy
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    """Children of a process and theirs. Those that end while they are looked for are left out."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    for thread in threads:
+        for child in _text(Path(f"/proc/{pid}/task/{thread}/children")).split():
+            yield int(child)
+            yield from _descendants(int(child))
+
+
+def _cpu_s(pid: int) -> float:
+    """Processor seconds of a process and of its ended children; 0 when it has ended itself."""
+    # The name of the program, in brackets, may hold blanks and brackets of its own.
+    fields = _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / _TICKS_PER_S
+
+
+def _resident_bytes(pid: int) -> int:
+    fields = _text(Path(f"/proc/{pid}/statm")).split()
+    return int(fields[1]) * _PAGE_BYTES if fields else 0
+
+
+def _text(path: Path) -> str:
+    """The content of one of the kernel's files; empty when its process has ended."""
+    try:
+        return path.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""

@@ -1,0 +1,180 @@
+"""How long does a step take when steps follow one another as they do in training?
+
+What is timed, from left to right; W is a window:
+
+    first step │ warm-up: W W W W W … until the last five    │ measure: W W W … W until there are
+    a W of one │ show no drift, or warmup_seconds have passed │ enough steps, seconds and windows
+
+One window, in which the host may run ahead of the device as it does in training:
+
+    start                                                        start + elapsed_s
+      │ step · step · step · … · step · synchronize (waits once) │ log, progress · next window
+
+Nothing is in flight at `start`, because the window before ended with a wait. Inside a window there
+is nothing but the steps: no log, no clock, no wait. Throughput is samples over elapsed time and the
+spread between windows gives the interval (`figures.py`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cubemesh.measure.base import Log
+from cubemesh.measure.validity import judge, not_steady
+from cubemesh.model.record import Window
+from cubemesh.model.spec import Effort
+from cubemesh.statistics import is_steady
+
+WARMUP_WINDOW_S = 0.05
+"""Length of a warm-up window, where a step is shorter than that."""
+STEADY_WINDOWS = 5
+"""Warm-up windows that are looked at together to see whether the step time drifts."""
+WINDOW_S = 0.005
+"""Least length of a measured window, where the effort asks for no more: some thousand times what
+reading the clock and waiting once cost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What `measure` found. The windows' `start_s` are readings of the program's clock."""
+
+    windows: tuple[Window, ...]
+    steady: bool
+    """Whether the warm-up ended because the step time had settled."""
+    started: float
+    """When the measured part began, a reading of `time.perf_counter()`."""
+    ended: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopwatch:
+    """Times groups of steps of one program and tells the log of each."""
+
+    step: Callable[[], None]
+    """Queues one step; may return before the device is done."""
+    synchronize: Callable[[], None]
+    clock: Callable[[], float]
+    samples_per_step: int
+    log: Log
+
+    def window(self, phase: str, steps: int, marks: tuple[str, ...] = ()) -> Window:
+        """Run `steps` steps and wait for them. Nothing may be in flight before."""
+        step, synchronize, clock = self.step, self.synchronize, self.clock
+        start = clock()
+        for _ in range(steps):
+            step()
+        synchronize()
+        elapsed_s = clock() - start
+        if elapsed_s <= 0:
+            raise RuntimeError(f"the program's clock stood still over {steps} steps")
+        samples = steps * self.samples_per_step
+        self.log.window(
+            phase=phase,
+            start=start,
+            elapsed_s=elapsed_s,
+            steps=steps,
+            samples=samples,
+            marks=marks,
+        )
+        return Window(
+            phase=phase,
+            start_s=start,
+            elapsed_s=elapsed_s,
+            steps=steps,
+            samples=samples,
+            marks=marks,
+        )
+
+
+def measure(
+    step: Callable[[], None],
+    synchronize: Callable[[], None],
+    clock: Callable[[], float],
+    *,
+    samples_per_step: int,
+    effort: Effort,
+    log: Log,
+) -> Measured:
+    """Warm up, then time windows of `step` until there are at least `effort.steps` steps,
+    `effort.seconds` seconds and `effort.windows` windows.
+
+    The phases "warm-up" and "measure", every window, and warnings where the figures deserve doubt
+    go to `log`. RuntimeError where the clock does not advance.
+    """
+    watch = Stopwatch(
+        step=step,
+        synchronize=synchronize,
+        clock=clock,
+        samples_per_step=samples_per_step,
+        log=log,
+    )
+    synchronize()
+    with log.phase("warm-up"):
+        warm, steady = _warm_up(watch, effort)
+    if not steady:
+        log.warning(not_steady(warm[-STEADY_WINDOWS:], effort.warmup_seconds, STEADY_WINDOWS))
+    with log.phase("measure"):
+        started = time.perf_counter()
+        windows = _measure(watch, effort, warm[-1].step_s)
+        ended = time.perf_counter()
+    for warning in judge(windows):
+        log.warning(warning)
+    return Measured(windows=windows, steady=steady, started=started, ended=ended)
+
+
+def steps_per_window(effort: Effort, step_s: float) -> int:
+    """Steps of each measured window when a step takes about `step_s`.
+
+    All the steps that the effort asks for, shared out over its windows and rounded down: more
+    windows may come of it, never much more time. A step of seconds has a window of its own.
+    """
+    wanted = max(
+        effort.steps,
+        math.ceil(effort.seconds / step_s),
+        math.ceil(WINDOW_S / step_s) * effort.windows,
+    )
+    return max(1, wanted // effort.windows)
+
+
+def _warm_up(watch: Stopwatch, effort: Effort) -> tuple[list[Window], bool]:
+    """Windows of the warm-up after the first step, and whether the step time settled in them.
+
+    The first step stands alone and outside the budget: it may compile, and cannot be cut short.
+    """
+    watch.window("warm-up", 1, ("first-step",))
+    start = watch.clock()
+    windows: list[Window] = []
+    done, steps = 1, 1
+    while True:
+        window = watch.window("warm-up", steps)
+        windows.append(window)
+        done += steps
+        watch.log.progress("warm-up", done, window.step_s, None)
+        recent = [w.step_s for w in windows[-STEADY_WINDOWS:]]
+        if len(recent) == STEADY_WINDOWS and is_steady(recent):
+            return windows, True
+        if watch.clock() - start >= effort.warmup_seconds:
+            return windows, False
+        steps = max(1, round(WARMUP_WINDOW_S / window.step_s))
+
+
+def _measure(watch: Stopwatch, effort: Effort, step_s: float) -> tuple[Window, ...]:
+    steps = steps_per_window(effort, step_s)
+    windows: list[Window] = []
+    done, fraction, elapsed_s = 0, 0.0, 0.0
+    while fraction < 1:
+        window = watch.window("measure", steps)
+        windows.append(window)
+        done += steps
+        elapsed_s += window.elapsed_s
+        fraction = min(
+            done / effort.steps,
+            elapsed_s / effort.seconds if effort.seconds else 1.0,
+            len(windows) / effort.windows,
+            1.0,
+        )
+        watch.log.progress("measure", done, window.step_s, fraction)
+    return tuple(windows)

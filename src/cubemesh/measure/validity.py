@@ -1,0 +1,120 @@
+"""What about a set of windows makes its figures doubtful?
+
+Pure functions from windows to warnings, so that a stored record can be judged again. Each warning
+says what was seen, in figures, and what to do; docs/warnings.md describes every code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from cubemesh.model.record import Window
+from cubemesh.model.warning import Warning, warn
+from cubemesh.statistics import FEWEST_FOR_INTERVAL, drift, median, outliers
+from cubemesh.units import format_number, format_seconds
+
+OUTLIER_SHARE = 0.05
+"""An outlier nearer than this to the median is far only because the others agree so well."""
+SHORT_WINDOW_S = 0.001
+"""Below this, waiting for the device and reading the clock are no longer small beside the steps."""
+BUSY_SHARE = 0.05
+"""Share of the processors that others may use before the figures are in doubt."""
+
+
+def judge(windows: Sequence[Window]) -> list[Warning]:
+    """Warnings about measured windows, in the order of `WARNINGS`; none when nothing is amiss."""
+    found = (_few(windows), _drift(windows), _outliers(windows), _short(windows))
+    return [w for w in found if w is not None]
+
+
+def not_steady(last: Sequence[Window], budget_s: float, needed: int) -> Warning:
+    """The warm-up had to end after `budget_s`; `last` are its last windows, `needed` at most."""
+    step_s = last[-1].step_s
+    if len(last) < needed:
+        return warn(
+            "not-steady",
+            f"{format_seconds(budget_s)} of warm-up gave {len(last)} windows of steps of "
+            f"{format_seconds(step_s)}, and {needed} are needed to see whether the step time had "
+            "settled.",
+            f"Set warmup_seconds={math.ceil(needed * step_s * 1.2)} or more.",
+        )
+    return warn(
+        "not-steady",
+        f"After {format_seconds(budget_s)} of warm-up the step time had not settled: its last "
+        f"{needed} windows went from {format_seconds(last[0].step_s)} to {format_seconds(step_s)} "
+        "a step.",
+        f"Set warmup_seconds={math.ceil(2 * budget_s)} or more; stop other programs, and let a hot "
+        "machine cool down first.",
+    )
+
+
+def busy_host(share: float) -> Warning | None:
+    """A warning where others used more than `BUSY_SHARE` of the processors (0 to 1)."""
+    if share <= BUSY_SHARE:
+        return None
+    return warn(
+        "busy-host",
+        f"Other processes used {_percent(share)} of the processors this run may use.",
+        "Stop them, or give this run processors of its own (taskset, a Slurm allocation), and "
+        "measure again.",
+    )
+
+
+def _few(windows: Sequence[Window]) -> Warning | None:
+    if len(windows) >= FEWEST_FOR_INTERVAL:
+        return None
+    return warn(
+        "few-windows",
+        f"There are {len(windows)} windows; a 95 % interval needs {FEWEST_FOR_INTERVAL}.",
+        f"Set windows={FEWEST_FOR_INTERVAL} or more (12 is usual).",
+    )
+
+
+def _drift(windows: Sequence[Window]) -> Warning | None:
+    values = [w.step_s for w in windows]
+    if len(values) < FEWEST_FOR_INTERVAL:
+        return None
+    found = drift(values)
+    if not found.significant:
+        return None
+    way = "slower" if found.relative_change > 0 else "faster"
+    return warn(
+        "drift",
+        f"Steps became {_percent(abs(found.relative_change))} {way} over {len(values)} windows "
+        f"(p = {format_number(found.p_value, 2)}).",
+        "Measure longer (set seconds) after a longer warm-up (set warmup_seconds); steps that "
+        "become slower on a laptop point to heat or a power limit.",
+    )
+
+
+def _outliers(windows: Sequence[Window]) -> Warning | None:
+    values = [w.step_s for w in windows]
+    middle = median(values)
+    far = [values[i] for i in outliers(values) if abs(values[i] / middle - 1) > OUTLIER_SHARE]
+    if not far:
+        return None
+    worst = max(far, key=lambda v: abs(v - middle))
+    return warn(
+        "outliers",
+        f"{len(far)} of {len(values)} windows lie far from the others: the farthest has "
+        f"{format_seconds(worst)} a step, against a median of {format_seconds(middle)}.",
+        "Stop other programs and measure again; where it stays, the windows and the series of the "
+        "record show when it happens.",
+    )
+
+
+def _short(windows: Sequence[Window]) -> Warning | None:
+    length = median([w.elapsed_s for w in windows])
+    if length >= SHORT_WINDOW_S:
+        return None
+    return warn(
+        "short-window",
+        f"Half of the windows are shorter than {format_seconds(length)}; waiting for the device "
+        f"once a window weighs on them below {format_seconds(SHORT_WINDOW_S)}.",
+        "Set seconds to 0.1 or more, so that each window holds more steps.",
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{format_number(100 * share, 2)} %"

@@ -1,0 +1,98 @@
+"""Where are results kept? A file in the user's data folder, unless told otherwise.
+
+The default follows the XDG Base Directory Specification 0.8: `$XDG_DATA_HOME`, or
+`~/.local/share` where that is unset or not absolute.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from cubemesh.errors import StoreError, UsageError
+
+
+@dataclass(frozen=True)
+class Location:
+    """A database, and its file where it is one."""
+
+    url: URL
+    path: Path | None
+
+    @property
+    def name(self) -> str:
+        """How messages call it; never with a password."""
+        return str(self.path) if self.path else self.url.render_as_string(hide_password=True)
+
+
+def default_path() -> Path:
+    """The store that is used where none is named."""
+    given = os.environ.get("XDG_DATA_HOME", "")
+    if given and Path(given).is_absolute():
+        return Path(given) / "cubemesh" / "results.sqlite"
+    return _home(Path("~/.local/share/cubemesh/results.sqlite"))
+
+
+def locate(given: str | None) -> Location:
+    """The location meant by a path, an SQLAlchemy URL, or None for the default.
+
+    Raises UsageError for a URL that cannot be read and StoreError for a path to a folder.
+    """
+    if given is None:
+        return _file(default_path())
+    if not given.strip():
+        raise UsageError("The store's name is empty: give --store a path or an SQLAlchemy URL.")
+    if "://" not in given:
+        return _file(_home(Path(given)))
+    try:
+        url = make_url(given)
+    except ArgumentError:
+        raise UsageError(
+            f"'{given}' is not a store: give a path, or an SQLAlchemy URL such as "
+            "postgresql+psycopg://user@host/database."
+        ) from None
+    if url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:"):
+        return _file(Path(str(url.database)))
+    return Location(url=url, path=None)
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder a store's file is to lie in. Raises StoreError where that fails."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise StoreError(
+            f"The store {path} cannot be made: {_first_file(path)} is a file where a folder would "
+            "have to be. Name another store with --store."
+        ) from None
+    except OSError as error:
+        raise StoreError(
+            f"The store {path} cannot be made: {error.strerror} ({error.filename}). Name a store "
+            "in a folder that can be written, with --store."
+        ) from error
+
+
+def _file(path: Path) -> Location:
+    if path.is_dir():
+        raise StoreError(
+            f"The store {path} is a folder. Name a file, such as {path / 'results.sqlite'}."
+        )
+    path = path.absolute()
+    return Location(url=URL.create("sqlite", database=str(path)), path=path)
+
+
+def _home(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise UsageError(
+            f"'{path}' starts in a home folder, and the user has none. Name a store with --store."
+        ) from None
+
+
+def _first_file(path: Path) -> Path:
+    return next(p for p in reversed(path.parents) if p.exists() and not p.is_dir())

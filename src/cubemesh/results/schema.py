@@ -1,0 +1,150 @@
+"""What do the tables look like, which version are they, and how does an older store catch up?
+
+Only types every database knows are used. The record itself is one JSON text; the columns beside it
+are what is searched for. `MIGRATIONS[i]` lifts a store from version i + 1 to i + 2, and a store
+is lifted in one transaction: all the way or not at all.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Connection,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    insert,
+    inspect,
+    select,
+    update,
+)
+
+from cubemesh.errors import StoreError
+
+Migration: TypeAlias = Callable[[Connection], None]
+
+MIGRATIONS: tuple[Migration, ...] = ()
+"""In order, never changed once released. A new one comes with a change to the tables below."""
+
+metadata = MetaData()
+
+about = Table(
+    "cubemesh_store",
+    metadata,
+    Column("version", Integer, nullable=False),
+    Column("opened_utc", String(40), nullable=False),
+)
+
+records = Table(
+    "records",
+    metadata,
+    Column("sequence", Integer, primary_key=True, autoincrement=True),
+    Column("run_id", String(40), nullable=False, unique=True),
+    Column("spec_id", String(40), nullable=False),
+    Column("machine_id", String(40), nullable=False),
+    Column("software_id", String(40), nullable=False),
+    Column("code_version", String(200), nullable=False),
+    Column("repeat", Integer, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("workload_id", String(40), nullable=False),
+    Column("work", String(40), nullable=False),
+    Column("network", String(200)),
+    Column("framework", String(200), nullable=False),
+    Column("batch_per_device", Integer),
+    Column("outcome", String(40), nullable=False),
+    Column("started_utc", String(40), nullable=False),
+    Column("record", Text, nullable=False),
+    Index("records_by_key", "spec_id", "machine_id", "software_id", "code_version", "repeat"),
+    Index("records_by_network", "network", "framework"),
+    Index("records_by_start", "started_utc"),
+)
+
+series = Table(
+    "series",
+    metadata,
+    Column("run_id", String(40), ForeignKey("records.run_id"), primary_key=True),
+    Column("name", String(200), primary_key=True),
+    Column("rank", Integer, primary_key=True, autoincrement=False),
+    Column("device", String(200), primary_key=True),
+    Column("chunk", Integer, primary_key=True, autoincrement=False),
+    Column("t0_s", Float(53), nullable=False),
+    Column("samples", Integer, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+)
+
+machines = Table(
+    "machines",
+    metadata,
+    Column("machine_id", String(40), primary_key=True),
+    Column("hostname", String(255), nullable=False),
+    Column("machine", Text, nullable=False),
+)
+
+questions = Table(
+    "questions",
+    metadata,
+    Column("question_id", String(40), primary_key=True),
+    Column("experiment", String(200), nullable=False),
+    Column("suite", String(200)),
+    Column("machine_id", String(40), nullable=False),
+    Column("asked_utc", String(40), nullable=False, index=True),
+    Column("complete", Boolean, nullable=False),
+    Column("question", Text, nullable=False),
+)
+
+
+def stored_version(connection: Connection) -> int | None:
+    """The version of the store behind `connection`; None where there is no store yet.
+
+    Raises StoreError for an SQLite file with tables of something else: cubemesh does not move in.
+    """
+    tables = set(inspect(connection).get_table_names())
+    if about.name in tables:
+        version: int = connection.execute(select(about.c.version)).scalar_one()
+        return version
+    if tables and connection.dialect.name == "sqlite":
+        raise StoreError(
+            f"This database holds {', '.join(sorted(tables)[:3])}: it belongs to another program. "
+            "Name a file of cubemesh's own with --store."
+        )
+    return None
+
+
+def refuse_newer(version: int, migrations: Sequence[Migration] = MIGRATIONS) -> None:
+    """Raise StoreError where the store was written by a newer cubemesh than this."""
+    known = len(migrations) + 1
+    if version > known:
+        raise StoreError(
+            f"This store has schema version {version}, and this cubemesh knows versions up to "
+            f"{known}. Upgrade cubemesh, or name another store with --store."
+        )
+
+
+def prepare(connection: Connection, migrations: Sequence[Migration] = MIGRATIONS) -> None:
+    """Make the tables, or lift an older store to the latest version, in the open transaction.
+
+    It always writes, so that a store that cannot be written is found out here and not after the
+    first measurement.
+    """
+    version = stored_version(connection)
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    latest = len(migrations) + 1
+    if version is None:
+        metadata.create_all(connection)
+        connection.execute(insert(about).values(version=latest, opened_utc=now))
+        return
+    refuse_newer(version, migrations)
+    for migrate in migrations[version - 1 :]:
+        migrate(connection)
+    connection.execute(update(about).values(version=latest, opened_utc=now))

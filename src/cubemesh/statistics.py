@@ -1,0 +1,273 @@
+"""What do repeated measurements say: the typical value, how sure it is, and does it stand still?
+
+Step times are skewed and carry stragglers, so what is used here is robust: medians, resampling and
+rank tests, none of which assume a normal distribution. A throughput is always all samples over all
+seconds; a mean of rates would let short windows count as much as long ones. docs/statistics.md says
+when each of these misleads.
+
+Every function takes a one-dimensional sequence of finite numbers and raises ValueError for an
+empty one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Values: TypeAlias = Sequence[float] | NDArray[np.float64]
+Statistic: TypeAlias = Callable[[Values], float]
+
+FEWEST_FOR_INTERVAL = 6
+"""Fewer values than this cannot bound their median at 95 %: all n lie on one side of it with
+probability 2 · 0.5ⁿ, which falls below 5 % at n = 6."""
+
+_MAD_TO_SIGMA = 1.4826
+_MEAN_DEVIATION_TO_SIGMA = 1.253314
+_MOST_FOR_PAIRS = 512
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A confidence interval, in the unit of what it belongs to."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Whether values rise or fall along their order."""
+
+    relative_change: float
+    """From the first value to the last along the trend, as a share of the median."""
+    p_value: float
+    """How often values without a trend would look at least this ordered."""
+    significant: bool
+    """Whether the trend is both unlikely to be chance and large enough to matter."""
+
+
+def mean(values: Values) -> float:
+    """The arithmetic mean."""
+    return float(_array(values).mean())
+
+
+def median(values: Values) -> float:
+    """The middle value, or the mean of the two middle ones."""
+    return float(np.median(_array(values)))
+
+
+def mad(values: Values, *, scaled: bool = False) -> float:
+    """Median absolute deviation: median(|x - median(x)|).
+
+    `scaled` multiplies it by 1.4826, which makes it the standard deviation where values are
+    normal (Rousseeuw & Croux, Alternatives to the Median Absolute Deviation, JASA 88, 1993).
+    """
+    x = _array(values)
+    deviation = float(np.median(np.abs(x - np.median(x))))
+    return _MAD_TO_SIGMA * deviation if scaled else deviation
+
+
+def percentile(values: Values, percent: float) -> float:
+    """The value that `percent` (0 to 100) of the values do not exceed, interpolated linearly
+    between order statistics (definition 7 of Hyndman & Fan, Sample Quantiles in Statistical
+    Packages, The American Statistician 50, 1996)."""
+    if not 0 <= percent <= 100:
+        raise ValueError(f"percent={percent} is not between 0 and 100")
+    return float(np.percentile(_array(values), percent))
+
+
+def bootstrap_interval(
+    values: Values,
+    statistic: Statistic = median,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """Percentile bootstrap: `statistic` of `resamples` samples drawn with replacement, and the
+    range that holds the middle `confidence` of them (Efron & Tibshirani, An Introduction to the
+    Bootstrap, 1993, chapter 13).
+
+    `median` and `mean` are computed for all resamples at once. For `mean` the range is expanded
+    for small samples as by `throughput_interval`; the median needs no such help. A single value
+    gives an interval of no width, which says nothing: see `FEWEST_FOR_INTERVAL`.
+    """
+    x = _array(values)
+    drawn = x[np.random.default_rng(seed).integers(0, x.size, (resamples, x.size))]
+    if statistic is mean:
+        return _middle(drawn.mean(axis=1), _expanded(confidence, x.size))
+    if statistic is median:
+        return _middle(_row_medians(drawn), confidence)
+    return _middle(np.array([statistic(row) for row in drawn]), confidence)
+
+
+def throughput(samples: Values, seconds: Values) -> float:
+    """Samples per second of all windows together: sum(samples) / sum(seconds)."""
+    return float(_array(samples).sum() / _array(seconds).sum())
+
+
+def throughput_interval(
+    samples: Values,
+    seconds: Values,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """The interval of `throughput`, by drawing whole windows: a window's samples and seconds
+    stay together, and every resample is again a ratio of sums.
+
+    A percentile interval of few windows is too narrow, so it is taken at the wider level
+    2 · Φ(√(n/(n-1)) · t) that a t interval of n values would have (Hesterberg, What Teachers
+    Should Know About the Bootstrap, The American Statistician 69, 2015, section 3.3).
+    """
+    counts, spans = _array(samples), _array(seconds)
+    if counts.size != spans.size:
+        raise ValueError(f"{counts.size} sample counts for {spans.size} windows")
+    drawn = np.random.default_rng(seed).integers(0, counts.size, (resamples, counts.size))
+    rates = counts[drawn].sum(axis=1) / spans[drawn].sum(axis=1)
+    return _middle(rates, _expanded(confidence, counts.size))
+
+
+def nested_throughput_interval(
+    runs: Sequence[Sequence[tuple[float, float]]],
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """The interval of the throughput of several runs taken together, each a sequence of windows
+    (samples, seconds): runs are drawn first, then windows inside each drawn run (Davison &
+    Hinkley, Bootstrap Methods and their Application, 1997, section 3.8).
+
+    So runs that differ more than their windows do widen the interval. With one run it is
+    `throughput_interval`. Two or three runs cannot bound what a next run would give: the interval
+    then covers some 60 or 75 % of the time, not 95.
+    """
+    arrays = [np.array(run, dtype=np.float64).reshape(-1, 2) for run in runs]
+    if not arrays or any(len(a) == 0 for a in arrays):
+        raise ValueError("a run without windows has no throughput")
+    if len(arrays) == 1:
+        columns = arrays[0]
+        return throughput_interval(columns[:, 0], columns[:, 1], confidence, resamples, seed)
+    rng = np.random.default_rng(seed)
+    chosen = rng.integers(0, len(arrays), (len(arrays), resamples))
+    samples, seconds = np.zeros((2, len(arrays), resamples))
+    for index, windows in enumerate(arrays):
+        slots = np.nonzero(chosen == index)
+        drawn = windows[rng.integers(0, len(windows), (len(slots[0]), len(windows)))].sum(axis=1)
+        samples[slots], seconds[slots] = drawn[:, 0], drawn[:, 1]
+    return _middle(samples.sum(axis=0) / seconds.sum(axis=0), _expanded(confidence, len(arrays)))
+
+
+def outliers(values: Values, threshold: float = 3.5) -> list[int]:
+    """Positions of the values whose modified z-score exceeds `threshold`.
+
+    The score is |x - median| / (1.4826 · MAD) (Iglewicz & Hoaglin, How to Detect and Handle
+    Outliers, 1993). Where more than half of the values are equal the MAD is 0, and the mean
+    absolute deviation times 1.253314 takes its place; where all are equal there is no outlier.
+    """
+    x = _array(values)
+    deviations = np.abs(x - np.median(x))
+    spread = _MAD_TO_SIGMA * float(np.median(deviations))
+    if spread == 0:
+        spread = _MEAN_DEVIATION_TO_SIGMA * float(deviations.mean())
+    if spread == 0:
+        return []
+    return [int(i) for i in np.nonzero(deviations / spread > threshold)[0]]
+
+
+def drift(values: Values, threshold: float = 0.02, significance: float = 0.05) -> Drift:
+    """Whether `values`, in the order they were measured, rise or fall.
+
+    The test is Mann's and Kendall's: S counts the pairs that rise less those that fall, and
+    z = (S - sign S) / √Var S with ties taken off the variance (Kendall, Rank Correlation Methods,
+    1975, chapter 4). The size is the Theil-Sen slope, the median over all pairs of rise per step
+    (Sen, JASA 63, 1968), times n - 1, over the median. `significant` needs p < `significance` and
+    a change of more than `threshold` in size: with many windows the smallest trend is unlikely to
+    be chance, and matters to nobody.
+
+    More than 512 values are first joined into medians of neighbours, since pairs grow with n².
+    """
+    x = _thinned(_array(values))
+    if x.size < 2:
+        return Drift(relative_change=0.0, p_value=1.0, significant=False)
+    earlier, later = np.triu_indices(x.size, k=1)
+    rises = x[later] - x[earlier]
+    p_value = _kendall_p(x, float(np.sign(rises).sum()))
+    change = float(np.median(rises / (later - earlier))) * (x.size - 1)
+    relative = change / abs(float(np.median(x))) if change else 0.0
+    significant = p_value < significance and abs(relative) > threshold
+    return Drift(relative_change=relative, p_value=p_value, significant=significant)
+
+
+def is_steady(recent: Values, threshold: float = 0.02) -> bool:
+    """Whether the warm-up may end: the `recent` windows no longer drift.
+
+    Fewer than five windows cannot tell, and are not steady. The test is `drift` at a significance
+    of 0.2 where 0.05 is usual: warming up a window longer costs little, and stopping too early
+    bends every figure that follows.
+    """
+    return len(recent) >= 5 and not drift(recent, threshold, significance=0.2).significant
+
+
+def _array(values: Values) -> NDArray[np.float64]:
+    x = np.asarray(values, dtype=np.float64)
+    if x.ndim != 1 or x.size == 0:
+        raise ValueError(f"a one-dimensional, non-empty sequence is needed, not shape {x.shape}")
+    if not np.isfinite(x).all():
+        raise ValueError("every value must be a finite number")
+    return x
+
+
+def _row_medians(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    half = rows.shape[1] // 2
+    rows = np.sort(rows, axis=1)
+    if rows.shape[1] % 2:
+        return rows[:, half]
+    middle: NDArray[np.float64] = (rows[:, half - 1] + rows[:, half]) / 2
+    return middle
+
+
+def _middle(estimates: NDArray[np.float64], confidence: float) -> Interval:
+    tail = 50 * (1 - confidence)
+    low, high = np.percentile(estimates, (tail, 100 - tail))
+    return Interval(low=float(low), high=float(high))
+
+
+def _expanded(confidence: float, n: int) -> float:
+    """The confidence at which a percentile interval of n values is as wide as one of t.
+
+    Quantiles of t follow from those of the normal distribution by the expansion of Cornish and
+    Fisher (Abramowitz & Stegun, 26.7.5), good to 1 % from three degrees of freedom on.
+    """
+    if n < 2:
+        return confidence
+    z, freedom = NormalDist().inv_cdf((1 + confidence) / 2), n - 1
+    t = (
+        z
+        + (z**3 + z) / (4 * freedom)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
+    )
+    return 2 * NormalDist().cdf(t * math.sqrt(n / freedom)) - 1
+
+
+def _thinned(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """At most 512 medians of equally many neighbours; a rest too few for a group is left out."""
+    neighbours = -(-x.size // _MOST_FOR_PAIRS)
+    groups = x[: x.size // neighbours * neighbours].reshape(-1, neighbours)
+    medians: NDArray[np.float64] = np.median(groups, axis=1)
+    return medians
+
+
+def _kendall_p(x: NDArray[np.float64], s: float) -> float:
+    n = x.size
+    ties = np.unique(x, return_counts=True)[1]
+    variance = (n * (n - 1) * (2 * n + 5) - float((ties * (ties - 1) * (2 * ties + 5)).sum())) / 18
+    if s == 0 or variance == 0:
+        return 1.0
+    return math.erfc((abs(s) - 1) / math.sqrt(2 * variance))

@@ -1,0 +1,88 @@
+"""How well does a network classify samples it was not trained on?
+
+Top-1 accuracy is the share of samples whose own class has the highest score, top-5 the share whose
+class is among the five highest; the loss is the mean softmax cross-entropy. A sample whose class
+ties with others counts as if the others came first, so a network that scores all classes alike gets
+nothing for it. The 95 % interval of an accuracy is Wilson's score interval, which stays within 0
+and 1 and holds for small counts (E. B. Wilson, Journal of the American Statistical Association 22,
+1927).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cubemesh.model.record import Figure
+from cubemesh.statistics import Interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """Sums over scored samples. They add up, batch by batch."""
+
+    samples: int = 0
+    top1: int = 0
+    top5: int = 0
+    loss_sum: float = 0.0
+
+    def __add__(self, other: Scored) -> Scored:
+        return Scored(
+            samples=self.samples + other.samples,
+            top1=self.top1 + other.top1,
+            top5=self.top5 + other.top5,
+            loss_sum=self.loss_sum + other.loss_sum,
+        )
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of a sample."""
+        return self.loss_sum / self.samples
+
+    @property
+    def accuracy(self) -> float:
+        """Top-1, 0 to 1."""
+        return self.top1 / self.samples
+
+
+def score(scores: NDArray[Any], labels: NDArray[np.int64]) -> Scored:
+    """Judge the scores (batch, classes) of one batch against its labels (batch,)."""
+    scores = scores.astype(np.float64)
+    own = scores[np.arange(len(labels)), labels]
+    # Not-a-number compares false with everything, and so must not count as "none is higher".
+    rank = scores.shape[1] - 1 - (scores < own[:, None]).sum(axis=1)
+    with np.errstate(invalid="ignore"):  # scores that are infinite give a loss that says so
+        highest = scores.max(axis=1)
+        log_sum = highest + np.log(np.exp(scores - highest[:, None]).sum(axis=1))
+    return Scored(
+        samples=len(labels),
+        top1=int((rank == 0).sum()),
+        top5=int((rank < 5).sum()),
+        loss_sum=float((log_sum - own).sum()),
+    )
+
+
+def wilson_interval(hits: int, n: int, confidence: float = 0.95) -> Interval:
+    """Wilson's score interval for a share of which `hits` of `n` were seen; ValueError for n = 0.
+
+    (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n), with p = hits / n.
+    """
+    if n < 1:
+        raise ValueError("no samples, so no share")
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    p = hits / n
+    middle = p + z * z / (2 * n)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    return Interval(low=max(0.0, (middle - half) / scale), high=min(1.0, (middle + half) / scale))
+
+
+def accuracy_figure(hits: int, n: int) -> Figure:
+    """A share of right answers with its interval."""
+    interval = wilson_interval(hits, n)
+    return Figure(value=hits / n, unit="", low=interval.low, high=interval.high, n=n)

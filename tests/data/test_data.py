@@ -1,0 +1,81 @@
+"""The table of sources, and what is found wrong before anything runs."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cubemesh import data
+from cubemesh.data.cifar10 import FILE_BYTES, FILES
+from cubemesh.data.feed import Feed
+from cubemesh.errors import DataError, UsageError
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> dict[str, str | None]:
+    """A path for every source that takes one."""
+    for names in FILES.values():
+        for name in names:
+            with open(tmp_path / name, "wb") as file:
+                file.truncate(FILE_BYTES)
+    return {n: str(tmp_path) if e.check_path else None for n, e in data.SOURCES.items()}
+
+
+@pytest.mark.parametrize("name", data.SOURCES)
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_every_source_gives_batches(
+    name: str, split: data.base.Split, paths: dict[str, str | None]
+) -> None:
+    data.check(name, paths[name], batch_per_device=8)
+    source = data.open_source(
+        name, paths[name], split, shape=(3, 12, 10), classes=16, seed=0, samples_needed=8
+    )
+    batch = next(Feed(source, 8, 0))
+    assert source.name == name
+    assert batch.images.shape == (8, 3, 12, 10)
+    assert 0 <= batch.images.min() <= batch.images.max() <= 1
+    assert batch.labels.max() < source.classes <= 16
+
+
+@pytest.mark.parametrize("name", data.SOURCES)
+def test_the_table_says_what_opening_finds(name: str, paths: dict[str, str | None]) -> None:
+    line = data.entry(name)
+    source = data.open_source(name, paths[name], "train", shape=(3, 8, 8), classes=10, seed=0)
+    assert line.classes in (None, source.classes)
+    assert line.train_samples in (None, source.samples)
+    assert line.about
+
+
+def test_an_unknown_name_meets_its_nearest() -> None:
+    with pytest.raises(UsageError, match=r"'cifar10' is not a data set\. Nearest: cifar-10"):
+        data.check("cifar10", None)
+
+
+def test_a_path_where_none_is_taken() -> None:
+    with pytest.raises(UsageError, match=r"data_path=/tmp was given, and data=digits takes none"):
+        data.check("digits", "/tmp")
+
+
+def test_no_path_where_one_is_needed() -> None:
+    with pytest.raises(UsageError, match="Set data_path to the folder"):
+        data.check("cifar-10")
+
+
+def test_broken_files(tmp_path: Path) -> None:
+    (tmp_path / "data_batch_1.bin").write_bytes(b"short")
+    with pytest.raises(DataError, match=r"data_batch_1\.bin is truncated: it has 5 bytes"):
+        data.check("cifar-10", str(tmp_path))
+
+
+def test_a_home_folder_is_found(monkeypatch: pytest.MonkeyPatch, paths: dict[str, str]) -> None:
+    monkeypatch.setenv("HOME", paths["cifar-10"])
+    data.check("cifar-10", "~")
+    source = data.open_source("cifar-10", "~", "train", shape=(3, 32, 32), classes=10, seed=0)
+    assert np.array_equal(source.batch(np.array([4])).labels, [0])
+
+
+def test_a_batch_larger_than_the_data() -> None:
+    data.check("digits", None, batch_per_device=1438)
+    data.check("synthetic", None, batch_per_device=100_000)
+    with pytest.raises(UsageError, match="more than the 1,438 samples digits has"):
+        data.check("digits", None, batch_per_device=1439)

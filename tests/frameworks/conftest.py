@@ -1,0 +1,53 @@
+"""Requests and batches that the tests of every framework start from."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cubemesh import networks
+from cubemesh.frameworks.base import Batch, BuildRequest
+from cubemesh.model.spec import Placement, ProgramSettings, Train, TrainSteps
+from cubemesh.networks.graph import Network
+from cubemesh.parallel.exchanges import NoExchange
+
+
+@pytest.fixture
+def make_batch() -> Callable[..., Batch]:
+    def make(network: Network, samples: int = 4, seed: int = 0) -> Batch:
+        rng = np.random.default_rng(seed)
+        images = rng.random((samples, *network.inputs[0].shape), dtype=np.float32)
+        return Batch(images=images, labels=rng.integers(0, network.targets[0].classes, samples))
+
+    return make
+
+
+@pytest.fixture
+def make_request() -> Callable[..., BuildRequest]:
+    """(network, its settings, device, and fields of the work) → request."""
+
+    def make(
+        network: Network | str = "little-cnn",
+        *,
+        device: str = "cpu",
+        work: Any = None,
+        precision: Any = "fp32",
+        layout: Any = "nchw",
+        script: str | None = None,
+        **fields: Any,
+    ) -> BuildRequest:
+        if isinstance(network, str):
+            network = networks.build(network, 16, 10)
+        kind = Train if "epochs" in fields else TrainSteps
+        return BuildRequest(
+            network=network,
+            work=work or kind(network=network.name, batch_per_device=4, **fields),
+            placement=Placement(),
+            program=ProgramSettings(precision=precision, layout=layout, script=script),
+            exchange=NoExchange(),
+            device=device,
+            threads=2,
+        )
+
+    return make

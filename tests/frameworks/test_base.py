@@ -1,0 +1,103 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from cubemesh import networks
+from cubemesh.errors import UsageError
+from cubemesh.frameworks import FRAMEWORKS, entry
+from cubemesh.frameworks.base import (
+    Batch,
+    Capabilities,
+    Unsupported,
+    check_supported,
+    check_weights,
+    monotonic_s,
+)
+from cubemesh.model.spec import Ceiling, Placement, ProgramSettings, RunSpec, TrainSteps
+
+ABLE = Capabilities(
+    works=frozenset({"train_steps"}),
+    devices=("cuda:0", "cpu"),
+    precisions={"cuda": frozenset({"fp32", "bf16"}), "cpu": frozenset({"fp32"})},
+    layouts=frozenset({"nchw"}),
+    optimizers=frozenset({"sgd"}),
+)
+SPEC = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=8))
+
+
+def varied(**parts):
+    return dataclasses.replace(SPEC, **parts)
+
+
+def test_a_batch_knows_its_size():
+    batch = Batch(images=np.zeros((3, 1, 2, 2), np.float32), labels=np.zeros(3, np.int64))
+    assert batch.samples == 3
+    assert batch.size_bytes == 3 * 4 * 4 + 3 * 8
+
+
+def test_what_is_offered_passes():
+    check_supported(SPEC, ABLE)
+    check_supported(varied(program=ProgramSettings(precision="bf16")), ABLE)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (varied(work=Ceiling()), "work 'ceiling' here; it offers train_steps"),
+        (
+            varied(
+                placement=Placement(device="cpu"), program=ProgramSettings(precision="bf16")
+            ),
+            "precision on cpu 'bf16' here; it offers fp32",
+        ),
+        (varied(program=ProgramSettings(layout="nhwc")), "layout 'nhwc'"),
+        (varied(program=ProgramSettings(exchange="ring")), "exchange 'ring' here; it offers none"),
+        (varied(program=ProgramSettings(script="step=1")), "takes no script"),
+        (varied(placement=Placement(devices=2)), "Set devices=1"),
+        (
+            varied(work=TrainSteps(network="little-cnn", batch_per_device=8, optimizer="adam")),
+            "optimizer 'adam' here; it offers sgd",
+        ),
+    ],
+)
+def test_what_is_not_offered_is_refused_with_what_is(spec, words):
+    with pytest.raises(Unsupported, match=words):
+        check_supported(spec, ABLE)
+
+
+def test_a_device_that_is_not_there_is_refused():
+    able = dataclasses.replace(ABLE, devices=("cpu",))
+    with pytest.raises(Unsupported, match="device 'cuda' here; it offers cpu"):
+        check_supported(varied(placement=Placement(device="cuda")), able)
+    with pytest.raises(Unsupported, match="no device"):
+        check_supported(SPEC, dataclasses.replace(ABLE, devices=()))
+
+
+def test_weights_must_be_those_of_the_network():
+    network = networks.build("little-cnn")
+    weights = network.draw(0)
+    check_weights(weights, network)
+    with pytest.raises(UsageError, match=r"1 of its 12 arrays are missing .*'fc2.bias'"):
+        check_weights({n: a for n, a in weights.items() if n != "fc2.bias"}, network)
+    with pytest.raises(UsageError, match="'fc3.bias' is not an array of little-cnn. Nearest:"):
+        check_weights({**weights, "fc3.bias": weights["fc2.bias"]}, network)
+    with pytest.raises(UsageError, match=r"of shape \(512,\) and must be \(10,\)"):
+        check_weights({**weights, "fc2.bias": weights["fc1.bias"]}, network)
+
+
+def test_the_clock_never_goes_back():
+    readings = [monotonic_s() for _ in range(100)]
+    assert readings == sorted(readings)
+
+
+def test_an_unknown_framework_is_told_the_nearest():
+    assert entry("null") is FRAMEWORKS["null"]
+    with pytest.raises(UsageError, match="Nearest: pytorch"):
+        entry("pytorc")
+
+
+def test_a_missing_framework_is_seen_without_importing_it():
+    missing = dataclasses.replace(FRAMEWORKS["pytorch"], requires="no_such_module")
+    assert not missing.installed
+    assert FRAMEWORKS["null"].installed

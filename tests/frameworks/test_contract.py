@@ -1,0 +1,223 @@
+"""What every framework of the table must keep to, whichever is installed here."""
+
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from cubemesh.errors import UsageError
+from cubemesh.frameworks import FRAMEWORKS
+from cubemesh.frameworks.base import OutOfMemory, check_supported
+from cubemesh.model.spec import WORK_KINDS, Ceiling, ProgramSettings, RunSpec, TrainSteps
+from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.networks.layers import LAYERS, LocalResponseNorm
+
+SCRIPTS = {"null": "accuracy=1:1"}
+INSTALLED = [name for name, entry in FRAMEWORKS.items() if entry.installed]
+
+pytestmark = pytest.mark.parametrize("name", INSTALLED)
+
+
+@pytest.fixture
+def framework(name):
+    return FRAMEWORKS[name].load()
+
+
+@pytest.fixture
+def request_for(name, make_request):
+    def make(network="little-cnn", **fields):
+        return make_request(network, script=SCRIPTS.get(name), **fields)
+
+    return make
+
+
+def every_layer():
+    net = NetworkBuilder("every-layer")
+    x = net.input("image", (3, 12, 12))
+    x = net.relu(net.batch_norm(net.conv(x, 4, kernel=3, padding=1)))
+    x = net.add(net.conv(x, 4, kernel=1), x)
+    x = net.lrn(net.max_pool(x, 2), LocalResponseNorm(size=3))
+    x = net.lrn(net.average_pool(x, 2), LocalResponseNorm(size=3, region="within"))
+    x = net.dropout(net.flatten(net.global_average_pool(x)), 0.5)
+    net.classify(net.linear(x, 5))
+    return net.build()
+
+
+def test_the_sample_network_has_every_layer(name):
+    assert {type(node.layer) for node in every_layer().nodes} == set(LAYERS.values())
+
+
+def test_every_layer_is_trained(framework, request_for, make_batch):
+    request = request_for(every_layer())
+    program = framework.build(request)
+    program.load(request.network.draw(0))
+    placed = program.place(make_batch(request.network))
+    program.train_step(placed)
+    assert np.isfinite(program.loss())
+    assert program.evaluate(placed).shape == (4, 5)
+
+
+def test_capabilities_are_sane(framework, name):
+    able = framework.capabilities()
+    assert able.works <= set(WORK_KINDS)
+    assert "cpu" in able.devices
+    assert {device.split(":")[0] for device in able.devices} == set(able.precisions)
+    assert all("fp32" in precisions for precisions in able.precisions.values())
+    work = TrainSteps(network="little-cnn", batch_per_device=8)
+    check_supported(RunSpec(work=work, program=ProgramSettings(framework=name)), able)
+
+
+def test_every_precision_layout_and_optimizer_offered_on_the_cpu_takes_a_step(
+    framework, request_for, make_batch
+):
+    able = framework.capabilities()
+    cases = [dict(precision=p) for p in sorted(able.precisions["cpu"])]
+    cases += [dict(layout=layout) for layout in sorted(able.layouts)]
+    cases += [dict(optimizer=o, weight_decay=0.01) for o in sorted(able.optimizers)]
+    for case in cases:
+        request = request_for(**case)
+        program = framework.build(request)
+        program.load(request.network.draw(0))
+        program.train_step(program.place(make_batch(request.network)))
+        program.synchronize()
+        assert np.isfinite(program.loss()), case
+        scores = program.evaluate(program.place(make_batch(request.network)))
+        assert scores.dtype in (np.float32, np.float64), case
+        program.close()
+
+
+def test_a_placed_batch_is_a_copy(framework, request_for, make_batch):
+    request = request_for()
+    program = framework.build(request)
+    program.load(request.network.draw(0))
+    batch, other = (make_batch(request.network, seed=s) for s in (1, 2))
+    expected = program.evaluate(program.place(make_batch(request.network, seed=1)))
+    placed = program.place(batch)
+    batch.images[:] = 0
+    batch.labels[:] = 0
+    program.place(other)
+    assert np.array_equal(program.evaluate(placed), expected)
+
+
+def test_a_batch_that_may_not_be_written_to_is_placed(framework, request_for, make_batch, recwarn):
+    request = request_for()
+    batch = make_batch(request.network)
+    batch.images.flags.writeable = False
+    batch.labels.flags.writeable = False
+    program = framework.build(request)
+    program.load(request.network.draw(0))
+    assert program.evaluate(program.place(batch)).shape == (4, 10)
+    assert not recwarn.list
+
+
+def test_state_and_load_are_each_other_s_inverse(framework, request_for, make_batch):
+    request = request_for(every_layer())
+    first, second = framework.build(request), framework.build(request)
+    drawn = request.network.draw(3)
+    first.load(drawn)
+    for name, array in first.state().items():
+        assert np.array_equal(array, drawn[name]), name
+    first.train_step(first.place(make_batch(request.network)))
+    kept = first.state()
+    assert list(kept) == [*request.network.parameters, *request.network.state]
+    second.load(kept)
+    for name, array in second.state().items():
+        assert np.array_equal(array, kept[name]), name
+        array += 1
+    assert all(np.array_equal(array, kept[n]) for n, array in second.state().items())
+
+
+def test_weights_of_another_network_are_refused(framework, request_for):
+    program = framework.build(request_for())
+    with pytest.raises(UsageError, match="missing"):
+        program.load({})
+
+
+def test_forward_changes_no_parameter(framework, request_for, make_batch):
+    request = request_for(every_layer())
+    program = framework.build(request)
+    program.load(request.network.draw(0))
+    before = program.state()
+    program.forward(program.place(make_batch(request.network)))
+    assert np.isfinite(program.loss())
+    after = program.state()
+    assert all(np.array_equal(before[p], after[p]) for p in request.network.parameters)
+
+
+def test_clock_and_memory_are_read(framework, request_for):
+    program = framework.build(request_for())
+    assert abs(program.clock() - time.perf_counter()) < 5
+    peak_bytes = program.peak_memory_bytes()
+    assert peak_bytes is None or peak_bytes >= 0
+    assert list(program.buckets) == []
+
+
+def test_a_ceiling_can_be_called(framework, name):
+    settings = ProgramSettings(framework=name, script=SCRIPTS.get(name))
+    product = framework.build_ceiling(Ceiling(size=32), settings, "cpu", 2)
+    copy = framework.build_ceiling(Ceiling(operation="copy", size=1000), settings, "cpu", 2)
+    assert (product.work_per_call, product.unit) == (2 * 32**3, "FLOP/s")
+    assert (copy.work_per_call, copy.unit) == (2000, "byte/s")
+    for program in (product, copy):
+        start = program.clock()
+        program.call()
+        program.synchronize()
+        assert program.clock() > start
+
+
+def test_refused_memory_is_told_from_other_errors(framework):
+    assert framework.is_out_of_memory(MemoryError())
+    assert framework.is_out_of_memory(OutOfMemory())
+    assert not framework.is_out_of_memory(ValueError("out of memory"))
+    assert not framework.is_out_of_memory(RuntimeError("something else"))
+
+
+PRELOAD_THEN_FORK = """
+import os, sys
+import numpy as np
+from cubemesh import networks
+from cubemesh.frameworks import entry
+from cubemesh.frameworks.base import Batch, BuildRequest
+from cubemesh.model.spec import Placement, ProgramSettings, TrainSteps
+from cubemesh.parallel.exchanges import NoExchange
+
+threads = len(os.listdir("/proc/self/task"))
+framework = entry(sys.argv[1]).load()
+framework.preload()
+assert len(os.listdir("/proc/self/task")) == threads, "preload started a thread"
+loaded = set(sys.modules)
+if os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+network = networks.build("little-cnn", 8, 10)
+program = framework.build(
+    BuildRequest(
+        network=network,
+        work=TrainSteps(network="little-cnn", batch_per_device=2),
+        placement=Placement(),
+        program=ProgramSettings(framework=sys.argv[1]),
+        exchange=NoExchange(),
+        device="cpu",
+        threads=2,
+    )
+)
+program.load(network.draw(0))
+batch = Batch(images=np.zeros((2, 3, 8, 8), np.float32), labels=np.zeros(2, np.int64))
+program.train_step(program.place(batch))
+own = sys.argv[1] if sys.argv[1] != "pytorch" else "torch"
+late = [m for m in sorted(set(sys.modules) - loaded) if m.split(".")[0] == own]
+print(program.loss(), *late, flush=True)
+os._exit(0)
+"""
+
+
+def test_a_fork_after_preload_takes_a_step_and_imports_little(name):
+    command = [sys.executable, "-c", PRELOAD_THEN_FORK, name]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 0, done.stderr
+    loss, *late = done.stdout.split()
+    assert np.isfinite(float(loss))
+    assert len(late) <= 2, late

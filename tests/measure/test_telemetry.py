@@ -1,0 +1,169 @@
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from cubemesh.measure.host import HostReader, Reading, Replay
+from cubemesh.measure.kept import KeptLog
+from cubemesh.measure.telemetry import Telemetry, others_share, percent_series
+
+
+def reading(t: float, tree: float, cores: float, host: float, resident: int = 1000) -> Reading:
+    return Reading(
+        time_s=t, tree_cpu_s=tree, resident_bytes=resident, cores_busy_s=cores, host_busy_s=host
+    )
+
+
+# Two of four cores may be used. The run uses one throughout; another program joins on the second
+# of them at t = 2 and, after it, one elsewhere.
+RECORDED = [
+    reading(0.0, 5.0, 20.0, 50.0, 100),
+    reading(1.0, 6.0, 21.0, 51.0, 200),
+    reading(2.0, 7.0, 22.0, 52.0, 300),
+    reading(3.0, 8.0, 24.0, 55.0, 400),
+]
+
+
+def test_series_of_a_recorded_host() -> None:
+    log = KeptLog()
+    with Telemetry(
+        log, 2, every_s=0.001, reader=Replay(RECORDED, cores=2, host_cores=4)
+    ) as telemetry:
+        while len(telemetry.readings) < 4:
+            time.sleep(0.001)
+    own, host = log.joined("cpu_utilisation_percent"), log.joined("host_cpu_percent")
+    assert own.times_s == (1.0, 2.0, 3.0)
+    assert own.values == (50.0, 50.0, 50.0)
+    assert host.values == (25.0, 25.0, 75.0)
+    assert log.joined("resident_bytes").values[:4] == (100.0, 200.0, 300.0, 400.0)
+    assert log.joined("resident_bytes").times_s[:4] == (0.0, 1.0, 2.0, 3.0)
+
+
+def test_chunks_join_without_a_gap() -> None:
+    steady = [reading(float(n), float(n), 2.0 * n, 2.0 * n) for n in range(37)]
+    log = KeptLog()
+    with Telemetry(log, 2, every_s=0.0005, reader=Replay(steady, 2, 2)) as telemetry:
+        while len(telemetry.readings) < 37:
+            time.sleep(0.001)
+    assert len([c for c in log.chunks if c.name == "resident_bytes"]) >= 3
+    assert log.joined("cpu_utilisation_percent").times_s == tuple(map(float, range(1, 37)))
+    assert set(log.joined("cpu_utilisation_percent").values) == {50.0}
+
+
+def test_what_others_used() -> None:
+    assert others_share(RECORDED, 2, 0.0, 2.0) == 0.0
+    assert others_share(RECORDED, 2, 2.0, 3.0) == 0.5
+    assert others_share(RECORDED, 2, 1.0, 3.0) == 0.25
+    assert others_share(RECORDED, 2, 2.5, 3.0) == 0.5
+    assert others_share(RECORDED, 2, -5.0, 10.0) == pytest.approx(1 / 6)
+    assert others_share(RECORDED, 2, 3.0, 3.0) is None
+
+
+def test_a_busy_host_is_warned_of() -> None:
+    log = KeptLog()
+    with Telemetry(log, 2, every_s=0.001, reader=Replay(RECORDED, 2, 4)) as telemetry:
+        while len(telemetry.readings) < 4:
+            time.sleep(0.001)
+    assert telemetry.check_host(0.0, 2.0) == 0.0
+    assert log.warnings == []
+    assert telemetry.check_host(2.0, 3.0) == 0.5
+    assert [w.code for w in log.warnings] == ["busy-host"]
+
+
+def test_a_counter_that_falls_is_no_negative_use() -> None:
+    series = percent_series("x_percent", [0, 1, 1, 2], [5.0, 4.0, 4.0, 5.0], 2)
+    assert series.times_s == (1, 2)
+    assert series.values == (0.0, 50.0)
+
+
+def test_a_short_run_has_a_reading_at_either_end() -> None:
+    log = KeptLog()
+    with Telemetry(log, 1, every_s=60):
+        _work(0.05)
+    assert len(log.joined("resident_bytes").values) == 2
+    assert len(log.joined("cpu_utilisation_percent").values) == 1
+    assert log.joined("resident_bytes").values[0] > 1_000_000
+
+
+def test_its_own_cost_is_told_and_small() -> None:
+    log = KeptLog()
+    with Telemetry(log, 1, every_s=0.05):
+        time.sleep(0.5)
+    cost = log.figures["telemetry_cpu_share"]
+    assert 0 < cost.value < 0.1
+    assert cost.unit == "cores"
+
+
+def test_a_failure_in_the_thread_is_raised_at_the_end() -> None:
+    class Broken(Replay):
+        def read(self) -> Reading:
+            if self._next == 1:
+                raise OSError("the kernel's files are gone")
+            return super().read()
+
+    with (
+        pytest.raises(OSError, match="are gone"),
+        Telemetry(KeptLog(), 1, every_s=0.001, reader=Broken(RECORDED)) as telemetry,
+    ):
+        telemetry._thread.join(10)
+
+
+def test_the_host_counts_this_process() -> None:
+    reader = HostReader()
+    first = reader.read()
+    used = _work(0.2)
+    second = reader.read()
+    assert reader.cores == len(os.sched_getaffinity(0)) <= reader.host_cores
+    assert second.time_s > first.time_s
+    assert second.tree_cpu_s - first.tree_cpu_s >= used * 0.9
+    assert second.host_busy_s >= second.cores_busy_s >= first.cores_busy_s
+
+
+def test_the_host_counts_children_and_theirs() -> None:
+    # A child that starts a child that works; both are alive while they are counted.
+    grandchild = "import time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True)"
+    grandchild += "\ntime.sleep(30)"
+    child = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {grandchild!r}])"
+    reader = HostReader()
+    before = reader.read()
+    with subprocess.Popen(
+        [sys.executable, "-c", child], stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"done\n"
+        during = reader.read()
+        os.killpg(process.pid, 9)
+    assert during.tree_cpu_s - before.tree_cpu_s >= 0.3
+    assert during.resident_bytes - before.resident_bytes > 2_000_000
+
+
+def test_another_process_is_another_use() -> None:
+    # Not a child: its work is the machine's, not the tree's. Counted by a process of its own.
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        pool.apply(_readings_around, (0,))  # it has started and imported this file
+        counting = pool.apply_async(_readings_around, (0.5,))
+        _work(0.6)
+        first, second, cores = counting.get(30)
+    others = others_share([first, second], cores, first.time_s, second.time_s)
+    assert others is not None
+    assert second.tree_cpu_s - first.tree_cpu_s < 0.2
+    assert others > 0.1
+
+
+def _readings_around(seconds: float) -> tuple[Reading, Reading, int]:
+    reader = HostReader()
+    first = reader.read()
+    time.sleep(seconds)
+    return first, reader.read(), reader.cores
+
+
+def _work(seconds: float) -> float:
+    """Use that many processor seconds; returns how many were really used."""
+    start = time.process_time()
+    while (used := time.process_time() - start) < seconds:
+        pass
+    return used

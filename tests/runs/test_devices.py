@@ -1,0 +1,55 @@
+import pytest
+
+from cubemesh.model import (
+    Cpu,
+    Gpu,
+    Machine,
+    Memory,
+    Placement,
+    RunSpec,
+    Software,
+    TrainSteps,
+)
+from cubemesh.runs.devices import gpus_of, lock_names, visible_gpus
+
+GPUS = tuple(Gpu(index=i, name="H200", uuid=f"GPU-{i}{i}-abcd") for i in range(3))
+MACHINE = Machine(
+    hostname="h",
+    cpu=Cpu(),
+    memory=Memory(),
+    gpus=GPUS,
+    software=Software(python="3", system="Linux"),
+)
+
+
+def spec(device, devices=1):
+    work = TrainSteps(network="little-cnn", batch_per_device=1)
+    return RunSpec(work=work, placement=Placement(device=device, devices=devices))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "indices"),
+    [
+        (None, [0, 1, 2]),
+        ("2,0", [2, 0]),
+        ("GPU-11", [1]),
+        ("GPU-", []),
+        ("0,9,1", [0]),
+        ("", []),
+        ("-1", []),
+    ],
+)
+def test_gpus_are_numbered_as_cuda_numbers_them(chosen, indices):
+    environ = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
+    assert [g.index for g in visible_gpus(MACHINE, environ)] == indices
+
+
+def test_a_run_locks_what_it_may_use():
+    assert lock_names(spec("cpu"), MACHINE, {}) == ("cpu",)
+    assert lock_names(spec("auto"), MACHINE, {}) == ("GPU-00-abcd",)
+    assert lock_names(spec("cuda", 2), MACHINE, {"CUDA_VISIBLE_DEVICES": "2,1"}) == (
+        "GPU-11-abcd",
+        "GPU-22-abcd",
+    )
+    assert lock_names(spec("auto"), MACHINE, {"CUDA_VISIBLE_DEVICES": ""}) == ("cpu",)
+    assert [g.index for g in gpus_of(spec("auto"), MACHINE, {})] == [0]

@@ -1,0 +1,347 @@
+"""The executor with real stores, real processes and real signals; the null framework plays."""
+
+import dataclasses
+import os
+import signal
+
+import pytest
+
+from cubemesh.errors import BusyError, StoreError, UsageError
+from cubemesh.frameworks import FRAMEWORKS, FrameworkEntry
+from cubemesh.model import Placement, Status
+from cubemesh.results import Store
+from cubemesh.runs import Executor, Silent
+from cubemesh.runs import executor as executor_module
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store.open(str(tmp_path / "results.db")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory, small_machine):
+    """One executor for many tests, as in a suite: each must leave it usable for the next."""
+    folder = tmp_path_factory.mktemp("suite")
+    with (
+        Store.open(str(folder / "results.db")) as opened,
+        Executor(opened, machine=small_machine, runs_folder=folder / "runs") as executor,
+    ):
+        yield executor
+
+
+@pytest.fixture
+def make(store, tmp_path, machine):
+    """Executors on one store, closed at the end."""
+    made = []
+
+    def one(**settings):
+        settings = {"machine": machine, "runs_folder": tmp_path / "runs"} | settings
+        made.append(Executor(store, **settings))
+        return made[-1]
+
+    yield one
+    for executor in made:
+        executor.close()
+
+
+@pytest.fixture
+def run_once(make):
+    """Runs specs in an executor of their own, as one command would."""
+
+    def run(specs, **settings):
+        with make(**settings) as executor:
+            return executor.run(specs)
+
+    return run
+
+
+class Watching(Silent):
+    """Keeps what the executor says; `act` is called at each progress."""
+
+    def __init__(self, act=lambda progress: None):
+        self.said = []
+        self.act = act
+
+    def plan(self, specs):
+        self.said.append(("plan", len(specs)))
+
+    def start(self, spec):
+        self.said.append(("start", spec.work.batch_per_device))
+
+    def progress(self, progress):
+        self.said.append(("progress", progress.phase))
+        self.act(progress)
+
+    def finish(self, record, *, reused):
+        self.said.append(("finish", record.outcome.status, reused))
+
+
+def test_a_run_becomes_a_stored_record(make, store, null_spec, tmp_path, living):
+    observer = Watching()
+    executor = make(observer=observer)
+    (record,) = executor.run([null_spec("step=0.01,jitter=0.05", batch_per_device=4)])
+    assert record.ok, record.outcome
+    assert store.find(record.key) == record
+    assert (record.attempt, record.key.repeat) == (1, 0)
+    (rank,) = record.ranks
+    assert (rank.device, rank.threads, rank.outcome.status) == ("cpu", 2, Status.OK)
+    assert sum(w.steps for w in record.measured) >= 20
+    assert [p.name for p in record.phases] == [
+        *("import", "data", "build", "weights", "warm-up", "measure"),
+    ]
+    assert record.figures["step_s"].value == pytest.approx(0.01, rel=0.1)
+    assert record.figures["throughput_per_s"].value == pytest.approx(400, rel=0.1)
+    assert record.figures["peak_memory_bytes"].method
+    assert set(record.series) == {s.name for s in store.series(record.run_id)} >= {"resident_bytes"}
+    assert store.machine(executor._machine.machine_id) is not None
+    assert observer.said[:2] == [("plan", 1), ("start", 4)]
+    assert ("progress", "measure") in observer.said
+    assert observer.said[-1] == ("finish", Status.OK, False)
+    (own,) = [p for p in (tmp_path / "runs").iterdir() if p.is_dir()]
+    assert [p.name for p in own.iterdir() if p.is_dir()] == []
+    assert {name for _, name in living(tmp_path / "runs")} == {"cubemesh-server"}
+    executor.close()
+    assert living(tmp_path / "runs") == []
+    assert not own.exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "words", "facts"),
+    [
+        ("segfault@5", Status.CRASHED, "SIGSEGV", {"signal": "SIGSEGV"}),
+        ("exit:3@5", Status.CRASHED, "code 3", {"exit_code": 3}),
+        ("exit:0@5", Status.CRASHED, "code 0", {"exit_code": 0}),
+        ("kill@5", Status.KILLED, "SIGKILL", {"signal": "SIGKILL", "phase": "measure"}),
+        ("error@5", Status.CRASHED, "RuntimeError: scripted error at step 5", {}),
+        ("nan@5", Status.DIVERGED, "loss became nan", {}),
+        ("step=oops", Status.UNSUPPORTED, "step=oops", {}),
+    ],
+)
+def test_what_happens_to_a_run_is_an_outcome_and_the_suite_goes_on(
+    suite, null_spec, script, status, words, facts
+):
+    # The first step and one more are the warm-up, then four windows of five.
+    failed, after = suite.run([null_spec(script), null_spec(seed=len(script))])
+    assert failed.outcome.status is status
+    assert words in failed.outcome.message
+    assert facts.items() <= failed.outcome.facts.items()
+    assert failed.outcome.origin == ("runner" if facts else "worker")
+    assert after.ok
+    assert failed.ranks[0].outcome == failed.outcome or not failed.ranks
+
+
+def test_a_segfault_leaves_where_it_happened(suite, null_spec):
+    (record,) = suite.run([null_spec("segfault@4")])
+    assert record.outcome.facts["stacks"].startswith("Segmentation fault")
+    assert "null.py" in record.outcome.message
+    assert "in _segfault" in record.outcome.message
+
+
+def test_a_traceback_says_where_an_error_was_raised(suite, null_spec):
+    (record,) = suite.run([null_spec("error@4")])
+    assert "in _error" in record.outcome.facts["traceback"]
+
+
+def test_figures_of_the_windows_before_a_crash_are_kept(suite, null_spec):
+    (record,) = suite.run([null_spec("step=0.01,segfault@15")])
+    assert record.outcome.status is Status.CRASHED
+    assert len(record.measured) == 2
+    assert record.figure("step_s") == pytest.approx(0.01)
+    assert record.outcome.facts["steps"] == 10
+
+
+def test_a_hang_is_ended_at_its_time_limit_and_says_where_it_hung(suite, null_spec):
+    hung, after = suite.run([null_spec("hang@5", time_limit_s=1.0), null_spec(seed=77)])
+    assert hung.outcome.status is Status.TIMED_OUT
+    assert 1.0 <= hung.elapsed_s < 3.0
+    assert "null.py" in hung.outcome.message
+    assert "in _hang" in hung.outcome.message
+    assert "in train_step" in hung.outcome.facts["stacks"]
+    assert hung.outcome.facts["phase"] == "measure"
+    assert after.ok
+
+
+def test_memory_past_the_limit_is_told_by_the_worker_itself(suite, null_spec):
+    limited = null_spec("allocate@5", memory_limit_bytes=200 << 20, batch_per_device=1024)
+    record, after = suite.run([limited, null_spec(seed=78)])
+    assert (record.outcome.status, record.outcome.origin) == (Status.OOM, "worker")
+    assert record.outcome.facts["limit_bytes"] == 200 << 20
+    assert record.outcome.facts["forecast_bytes"] > 200 << 20
+    assert 0 < record.outcome.facts["largest_batch_that_fits"] < 1024
+    assert "the forecast is" in record.outcome.message
+    assert "200 MiB here" in record.outcome.message
+    assert after.ok
+
+
+def test_several_devices_are_refused_by_the_worker(suite, null_spec):
+    spec = dataclasses.replace(null_spec(), placement=Placement(devices=2))
+    (record,) = suite.run([spec])
+    assert record.outcome.status is Status.UNSUPPORTED
+    assert "devices=1" in record.outcome.message
+
+
+def test_an_unknown_framework_is_an_error_before_anything_runs(suite, null_spec):
+    with pytest.raises(UsageError, match="pytorhc"):
+        suite.run([null_spec(), null_spec(framework="pytorhc")])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_worker_killed_from_outside(make, null_spec, tmp_path, worker_of, number):
+    def strike(progress):
+        if progress.phase == "measure":
+            os.kill(worker_of(tmp_path / "runs"), number)
+            observer.act = lambda progress: None
+
+    observer = Watching(strike)
+    killed, after = make(observer=observer).run(
+        [null_spec("real=1,step=0.05", steps=200), null_spec()]
+    )
+    assert killed.outcome.status is Status.KILLED
+    assert killed.outcome.facts["signal"] == signal.Signals(number).name
+    assert after.ok
+
+
+def test_when_the_server_dies_its_worker_dies_and_another_server_starts(
+    make, null_spec, tmp_path, living, worker_of
+):
+    def strike(progress):
+        if progress.phase == "measure":
+            workers.append(worker_of(tmp_path / "runs"))
+            (server,) = [p for p, name in living(tmp_path / "runs") if name == "cubemesh-server"]
+            os.kill(server, signal.SIGKILL)
+            observer.act = lambda progress: None
+
+    workers = []
+    observer = Watching(strike)
+    killed, after = make(observer=observer).run(
+        [null_spec("real=1,step=0.05", steps=200), null_spec()]
+    )
+    assert killed.outcome.status is Status.KILLED
+    assert "server" in killed.outcome.message
+    assert after.ok
+    assert workers[0] not in {pid for pid, _ in living(tmp_path / "runs")}
+
+
+def test_repeats_are_fresh_processes_in_order(make, null_spec):
+    records = make().run([null_spec(repeats=2), null_spec(seed=1)])
+    assert [r.key.repeat for r in records] == [0, 1, 0]
+    assert [r.spec.work.seed for r in records] == [0, 0, 1]
+    assert len({r.run_id for r in records}) == 3
+
+
+def test_what_is_stored_stands_and_faults_do_not(run_once, null_spec):
+    specs = [null_spec(), null_spec("segfault@5"), null_spec("nan@5")]
+    first = run_once(specs)
+    second = run_once(specs, observer=(observer := Watching()))
+    assert second[0] == first[0]
+    assert second[2] == first[2]
+    assert second[1].run_id != first[1].run_id
+    assert [r.attempt for r in second] == [1, 2, 1]
+    assert [s[2] for s in observer.said if s[0] == "finish"] == [True, False, True]
+
+
+def test_other_software_or_other_code_is_measured_again(run_once, null_spec, machine, monkeypatch):
+    (first,) = run_once([null_spec()])
+
+    def with_packages(**packages):
+        software = dataclasses.replace(machine.software, packages=packages)
+        return dataclasses.replace(machine, software=software)
+
+    (same,) = run_once([null_spec()], machine=with_packages(numpy="2.0", torch="9.9"))
+    assert same == first  # the null framework does not depend on torch
+    (upgraded,) = run_once([null_spec()], machine=with_packages(numpy="2.1"))
+    assert upgraded.run_id != first.run_id
+    monkeypatch.setattr(executor_module, "code_version", lambda: "0+other")
+    (recoded,) = run_once([null_spec()])
+    assert recoded.run_id != first.run_id
+    assert recoded.key.code_version == "0+other"
+
+
+def test_fresh_measures_again_each_spec_once(make, run_once, null_spec):
+    (first,) = run_once([null_spec()])
+    executor = make(fresh=True)
+    (second,) = executor.run([null_spec()])
+    (third,) = executor.run([null_spec()])
+    assert second.run_id != first.run_id
+    assert second.attempt == 2
+    assert third == second
+
+
+def test_a_framework_that_is_not_installed(make, store, null_spec, monkeypatch):
+    absent = FrameworkEntry(
+        module="cubemesh.frameworks.absent",
+        summary="",
+        packages=("absent",),
+        requires="no_such_module",
+        install="pip install absent",
+    )
+    monkeypatch.setitem(FRAMEWORKS, "absent", absent)
+    (record,) = make().run([null_spec(framework="absent")])
+    assert record.outcome.status is Status.NOT_INSTALLED
+    assert "pip install absent" in record.outcome.message
+    assert store.find(record.key) == record
+
+
+def test_a_framework_that_does_not_import_is_an_outcome(make, null_spec, tmp_path, monkeypatch):
+    """A broken installation: found, and yet its import fails."""
+    (tmp_path / "brokenlib.py").write_text("raise ImportError('libbroken.so: not found')\n")
+    # The server finds it through PYTHONPATH as the framework null, which it is told to preload.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import cubemesh.frameworks as f, dataclasses\n"
+        "f.FRAMEWORKS['null'] = dataclasses.replace(f.FRAMEWORKS['null'], module='brokenlib')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (record,) = make().run([null_spec()])
+    assert (record.outcome.status, record.outcome.origin) == (Status.CRASHED, "worker")
+    assert "ImportError: libbroken.so" in record.outcome.message
+
+
+def test_a_framework_that_kills_its_server_as_it_is_imported(
+    make, null_spec, tmp_path, monkeypatch
+):
+    (tmp_path / "deadlylib.py").write_text("import os; os.kill(os.getpid(), 11)\n")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import cubemesh.frameworks as f, dataclasses\n"
+        "f.FRAMEWORKS['null'] = dataclasses.replace(f.FRAMEWORKS['null'], module='deadlylib')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (record,) = make().run([null_spec()])
+    assert (record.outcome.status, record.outcome.origin) == (Status.CRASHED, "runner")
+    assert "server crashed with SIGSEGV" in record.outcome.message
+    assert "during import" in record.outcome.message
+
+
+def test_one_device_is_one_runners(make, null_spec):
+    first = make()
+    first.run([null_spec()])
+    second = make()
+    assert second.run([null_spec()])[0].ok  # stored already: needs no device
+    with pytest.raises(BusyError, match=rf"process {os.getpid()} "):
+        second.run([null_spec(seed=1)])
+    with pytest.raises(BusyError, match="Waited 200 ms"):
+        make(wait_s=0.2).run([null_spec(seed=1)])
+    first.close()
+    assert second.run([null_spec(seed=1)])[0].ok
+
+
+def test_a_record_that_cannot_be_kept_ends_the_suite_and_its_workers(
+    make, store, null_spec, tmp_path, living, monkeypatch
+):
+    executor = make()
+    executor.run([null_spec()])
+
+    def full(record, series):
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(store, "save", full)
+    with pytest.raises(StoreError, match="full"):
+        executor.run([null_spec(seed=1), null_spec(seed=2)])
+    assert living(tmp_path / "runs") == []
+
+
+def test_a_worker_starts_within_a_tenth_of_a_second(suite, null_spec):
+    records = suite.run([null_spec(seed=100 + n) for n in range(5)])
+    starts = sorted(r.phases[0].start_s for r in records)
+    assert starts[2] < 0.1, starts

@@ -1,0 +1,165 @@
+"""Ctrl-C and kill -9 of the runner, at any moment: nothing stored is lost, nobody is left alive,
+and the same command goes on from there."""
+
+import json
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from cubemesh.results import Store
+
+# What one `cubemesh run` does, without the command line: many short runs in real time.
+SUITE = """
+import sys
+from pathlib import Path
+from cubemesh.model import *
+from cubemesh.results import Store
+from cubemesh.runs import Executor
+
+MACHINE = Machine(
+    hostname="small",
+    cpu=Cpu(model="test", usable_cores=2),
+    memory=Memory(),
+    software=Software(python="3", system="Linux", packages={"numpy": "2.0"}),
+)
+
+def specs(count, step_s):
+    effort = Effort(steps=4, seconds=0.0, windows=2, warmup_seconds=0.0)
+    program = ProgramSettings(framework="null", script=f"real=1,step={step_s}")
+    works = [TrainSteps(network="little-cnn", batch_per_device=8, seed=n) for n in range(count)]
+    return [RunSpec(work=work, program=program, effort=effort) for work in works]
+
+def suite(folder, count, step_s, observer=None):
+    with (
+        Store.open(str(folder / "results.db")) as store,
+        Executor(
+            store, machine=MACHINE, observer=observer, runs_folder=folder / "runs", wait_s=10.0
+        ) as executor,
+    ):
+        return executor.run(specs(count, step_s))
+"""
+
+# Each runner is forked from a process that has imported everything, so that fifty take seconds.
+KILLS = """
+import os, random, signal, time
+
+folder, kills, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+moments = random.Random(seed)
+for _ in range(kills):
+    runner = os.fork()
+    if runner == 0:
+        suite(folder, 2000, 0.004)
+        os._exit(0)
+    time.sleep(moments.uniform(0.0, 1.1))
+    os.kill(runner, signal.SIGKILL)
+    os.waitpid(runner, 0)
+    print(json.dumps({"killed": runner}), flush=True)
+"""
+
+INTERRUPTED = """
+from cubemesh.runs import Silent
+
+class Saying(Silent):
+    def finish(self, record, *, reused):
+        print(json.dumps({"reused": reused, "run": record.run_id}), flush=True)
+    def progress(self, progress):
+        print(json.dumps({"phase": progress.phase}), flush=True)
+
+try:
+    suite(Path(sys.argv[1]), int(sys.argv[2]), 0.02, Saying())
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Starts a script that knows `suite`; kills what is left of it at the end."""
+    started = []
+
+    def start(text, *arguments):
+        path = tmp_path / "suite.py"
+        path.write_text("import json\n" + textwrap.dedent(SUITE) + textwrap.dedent(text))
+        process = subprocess.Popen(
+            [sys.executable, str(path), *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def stored(folder):
+    """Every record of a store that is whole, by its spec."""
+    with sqlite3.connect(folder / "results.db") as database:
+        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    database.close()
+    with Store.open(str(folder / "results.db")) as store:
+        return {r.key.spec_id: r for r in store.records()}, len(store.records())
+
+
+def test_fifty_kills_at_random_moments(script, tmp_path, nobody_left):
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    process = script(KILLS, tmp_path, 50, seed)
+    rounds = 0
+    for line in process.stdout:
+        assert "killed" in json.loads(line)
+        rounds += 1
+        assert nobody_left(tmp_path / "runs")
+    assert (process.wait(), rounds) == (0, 50), process.stderr.read()
+    by_spec, count = stored(tmp_path)
+    assert count == len(by_spec), "a finished run was run again"
+    assert count >= 10
+    assert {r.outcome.status.value for r in by_spec.values()} == {"ok"}
+    assert {r.attempt for r in by_spec.values()} == {1}
+    assert sorted(r.spec.work.seed for r in by_spec.values()) == list(range(count))
+    # The next start has removed what the killed ones left, all but the very last.
+    assert len([p for p in (tmp_path / "runs").iterdir() if p.is_dir()]) <= 1
+
+
+def test_ctrl_c_stops_at_once_and_the_same_command_goes_on(script, tmp_path, nobody_left):
+    first = script(INTERRUPTED, tmp_path, 5)
+    finished = 0
+    for line in first.stdout:
+        said = json.loads(line)
+        finished += "run" in said
+        if finished == 2 and said.get("phase") == "measure":
+            break
+    start = time.monotonic()
+    first.send_signal(signal.SIGINT)
+    assert first.wait(timeout=10) == 130, first.stderr.read()
+    assert time.monotonic() - start < 5
+    assert nobody_left(tmp_path / "runs")
+    assert list((tmp_path / "runs").glob("*/")) == []
+    before, count = stored(tmp_path)
+    assert count == 2
+    second = script(INTERRUPTED, tmp_path, 5)
+    output, errors = second.communicate(timeout=60)
+    assert second.returncode == 0, errors
+    said = [json.loads(line) for line in output.splitlines()]
+    assert [s["reused"] for s in said if "run" in s] == [True, True, False, False, False]
+    assert stored(tmp_path)[0].items() >= before.items()
+
+
+def test_a_runner_that_is_terminated_leaves_nobody(script, tmp_path, nobody_left, living):
+    process = script(INTERRUPTED, tmp_path, 5)
+    for line in process.stdout:
+        if json.loads(line).get("phase") == "measure":
+            break
+    assert len(living(tmp_path / "runs")) == 2
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=10) == -signal.SIGTERM
+    assert nobody_left(tmp_path / "runs")

@@ -1,0 +1,269 @@
+"""Statistics agree with their formulas, cover what they promise, and cry wolf seldom."""
+
+import math
+import statistics as standard
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cubemesh.statistics import (
+    FEWEST_FOR_INTERVAL,
+    Drift,
+    Interval,
+    bootstrap_interval,
+    drift,
+    is_steady,
+    mad,
+    mean,
+    median,
+    nested_throughput_interval,
+    outliers,
+    percentile,
+    throughput,
+    throughput_interval,
+)
+
+quick = settings(deadline=None, max_examples=40)
+values = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
+positive = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=30)
+
+
+@quick
+@given(values)
+def test_median_and_mean_are_the_usual_ones(x):
+    assert median(x) == pytest.approx(standard.median(x))
+    assert mean(x) == pytest.approx(standard.fmean(x), abs=1e-6)
+    assert percentile(x, 50) == pytest.approx(median(x))
+    assert (percentile(x, 0), percentile(x, 100)) == (min(x), max(x))
+
+
+@quick
+@given(values, st.floats(-1e3, 1e3), st.floats(0.1, 10))
+def test_mad_does_not_move_with_the_values_and_grows_with_them(x, shift, scale):
+    assert mad([scale * v + shift for v in x]) == pytest.approx(scale * mad(x), abs=1e-5)
+
+
+def test_mad_by_hand():
+    assert mad([1, 1, 2, 2, 4, 6, 9]) == 1
+    assert mad([1, 1, 2, 2, 4, 6, 9], scaled=True) == pytest.approx(1.4826)
+
+
+def test_scaled_mad_is_the_standard_deviation_of_normal_values():
+    x = np.random.default_rng(0).normal(5, 2, 20_000)
+    assert mad(x, scaled=True) == pytest.approx(2, rel=0.03)
+
+
+def test_percentiles_are_interpolated():
+    assert percentile([1, 2, 3, 4], 25) == 1.75
+    assert percentile([10, 20], 90) == 19
+    with pytest.raises(ValueError, match="percent=101"):
+        percentile([1], 101)
+
+
+@pytest.mark.parametrize("function", [mean, median, mad, bootstrap_interval, outliers, drift])
+@pytest.mark.parametrize("wrong", [[], [[1.0, 2.0]], [1.0, math.nan], [math.inf]])
+def test_no_statistic_of_what_is_no_list_of_numbers(function, wrong):
+    with pytest.raises(ValueError, match=r"non-empty|finite"):
+        function(wrong)
+
+
+@quick
+@given(values.filter(lambda x: len(x) > 1), st.integers(0, 5))
+def test_an_interval_lies_within_the_values_and_repeats(x, seed):
+    for statistic in (median, mean):
+        interval = bootstrap_interval(x, statistic, resamples=200, seed=seed)
+        slack = 1e-9 * (1 + max(abs(v) for v in x))
+        assert min(x) - slack <= interval.low <= interval.high <= max(x) + slack
+        assert interval == bootstrap_interval(x, statistic, resamples=200, seed=seed)
+
+
+@quick
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=15))
+def test_what_is_computed_for_all_resamples_at_once_is_the_median(x):
+    quick = bootstrap_interval(x, median, resamples=100)
+    slow = bootstrap_interval(x, lambda row: float(np.median(row)), resamples=100)
+    assert (quick.low, quick.high) == pytest.approx((slow.low, slow.high))
+
+
+def test_any_statistic_can_be_resampled():
+    x = np.random.default_rng(0).normal(0, 1, 100)
+    interval = bootstrap_interval(x, lambda row: percentile(row, 90), resamples=500)
+    assert interval.low < 1.28 < interval.high
+
+
+def test_more_confidence_is_a_wider_interval_and_more_values_a_narrower():
+    x = np.random.default_rng(3).lognormal(0, 0.3, 200)
+
+    def width(interval: Interval) -> float:
+        return interval.high - interval.low
+
+    assert width(bootstrap_interval(x, confidence=0.5)) < width(bootstrap_interval(x))
+    assert width(bootstrap_interval(x)) < width(bootstrap_interval(x[:20]))
+
+
+def test_one_value_gives_an_interval_of_no_width():
+    assert bootstrap_interval([3.0]) == Interval(low=3.0, high=3.0)
+    assert throughput_interval([64], [0.5]) == Interval(low=128.0, high=128.0)
+    assert 2 * 0.5**FEWEST_FOR_INTERVAL < 0.05 < 2 * 0.5 ** (FEWEST_FOR_INTERVAL - 1)
+
+
+@pytest.mark.parametrize("windows", [12, 20])
+def test_intervals_of_skewed_windows_cover_95_percent(windows):
+    rng = np.random.default_rng(windows)
+    sigma, rounds = 0.3, 300
+    true_mean = math.exp(sigma**2 / 2)
+    covered = np.zeros(3)
+    for seed in range(rounds):
+        x = rng.lognormal(0, sigma, windows)
+        by_median = bootstrap_interval(x, resamples=500, seed=seed)
+        by_mean = bootstrap_interval(x, mean, resamples=500, seed=seed)
+        rate = throughput_interval(np.full(windows, 32), x, resamples=500, seed=seed)
+        covered += (
+            by_median.low <= 1 <= by_median.high,
+            by_mean.low <= true_mean <= by_mean.high,
+            rate.low <= 32 / true_mean <= rate.high,
+        )
+    assert (covered / rounds >= 0.90).all()
+    assert (covered / rounds <= 0.99).all()
+
+
+def test_two_thousand_resamples_of_fifty_windows_take_milliseconds():
+    x = np.random.default_rng(0).lognormal(0, 0.3, 50)
+    taken = []
+    for _ in range(10):
+        started = time.perf_counter()
+        bootstrap_interval(x)
+        taken.append(time.perf_counter() - started)
+    assert min(taken) < 0.02
+
+
+@quick
+@given(positive)
+def test_throughput_is_a_ratio_of_sums(seconds):
+    samples = [10.0 * (i + 1) for i in range(len(seconds))]
+    rate = throughput(samples, seconds)
+    assert rate == pytest.approx(sum(samples) / sum(seconds))
+    interval = throughput_interval(samples, seconds, resamples=200)
+    rates = [n / s for n, s in zip(samples, seconds, strict=True)]
+    assert min(rates) * 0.999999 <= interval.low <= interval.high <= max(rates) * 1.000001
+
+
+def test_short_windows_do_not_count_as_much_as_long_ones():
+    assert throughput([1, 1000], [0.001, 10]) == pytest.approx(1001 / 10.001)
+    with pytest.raises(ValueError, match="2 sample counts for 1 windows"):
+        throughput_interval([1, 2], [1])
+
+
+def test_windows_of_one_rate_have_no_uncertainty_whatever_their_length():
+    interval = throughput_interval([10, 20, 30, 400], [1, 2, 3, 40])
+    assert (interval.low, interval.high) == pytest.approx((10, 10))
+
+
+def test_runs_that_differ_widen_the_interval():
+    rng = np.random.default_rng(0)
+
+    def windows(step_s: float) -> list[tuple[float, float]]:
+        return [(32.0, step_s * w) for w in rng.lognormal(0, 0.01, 12)]
+
+    alike = nested_throughput_interval([windows(0.1) for _ in range(5)])
+    apart = nested_throughput_interval([windows(s) for s in (0.08, 0.09, 0.1, 0.11, 0.12)])
+    assert apart.high - apart.low > 5 * (alike.high - alike.low)
+    assert apart.low < 320 < apart.high
+    alone = windows(0.1)
+    samples, seconds = zip(*alone, strict=True)
+    assert nested_throughput_interval([alone]) == throughput_interval(samples, seconds)
+    for wrong in ([], [alone, []]):
+        with pytest.raises(ValueError, match="without windows"):
+            nested_throughput_interval(wrong)
+
+
+def test_outliers_by_hand():
+    assert outliers([10, 11, 10, 12, 11, 10, 30]) == [6]
+    assert outliers([10.0, 11, 10, 12, 11, 10, 9]) == []
+    assert outliers([5.0] * 19 + [6.0]) == [19]
+    assert outliers([5.0] * 19 + [6.0], threshold=100) == []
+    assert outliers([5.0] * 4) == []
+    assert outliers([1.0]) == []
+
+
+@quick
+@given(st.lists(st.floats(1, 1000), min_size=3, max_size=30), st.floats(0.5, 5))
+def test_outliers_do_not_depend_on_the_unit(x, scale):
+    scores = outliers(x)
+    assert outliers([4 * v for v in x]) == scores
+    assert len(scores) < len(x) / 2
+
+
+def test_kendalls_test_by_hand():
+    """Ten pairs of which nine rise and one is tied: S = 9, Var S = (5*4*15 - 2*1*9) / 18 = 47/3,
+    z = (9 - 1) / sqrt(47/3) = 2.0212, and p = 2 (1 - Phi(z)) = 0.0433."""
+    assert drift([1, 2, 2, 3, 4]).p_value == pytest.approx(0.04326, abs=1e-5)
+    assert drift([4, 3, 2, 2, 1]).p_value == pytest.approx(0.04326, abs=1e-5)
+    assert drift([1, 2, 2, 1]).p_value == 1.0
+
+
+def test_the_size_of_a_drift_is_the_theil_sen_slope_over_the_length():
+    x = [100 + 0.5 * i for i in range(21)]
+    assert drift(x).relative_change == pytest.approx(10 / 105)
+    x[3] = 500  # one straggler changes next to nothing
+    assert drift(x).relative_change == pytest.approx(10 / 105, rel=0.15)
+    assert drift([-v for v in range(1, 11)]).relative_change == pytest.approx(-9 / 5.5)
+
+
+def test_a_drift_must_be_both_unlikely_and_large():
+    small = [1 + 0.0005 * i for i in range(20)]
+    assert drift(small).p_value < 0.001
+    assert not drift(small).significant
+    assert drift(small, threshold=0.005).significant
+    assert not drift([1.0, 1.5, 1.1]).significant
+    assert drift([1.0]) == Drift(relative_change=0.0, p_value=1.0, significant=False)
+    assert drift([2.0] * 9) == Drift(relative_change=0.0, p_value=1.0, significant=False)
+
+
+@quick
+@given(st.lists(st.floats(1, 100), min_size=2, max_size=30))
+def test_a_drift_turns_round_with_the_values(x):
+    there, back = drift(x), drift(x[::-1])
+    assert there.relative_change == pytest.approx(-back.relative_change, abs=1e-9)
+    assert there.p_value == pytest.approx(back.p_value)
+    assert 0 <= there.p_value <= 1
+
+
+@pytest.mark.parametrize("windows", [8, 12, 50])
+def test_steady_windows_seldom_look_like_a_drift(windows):
+    rng = np.random.default_rng(windows)
+    found = [drift(rng.lognormal(0, 0.2, windows)).significant for _ in range(400)]
+    assert 0.01 < sum(found) / 400 < 0.08
+
+
+def test_a_real_drift_is_found_in_noise():
+    rng = np.random.default_rng(1)
+    ramp = np.linspace(1.0, 1.15, 20)
+    found = [drift(ramp * rng.lognormal(0, 0.03, 20)).significant for _ in range(100)]
+    assert sum(found) > 95
+
+
+@quick
+@given(st.integers(600, 5000))
+def test_thousands_of_windows_are_no_burden(n):
+    found = drift(np.linspace(1, 1.1, n))
+    assert found.significant
+    assert found.relative_change == pytest.approx(0.1 / 1.05, rel=0.02)
+
+
+def test_a_warm_up_goes_on_while_it_gets_faster_and_ends_when_it_does_not():
+    assert not is_steady([1.0, 1.0, 1.0, 1.0])
+    assert not is_steady([2.0, 1.5, 1.3, 1.2, 1.1])
+    assert not is_steady([1.0, 1.05, 1.1, 1.2, 1.25, 1.3])
+    assert is_steady([1.0, 1.01, 0.99, 1.0, 1.01])
+    assert is_steady([3.0, 1.01, 0.99, 1.0, 1.01, 0.995])
+    assert is_steady([1.01, 1.008, 1.006, 1.004, 1.002, 1.0])
+
+
+def test_a_noisy_but_steady_step_time_ends_the_warm_up_soon():
+    rng = np.random.default_rng(0)
+    steady = [is_steady(rng.lognormal(0, 0.2, 8)) for _ in range(300)]
+    assert sum(steady) / 300 > 0.7

@@ -1,0 +1,93 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from cubemesh.training.evaluation import Scored, accuracy_figure, score, wilson_interval
+
+SCORES = hnp.arrays(
+    np.float32,
+    st.tuples(st.integers(1, 8), st.integers(2, 12)),
+    elements=st.floats(-50, 50, width=32),
+)
+
+
+def test_by_hand() -> None:
+    scores = np.array([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0]], np.float32)
+    found = score(scores, np.array([0, 2]))
+    assert (found.samples, found.top1, found.top5) == (2, 1, 2)
+    first = -math.log(math.exp(2) / (math.exp(2) + math.exp(1) + 1))
+    second = -math.log(math.exp(1) / (1 + math.exp(3) + math.exp(1)))
+    assert found.loss == pytest.approx((first + second) / 2)
+    assert found.accuracy == 0.5
+
+
+def test_fifth_place_counts_for_top_five_and_sixth_does_not() -> None:
+    scores = np.arange(10.0)[None, :].repeat(2, axis=0)
+    found = score(scores, np.array([5, 4]))
+    assert (found.top1, found.top5) == (0, 1)
+
+
+def test_scoring_all_classes_alike_earns_nothing() -> None:
+    found = score(np.zeros((10, 10), np.float32), np.arange(10))
+    assert found.top1 == found.top5 == 0
+    assert found.loss == pytest.approx(math.log(10))
+
+
+def test_scores_that_are_no_numbers_earn_nothing_and_show_in_the_loss() -> None:
+    for wrong in (math.nan, math.inf):
+        found = score(np.full((4, 10), wrong, np.float32), np.arange(4))
+        assert found.top1 == 0
+        assert not math.isfinite(found.loss)
+
+
+def test_large_scores_do_not_overflow() -> None:
+    assert score(np.array([[1e30, 0.0]]), np.array([0])).loss == 0.0
+
+
+@given(SCORES, st.data())
+def test_batches_add_up_to_the_whole(scores: np.ndarray, data: st.DataObject) -> None:
+    n, classes = scores.shape
+    labels = np.array(data.draw(st.lists(st.integers(0, classes - 1), min_size=n, max_size=n)))
+    cut = data.draw(st.integers(0, n))
+    parts = [p for p in ((scores[:cut], labels[:cut]), (scores[cut:], labels[cut:])) if len(p[1])]
+    total = sum((score(*p) for p in parts), start=Scored())
+    whole = score(scores, labels)
+    assert (total.samples, total.top1, total.top5) == (whole.samples, whole.top1, whole.top5)
+    assert total.loss == pytest.approx(whole.loss)
+    assert whole.top1 <= whole.top5 <= n
+    assert whole.loss >= 0
+
+
+def test_wilson_against_published_values() -> None:
+    # R. G. Newcombe, Statistics in Medicine 17, 1998, table I, method 3.
+    for hits, n, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605)):
+        interval = wilson_interval(hits, n)
+        assert interval.low == pytest.approx(low, abs=5e-5)
+        assert interval.high == pytest.approx(high, abs=5e-5)
+    assert wilson_interval(0, 20).low == pytest.approx(0)
+    assert wilson_interval(0, 20).high == pytest.approx(0.1611, abs=5e-5)
+
+
+@given(st.integers(1, 10_000), st.data())
+def test_wilson_holds_the_share_and_stays_a_share(n: int, data: st.DataObject) -> None:
+    hits = data.draw(st.integers(0, n))
+    interval = wilson_interval(hits, n)
+    assert 0 <= interval.low <= hits / n + 1e-12
+    assert hits / n - 1e-12 <= interval.high <= 1
+    assert interval.low < interval.high
+
+
+def test_no_samples() -> None:
+    with pytest.raises(ValueError, match="no samples"):
+        wilson_interval(0, 0)
+
+
+def test_the_figure() -> None:
+    figure = accuracy_figure(30, 40)
+    assert (figure.value, figure.n) == (0.75, 40)
+    assert figure.low is not None
+    assert figure.low < 0.75

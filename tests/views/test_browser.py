@@ -1,0 +1,203 @@
+"""The report in a real browser: what it draws, says, and asks the network for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+ONLY_ITSELF = ("file:", "data:", "blob:")
+
+
+def assert_quiet(browser: Any) -> None:
+    """Nothing on the console, nothing asked of another host."""
+    assert browser.said() == []
+    assert [url for url in browser.requests() if not url.startswith(ONLY_ITSELF)] == []
+
+
+def test_charts_are_drawn_with_marks_and_findings_are_there(browser: Any, page: Path) -> None:
+    browser.open(page, width=1180)
+    assert_quiet(browser)
+    assert browser.requests() == [page.as_uri()]
+    charts = "document.querySelectorAll('figure.drawn .live svg')"
+    assert browser.evaluate(f"{charts}.length") == 3
+    # Six measured points, three published and one missing, each drawn; and a place for the
+    # pointer on the nine that have a figure.
+    assert browser.evaluate(f"{charts}[0].querySelectorAll('.mark-symbol path').length") == 19
+    assert browser.evaluate(f"{charts}[0].querySelectorAll('.mark-line path').length") == 2
+    bars = "[aria-roledescription='bar']"
+    assert browser.evaluate(f'{charts}[2].querySelectorAll("{bars}").length') == 2
+    text = browser.evaluate("document.body.innerText")
+    assert "This machine trains LittleCNN at 2,170 images/s." in text
+    assert "Throughput stops growing at minibatch 128." in text
+    assert "2,169 ± 14" in text
+    assert "out of memory: needs 27 GiB, 24 here; 2,048 fits" in text
+    assert "the hypervisor hides the frequency driver" in text
+
+
+def _middle_of_point(browser: Any, chart: int, label: str) -> dict[str, float]:
+    place = browser.evaluate(
+        f"""(() => {{
+          const chart = document.querySelectorAll('figure[data-spec]')[{chart}];
+          chart.scrollIntoView({{block: 'center', behavior: 'instant'}});
+          const mark = [...chart.querySelectorAll('.live [aria-label]')]
+            .find((m) => m.getAttribute('aria-label').includes({json.dumps(label)}));
+          if (!mark) return null;
+          const box = mark.getBoundingClientRect();
+          return {{x: box.x + box.width / 2, y: box.y + box.height / 2}};
+        }})()"""
+    )
+    assert place is not None, f"no mark is labelled {label!r}"
+    found: dict[str, float] = place
+    return found
+
+
+def test_hovering_a_point_tells_its_figure_interval_and_run(browser: Any, page: Path) -> None:
+    browser.open(page, width=1180)
+    spot = _middle_of_point(browser, 0, "minibatch 128")
+    browser.move(spot["x"] - 60, spot["y"] - 60)
+    browser.move(spot["x"], spot["y"])
+    browser.wait_for("document.querySelector('#vg-tooltip-element.visible') !== null")
+    tip = browser.evaluate("document.querySelector('#vg-tooltip-element').innerText")
+    assert "this machine · minibatch 128" in tip
+    assert "2,169 ± 14 images/s" in tip
+    assert "2,155 to 2,183" in tip
+    assert "0080c9d2b7a1" in tip
+    assert_quiet(browser)
+
+
+def test_hovering_a_missing_point_tells_why(browser: Any, page: Path) -> None:
+    browser.open(page, width=1180)
+    spot = _middle_of_point(browser, 0, "out of memory")
+    browser.move(spot["x"] - 60, spot["y"] - 60)
+    browser.move(spot["x"], spot["y"])
+    browser.wait_for("document.querySelector('#vg-tooltip-element.visible') !== null")
+    tip = browser.evaluate("document.querySelector('#vg-tooltip-element').innerText")
+    assert "minibatch 4,096" in tip
+    assert "out of memory: needs 27 GiB" in tip
+
+
+def test_dark_page_has_dark_charts(browser: Any, page: Path) -> None:
+    line = "getComputedStyle(document.querySelector('.live .mark-line path')).stroke"
+    paper = "getComputedStyle(document.body).backgroundColor"
+    browser.open(page, width=1180)
+    assert browser.evaluate(line) == "rgb(11, 110, 79)"
+    assert browser.evaluate(paper) == "rgb(255, 255, 255)"
+    # The page follows a change of the scheme while it is open, charts included.
+    scheme = {"name": "prefers-color-scheme", "value": "dark"}
+    browser.call("Emulation.setEmulatedMedia", media="", features=[scheme])
+    assert browser.evaluate(line) == "rgb(62, 207, 154)"
+    assert browser.evaluate(paper) == "rgb(18, 22, 28)"
+    assert_quiet(browser)
+
+
+@pytest.mark.parametrize("width", [380, 760, 1180, 2200])
+def test_no_width_scrolls_sideways(browser: Any, page: Path, width: int) -> None:
+    browser.open(page, width=width)
+    browser.evaluate("for (const d of document.querySelectorAll('details')) d.open = true")
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    assert_quiet(browser)
+
+
+def test_charts_follow_a_window_that_changes_its_width(browser: Any, page: Path) -> None:
+    width = "document.querySelector('.live svg').getBoundingClientRect().width"
+    browser.open(page, width=1180)
+    before = browser.evaluate(width)
+    browser.resize(380, 900)
+    browser.wait_for(f"{width} < 345")
+    assert before > 450
+
+
+def test_a_figure_links_to_its_run_and_opens_it(browser: Any, page: Path) -> None:
+    browser.open(page, width=1180)
+    run = "document.getElementById('run-0040c9d2b7a1')"
+    assert browser.evaluate(f"{run}.open") is False
+    browser.evaluate("document.querySelector('a[href=\"#run-0040c9d2b7a1\"]').click()")
+    browser.wait_for(f"{run}.open")
+    assert "Where the run's time went" in browser.evaluate(f"{run}.innerText")
+
+
+def test_records_can_be_saved(browser: Any, page: Path, tmp_path: Path) -> None:
+    browser.open(page, width=1180)
+    browser.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    browser.evaluate("document.getElementById('download').click()")
+    browser.wait_for("true")
+    file = tmp_path / "cubemesh-records.json"
+    for _ in range(100):
+        if file.exists() and file.stat().st_size:
+            break
+        browser.wait_for("new Promise(r => setTimeout(() => r(true), 50)) !== null")
+    document = json.loads(file.read_text("utf-8"))
+    assert document["schema"] == 1
+    assert len(document["records"]) == 9
+    assert_quiet(browser)
+
+
+def test_reads_with_scripts_off(browser: Any, page: Path) -> None:
+    browser.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        browser.open(page, width=1180)
+        # Asking the page itself still works: only its own scripts are off.
+        shown = "getComputedStyle(document.querySelector('figure .{}')).display"
+        assert browser.evaluate(shown.format("static")) == "block"
+        assert browser.evaluate(shown.format("live")) == "none"
+        assert browser.evaluate("document.querySelectorAll('.static svg').length") == 3
+        assert browser.evaluate("document.getElementById('download').hidden") is True
+        assert "372.1 ± 2.4" in browser.evaluate("document.body.innerText")
+    finally:
+        browser.call("Emulation.setScriptExecutionDisabled", value=False)
+
+
+def test_paper_shows_still_charts_on_white(browser: Any, page: Path) -> None:
+    browser.open(page, width=1180, dark=True)
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    shown = "getComputedStyle(document.querySelector('figure .{}')).display"
+    assert browser.evaluate(shown.format("static")) == "block"
+    assert browser.evaluate(shown.format("live")) == "none"
+    assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == (
+        "rgb(255, 255, 255)"
+    )
+
+
+def test_hostile_names_stay_text(
+    browser: Any, made: ModuleType, written: Callable[..., Path]
+) -> None:
+    browser.open(written(made.hostile()), width=1180)
+    browser.evaluate("for (const d of document.querySelectorAll('details')) d.open = true")
+    spot = _middle_of_point(browser, 0, ": 3 ")
+    browser.move(spot["x"] - 80, spot["y"])
+    browser.move(spot["x"], spot["y"])
+    browser.wait_for("document.querySelector('#vg-tooltip-element.visible') !== null")
+    assert made.ATTACK in browser.evaluate("document.body.innerText")
+    assert browser.evaluate("document.images.length") == 0
+    assert_quiet(browser)
+
+
+def test_the_policy_forbids_a_script_that_is_not_the_pages_own(browser: Any, page: Path) -> None:
+    browser.open(page, width=1180)
+    browser.evaluate(
+        "document.body.append(Object.assign(document.createElement('script'),"
+        " {textContent: 'window.broken = true'}))"
+    )
+    assert browser.evaluate("window.broken === undefined") is True
+    assert any("Content Security Policy" in line for line in browser.said())
+
+
+@pytest.mark.parametrize("what", ["empty", "failed"])
+def test_a_page_without_figures_is_quiet_too(
+    browser: Any, made: ModuleType, written: Callable[..., Path], what: str
+) -> None:
+    if what == "empty":
+        path = written(made.sample(), answers=(), records={}, series={})
+    else:
+        path = written(made.failed())
+    for width in (1180, 380):
+        browser.open(path, width=width)
+        assert_quiet(browser)
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width

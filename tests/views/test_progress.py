@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import io
+import os
+import pty
+import subprocess
+import sys
+
+from rich.console import Console
+
+from cubemesh.runs.observer import Progress
+from cubemesh.views.progress import TerminalProgress, step_speed
+
+
+def observed(made, **console):
+    file = io.StringIO()
+    return TerminalProgress(Console(file=file, width=120, **console)), file
+
+
+def test_on_a_pipe_each_run_is_a_plain_line(made):
+    watcher, file = observed(made)
+    records = [made.record(8), made.record(4096, outcome=made.OOM)]
+    watcher.plan([r.spec for r in records])
+    for record in records:
+        watcher.start(record.spec)
+        watcher.progress(Progress(phase="measure", steps=3, step_s=0.02, fraction=0.5))
+        watcher.finish(record, reused=record is records[1])
+    assert file.getvalue() == (
+        "  1/2  little-cnn · minibatch 8  372.1 ± 2.4 samples/s\n"
+        "  2/2  little-cnn · minibatch 4,096  out of memory: needs 27 GiB, 24 here; 2,048 fits"
+        "  measured before\n"
+    )
+
+
+def test_time_left_is_the_mean_of_finished_runs_times_those_to_come(made):
+    watcher, _ = observed(made)
+    records = [made.record(b) for b in (8, 16, 32, 64)]
+    watcher.plan([r.spec for r in records])
+    assert watcher.time_left_s() is None
+    watcher.finish(records[0], reused=True)
+    assert watcher.time_left_s() is None, "a run that was there already took no time"
+    watcher.finish(records[1], reused=False)
+    watcher.finish(records[2], reused=False)
+    typical = (records[1].elapsed_s + records[2].elapsed_s) / 2
+    assert watcher.time_left_s() == typical
+    watcher.start(records[3].spec)
+    assert 0 < watcher.time_left_s() <= typical
+
+
+def test_more_plans_raise_the_total(made):
+    watcher, file = observed(made)
+    watcher.plan([made.record(8).spec])
+    watcher.finish(made.record(8), reused=False)
+    watcher.plan([made.record(16).spec])
+    watcher.finish(made.record(16), reused=False)
+    assert file.getvalue().splitlines()[1].startswith("  2/2")
+
+
+def test_live_line_tells_what_runs_and_goes_away(made):
+    watcher, file = observed(made, force_terminal=True)
+    record = made.record(16)
+    with watcher:
+        watcher.plan([record.spec] * 2)
+        watcher.start(record.spec)
+        watcher.progress(Progress(phase="measure", steps=3, step_s=0.81, fraction=0.5))
+        watcher._live.refresh()
+        watcher.finish(record, reused=False)
+        watcher.start(record.spec)
+        watcher._live.refresh()
+    out = file.getvalue()
+    assert "0.81 s/step" in out
+    assert "0/2" in out
+    assert "s left" in out
+    assert out.count("\x1b[?25l") == out.count("\x1b[?25h") == 1, "the cursor comes back"
+
+
+def test_speed_reads_in_the_larger_of_its_units():
+    assert step_speed(0.81) == "0.81 s/step"
+    assert step_speed(0.0222) == "45 steps/s"
+
+
+CODE = """
+from cubemesh.model import *
+from cubemesh.views.progress import TerminalProgress
+spec = RunSpec(work=TrainSteps(network="n", batch_per_device=2))
+watcher = TerminalProgress()
+watcher.plan([spec, spec])
+watcher.start(spec)
+print("data")
+raise SystemExit(3)
+"""
+
+
+def test_a_real_terminal_gets_its_cursor_back_and_stdout_only_data():
+    ours, theirs = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-c", CODE],
+        stderr=theirs,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TERM": "xterm", "NO_COLOR": "1"},
+        check=False,
+    )
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            chunk = os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not chunk:
+            break
+        shown += chunk
+    os.close(ours)
+    assert done.returncode == 3
+    assert done.stdout == b"data\n"
+    assert b"n \xc2\xb7 minibatch 2" in shown
+    assert shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l")
