@@ -122,7 +122,7 @@ def run(
     _show(
         plain.run_json(answered),
         as_json,
-        lambda console: [terminal.print_answer(console, a.answer) for a in answered],
+        lambda console: terminal.print_answers(console, [a.answer for a in answered]),
     )
     raise typer.Exit(_run_exit_code(answered))
 

@@ -47,7 +47,7 @@ def make_request() -> Callable[..., BuildRequest]:
             program=ProgramSettings(precision=precision, layout=layout, script=script),
             exchange=NoExchange(),
             device=device,
-            threads=2,
+            threads=1,
         )
 
     return make

@@ -46,9 +46,7 @@ def test_what_is_offered_passes():
     [
         (varied(work=Ceiling()), "work 'ceiling' here; it offers train_steps"),
         (
-            varied(
-                placement=Placement(device="cpu"), program=ProgramSettings(precision="bf16")
-            ),
+            varied(placement=Placement(device="cpu"), program=ProgramSettings(precision="bf16")),
             "precision on cpu 'bf16' here; it offers fp32",
         ),
         (varied(program=ProgramSettings(layout="nhwc")), "layout 'nhwc'"),
@@ -80,7 +78,7 @@ def test_weights_must_be_those_of_the_network():
     check_weights(weights, network)
     with pytest.raises(UsageError, match=r"1 of its 12 arrays are missing .*'fc2.bias'"):
         check_weights({n: a for n, a in weights.items() if n != "fc2.bias"}, network)
-    with pytest.raises(UsageError, match="'fc3.bias' is not an array of little-cnn. Nearest:"):
+    with pytest.raises(UsageError, match=r"'fc3\.bias' is not an array of little-cnn\. Nearest:"):
         check_weights({**weights, "fc3.bias": weights["fc2.bias"]}, network)
     with pytest.raises(UsageError, match=r"of shape \(512,\) and must be \(10,\)"):
         check_weights({**weights, "fc2.bias": weights["fc1.bias"]}, network)

@@ -74,9 +74,9 @@ def test_every_precision_layout_and_optimizer_offered_on_the_cpu_takes_a_step(
     framework, request_for, make_batch
 ):
     able = framework.capabilities()
-    cases = [dict(precision=p) for p in sorted(able.precisions["cpu"])]
-    cases += [dict(layout=layout) for layout in sorted(able.layouts)]
-    cases += [dict(optimizer=o, weight_decay=0.01) for o in sorted(able.optimizers)]
+    cases = [{"precision": p} for p in sorted(able.precisions["cpu"])]
+    cases += [{"layout": layout} for layout in sorted(able.layouts)]
+    cases += [{"optimizer": o, "weight_decay": 0.01} for o in sorted(able.optimizers)]
     for case in cases:
         request = request_for(**case)
         program = framework.build(request)

@@ -1,10 +1,16 @@
-"""A process that saves records, and the records it saves.
+"""Processes that save records, and the records they save.
 
-`python saving.py STORE NAME COUNT` opens the store and saves COUNT records, printing the id of
-each once `save` has returned.
+`python saving.py save STORE NAME COUNT` opens the store and saves COUNT records, printing the id
+of each once `save` has returned. `python saving.py kill STORE KILLS SECONDS` forks such processes,
+one after the other, and ends each with SIGKILL at a random moment of its first SECONDS; a `*` in
+STORE becomes the number of the process.
 """
 
+import os
+import random
+import signal
 import sys
+import time
 from typing import Any
 
 from cubemesh.model import (
@@ -77,13 +83,31 @@ def make_series(samples: int = 700, rank: int = 0) -> Series:
     )
 
 
-def main(location: str, name: str, count: int) -> None:
+def save(location: str, name: str, count: int) -> None:
     with Store.open(location) as store:
         for number in range(count):
             record = make_record(number, machine_id=name)
             store.save(record, [make_series()])
-            print(record.run_id, flush=True)
+            # A single write: whatever kills the process, a line comes whole or not at all.
+            os.write(sys.stdout.fileno(), f"{record.run_id}\n".encode())
+
+
+def kill(location: str, kills: int, longest_s: float) -> None:
+    chance = random.Random(1)
+    for number in range(kills):
+        child = os.fork()
+        if child == 0:
+            save(location.replace("*", str(number)), f"m{number}", 1_000_000)
+            os._exit(0)
+        time.sleep(chance.uniform(0.0, longest_s))
+        os.kill(child, signal.SIGKILL)
+        if os.waitpid(child, 0)[1] != signal.SIGKILL:
+            sys.exit(f"saver {number} ended before it was killed")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    verb, where, *rest = sys.argv[1:]
+    if verb == "save":
+        save(where, rest[0], int(rest[1]))
+    else:
+        kill(where, int(rest[0]), float(rest[1]))

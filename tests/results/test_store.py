@@ -206,6 +206,7 @@ def test_questions_grow_under_their_id(store):
         question_id=new_question_id("minibatch", settings, asked),
         experiment="minibatch",
         settings=settings,
+        overrides={"effort.steps": 5},
         machine_id="m1",
         asked_utc=asked,
         suite="quick",

@@ -46,19 +46,38 @@ def suite(folder, count, step_s, observer=None):
 """
 
 # Each runner is forked from a process that has imported everything, so that fifty take seconds.
+# Every other is killed at a moment between its start and its first record, the rest somewhere in
+# the four runs that follow. A runner says a byte as each record is stored.
 KILLS = """
-import os, random, signal, time
+import os, random, select, signal, time
+from cubemesh.runs import Silent
+
+class Saying(Silent):
+    def finish(self, record, *, reused):
+        if not reused:
+            os.write(say, b".")
 
 folder, kills, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 moments = random.Random(seed)
-for _ in range(kills):
+first_record_s = 1.0
+for round in range(kills):
+    hear, say = os.pipe()
+    start = time.monotonic()
     runner = os.fork()
     if runner == 0:
-        suite(folder, 2000, 0.004)
+        suite(folder, 2000, 0.004, Saying())
         os._exit(0)
-    time.sleep(moments.uniform(0.0, 1.1))
+    os.close(say)
+    if round % 2:
+        select.select([hear], [], [], moments.uniform(0.0, first_record_s))
+    else:
+        for _ in range(moments.randint(1, 4)):
+            assert os.read(hear, 1), "the runner ended by itself"
+            first_record_s = min(first_record_s, time.monotonic() - start)
+        time.sleep(moments.uniform(0.0, 0.08))
     os.kill(runner, signal.SIGKILL)
     os.waitpid(runner, 0)
+    os.close(hear)
     print(json.dumps({"killed": runner}), flush=True)
 """
 
@@ -110,6 +129,7 @@ def stored(folder):
         return {r.key.spec_id: r for r in store.records()}, len(store.records())
 
 
+@pytest.mark.timeout(300)
 def test_fifty_kills_at_random_moments(script, tmp_path, nobody_left):
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
@@ -122,7 +142,7 @@ def test_fifty_kills_at_random_moments(script, tmp_path, nobody_left):
     assert (process.wait(), rounds) == (0, 50), process.stderr.read()
     by_spec, count = stored(tmp_path)
     assert count == len(by_spec), "a finished run was run again"
-    assert count >= 10
+    assert count >= 25
     assert {r.outcome.status.value for r in by_spec.values()} == {"ok"}
     assert {r.attempt for r in by_spec.values()} == {1}
     assert sorted(r.spec.work.seed for r in by_spec.values()) == list(range(count))

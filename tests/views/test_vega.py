@@ -118,6 +118,11 @@ def test_value_axis_starts_at_zero_unless_values_share_the_upper_half(values, fr
     assert (scale.get("domainMin") == 0) is from_zero
 
 
+def test_a_lone_point_stands_above_zero():
+    scale = vega_lite(chart(line(13.0, spread=2.0)))["layer"][0]["encoding"]["y"]["scale"]
+    assert scale["domainMin"] == 0
+
+
 def test_bars_always_start_at_zero():
     scale = vega_lite(chart(line(19.0, 20.0), kind="bar"))["layer"][0]["encoding"]["y"]["scale"]
     assert scale["domainMin"] == 0

@@ -111,3 +111,8 @@ def test_machine_in_a_line(made):
 def test_moments_read_in_utc():
     assert wording.moment("2026-11-20T16:05:09+02:00") == "20 Nov 2026, 14:05 UTC"
     assert wording.moment("some day") == "some day"
+
+
+def test_names_of_the_code_read_as_words():
+    assert wording.words("telemetry_cpu_share") == "telemetry CPU share"
+    assert wording.words("cpuset") == "cpuset"

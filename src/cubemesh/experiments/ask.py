@@ -43,11 +43,14 @@ def ask(
     Raises UsageError or DataError before the first run when a spec cannot be meant.
     """
     asked_utc = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    settings = to_plain(request.settings)
+    settings, overrides = to_plain(request.settings), to_plain(request.overrides)
     question = Question(
-        question_id=new_question_id(experiment.name, settings, asked_utc),
+        question_id=new_question_id(
+            experiment.name, settings | overrides, asked_utc, context.machine.machine_id
+        ),
         experiment=experiment.name,
         settings=settings,
+        overrides=overrides,
         machine_id=context.machine.machine_id,
         asked_utc=asked_utc,
         run_ids=(),

@@ -168,7 +168,7 @@ def _table(groups: list[Group[int]]) -> Table:
 def _row(group: Group[int]) -> tuple[Cell, ...]:
     name, figure = Cell(text=str(group.key), run_id=group.run_id), _accuracy(group)
     if figure is None:
-        return (name, group.cell(None))
+        return (name, *[group.cell(None)] * 5)
     low, high = figure.low, figure.high
     accuracy = Cell(
         value=100 * figure.value,

@@ -137,7 +137,7 @@ def _growth(done: list[tuple[Group[int], Figure]], top: Figure) -> Iterator[Find
         yield Finding(text=f"Throughput does not grow with the minibatch from {first.key} on.")
         return
     gain = figure.value / slow.value
-    grown = f"{format_interval(figure.value, figure.low, figure.high)} samples/s, {gain:.2g}× minibatch {first.key}"
+    grown = f"{_show(figure)} samples/s, {gain:.2g}× minibatch {first.key}"
     if level.key == done[-1][0].key:
         text = f"Throughput still grows at minibatch {level.key}, the largest measured: {grown}."
         remedy = "Try larger minibatches with --set batches=…."
@@ -146,10 +146,10 @@ def _growth(done: list[tuple[Group[int], Figure]], top: Figure) -> Iterator[Find
     yield Finding(text=text, remedy=remedy)
     yield Finding(
         question="What does it lose the time to?",
-        text=f"small minibatches: at {first.key} a sample takes {gain:.2g}× as long as at "
-        f"{level.key}, because the fixed work of a step is shared by few samples.",
+        text=f"At minibatch {first.key} a sample takes {gain:.2g}× as long as at {level.key}: what "
+        "a step costs whatever its size is shared by few samples.",
         value=gain,
-        unit="× a sample's time",
+        unit="× the time a sample",
         remedy=f"Train at minibatch {level.key} where accuracy allows it.",
     )
 
@@ -172,11 +172,10 @@ def _matrix_use(network: str, best: Group[int], top: Figure, rate: float) -> Fin
     share = _share(network, best, top, rate)
     return Finding(
         question="How much of the machine is used?",
-        text=f"of its fastest matrix product, {format_quantity(rate, 'FLOP/s')}, when {network} "
-        f"trains at minibatch {best.key}. The rest goes to memory traffic, smaller products, and "
-        "work that is no matrix product.",
+        text=f"At minibatch {best.key} {network} gets {100 * share:.0f} % of the "
+        f"{format_quantity(rate, 'FLOP/s')} that this device's fastest matrix product reaches.",
         value=100 * share,
-        unit="%",
+        unit="% of its matrix rate",
     )
 
 
@@ -184,7 +183,7 @@ def _share(network: str, group: Group[int], figure: Figure, rate: float) -> floa
     work = group.records[0].spec.work
     assert isinstance(work, TrainSteps)
     net = build(network, work.image_size, work.classes)
-    return utilisation(net, figure.value, rate)
+    return utilisation(net, group.key, group.key / figure.value, rate)
 
 
 def _table(groups: list[Group[int]], network: str, rate: float | None) -> Table:
@@ -198,7 +197,7 @@ def _table(groups: list[Group[int]], network: str, rate: float | None) -> Table:
     if rate:
         columns.append(Column(name="matrix use", unit="%", digits=2))
     return Table(
-        title=f"{network} by minibatch",
+        title="",
         columns=tuple(columns),
         rows=tuple(_row(group, network, rate) for group in groups),
     )
@@ -208,7 +207,7 @@ def _row(group: Group[int], network: str, rate: float | None) -> tuple[Cell, ...
     figure = group.throughput
     name = Cell(text=str(group.key), run_id=group.run_id)
     if figure is None:
-        return (name, group.cell(None))
+        return (name, *[group.cell(None)] * (5 if rate else 4))
     step_s, memory = group.median_of("step_s"), group.median_of("peak_memory_bytes")
     cells = [
         name,

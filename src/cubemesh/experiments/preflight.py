@@ -24,12 +24,13 @@ def check(specs: Iterable[RunSpec]) -> None:
         work = spec.work
         if not isinstance(work, NetworkWork):
             continue
-        key = (work.network, work.image_size, work.classes, work.data, work.data_path)
+        batch = work.batch_per_device
+        key = (work.network, work.image_size, work.classes, work.data, work.data_path, batch)
         if key in seen:
             continue
         seen.add(key)
         networks.build(work.network, work.image_size, work.classes)
-        data.check(work.data, work.data_path)
+        data.check(work.data, work.data_path, batch)
         classes = work.classes or networks.entry(work.network).classes
         needed = data.SOURCES[work.data].classes
         if needed is not None and classes < needed:

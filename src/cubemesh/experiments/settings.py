@@ -102,6 +102,8 @@ def parse_value(key: str, text: str, kind: Any) -> Any:
     except ValidationError as error:
         why = error.errors()[0]["msg"]
         raise UsageError(f"{key}={text} does not fit: {why}.") from None
+    except UsageError as error:
+        raise UsageError(f"{key}={text}: {error}") from None
 
 
 def apply(spec: RunSpec, overrides: Mapping[str, Any]) -> RunSpec:

@@ -54,6 +54,7 @@ class Telemetry:
         self._every_s = every_s
         self._reader = reader or HostReader()
         self._sent = 0
+        self._sampled = 0.0
         self._cost_s = 0.0
         self._failure: Exception | None = None
         self._stop = threading.Event()
@@ -77,7 +78,9 @@ class Telemetry:
                 raise self._failure
             error.add_note(f"telemetry had failed before: {self._failure!r}")
             return
-        self._sample()
+        # A last span of some milliseconds would show little but the ticks the kernel counts in.
+        if len(self.readings) < 2 or time.perf_counter() - self._sampled > self._every_s / 5:
+            self._sample()
         self._send()
         first, last = self.readings[0], self.readings[-1]
         if last.time_s > first.time_s:
@@ -106,6 +109,7 @@ class Telemetry:
 
     def _sample(self) -> None:
         before = time.thread_time()
+        self._sampled = time.perf_counter()
         self.readings.append(self._reader.read())
         self._cost_s += time.thread_time() - before
 
@@ -113,6 +117,8 @@ class Telemetry:
         """What has been read since the last chunk; spans begin at the chunk's predecessor."""
         before = time.thread_time()
         new = self.readings[self._sent :]
+        if not new:
+            return
         spans = self.readings[max(0, self._sent - 1) :]
         self._sent = len(self.readings)
         own = [r.tree_cpu_s for r in spans], self._usable_cores

@@ -31,6 +31,8 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
+    """A column of a table."""
+
     name: str
     unit: str = ""
     digits: int = 3
@@ -52,6 +54,8 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
+    """Rows of cells; every row has a cell for each column."""
+
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
@@ -59,6 +63,8 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
+    """What a chart counts along one side."""
+
     name: str
     unit: str = ""
     scale: Literal["linear", "log2", "log10", "category"] = "linear"
@@ -78,6 +84,8 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
+    """Points that belong together: a line, or a group of bars."""
+
     name: str
     points: tuple[Point, ...]
     role: Literal["measured", "published", "forecast", "reference"] = "measured"

@@ -24,10 +24,12 @@ class Cost:
 
     @property
     def flops(self) -> int:
+        """All operations."""
         return self.matrix_flops + self.other_flops
 
     @property
     def moved_bytes(self) -> int:
+        """Read and written together."""
         return self.read_bytes + self.written_bytes
 
     @property

@@ -22,6 +22,8 @@ class Unknown:
 
 @dataclass(frozen=True, kw_only=True)
 class Cache:
+    """One kind of cache."""
+
     level: int
     kind: str
     """`data`, `instruction` or `unified`."""
@@ -32,6 +34,8 @@ class Cache:
 
 @dataclass(frozen=True, kw_only=True)
 class NumaNode:
+    """Processors and memory that lie near one another."""
+
     node: int
     cpus: tuple[int, ...]
     memory_bytes: int | None = None
@@ -39,6 +43,8 @@ class NumaNode:
 
 @dataclass(frozen=True, kw_only=True)
 class Cpu:
+    """The processors, and what of them this process may use."""
+
     model: str | None = None
     vendor: str | None = None
     architecture: str = ""
@@ -60,6 +66,8 @@ class Cpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
+    """The host's memory."""
+
     total_bytes: int | None = None
     available_bytes: int | None = None
     cgroup_limit_bytes: int | None = None
@@ -84,6 +92,8 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
+    """One NVIDIA GPU, in the order of its PCI address."""
+
     index: int
     name: str
     uuid: str
@@ -136,6 +146,8 @@ class Software:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
+    """All of it."""
+
     hostname: str
     cpu: Cpu
     memory: Memory

@@ -41,4 +41,5 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
+        """Whether the run came to its end."""
         return self.status is Status.OK

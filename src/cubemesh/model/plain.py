@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
 import hashlib
 import json
 import types
@@ -52,9 +51,18 @@ def from_plain(kind: type[T], data: Any) -> T:
 
 
 def canonical_json(value: Any) -> str:
-    """One spelling for one value: sorted keys, no spaces, defaults left out."""
-    plain = to_plain(value, defaults=False)
+    """One spelling for one value: sorted keys, no spaces, defaults left out, 5.0 written as 5."""
+    plain = _whole(to_plain(value, defaults=False))
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _whole(plain: Any) -> Any:
+    """Plain data with whole floats as integers: equal specs must have one id."""
+    if isinstance(plain, float) and plain.is_integer():
+        return int(plain)
+    if isinstance(plain, dict):
+        return {k: _whole(v) for k, v in plain.items()}
+    return [_whole(v) for v in plain] if isinstance(plain, list) else plain
 
 
 def digest(value: Any, length: int = 16) -> str:
@@ -70,11 +78,15 @@ def _holds_default(value: Any, field: dataclasses.Field[Any]) -> bool:
     return False
 
 
-@functools.cache
-def field_types(kind: type) -> dict[str, Any]:
+_FIELD_TYPES: dict[type, dict[str, Any]] = {}
+
+
+def field_types(kind: type[Any]) -> dict[str, Any]:
     """The resolved type of every field of a dataclass, by name."""
-    hints = typing.get_type_hints(kind)
-    return {f.name: hints[f.name] for f in dataclasses.fields(kind)}
+    if kind not in _FIELD_TYPES:
+        hints = typing.get_type_hints(kind)
+        _FIELD_TYPES[kind] = {f.name: hints[f.name] for f in dataclasses.fields(kind)}
+    return _FIELD_TYPES[kind]
 
 
 def _build(kind: Any, data: Any, where: str) -> Any:
@@ -92,8 +104,13 @@ def _build(kind: Any, data: Any, where: str) -> Any:
     if origin is tuple:
         return _build_tuple(arguments, data, where)
     if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(data, Mapping):
+            raise ValueError(f"{where}: {data!r} is not a table")
         return {k: _build(arguments[1], v, f"{where}.{k}") for k, v in data.items()}
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        if data not in [member.value for member in kind]:
+            known = ", ".join(str(member.value) for member in kind)
+            raise ValueError(f"{where}: {data!r} is not one of {known}")
         return kind(data)
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)

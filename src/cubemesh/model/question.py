@@ -20,7 +20,9 @@ class Question:
     question_id: str
     experiment: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The experiment's settings and spec overrides as given, as plain data."""
+    """The experiment's own settings, as plain data."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Spec fields that were set for every run, as plain data."""
     machine_id: str
     asked_utc: str
     """ISO 8601, UTC."""

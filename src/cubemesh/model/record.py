@@ -50,6 +50,7 @@ class Window:
 
     @property
     def step_s(self) -> float:
+        """Seconds a step took here, on average."""
         return self.elapsed_s / self.steps
 
 
@@ -136,6 +137,7 @@ class RunRecord:
 
     @property
     def ok(self) -> bool:
+        """Whether the run came to its end."""
         return self.outcome.status is Status.OK
 
     @property

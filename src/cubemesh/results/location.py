@@ -77,7 +77,7 @@ def make_folder(path: Path) -> None:
 
 
 def _file(path: Path) -> Location:
-    if path.is_dir():
+    if os.path.isdir(path):  # unlike Path.is_dir, False where looking is not permitted
         raise StoreError(
             f"The store {path} is a folder. Name a file, such as {path / 'results.sqlite'}."
         )

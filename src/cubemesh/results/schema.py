@@ -24,6 +24,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    func,
     insert,
     inspect,
     select,
@@ -36,6 +37,9 @@ Migration: TypeAlias = Callable[[Connection], None]
 
 MIGRATIONS: tuple[Migration, ...] = ()
 """In order, never changed once released. A new one comes with a change to the tables below."""
+
+_OPENING_LOCK = 0x63756265
+"""Any number that no other program is likely to lock in PostgreSQL: "cube" in ASCII."""
 
 metadata = MetaData()
 
@@ -137,6 +141,8 @@ def prepare(connection: Connection, migrations: Sequence[Migration] = MIGRATIONS
     It always writes, so that a store that cannot be written is found out here and not after the
     first measurement.
     """
+    if connection.dialect.name == "postgresql":  # two that open a new store at once take turns
+        connection.execute(select(func.pg_advisory_xact_lock(_OPENING_LOCK)))
     version = stored_version(connection)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     latest = len(migrations) + 1

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import functools
 import inspect
 import textwrap
 import types
@@ -57,7 +56,6 @@ def type_words(kind: Any) -> str:
     return words.get(kind, getattr(kind, "__name__", str(kind)))
 
 
-@functools.cache
 def _docs(kind: type[Any]) -> dict[str, str]:
     """The string under each field, of the class and of those it inherits from."""
     found: dict[str, str] = {}

@@ -166,7 +166,8 @@ class Frame:
         lowest, highest = min(ends), max(ends)
         if lowest < 0:
             return alt.Scale(zero=True)
-        if self.chart.kind == "line" and highest / 2 < lowest < highest:
+        far_from_zero = len(drawn) > 1 and highest / 2 < lowest < highest
+        if self.chart.kind == "line" and far_from_zero:
             return alt.Scale(zero=False, nice=True)
         return alt.Scale(domainMin=0, domainMax=highest * _AXIS_TOP or 1, nice=True)
 

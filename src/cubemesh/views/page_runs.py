@@ -120,7 +120,7 @@ def _sampled(series: Series) -> SmallChart:
 
 
 def _curve(curve: Curve) -> SmallChart:
-    title = wording.clean(f"{curve.name} by {curve.x_name}".replace("_", " "))
+    title = wording.words(f"{curve.name} by {curve.x_name}")
     ends = f"{format_number(curve.y[0])} to {format_number(curve.y[-1])}" if curve.y else ""
     svg = sparkline(curve.y, label=f"{title}: {ends}", width=220, height=48)
     return SmallChart(title=title, svg=Markup(svg), note=ends)

@@ -96,5 +96,6 @@ def latest(questions: Sequence[Question], names: Sequence[str]) -> list[Question
     newest: dict[tuple[str, str], Question] = {}
     for question in sorted(asked, key=lambda q: q.asked_utc):
         if question.machine_id == machine_id:
-            newest[question.experiment, canonical_json(question.settings)] = question
+            key = canonical_json((question.settings, question.overrides))
+            newest[question.experiment, key] = question
     return sorted(newest.values(), key=lambda q: list(EXPERIMENTS).index(q.experiment))

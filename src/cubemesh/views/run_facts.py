@@ -104,15 +104,13 @@ def series_name(series: Series) -> tuple[str, str]:
             name, unit = name.removesuffix(ending), known
     if unit == "bytes" and "memory" not in name:
         name += " memory"
-    if name.startswith(("cpu_", "gpu_")):
-        name = name[:3].upper() + name[3:]
     where = "" if series.device == "host" else f", {series.device}"
     rank = f", rank {series.rank}" if series.rank else ""
-    return wording.clean(f"{name.replace('_', ' ')}{where}{rank}"), unit
+    return wording.clean(f"{wording.words(name)}{where}{rank}"), unit
 
 
 def _figure_name(name: str) -> str:
     """`peak_memory_bytes` reads "peak memory": the value carries the unit."""
     for ending in ("_flops_per_s", "_bytes_per_s", "_per_s", "_bytes", "_days", "_s"):
         name = name.removesuffix(ending)
-    return wording.clean(name.replace("_", " "))
+    return wording.words(name)

@@ -229,3 +229,11 @@ def _print_row(
 
 def _line(console: Console, text: str, style: str = "") -> None:
     console.print(Text(text, style=style), soft_wrap=True)
+
+
+def print_answers(console: Console, answers: Sequence[Answer]) -> None:
+    """Answers one below the other."""
+    for index, answer in enumerate(answers):
+        if index:
+            console.print()
+        print_answer(console, answer)

@@ -104,6 +104,12 @@ def cell_text(cell: Cell, column: Column) -> str:
     return clean(cell.text) if cell.text else "–"
 
 
+def words(name: str) -> str:
+    """A name of the code as words: `host_cpu` reads "host CPU"."""
+    spaced = clean(name.replace("_", " "))
+    return re.sub(r"\b[cg]pu\b", lambda found: found[0].upper(), spaced)
+
+
 def is_gap(cell: Cell) -> bool:
     """Whether a cell holds neither a number nor text."""
     return cell.value is None and not cell.text

@@ -1,0 +1,166 @@
+"""What only a GPU can show. Needs torch, numpy and pytest, and `PYTHONPATH=src`."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cubemesh import networks  # noqa: E402
+from cubemesh.frameworks.base import Batch  # noqa: E402
+from cubemesh.frameworks.pytorch import build, build_ceiling, capabilities  # noqa: E402
+from cubemesh.frameworks.pytorch import is_out_of_memory as is_oom  # noqa: E402
+from cubemesh.model.spec import Ceiling, ProgramSettings  # noqa: E402
+
+GPU = "cuda:0"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU here"),
+]
+
+
+@pytest.fixture
+def resnet():
+    return networks.build("resnet-18", 64, 10)
+
+
+def test_the_gpu_comes_first():
+    able = capabilities()
+    assert able.devices[0] == GPU
+    assert {"fp64", "fp32", "fp16"} <= able.precisions["cuda"]
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "tf32", "bf16", "fp16"])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_resnet_takes_steps_and_says_how_much_memory(
+    precision, layout, resnet, make_request, make_batch
+):
+    if precision not in capabilities().precisions["cuda"]:
+        pytest.skip(f"this GPU has no {precision}")
+    program = build(make_request(resnet, device=GPU, precision=precision, layout=layout))
+    program.load(resnet.draw(0))
+    losses = []
+    for seed in range(3):
+        program.train_step(program.place(make_batch(resnet, 16, seed)))
+        losses.append(program.loss())
+    program.synchronize()
+    assert np.isfinite(losses).all()
+    parameters_bytes = 4 * resnet.parameter_count
+    peak_bytes = program.peak_memory_bytes()
+    assert peak_bytes is not None
+    assert peak_bytes > 3 * parameters_bytes, "weights, gradients and momentum at least"
+    assert program.evaluate(program.place(make_batch(resnet, 5))).shape == (5, 10)
+    program.close()
+
+
+def test_nhwc_bf16_really_runs_channels_last_in_bf16(resnet, make_request, make_batch):
+    program = build(make_request(resnet, device=GPU, precision="bf16", layout="nhwc"))
+    program.load(resnet.draw(0))
+    seen = []
+
+    def watch(module, inputs, output):
+        seen.append((output.dtype, output.is_contiguous(memory_format=torch.channels_last)))
+
+    program.module.get_submodule("layer3.0.conv2").register_forward_hook(watch)
+    program.train_step(program.place(make_batch(resnet, 16)))
+    assert seen == [(torch.bfloat16, True)]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rmsprop", "adam"])
+def test_fp32_without_tf32_matches_fp64(optimizer, resnet, make_request, make_batch):
+    scores, losses = {}, {}
+    for precision in ("fp64", "fp32"):
+        request = make_request(
+            resnet, device=GPU, precision=precision, optimizer=optimizer, learning_rate=1e-4
+        )
+        program = build(request)
+        program.load(resnet.draw(0))
+        batch = program.place(make_batch(resnet, 16))
+        program.train_step(batch)
+        losses[precision] = program.loss()
+        scores[precision] = program.evaluate(batch)
+    assert losses["fp32"] == pytest.approx(losses["fp64"], rel=1e-5)
+    if optimizer == "sgd":  # the others divide by the gradient's size, however small it is
+        np.testing.assert_allclose(scores["fp32"], scores["fp64"], rtol=1e-3, atol=1e-4)
+
+
+def test_tf32_is_used_when_asked_for_and_only_then():
+    if "tf32" not in capabilities().precisions["cuda"]:
+        pytest.skip("this GPU has no TF32")
+    errors = {}
+    for precision in ("fp32", "tf32"):
+        program = build_ceiling(Ceiling(size=512), ProgramSettings(precision=precision), GPU, 2)
+        program.call()
+        exact = program._a.double() @ program._b.double()
+        errors[precision] = float((program._c - exact).abs().max())
+    assert errors["fp32"] < 1e-3
+    assert 3e-3 < errors["tf32"] < 1
+
+
+def test_no_batch_overwrites_another(resnet, make_request, make_batch):
+    """Many are placed while the GPU is kept busy, so that no copy has happened yet when the host's
+    array is filled again."""
+    program = build(make_request(resnet, device=GPU))
+    program.load(resnet.draw(0))
+    shape = (16, *resnet.inputs[0].shape)
+    host = Batch(images=np.zeros(shape, np.float32), labels=np.zeros(16, np.int64))
+    placed = []
+    torch.cuda._sleep(200_000_000)
+    for value in range(20):
+        host.images[:] = value
+        host.labels[:] = value
+        placed.append(program.place(host))
+    for value, (images, labels) in enumerate(placed):
+        assert images.unique().tolist() == [value]
+        assert labels.unique().tolist() == [value]
+
+
+def test_placing_and_stepping_do_not_wait_for_the_gpu(resnet, make_request, make_batch):
+    program = build(make_request(resnet, device=GPU))
+    program.load(resnet.draw(0))
+    batch = make_batch(resnet, 16)
+    for _ in range(5):
+        program.train_step(program.place(batch))
+    program.synchronize()
+    torch.cuda._sleep(2_000_000_000)
+    start = program.clock()
+    program.train_step(program.place(batch))
+    queued_s = program.clock() - start
+    program.synchronize()
+    assert queued_s < 0.5 * (program.clock() - start)
+
+
+def test_a_batch_too_large_is_refused_and_recognised(resnet, make_request):
+    torch.cuda.set_per_process_memory_fraction(0.02)
+    try:
+        program = build(make_request(resnet, device=GPU))
+        program.load(resnet.draw(0))
+        shape = (4096, *resnet.inputs[0].shape)
+        batch = Batch(images=np.zeros(shape, np.float32), labels=np.zeros(4096, np.int64))
+        with pytest.raises(RuntimeError) as caught:
+            program.train_step(program.place(batch))
+        assert is_oom(caught.value)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_preloading_leaves_the_gpu_alone():
+    code = (
+        "import cubemesh.frameworks.pytorch as p, torch; p.preload();"
+        "print(torch.cuda.is_initialized(), torch.cuda.device_count() and 'seen')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "False seen\n", done.stderr
+
+
+@pytest.mark.parametrize("operation", ["matrix_product", "copy"])
+def test_a_ceiling_is_found(operation):
+    program = build_ceiling(Ceiling(operation=operation), ProgramSettings(precision="fp16"), GPU, 2)
+    start = program.clock()
+    for _ in range(3):
+        program.call()
+    program.synchronize()
+    rate = 3 * program.work_per_call / (program.clock() - start)
+    assert rate > 1e11, "any GPU that PyTorch supports does more than this"

@@ -1,0 +1,115 @@
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cubemesh.frameworks.pytorch import runtime  # noqa: E402
+
+REFUSED = """
+import resource, sys
+import numpy as np
+import torch
+from cubemesh import networks
+from cubemesh.frameworks.base import Batch, BuildRequest
+from cubemesh.frameworks.pytorch import build, is_out_of_memory, preload
+from cubemesh.model.spec import Placement, ProgramSettings, TrainSteps
+from cubemesh.parallel.exchanges import NoExchange
+
+preload()
+batch, room = int(sys.argv[1]), int(sys.argv[2])
+network = networks.build("little-cnn", 32, 10)
+program = build(
+    BuildRequest(
+        network=network,
+        work=TrainSteps(network="little-cnn", batch_per_device=batch),
+        placement=Placement(),
+        program=ProgramSettings(precision=sys.argv[3]),
+        exchange=NoExchange(),
+        device="cpu",
+        threads=2,
+    )
+)
+program.load(network.draw(0))
+small = Batch(images=np.zeros((2, 3, 32, 32), np.float32), labels=np.zeros(2, np.int64))
+program.train_step(program.place(small))
+held = int(open("/proc/self/statm").read().split()[5]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_DATA, (held + room, resource.RLIM_INFINITY))
+try:
+    images = np.zeros((batch, 3, 32, 32), np.float32)
+    placed = program.place(Batch(images=images, labels=np.zeros(batch, np.int64)))
+    for _ in range(2):
+        program.train_step(placed)
+except Exception as error:
+    resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    print(is_out_of_memory(error), type(error).__name__, str(error).replace("\\n", " "))
+else:
+    print("fits")
+"""
+
+
+@pytest.mark.parametrize(
+    ("batch", "room", "precision"),
+    [(4096, 40 << 20, "fp32"), (2048, 200 << 20, "bf16")],
+)
+def test_memory_refused_for_real_is_recognised(batch, room, precision):
+    command = [sys.executable, "-c", REFUSED, str(batch), str(room), precision]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("True "), done.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "[enforce fail at alloc_cpu.cpp:119] err == 0. DefaultCPUAllocator: can't allocate memory: "
+        "you tried to allocate 4398046511104 bytes. Error code 12 (Cannot allocate memory)",
+        "[enforce fail at alloc_cpu.cpp:75] data. DefaultCPUAllocator: not enough memory: you "
+        "tried to allocate 1024 bytes.",
+        "std::bad_alloc",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "CUDA out of memory. Tried to allocate 20.00 MiB.",
+    ],
+)
+def test_known_refusals_are_recognised(words):
+    assert runtime.is_out_of_memory(RuntimeError(words))
+
+
+def test_other_errors_are_not():
+    with pytest.raises(RuntimeError) as caught:
+        torch.ones(2, 3) @ torch.ones(2, 3)
+    assert not runtime.is_out_of_memory(caught.value)
+    assert not runtime.is_out_of_memory(KeyError("out of memory"))
+
+
+def test_an_impossible_array_is_refused_and_recognised():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 50, dtype=torch.uint8)
+    assert runtime.is_out_of_memory(caught.value)
+
+
+@pytest.fixture
+def _keep_settings():
+    kept = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    yield
+    torch.set_num_threads(kept[0])
+    torch.set_float32_matmul_precision(kept[1])
+
+
+@pytest.mark.usefixtures("_keep_settings")
+def test_a_run_sets_threads_and_the_precision_of_products():
+    runtime.prepare("cpu", "tf32", 1)
+    assert torch.get_num_threads() == 1
+    assert torch.get_float32_matmul_precision() == "high"
+    assert torch.backends.cudnn.allow_tf32
+    runtime.prepare("cpu", "fp32", 2)
+    assert torch.get_num_threads() == 2
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not torch.backends.cudnn.allow_tf32
+
+
+def test_the_cpu_is_last_and_offers_no_tf32():
+    able = runtime.capabilities()
+    assert able.devices[-1] == "cpu"
+    assert able.precisions["cpu"] == {"fp64", "fp32", "bf16", "fp16"}
