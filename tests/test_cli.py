@@ -55,7 +55,7 @@ def test_help_imports_nothing_heavy():
         "import sys, cubemesh.cli\n"
         "try:\n    cubemesh.cli.app(['--help'])\nexcept SystemExit: pass\n"
         "heavy = {'torch', 'numpy', 'pandas', 'pydantic', 'sqlalchemy', 'altair', 'psutil'}\n"
-        "sys.exit(','.join(sorted(heavy & set(sys.modules))))"
+        "sys.exit(','.join(sorted(heavy & set(sys.modules))) or 0)"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
@@ -89,7 +89,7 @@ def test_version():
 def test_probe_as_json():
     said = document(cubemesh("probe", "--json"))
     assert said["schema"] == 1
-    assert said["machine"]["cpu"]["usable_cores"] >= 1
+    assert said["cpu"]["usable_cores"] >= 1
 
 
 def test_networks_as_json_has_the_reference_counts():
@@ -180,7 +180,7 @@ def test_report_is_written_from_the_store(tmp_path: Path):
         (("run", "minibtach"), 2, "Nearest: minibatch"),
         (("run", "quick", "--set", "colour=red"), 2, "none of minibatch, batch-accuracy"),
         (("run", "minibatch", "--quick", "--full"), 2, "exclude"),
-        (("run", "minibatch", "--set", "network=resnet-50", "--set", "image_size=4"), 2, "image"),
+        (("run", "minibatch", "--set", "network=vgg16", "--set", "image_size=4"), 2, "image"),
         (("run", "minibatch", "--set", "data=cifar-10"), 2, "data_path"),
         (("run",), 2, "NAME"),
         (("frobnicate",), 2, "frobnicate"),

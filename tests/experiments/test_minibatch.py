@@ -38,7 +38,7 @@ def test_the_default_list_ends_where_a_run_would_take_too_long(machine, play, re
     quick = Context(machine=machine, scale=Scale.QUICK)
     asked, sent = play(
         EXPERIMENT.plan(Settings(), quick),
-        lambda spec: record_of(spec, step_s=0.004 * (spec.batch_per_device or 1)),
+        lambda spec: record_of(spec, step_s=0.0064 * (spec.batch_per_device or 1)),
     )
     assert steps(asked) == [8, 16, 32, 64]
     answer = EXPERIMENT.answer(Settings(), sent)

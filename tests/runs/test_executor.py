@@ -282,6 +282,11 @@ def test_a_framework_that_is_not_installed(make, store, null_spec, monkeypatch):
     assert record.outcome.status is Status.NOT_INSTALLED
     assert "pip install absent" in record.outcome.message
     assert store.find(record.key) == record
+    null = dataclasses.replace(FRAMEWORKS["null"], packages=("absent",))
+    monkeypatch.setitem(FRAMEWORKS, "absent", null)
+    (installed,) = make().run([null_spec(framework="absent")])
+    assert installed.key == record.key
+    assert installed.outcome.status is not Status.NOT_INSTALLED
 
 
 def test_a_framework_that_does_not_import_is_an_outcome(make, null_spec, tmp_path, monkeypatch):

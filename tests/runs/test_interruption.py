@@ -1,7 +1,9 @@
 """Ctrl-C and kill -9 of the runner, at any moment: nothing stored is lost, nobody is left alive,
 and the same command goes on from there."""
 
+import contextlib
 import json
+import os
 import random
 import signal
 import sqlite3
@@ -79,6 +81,7 @@ for round in range(kills):
     os.waitpid(runner, 0)
     os.close(hear)
     print(json.dumps({"killed": runner}), flush=True)
+    sys.stdin.readline()  # until somebody has looked whether anybody is left
 """
 
 INTERRUPTED = """
@@ -107,16 +110,20 @@ def script(tmp_path):
         path.write_text("import json\n" + textwrap.dedent(SUITE) + textwrap.dedent(text))
         process = subprocess.Popen(
             [sys.executable, str(path), *map(str, arguments)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            bufsize=1,
+            start_new_session=True,
         )
         started.append(process)
         return process
 
     yield start
     for process in started:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 
@@ -138,7 +145,8 @@ def test_fifty_kills_at_random_moments(script, tmp_path, nobody_left):
     for line in process.stdout:
         assert "killed" in json.loads(line)
         rounds += 1
-        assert nobody_left(tmp_path / "runs")
+        assert nobody_left(tmp_path / "runs"), f"after kill {rounds}"
+        process.stdin.write("\n")
     assert (process.wait(), rounds) == (0, 50), process.stderr.read()
     by_spec, count = stored(tmp_path)
     assert count == len(by_spec), "a finished run was run again"

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from cubemesh.errors import BusyError
+from cubemesh.errors import BusyError, CubemeshError
 from cubemesh.runs.locks import DeviceLocks, lock_folder
 
 HOLD = """
@@ -89,12 +89,12 @@ def test_the_folder_is_the_users_own(tmp_path, monkeypatch):
     assert folder == tmp_path / "cubemesh"
     assert folder.stat().st_mode & 0o777 == 0o700
     os.chmod(folder, 0o777)
-    with pytest.raises(BusyError, match="0700"):
+    with pytest.raises(CubemeshError, match="0700"):
         lock_folder()
     folder.rmdir()
     (tmp_path / "else").mkdir(mode=0o700)
     folder.symlink_to(tmp_path / "else")
-    with pytest.raises(BusyError, match="must be a folder"):
+    with pytest.raises(CubemeshError, match="must be a folder"):
         lock_folder()
 
 

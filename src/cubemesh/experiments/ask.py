@@ -62,9 +62,11 @@ def ask(
     try:
         specs = next(plan)
         while True:
-            got = executor.run(_prepare(specs, request))
+            got: list[RunRecord] = []
+            for record in executor.each(_prepare(specs, request)):
+                got.append(record)
+                question = _kept(store, question, [*records, *got], complete=False)
             records += got
-            question = _kept(store, question, records, complete=False)
             specs = plan.send(got)
     except StopIteration:
         question = _kept(store, question, records, complete=True)

@@ -123,9 +123,8 @@ def _comparison(settings: Settings, done: list[tuple[Group[int], Figure]]) -> It
     epochs = _work(best.records[0]).epochs
     yield Finding(
         question="Which minibatch learns?",
-        text=f"after {epochs} epochs of {settings.data} at minibatch {best.key}"
-        + "".join(f"; {100 * a.value:.1f} % at {g.key}" for g, a in done if g.key != best.key)
-        + ".",
+        text=f"After {epochs} epochs of {settings.data} minibatch {best.key} is right on "
+        f"{100 * top.value:.1f} % of the held-out samples{_others(done, best)}.",
         value=100 * top.value,
         unit="% right",
         low=None if top.low is None else 100 * top.low,
@@ -149,8 +148,14 @@ def _comparison(settings: Settings, done: list[tuple[Group[int], Figure]]) -> It
     yield Finding(text=text)
 
 
+def _others(done: list[tuple[Group[int], Figure]], best: Group[int]) -> str:
+    others = [f"{g.key}: {100 * a.value:.1f} %" for g, a in done if g.key != best.key]
+    return f" ({', '.join(others)})" if others else ""
+
+
 def _updates(group: Group[int]) -> int:
-    return sum(w.steps for w in group.ok[0].measured)
+    """Of the weights: every step taken, the first one too, which is timed apart."""
+    return sum(w.steps for w in group.ok[0].windows)
 
 
 def _table(groups: list[Group[int]]) -> Table:

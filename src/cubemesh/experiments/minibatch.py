@@ -39,7 +39,7 @@ from cubemesh.units import format_interval, format_quantity, format_seconds
 
 DOCUMENT_BATCHES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Document 000 looks from 8 on, document 001 up to 2048."""
-RUN_BUDGET_S = {Scale.QUICK: 5.0, Scale.DEFAULT: 40.0, Scale.FULL: float("inf")}
+RUN_BUDGET_S = {Scale.QUICK: 8.0, Scale.DEFAULT: 40.0, Scale.FULL: float("inf")}
 """The default list ends before a minibatch whose run would take longer than this."""
 LEVEL = 0.97
 
@@ -60,20 +60,26 @@ class Settings:
 
 
 def plan(settings: Settings, context: Context) -> Plan:
-    """One run a minibatch; the default list ends where a run would take too long or not fit."""
-    if settings.ceiling:
-        yield [RunSpec(work=Ceiling(), effort=context.effort)]
+    """One run a minibatch; the default list ends where a run would take too long or not fit.
+
+    The ceiling is asked for together with a minibatch, so that a slip in the settings is found
+    before anything is measured.
+    """
+    ceiling = [RunSpec(work=Ceiling(), effort=context.effort)] if settings.ceiling else []
     if settings.batches:
-        yield [_spec(settings, batch, context.effort) for batch in sorted(set(settings.batches))]
+        batches = sorted(set(settings.batches))
+        yield [*ceiling, *(_spec(settings, batch, context.effort) for batch in batches)]
         return
-    for batch in DOCUMENT_BATCHES:
-        records = yield [_spec(settings, batch, context.effort)]
-        step_s = records[0].figure("step_s")
-        if (
-            step_s is None
-            or _run_s(2 * step_s, records[0].spec.effort) > RUN_BUDGET_S[context.scale]
-        ):
+    records = yield [*ceiling, _spec(settings, DOCUMENT_BATCHES[0], context.effort)]
+    for batch in DOCUMENT_BATCHES[1:]:
+        if not _may_double(records[-1], RUN_BUDGET_S[context.scale]):
             return
+        records = yield [_spec(settings, batch, context.effort)]
+
+
+def _may_double(record: RunRecord, budget_s: float) -> bool:
+    step_s = record.figure("step_s")
+    return step_s is not None and _run_s(2 * step_s, record.spec.effort) <= budget_s
 
 
 def _spec(settings: Settings, batch: int, effort: Effort) -> RunSpec:
@@ -89,7 +95,7 @@ def _run_s(step_s: float, effort: Effort) -> float:
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, table and charts from the records of one `minibatch`."""
     steps = [r for r in records if isinstance(r.spec.work, TrainSteps)]
-    groups = group_by(steps, lambda r: r.spec.work.batch_per_device)  # type: ignore[union-attr]
+    groups = group_by(steps, lambda r: r.spec.batch_per_device or 0)
     ceiling = group_by((r for r in records if isinstance(r.spec.work, Ceiling)), lambda r: "")
     rate = ceiling[0].median_of("rate_flops_per_s") if ceiling else None
     return Answer(

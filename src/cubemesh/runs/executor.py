@@ -12,17 +12,18 @@ command goes on from there.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
 from cubemesh.frameworks import entry
 from cubemesh.model.machine import Machine
-from cubemesh.model.outcome import Outcome, Status
+from cubemesh.model.outcome import Status
 from cubemesh.model.record import RunKey, RunRecord, new_run_id
 from cubemesh.model.series import Series
 from cubemesh.model.spec import RunSpec
@@ -37,6 +38,7 @@ from cubemesh.runs.locks import DeviceLocks
 from cubemesh.runs.observer import Observer, Silent
 from cubemesh.runs.watch import watch
 from cubemesh.worker.job import Job
+from cubemesh.worker.outcomes import not_installed
 
 START_S = 300.0
 """How long importing a framework may take at least; from a cold network file system it takes
@@ -93,15 +95,17 @@ class Executor:
 
     def run(self, specs: Sequence[RunSpec]) -> list[RunRecord]:
         """A record for each repeat of each spec, in their order."""
+        return list(self.each(specs))
+
+    def each(self, specs: Sequence[RunSpec]) -> Iterator[RunRecord]:
+        """As `run`, each record as soon as it is stored."""
         for spec in specs:
             entry(spec.program.framework)
         self._observer.plan(specs)
         try:
-            return [
-                self._record(spec, self._key(spec, repeat))
-                for spec in specs
-                for repeat in range(spec.effort.repeats)
-            ]
+            for spec in specs:
+                for repeat in range(spec.effort.repeats):
+                    yield self._record(spec, self._key(spec, repeat))
         except BaseException:  # Ctrl-C above all: no worker may go on measuring for nobody
             self.close()
             raise
@@ -141,17 +145,17 @@ class Executor:
     def _record(self, spec: RunSpec, key: RunKey) -> RunRecord:
         may_stand = not self._fresh or key in self._measured
         stored = self._store.find(key) if may_stand else None
-        if stored is not None:
+        installed = entry(spec.program.framework).installed
+        # A framework on PYTHONPATH alone has no version: installing it leaves the key as it was.
+        outdated = installed and stored and stored.outcome.status is Status.NOT_INSTALLED
+        if stored is not None and not outdated:
             self._observer.finish(stored, reused=True)
             return stored
         if not self._machine_saved:
             self._store.save_machine(self._machine)
             self._machine_saved = True
         self._observer.start(spec)
-        if entry(spec.program.framework).installed:
-            record = self._measure(spec, key)
-        else:
-            record = self._not_installed(spec, key)
+        record = self._measure(spec, key) if installed else self._not_installed(spec, key)
         self._measured.add(key)
         self._observer.finish(record, reused=False)
         return record
@@ -178,15 +182,10 @@ class Executor:
         return record
 
     def _not_installed(self, spec: RunSpec, key: RunKey) -> RunRecord:
-        """Kept as well, so that a report can say why a figure is missing; once the framework is
-        installed the software id is another, and it does not stand any more."""
-        framework, attempt = spec.program.framework, self._store.attempts(key) + 1
+        """Kept as well, so that a report can say why a figure is missing."""
+        attempt = self._store.attempts(key) + 1
         started_utc = _now_utc()
-        outcome = Outcome(
-            status=Status.NOT_INSTALLED,
-            message=f"{framework} is not installed. Install it with: {entry(framework).install}",
-            origin="runner",
-        )
+        outcome = dataclasses.replace(not_installed(spec.program.framework), origin="runner")
         record = RunRecord(
             run_id=new_run_id(key, started_utc, attempt),
             spec=spec,
@@ -208,7 +207,10 @@ class Executor:
         start = time.perf_counter()
         server = self._servers.get(framework)
         try:
-            if server is None or not server.alive:
+            if server is not None and not server.alive:
+                server.close()
+                server = None
+            if server is None:
                 server = self._servers[framework] = Forkserver(framework, own_folder)
             server.start(max(START_S, spec.effort.time_limit_s))
         except ServerDied as death:

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from cubemesh.errors import BusyError
+from cubemesh.errors import BusyError, CubemeshError
 from cubemesh.units import format_seconds
 
 POLL_S = 0.1
@@ -64,7 +64,7 @@ class DeviceLocks:
 def lock_folder() -> Path:
     """The folder of the lock files, made if need be; only its owner may look into it.
 
-    Raises BusyError when somebody else has put something in its place.
+    Raises CubemeshError when somebody else has put something in its place.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     usable = os.path.isabs(runtime) and os.access(runtime, os.W_OK)
@@ -72,7 +72,7 @@ def lock_folder() -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise BusyError(
+        raise CubemeshError(
             f"'{folder}', where device locks are kept, must be a folder that is yours and closed "
             "to others (mode 0700). Remove it, or set XDG_RUNTIME_DIR to a folder of your own."
         )

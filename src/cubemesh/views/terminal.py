@@ -173,10 +173,15 @@ def print_results(console: Console, records: Iterable[RunRecord]) -> None:
 
 
 def print_warnings(console: Console, warnings: Iterable[Warning]) -> None:
-    """`! cause: remedy`, each once."""
-    for warning in dict.fromkeys(warnings):
+    """`! cause: remedy`, one for each code: the first, and how many more there are of it."""
+    by_code: dict[str, list[Warning]] = {}
+    for warning in warnings:
+        by_code.setdefault(warning.code, []).append(warning)
+    for warning, *others in by_code.values():
         text = Text("! ", style=f"bold {CAUTION}")
         text.append(wording.clean(warning.cause), style=CAUTION)
+        if others:
+            text.append(f" ({len(others)} more like this)", style=SOFT)
         if warning.remedy:
             text.append(f" {wording.clean(warning.remedy)}", style="")
         console.print(text, soft_wrap=True)

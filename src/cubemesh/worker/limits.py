@@ -9,6 +9,7 @@ catches, so a batch too large for the limit ends as an outcome and not as a dead
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -54,8 +55,10 @@ def no_core_dump() -> None:
 
 def first_to_be_killed() -> None:
     """When the whole machine runs out of memory, let the kernel end this process rather than the
-    runner that keeps what was measured. Raising one's own score needs no rights."""
-    Path("/proc/self/oom_score_adj").write_text("1000")
+    runner that keeps what was measured. Raising one's own score needs no rights; where /proc
+    cannot be written at all, the kernel decides as it would have."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 class MemoryLimit:
@@ -63,7 +66,7 @@ class MemoryLimit:
 
     The stacks of `threads` threads are allowed on top: they reserve megabytes each and touch a few
     pages. Leaving it, by an error too, lifts the limit and frees a reserve, so that what happened
-    can still be told.
+    can still be told. OSError where the kernel does not say what is held.
     """
 
     def __init__(self, allowance_bytes: int, threads: int) -> None:
@@ -76,7 +79,10 @@ class MemoryLimit:
         stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
         stack = DEFAULT_STACK_BYTES if stack == resource.RLIM_INFINITY else stack
         stacks = stack * (self._threads + SPARE_THREADS)
-        limit = private_writable_bytes() + stacks + self._allowance_bytes
+        held = private_writable_bytes()
+        if held is None:
+            raise OSError("this kernel does not say VmData, without which memory is not limited")
+        limit = held + stacks + self._allowance_bytes
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         if hard != resource.RLIM_INFINITY:
             limit = min(limit, hard)

@@ -6,6 +6,8 @@ written and is private), `/proc/meminfo`
 (MemAvailable: what can be had without swapping) and the control groups. Of a group's usage the
 inactive page cache is not counted: the kernel gives it back before it refuses anything.
 
+None is what this kernel does not say: one that imitates Linux in a sandbox leaves fields out.
+
 The worker must run where nothing but cubemesh's source is, so it reads its control groups by the
 usual mount points; machines/cgroup.py, for the description of a machine, finds any.
 """
@@ -21,16 +23,16 @@ KEEP_FREE = 0.05
 """Share of the available memory that is left to the rest of the system."""
 
 
-def held_bytes() -> int:
+def held_bytes() -> int | None:
     """Bytes of memory this process holds now, without the pages of files: the code of a library
     becomes resident as it is first used, and is no memory that training asked for."""
-    return _status_bytes("VmRSS") - _status_bytes("RssFile")
+    return _difference("VmRSS", "RssFile")
 
 
-def peak_held_bytes() -> int:
+def peak_held_bytes() -> int | None:
     """Most bytes this process ever held, or has held since `reset_peak`, again without the pages
     of files: less those that are resident now, as the kernel has no peak of the rest alone."""
-    return _status_bytes("VmHWM") - _status_bytes("RssFile")
+    return _difference("VmHWM", "RssFile")
 
 
 def reset_peak() -> bool:
@@ -42,7 +44,7 @@ def reset_peak() -> bool:
     return True
 
 
-def private_writable_bytes() -> int:
+def private_writable_bytes() -> int | None:
     """Bytes of address space that count against `RLIMIT_DATA`."""
     return _status_bytes("VmData")
 
@@ -72,12 +74,14 @@ def oom_kills(root: Path = Path("/")) -> int | None:
     return _count(root / "proc/vmstat", "oom_kill")
 
 
-def _status_bytes(field: str) -> int:
-    text = Path("/proc/self/status").read_text()
-    match = re.search(rf"^{field}:\s+(\d+) kB", text, re.MULTILINE)
-    if match is None:
-        raise OSError(f"/proc/self/status has no {field}.")
-    return int(match[1]) * 1024
+def _status_bytes(field: str) -> int | None:
+    match = re.search(rf"^{field}:\s+(\d+) kB", _text(Path("/proc/self/status")), re.MULTILINE)
+    return int(match[1]) * 1024 if match else None
+
+
+def _difference(field: str, less: str) -> int | None:
+    whole, part = _status_bytes(field), _status_bytes(less)
+    return None if whole is None or part is None else whole - part
 
 
 def _group_headrooms(root: Path) -> Iterator[int]:

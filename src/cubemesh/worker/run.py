@@ -21,7 +21,7 @@ from cubemesh.model.spec import RunSpec
 from cubemesh.worker.events import EventLog, events_path
 from cubemesh.worker.job import Job
 from cubemesh.worker.limits import MemoryLimit
-from cubemesh.worker.memory import available_bytes
+from cubemesh.worker.memory import available_bytes, private_writable_bytes
 from cubemesh.worker.outcomes import outcome_of
 from cubemesh.worker.tasks import TASKS, Task
 
@@ -105,5 +105,14 @@ def _memory_limit(
                 f"is on {device}. Leave it out, or set device=cpu."
             )
         return job.gpu_memory_bytes, nullcontext()
-    limit_bytes = available_bytes() if asked is None else asked
+    if private_writable_bytes() is None:
+        if asked is not None:
+            raise Unsupported(
+                f"memory_limit_bytes={asked}: this kernel does not tell a process what it holds "
+                "(VmData in /proc/self/status), so memory cannot be limited here. Leave it out."
+            )
+        return None, nullcontext()
+    # More than there is would end with a kill, not with a refusal.
+    free_bytes = available_bytes()
+    limit_bytes = free_bytes if asked is None else min(asked, free_bytes)
     return limit_bytes, MemoryLimit(limit_bytes, threads)

@@ -163,17 +163,21 @@ def _built(task: Task, network: Network) -> Iterator[Program]:
         program.load(network.draw(work.seed))
     since = "the weights were loaded" if memory.reset_peak() else "the process began"
     yield program
-    log.figure("peak_memory_bytes", _peak_memory(program, before_bytes, since))
+    peak = _peak_memory(program, before_bytes, since)
+    if peak is not None:
+        log.figure("peak_memory_bytes", peak)
     program.close()
 
 
-def _peak_memory(program: Program, before_bytes: int, since: str) -> Figure:
-    peak_bytes = program.peak_memory_bytes()
-    method = "the framework's own count"
-    if peak_bytes is None:
-        peak_bytes = max(0, memory.peak_held_bytes() - before_bytes)
-        method = f"most that the process held since {since}, less what it held before building"
-    return Figure(value=peak_bytes, unit="B", method=method)
+def _peak_memory(program: Program, before_bytes: int | None, since: str) -> Figure | None:
+    counted = program.peak_memory_bytes()
+    if counted is not None:
+        return Figure(value=counted, unit="B", method="the framework's own count")
+    held_bytes = memory.peak_held_bytes()
+    if held_bytes is None or before_bytes is None:
+        return None
+    method = f"most that the process held since {since}, less what it held before building"
+    return Figure(value=max(0, held_bytes - before_bytes), unit="B", method=method)
 
 
 def _open(work: NetworkWork, network: Network, split: Split) -> Source:

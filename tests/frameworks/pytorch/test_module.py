@@ -122,10 +122,35 @@ def test_a_module_reads_like_the_network():
     text = str(built.training)
     assert text.startswith("Resnet18(\n")
     assert "(layer1): Module(\n    (0): Module(\n      (conv1): Conv2d(64, 64," in text
-    assert "layer1_0_relu1 = " in text
-    assert "return (fc,)" in text
+    assert "    layer1_0_relu1 = run_layer1_0_relu1(layer1_0_bn1); del layer1_0_bn1\n" in (
+        built.training.code
+    )
+    assert built.training.code.endswith("    return (fc,)\n")
     names = set(dict(built.training.named_modules()))
     assert {"layer4.1.bn2", "layer2.0.downsample.0", "fc"} <= names
+
+
+def test_any_name_will_do_for_a_layer():
+    net = NetworkBuilder("odd-names")
+    x = net.flatten(net.input("class", (1, 2, 2)), name="run_x")
+    for name in ("x", "a.b", "a_b", "2nd", "if", "x y"):
+        x = net.linear(x, 4, name=name)
+    net.classify(x)
+    network = net.build()
+    built = build_modules(network)
+    built.load(network.draw(0))
+    assert built.training(torch.rand(3, 1, 2, 2))[0].shape == (3, 4)
+    assert {"a.b", "a_b", "2nd"} <= set(dict(built.training.named_modules()))
+
+
+def test_a_traceback_shows_the_layer_that_failed():
+    import traceback
+
+    built = build_modules(networks.build("little-cnn", 8, 10))
+    with pytest.raises(RuntimeError) as caught:
+        built.training(torch.rand(1, 5, 8, 8))
+    lines = "".join(traceback.format_exception(caught.value))
+    assert "conv1 = run_conv1(image)" in lines
 
 
 def test_state_dict_has_the_graph_s_names():

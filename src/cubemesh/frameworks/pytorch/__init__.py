@@ -1,4 +1,4 @@
-"""PyTorch, eager: programs made from the graph by `torch.fx`, run as handwritten code would be."""
+"""PyTorch, eager: programs made from the graph that run as handwritten code would."""
 
 from __future__ import annotations
 

@@ -1,24 +1,60 @@
 """How does a graph become a PyTorch module that reads and runs as if written by hand?
 
-`torch.fx` writes the forward pass: one line of Python a node, each value given up after its last
-reader, so that nothing is looked up in tables while it runs and no array lives longer than in
-handwritten code. The modules keep the network's names (`layer1.0.conv1` nests as it reads), so
-`print`, `state_dict` and a profiler's module hierarchy show them. `print(module)` ends with the
-generated code.
+The forward pass is written out as Python, one line a layer, and compiled. Each layer is a name of
+its own in it, so nothing is looked up while it runs, and each value is given up after its last
+reader, so no array lives longer than in handwritten code:
+
+    conv1 = run_conv1(image); del image
+    relu1 = run_relu1(conv1); del conv1
+
+The layers hang in modules nested as their names read (`layer1.0.conv1`), so that `print`,
+`state_dict` and hooks find them. (`torch.fx` writes much the same, but fetches each layer through
+`self` and wraps each call; benchmarks/LOG.md has the cost.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import keyword
+import linecache
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from cubemesh.frameworks.base import Array, Unsupported, check_weights
 from cubemesh.frameworks.pytorch.lowerings import ATTRIBUTES, lower, may_overwrite
-from cubemesh.networks.graph import Head, Network
+from cubemesh.networks.graph import Head, Network, Node
+
+Values = tuple[Tensor, ...]
+
+
+class NetworkModule(nn.Module):
+    """Layers under their names, and a forward pass from images to one value for each head."""
+
+    def __init__(
+        self, network: Network, heads: tuple[Head, ...], layers: Mapping[str, nn.Module]
+    ) -> None:
+        super().__init__()
+        self._title = "".join(word.capitalize() for word in network.name.split("-"))
+        nodes = _needed(network, heads)
+        for node in nodes:
+            _hang(self, node.name, layers[node.name])
+        self.code = _write_forward(network, nodes, heads)
+        """The forward pass as Python."""
+        names = _identifiers(network)
+        called = {f"run_{names[n.name]}": layers[n.name] for n in nodes}
+        self._run = _compile(self.code, self._title, called)
+
+    def forward(self, images: Tensor) -> Values:
+        """Images (batch, channels, height, width) → each head's value, (batch, classes)."""
+        return self._run(images)
+
+    def _get_name(self) -> str:
+        return self._title
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +62,10 @@ class Built:
     """A network as PyTorch modules; both run the same layers with the same arrays."""
 
     network: Network
-    training: fx.GraphModule
-    """images → one value for each head."""
-    evaluation: fx.GraphModule
-    """images → the scores, computing nothing that only training needs."""
+    training: NetworkModule
+    """With every head."""
+    evaluation: NetworkModule
+    """With the head that is judged, and nothing that only the others need."""
     parameters: dict[str, nn.Parameter]
     """By the graph's names, shared ones once."""
     state: dict[str, Tensor]
@@ -40,7 +76,7 @@ class Built:
         check_weights(weights, self.network)
         with torch.no_grad():
             for name, array in {**self.parameters, **self.state}.items():
-                array.copy_(torch.tensor(weights[name]))
+                array.copy_(torch.from_numpy(weights[name]))
 
     def arrays(self) -> dict[str, Array]:
         """A copy of every array, on the host, in the graph's names and layout."""
@@ -75,12 +111,11 @@ def build_modules(
     parameters = {n: nn.Parameter(empty(p.shape)) for n, p in network.parameters.items()}
     state = {n: empty(s.shape) for n, s in network.state.items()}
     layers = _layers(network, {**parameters, **state})
-    title = "".join(word.capitalize() for word in network.name.split("-"))
-    judged = tuple(h for h in network.heads if not h.train_only)
+    judged = tuple(h for h in network.heads if not h.train_only)[-1:]
     return Built(
         network=network,
-        training=fx.GraphModule(layers, _trace(network, network.heads), title),
-        evaluation=fx.GraphModule(layers, _trace(network, judged[-1:]), title),
+        training=NetworkModule(network, network.heads, layers),
+        evaluation=NetworkModule(network, judged, layers),
         parameters=parameters,
         state=state,
     )
@@ -99,15 +134,66 @@ def _layers(network: Network, arrays: Mapping[str, Tensor]) -> dict[str, nn.Modu
     return layers
 
 
-def _trace(network: Network, heads: tuple[Head, ...]) -> fx.Graph:
-    """The nodes that `heads` need, as a graph from images to a tuple of the heads' values."""
-    graph = fx.Graph()
-    values = {i.name: graph.placeholder(i.name) for i in network.inputs}
-    for node in network.nodes:
-        values[node.name] = graph.call_module(node.name, tuple(values[i] for i in node.inputs))
-    graph.output(tuple(values[h.value] for h in heads))
-    # What no head needs goes; fx's own elimination keeps modules, which might have side effects.
-    for line in reversed(list(graph.nodes)):
-        if line.op == "call_module" and not line.users:
-            graph.erase_node(line)
-    return graph
+def _hang(root: nn.Module, name: str, layer: nn.Module) -> None:
+    """Make `layer` the submodule called `name`, in containers for the parts before its dots."""
+    *path, last = name.split(".")
+    for part in path:
+        if part not in root._modules:
+            root.add_module(part, nn.Module())
+        root = root.get_submodule(part)
+    root.add_module(last, layer)
+
+
+def _needed(network: Network, heads: tuple[Head, ...]) -> list[Node]:
+    """The nodes that `heads` depend on, in the order they run."""
+    wanted = {head.value for head in heads}
+    nodes = []
+    for node in reversed(network.nodes):
+        if node.name in wanted:
+            wanted.update(node.inputs)
+            nodes.append(node)
+    return nodes[::-1]
+
+
+def _write_forward(network: Network, nodes: list[Node], heads: tuple[Head, ...]) -> str:
+    """A function from the network's input to the heads' values, in Python; it calls a node's
+    layer as `run_` and the node's identifier."""
+    names = _identifiers(network)
+    results = [head.value for head in heads]
+    last_reader = {value: node.name for node in nodes for value in node.inputs}
+    lines = [f"def forward({names[network.inputs[0].name]}):"]
+    for node in nodes:
+        inputs = ", ".join(names[value] for value in node.inputs)
+        line = f"    {names[node.name]} = run_{names[node.name]}({inputs})"
+        done = [
+            names[value]
+            for value in dict.fromkeys(node.inputs)
+            if last_reader[value] == node.name and value not in results
+        ]
+        lines.append(f"{line}; del {', '.join(done)}" if done else line)
+    lines.append(f"    return ({', '.join(names[value] for value in results)},)")
+    return "\n".join(lines) + "\n"
+
+
+def _compile(code: str, title: str, layers: Mapping[str, nn.Module]) -> Callable[[Tensor], Values]:
+    """The function that `code` defines, calling `layers` (by name there); a traceback through it
+    shows its lines."""
+    filename = f"<forward of {title}>"
+    linecache.cache[filename] = (len(code), None, code.splitlines(keepends=True), filename)
+    scope: dict[str, Any] = dict(layers)
+    exec(compile(code, filename, "exec"), scope)
+    forward: Callable[[Tensor], Values] = scope["forward"]
+    return forward
+
+
+def _identifiers(network: Network) -> dict[str, str]:
+    """Name of each input and node → a Python identifier that reads like it, no two alike."""
+    found: dict[str, str] = {}
+    for value in (*(i.name for i in network.inputs), *(n.name for n in network.nodes)):
+        name = re.sub(r"\W", "_", value)
+        if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("run_"):
+            name = f"_{name}"
+        while name in found.values():
+            name += "_"
+        found[value] = name
+    return found

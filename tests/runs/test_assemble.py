@@ -1,0 +1,132 @@
+import pytest
+
+from cubemesh.model import (
+    Ceiling,
+    Effort,
+    Forward,
+    Outcome,
+    RunKey,
+    RunSpec,
+    Series,
+    Status,
+    Train,
+    TrainSteps,
+    Window,
+)
+from cubemesh.model.plain import to_plain
+from cubemesh.runs.assemble import assemble, join
+from cubemesh.runs.endings import Ending
+from cubemesh.worker.events import EventLog, events_path, read_events
+
+KEY = RunKey(spec_id="s", machine_id="m", software_id="w", code_version="1")
+STEPS = TrainSteps(network="little-cnn", batch_per_device=8)
+
+
+def window(number, phase="measure", elapsed_s=0.5):
+    found = Window(phase=phase, start_s=number, elapsed_s=elapsed_s, steps=5, samples=40)
+    return {"event": "window", "t": 0.0, "window": to_plain(found)}
+
+
+def told(status):
+    return {"event": "outcome", "t": 9.0, "outcome": to_plain(Outcome(status=status))}
+
+
+def record_of(events, work=STEPS, exit_code=0):
+    ending = Ending(exit_code=exit_code, elapsed_s=12.0, phase="measure")
+    spec = RunSpec(work=work, effort=Effort())
+    return assemble(spec, KEY, events, ending, started_utc="2026-01-01T00:00:00Z", attempt=2)[0]
+
+
+def test_the_workers_own_outcome_comes_first():
+    assert record_of([told(Status.OK)]).ok
+    assert record_of([told(Status.DIVERGED)], exit_code=-11).outcome.status is Status.DIVERGED
+    assert record_of([], exit_code=-11).outcome.status is Status.CRASHED
+
+
+def test_figures_come_from_the_measured_windows_alone():
+    record = record_of([window(0, "warm-up", 9.0), *map(window, range(1, 9)), told(Status.OK)])
+    assert len(record.windows) == 9
+    assert record.figure("step_s") == pytest.approx(0.1)
+    assert record.figure("throughput_per_s") == pytest.approx(80)
+    assert record.figure("wall_s") == record.elapsed_s == 12.0
+    assert (record.attempt, record.key) == (2, KEY)
+
+
+def test_a_run_without_windows_has_its_wall_time():
+    assert set(record_of([]).figures) == {"wall_s"}
+
+
+@pytest.mark.parametrize(
+    ("work", "has"),
+    [
+        (STEPS, {"throughput_per_s", "projected_90_epochs_days"}),
+        (Train(network="little-cnn", batch_per_device=8), {"projected_90_epochs_days"}),
+        (Forward(network="little-cnn", batch_per_device=8), {"throughput_per_s"}),
+        (Ceiling(), set()),
+    ],
+)
+def test_only_figures_that_mean_something_are_kept(work, has):
+    figures = set(record_of(list(map(window, range(8))), work).figures)
+    assert has <= figures
+    assert "step_s" in figures
+    assert ("projected_90_epochs_days" in figures) == (work.kind in ("train_steps", "train"))
+    assert ("throughput_per_s" in figures) == (work.kind != "ceiling")
+
+
+def test_the_latest_curve_of_a_name_and_each_warning_once():
+    def curve(y):
+        plain = {"name": "loss", "x_name": "step", "x": [1.0], "y": [y]}
+        return {"event": "curve", "t": 0.0, "curve": plain}
+
+    doubt = {"code": "drift", "cause": "c", "remedy": "r"}
+    warning = {"event": "warning", "t": 0.0, "warning": doubt}
+    record = record_of([curve(2.0), curve(1.0), warning, warning])
+    assert [c.y for c in record.curves] == [(1.0,)]
+    assert [w.code for w in record.warnings] == ["drift"]
+
+
+def test_a_rank_says_what_it_ran_on():
+    rank = {"event": "rank", "t": 0.0, "host": "h", "device": "cuda:1", "threads": 4}
+    spec = RunSpec(work=STEPS)
+    record, _ = assemble(
+        spec,
+        KEY,
+        [rank, told(Status.OK)],
+        Ending(exit_code=0, elapsed_s=1.0),
+        started_utc="2026-01-01T00:00:00Z",
+        attempt=1,
+        uuid_of={"cuda:1": "GPU-77"}.get,
+    )
+    (found,) = record.ranks
+    assert (found.host, found.device, found.device_uuid, found.threads) == (
+        *("h", "cuda:1", "GPU-77", 4),
+    )
+    assert found.outcome == record.outcome
+
+
+def test_chunks_of_a_series_are_joined():
+    def chunk(name, *pairs):
+        return Series(
+            name=name, times_s=tuple(t for t, _ in pairs), values=tuple(v for _, v in pairs)
+        )
+
+    nan = float("nan")
+    joined = join(
+        [chunk("a", (0.0, 1.0)), chunk("b", (0.0, 9.0)), chunk("a", (1.0, nan), (2.0, 3.0))]
+    )
+    assert [(s.name, s.times_s, s.values) for s in joined] == [
+        ("a", (0.0, 2.0), (1.0, 3.0)),
+        ("b", (0.0,), (9.0,)),
+    ]
+
+
+def test_a_file_torn_by_a_crash_gives_the_record_of_what_was_whole(tmp_path):
+    log = EventLog(events_path(tmp_path, 0), 0, 0.0)
+    for number in range(3):
+        log.window(phase="measure", start=float(number), elapsed_s=0.5, steps=5, samples=40)
+    log.close()
+    path = events_path(tmp_path, 0)
+    path.write_bytes(path.read_bytes()[:-20])
+    record = record_of(read_events(path), exit_code=-11)
+    assert len(record.windows) == 2
+    assert record.figure("step_s") == pytest.approx(0.1)

@@ -1,0 +1,119 @@
+"""Every kind of work, run in a process of its own with the null framework, seen by its events."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from cubemesh.model import (
+    WORK_KINDS,
+    Ceiling,
+    Effort,
+    Figure,
+    Forward,
+    Outcome,
+    Placement,
+    ProgramSettings,
+    RunSpec,
+    Status,
+    Train,
+    TrainSteps,
+)
+from cubemesh.model.plain import from_plain
+from cubemesh.worker.events import events_path, read_events
+from cubemesh.worker.job import Job
+from cubemesh.worker.tasks import TASKS
+
+EFFORT = Effort(steps=20, seconds=0.0, windows=6, warmup_seconds=0.0)
+FEED = {"network": "little-cnn", "batch_per_device": 10}
+
+
+def events_of(folder, work, script="step=0.01", **program):
+    settings = ProgramSettings(framework="null", script=script, **program)
+    return run(folder, RunSpec(work=work, program=settings, effort=EFFORT))
+
+
+def run(folder, spec):
+    path = Job(spec=spec, folder=str(folder)).write()
+    # `work` ends by the events alone; the worker's limits bind the process it is called in.
+    subprocess.run([sys.executable, "-m", "cubemesh.worker", "run", path], check=True, timeout=60)
+    return read_events(events_path(folder, 0))
+
+
+def figures(events):
+    return {e["name"]: from_plain(Figure, e["figure"]) for e in events if e["event"] == "figure"}
+
+
+def outcome(events):
+    return from_plain(Outcome, events[-1]["outcome"])
+
+
+def phases(events):
+    return [e["phase"]["name"] for e in events if e["event"] == "phase"]
+
+
+def test_there_is_a_task_for_each_kind_of_work():
+    assert set(TASKS) == set(WORK_KINDS)
+
+
+@pytest.mark.parametrize("work", [TrainSteps(**FEED), Forward(**FEED, data="digits")])
+@pytest.mark.parametrize("data_on", ["host", "device"])
+def test_steps_are_measured(tmp_path, work, data_on):
+    events = events_of(tmp_path, work, data_on=data_on)
+    assert outcome(events).ok, events[-1]
+    assert phases(events) == ["import", "data", "build", "weights", "warm-up", "measure"]
+    memory = figures(events)["peak_memory_bytes"]
+    assert memory.unit == "B"
+    assert "held" in memory.method
+    assert events[-1]["event"] == "outcome"
+
+
+def test_the_frameworks_own_count_of_memory_comes_first(tmp_path):
+    events = events_of(tmp_path, TrainSteps(**FEED), "memory=2e9")
+    memory = figures(events)["peak_memory_bytes"]
+    assert (memory.value, memory.method) == (2e9, "the framework's own count")
+
+
+def test_training_has_curves_and_an_accuracy(tmp_path):
+    work = Train(**FEED, data="digits", epochs=2)
+    events = events_of(tmp_path, work, "accuracy=0.5:0.75")
+    assert outcome(events).ok, events[-1]
+    assert figures(events)["accuracy"].value == pytest.approx(0.75, abs=0.01)
+    assert {e["curve"]["name"] for e in events if e["event"] == "curve"} >= {"training_loss"}
+
+
+@pytest.mark.parametrize(
+    ("operation", "size", "name", "rate"),
+    [
+        ("matrix_product", 100, "rate_flops_per_s", 2 * 100**3 / 0.01),
+        ("copy", 1000, "rate_bytes_per_s", 2 * 1000 / 0.01),
+    ],
+)
+def test_a_ceiling_is_a_rate(tmp_path, operation, size, name, rate):
+    events = events_of(tmp_path, Ceiling(operation=operation, size=size))
+    assert outcome(events).ok, events[-1]
+    figure = figures(events)[name]
+    assert figure.value == pytest.approx(rate)
+    assert figure.low <= figure.value <= figure.high
+    assert figure.n >= 6
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"work": TrainSteps(network="litle-cnn", batch_per_device=1)}, "little-cnn"),
+        ({"work": TrainSteps(**FEED, data="digits"), "batch": 5000}, "5000"),
+        ({"placement": Placement(device="cuda")}, "cuda"),
+        ({"placement": Placement(devices=2)}, "devices"),
+        ({"program": ProgramSettings(framework="null", exchange="ring")}, "ring"),
+    ],
+)
+def test_what_cannot_be_done_is_unsupported_with_a_reason(tmp_path, change, words):
+    batch = change.pop("batch", None)
+    if batch:
+        change["work"] = dataclasses.replace(change["work"], batch_per_device=batch)
+    spec = RunSpec(work=TrainSteps(**FEED), program=ProgramSettings(framework="null"))
+    found = outcome(run(tmp_path, dataclasses.replace(spec, **change)))
+    assert found.status is Status.UNSUPPORTED
+    assert words in found.message
