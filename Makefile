@@ -20,7 +20,7 @@ run: .venv/.run ## measure this machine (under three minutes on two cores) and w
 	@$(BIN)/cubemesh report --output $(REPORT)
 
 test: .venv/.dev ## run the tests
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto
 
 check: .venv/.dev ## lint, check the format and the types
 	$(BIN)/ruff check .

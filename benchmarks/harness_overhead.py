@@ -6,6 +6,9 @@ pair, so that whatever else happens on the machine meets both alike. Of each pai
 throughputs is taken (cubemesh's over the bare loop's; 1 is equal, more is faster), of the ratios
 the median, and its 95 % interval by resampling the pairs.
 
+Two equal programs in one process can differ by a percent, by where their arrays happen to lie. So
+four of each are built, in turn, and every pair of windows takes the next two.
+
     python benchmarks/harness_overhead.py --network little-cnn --batch 8
 """
 
@@ -34,7 +37,8 @@ from handwritten import NETWORKS as HANDWRITTEN
 
 GOAL = 0.99
 WINDOW_S = 0.15
-WARMUP_WINDOWS = 10
+WARMUP_PAIRS = 12
+INSTANCES = 4
 RATE, MOMENTUM = 0.01, 0.9
 AUTOCAST = {"bf16": torch.bfloat16}
 
@@ -77,10 +81,10 @@ def bare_step(network: networks.Network, batch: Batch, precision: str, device: s
             parameter.copy_(torch.from_numpy(weights[name]))
     model.to(device).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM, fused=True)
-    images, labels = torch.from_numpy(batch.images), torch.from_numpy(batch.labels)
     kind = torch.device(device).type
 
     def step() -> None:
+        images, labels = torch.from_numpy(batch.images), torch.from_numpy(batch.labels)
         if kind == "cuda":
             x = images.pin_memory().to(device, non_blocking=True)
             y = labels.pin_memory().to(device, non_blocking=True)
@@ -117,25 +121,24 @@ def window_s(step: Step, steps: int, synchronize: Callable[[], None]) -> float:
     return time.perf_counter() - start
 
 
-def compare(bare: Step, ours: Step, seconds: float, device: str) -> tuple[int, np.ndarray]:
-    """(steps of a window, seconds of the windows as (pairs, 2): bare, cubemesh)."""
+def compare(both: list[tuple[Step, Step]], seconds: float, device: str) -> tuple[int, np.ndarray]:
+    """(steps of a window, seconds of the windows as (pairs, 2)) for instances of (bare, ours)."""
     on_gpu = torch.device(device).type == "cuda"
     synchronize = torch.cuda.synchronize if on_gpu else lambda: None
-    for step in (bare, ours):
-        window_s(step, 3, synchronize)
-    once = window_s(bare, 5, synchronize) / 5
+    once = min(window_s(step, 3, synchronize) / 3 for pair in both for step in pair)
     steps = max(1, math.ceil(WINDOW_S / once))
     order = random.Random(0)
     pairs: list[tuple[float, float]] = []
     start = time.perf_counter()
-    while len(pairs) < WARMUP_WINDOWS + 20 or time.perf_counter() - start < seconds:
+    while len(pairs) < 3 * WARMUP_PAIRS or time.perf_counter() - start < seconds:
+        bare, ours = both[len(pairs) % len(both)]
         if order.random() < 0.5:
             first = window_s(bare, steps, synchronize)
             pairs.append((first, window_s(ours, steps, synchronize)))
         else:
             first = window_s(ours, steps, synchronize)
             pairs.append((window_s(bare, steps, synchronize), first))
-    return steps, np.array(pairs[WARMUP_WINDOWS:])
+    return steps, np.array(pairs[WARMUP_PAIRS:])
 
 
 def measure(args: argparse.Namespace) -> Result:
@@ -162,9 +165,15 @@ def measure(args: argparse.Namespace) -> Result:
         device=args.device,
         threads=threads,
     )
-    ours = cubemesh_step(network, batch, request)  # also sets threads and precision for both
-    bare = bare_step(network, batch, args.precision, args.device)
-    steps, pairs = compare(bare, ours, args.seconds, args.device)
+    cubemesh_step(network, batch, request)  # sets threads and precision, for the bare loop too
+    both = [
+        (
+            bare_step(network, batch, args.precision, args.device),
+            cubemesh_step(network, batch, request),
+        )
+        for _ in range(INSTANCES)
+    ]
+    steps, pairs = compare(both, args.seconds, args.device)
     ratios = pairs[:, 0] / pairs[:, 1]
     interval = bootstrap_interval(ratios, median)
     per_step_ms = pairs / steps * 1e3

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from cubemesh.experiments import Scale
     from cubemesh.results import Store
 
+INTERRUPTED = 130
+
 app = typer.Typer(
     name="cubemesh",
     help="How fast does this machine train neural networks, what does it lose the time to, and how "
@@ -187,16 +189,14 @@ def main() -> NoReturn:
     """Run the command line; every deliberate error becomes a message and its exit code."""
     try:
         code = app(standalone_mode=False)
-    except KeyboardInterrupt:
-        _end(
-            "interrupted; what was finished is kept, and the same command goes on from there.", 130
-        )
     except CubemeshError as error:
         _end(str(error), error.exit_code)
     except typer.Exit as stop:
         code = stop.exit_code
     except Exception as error:
         code = _click_error(error)
+    if code == INTERRUPTED:  # typer's word for a KeyboardInterrupt
+        _end("interrupted; what was finished is kept, and the same command goes on.", code)
     sys.stdout.flush()
     sys.exit(code or 0)
 

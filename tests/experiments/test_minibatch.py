@@ -135,3 +135,12 @@ def test_repeats_are_pooled_into_one_point(record_of):
     assert cell.value == pytest.approx(2 * 8 / 0.03, rel=0.02)
     assert cell.low < cell.value < cell.high
     assert cell.high - cell.low > 0.3 * cell.value
+
+
+def test_more_than_the_ceiling_is_a_warning_with_its_cause(record_of):
+    spec = RunSpec(work=TrainSteps(network="vgg16", batch_per_device=64))
+    records = [record_of(RunSpec(work=Ceiling()), rate=50e12), record_of(spec, step_s=0.05)]
+    answer = EXPERIMENT.answer(Settings(network="vgg16", batches=(64,)), records)
+    (warning,) = [w for w in answer.warnings if w.code == "above-ceiling"]
+    assert "Winograd" in warning.cause
+    assert "minibatch 64" in warning.cause

@@ -51,7 +51,8 @@ class Group(Generic[K]):
         outcome = self.records[0].outcome
         what = _REASONS.get(outcome.status, str(outcome.status))
         said = outcome.message
-        return said if said.lower().startswith(what) else f"{what}: {said}".rstrip(": ")
+        why = said if said.lower().startswith(what) else f"{what}: {said}"
+        return why.rstrip(": .")
 
     @cached_property
     def throughput(self) -> Figure | None:

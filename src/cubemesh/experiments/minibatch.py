@@ -105,7 +105,11 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         findings=tuple(_findings(settings.network, groups, rate)),
         tables=(_table(groups, settings.network, rate),),
         charts=tuple(_charts(settings.network, groups)),
-        warnings=(*_reduced(settings, groups), *(w for r in records for w in r.warnings)),
+        warnings=(
+            *_reduced(settings, groups),
+            *_above_ceiling(settings.network, groups, rate),
+            *(w for r in records for w in r.warnings),
+        ),
         run_ids=tuple(r.run_id for r in records),
         notes=_notes(rate),
     )
@@ -256,6 +260,22 @@ def _reduced(settings: Settings, groups: list[Group[int]]) -> Iterator[Warning]:
             f"run at {2 * last.key} would take some "
             f"{format_seconds(_run_s(2 * step_s, last.records[0].spec.effort))} here",
             "use --full, or name the minibatches with --set batches=…",
+        )
+
+
+def _above_ceiling(network: str, groups: list[Group[int]], rate: float | None) -> Iterator[Warning]:
+    """More than all of a ceiling is an error of one of the two figures, or a fast algorithm."""
+    done = [(g, f) for g in groups if (f := g.throughput) is not None]
+    if not rate or not done:
+        return
+    share, worst = max((_share(network, g, f, rate), g.key) for g, f in done)
+    if share > 1:
+        yield warn(
+            "above-ceiling",
+            f"at minibatch {worst} training reaches {100 * share:.0f} % of the fastest matrix "
+            "product: convolutions of 3×3 and more can run by Winograd's or an FFT algorithm, "
+            "which need fewer operations than are counted",
+            "compare rows by it, and read nothing into the absolute value",
         )
 
 

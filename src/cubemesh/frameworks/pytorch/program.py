@@ -47,6 +47,7 @@ class PyTorchProgram:
         self._work = work
         self._dtype = ARRAY_TYPES.get(settings.precision, torch.float32)
         self._memory_format = MEMORY_FORMATS[settings.layout]
+        self._converts = settings.precision in ARRAY_TYPES or settings.layout == "nhwc"
         self._built = build_modules(
             request.network,
             device=self.device,
@@ -69,7 +70,9 @@ class PyTorchProgram:
         if self._kind == "cuda":
             images = images.pin_memory().to(self.device, non_blocking=True)
             labels = labels.pin_memory().to(self.device, non_blocking=True)
-            return images.to(self._dtype, memory_format=self._memory_format), labels
+            if self._converts:
+                images = images.to(self._dtype, memory_format=self._memory_format)
+            return images, labels
         return (
             images.to(self._dtype, memory_format=self._memory_format, copy=True),
             labels.clone(),
@@ -89,7 +92,7 @@ class PyTorchProgram:
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             scaler.step(optimizer)
             scaler.update()
-        self._loss = loss.detach()
+        self._loss = loss
 
     def forward(self, placed: Placed) -> None:
         """Queue the forward pass and the loss."""
@@ -117,7 +120,7 @@ class PyTorchProgram:
 
     def loss(self) -> float:
         """The last step's loss; NaN before the first."""
-        return float(self._loss)
+        return float(self._loss.item())
 
     def synchronize(self) -> None:
         """Wait for the device."""

@@ -1,0 +1,233 @@
+"""What goes wrong, as a user of the command meets it: real signals, real limits, real disks."""
+
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cubemesh.errors import StoreError
+from cubemesh.results import Store
+
+NULL = ("--set", "framework=null", "--set", "ceiling=false")
+SLOW = (
+    *("run", "minibatch", *NULL, "--set", "batches=1,2,3,4,5,6"),
+    *("--set", "script=real=1,step=0.01", "--set", "steps=8", "--set", "seconds=0"),
+    *("--set", "windows=2", "--set", "warmup_seconds=0.1"),
+)
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "cubemesh", *arguments]
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=os.environ | environment,
+        check=False,
+    )
+
+
+def ids(store: Path) -> list[str]:
+    """The runs a store holds; none while it is not there yet."""
+    if not store.exists():
+        return []
+    with Store.open(str(store), must_exist=True, read_only=True) as opened:
+        return [r.run_id for r in opened.records()]
+
+
+def wait_for_runs(store: Path, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with contextlib.suppress(StoreError):  # it may be being made at this very moment
+            if len(ids(store)) >= count:
+                return
+        time.sleep(0.05)
+    raise AssertionError(f"{count} runs were not stored within a minute")
+
+
+def workers_of(home: str) -> list[psutil.Process]:
+    """Living processes that belong to runs kept under this cache folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("CUBEMESH_RUNS_FOLDER", "").startswith(home):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    return found
+
+
+def test_kill_9_in_mid_suite_then_the_same_command(tmp_path: Path, own_folders: Path):
+    store = tmp_path / "s.sqlite"
+    process = subprocess.Popen(
+        command(*SLOW, "--store", str(store)),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    wait_for_runs(store, 2)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = ids(store)
+    assert 2 <= len(before) < 6
+    deadline = time.monotonic() + 5
+    while workers_of(str(own_folders)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert workers_of(str(own_folders)) == []
+    with sqlite3.connect(store) as database:
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    report = run("report", "--store", str(store), "--output", str(tmp_path / "half.html"))
+    assert report.returncode == 0, report.stderr
+
+    said = json.loads(run(*SLOW, "--store", str(store), "--json").stdout)
+    assert [r["run_id"] for r in said["records"]][: len(before)] == before
+    assert [r["outcome"] for r in said["records"]] == ["ok"] * 6
+    assert len(ids(store)) == 6
+
+
+def test_ctrl_c_keeps_what_is_done_and_exits_130(tmp_path: Path, own_folders: Path):
+    store = tmp_path / "s.sqlite"
+    process = subprocess.Popen(
+        command(*SLOW, "--store", str(store)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for_runs(store, 1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "the same command goes on" in err
+    assert "Traceback" not in err
+    assert out == ""
+    assert workers_of(str(own_folders)) == []
+    before = ids(store)
+    said = json.loads(run(*SLOW, "--store", str(store), "--json").stdout)
+    assert [r["run_id"] for r in said["records"]][: len(before)] == before
+
+
+def test_after_an_upgrade_the_same_command_measures_again(tmp_path: Path):
+    arguments = (
+        *("run", "minibatch", *NULL, "--set", "batches=8", "--json"),
+        *("--store", str(tmp_path / "s.sqlite")),
+    )
+    first = json.loads(run(*arguments).stdout)
+    upgraded = tmp_path / "site" / "numpy-99.0.dist-info"
+    upgraded.mkdir(parents=True)
+    (upgraded / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 99.0\n")
+    path = os.pathsep.join(filter(None, [str(upgraded.parent), os.environ.get("PYTHONPATH")]))
+    second = json.loads(run(*arguments, PYTHONPATH=path).stdout)
+    assert first["records"][0]["run_id"] != second["records"][0]["run_id"]
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "says"),
+    [
+        ("segfault@3", "crashed", "SIGSEGV"),
+        ("exit:7@3", "crashed", "code 7"),
+        ("kill@3", "killed", "SIGKILL"),
+        ("hang@3", "timed_out", "time limit of 1 s"),
+        ("error@3", "crashed", "RuntimeError"),
+        ("nan@3", "diverged", "nan"),
+    ],
+)
+def test_faults_are_outcomes_with_their_reason(script, status, says, tmp_path: Path):
+    result = run(
+        *("run", "minibatch", *NULL, "--set", "batches=8", "--set", f"script={script}"),
+        *("--set", "time_limit_s=1", "--json", "--store", str(tmp_path / "s.sqlite")),
+    )
+    assert result.returncode == 1
+    (record,) = json.loads(result.stdout)["records"]
+    assert record["outcome"] == status
+    assert says in record["outcome_detail"]["message"]
+    assert len(ids(tmp_path / "s.sqlite")) == 1
+
+
+def test_a_batch_past_its_memory_limit_is_told_by_the_worker(tmp_path: Path):
+    """The limit lies below the forecast, and above what the smaller batch takes."""
+    result = run(
+        *("run", "minibatch", "--quick", "--set", "network=little-cnn", "--set", "ceiling=false"),
+        *("--set", "batches=8,4096", "--set", "memory_limit_bytes=600MiB", "--set", "threads=1"),
+        *("--set", "steps=1", "--set", "seconds=0.1", "--set", "warmup_seconds=0.1"),
+        *("--json", "--store", str(tmp_path / "s.sqlite")),
+    )
+    small, large = json.loads(result.stdout)["records"]
+    assert small["outcome"] == "ok"
+    assert large["outcome"] == "oom"
+    detail = large["outcome_detail"]
+    assert detail["origin"] == "worker"
+    assert detail["facts"]["forecast_bytes"] > detail["facts"]["limit_bytes"] == 600 << 20
+    assert 8 <= detail["facts"]["largest_batch_that_fits"] < 4096
+    assert result.returncode == 0, "one point was measured, and the other is an answer"
+
+
+def test_a_truncated_cifar_file_is_found_before_anything_runs(tmp_path: Path):
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    names = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]
+    for name in names:
+        with open(folder / name, "wb") as file:
+            file.truncate(30_730_000)
+    os.truncate(folder / "data_batch_3.bin", 30_000_000)
+    store = tmp_path / "s.sqlite"
+    result = run(
+        *("run", "batch-accuracy", "--set", "data=cifar-10", "--set", f"data_path={folder}"),
+        *("--set", "framework=null", "--store", str(store)),
+    )
+    assert result.returncode == 1
+    assert "data_batch_3.bin" in result.stderr
+    assert "30,000,000" in result.stderr
+    assert "30,730,000" in result.stderr
+    assert ids(store) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):
+    """A file system of its own; only root may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(folder)],
+        capture_output=True,
+        check=False,
+    )
+    if made.returncode:
+        pytest.skip(f"mounting a small disk is not permitted here: {made.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_store_that_fills_up_loses_nothing_and_says_so(small_disk: Path):
+    store = small_disk / "s.sqlite"
+    batches = ",".join(map(str, range(1, 200)))
+    result = run(
+        *("run", "minibatch", *NULL, "--set", f"batches={batches}", "--store", str(store)),
+    )
+    assert result.returncode == 1
+    assert "full" in result.stderr
+    assert str(store) in result.stderr
+    assert "Traceback" not in result.stderr
+    (small_disk / "s.sqlite-shm").unlink(missing_ok=True)
+    assert len(ids(store)) >= 1
+
+
+def test_a_read_only_store_is_said_before_anything_runs(small_disk: Path):
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    store = small_disk / "s.sqlite"
+    result = run("run", "minibatch", *NULL, "--set", "batches=8", "--store", str(store))
+    assert result.returncode == 1
+    assert str(store) in result.stderr
+    assert "Traceback" not in result.stderr
