@@ -1,3 +1,5 @@
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,7 +84,5 @@ def test_lists_survive_the_command_line(batches):
 
 @given(st.text(max_size=20), st.text(max_size=20))
 def test_any_text_is_read_or_refused_never_a_crash(key, value):
-    try:
+    with contextlib.suppress(UsageError):
         ask(f"{key}={value}")
-    except UsageError as error:
-        assert str(error)

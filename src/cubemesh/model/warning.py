@@ -16,7 +16,7 @@ WARNINGS: dict[str, str] = {
     "busy-host": "other processes used the processors during the measurement",
     "few-host-memory": "the host has less than twice the memory of its GPUs",
     "reduced": "the settings were reduced to what this machine can do in reasonable time",
-    "above-ceiling": "training did more counted operations a second than the fastest matrix product",
+    "above-ceiling": "training did more counted operations a second than the ceiling measured",
     "short-window": "windows were too short for the clock to resolve well",
 }
 
