@@ -113,7 +113,7 @@ def test_matrix_use_is_flops_per_second_over_the_ceiling(record_of):
         record_of(RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=8)), step_s=0.01),
     ]
     answer = EXPERIMENT.answer(Settings(batches=(8,)), records)
-    used = next(f for f in answer.findings if f.question == "How much of the machine is used?")
+    used = next(f for f in answer.findings if f.question == "How much of its matrix rate?")
     assert used.value == pytest.approx(50.0)
     assert answer.tables[0].rows[0][-1].value == pytest.approx(50.0)
 
@@ -143,4 +143,4 @@ def test_more_than_the_ceiling_is_a_warning_with_its_cause(record_of):
     answer = EXPERIMENT.answer(Settings(network="vgg16", batches=(64,)), records)
     (warning,) = [w for w in answer.warnings if w.code == "above-ceiling"]
     assert "Winograd" in warning.cause
-    assert "minibatch 64" in warning.cause
+    assert "At minibatch 64" in warning.cause

@@ -154,8 +154,8 @@ def _others(done: list[tuple[Group[int], Figure]], best: Group[int]) -> str:
 
 
 def _updates(group: Group[int]) -> int:
-    """Of the weights: every step taken, the first one too, which is timed apart."""
-    return sum(w.steps for w in group.ok[0].windows)
+    """Of the weights: every step of training, the first one too, which is timed apart."""
+    return sum(w.steps for w in group.ok[0].windows if w.phase != "evaluate")
 
 
 def _table(groups: list[Group[int]]) -> Table:
@@ -163,7 +163,7 @@ def _table(groups: list[Group[int]]) -> Table:
         Column(name="minibatch"),
         Column(name="accuracy", unit="%"),
         Column(name="validation loss"),
-        Column(name="updates"),
+        Column(name="updates", digits=12),
         Column(name="samples/s"),
         Column(name="wall time", unit="s"),
     )
@@ -185,7 +185,7 @@ def _row(group: Group[int]) -> tuple[Cell, ...]:
         name,
         accuracy,
         Cell(value=group.median_of("validation_loss")),
-        Cell(text=f"{_updates(group):,}"),
+        Cell(value=_updates(group)),
         group.cell(group.throughput),
         Cell(value=group.median_of("wall_s")),
     )
@@ -241,8 +241,8 @@ def _reduced(groups: list[Group[int]]) -> Iterator[Warning]:
     if groups and (epochs := _work(groups[0].records[0]).epochs) < DOCUMENT_EPOCHS:
         yield warn(
             "reduced",
-            f"{epochs} epochs; the document trains for {DOCUMENT_EPOCHS}",
-            "use --full, or --set epochs=30",
+            f"These are {epochs} epochs; the document trains for {DOCUMENT_EPOCHS}.",
+            "Use --full, or --set epochs=30.",
         )
 
 

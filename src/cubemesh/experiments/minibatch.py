@@ -159,7 +159,7 @@ def _growth(done: list[tuple[Group[int], Figure]], top: Figure) -> Iterator[Find
         text=f"At minibatch {first.key} a sample takes {gain:.2g}× as long as at {level.key}: what "
         "a step costs whatever its size is shared by few samples.",
         value=gain,
-        unit="× the time a sample",
+        unit="× the time",
         remedy=f"Train at minibatch {level.key} where accuracy allows it.",
     )
 
@@ -181,11 +181,11 @@ def _dear_doublings(groups: list[Group[int]]) -> Iterator[Finding]:
 def _matrix_use(network: str, best: Group[int], top: Figure, rate: float) -> Finding:
     share = _share(network, best, top, rate)
     return Finding(
-        question="How much of the machine is used?",
+        question="How much of its matrix rate?",
         text=f"At minibatch {best.key} {network} gets {100 * share:.0f} % of the "
         f"{format_quantity(rate, 'FLOP/s')} that this device's fastest matrix product reaches.",
         value=100 * share,
-        unit="% of its matrix rate",
+        unit="%",
     )
 
 
@@ -243,7 +243,7 @@ def _charts(network: str, groups: list[Group[int]]) -> Iterator[Chart]:
         title=f"{network}: samples/s by minibatch",
         kind="line",
         x=minibatch,
-        y=Axis(name="throughput", unit="samples/s"),
+        y=Axis(name="throughput", unit="samples/s", from_zero=True),
         lines=(Line(name=network, points=points),),
     )
 
@@ -256,10 +256,10 @@ def _reduced(settings: Settings, groups: list[Group[int]]) -> Iterator[Warning]:
         step_s = last.median_of("step_s") or 0.0
         yield warn(
             "reduced",
-            f"the minibatches end at {last.key}; the documents go on to {DOCUMENT_BATCHES[-1]}. A "
+            f"The minibatches end at {last.key}; the documents go on to {DOCUMENT_BATCHES[-1]}. A "
             f"run at {2 * last.key} would take some "
-            f"{format_seconds(_run_s(2 * step_s, last.records[0].spec.effort))} here",
-            "use --full, or name the minibatches with --set batches=…",
+            f"{format_seconds(_run_s(2 * step_s, last.records[0].spec.effort))} here.",
+            "Use --full, or name the minibatches with --set batches=….",
         )
 
 
@@ -272,10 +272,10 @@ def _above_ceiling(network: str, groups: list[Group[int]], rate: float | None) -
     if share > 1:
         yield warn(
             "above-ceiling",
-            f"at minibatch {worst} training reaches {100 * share:.0f} % of the fastest matrix "
+            f"At minibatch {worst} training reaches {100 * share:.0f} % of the fastest matrix "
             "product: convolutions of 3×3 and more can run by Winograd's or an FFT algorithm, "
-            "which need fewer operations than are counted",
-            "compare rows by it, and read nothing into the absolute value",
+            "which need fewer operations than are counted.",
+            "Compare rows by it, and read nothing into the absolute value.",
         )
 
 

@@ -68,6 +68,8 @@ class Axis:
     name: str
     unit: str = ""
     scale: Literal["linear", "log2", "log10", "category"] = "linear"
+    from_zero: bool = False
+    """Whether the axis must begin at zero, because what it shows is compared by ratio."""
 
 
 @dataclass(frozen=True, kw_only=True)

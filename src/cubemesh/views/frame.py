@@ -1,7 +1,7 @@
 """Which axes, scales and rows of data does a chart need?
 
 A `Frame` is what all layers of one chart share. Value axes start at zero unless every value of a
-line chart lies in the upper half of the range. The ticks of a logarithmic x axis are the values
+line chart lies in the upper half of the range and the axis does not insist on its zero. The ticks of a logarithmic x axis are the values
 that were run. Bars lie on their side where their names are long.
 """
 
@@ -138,6 +138,8 @@ class Frame:
         elif base:
             axis |= {"values": sorted(values), "labelOverlap": "greedy"}
             scale = alt.Scale(type="log", base=base, nice=False, padding=16)
+        if all(value.is_integer() for value in values):
+            axis["tickMinStep"] = 1
         return channel("x:Q", scale=scale, axis=alt.Axis(**axis, format=","))
 
     def value_channel(self, field: str = "y") -> Any:
@@ -167,7 +169,7 @@ class Frame:
         if lowest < 0:
             return alt.Scale(zero=True)
         far_from_zero = len(drawn) > 1 and highest / 2 < lowest < highest
-        if self.chart.kind == "line" and far_from_zero:
+        if self.chart.kind == "line" and far_from_zero and not self.chart.y.from_zero:
             return alt.Scale(zero=False, nice=True)
         return alt.Scale(domainMin=0, domainMax=highest * _AXIS_TOP or 1, nice=True)
 

@@ -141,8 +141,12 @@ class _Layers:
         if measured and sum(ln.role == "measured" for ln in self.chart.lines) == 1:
             ends = [rows[0], rows[-1]] if len(rows) > 1 else rows
             label = self._base(ends).mark_text(dy=-14, fontWeight=600, aria=False)
+            # The label stands clear of the interval's end.
+            field = "high" if all("low" in row for row in ends) else "y"
             yield label.encode(
-                y=self.frame.value_channel(), text="label:N", color=alt.value(variable("ink"))
+                y=self.frame.value_channel(field),
+                text="label:N",
+                color=alt.value(variable("ink")),
             )
         # What the pointer meets: larger than the mark, and unseen.
         target = base.mark_circle(size=420 if len(rows) <= _MOST_MARKS else 120, opacity=0)
