@@ -1,4 +1,4 @@
-import multiprocessing
+import json
 import os
 import subprocess
 import sys
@@ -140,25 +140,38 @@ def test_the_host_counts_children_and_theirs() -> None:
     assert during.resident_bytes - before.resident_bytes > 2_000_000
 
 
+READINGS = """
+import dataclasses, json, sys, time
+from cubemesh.measure.host import HostReader
+
+reader = HostReader()
+reader.read()
+print("ready", flush=True)
+sys.stdin.readline()
+first = reader.read()
+time.sleep(0.5)
+readings = [dataclasses.asdict(r) for r in (first, reader.read())]
+print(json.dumps({"readings": readings, "cores": reader.cores}), flush=True)
+"""
+
+
 def test_another_process_is_another_use() -> None:
     # Not a child: its work is the machine's, not the tree's. Counted by a process of its own.
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        pool.apply(_readings_around, (0,))  # it has started and imported this file
-        counting = pool.apply_async(_readings_around, (0.5,))
-        _work(0.6)
-        first, second, cores = counting.get(30)
-    others = others_share([first, second], cores, first.time_s, second.time_s)
+    counting = subprocess.Popen(
+        [sys.executable, "-c", READINGS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert counting.stdin is not None
+    assert counting.stdout is not None
+    assert counting.stdout.readline() == "ready\n"
+    counting.stdin.write("\n")
+    counting.stdin.flush()
+    _work(0.6)
+    said = json.loads(counting.communicate(timeout=60)[0])
+    first, second = (Reading(**reading) for reading in said["readings"])
+    others = others_share([first, second], said["cores"], first.time_s, second.time_s)
     assert others is not None
     assert second.tree_cpu_s - first.tree_cpu_s < 0.2
-    assert others * cores > 0.2
-
-
-def _readings_around(seconds: float) -> tuple[Reading, Reading, int]:
-    reader = HostReader()
-    first = reader.read()
-    time.sleep(seconds)
-    return first, reader.read(), reader.cores
+    assert others * said["cores"] > 0.2
 
 
 def _work(seconds: float) -> float:

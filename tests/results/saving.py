@@ -2,8 +2,9 @@
 
 `python saving.py save STORE NAME COUNT` opens the store and saves COUNT records, printing the id
 of each once `save` has returned. `python saving.py kill STORE KILLS SECONDS` forks such processes,
-one after the other, and ends each with SIGKILL at a random moment of its first SECONDS; a `*` in
-STORE becomes the number of the process.
+one after the other, and ends each with SIGKILL: every other at a random moment of its first
+SECONDS, the rest at a random moment of the SECONDS after their first record, however slow the
+machine; a `*` in STORE becomes the number of the process.
 """
 
 import os
@@ -95,14 +96,20 @@ def save(location: str, name: str, count: int) -> None:
 def kill(location: str, kills: int, longest_s: float) -> None:
     chance = random.Random(1)
     for number in range(kills):
+        hear, say = os.pipe()
         child = os.fork()
         if child == 0:
+            os.dup2(say, sys.stdout.fileno())
             save(location.replace("*", str(number)), f"m{number}", 1_000_000)
             os._exit(0)
+        os.close(say)
+        said = os.read(hear, 1) if number % 2 else b""
         time.sleep(chance.uniform(0.0, longest_s))
         os.kill(child, signal.SIGKILL)
         if os.waitpid(child, 0)[1] != signal.SIGKILL:
             sys.exit(f"saver {number} ended before it was killed")
+        with open(hear, "rb") as rest:
+            os.write(sys.stdout.fileno(), said + rest.read())
 
 
 if __name__ == "__main__":

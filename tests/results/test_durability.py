@@ -13,16 +13,16 @@ def start(saving, *arguments):
 
 
 def test_twenty_kills_lose_nothing_that_was_reported(saving, path):
-    savers = start(saving, "kill", path, 20, 0.4)
+    savers = start(saving, "kill", path, 20, 0.2)
     reported = savers.communicate()[0].split()
     assert savers.returncode == 0
     with Store.open(str(path)) as store:
         store.check()
         kept = {record.run_id for record in store.records()}
-        assert len(reported) > 20
+        assert len(reported) >= 10, "every other saver is killed after its first record"
         assert set(reported) <= kept
         assert len(kept) - len(reported) <= 20  # stored, but killed before it could say so
-        for run_id in reported[::20]:
+        for run_id in reported[::5]:
             assert len(store.series(run_id)[0].values) == 700
 
 
