@@ -20,9 +20,14 @@ PARAMETERS = {
     "little-cnn-unpadded": 1_250_858,
     "cifarnet": 89_578,
     "alexnet": 61_100_840,
+    "overfeat": 145_920_872,
     "vgg11": 132_863_336,
     "vgg16": 138_357_544,
     "vgg19": 143_667_240,
+    "googlenet": 6_624_904,
+    "googlenet-paper": 13_378_280,
+    "inception-bn": 11_285_224,
+    "inception-v3": 27_161_264,
     "resnet-18": 11_689_512,
     "resnet-34": 21_797_672,
     "resnet-50": 25_557_032,
@@ -30,10 +35,17 @@ PARAMETERS = {
     "resnet-152": 60_192_808,
 }
 """As published, or worked out by hand from the layers."""
+WITHOUT_AUXILIARY = {"googlenet-paper": 6_998_552, "inception-v3": 23_834_568}
+"""Of what an evaluation uses, where that is less."""
 
 
 def test_parameters_are_the_published_ones():
     assert {name: build(name).parameter_count for name in NETWORKS} == PARAMETERS
+
+
+def test_auxiliary_heads_are_not_counted_for_an_evaluation():
+    found = {name: build(name).evaluation_parameter_count for name in NETWORKS}
+    assert found == PARAMETERS | WITHOUT_AUXILIARY
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -98,6 +110,8 @@ def test_drawn_arrays_have_the_shapes_of_the_graph(name):
         ("ResNet_50", "resnet-50"),
         ("VGG-16", "vgg16"),
         ("LittleCNN", "little-cnn"),
+        ("Inception_v3", "inception-v3"),
+        ("GoogLeNet", "googlenet"),
     ],
 )
 def test_spelling_does_not_matter(given, expected):

@@ -94,6 +94,25 @@ class Network:
         """Name of the value the last head outside training-only ones judges."""
         return [h.value for h in self.heads if not h.train_only][-1]
 
+    def needed(self, *values: str) -> tuple[Node, ...]:
+        """The nodes that `values` depend on, in the order they run.
+
+        Those of `output` are what an evaluation computes: auxiliary heads are not among them.
+        """
+        wanted = set(values)
+        nodes = []
+        for node in reversed(self.nodes):
+            if node.name in wanted:
+                wanted.update(node.inputs)
+                nodes.append(node)
+        return tuple(reversed(nodes))
+
+    @property
+    def evaluation_parameter_count(self) -> int:
+        """Values an evaluation uses: `parameter_count` less what only auxiliary heads own."""
+        used = {p for node in self.needed(self.output) for p in node.parameters.values()}
+        return sum(math.prod(self.parameters[name].shape) for name in used)
+
     @cached_property
     def shapes(self) -> Mapping[str, Shape]:
         """Shape of one sample of every input, target and node's result, by name."""
