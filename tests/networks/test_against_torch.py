@@ -132,7 +132,7 @@ def test_kept_bytes_agree_with_what_autograd_saves(name):
     assert totals(network, BATCH).forward.saved_bytes == pytest.approx(found, rel=0.001)
 
 
-@pytest.mark.parametrize("name", ["little-cnn", "cifarnet", "resnet-18"])
+@pytest.mark.parametrize("name", ["little-cnn", "cifarnet", "googlenet", "resnet-18"])
 def test_kept_bytes_agree_with_what_autograd_saves_in_mixed_precision(name):
     network = build(name, image_size=32)
     with torch.autocast("cpu", torch.bfloat16):

@@ -31,6 +31,12 @@ def test_a_summary_is_plain_and_has_the_promised_keys():
     assert "He et al." in found["source"]
 
 
+def test_a_summary_tells_what_an_evaluation_uses():
+    assert summary("resnet-18")["evaluation_parameters"] == 11_689_512
+    found = summary("inception-v3")
+    assert (found["parameters"], found["evaluation_parameters"]) == (27_161_264, 23_834_568)
+
+
 def test_a_summary_at_another_size():
     found = summary("vgg16", image_size=32, classes=10)
     assert found["input_shape"] == [3, 32, 32]
