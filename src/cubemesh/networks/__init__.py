@@ -143,7 +143,7 @@ NETWORKS: dict[str, NetworkEntry] = {
         smallest_image_size=75,
         classes=1000,
         source=_INCEPTION_V3,
-        differs="as its authors released it: another stem, 5×5 kept at 35 × 35",
+        differs="as its authors released it: another stem, 5×5 for 3×3 at 35 × 35",
     ),
     **{
         name: NetworkEntry(

@@ -10,7 +10,7 @@
     mean of each channel, dropout, fully connected
 
 This is the network the authors released with TensorFlow, and torchvision after them. The paper's
-table 1 has another stem, and three 3×3 where the blocks at 35 × 35 have a 5×5. Behind 6e hangs an
+table 1 has another stem, and a 3×3 where the blocks at 35 × 35 have a 5×5. Behind 6e hangs an
 auxiliary classifier, for training only, its loss counting 0.4 as in that release.
 
 Names are those of torchvision (`Mixed_5b.branch5x5_1.conv`). Weights start as He et al. (2015) draw
