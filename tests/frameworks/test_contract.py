@@ -39,6 +39,7 @@ def every_layer():
     x = net.input("image", (3, 12, 12))
     x = net.relu(net.batch_norm(net.conv(x, 4, kernel=3, padding=1)))
     x = net.add(net.conv(x, 4, kernel=1), x)
+    x = net.concat(x, net.relu(net.conv(x, 2, kernel=1)))
     x = net.lrn(net.max_pool(x, 2), LocalResponseNorm(size=3))
     x = net.lrn(net.average_pool(x, 2), LocalResponseNorm(size=3, region="within"))
     x = net.dropout(net.flatten(net.global_average_pool(x)), 0.5)

@@ -98,3 +98,19 @@ def test_a_segment_ends_even_when_its_writing_fails():
         net.relu("nothing")
     net.classify(net.linear(x, 8))
     assert [s.name for s in net.build().segments] == [""]
+
+
+def test_what_a_value_needs_leaves_the_rest_out():
+    net = NetworkBuilder("net")
+    x = net.relu(net.input("image", (3, 4, 4)), name="trunk")
+    side = net.flatten(net.relu(x, name="side"), name="side_flat")
+    main = net.flatten(net.concat(x, x, name="both"), name="main")
+    net.classify(side, weight=0.3, train_only=True)
+    net.classify(main)
+    network = net.build()
+    assert network.shape("both") == (6, 4, 4)
+    assert [n.name for n in network.needed(network.output)] == ["trunk", "both", "main"]
+    assert network.needed("side", "main") == tuple(
+        n for n in network.nodes if n.name != "side_flat"
+    )
+    assert network.needed("image") == ()

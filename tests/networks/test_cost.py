@@ -130,6 +130,11 @@ def test_add_hands_its_gradient_on():
     assert cost == LayerCost(forward=Cost(other_flops=X, read_bytes=4 * 2 * X, written_bytes=4 * X))
 
 
+def test_concat_is_a_copy_and_hands_slices_of_its_gradient_on():
+    cost = of_last(lambda net, x: net.concat(net.relu(x), net.batch_norm(x)))
+    assert cost == LayerCost(forward=Cost(read_bytes=4 * 2 * X, written_bytes=4 * 2 * X))
+
+
 def test_gradients_of_a_value_with_two_readers_are_added_up():
     net = NetworkBuilder("net")
     x = net.conv(net.input("image", (4, 6, 6)), 4, kernel=1)

@@ -31,6 +31,12 @@ def test_a_summary_is_plain_and_has_the_promised_keys():
     assert "He et al." in found["source"]
 
 
+def test_a_summary_tells_what_an_evaluation_uses():
+    assert summary("resnet-18")["evaluation_parameters"] == 11_689_512
+    found = summary("inception-v3")
+    assert (found["parameters"], found["evaluation_parameters"]) == (27_161_264, 23_834_568)
+
+
 def test_a_summary_at_another_size():
     found = summary("vgg16", image_size=32, classes=10)
     assert found["input_shape"] == [3, 32, 32]
@@ -42,11 +48,12 @@ def test_a_summary_at_another_size():
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_rows_add_up_to_the_summary(name):
-    rows, whole = layer_rows(build(name)), summary(name)
+    network, whole = build(name), summary(name)
+    rows = layer_rows(network)
     assert len(rows) == whole["layers"]
     assert sum(r.parameters for r in rows) == whole["parameters"]
     assert sum(r.forward_flops for r in rows) == whole["forward_flops"]
-    loss_flops = 5 * whole["classes"]
+    loss_flops = 5 * whole["classes"] * len(network.heads)
     assert sum(r.forward_other_flops for r in rows) + loss_flops == whole["forward_other_flops"]
 
 

@@ -9,6 +9,7 @@ from cubemesh.networks.layers import (
     Add,
     AveragePool,
     BatchNorm,
+    Concat,
     Convolution,
     Dropout,
     Flatten,
@@ -35,6 +36,8 @@ WINDOW = {"kernel": (3, 3), "stride": (2, 2)}
         (LocalResponseNorm(), [IMAGE], IMAGE),
         (ReLU(), [IMAGE], IMAGE),
         (Add(), [IMAGE, IMAGE], IMAGE),
+        (Concat(), [IMAGE, (2, 9, 7), (1, 9, 7)], (9, 9, 7)),
+        (Concat(), [(6,), (7,)], (13,)),
         (Dropout(rate=0.1), [IMAGE], IMAGE),
         (Flatten(), [IMAGE], (378,)),
         (MaxPool(**WINDOW), [IMAGE], (6, 4, 3)),
@@ -68,7 +71,15 @@ def test_parameters_and_state():
         "running_mean": ((6,), "zeros"),
         "running_variance": ((6,), "ones"),
     }
-    for layer in (ReLU(), Add(), Dropout(), Flatten(), LocalResponseNorm(), MaxPool(**WINDOW)):
+    for layer in (
+        ReLU(),
+        Add(),
+        Concat(),
+        Dropout(),
+        Flatten(),
+        LocalResponseNorm(),
+        MaxPool(**WINDOW),
+    ):
         assert layer.parameters(IMAGE) == layer.state(IMAGE) == {}
 
 
@@ -81,6 +92,8 @@ def test_parameters_and_state():
         (Convolution(filters=4, kernel=(1, 1)), [(12,)], "needs .channels, height, width."),
         (GlobalAveragePool(), [(12,)], "GlobalAveragePool needs"),
         (Add(), [(6,), (7,)], "values of one shape"),
+        (Concat(), [IMAGE, (6, 9, 8)], "alike but for their channels"),
+        (Concat(), [IMAGE, (6,)], "alike but for their channels"),
     ],
 )
 def test_what_does_not_fit_is_refused(layer, inputs, message):

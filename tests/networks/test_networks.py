@@ -11,7 +11,7 @@ import pytest
 
 from cubemesh.errors import UsageError
 from cubemesh.networks import NETWORKS, build, canonical_name, entry
-from cubemesh.networks.describe import summary
+from cubemesh.networks.describe import layer_rows, summary
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "networks.md"
 
@@ -20,9 +20,14 @@ PARAMETERS = {
     "little-cnn-unpadded": 1_250_858,
     "cifarnet": 89_578,
     "alexnet": 61_100_840,
+    "overfeat": 145_920_872,
     "vgg11": 132_863_336,
     "vgg16": 138_357_544,
     "vgg19": 143_667_240,
+    "googlenet": 6_624_904,
+    "googlenet-paper": 13_378_280,
+    "inception-bn": 11_285_224,
+    "inception-v3": 27_161_264,
     "resnet-18": 11_689_512,
     "resnet-34": 21_797_672,
     "resnet-50": 25_557_032,
@@ -30,10 +35,17 @@ PARAMETERS = {
     "resnet-152": 60_192_808,
 }
 """As published, or worked out by hand from the layers."""
+WITHOUT_AUXILIARY = {"googlenet-paper": 6_998_552, "inception-v3": 23_834_568}
+"""Of what an evaluation uses, where that is less."""
 
 
 def test_parameters_are_the_published_ones():
     assert {name: build(name).parameter_count for name in NETWORKS} == PARAMETERS
+
+
+def test_auxiliary_heads_are_not_counted_for_an_evaluation():
+    found = {name: build(name).evaluation_parameter_count for name in NETWORKS}
+    assert found == PARAMETERS | WITHOUT_AUXILIARY
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -81,6 +93,19 @@ def test_the_smallest_image_is_the_smallest_that_works(name):
         build(name, image_size=line.smallest_image_size - 1)
 
 
+@pytest.mark.parametrize(
+    ("name", "from_size"),
+    [("resnet-18", 33), ("googlenet", 47), ("inception-bn", 39), ("inception-v3", 347)],
+)
+def test_one_sample_is_enough_once_every_normalisation_sees_several_positions(name, from_size):
+    assert build(name, image_size=from_size).smallest_batch == 1
+    assert build(name, image_size=from_size - 1).smallest_batch == 2
+
+
+def test_where_nothing_is_normalised_one_sample_is_enough():
+    assert build("googlenet-paper", image_size=47).smallest_batch == 1
+
+
 @pytest.mark.parametrize("name", [n for n in NETWORKS if PARAMETERS[n] < 30_000_000])
 def test_drawn_arrays_have_the_shapes_of_the_graph(name):
     network = build(name)
@@ -98,6 +123,8 @@ def test_drawn_arrays_have_the_shapes_of_the_graph(name):
         ("ResNet_50", "resnet-50"),
         ("VGG-16", "vgg16"),
         ("LittleCNN", "little-cnn"),
+        ("Inception_v3", "inception-v3"),
+        ("GoogLeNet", "googlenet"),
     ],
 )
 def test_spelling_does_not_matter(given, expected):
@@ -121,6 +148,23 @@ def test_what_cannot_be_built_is_refused():
 def test_listing_networks_loads_no_numpy():
     code = "import sys, cubemesh.networks.describe; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_document_derives_inception_bn_block_by_block():
+    network, text = build("inception-bn"), DOCUMENT.read_text(encoding="utf-8")
+    rows = layer_rows(network)
+    before = 192
+    for segment in network.segments[1:-1]:
+        own = [r for r in rows if r.segment == segment.name]
+        after = own[-1].output_shape[0]
+        block = segment.name.removeprefix("inception")
+        (line,) = re.findall(rf"^\| {block} \| {before:,} → {after:,} \|.*$", text, re.MULTILINE)
+        assert line.endswith(f" | {sum(r.parameters for r in own):,} |")
+        weights = [r.parameters for r in own if r.layer == "convolution"]
+        *cells, normalisation = re.findall(r"[\d,]+", line.split("→")[1])[1:-1]
+        assert cells == [f"{w:,}" for w in weights]
+        assert normalisation == f"{sum(r.parameters for r in own) - sum(weights):,}"
+        before = after
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -117,3 +117,16 @@ def test_what_cannot_be_done_is_unsupported_with_a_reason(tmp_path, change, word
     found = outcome(run(tmp_path, dataclasses.replace(spec, **change)))
     assert found.status is Status.UNSUPPORTED
     assert words in found.message
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_batch_of_one_is_refused_where_a_single_position_is_normalised(tmp_path, batch):
+    found = outcome(
+        events_of(tmp_path, Forward(network="resnet-18", image_size=32, batch_per_device=batch))
+    )
+    if batch == 2:
+        assert found.status is Status.OK
+    else:
+        assert found.status is Status.UNSUPPORTED
+        assert "batch_per_device=1 is too small for resnet-18 on images of 32" in found.message
+        assert found.message.endswith("Set batch_per_device=2 or more.")

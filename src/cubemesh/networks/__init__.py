@@ -13,7 +13,11 @@ from cubemesh.errors import UsageError, unknown_name
 from cubemesh.networks.graph import Network
 from cubemesh.networks.zoo.alexnet import alexnet
 from cubemesh.networks.zoo.cifarnet import cifarnet
+from cubemesh.networks.zoo.googlenet import googlenet, googlenet_paper
+from cubemesh.networks.zoo.inception_bn import inception_bn
+from cubemesh.networks.zoo.inception_v3 import inception_v3
 from cubemesh.networks.zoo.littlecnn import little_cnn, little_cnn_unpadded
+from cubemesh.networks.zoo.overfeat import overfeat
 from cubemesh.networks.zoo.resnet import (
     resnet_18,
     resnet_34,
@@ -45,7 +49,11 @@ class NetworkEntry:
 _DOCUMENT_001 = "document 001 (2018)"
 _CIFAR10_FULL = "Caffe's cifar10_full, after Krizhevsky's cuda-convnet (2011)"
 _ALEXNET = "Krizhevsky, One weird trick for parallelizing convolutional neural networks (2014)"
+_OVERFEAT = "Sermanet et al., OverFeat (2013), fast model"
 _VGG = "Simonyan and Zisserman, Very deep convolutional networks (2014)"
+_GOOGLENET = "Szegedy et al., Going deeper with convolutions (2014)"
+_INCEPTION_BN = "Ioffe and Szegedy, Batch normalization (2015)"
+_INCEPTION_V3 = "Szegedy et al., Rethinking the Inception architecture (2015)"
 _RESNET = "He et al., Deep residual learning for image recognition (2015)"
 _V1_5 = "v1.5: a bottleneck halves the image in its 3×3 convolution, not in the first 1×1"
 
@@ -82,6 +90,14 @@ NETWORKS: dict[str, NetworkEntry] = {
         source=_ALEXNET,
         differs="no response normalisation; weights start as He et al. draw them",
     ),
+    "overfeat": NetworkEntry(
+        make=overfeat,
+        image_size=231,
+        smallest_image_size=71,
+        classes=1000,
+        source=_OVERFEAT,
+        differs="weights start as He et al. draw them",
+    ),
     **{
         name: NetworkEntry(
             make=make,
@@ -97,6 +113,38 @@ NETWORKS: dict[str, NetworkEntry] = {
             ("vgg19", vgg19, "E"),
         )
     },
+    "googlenet": NetworkEntry(
+        make=googlenet,
+        image_size=224,
+        smallest_image_size=31,
+        classes=1000,
+        source=_GOOGLENET,
+        differs="torchvision's form: batch normalisation, no auxiliary classifiers, 3×3 for 5×5",
+    ),
+    "googlenet-paper": NetworkEntry(
+        make=googlenet_paper,
+        image_size=224,
+        smallest_image_size=47,
+        classes=1000,
+        source=_GOOGLENET,
+        differs="weights start as He et al. draw them",
+    ),
+    "inception-bn": NetworkEntry(
+        make=inception_bn,
+        image_size=224,
+        smallest_image_size=11,
+        classes=1000,
+        source=_INCEPTION_BN,
+        differs="the first convolution is a plain one, not a separable one",
+    ),
+    "inception-v3": NetworkEntry(
+        make=inception_v3,
+        image_size=299,
+        smallest_image_size=75,
+        classes=1000,
+        source=_INCEPTION_V3,
+        differs="as its authors released it: another stem, 5×5 for 3×3 at 35 × 35",
+    ),
     **{
         name: NetworkEntry(
             make=make,

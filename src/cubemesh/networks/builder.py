@@ -19,6 +19,7 @@ from cubemesh.networks.layers import (
     Add,
     AveragePool,
     BatchNorm,
+    Concat,
     Convolution,
     Dropout,
     Flatten,
@@ -41,6 +42,7 @@ _SHORT = {
     LocalResponseNorm: "lrn",
     ReLU: "relu",
     Add: "add",
+    Concat: "concat",
     Dropout: "dropout",
     Flatten: "flatten",
     MaxPool: "pool",
@@ -181,6 +183,10 @@ class NetworkBuilder:
     def add(self, x: str, y: str, *, name: str | None = None) -> str:
         """The sum of two values."""
         return self.add_layer(Add(), x, y, name=name)
+
+    def concat(self, *values: str, name: str | None = None) -> str:
+        """Values one behind the other, channel after channel."""
+        return self.add_layer(Concat(), *values, name=name)
 
     def dropout(self, x: str, rate: float, *, name: str | None = None) -> str:
         """Dropout, active in training only."""

@@ -18,6 +18,7 @@ from cubemesh.networks.layers import (
     Add,
     AveragePool,
     BatchNorm,
+    Concat,
     Convolution,
     Dropout,
     Flatten,
@@ -167,6 +168,11 @@ def _add(layer: Add, s: Sizes) -> LayerCost:
     return LayerCost(forward=s.cost(other=(s.inputs - 1) * s.y, read=s.x, written=s.y))
 
 
+def _concat(layer: Concat, s: Sizes) -> LayerCost:
+    """A copy forward; backward each input is handed its slice of the gradient as it is."""
+    return LayerCost(forward=s.cost(read=s.x, written=s.y))
+
+
 def _dropout(layer: Dropout, s: Sizes) -> LayerCost:
     """2 a value each way: times the mask, times 1 / (1 − rate)."""
     mask = s.y * MASK_BYTES
@@ -223,6 +229,7 @@ COUNTS: dict[type[Layer], Callable[[Any, Sizes], LayerCost]] = {
     LocalResponseNorm: _local_response_norm,
     ReLU: _relu,
     Add: _add,
+    Concat: _concat,
     Dropout: _dropout,
     Flatten: _flatten,
     MaxPool: _max_pool,

@@ -50,6 +50,7 @@ def summary(name: str, image_size: int | None = None, classes: int | None = None
     return {
         "name": name,
         "parameters": network.parameter_count,
+        "evaluation_parameters": network.evaluation_parameter_count,
         "forward_flops": cost.forward.matrix_flops,
         "forward_other_flops": cost.forward.other_flops,
         "backward_flops": cost.backward.matrix_flops,

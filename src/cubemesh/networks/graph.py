@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from cubemesh.networks.layers import Layer, ParameterSpec, Shape
+from cubemesh.networks.layers import BatchNorm, Layer, ParameterSpec, Shape
 
 if TYPE_CHECKING:
     import numpy as np
@@ -93,6 +93,35 @@ class Network:
     def output(self) -> str:
         """Name of the value the last head outside training-only ones judges."""
         return [h.value for h in self.heads if not h.train_only][-1]
+
+    def needed(self, *values: str) -> tuple[Node, ...]:
+        """The nodes that `values` depend on, in the order they run.
+
+        Those of `output` are what an evaluation computes: auxiliary heads are not among them.
+        """
+        wanted = set(values)
+        nodes = []
+        for node in reversed(self.nodes):
+            if node.name in wanted:
+                wanted.update(node.inputs)
+                nodes.append(node)
+        return tuple(reversed(nodes))
+
+    @property
+    def evaluation_parameter_count(self) -> int:
+        """Values an evaluation uses: `parameter_count` less what only auxiliary heads own."""
+        used = {p for node in self.needed(self.output) for p in node.parameters.values()}
+        return sum(math.prod(self.parameters[name].shape) for name in used)
+
+    @property
+    def smallest_batch(self) -> int:
+        """Samples a training step needs at least: two where batch normalisation sees a single
+        position of each, for one value has no variance."""
+        single = any(
+            isinstance(node.layer, BatchNorm) and math.prod(node.shape[1:]) == 1
+            for node in self.nodes
+        )
+        return 2 if single else 1
 
     @cached_property
     def shapes(self) -> Mapping[str, Shape]:

@@ -214,6 +214,21 @@ class Add(Layer):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Concat(Layer):
+    """Values one behind the other along the first axis: where branches of a block meet."""
+
+    category: ClassVar[str] = "copy"
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(channels of all inputs together, height, width), or (features of all together,)."""
+        if len({shape[1:] for shape in inputs}) != 1:
+            raise UsageError(
+                f"Concat needs values alike but for their channels, was given {inputs}."
+            )
+        return (sum(shape[0] for shape in inputs), *inputs[0][1:])
+
+
+@dataclass(frozen=True, kw_only=True)
 class Dropout(Layer):
     """In training, zeroes a share `rate` of the values and scales the rest by 1 / (1 − rate)."""
 
@@ -275,6 +290,7 @@ LAYERS: dict[str, type[Layer]] = {
     "local-response-norm": LocalResponseNorm,
     "relu": ReLU,
     "add": Add,
+    "concat": Concat,
     "dropout": Dropout,
     "flatten": Flatten,
     "max-pool": MaxPool,

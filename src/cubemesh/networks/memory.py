@@ -27,7 +27,7 @@ from cubemesh.errors import UsageError
 from cubemesh.model.forecast import MemoryForecast
 from cubemesh.model.spec import Optimizer, Precision
 from cubemesh.networks.graph import Network, Node
-from cubemesh.networks.layers import Add, Convolution, Linear
+from cubemesh.networks.layers import Add, Concat, Convolution, Linear
 from cubemesh.networks.saved import (
     ELEMENT_BYTES,
     FED_BYTES,
@@ -124,7 +124,8 @@ class _Walk:
     """A step as a sequence of allocations, by what they are for.
 
     Weights, optimizer state and the fed batch are not in it. The gradient of a value is an array as
-    the value is: `Add` hands its own to both inputs, a view to its one.
+    the value is: `Add` hands its own to both inputs, `Concat` a slice of its own to each, a view to
+    its one.
     """
 
     def __init__(self, flow: Flow, batch: int, width: int, training: bool) -> None:
@@ -209,7 +210,7 @@ class _Walk:
 
     def _gradients_of_inputs(self, node: Node, own: str) -> list[tuple[str, str]]:
         """(value, array its gradient from `node` lies in), for each input that needs one."""
-        handed_on = isinstance(node.layer, Add) or node.layer.category == "view"
+        handed_on = isinstance(node.layer, (Add, Concat)) or node.layer.category == "view"
         arrived = []
         for value in node.inputs:
             if value in self.flow.needs_gradient:

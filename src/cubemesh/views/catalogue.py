@@ -71,8 +71,14 @@ def network(name: str) -> Shown:
             for row in rows
         ),
     )
+    used = summary["evaluation_parameters"]
+    auxiliary = (
+        f", {format_count(used)} of them without the heads that only training has"
+        if used < summary["parameters"]
+        else ""
+    )
     note = (
-        f"{format_count(summary['parameters'])} parameters; "
+        f"{format_count(summary['parameters'])} parameters{auxiliary}; "
         f"{format_quantity(summary['forward_flops'], 'FLOP')} forward and "
         f"{format_quantity(summary['backward_flops'], 'FLOP')} backward a sample in convolutions "
         f"and matrix products. {summary['source']}. {summary['differs']}"

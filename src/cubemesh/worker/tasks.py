@@ -23,7 +23,14 @@ from cubemesh import networks
 from cubemesh.data import Source, open_source
 from cubemesh.data.base import Split
 from cubemesh.data.feed import Feed, placed_batches
-from cubemesh.frameworks.base import BuildRequest, CeilingProgram, Diverged, Framework, Program
+from cubemesh.frameworks.base import (
+    BuildRequest,
+    CeilingProgram,
+    Diverged,
+    Framework,
+    Program,
+    Unsupported,
+)
 from cubemesh.measure.figures import figures
 from cubemesh.measure.telemetry import Telemetry
 from cubemesh.measure.timer import Measured, measure
@@ -138,7 +145,14 @@ def _timed(
 
 
 def _network(work: NetworkWork) -> Network:
-    return networks.build(work.network, work.image_size, work.classes)
+    network = networks.build(work.network, work.image_size, work.classes)
+    if work.batch_per_device < network.smallest_batch:
+        raise Unsupported(
+            f"batch_per_device={work.batch_per_device} is too small for {network.name} on images "
+            f"of {network.inputs[0].shape[-1]} pixels: a batch normalisation there sees a single "
+            f"position of each sample. Set batch_per_device={network.smallest_batch} or more."
+        )
+    return network
 
 
 @contextmanager

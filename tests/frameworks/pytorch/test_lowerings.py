@@ -62,6 +62,7 @@ CASES = {
     "within-even": (WITHIN_EVEN, lambda x, p: within(x, WITHIN_EVEN)),
     "relu": (L.ReLU(), lambda x, p: x * (x > 0)),
     "add": (L.Add(), lambda x, p: 2 * x),
+    "concat": (L.Concat(), lambda x, p: x.repeat(1, 2, 1, 1)),
     "flatten": (L.Flatten(), lambda x, p: x.reshape(len(x), -1)),
     "max-pool": (MAX, lambda x, p: F.max_pool2d(x, 3, 2, 1, 1, True)),
     "average-pool": (MEAN, lambda x, p: F.avg_pool2d(x, (3, 2), 2, (1, 0), True, True)),
@@ -81,7 +82,7 @@ def test_a_layer_computes_what_it_says(case, layout):
     layer, formula = CASES[case]
     net = NetworkBuilder("one")
     image = net.input("image", (4, 7, 8))
-    y = net.add_layer(layer, *([image] * (2 if case == "add" else 1)), name="layer")
+    y = net.add_layer(layer, *([image] * (2 if case in ("add", "concat") else 1)), name="layer")
     net.classify(y)
     network = net.build()
     built = build_modules(network, dtype=torch.float64, memory_format=layout)
@@ -143,6 +144,8 @@ def test_in_place_only_where_nobody_needs_the_input():
     pool = net.relu(net.max_pool(again, 2), name="after-pool")
     flat = net.flatten(pool)
     relu = net.relu(flat, name="after-view")
+    both = net.concat(net.linear(relu, 5), net.linear(relu, 5))
+    relu = net.relu(both, name="after-concat")
     shared = net.linear(relu, 10)
     net.relu(shared, name="after-shared")
     net.relu(shared, name="after-shared-too")
@@ -151,4 +154,4 @@ def test_in_place_only_where_nobody_needs_the_input():
     net.classify(scores)
     network = net.build()
     named = {n for n in may_overwrite(network) if n == "sum" or n.startswith(("after", "reads"))}
-    assert named == {"after-convolution", "sum", "after-sum"}
+    assert named == {"after-convolution", "sum", "after-sum", "after-concat"}

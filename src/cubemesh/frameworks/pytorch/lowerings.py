@@ -21,6 +21,7 @@ from cubemesh.networks.layers import (
     Add,
     AveragePool,
     BatchNorm,
+    Concat,
     Convolution,
     Dropout,
     Flatten,
@@ -51,6 +52,14 @@ class Sum(nn.Module):
     def extra_repr(self) -> str:
         """What `print` shows between the brackets."""
         return "inplace=True" if self.in_place else ""
+
+
+class Concatenation(nn.Module):
+    """Values one behind the other along their second axis, the one after the batch."""
+
+    def forward(self, *values: Tensor) -> Tensor:
+        """Values (batch, channels, …), alike but for their channels → all their channels."""
+        return torch.cat(values, dim=1)
 
 
 class ChannelMeans(nn.Module):
@@ -122,6 +131,7 @@ LOWERINGS: dict[type[Layer], Lowering] = {
     LocalResponseNorm: _response_norm,
     ReLU: lambda layer, shape, in_place: nn.ReLU(inplace=in_place),
     Add: lambda layer, shape, in_place: Sum(in_place),
+    Concat: lambda layer, shape, _: Concatenation(),
     Dropout: lambda layer, shape, _: nn.Dropout(layer.rate),
     Flatten: lambda layer, shape, _: nn.Flatten(),
     MaxPool: _max_pool,
@@ -132,7 +142,7 @@ LOWERINGS: dict[type[Layer], Lowering] = {
 ATTRIBUTES = {"running_variance": "running_var"}
 """Role in the layer → name of PyTorch's attribute, where they differ."""
 
-_RESULT_UNREAD = (Add, BatchNorm, Convolution, Linear)
+_RESULT_UNREAD = (Add, BatchNorm, Concat, Convolution, Linear)
 """Layers whose backward pass reads their inputs at most, never their result."""
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import keyword
 import linecache
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,7 @@ class NetworkModule(nn.Module):
     ) -> None:
         super().__init__()
         self._title = "".join(word.capitalize() for word in network.name.split("-"))
-        nodes = _needed(network, heads)
+        nodes = network.needed(*(head.value for head in heads))
         for node in nodes:
             _hang(self, node.name, layers[node.name])
         self.code = _write_forward(network, nodes, heads)
@@ -144,18 +144,7 @@ def _hang(root: nn.Module, name: str, layer: nn.Module) -> None:
     root.add_module(last, layer)
 
 
-def _needed(network: Network, heads: tuple[Head, ...]) -> list[Node]:
-    """The nodes that `heads` depend on, in the order they run."""
-    wanted = {head.value for head in heads}
-    nodes = []
-    for node in reversed(network.nodes):
-        if node.name in wanted:
-            wanted.update(node.inputs)
-            nodes.append(node)
-    return nodes[::-1]
-
-
-def _write_forward(network: Network, nodes: list[Node], heads: tuple[Head, ...]) -> str:
+def _write_forward(network: Network, nodes: Sequence[Node], heads: tuple[Head, ...]) -> str:
     """A function from the network's input to the heads' values, in Python; it calls a node's
     layer as `run_` and the node's identifier."""
     names = _identifiers(network)

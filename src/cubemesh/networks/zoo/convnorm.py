@@ -1,0 +1,37 @@
+"""What GoogLeNet and the Inceptions are made of: convolution, batch normalisation, ReLU.
+
+The three nodes are called `<name>.conv`, `<name>.bn` and `<name>.relu`, the first two as in
+torchvision. The convolution has no bias, for the normalisation would take it away again.
+"""
+
+from __future__ import annotations
+
+from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.networks.layers import Pair
+
+EPSILON = 1e-3
+"""Added to the variance; torchvision's and TensorFlow's value for these networks."""
+
+
+def conv_norm_relu(
+    net: NetworkBuilder,
+    x: str,
+    name: str,
+    filters: int,
+    *,
+    kernel: int | Pair,
+    stride: int = 1,
+    padding: int | Pair = 0,
+) -> str:
+    """Name of the rectified value."""
+    x = net.conv(
+        x,
+        filters,
+        kernel=kernel,
+        stride=stride,
+        padding=padding,
+        bias=False,
+        name=f"{name}.conv",
+    )
+    x = net.batch_norm(x, epsilon=EPSILON, name=f"{name}.bn")
+    return net.relu(x, name=f"{name}.relu")
