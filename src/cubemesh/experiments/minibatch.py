@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from cubemesh.experiments.base import Context, Experiment, Plan, Scale
+from cubemesh.experiments.beside import nearest_table, published_line
 from cubemesh.experiments.groups import Group, group_by
 from cubemesh.model import (
     Answer,
@@ -103,7 +104,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         question=EXPERIMENT.question,
         title=f"{settings.network} against minibatch",
         findings=tuple(_findings(settings.network, groups, rate)),
-        tables=(_table(groups, settings.network, rate),),
+        tables=(_table(groups, settings.network, rate), *_beside(settings.network, groups)),
         charts=tuple(_charts(settings.network, groups)),
         warnings=(
             *_reduced(settings, groups),
@@ -233,6 +234,15 @@ def _row(group: Group[int], network: str, rate: float | None) -> tuple[Cell, ...
     return tuple(cells)
 
 
+def _beside(network: str, groups: list[Group[int]]) -> tuple[Table, ...]:
+    """What was published nearest to the minibatch that trained fastest."""
+    done = [(f.value, g) for g in groups if (f := g.throughput) is not None]
+    if not done:
+        return ()
+    best = max(done, key=lambda p: p[0])[1]
+    return nearest_table(network, best.ok[0], best.key)
+
+
 def _charts(network: str, groups: list[Group[int]]) -> Iterator[Chart]:
     minibatch = Axis(name="minibatch", scale="log2")
     points = tuple(g.point(g.key, g.throughput) for g in groups)
@@ -244,7 +254,10 @@ def _charts(network: str, groups: list[Group[int]]) -> Iterator[Chart]:
         kind="line",
         x=minibatch,
         y=Axis(name="throughput", unit="samples/s", from_zero=True),
-        lines=(Line(name=network, points=points),),
+        lines=(
+            Line(name=network, points=points),
+            *published_line(network, groups[0].records[0].spec.program.precision, points),
+        ),
     )
 
 
