@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cubemesh.experiments.base import Context, Experiment, Plan, Scale
+from cubemesh.experiments.conditions import titled
 from cubemesh.experiments.groups import Group, group_by
 from cubemesh.model import (
     Answer,
@@ -80,7 +81,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
-        title=f"{settings.network} on {settings.data}: accuracy against minibatch",
+        title=titled(f"{settings.network} on {settings.data}: accuracy against minibatch", records),
         findings=tuple(_findings(settings, groups)),
         tables=(_table(groups),),
         charts=tuple(_charts(settings, groups)),

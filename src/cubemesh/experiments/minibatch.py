@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from cubemesh.experiments.base import Context, Experiment, Plan, Scale
 from cubemesh.experiments.beside import nearest_table, published_line
+from cubemesh.experiments.conditions import titled
 from cubemesh.experiments.groups import Group, group_by
 from cubemesh.model import (
     Answer,
@@ -102,7 +103,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
-        title=f"{settings.network} against minibatch",
+        title=titled(f"{settings.network} against minibatch", steps),
         findings=tuple(_findings(settings.network, groups, rate)),
         tables=(_table(groups, settings.network, rate), *_beside(settings.network, groups)),
         charts=tuple(_charts(settings.network, groups)),

@@ -1,8 +1,9 @@
 """Which axes, scales and rows of data does a chart need?
 
 A `Frame` is what all layers of one chart share. Value axes start at zero unless every value of a
-line chart lies in the upper half of the range and the axis does not insist on its zero. The ticks of a logarithmic x axis are the values
-that were run. Bars lie on their side where their names are long.
+line chart lies in the upper half of the range and the axis does not insist on its zero. The ticks
+of a logarithmic x axis are the values that were run. Bars lie on their side where their names are
+long.
 """
 
 from __future__ import annotations

@@ -115,15 +115,16 @@ def lead(answers: Sequence[Answer]) -> str:
 
 
 def cards(answers: Sequence[Answer]) -> tuple[Card, ...]:
-    """A card for every finding that asks a question. The one the headline already says in full
-    tells what was compared instead."""
+    """A card for every question that findings ask, from the first answer that has it: the other
+    answers have their own sections. The one the headline already says in full tells what was
+    compared instead."""
     top = headline(answers, ())
-    made = []
+    made: dict[str, Card] = {}
     for answer in answers:
         for finding in answer.findings:
-            if finding.question is not None:
-                made.append(_card(answer, finding, finding.question, top))
-    return tuple(made)
+            if finding.question is not None and finding.question not in made:
+                made[finding.question] = _card(answer, finding, finding.question, top)
+    return tuple(made.values())
 
 
 def _card(answer: Answer, finding: Finding, question: str, top: str) -> Card:

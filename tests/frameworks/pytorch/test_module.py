@@ -161,15 +161,6 @@ def test_state_dict_has_the_graph_s_names():
     assert own == wanted
 
 
-def test_a_profiler_sees_the_layers_names():
-    built = build_modules(networks.build("little-cnn", 8, 10))
-    with torch.profiler.profile(with_modules=True, with_stack=True) as profile:
-        built.training(torch.rand(1, 3, 8, 8))
-    assert any(event.name == "aten::conv2d" for event in profile.events())
-    names = {name for name, module in built.training.named_modules() if name}
-    assert names == {node.name for node in built.network.nodes}
-
-
 def test_a_shared_parameter_stays_shared():
     built = build_modules(tied(), dtype=torch.float64)
     assert built.training.get_submodule("first").weight is built.parameters["first.weight"]

@@ -55,7 +55,7 @@ class PyTorchProgram:
             memory_format=self._memory_format,
         )
         self.module = self._built.training
-        """The network as a module; `print` shows its layers and its forward pass."""
+        """The network as a module: `print` shows its layers, `module.code` is its forward pass."""
         self._weights = tuple(h.weight for h in request.network.heads)
         narrow = NARROW_TYPES.get(settings.precision)
         self._autocast = torch.autocast(self._kind, narrow) if narrow else nullcontext()
@@ -92,7 +92,7 @@ class PyTorchProgram:
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             scaler.step(optimizer)
             scaler.update()
-        self._loss = loss
+        self._loss = loss  # backward has freed what its graph kept, so it holds one number
 
     def forward(self, placed: Placed) -> None:
         """Queue the forward pass and the loss."""
