@@ -57,7 +57,8 @@ def published_line(network: str, precision: str, points: tuple[Point, ...]) -> t
     top = max(y for _, y in measured)
     if not found or max(f.value for f in found) > HIGHEST * top:
         return ()
-    name = f"{found[0].device}, {_short(found[0].framework)} (published)"
+    first = found[0]
+    name = f"{first.device}, {_short(first.framework)}, {first.precision} (published)"
     drawn = tuple(Point(x=f.batch_per_device or 0, y=f.value) for f in found)
     return (Line(name=name, points=drawn, role="published"),)
 

@@ -106,3 +106,18 @@ def test_the_published_sweep_of_resnet_50():
     found = sweep(figures(), network="resnet-50", precision="fp32", batches=(8, 64))
     assert {f.device for f in found} == {"V100"}
     assert [f.batch_per_device for f in found] == [8, 16, 32, 64]
+
+
+def test_numbers_in_a_note_do_not_break_a_sweep_and_words_do():
+    rows = [
+        *(figure(batch_per_device=b, note=f"memory {b} MiB") for b in (8, 16, 32)),
+        figure(batch_per_device=32, note="memory 9 MiB", value=2.0),
+        figure(batch_per_device=64, note="real images"),
+    ]
+    found = sweep(rows, network="resnet-50", precision="fp32", batches=(8, 64))
+    assert [(f.batch_per_device, f.value) for f in found] == [(8, 1.0), (16, 1.0), (32, 2.0)]
+
+
+def test_half_precision_is_held_against_half_precision():
+    found = sweep(figures(), network="resnet-50", precision="bf16", batches=(8, 512))
+    assert {(f.device, f.precision) for f in found} == {("H100 80GB", "AMP fp16")}

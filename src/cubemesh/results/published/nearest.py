@@ -62,7 +62,8 @@ def sweep(
     devices: int = 1,
 ) -> Series:
     """The published throughputs of one system at several minibatches, by minibatch, within the
-    smallest and the largest of `batches`; empty where no source went through three or more.
+    smallest and the largest of `batches`; empty where no source went through three or more. Of
+    several values at one minibatch the highest stands.
 
     Of several series the one with the nearest precision is taken, then the one with most points,
     then the faster one.
@@ -73,8 +74,12 @@ def sweep(
         if f.canonical != network or f.metric != "throughput" or f.devices != devices or not batch:
             continue
         if batches[0] <= batch <= batches[1]:
-            key = (f.source, f.system, f.device, f.framework, f.precision, f.note)
-            series.setdefault(key, {})[batch] = f
+            # Numbers in a note (memory used, loader workers) change along a sweep; words do not.
+            conditions = re.sub(r"[\d.]+", "", f.note)
+            key = (f.source, f.system, f.device, f.framework, f.network, f.precision, conditions)
+            at = series.setdefault(key, {})
+            if batch not in at or f.value > at[batch].value:
+                at[batch] = f
     several = [tuple(s[b] for b in sorted(s)) for s in series.values() if len(s) >= 3]
     return min(
         several,
