@@ -1,8 +1,12 @@
-import pytest
-
-from cubemesh.experiments.beside import nearest_table, published_line
+from cubemesh.experiments.beside import (
+    nearest_table,
+    published_line,
+    published_note,
+    published_sweep,
+)
+from cubemesh.experiments.groups import Group
 from cubemesh.experiments.minibatch import EXPERIMENT, Settings
-from cubemesh.model import Point, RunSpec, TrainSteps
+from cubemesh.model import RunSpec, Status, TrainSteps
 
 
 def spec(batch, network="resnet-50"):
@@ -30,14 +34,15 @@ def test_a_network_nobody_published_has_no_such_table(record_of):
     made = answer(record_of, 300.0, "little-cnn")
     assert len(made.tables) == 1
     assert [line.role for line in made.charts[0].lines] == ["measured"]
-    assert nearest_table("little-cnn", record_of(spec(8)), 8) == ()
 
 
 def test_a_published_sweep_is_a_grey_line_within_the_measured_minibatches(record_of):
     measured, published = answer(record_of, 300.0).charts[0].lines
     assert (measured.role, published.role) == ("measured", "published")
     assert [p.x for p in published.points] == [8, 16, 32, 64]
-    assert "V100" in published.name
+    assert published.name == "V100, fp32 (published)"
+    notes = answer(record_of, 300.0).notes
+    assert any("MXNet docs/faq/perf.md" in note and "MXNet 1.2.0" in note for note in notes)
 
 
 def test_a_published_line_never_hides_the_measured_one(record_of):
@@ -49,6 +54,9 @@ def test_findings_are_the_same_whatever_was_published(record_of):
     assert "V100" not in texts
 
 
-@pytest.mark.parametrize("points", [(), (Point(x=8, reason="out of memory"),)])
-def test_nothing_measured_has_nothing_beside_it(points):
-    assert published_line("resnet-50", "fp32", points) == ()
+def test_nothing_measured_has_nothing_beside_it(record_of):
+    failed = record_of(spec(8), status=Status.OOM, message="needs more")
+    for groups in ([], [Group(8, (failed,))]):
+        found = published_sweep("resnet-50", groups)
+        assert (found, published_line(found), published_note(found)) == ((), (), ())
+        assert nearest_table("resnet-50", groups) == ()

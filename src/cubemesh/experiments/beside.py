@@ -7,25 +7,34 @@ measured line could no longer be read.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from cubemesh.experiments.groups import Group
 from cubemesh.model import Cell, Column, Line, Point, PublishedFigure, RunRecord, Table
-from cubemesh.results.published import figures, nearest, sweep
+from cubemesh.results.published import Series, figures, nearest, sweep
 
 ROWS = 5
 HIGHEST = 3.0
 """A published line is left out where it would rise above the measured one this many times."""
 
 
-def nearest_table(network: str, record: RunRecord, batch_per_device: int) -> tuple[Table, ...]:
-    """The published rows nearest to `record` at this minibatch; none where nothing is published.
+def nearest_table(network: str, groups: Sequence[Group[int]]) -> tuple[Table, ...]:
+    """The published rows nearest to the fastest of `groups` (keyed by minibatch); none where
+    nothing was measured or nothing is published.
 
     The source of a row stands last, so that its name may run on.
     """
+    done = [(f.value, g) for g in groups if (f := g.throughput) is not None]
+    if not done:
+        return ()
+    best = max(done, key=lambda p: p[0])[1]
+    record = best.ok[0]
     found = nearest(
         figures(),
         network=network,
         devices=_devices(record),
         precision=record.spec.program.precision,
-        batch_per_device=batch_per_device,
+        batch_per_device=best.key,
         limit=ROWS,
     )
     if not found:
@@ -44,23 +53,39 @@ def nearest_table(network: str, record: RunRecord, batch_per_device: int) -> tup
     return (Table(title=title, columns=columns, rows=tuple(map(_row, found))),)
 
 
-def published_line(network: str, precision: str, points: tuple[Point, ...]) -> tuple[Line, ...]:
-    """One published system's throughputs at the minibatches of `points`; none where no source has
-    three of them, or where they would hide what was measured."""
-    measured = [(float(p.x), p.y) for p in points if p.y is not None]
+def published_sweep(network: str, groups: Sequence[Group[int]]) -> Series:
+    """One published system's throughputs within the minibatches that `groups` measured; none where
+    no source has three of them, or where they would hide what was measured."""
+    measured = [(g.key, f.value) for g in groups if (f := g.throughput) is not None]
     if not measured:
         return ()
-    batches = [int(x) for x, _ in measured]
+    batches = [batch for batch, _ in measured]
+    precision = groups[0].records[0].spec.program.precision
     found = sweep(
         figures(), network=network, precision=precision, batches=(min(batches), max(batches))
     )
     top = max(y for _, y in measured)
-    if not found or max(f.value for f in found) > HIGHEST * top:
+    return found if not found or max(f.value for f in found) <= HIGHEST * top else ()
+
+
+def published_line(found: Series) -> tuple[Line, ...]:
+    """A published sweep as the line of a chart; none for none."""
+    if not found:
         return ()
-    first = found[0]
-    name = f"{first.device}, {_short(first.framework)}, {first.precision} (published)"
-    drawn = tuple(Point(x=f.batch_per_device or 0, y=f.value) for f in found)
-    return (Line(name=name, points=drawn, role="published"),)
+    name = f"{found[0].device}, {found[0].precision} (published)"
+    points = tuple(Point(x=f.batch_per_device or 0, y=f.value) for f in found)
+    return (Line(name=name, points=points, role="published"),)
+
+
+def published_note(found: Series) -> tuple[str, ...]:
+    """Where the published line comes from."""
+    if not found:
+        return ()
+    f = found[0]
+    return (
+        f"The published line: {f.network} on {f.device} with {f.framework}, {f.precision} "
+        f"({f.source}).",
+    )
 
 
 def _devices(record: RunRecord) -> int:

@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from cubemesh.experiments.base import Context, Experiment, Plan, Scale
-from cubemesh.experiments.beside import nearest_table, published_line
+from cubemesh.experiments.beside import (
+    nearest_table,
+    published_line,
+    published_note,
+    published_sweep,
+)
 from cubemesh.experiments.conditions import titled
 from cubemesh.experiments.groups import Group, group_by
 from cubemesh.model import (
@@ -105,7 +110,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         question=EXPERIMENT.question,
         title=titled(f"{settings.network} against minibatch", steps),
         findings=tuple(_findings(settings.network, groups, rate)),
-        tables=(_table(groups, settings.network, rate), *_beside(settings.network, groups)),
+        tables=(_table(groups, settings.network, rate), *nearest_table(settings.network, groups)),
         charts=tuple(_charts(settings.network, groups)),
         warnings=(
             *_reduced(settings, groups),
@@ -113,7 +118,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
             *(w for r in records for w in r.warnings),
         ),
         run_ids=tuple(r.run_id for r in records),
-        notes=_notes(rate),
+        notes=(*_notes(rate), *published_note(published_sweep(settings.network, groups))),
     )
 
 
@@ -235,15 +240,6 @@ def _row(group: Group[int], network: str, rate: float | None) -> tuple[Cell, ...
     return tuple(cells)
 
 
-def _beside(network: str, groups: list[Group[int]]) -> tuple[Table, ...]:
-    """What was published nearest to the minibatch that trained fastest."""
-    done = [(f.value, g) for g in groups if (f := g.throughput) is not None]
-    if not done:
-        return ()
-    best = max(done, key=lambda p: p[0])[1]
-    return nearest_table(network, best.ok[0], best.key)
-
-
 def _charts(network: str, groups: list[Group[int]]) -> Iterator[Chart]:
     minibatch = Axis(name="minibatch", scale="log2")
     points = tuple(g.point(g.key, g.throughput) for g in groups)
@@ -257,7 +253,7 @@ def _charts(network: str, groups: list[Group[int]]) -> Iterator[Chart]:
         y=Axis(name="throughput", unit="samples/s", from_zero=True),
         lines=(
             Line(name=network, points=points),
-            *published_line(network, groups[0].records[0].spec.program.precision, points),
+            *published_line(published_sweep(network, groups)),
         ),
     )
 

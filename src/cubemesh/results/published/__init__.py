@@ -6,6 +6,6 @@ to a measurement. docs/published.md lists the sources.
 """
 
 from cubemesh.results.published.load import claims, figures
-from cubemesh.results.published.nearest import nearest, same_device, sweep
+from cubemesh.results.published.nearest import Series, nearest, same_device, sweep
 
-__all__ = ["claims", "figures", "nearest", "same_device", "sweep"]
+__all__ = ["Series", "claims", "figures", "nearest", "same_device", "sweep"]

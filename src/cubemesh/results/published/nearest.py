@@ -19,6 +19,7 @@ _MAKERS = {"NVIDIA", "TESLA", "GEFORCE", "GTX", "RTX", "QUADRO", "INTEL", "AMD"}
 _FORMS = re.compile(r"SXM\d?|PCIE|GEN\d|DGX|CTS|NVL|\d|\d+GB|\d+W")
 
 Series = tuple[PublishedFigure, ...]
+"""One system at several minibatches."""
 
 
 def nearest(
