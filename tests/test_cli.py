@@ -225,3 +225,23 @@ def test_what_is_not_offered_is_an_outcome_with_its_reason(tmp_path: Path):
     said = document(result, code=1)
     assert {r["outcome"] for r in said["records"]} == {"unsupported"}
     assert "devices=1" in said["records"][-1]["outcome_detail"]["message"]
+
+
+def test_a_document_is_replayed_and_its_claims_are_marked_again_by_the_report(tmp_path: Path):
+    store, page = str(tmp_path / "results.sqlite"), tmp_path / "page.html"
+    sets = ("batches=16,64", "epochs=1", "ceiling=false", "framework=null")
+    script = "script=step=0.002,per_sample=0.0001,jitter=0.02"
+    options = [word for text in (*sets, script) for word in ("--set", text)]
+    asked = document(cubemesh("run", "doc-001", "--quick", "--json", "--store", store, *options))
+    *_, claims = asked["answers"]
+    assert claims["experiment"] == "doc-001"
+    assert "24 claims of document 001" in claims["findings"][0]["text"]
+    verdicts = {row[0]["text"]: row[1]["text"] for row in claims["tables"][0]["rows"]}
+    assert len(verdicts) == 24
+    assert verdicts["001-3"] == "does not hold"
+    assert verdicts["001-15"] == "cannot be tested here"
+    for names in ((), ("doc-001",)):
+        document(cubemesh("report", *names, "--json", "--store", store, "-o", str(page)))
+        assert claims["findings"][1]["text"] in page.read_text()
+    document(cubemesh("report", "minibatch", "--json", "--store", store, "-o", str(page)))
+    assert "24 claims of document 001" not in page.read_text()

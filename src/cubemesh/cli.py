@@ -106,7 +106,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Ask one or more questions: measure what is missing, keep it, and print the answer."""
-    from cubemesh.experiments.session import run_names
+    from cubemesh.experiments.session import replays, run_names
     from cubemesh.views import plain, terminal
     from cubemesh.views.progress import TerminalProgress
 
@@ -121,10 +121,11 @@ def run(
             observer=TerminalProgress(terminal.stderr_console()),
             fresh=fresh,
         )
+        answers = [*(a.answer for a in answered), *replays(answered, opened)]
     _show(
-        plain.run_json(answered),
+        plain.run_json(answered, answers),
         as_json,
-        lambda console: terminal.print_answers(console, [a.answer for a in answered]),
+        lambda console: terminal.print_answers(console, answers),
     )
     raise typer.Exit(_run_exit_code(answered))
 
@@ -165,7 +166,9 @@ def results(
 def report(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Only these experiments; default: all there are."),
+        typer.Argument(
+            metavar="[NAME]...", help="Only these experiments or documents; default: all there are."
+        ),
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path(
         "cubemesh-report.html"

@@ -73,6 +73,12 @@ def test_a_value_that_is_no_number_is_missing_and_says_so():
     json.dumps(vega_lite(drawn), allow_nan=False)
 
 
+def test_ticks_are_the_measured_places_not_the_published_ones():
+    published = Line(name="there", points=(Point(x=3, y=1.0),), role="published")
+    x = vega_lite(chart(line(1, 2, 3), published))["layer"][0]["encoding"]["x"]
+    assert x["axis"]["values"] == [1, 2, 4]
+
+
 def test_a_place_below_zero_on_a_logarithmic_axis_is_told_not_drawn():
     drawn = chart(Line(name="l", points=(Point(x=0, y=1.0), Point(x=4, y=2.0))))
     assert missing_points(drawn) == (("l", "0", "0 has no place on a logarithmic axis"),)

@@ -14,6 +14,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from cubemesh.experiments.base import Context, Experiment, Plan, Scale
+from cubemesh.experiments.beside import (
+    nearest_table,
+    published_line,
+    published_note,
+    published_sweep,
+)
 from cubemesh.experiments.conditions import titled
 from cubemesh.experiments.groups import Group, group_by
 from cubemesh.model import (
@@ -104,7 +110,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         question=EXPERIMENT.question,
         title=titled(f"{settings.network} against minibatch", steps),
         findings=tuple(_findings(settings.network, groups, rate)),
-        tables=(_table(groups, settings.network, rate),),
+        tables=(_table(groups, settings.network, rate), *nearest_table(settings.network, groups)),
         charts=tuple(_charts(settings.network, groups)),
         warnings=(
             *_reduced(settings, groups),
@@ -112,7 +118,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
             *(w for r in records for w in r.warnings),
         ),
         run_ids=tuple(r.run_id for r in records),
-        notes=_notes(rate),
+        notes=(*_notes(rate), *published_note(published_sweep(settings.network, groups))),
     )
 
 
@@ -245,7 +251,10 @@ def _charts(network: str, groups: list[Group[int]]) -> Iterator[Chart]:
         kind="line",
         x=minibatch,
         y=Axis(name="throughput", unit="samples/s", from_zero=True),
-        lines=(Line(name=network, points=points),),
+        lines=(
+            Line(name=network, points=points),
+            *published_line(published_sweep(network, groups)),
+        ),
     )
 
 

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from cubemesh.errors import UsageError
 from cubemesh.experiments import EXPERIMENTS, SUITES, Context, Experiment, Scale, entry
 from cubemesh.experiments.ask import Answered, ask
+from cubemesh.experiments.replay import documents, replay
 from cubemesh.experiments.settings import Request, request, split, takes
 from cubemesh.machines import probe
+from cubemesh.model import Answer
 from cubemesh.results import Store
 from cubemesh.runs import Executor, Observer
 
@@ -44,6 +46,17 @@ def run_names(
             )
             for experiment, wanted, own_scale, suite in asked
         ]
+
+
+def replays(answered: Sequence[Answered], store: Store) -> list[Answer]:
+    """For each suite among `answered` that replays a document: its claims and their verdicts."""
+    found = []
+    for suite in documents():
+        own = [a for a in answered if a.question.suite == suite]
+        if own:
+            records = [r for a in own for r in a.records]
+            found.append(replay(suite, records, store.machine(own[0].question.machine_id)))
+    return found
 
 
 def resolve(names: Sequence[str], settings: Sequence[str], scale: Scale | None) -> list[Asked]:

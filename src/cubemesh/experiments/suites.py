@@ -25,6 +25,8 @@ class Suite:
     asks: tuple[Ask, ...]
     scale: Scale = Scale.DEFAULT
     """Used unless the command says --quick or --full."""
+    document: str = ""
+    """The document it replays: its claims are marked after the answers. Empty for none."""
 
 
 SUITES: dict[str, Suite] = {
@@ -33,6 +35,25 @@ SUITES: dict[str, Suite] = {
         scale=Scale.QUICK,
         asks=(
             Ask(experiment="minibatch", settings={"data": "digits"}),
+            Ask(experiment="batch-accuracy"),
+        ),
+    ),
+    "doc-000": Suite(
+        summary="document 000, as far as this version goes: its minibatch study, and its claims",
+        document="000",
+        asks=(
+            Ask(
+                experiment="minibatch",
+                settings={"network": "alexnet", "batches": "4,8,16,32,64"},
+            ),
+            Ask(experiment="minibatch", settings={"network": "vgg16"}),
+        ),
+    ),
+    "doc-001": Suite(
+        summary="document 001, as far as this version goes: figure 1, and its claims",
+        document="001",
+        asks=(
+            Ask(experiment="minibatch"),
             Ask(experiment="batch-accuracy"),
         ),
     ),

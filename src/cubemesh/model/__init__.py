@@ -20,6 +20,7 @@ from cubemesh.model.machine import (
     Unknown,
 )
 from cubemesh.model.outcome import Outcome, Status
+from cubemesh.model.published import Claim, PublishedFigure, State, Verdict
 from cubemesh.model.question import Question, new_question_id
 from cubemesh.model.record import (
     Curve,
@@ -56,6 +57,7 @@ __all__ = [
     "Ceiling",
     "Cell",
     "Chart",
+    "Claim",
     "Column",
     "Cost",
     "Cpu",
@@ -78,6 +80,7 @@ __all__ = [
     "Placement",
     "Point",
     "ProgramSettings",
+    "PublishedFigure",
     "Question",
     "Rank",
     "RunKey",
@@ -85,11 +88,13 @@ __all__ = [
     "RunSpec",
     "Series",
     "Software",
+    "State",
     "Status",
     "Table",
     "Train",
     "TrainSteps",
     "Unknown",
+    "Verdict",
     "Warning",
     "Window",
     "Work",

@@ -137,7 +137,9 @@ class Frame:
         if not values:
             scale = alt.Scale(domain=[0, 1])
         elif base:
-            axis |= {"values": sorted(values), "labelOverlap": "greedy"}
+            own = [p for ln in self.chart.lines if ln.role == "measured" for p in ln.points]
+            ran = {float(p.x) for p in own if _has_place(self.chart, p)}
+            axis |= {"values": sorted(ran or values), "labelOverlap": "greedy"}
             scale = alt.Scale(type="log", base=base, nice=False, padding=16)
         if all(value.is_integer() for value in values):
             axis["tickMinStep"] = 1

@@ -129,13 +129,13 @@ class Answered(Protocol):
         """The runs it was found in."""
 
 
-def run_json(answered: Sequence[Answered]) -> dict[str, Any]:
+def run_json(answered: Sequence[Answered], answers: Sequence[Answer]) -> dict[str, Any]:
     """The document of `cubemesh run`: every record once, every answer, and the first by itself."""
     records = {record.run_id: record for one in answered for record in one.records}
-    answers = [answer_json(one.answer) for one in answered]
+    shown = [answer_json(answer) for answer in answers]
     return envelope(
         "run",
         records=[record_json(record) for record in records.values()],
-        answer=answers[0] if answers else None,
-        answers=answers,
+        answer=shown[0] if shown else None,
+        answers=shown,
     )

@@ -18,7 +18,8 @@ from cubemesh import __version__
 from cubemesh.errors import CubemeshError, UsageError
 from cubemesh.experiments import EXPERIMENTS, entry
 from cubemesh.experiments.ask import answer_again
-from cubemesh.model import Question
+from cubemesh.experiments.replay import documents, replay, replayed
+from cubemesh.model import Answer, Machine, Question
 from cubemesh.model.plain import canonical_json
 from cubemesh.results import Store
 from cubemesh.views.plain import envelope
@@ -57,7 +58,8 @@ def report(store: Store, names: Sequence[str], page: Path, charts: Path | None) 
     from cubemesh.views.report import Report, write_report
 
     for name in names:
-        entry(name)
+        if name not in documents():
+            entry(name)
     questions = latest(store.questions(), names)
     if not questions:
         asked = " or ".join(names) or "any experiment"
@@ -72,7 +74,7 @@ def report(store: Store, names: Sequence[str], page: Path, charts: Path | None) 
     records = {r.run_id: r for a in answered for r in a.records}
     made = Report(
         machine=machine,
-        answers=[a.answer for a in answered],
+        answers=[*(a.answer for a in answered), *_replays(store, machine, names)],
         records=records,
         series={run_id: store.series(run_id) for run_id in records},
         made_utc=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -86,10 +88,27 @@ def report(store: Store, names: Sequence[str], page: Path, charts: Path | None) 
     return Written(page=page, charts=tuple(drawn), questions=tuple(questions))
 
 
+def _replays(store: Store, machine: Machine, names: Sequence[str]) -> list[Answer]:
+    """The claims of every document that was replayed on this machine, or of those in `names`."""
+    found = []
+    for suite in [d for d in documents() if not names or d in names]:
+        own = replayed(suite, store.questions(), machine.machine_id)
+        if own:
+            records = [r for q in own for r in store.records(q.run_ids)]
+            found.append(replay(suite, records, machine))
+    return found
+
+
 def latest(questions: Sequence[Question], names: Sequence[str]) -> list[Question]:
     """Of the machine measured on last, the latest question of each experiment and settings that
-    has records, in the order of the table of experiments."""
-    asked = [q for q in questions if q.run_ids and q.experiment in (names or EXPERIMENTS)]
+    has records, in the order of the table of experiments. A name may be a suite's, too."""
+    asked = [
+        q
+        for q in questions
+        if q.run_ids
+        and q.experiment in EXPERIMENTS
+        and (not names or q.experiment in names or q.suite in names)
+    ]
     if not asked:
         return []
     machine_id = max(asked, key=lambda q: q.asked_utc).machine_id

@@ -1,0 +1,280 @@
+"""Does a document's claim hold here? Each claim that records can settle has one check.
+
+Ratios, directions and bends are tested on any machine; absolute figures on the document's device
+only, elsewhere what was measured stands beside them; accuracies on the document's data and epochs
+only. Everything else cannot be tested here, and the reason says what it would take. `verdicts.py`
+has the rule by which a figure holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+from cubemesh.experiments.groups import Group, group_by
+from cubemesh.experiments.verdicts import bounds, close, every, sided, untested
+from cubemesh.model import (
+    Claim,
+    Figure,
+    Machine,
+    NetworkWork,
+    RunRecord,
+    Train,
+    TrainSteps,
+    Verdict,
+)
+from cubemesh.results.published import same_device
+
+SEVERAL_DEVICES = frozenset(
+    {
+        *("weak-scaling", "strong-scaling", "strategies", "lr-scaling", "interconnect"),
+        *("collectives", "cluster", "topology", "sequential-equivalence"),
+    }
+)
+"""Experiments of the documents that need more than one device."""
+UNTESTED_KINDS = {
+    "method": "it says how something was done, not what came of it",
+    "wish": "it is a wish for further work",
+    "specification": "it is a specification, not a measurement",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What claims are held against: the records of one replay, and where they were made."""
+
+    records: tuple[RunRecord, ...]
+    machine: Machine | None = None
+
+    def steps(self, network: str) -> dict[int, Group[int]]:
+        """The minibatches at which training steps of `network` were timed."""
+        found = (
+            r
+            for r in self.records
+            if isinstance(r.spec.work, TrainSteps) and r.spec.work.network == network
+        )
+        groups = group_by(found, lambda r: r.spec.batch_per_device or 0)
+        return {g.key: g for g in sorted(groups, key=lambda g: g.key) if g.throughput is not None}
+
+    def trainings(self, network: str, batch: int) -> list[RunRecord]:
+        """The trainings over epochs at this minibatch that came to their end."""
+        return [
+            r
+            for r in self.records
+            if isinstance(r.spec.work, Train)
+            and (r.spec.work.network, r.spec.work.batch_per_device) == (network, batch)
+            and "accuracy" in r.figures
+        ]
+
+    def networks(self) -> list[str]:
+        """The networks of which training steps were timed."""
+        works = (r.spec.work for r in self.records)
+        names = (w.network for w in works if isinstance(w, NetworkWork))
+        return [n for n in dict.fromkeys(names) if self.steps(n)]
+
+    def ran_on(self, device: str) -> bool:
+        """Whether every run was on a GPU of this model."""
+        gpus = self.machine.gpus if self.machine else ()
+        on_gpu = all(rank.device != "cpu" for r in self.records for rank in r.ranks)
+        return bool(gpus) and on_gpu and all(same_device(device, g.name) for g in gpus)
+
+
+Check = Callable[[Claim, Evidence], Verdict]
+
+
+def judge(claim: Claim, evidence: Evidence, offered: Collection[str]) -> Verdict:
+    """What comes of a claim; `offered` are the experiments this version has."""
+    if claim.id in CHECKS:
+        return CHECKS[claim.id](claim, evidence)
+    if claim.kind in UNTESTED_KINDS:
+        return untested(claim, UNTESTED_KINDS[claim.kind])
+    if claim.experiment not in offered:
+        if claim.experiment in SEVERAL_DEVICES:
+            return untested(claim, "it needs several devices, which this version does not offer")
+        return untested(
+            claim, f"it needs the experiment {claim.experiment}, which this version does not offer"
+        )
+    return untested(claim, "this version has no check for it")
+
+
+def throughput_of(network: str, batch: int | None) -> Check:
+    """Samples per second at a minibatch (None: at the fastest one) of one very device."""
+
+    def check(claim: Claim, evidence: Evidence) -> Verdict:
+        groups = evidence.steps(network)
+        if not groups or (batch is not None and batch not in groups):
+            return untested(claim, _not_measured(network, batch or "any"))
+        key = batch or max(groups, key=lambda b: _throughput(groups[b]).value)
+        figure, device = _throughput(groups[key]), claim.system.removeprefix("1 ")
+        at = f"at minibatch {key}"
+        return replace(_absolute(claim, evidence, device, figure, at), run_id=groups[key].run_id)
+
+    return check
+
+
+def step_time_of(network: str, batch: int) -> Check:
+    """Milliseconds of a step at a minibatch, of one very device."""
+
+    def check(claim: Claim, evidence: Evidence) -> Verdict:
+        group = evidence.steps(network).get(batch)
+        if group is None:
+            return untested(claim, _not_measured(network, batch))
+        rate = _throughput(group)
+        low, high = bounds(rate)
+        ms = 1e3 * batch
+        figure = Figure(value=ms / rate.value, unit="ms", low=ms / high, high=ms / low)
+        verdict = _absolute(claim, evidence, claim.system, figure, f"at minibatch {batch}")
+        return replace(verdict, run_id=group.run_id)
+
+    return check
+
+
+def throughput_ratio(network: str, batch: int, over: int) -> Check:
+    """Throughput at one minibatch over that at another, on any machine."""
+
+    def check(claim: Claim, evidence: Evidence) -> Verdict:
+        found = _ratio(evidence, network, batch, over)
+        if isinstance(found, str):
+            return untested(claim, found)
+        what = f"{network}, throughput at minibatch {batch} over {over}"
+        return close(claim, found, what)
+
+    return check
+
+
+def dearer_than_double(network: str, batch: int) -> Check:
+    """Whether doubling a minibatch more than doubles the time of a step, on any machine."""
+
+    def check(claim: Claim, evidence: Evidence) -> Verdict:
+        found = _ratio(evidence, network, 2 * batch, batch)
+        if isinstance(found, str):
+            return untested(claim, found)
+        low, high = bounds(found)
+        time = Figure(value=2 / found.value, unit="x", low=2 / high, high=2 / low)
+        what = f"{network}, step at minibatch {2 * batch} over {batch}, against 2"
+        return sided(claim, time, 2.0, 1.0, what)
+
+    return check
+
+
+def less_time_per_sample() -> Check:
+    """Whether a sample takes less time at the largest minibatch than at the smallest, for every
+    network that was measured."""
+
+    def check(claim: Claim, evidence: Evidence) -> Verdict:
+        return every(claim, evidence.networks(), lambda network: one(claim, evidence, network))
+
+    def one(claim: Claim, evidence: Evidence, network: str) -> Verdict:
+        batches = list(evidence.steps(network))
+        if len(batches) < 2:
+            return untested(claim, f"{network} was measured at one minibatch only")
+        found = _ratio(evidence, network, batches[0], batches[-1])
+        if isinstance(found, str):
+            return untested(claim, found)
+        what = f"{network}, time per sample at minibatch {batches[-1]} over {batches[0]}"
+        return sided(claim, found, 1.0, -1.0, what)
+
+    return check
+
+
+def bend_at(batch: int, networks: tuple[str, ...] = ()) -> Check:
+    """The sign of the second difference of time per sample over doublings of the minibatch, for
+    every network measured on both sides (or of `networks` those that were)."""
+
+    def check(claim: Claim, evidence: Evidence) -> Verdict:
+        named = [n for n in evidence.networks() if not networks or n in networks]
+        around = {batch // 2, batch, 2 * batch}
+        full = [n for n in named if around <= evidence.steps(n).keys()]
+        return every(claim, full or named, lambda network: one(claim, evidence, network))
+
+    def one(claim: Claim, evidence: Evidence, network: str) -> Verdict:
+        groups, wanted = evidence.steps(network), (batch // 2, batch, 2 * batch)
+        missing = [b for b in wanted if b not in groups]
+        if missing:
+            return untested(claim, _not_measured(network, missing[0]))
+        rates = [_throughput(groups[b]) for b in wanted]
+        before, at, after = (1e3 / r.value for r in rates)
+        shortest = [1e3 / bounds(r)[1] for r in rates]
+        longest = [1e3 / bounds(r)[0] for r in rates]
+        bend = Figure(
+            value=before - 2 * at + after,
+            unit="ms a sample",
+            low=shortest[0] - 2 * longest[1] + shortest[2],
+            high=longest[0] - 2 * shortest[1] + longest[2],
+        )
+        what = f"{network}, bend of the time per sample at minibatch {batch}"
+        return sided(claim, bend, 0.0, claim.values[0], what)
+
+    return check
+
+
+def accuracy_of(network: str, batch: int, data: str, epochs: int) -> Check:
+    """Validation accuracy after a document's epochs on a document's data."""
+
+    def check(claim: Claim, evidence: Evidence) -> Verdict:
+        records = evidence.trainings(network, batch)
+        if not records:
+            return untested(claim, _not_measured(network, batch))
+        work = records[-1].spec.work
+        assert isinstance(work, Train)
+        figure = _times(records[-1].figures["accuracy"], 100.0, "%")
+        if work.data != data:
+            reason = f"{work.data} was learned, the document learned {data}"
+            return untested(claim, reason, figure)
+        if work.epochs != epochs:
+            reason = f"it was learned for {work.epochs} epochs, the document's are {epochs}"
+            return untested(claim, reason, figure)
+        return close(claim, figure, f"{network}, accuracy at minibatch {batch}")
+
+    return check
+
+
+CHECKS: dict[str, Check] = {
+    "000-1": step_time_of("vgg16", 64),
+    "000-2": step_time_of("vgg16", 128),
+    "000-3": dearer_than_double("vgg16", 64),
+    "000-4": bend_at(8),
+    "000-5": bend_at(8, ("alexnet", "overfeat")),
+    "000-6": less_time_per_sample(),
+    "001-1": throughput_of("little-cnn", 16),
+    "001-2": throughput_of("little-cnn", None),
+    "001-3": throughput_ratio("little-cnn", 64, 16),
+    "001-4": accuracy_of("little-cnn", 2048, "cifar-10", 30),
+    "001-5": accuracy_of("little-cnn", 16, "cifar-10", 30),
+}
+"""The claims that records can settle. Document 000's "VGG" is taken for VGG-16."""
+
+
+def _absolute(claim: Claim, evidence: Evidence, device: str, figure: Figure, what: str) -> Verdict:
+    if not evidence.ran_on(device):
+        reason = f"an absolute figure of another device; measured here {what}"
+        return untested(claim, reason, figure)
+    return close(claim, figure, what)
+
+
+def _ratio(evidence: Evidence, network: str, batch: int, over: int) -> Figure | str:
+    """Throughput at `batch` over that at `over`; or why there is none."""
+    groups = evidence.steps(network)
+    for wanted in (batch, over):
+        if wanted not in groups:
+            return _not_measured(network, wanted)
+    a, b = _throughput(groups[batch]), _throughput(groups[over])
+    (a_low, a_high), (b_low, b_high) = bounds(a), bounds(b)
+    return Figure(value=a.value / b.value, unit="x", low=a_low / b_high, high=a_high / b_low)
+
+
+def _throughput(group: Group[int]) -> Figure:
+    figure = group.throughput
+    assert figure is not None, "Evidence.steps leaves out groups without a figure"
+    return figure
+
+
+def _times(figure: Figure, factor: float, unit: str) -> Figure:
+    low, high = bounds(figure)
+    return replace(
+        figure, value=factor * figure.value, low=factor * low, high=factor * high, unit=unit
+    )
+
+
+def _not_measured(network: str, batch: int | str) -> str:
+    return f"{network} at minibatch {batch} was not measured"

@@ -1,0 +1,32 @@
+"""Which network of cubemesh does a published name stand for?
+
+Only spellings whose input and layers are the network's own are listed: ResNet-50 trained on images
+that grow from 160 to 192 pixels, or VGG with batch normalisation, are other workloads. "ResNet-50"
+stands for both placements of the stride (v1 and v1.5); sources before 2018 mean v1.
+"""
+
+from __future__ import annotations
+
+SPELLINGS: dict[str, tuple[str, ...]] = {
+    "alexnet": ("AlexNet", "AlexNet (OWT)"),
+    "googlenet": ("GoogLeNet", "GoogLeNet V1", "Inception-V1"),
+    "inception-v3": ("Inception V3", "Inception-v3", "InceptionV3", "inception_v3"),
+    "overfeat": ("OverFeat [fast]",),
+    "resnet-18": ("ResNet-18", "resnet18"),
+    "resnet-34": ("ResNet-34", "resnet34"),
+    "resnet-50": ("ResNet-50", "ResNet-50 v1.5", "resnet50", "resnet50-noio", "tv_resnet50"),
+    "resnet-101": ("ResNet-101", "resnet101"),
+    "resnet-152": (
+        "ResNet-152",
+        "ResNet-152 (DDP, GPU count not stated)",
+        "resnet152",
+        "resnet152-ddp-gpus",
+    ),
+    "vgg11": ("VGG-A (OxfordNet)",),
+    "vgg16": ("VGG-16", "VGG16", "vgg16"),
+    "vgg19": ("VGG-19", "vgg19"),
+    "vit-b16": ("vit_base_patch16_224",),
+}
+"""cubemesh's name → how sources spell it."""
+
+CANONICAL = {spelling: name for name, all_of in SPELLINGS.items() for spelling in all_of}

@@ -1,0 +1,191 @@
+import dataclasses
+
+import pytest
+
+from cubemesh.experiments import EXPERIMENTS, SUITES
+from cubemesh.experiments.claims import CHECKS, Evidence, judge
+from cubemesh.experiments.replay import documents, replay, replayed
+from cubemesh.model import Gpu, Question, Rank, RunSpec, State, Status, Train, TrainSteps
+from cubemesh.results.published import claims
+
+CLAIMS = {c.id: c for c in claims()}
+HOLDS, FAILS, UNTOLD = State.HOLDS, State.DOES_NOT_HOLD, State.CANNOT_BE_TESTED_HERE
+
+
+def steps(record_of, network, step_s, **more):
+    """Records of `network` whose steps at minibatch b take `step_s[b]` seconds."""
+    return tuple(
+        record_of(RunSpec(work=TrainSteps(network=network, batch_per_device=b)), step_s=t, **more)
+        for b, t in step_s.items()
+    )
+
+
+def verdict(claim_id, records, machine=None):
+    return judge(CLAIMS[claim_id], Evidence(records=records, machine=machine), EXPERIMENTS)
+
+
+def on_v100(machine, records):
+    gpu = Gpu(index=0, name="Tesla V100-SXM2-16GB", uuid="GPU-0")
+    ran = Rank(rank=0, host="h", device="cuda:0", outcome=records[0].outcome)
+    return (
+        tuple(dataclasses.replace(r, ranks=(ran,)) for r in records),
+        dataclasses.replace(machine, gpus=(gpu,)),
+    )
+
+
+@pytest.mark.parametrize(("ratio", "state"), [(2.8, HOLDS), (2.6, HOLDS), (1.2, FAILS)])
+def test_a_ratio_holds_within_a_tenth_on_any_machine(record_of, ratio, state):
+    found = verdict("001-3", steps(record_of, "little-cnn", {16: 0.016, 64: 0.064 / ratio}))
+    assert found.state is state
+    assert found.measured.value == pytest.approx(ratio)
+    assert found.measured.low < ratio < found.measured.high
+
+
+def test_a_ratio_whose_interval_reaches_the_tenth_holds(record_of):
+    records = steps(record_of, "little-cnn", {16: 0.016, 64: 0.064 / 2.4}, spread=0.1)
+    assert verdict("001-3", records).state is HOLDS
+
+
+def test_an_absolute_figure_belongs_to_its_device(record_of, machine):
+    records = steps(record_of, "little-cnn", {16: 16 / 3000})
+    elsewhere = verdict("001-1", records, machine)
+    assert elsewhere.state is UNTOLD
+    assert "another device" in elsewhere.reason
+    assert elsewhere.measured.value == pytest.approx(3000)
+    assert verdict("001-1", *on_v100(machine, records)).state is HOLDS
+    slow = steps(record_of, "little-cnn", {16: 16 / 2000})
+    assert verdict("001-1", *on_v100(machine, slow)).state is FAILS
+
+
+def test_a_machine_with_the_device_that_ran_on_its_cpu_settles_nothing(record_of, machine):
+    records, with_gpu = on_v100(machine, steps(record_of, "little-cnn", {16: 0.01}))
+    (rank,) = records[0].ranks
+    on_cpu = dataclasses.replace(records[0], ranks=(dataclasses.replace(rank, device="cpu"),))
+    assert verdict("001-1", (on_cpu,), with_gpu).state is UNTOLD
+
+
+def test_the_step_times_of_document_000_stand_beside(record_of, machine):
+    found = verdict("000-1", steps(record_of, "vgg16", {64: 0.5}), machine)
+    assert found.state is UNTOLD
+    assert found.measured.value == pytest.approx(500)
+    assert found.measured.unit == "ms"
+    assert found.measured.low < 500 < found.measured.high
+
+
+@pytest.mark.parametrize(
+    ("after", "spread", "state"),
+    [(0.89986, 0.001, HOLDS), (0.8, 0.001, FAILS), (0.845, 0.05, UNTOLD)],
+)
+def test_a_doubling_that_costs_more_than_double(record_of, after, spread, state):
+    records = steps(record_of, "vgg16", {64: 0.42028, 128: after}, spread=spread)
+    found = verdict("000-3", records)
+    assert found.state is state
+    assert found.measured.value == pytest.approx(after / 0.42028)
+
+
+def sample_times(record_of, network, times_s, **more):
+    return steps(record_of, network, {b: b * t for b, t in times_s.items()}, **more)
+
+
+def test_larger_minibatches_take_less_time_for_every_network_measured(record_of):
+    falls = sample_times(record_of, "alexnet", {8: 0.02, 64: 0.01})
+    rises = sample_times(record_of, "vgg16", {8: 0.02, 64: 0.03})
+    assert verdict("000-6", falls).state is HOLDS
+    both = verdict("000-6", falls + rises)
+    assert both.state is FAILS
+    assert both.reason.startswith("vgg16")
+    assert verdict("000-6", sample_times(record_of, "vgg16", {8: 0.02})).state is UNTOLD
+    assert verdict("000-6", ()).state is UNTOLD
+
+
+def test_the_sign_of_a_bend(record_of):
+    hollow = sample_times(record_of, "alexnet", {4: 0.04, 8: 0.02, 16: 0.01})
+    humped = sample_times(record_of, "alexnet", {4: 0.04, 8: 0.035, 16: 0.01})
+    assert (verdict("000-4", hollow).state, verdict("000-5", hollow).state) == (FAILS, HOLDS)
+    assert (verdict("000-4", humped).state, verdict("000-5", humped).state) == (HOLDS, FAILS)
+    straight = sample_times(record_of, "alexnet", {4: 0.03, 8: 0.02, 16: 0.0101})
+    assert verdict("000-4", straight).state is UNTOLD
+    assert verdict("000-4", hollow[1:]).reason == "alexnet at minibatch 4 was not measured"
+    one_sided = sample_times(record_of, "vgg16", {8: 0.02, 16: 0.01})
+    assert verdict("000-4", humped + one_sided).state is HOLDS
+    other = sample_times(record_of, "vgg16", {4: 0.04, 8: 0.02, 16: 0.01})
+    assert verdict("000-5", other).reason == "no network it speaks of was measured"
+
+
+@pytest.mark.parametrize(
+    ("data", "epochs", "accuracy", "state"),
+    [
+        ("cifar-10", 30, 0.74, HOLDS),
+        ("cifar-10", 30, 0.40, FAILS),
+        ("cifar-10", 4, 0.74, UNTOLD),
+        ("digits", 30, 0.74, UNTOLD),
+    ],
+)
+def test_an_accuracy_needs_the_documents_data_and_epochs(record_of, data, epochs, accuracy, state):
+    work = Train(network="little-cnn", batch_per_device=16, data=data, epochs=epochs)
+    found = verdict("001-5", (record_of(RunSpec(work=work), accuracy=accuracy),))
+    assert found.state is state
+    assert found.measured.value == pytest.approx(100 * accuracy)
+
+
+def test_what_failed_was_not_measured(record_of):
+    spec = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=16))
+    found = verdict("001-1", (record_of(spec, status=Status.OOM, message="needs more"),))
+    assert found.state is UNTOLD
+    assert found.reason == "little-cnn at minibatch 16 was not measured"
+
+
+def test_every_claim_gets_a_verdict_with_its_reason():
+    for claim in claims():
+        found = judge(claim, Evidence(records=()), EXPERIMENTS)
+        assert found.state is UNTOLD
+        assert found.reason
+    assert "several devices" in verdict("001-15", ()).reason
+    assert "experiment seq2seq" in judge(CLAIMS["002-5"], Evidence(records=()), ()).reason
+    assert "no check" in judge(CLAIMS["002-5"], Evidence(records=()), ("seq2seq",)).reason
+    assert verdict("000-9", ()).reason == "it is a specification, not a measurement"
+    assert set(CHECKS) <= set(CLAIMS)
+
+
+def test_the_answer_of_a_replay(record_of, machine):
+    records = steps(record_of, "little-cnn", {16: 0.016, 64: 0.064 / 1.2})
+    answer = replay("doc-001", [*records, *records], machine)
+    assert answer.experiment == "doc-001"
+    assert answer.findings[0].text == (
+        "Of the 24 claims of document 001, 0 hold here, 1 does not, and 23 cannot be tested here."
+    )
+    assert answer.findings[1].text.startswith("001-3 does not hold: the document has 2.8 x; here")
+    (table,) = answer.tables
+    assert len(table.rows) == 24
+    assert [row[0].text for row in table.rows[:5]] == [f"001-{i}" for i in range(1, 6)]
+    assert all(len(row) == len(table.columns) for row in table.rows)
+    assert answer.run_ids == tuple(r.run_id for r in records)
+
+
+def question(asked, suite="doc-001", **more):
+    return Question(
+        question_id=f"q{asked}",
+        suite=suite,
+        asked_utc=f"2026-01-{asked:02}",
+        **{"experiment": "minibatch", "machine_id": "m", "run_ids": ("r",), **more},
+    )
+
+
+def test_a_replay_stands_on_the_latest_question_of_each_experiment_and_network():
+    old, new = question(1, settings={"network": "a"}), question(3, settings={"network": "a"})
+    other = question(2, settings={"network": "b"})
+    foreign = [
+        question(4, suite=None),
+        question(5, machine_id="n"),
+        question(6, run_ids=()),
+        question(7, experiment="of-a-later-version"),
+    ]
+    found = replayed("doc-001", [new, other, *foreign, old], "m")
+    assert {q.question_id for q in found} == {"q3", "q2"}
+
+
+def test_suites_that_replay_a_document_have_claims_of_it():
+    assert documents() == ["doc-000", "doc-001"]
+    for name in documents():
+        assert any(c.document == SUITES[name].document for c in claims())
+        assert all(ask.experiment in EXPERIMENTS for ask in SUITES[name].asks)
