@@ -123,7 +123,7 @@ def test_experiments_lists_every_setting(name: str):
 
 def test_run_prints_records_and_answer(tmp_path: Path):
     said = document(cubemesh(*MINIBATCH, "--json", "--store", str(tmp_path / "s.sqlite")))
-    steps = [r for r in said["records"] if r["spec"]["batch_per_device"]]
+    steps = said["records"][:3]
     assert [r["spec"]["batch_per_device"] for r in steps] == [8, 16, 32]
     for record in steps:
         assert record["outcome"] == "ok"
@@ -178,7 +178,14 @@ def test_report_is_written_from_the_store(tmp_path: Path):
         (("run", "minibatch", "--set", "batches=-8"), 2, "batch_per_device"),
         (("run", "minibatch", "--set", "colour=red"), 2, "colour"),
         (("run", "minibtach"), 2, "Nearest: minibatch"),
-        (("run", "quick", "--set", "colour=red"), 2, "none of minibatch, batch-accuracy"),
+        (("run", "quick", "--set", "colour=red"), 2, "setting of minibatch or batch-accuracy"),
+        (("run", "quick", "--set", "netwerk=a"), 2, "Nearest: network"),
+        (("run", "quick", "--set", "batch_per_device=8"), 2, "Use --set batches="),
+        (("run", "batch-accuracy", "--set", "epochs=0"), 2, "epochs"),
+        (("run", "batch-accuracy", "--set", "learning_rate=nan"), 2, "finite"),
+        (("run", "batch-accuracy", "--set", "data_on=device"), 2, "data_on"),
+        (("run", "minibatch", *SCRIPTED[:2], "--set", "script=segfoult@5"), 2, "Nearest: segfault"),
+        (("run", "minibatch", "--set", "script=step=1"), 2, "framework=null"),
         (("run", "minibatch", "--quick", "--full"), 2, "exclude"),
         (("run", "minibatch", "--set", "network=vgg16", "--set", "image_size=4"), 2, "image"),
         (("run", "minibatch", "--set", "data=cifar-10"), 2, "data_path"),
@@ -245,3 +252,15 @@ def test_a_document_is_replayed_and_its_claims_are_marked_again_by_the_report(tm
         assert claims["findings"][1]["text"] in page.read_text()
     document(cubemesh("report", "minibatch", "--json", "--store", store, "-o", str(page)))
     assert "24 claims of document 001" not in page.read_text()
+
+
+def test_the_quick_suite_on_a_machine_faster_than_any(tmp_path: Path):
+    """The digits end before the documents' largest minibatch does."""
+    command = ("run", "quick", "--set", "framework=null", "--set", "script=step=0.0001")
+    said = document(cubemesh(*command, "--json", "--store", str(tmp_path / "s.sqlite")))
+    assert [a["experiment"] for a in said["answers"]] == ["minibatch", "batch-accuracy"]
+    batches = [r["spec"]["batch_per_device"] for r in said["records"]]
+    assert 1024 in batches
+    assert 2048 not in batches
+    reduced = [w["cause"] for w in said["answers"][0]["warnings"] if w["code"] == "reduced"]
+    assert "1,438 samples" in reduced[0]

@@ -231,3 +231,33 @@ def test_a_read_only_store_is_said_before_anything_runs(small_disk: Path):
     assert result.returncode == 1
     assert str(store) in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_sigterm_ends_the_workers_and_says_so(tmp_path: Path, own_folders: Path):
+    store = tmp_path / "s.sqlite"
+    process = subprocess.Popen(
+        command(*SLOW, "--store", str(store)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for_runs(store, 1)
+    process.terminate()
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "terminated; what was finished is kept" in err
+    assert workers_of(str(own_folders)) == []
+
+
+def test_a_limit_below_what_a_small_batch_holds_is_kept_too(tmp_path: Path):
+    """Stacks that are allowed on top of the limit are no room for arrays."""
+    result = run(
+        *("run", "minibatch", "--quick", "--set", "ceiling=false", "--set", "batches=8"),
+        *("--set", "memory_limit_bytes=20MiB", "--set", "steps=1", "--set", "seconds=0.1"),
+        *("--set", "warmup_seconds=0.1", "--json", "--store", str(tmp_path / "s.sqlite")),
+    )
+    (record,) = json.loads(result.stdout)["records"]
+    assert record["outcome"] == "oom"
+    assert record["outcome_detail"]["origin"] == "worker"
+    assert result.returncode == 1

@@ -7,6 +7,7 @@ that needs it, so that `cubemesh --help` is instant.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -145,6 +146,7 @@ def results(
     """The runs that are kept; with a run's id, everything about it."""
     from cubemesh.views import plain, terminal
 
+    filtered = bool(network or framework or outcome)
     with _open(store, reading=True) as opened:
         if run_id is not None:
             record = opened.record(run_id)
@@ -158,7 +160,7 @@ def results(
     _show(
         plain.envelope("results", records=[plain.record_json(r) for r in records]),
         as_json,
-        lambda console: terminal.print_results(console, records),
+        lambda console: terminal.print_results(console, records, filtered=filtered),
     )
 
 
@@ -190,6 +192,7 @@ def report(
 
 def main() -> NoReturn:
     """Run the command line; every deliberate error becomes a message and its exit code."""
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         code = app(standalone_mode=False)
     except CubemeshError as error:
@@ -202,6 +205,11 @@ def main() -> NoReturn:
         _end("interrupted; what was finished is kept, and the same command goes on.", code)
     sys.stdout.flush()
     sys.exit(code or 0)
+
+
+def _terminated(number: int, frame: object) -> NoReturn:
+    """SIGTERM, as Slurm and systemd send it, ends like Ctrl-C: workers first, nothing lost."""
+    _end("terminated; what was finished is kept, and the same command goes on.", 128 + number)
 
 
 def _end(message: str, code: int) -> NoReturn:

@@ -49,7 +49,7 @@ def unknown_name(
 
     `what` is the kind of thing ("network"), `hint` what to type to see them all.
     """
-    names = sorted(known)
+    names = sorted(set(known))
     near = difflib.get_close_matches(given.lower(), names, n=3, cutoff=0.6)
     plural = plural or f"{what}s"
     if near:

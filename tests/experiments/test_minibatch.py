@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
 from cubemesh.experiments import Context, Scale
 from cubemesh.experiments.minibatch import DOCUMENT_BATCHES, EXPERIMENT, Settings
-from cubemesh.model import Ceiling, RunSpec, Status, TrainSteps
+from cubemesh.model import Ceiling, RunSpec, Status, TrainSteps, warn
 
 
 def batch_of(spec: RunSpec) -> int:
@@ -144,3 +146,14 @@ def test_more_than_the_ceiling_is_a_warning_with_its_cause(record_of):
     (warning,) = [w for w in answer.warnings if w.code == "above-ceiling"]
     assert "Winograd" in warning.cause
     assert "At minibatch 64" in warning.cause
+
+
+def test_a_disturbed_run_is_marked_and_not_compared(record_of):
+    specs = [RunSpec(work=TrainSteps(network="vgg16", batch_per_device=b)) for b in (64, 128)]
+    calm, loaded = record_of(specs[0], step_s=0.42), record_of(specs[1], step_s=0.90)
+    loaded = replace(loaded, warnings=(warn("busy-host", "others", "stop them"),))
+    answer = EXPERIMENT.answer(Settings(network="vgg16", batches=(64, 128)), [calm, loaded])
+    assert not any("more than double" in f.text for f in answer.findings)
+    assert EXPERIMENT.answer(Settings(batches=(64,)), [calm]).findings[0].doubts == ()
+    alone = EXPERIMENT.answer(Settings(batches=(128,)), [loaded])
+    assert alone.findings[0].doubts == ("busy-host",)

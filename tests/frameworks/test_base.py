@@ -47,7 +47,7 @@ def test_what_is_offered_passes():
         (varied(work=Ceiling()), "work 'ceiling' here; it offers train_steps"),
         (
             varied(placement=Placement(device="cpu"), program=ProgramSettings(precision="bf16")),
-            "precision on cpu 'bf16' here; it offers fp32",
+            "on cpu the precision 'bf16' here; it offers fp32",
         ),
         (varied(program=ProgramSettings(layout="nhwc")), "layout 'nhwc'"),
         (varied(program=ProgramSettings(exchange="ring")), "exchange 'ring' here; it offers none"),

@@ -58,7 +58,7 @@ class Settings:
 
 def plan(settings: Settings, context: Context) -> Plan:
     """One training a minibatch."""
-    epochs = settings.epochs or EPOCHS[context.scale]
+    epochs = EPOCHS[context.scale] if settings.epochs is None else settings.epochs
     yield [
         RunSpec(
             work=Train(
@@ -130,7 +130,7 @@ def _comparison(settings: Settings, done: list[tuple[Group[int], Figure]]) -> It
         unit="% right",
         low=None if top.low is None else 100 * top.low,
         high=None if top.high is None else 100 * top.high,
-        remedy="" if best.key == done[-1][0].key else "Raise the learning rate with the minibatch.",
+        doubts=best.doubts,
     )
     (small, a), (large, b) = done[0], done[-1]
     if small.key == large.key:
@@ -141,12 +141,14 @@ def _comparison(settings: Settings, done: list[tuple[Group[int], Figure]]) -> It
             f"than at {small.key} ({100 * a.value:.1f} %): {_updates(large):,} updates of the "
             f"weights against {_updates(small):,}."
         )
+        remedy = "Raise the learning rate with the minibatch."
     else:
+        remedy = ""
         text = (
             f"After {epochs} epochs the minibatch makes no difference that {a.n} held-out samples "
             f"can show: {100 * a.value:.1f} % at {small.key}, {100 * b.value:.1f} % at {large.key}."
         )
-    yield Finding(text=text)
+    yield Finding(text=text, remedy=remedy)
 
 
 def _others(done: list[tuple[Group[int], Figure]], best: Group[int]) -> str:
@@ -155,7 +157,8 @@ def _others(done: list[tuple[Group[int], Figure]], best: Group[int]) -> str:
 
 
 def _updates(group: Group[int]) -> int:
-    """Of the weights: every step of training, the first one too, which is timed apart."""
+    """Every step of training, the first one too, which is timed apart. (In fp16 a step whose
+    gradients overflow updates nothing, and is counted all the same.)"""
     return sum(w.steps for w in group.ok[0].windows if w.phase != "evaluate")
 
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from cubemesh.model import Cell, Figure, Point, RunRecord, Status
 from cubemesh.statistics import median, nested_throughput_interval
 
 K = TypeVar("K", bound=Hashable)
+
+DOUBTS = ("not-steady", "drift", "busy-host")
+"""Warnings of a run whose speed may have been another's doing."""
 
 _REASONS = {
     Status.OOM: "out of memory",
@@ -44,6 +47,12 @@ class Group(Generic[K]):
     def run_id(self) -> str:
         """The run to look at for this point: the first good one, else the first."""
         return (self.ok or self.records)[0].run_id
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Codes of the warnings its runs carry that forbid to compare them closely."""
+        codes = dict.fromkeys(w.code for r in self.ok for w in r.warnings)
+        return tuple(code for code in codes if code in DOUBTS)
 
     @property
     def why(self) -> str:
@@ -88,6 +97,11 @@ class Group(Generic[K]):
         if figure is None:
             return Point(x=x, reason=self.why, run_id=self.run_id)
         return Point(x=x, y=figure.value, low=figure.low, high=figure.high, run_id=self.run_id)
+
+
+def doubts(*groups: Group[Any]) -> tuple[str, ...]:
+    """The doubts of all of them, each once."""
+    return tuple(dict.fromkeys(code for group in groups for code in group.doubts))
 
 
 def group_by(records: Iterable[RunRecord], key: Callable[[RunRecord], K]) -> list[Group[K]]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from cubemesh.data import entry
 from cubemesh.experiments.base import Context, Experiment, Plan, Scale
 from cubemesh.experiments.beside import (
     nearest_table,
@@ -21,7 +22,7 @@ from cubemesh.experiments.beside import (
     published_sweep,
 )
 from cubemesh.experiments.conditions import titled
-from cubemesh.experiments.groups import Group, group_by
+from cubemesh.experiments.groups import Group, doubts, group_by
 from cubemesh.model import (
     Answer,
     Axis,
@@ -72,16 +73,23 @@ def plan(settings: Settings, context: Context) -> Plan:
     The ceiling is asked for together with a minibatch, so that a slip in the settings is found
     before anything is measured.
     """
+    batches = default_batches(settings.data)
     ceiling = [RunSpec(work=Ceiling(), effort=context.effort)] if settings.ceiling else []
     if settings.batches:
-        batches = sorted(set(settings.batches))
-        yield [*ceiling, *(_spec(settings, batch, context.effort) for batch in batches)]
+        named = sorted(set(settings.batches))
+        yield [*ceiling, *(_spec(settings, batch, context.effort) for batch in named)]
         return
-    records = yield [*ceiling, _spec(settings, DOCUMENT_BATCHES[0], context.effort)]
-    for batch in DOCUMENT_BATCHES[1:]:
+    records = yield [*ceiling, _spec(settings, batches[0], context.effort)]
+    for batch in batches[1:]:
         if not _may_double(records[-1], RUN_BUDGET_S[context.scale]):
             return
         records = yield [_spec(settings, batch, context.effort)]
+
+
+def default_batches(data: str) -> tuple[int, ...]:
+    """The documents' minibatches, as far as one pass over the training data holds them."""
+    samples = entry(data).train_samples
+    return tuple(b for b in DOCUMENT_BATCHES if samples is None or b <= samples)
 
 
 def _may_double(record: RunRecord, budget_s: float) -> bool:
@@ -136,6 +144,7 @@ def _findings(network: str, groups: list[Group[int]], rate: float | None) -> Ite
         unit="samples/s",
         low=top.low,
         high=top.high,
+        doubts=best.doubts,
     )
     if len(done) > 1:
         yield from _growth(done, top)
@@ -160,11 +169,11 @@ def _growth(done: list[tuple[Group[int], Figure]], top: Figure) -> Iterator[Find
         remedy = "Try larger minibatches with --set batches=…."
     else:
         text, remedy = f"Throughput stops growing at minibatch {level.key}: {grown}.", ""
-    yield Finding(text=text, remedy=remedy)
+    yield Finding(text=text, remedy=remedy, doubts=doubts(*(g for g, _ in done)))
     yield Finding(
         question="What does it lose the time to?",
-        text=f"At minibatch {first.key} a sample takes {gain:.2g}× as long as at {level.key}: what "
-        "a step costs whatever its size is shared by few samples.",
+        text=f"At minibatch {first.key} a sample takes {gain:.2g}× as long as at {level.key}.",
+        doubts=doubts(first, level),
         value=gain,
         unit="× the time",
         remedy=f"Train at minibatch {level.key} where accuracy allows it.",
@@ -177,6 +186,8 @@ def _dear_doublings(groups: list[Group[int]]) -> Iterator[Finding]:
         a, b = small.throughput, large.throughput
         if a is None or b is None or large.key != 2 * small.key:
             continue
+        if small.doubts or large.doubts:
+            continue  # a machine disturbed during one of the two looks just like this
         surely = a.low is not None and b.high is not None and b.high < a.low
         if surely and b.value < LEVEL * a.value:
             yield Finding(
@@ -193,6 +204,7 @@ def _matrix_use(network: str, best: Group[int], top: Figure, rate: float) -> Fin
         f"{format_quantity(rate, 'FLOP/s')} that this device's fastest matrix product reaches.",
         value=100 * share,
         unit="%",
+        doubts=best.doubts,
     )
 
 
@@ -262,15 +274,21 @@ def _reduced(settings: Settings, groups: list[Group[int]]) -> Iterator[Warning]:
     if settings.batches or not groups or groups[-1].throughput is None:
         return
     last = groups[-1]
-    if last.key < DOCUMENT_BATCHES[-1]:
-        step_s = last.median_of("step_s") or 0.0
-        yield warn(
-            "reduced",
-            f"The minibatches end at {last.key}; the documents go on to {DOCUMENT_BATCHES[-1]}. A "
-            f"run at {2 * last.key} would take some "
-            f"{format_seconds(_run_s(2 * step_s, last.records[0].spec.effort))} here.",
-            "Use --full, or name the minibatches with --set batches=….",
-        )
+    if last.key == DOCUMENT_BATCHES[-1]:
+        return
+    ends = f"The minibatches end at {last.key}; the documents go on to {DOCUMENT_BATCHES[-1]}."
+    if last.key == default_batches(settings.data)[-1]:
+        samples = entry(settings.data).train_samples
+        why = f"{settings.data} has {samples:,} samples to train with."
+        yield warn("reduced", f"{ends} {why}", "Use data=synthetic for larger minibatches.")
+        return
+    step_s = last.median_of("step_s") or 0.0
+    run_s = format_seconds(_run_s(2 * step_s, last.records[0].spec.effort))
+    yield warn(
+        "reduced",
+        f"{ends} A run at {2 * last.key} would take some {run_s} here.",
+        "Use --full, or name the minibatches with --set batches=….",
+    )
 
 
 def _above_ceiling(network: str, groups: list[Group[int]], rate: float | None) -> Iterator[Warning]:
@@ -290,7 +308,10 @@ def _above_ceiling(network: str, groups: list[Group[int]], rate: float | None) -
 
 
 def _notes(rate: float | None) -> tuple[str, ...]:
-    notes = ["Forward, backward and update; samples over elapsed time; ± is a 95 % interval."]
+    notes = [
+        "Forward, backward and update; samples over elapsed time. ± is the 95 % interval over the "
+        "windows of one process; a fresh process can differ by more (repeats=3 shows it)."
+    ]
     if rate:
         notes.append(
             "Matrix use is the network's matrix FLOPs per second over the fastest matrix product "
@@ -307,7 +328,7 @@ EXPERIMENT = Experiment(
     name="minibatch",
     question="How do throughput, time per sample and memory change with the minibatch?",
     settings=Settings,
-    works=(TrainSteps, Ceiling),
+    works=(TrainSteps,),
     varies={"batch_per_device": "batches"},
     plan=plan,
     answer=answer,

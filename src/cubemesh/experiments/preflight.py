@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from cubemesh import data, frameworks, networks
 from cubemesh.errors import UsageError
-from cubemesh.model import NetworkWork, RunSpec
+from cubemesh.model import NetworkWork, RunSpec, Train
 from cubemesh.parallel import exchanges
 
 
@@ -19,11 +19,16 @@ def check(specs: Iterable[RunSpec]) -> None:
     cannot be read, or whose network cannot take its input."""
     seen = set()
     for spec in specs:
-        frameworks.entry(spec.program.framework)
+        _check_script(spec)
         exchanges.make(spec.program.exchange)
         work = spec.work
         if not isinstance(work, NetworkWork):
             continue
+        if isinstance(work, Train) and spec.program.data_on == "device":
+            raise UsageError(
+                "data_on=device feeds one batch again and again, which trains nothing to an "
+                "accuracy. Leave data_on out here."
+            )
         batch = work.batch_per_device
         key = (work.network, work.image_size, work.classes, work.data, work.data_path, batch)
         if key in seen:
@@ -38,3 +43,13 @@ def check(specs: Iterable[RunSpec]) -> None:
                 f"{work.data} has {needed} classes and {work.network} was given {classes}. "
                 f"Leave classes out, or set classes={needed} or more."
             )
+
+
+def _check_script(spec: RunSpec) -> None:
+    framework, script = spec.program.framework, spec.program.script
+    read = frameworks.entry(framework).read_script
+    if script is None:
+        return
+    if read is None:
+        raise UsageError(f"{framework} computes for real and takes no script; framework=null does.")
+    read(script)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cubemesh.errors import UsageError
+from cubemesh.errors import unknown_name
 from cubemesh.experiments import EXPERIMENTS, SUITES, Context, Experiment, Scale, entry
 from cubemesh.experiments.ask import Answered, ask
 from cubemesh.experiments.replay import documents, replay
-from cubemesh.experiments.settings import Request, request, split, takes
+from cubemesh.experiments.settings import Request, request, settable, split, takes
 from cubemesh.machines import probe
 from cubemesh.model import Answer
 from cubemesh.results import Store
@@ -74,12 +74,13 @@ def resolve(names: Sequence[str], settings: Sequence[str], scale: Scale | None) 
             lines.append((entry(name), {}, scale or Scale.DEFAULT, None))
     for key in texts:
         if not any(takes(experiment, key) for experiment, *_ in lines):
-            if len(lines) == 1:
-                request(lines[0][0], {key: texts[key]})  # says what is near
-            asked = ", ".join(experiment.name for experiment, *_ in lines)
-            raise UsageError(
-                f"none of {asked} has a setting '{key}'. `cubemesh experiments NAME` lists them."
-            )
+            for experiment in {e.name: e for e, *_ in lines}.values():
+                if key in experiment.varies or len(lines) == 1:
+                    request(experiment, {key: texts[key]})  # says what to use instead, or is near
+            asked = " or ".join(dict.fromkeys(e.name for e, *_ in lines))
+            known = [name for e, *_ in lines for name in settable(e)]
+            hint = "`cubemesh experiments NAME` lists them."
+            raise unknown_name(f"setting of {asked}", key, known, hint, "settings")
     return [
         (e, request(e, own | {k: v for k, v in texts.items() if takes(e, k)}), s, suite)
         for e, own, s, suite in lines

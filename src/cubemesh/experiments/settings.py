@@ -9,6 +9,7 @@ experiment varies itself.
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -71,7 +72,7 @@ def request(experiment: Experiment, texts: Mapping[str, str]) -> Request:
         elif key in fields:
             overrides[key] = parse_value(key, text, fields[key])
         else:
-            known = [*own, *(f for f in fields if f not in experiment.varies)]
+            known = settable(experiment)
             hint = f"`cubemesh experiments {experiment.name}` lists them."
             raise unknown_name(f"setting of {experiment.name}", key, known, hint, "settings")
     return Request(experiment.settings(**given), overrides)
@@ -79,8 +80,13 @@ def request(experiment: Experiment, texts: Mapping[str, str]) -> Request:
 
 def takes(experiment: Experiment, key: str) -> bool:
     """Whether `key` can be set in this experiment."""
+    return key in settable(experiment)
+
+
+def settable(experiment: Experiment) -> list[str]:
+    """Every key that can be set in this experiment, its own settings first."""
     own, fields = field_types(experiment.settings), spec_fields(experiment)
-    return key in own or (key in fields and key not in experiment.varies)
+    return [*own, *(f for f in fields if f not in own and f not in experiment.varies)]
 
 
 def parse_value(key: str, text: str, kind: Any) -> Any:
@@ -98,12 +104,15 @@ def parse_value(key: str, text: str, kind: Any) -> Any:
             value = parse_size(value)
         elif key.endswith("_s") or key in ("seconds", "warmup_seconds"):
             value = parse_duration(value)
-        return TypeAdapter(kind).validate_python(value)
+        value = TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
         why = error.errors()[0]["msg"]
         raise UsageError(f"{key}={text} does not fit: {why}.") from None
     except UsageError as error:
         raise UsageError(f"{key}={text}: {error}") from None
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{key}={text} does not fit: a finite number is needed.")
+    return value
 
 
 def apply(spec: RunSpec, overrides: Mapping[str, Any]) -> RunSpec:

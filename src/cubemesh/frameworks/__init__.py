@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
 from cubemesh.errors import unknown_name
 from cubemesh.frameworks.base import Framework
+from cubemesh.frameworks.null_script import read_script
 
 __all__ = ["FRAMEWORKS", "FrameworkEntry", "entry"]
 
@@ -29,6 +31,9 @@ class FrameworkEntry:
     """The module that must be importable; None needs nothing."""
     install: str = ""
     """The command that installs it."""
+    read_script: Callable[[str], object] | None = None
+    """Reads `ProgramSettings.script` (UsageError for what it does not understand), where the
+    framework plays one."""
 
     @property
     def installed(self) -> bool:
@@ -45,6 +50,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         module="cubemesh.frameworks.null",
         summary="plays scripted timings, outcomes and losses; computes nothing",
         packages=("numpy",),
+        read_script=read_script,
     ),
     "pytorch": FrameworkEntry(
         module="cubemesh.frameworks.pytorch",

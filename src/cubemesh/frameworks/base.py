@@ -240,7 +240,7 @@ def check_supported(spec: RunSpec, able: Capabilities) -> None:
     kind = able.devices[0].split(":")[0]
     kind = kind if spec.placement.device == "auto" else spec.placement.device
     if program.precision not in able.precisions[kind]:
-        what = f"precision on {kind}"
+        what = f"on {kind} the precision"
         _refuse(what, program.precision, able.precisions[kind], program.framework)
     if program.layout not in able.layouts:
         _refuse("layout", program.layout, able.layouts, program.framework)

@@ -27,6 +27,8 @@ class Finding:
     high: float | None = None
     remedy: str = ""
     """What to do about it, if anything."""
+    doubts: tuple[str, ...] = ()
+    """Codes of the warnings that the runs behind it carry."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -145,20 +145,32 @@ class Executor:
     def _record(self, spec: RunSpec, key: RunKey) -> RunRecord:
         may_stand = not self._fresh or key in self._measured
         stored = self._store.find(key) if may_stand else None
-        installed = entry(spec.program.framework).installed
-        # A framework on PYTHONPATH alone has no version: installing it leaves the key as it was.
-        outdated = installed and stored and stored.outcome.status is Status.NOT_INSTALLED
-        if stored is not None and not outdated:
+        if stored is not None and self._still_true(stored):
             self._observer.finish(stored, reused=True)
             return stored
         if not self._machine_saved:
             self._store.save_machine(self._machine)
             self._machine_saved = True
         self._observer.start(spec)
+        installed = entry(spec.program.framework).installed
         record = self._measure(spec, key) if installed else self._not_installed(spec, key)
         self._measured.add(key)
         self._observer.finish(record, reused=False)
         return record
+
+    def _still_true(self, record: RunRecord) -> bool:
+        """Whether what was found then is so now. A framework on PYTHONPATH alone has no version, so
+        installing it leaves the key as it was. Memory that happened to be taken may be free again:
+        an `oom` stands where a limit was asked for, or where the whole machine is too small."""
+        spec, status = record.spec, record.outcome.status
+        if status is Status.NOT_INSTALLED:
+            return not entry(spec.program.framework).installed
+        if status is not Status.OOM or spec.effort.memory_limit_bytes is not None:
+            return True
+        gpus = gpus_of(spec, self._machine, os.environ)
+        has = gpus[0].memory_bytes if gpus else self._machine.memory.usable_bytes
+        needs = record.outcome.facts.get("forecast_bytes")
+        return has is not None and needs is not None and bool(needs > has)
 
     def _measure(self, spec: RunSpec, key: RunKey) -> RunRecord:
         for device in lock_names(spec, self._machine, os.environ):

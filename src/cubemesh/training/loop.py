@@ -20,7 +20,7 @@ from cubemesh.data.feed import Feed, in_order
 from cubemesh.frameworks.base import Batch, Diverged, Program, Unsupported
 from cubemesh.measure.base import Log
 from cubemesh.measure.timer import Stopwatch
-from cubemesh.model.record import Curve, Figure
+from cubemesh.model.record import Curve, Figure, Window
 from cubemesh.model.spec import DataOn, Train
 from cubemesh.training.evaluation import Scored, accuracy_figure, score
 
@@ -36,14 +36,14 @@ def train(
     work: Train,
     log: Log,
     data_on: DataOn = "host",
-) -> None:
+) -> list[Window]:
     """Train `work.epochs` epochs with an evaluation after each, and tell the log what came of it.
 
     Windows are marked `epoch-N`. Curves: training_loss by step, validation_loss and
     validation_accuracy by epoch. Figures, of the last epoch: accuracy, top5_accuracy where there
     are more than five classes, validation_loss. Diverged as soon as a loss that is read is not a
     finite number; UsageError where the batch is larger than the training data; Unsupported for
-    `data_on="device"`.
+    `data_on="device"`. Returns the measured windows.
     """
     if data_on == "device":
         raise Unsupported(
@@ -60,6 +60,7 @@ def train(
         training.tell_curve()
         _tell_curves(validation, log)
     _tell_figures(validation[-1], validation_source.classes, log)
+    return training.measured
 
 
 @dataclass
@@ -73,6 +74,7 @@ class _Training:
     done: int = 0
     losses: dict[int, float] = field(default_factory=dict)
     """By the number of the step they belong to, counted from 1."""
+    measured: list[Window] = field(default_factory=list)
 
     @property
     def total_steps(self) -> int:
@@ -116,6 +118,8 @@ class _Training:
         )
         for steps in sizes:
             window = watch.window(phase, steps, (f"epoch-{epoch}",))
+            if phase == "measure":
+                self.measured.append(window)
             self.done += steps
             self._read_loss(epoch)
             fraction = self.done / self.total_steps

@@ -153,7 +153,7 @@ class Frame:
             axis |= {"titleAnchor": "end"}
         else:  # the title lies flat above the axis, where it is read first
             axis |= {"titleAngle": 0, "titleAlign": "left", "titleAnchor": "start"}
-            axis |= {"titleBaseline": "bottom", "titleX": 0, "titleY": -10}
+            axis |= {"titleBaseline": "bottom", "titleX": 0, "titleY": -22}
         if self.chart.y.unit in ("bytes", "B"):
             axis["labelExpr"] = _BYTES_LABEL
         scale = self._value_scale()

@@ -34,6 +34,8 @@ class Card:
     interval: str
     text: str
     remedy: str
+    doubts: str
+    """Codes of the warnings behind it, for people."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +143,7 @@ def _card(answer: Answer, finding: Finding, question: str, top: str) -> Card:
         interval=interval,
         text=wording.clean(answer.title) if text == top else text,
         remedy=wording.clean(finding.remedy),
+        doubts=", ".join(finding.doubts),
     )
 
 

@@ -130,12 +130,14 @@ class Answered(Protocol):
 
 
 def run_json(answered: Sequence[Answered], answers: Sequence[Answer]) -> dict[str, Any]:
-    """The document of `cubemesh run`: every record once, every answer, and the first by itself."""
-    records = {record.run_id: record for one in answered for record in one.records}
+    """The document of `cubemesh run`: every record once, those of networks before ceilings, every
+    answer, and the first by itself."""
+    found = {record.run_id: record for one in answered for record in one.records}
+    records = sorted(found.values(), key=lambda r: r.spec.batch_per_device is None)
     shown = [answer_json(answer) for answer in answers]
     return envelope(
         "run",
-        records=[record_json(record) for record in records.values()],
+        records=[record_json(record) for record in records],
         answer=shown[0] if shown else None,
         answers=shown,
     )

@@ -140,8 +140,11 @@ def print_record(console: Console, record: RunRecord, series: Sequence[Series] =
     print_warnings(console, record.warnings)
 
 
-def print_results(console: Console, records: Iterable[RunRecord]) -> None:
-    """A line for every run: when, what, how fast, how it ended."""
+def print_results(
+    console: Console, records: Iterable[RunRecord], *, filtered: bool = False
+) -> None:
+    """A line for every run: when, what, how fast, how it ended; `filtered` says that there may be
+    others."""
     rows = []
     styles = []
     for record in records:
@@ -159,7 +162,8 @@ def print_results(console: Console, records: Iterable[RunRecord]) -> None:
         )
         styles.append("" if record.ok else outcome_style(record))
     if not rows:
-        _line(console, "No runs are stored here. `cubemesh run minibatch` makes the first ones.")
+        none = "No runs are stored here. `cubemesh run minibatch` makes the first ones."
+        _line(console, "No stored run is like that." if filtered else none)
         return
     headings = ["run", "started (UTC)", "what", "result", "step", "", ""]
     numeric = [False, False, False, True, True, False, False]
@@ -196,6 +200,8 @@ def outcome_style(record: RunRecord) -> str:
 
 def _print_finding(console: Console, finding: Finding) -> None:
     text = Text(wording.clean(finding.text))
+    if finding.doubts:
+        text.append(f" (! {', '.join(finding.doubts)})", style=CAUTION)
     if finding.remedy:
         text.append(f" {wording.clean(finding.remedy)}", style=ACCENT)
     console.print(text, soft_wrap=True)

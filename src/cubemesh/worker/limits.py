@@ -24,7 +24,7 @@ PR_SET_NAME = 15
 """Of prctl(2)."""
 
 DEFAULT_STACK_BYTES = 8 << 20
-SPARE_THREADS = 8
+SPARE_THREADS = 4
 """Threads a worker may start beside those that compute: sampler, feed, autograd."""
 
 RESERVE_BYTES = 4 << 20

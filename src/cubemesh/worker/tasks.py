@@ -14,6 +14,7 @@ program was built; the kernel counts it (worker/memory.py), so nothing is slowed
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,17 +29,20 @@ from cubemesh.frameworks.base import (
     CeilingProgram,
     Diverged,
     Framework,
+    OutOfMemory,
     Program,
     Unsupported,
 )
 from cubemesh.measure.figures import figures
 from cubemesh.measure.telemetry import Telemetry
 from cubemesh.measure.timer import Measured, measure
+from cubemesh.measure.validity import judge
 from cubemesh.model.record import Figure
 from cubemesh.model.spec import Ceiling, NetworkWork, RunSpec, Train
 from cubemesh.networks.graph import Network
 from cubemesh.parallel import exchanges
 from cubemesh.training.loop import train as train_epochs
+from cubemesh.units import format_bytes
 from cubemesh.worker import memory
 from cubemesh.worker.events import EventLog
 
@@ -75,8 +79,14 @@ def train(task: Task) -> None:
     network = _network(work)
     with log.phase("data"):
         sources = _open(work, network, "train"), _open(work, network, "validation")
-    with _built(task, network) as program, Telemetry(log, task.usable_cores):
-        train_epochs(program, *sources, work, log, task.spec.program.data_on)
+    with _built(task, network) as program:
+        with Telemetry(log, task.usable_cores) as telemetry:
+            started = time.perf_counter()
+            windows = train_epochs(program, *sources, work, log, task.spec.program.data_on)
+            ended = time.perf_counter()
+        telemetry.check_host(started, ended)
+        for warning in judge(windows) if windows else ():
+            log.warning(warning)
 
 
 def ceiling(task: Task) -> None:
@@ -180,7 +190,15 @@ def _built(task: Task, network: Network) -> Iterator[Program]:
     peak = _peak_memory(program, before_bytes, since)
     if peak is not None:
         log.figure("peak_memory_bytes", peak)
+        _check_limit(peak, spec.effort.memory_limit_bytes)
     program.close()
+
+
+def _check_limit(peak: Figure, limit_bytes: int | None) -> None:
+    """What the kernel refuses counts whole mappings, with room for stacks; a limit that was asked
+    for holds to the byte."""
+    if limit_bytes is not None and peak.value > limit_bytes:
+        raise OutOfMemory(f"it held {format_bytes(peak.value)}, past {format_bytes(limit_bytes)}")
 
 
 def _peak_memory(program: Program, before_bytes: int | None, since: str) -> Figure | None:

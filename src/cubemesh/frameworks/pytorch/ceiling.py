@@ -1,8 +1,8 @@
 """How fast does this device multiply matrices, or copy memory, at best through PyTorch?
 
 A product of two square matrices of side n is 2 n³ operations; a copy of b bytes reads b and writes
-b. Where the size is not given it doubles until the rate grows by less than 5 %; the size before
-that is kept. Copies start at 256 MiB, beyond nearly all caches: it is memory that is asked about.
+b. Where the size is not given it doubles until the rate grows by less than 5 %; the fastest
+size is kept. Copies start at 256 MiB, beyond nearly all caches: it is memory that is asked about.
 Elements are random, because a GPU multiplies zeros faster than anything real.
 """
 
@@ -112,9 +112,11 @@ def _fastest(make: Callable[[int], CeilingProgram], first: int, last: int) -> Ce
             if not is_out_of_memory(error):
                 raise
             break
-        if larger_rate < _GROWTH * rate:
+        grew = larger_rate >= _GROWTH * rate
+        if larger_rate > rate:
+            best, rate = larger, larger_rate
+        if not grew:
             break
-        best, rate = larger, larger_rate
     return best
 
 
