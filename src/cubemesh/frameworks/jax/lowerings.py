@@ -104,8 +104,9 @@ def _linear(layer: Linear, place: Place, x: jax.Array) -> jax.Array:
 
 
 def _batch_norm(layer: BatchNorm, place: Place, x: jax.Array) -> jax.Array:
-    """(x − mean) / √(variance + ε) · weight + bias. The variance is E[x²] − E[x]², so that one
-    reading of x gives both statistics."""
+    """(x − mean) / √(variance + ε) · weight + bias. The variance is the mean of (x − mean)²: the
+    difference E[x²] − E[x]² would spare one reading of x, and in float32 its gradients came out
+    up to nine times as far from float64's."""
     own, wide = place.arrays, x.astype(place.numerics.arrays)
     if place.training:
         axes = [axis for axis in range(x.ndim) if axis != place.channels(x)]
@@ -117,17 +118,18 @@ def _batch_norm(layer: BatchNorm, place: Place, x: jax.Array) -> jax.Array:
                 "image_size."
             )
         mean = wide.mean(axes)
-        variance = jnp.maximum(lax.square(wide).mean(axes) - lax.square(mean), 0)
-        keep, m = 1 - layer.momentum, layer.momentum
-        place.new_state["running_mean"] = keep * own["running_mean"] + m * mean
-        place.new_state["running_variance"] = (
-            keep * own["running_variance"] + m * n / (n - 1) * variance
-        )
+        centred = wide - place.per_channel(mean, x)
+        variance = lax.square(centred).mean(axes)
+        keep, new = 1 - layer.momentum, layer.momentum
+        place.new_state["running_mean"] = keep * own["running_mean"] + new * mean
+        unbiased = n / (n - 1) * variance
+        place.new_state["running_variance"] = keep * own["running_variance"] + new * unbiased
     else:
-        mean, variance = own["running_mean"], own["running_variance"]
+        centred = wide - place.per_channel(own["running_mean"], x)
+        variance = own["running_variance"]
     scale = own["weight"] * lax.rsqrt(variance + layer.epsilon)
-    y = (wide - place.per_channel(mean, x)) * place.per_channel(scale, x)
-    return (y + place.per_channel(own["bias"], x)).astype(x.dtype)
+    y = centred * place.per_channel(scale, x) + place.per_channel(own["bias"], x)
+    return y.astype(x.dtype)
 
 
 def _response_norm(layer: LocalResponseNorm, place: Place, x: jax.Array) -> jax.Array:
