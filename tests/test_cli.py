@@ -236,7 +236,7 @@ def test_what_is_not_offered_is_an_outcome_with_its_reason(tmp_path: Path):
 
 def test_a_document_is_replayed_and_its_claims_are_marked_again_by_the_report(tmp_path: Path):
     store, page = str(tmp_path / "results.sqlite"), tmp_path / "page.html"
-    sets = ("batches=16,64", "epochs=1", "ceiling=false", "framework=null")
+    sets = ("batches=16,64", "epochs=1", "ceiling=false", "framework=null", "seconds=0.05")
     script = "script=step=0.002,per_sample=0.0001,jitter=0.02"
     options = [word for text in (*sets, script) for word in ("--set", text)]
     asked = document(cubemesh("run", "doc-001", "--quick", "--json", "--store", store, *options))
@@ -256,7 +256,10 @@ def test_a_document_is_replayed_and_its_claims_are_marked_again_by_the_report(tm
 
 def test_the_quick_suite_on_a_machine_faster_than_any(tmp_path: Path):
     """The digits end before the documents' largest minibatch does."""
-    command = ("run", "quick", "--set", "framework=null", "--set", "script=step=0.0001")
+    command = (
+        *("run", "quick", "--set", "framework=null", "--set", "script=step=0.0001"),
+        *("--set", "seconds=0", "--set", "windows=6"),
+    )
     said = document(cubemesh(*command, "--json", "--store", str(tmp_path / "s.sqlite")))
     assert [a["experiment"] for a in said["answers"]] == ["minibatch", "batch-accuracy"]
     batches = [r["spec"]["batch_per_device"] for r in said["records"]]

@@ -71,6 +71,7 @@ def test_capabilities_are_sane(framework, name):
     check_supported(RunSpec(work=work, program=ProgramSettings(framework=name)), able)
 
 
+@pytest.mark.timeout(300)  # some compile each of them, twice
 def test_every_precision_layout_and_optimizer_offered_on_the_cpu_takes_a_step(
     framework, request_for, make_batch
 ):

@@ -59,6 +59,13 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         requires="torch",
         install="pip install 'cubemesh[torch]'",
     ),
+    "jax": FrameworkEntry(
+        module="cubemesh.frameworks.jax",
+        summary="JAX, each step compiled by XLA",
+        packages=("jax", "jaxlib", "numpy"),
+        requires="jax",
+        install="pip install 'cubemesh[jax]'",
+    ),
 }
 
 

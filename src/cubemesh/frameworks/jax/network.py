@@ -1,0 +1,101 @@
+"""How does a graph become a function that JAX can trace, differentiate and compile?
+
+    (parameters, state, images, key) ──nodes in their order──▶ (value of each head, new state)
+
+The function walks over the nodes while it is traced; what is compiled holds the operations alone.
+Arrays go by the graph's names. In `nhwc` the weights of convolutions lie (height, width, in, out):
+`to_program` and `to_graph` turn them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cubemesh.frameworks.base import Array, Unsupported
+from cubemesh.frameworks.jax.lowerings import LOWERINGS, Place
+from cubemesh.frameworks.jax.runtime import Numerics
+from cubemesh.networks.graph import Network
+from cubemesh.networks.layers import Convolution
+
+Arrays = Mapping[str, jax.Array]
+AnyArray = TypeVar("AnyArray", jax.Array, Array)
+
+
+class NetworkFunction:
+    """A network as pure functions of its arrays, in one layout and precision. Unsupported when the
+    network is not one of images and labels."""
+
+    def __init__(self, network: Network, layout: str, numerics: Numerics) -> None:
+        if len(network.inputs) != 1 or len(network.targets) != 1:
+            raise Unsupported(
+                f"jax feeds a network images and labels; {network.name} takes "
+                f"{', '.join(i.name for i in (*network.inputs, *network.targets))}."
+            )
+        self.network, self.layout, self.numerics = network, layout, numerics
+        convolutions = (n for n in network.nodes if isinstance(n.layer, Convolution))
+        self._turned = frozenset(n.parameters["weight"] for n in convolutions)
+
+    def loss(
+        self,
+        parameters: Arrays,
+        state: Arrays,
+        images: jax.Array,
+        labels: jax.Array,
+        key: jax.Array,
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The weighted sum over the heads of the batch's mean cross entropy, and the new state."""
+        values, state = self._run(parameters, state, images, key)
+        losses = [
+            head.weight * self._cross_entropy(values[head.value], labels)
+            for head in self.network.heads
+        ]
+        return sum(losses[1:], start=losses[0]), state
+
+    def scores(self, parameters: Arrays, state: Arrays, images: jax.Array) -> jax.Array:
+        """What the network says in evaluation, (batch, classes). Nodes that only other heads need
+        are traced, and left out by the compiler."""
+        values, _ = self._run(parameters, state, images, None)
+        return values[self.network.output].astype(self.numerics.arrays)
+
+    def to_program(self, name: str, array: AnyArray) -> AnyArray:
+        """An array of the graph's layout in the program's."""
+        return array.transpose(2, 3, 1, 0) if self._is_turned(name) else array
+
+    def to_graph(self, name: str, array: AnyArray) -> AnyArray:
+        """An array of the program's layout in the graph's."""
+        return array.transpose(3, 2, 0, 1) if self._is_turned(name) else array
+
+    def _is_turned(self, name: str) -> bool:
+        return self.layout == "nhwc" and name in self._turned
+
+    def _run(
+        self, parameters: Arrays, state: Arrays, images: jax.Array, key: jax.Array | None
+    ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+        """Every node's value, and the state afterwards; in training where there is a key."""
+        values = {self.network.inputs[0].name: images}
+        after = dict(state)
+        for i, node in enumerate(self.network.nodes):
+            place = Place(
+                arrays={role: parameters[name] for role, name in node.parameters.items()}
+                | {role: after[name] for role, name in node.state.items()},
+                shape=node.shape,
+                layout=self.layout,
+                numerics=self.numerics,
+                training=key is not None,
+                key=partial(jax.random.fold_in, key, np.uint32(i)),
+            )
+            inputs = (values[name] for name in node.inputs)
+            values[node.name] = LOWERINGS[type(node.layer)](node.layer, place, *inputs)
+            after.update((node.state[role], array) for role, array in place.new_state.items())
+        return values, after
+
+    def _cross_entropy(self, scores: jax.Array, labels: jax.Array) -> jax.Array:
+        wide = scores.astype(self.numerics.arrays)
+        own = jnp.take_along_axis(wide, labels[:, None], axis=1)[:, 0]
+        return (jax.nn.logsumexp(wide, axis=1) - own).mean()

@@ -1,0 +1,125 @@
+"""How does an optimizer of JAX's program change the weights? By PyTorch's rules, to the letter.
+
+    sgd       g + decay · w;  v = momentum · v + g;  w −= rate · v      Sutskever et al. 2013
+    rmsprop   v = 0.99 v + 0.01 g²;  w −= rate · g / (√v + 1e-8)        Tieleman and Hinton 2012
+    adam      betas 0.9 and 0.999, epsilon 1e-8                         Kingma and Ba 2015
+
+Weight decay is added to the gradient in all three. An optimizer is its first state and a pure
+function; inside the step XLA fuses the update of each array into one pass over it. (Written out
+here in place of optax, whose RMSprop and whose decay differ from PyTorch's by default.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from cubemesh.model.spec import NetworkWork, Train, TrainSteps
+
+Arrays = dict[str, jax.Array]
+State = dict[str, Any]
+Update = Callable[[Arrays, State, Arrays], tuple[Arrays, State]]
+
+_RMSPROP_DECAY = 0.99
+_ADAM_BETAS = (0.9, 0.999)
+_EPSILON = 1e-8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """A rule that turns gradients into new weights."""
+
+    start: Callable[[Arrays], State]
+    """Parameters → the state before the first step."""
+    update: Update
+    """(gradients, state, parameters) → (parameters, state)."""
+
+
+def make_optimizer(work: NetworkWork) -> Optimizer | None:
+    """The optimizer of `work`; None for work that does not train."""
+    if not isinstance(work, (TrainSteps, Train)):
+        return None
+    return _MAKERS[work.optimizer](work)
+
+
+def _sgd(work: TrainSteps | Train) -> Optimizer:
+    rate, momentum = work.learning_rate, work.momentum
+
+    def start(weights: Arrays) -> State:
+        return {"velocity": _zeros(weights)} if momentum else {}
+
+    def update(gradients: Arrays, state: State, weights: Arrays) -> tuple[Arrays, State]:
+        velocity = _decayed(gradients, weights, work.weight_decay)
+        if momentum:
+            velocity = jax.tree.map(lambda v, g: momentum * v + g, state["velocity"], velocity)
+            state = {"velocity": velocity}
+        return jax.tree.map(lambda w, v: w - rate * v, weights, velocity), state
+
+    return Optimizer(start=start, update=update)
+
+
+def _rmsprop(work: TrainSteps | Train) -> Optimizer:
+    rate, keep = work.learning_rate, _RMSPROP_DECAY
+
+    def start(weights: Arrays) -> State:
+        return {"square": _zeros(weights)}
+
+    def update(gradients: Arrays, state: State, weights: Arrays) -> tuple[Arrays, State]:
+        gradients = _decayed(gradients, weights, work.weight_decay)
+        square = jax.tree.map(
+            lambda s, g: keep * s + (1 - keep) * g * g, state["square"], gradients
+        )
+        weights = jax.tree.map(
+            lambda w, g, s: w - rate * g / (jnp.sqrt(s) + _EPSILON), weights, gradients, square
+        )
+        return weights, {"square": square}
+
+    return Optimizer(start=start, update=update)
+
+
+def _adam(work: TrainSteps | Train) -> Optimizer:
+    rate, (beta1, beta2) = work.learning_rate, _ADAM_BETAS
+
+    def start(weights: Arrays) -> State:
+        return {"mean": _zeros(weights), "square": _zeros(weights), "steps": jnp.int32(0)}
+
+    def update(gradients: Arrays, state: State, weights: Arrays) -> tuple[Arrays, State]:
+        gradients = _decayed(gradients, weights, work.weight_decay)
+        steps = state["steps"] + 1
+        mean = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state["mean"], gradients)
+        square = jax.tree.map(
+            lambda s, g: beta2 * s + (1 - beta2) * g * g, state["square"], gradients
+        )
+
+        def change(w: jax.Array, m: jax.Array, s: jax.Array) -> jax.Array:
+            # 1 − βᵗ without the digits that float32 would lose in the difference.
+            t = steps.astype(w.dtype)
+            bias1, bias2 = (-jnp.expm1(t * math.log(b)) for b in _ADAM_BETAS)
+            return w - rate / bias1 * m / (jnp.sqrt(s) / jnp.sqrt(bias2) + _EPSILON)
+
+        weights = jax.tree.map(change, weights, mean, square)
+        return weights, {"mean": mean, "square": square, "steps": steps}
+
+    return Optimizer(start=start, update=update)
+
+
+_MAKERS: dict[str, Callable[[TrainSteps | Train], Optimizer]] = {
+    "sgd": _sgd,
+    "rmsprop": _rmsprop,
+    "adam": _adam,
+}
+
+
+def _zeros(weights: Arrays) -> Arrays:
+    return {name: jnp.zeros_like(w) for name, w in weights.items()}
+
+
+def _decayed(gradients: Arrays, weights: Arrays, decay: float) -> Arrays:
+    if decay == 0:
+        return gradients
+    return {name: g + decay * weights[name] for name, g in gradients.items()}

@@ -1,0 +1,208 @@
+"""What is one training step in JAX? A compiled, pure function that takes its arrays over:
+
+    (carry, images, labels) ──▶ (carry, loss)        carry = weights, state, optimizer, random key
+
+The carry is donated: the new arrays are written where the old ones lay. The first step at a batch
+size compiles. Dispatch is asynchronous: a step returns at once, and `synchronize` waits until the
+last outputs are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cubemesh.errors import UsageError
+from cubemesh.frameworks.base import (
+    Array,
+    Batch,
+    Bucket,
+    BuildRequest,
+    check_weights,
+    monotonic_s,
+)
+from cubemesh.frameworks.jax.network import NetworkFunction
+from cubemesh.frameworks.jax.optimizers import Optimizer, make_optimizer
+from cubemesh.frameworks.jax.runtime import NUMERICS, prepare
+
+Placed = tuple[jax.Array, jax.Array]
+"""Images and labels on the device."""
+
+_ALIGNMENT_BYTES = 64
+"""Where an array must begin for XLA's CPU client to take it as it lies, without a copy of its own
+(xla/cpu_function_runtime.h, MinAlign)."""
+
+
+class Carry(NamedTuple):
+    """What one step hands to the next."""
+
+    parameters: dict[str, jax.Array]
+    state: dict[str, jax.Array]
+    optimizer: dict[str, Any]
+    key: jax.Array
+
+
+class JaxProgram:
+    """A network and its optimizer on one device; see `Program` in frameworks/base."""
+
+    buckets: Sequence[Bucket] = ()
+
+    def __init__(self, request: BuildRequest) -> None:
+        self.device = request.device
+        self._device = prepare(request.device, request.threads)
+        self._numerics = NUMERICS[request.program.precision]
+        self._function = NetworkFunction(request.network, request.program.layout, self._numerics)
+        self._seed = request.work.seed
+        self._optimizer = make_optimizer(request.work)
+        self._carry: Carry | None = None
+        self._loss: Any = float("nan")
+        self._begin = jax.jit(self._make_carry)
+        self._step = jax.jit(make_step(self._function, self._optimizer), donate_argnums=0)
+        self._pass = jax.jit(make_forward(self._function), donate_argnums=(1, 2))
+        self._scores = jax.jit(self._function.scores)
+        self._turn = jax.jit(self._turn_images)
+
+    def place(self, batch: Batch) -> Placed:
+        """Copy to the device: first to memory of the placed batch's own, which a CPU computes from
+        as it lies and a GPU is sent; then, on the device, to the program's layout and type."""
+        images = jax.device_put(_aligned_copy(batch.images), self._device)
+        labels = jax.device_put(_aligned_copy(batch.labels, np.int32), self._device)
+        converts = self._function.layout == "nhwc" or self._numerics.arrays != images.dtype
+        return (self._turn(images) if converts else images), labels
+
+    def _turn_images(self, images: jax.Array) -> jax.Array:
+        images = images.astype(self._numerics.arrays)
+        return images.transpose(0, 2, 3, 1) if self._function.layout == "nhwc" else images
+
+    def train_step(self, placed: Placed) -> None:
+        """Queue forward, backward and update."""
+        self._carry, self._loss = self._step(self._carry, *placed)
+
+    def forward(self, placed: Placed) -> None:
+        """Queue the forward pass and the loss."""
+        parameters, state, optimizer, key = self._loaded()
+        state, key, self._loss = self._pass(parameters, state, key, *placed)
+        self._carry = Carry(parameters, state, optimizer, key)
+
+    def evaluate(self, placed: Placed) -> Array:
+        """Scores (batch, classes) in float32, or float64 where the program computes in it."""
+        carry = self._loaded()
+        return np.array(self._scores(carry.parameters, carry.state, placed[0]))
+
+    def loss(self) -> float:
+        """The last step's loss; NaN before the first."""
+        return float(self._loss)
+
+    def synchronize(self) -> None:
+        """Wait until the last outputs are there; an error on the device is raised here."""
+        jax.block_until_ready((self._carry, self._loss))
+
+    def load(self, weights: Mapping[str, Array]) -> None:
+        """Copy `weights` to the device, in the program's layout, and start the optimizer anew."""
+        network = self._function.network
+        check_weights(weights, network)
+        own = {n: weights[n] for n in (*network.parameters, *network.state)}
+        self._carry = jax.block_until_ready(self._begin(jax.device_put(own, self._device)))
+
+    def _make_carry(self, arrays: dict[str, jax.Array]) -> Carry:
+        """The first carry. Its arrays are XLA's own copies, so that they may be donated."""
+        network = self._function.network
+        turned = {
+            name: jnp.copy(self._function.to_program(name, array).astype(self._numerics.arrays))
+            for name, array in arrays.items()
+        }
+        parameters = {name: turned[name] for name in network.parameters}
+        return Carry(
+            parameters=parameters,
+            state={name: turned[name] for name in network.state},
+            optimizer=self._optimizer.start(parameters) if self._optimizer else {},
+            # XLA's own generator (Philox): the default one takes longer to compile than a network.
+            key=jax.random.key(self._seed, impl="rbg"),
+        )
+
+    def state(self) -> dict[str, Array]:
+        """A copy of every array on the host, in float32, or float64 where it is computed in."""
+        carry, network = self._loaded(), self._function.network
+        # Copied on the device first: what NumPy has looked at could no longer be donated.
+        arrays = jax.tree.map(jnp.copy, {**carry.parameters, **carry.state})
+        return {
+            name: np.array(self._function.to_graph(name, np.asarray(arrays[name])), order="C")
+            for name in (*network.parameters, *network.state)
+        }
+
+    def _loaded(self) -> Carry:
+        if self._carry is None:
+            raise UsageError("the program holds no weights yet: call load() first.")
+        return self._carry
+
+    def peak_memory_bytes(self) -> int | None:
+        """Of the arrays and temporaries XLA held on the GPU at once since the process began; None
+        on a CPU, where XLA does not count."""
+        counts = self._device.memory_stats() or {}
+        peak: int | None = counts.get("peak_bytes_in_use")
+        return peak
+
+    def clock(self) -> float:
+        """The process's monotonic clock."""
+        return monotonic_s()
+
+    def close(self) -> None:
+        """Drop every array and every compiled function."""
+        self._carry, self._loss = None, float("nan")
+        for compiled in (self._begin, self._step, self._pass, self._scores, self._turn):
+            compiled.clear_cache()
+
+
+def make_step(function: NetworkFunction, optimizer: Optimizer | None) -> Any:
+    """The training step: (carry, images, labels) → (carry, loss)."""
+    scale = function.numerics.loss_scale
+
+    def scaled_loss(parameters: Any, *rest: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
+        loss, state = function.loss(parameters, *rest)
+        return scale * loss, (loss, state)
+
+    def step(carry: Carry, images: jax.Array, labels: jax.Array) -> tuple[Carry, jax.Array]:
+        if optimizer is None:
+            raise UsageError("a program built for forward work has no optimizer to train with.")
+        key, own_key = jax.random.split(carry.key)
+        gradients, (loss, state) = jax.grad(scaled_loss, has_aux=True)(
+            carry.parameters, carry.state, images, labels, own_key
+        )
+        if scale != 1:
+            gradients = jax.tree.map(lambda g: g / scale, gradients)
+        parameters, kept = optimizer.update(gradients, carry.optimizer, carry.parameters)
+        return Carry(parameters, state, kept, key), loss
+
+    return step
+
+
+def make_forward(function: NetworkFunction) -> Any:
+    """The forward pass: (parameters, state, key, images, labels) → (state, key, loss)."""
+
+    def forward(
+        parameters: Any, state: Any, key: jax.Array, images: jax.Array, labels: jax.Array
+    ) -> Any:
+        key, own_key = jax.random.split(key)
+        loss, state = function.loss(parameters, state, images, labels, own_key)
+        return state, key, loss
+
+    return forward
+
+
+def _aligned_copy(array: Array, dtype: type | None = None) -> Array:
+    """A copy of `array` that XLA can compute from where it lies."""
+    dtype_ = np.dtype(dtype or array.dtype)
+    room = np.empty(array.size * dtype_.itemsize + _ALIGNMENT_BYTES, np.uint8)
+    start = -room.ctypes.data % _ALIGNMENT_BYTES
+    copy = room[start : start + array.size * dtype_.itemsize].view(dtype_).reshape(array.shape)
+    np.copyto(copy, array)
+    return copy
+
+
+def build(request: BuildRequest) -> JaxProgram:
+    """The program for `request`."""
+    return JaxProgram(request)

@@ -1,0 +1,125 @@
+"""What can JAX do on this machine, and how is it set up for a run?
+
+precision   arrays     computed in
+fp64        float64    float64
+fp32        float32    float32: products of `highest` precision, so that no GPU uses TF32
+tf32        float32    float32, matrix products and convolutions in TF32 (CUDA)
+bf16        float32    products in bfloat16, statistics and loss in float32
+fp16        float32    products in float16, statistics and loss in float32, loss scaled
+
+Types of 64 bits are switched on for the process and every array's type is said where it is made,
+so programs of different precision do not disturb one another.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from dataclasses import dataclass
+
+import jax
+import jax.extend.backend
+import jax.numpy as jnp
+from numpy.typing import DTypeLike
+
+from cubemesh.frameworks.base import Capabilities, OutOfMemory
+
+THREADS_VARIABLE = "NPROC"
+"""Environment variable that XLA's client for the CPU, as it starts, takes its number of threads
+from (xla/pjrt/utils.cc, DefaultThreadPoolSize)."""
+
+_AMPERE = (8, 0)
+"""The first compute capability with TF32 and bfloat16 (NVIDIA, CUDA C++ Programming Guide)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numerics:
+    """What a precision means for a program's arrays and operations."""
+
+    arrays: DTypeLike = jnp.float32
+    """Type of parameters, state, statistics and loss."""
+    products: DTypeLike = jnp.float32
+    """Type that convolutions and matrix products are computed in, and their results."""
+    precision: str = "highest"
+    """What `jax.lax` calls the precision of a product of float32."""
+    loss_scale: float = 1.0
+    """The loss is multiplied by it and the gradients divided, so that small ones do not become
+    zero in float16 (Micikevicius et al. 2018, who found 8 to 32,768 to do)."""
+
+
+NUMERICS: dict[str, Numerics] = {
+    "fp64": Numerics(arrays=jnp.float64, products=jnp.float64),
+    "fp32": Numerics(),
+    "tf32": Numerics(precision="tensorfloat32"),
+    "bf16": Numerics(products=jnp.bfloat16, precision="default"),
+    "fp16": Numerics(products=jnp.float16, precision="default", loss_scale=1024.0),
+}
+"""One line a precision."""
+
+
+def capabilities() -> Capabilities:
+    """What JAX can do here. Wakes the GPU, where there is one."""
+    precisions = {"cpu": frozenset({"fp64", "fp32", "bf16", "fp16"})}
+    gpus = _gpus()
+    if gpus:
+        ampere = all(_compute_capability(gpu) >= _AMPERE for gpu in gpus)
+        narrow = {"tf32", "bf16"} if ampere else set()
+        precisions["cuda"] = frozenset({"fp64", "fp32", "fp16"} | narrow)
+    return Capabilities(
+        works=frozenset({"train_steps", "forward", "train", "ceiling"}),
+        devices=(*(f"cuda:{i}" for i in range(len(gpus))), "cpu"),
+        precisions=precisions,
+        layouts=frozenset({"nchw", "nhwc"}),
+        optimizers=frozenset({"sgd", "rmsprop", "adam"}),
+    )
+
+
+def prepare(device: str, threads: int) -> jax.Device:
+    """Set what JAX keeps for the whole process and return the device called `device`.
+
+    XLA makes its pool of CPU threads once, when it starts. Another number of threads therefore
+    starts it anew, and arrays and programs made before on the CPU must not be used any more.
+    """
+    jax.config.update("jax_enable_x64", True)
+    kind, _, index = device.partition(":")
+    if kind == "cuda":
+        _allocate_as_needed()
+        return _gpus()[int(index)]
+    if os.environ.get(THREADS_VARIABLE) != str(threads):
+        os.environ[THREADS_VARIABLE] = str(threads)
+        jax.extend.backend.clear_backends()
+    return jax.devices("cpu")[0]
+
+
+def _gpus() -> list[jax.Device]:
+    """NVIDIA's GPUs. Where no plugin for JAX is installed there are none, and XLA need not start
+    to find out."""
+    if importlib.util.find_spec("jax_plugins") is None:
+        return []
+    _allocate_as_needed()
+    return [d for d in jax.devices() if d.platform == "gpu" and hasattr(d, "compute_capability")]
+
+
+def _compute_capability(gpu: jax.Device) -> tuple[int, ...]:
+    return tuple(int(part) for part in gpu.compute_capability.split("."))
+
+
+def _allocate_as_needed() -> None:
+    """Unless told otherwise, take a GPU's memory when it is needed, not three quarters of it at
+    the start: another process may need it too."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` means that memory was refused, by the device or by the system."""
+    if isinstance(error, (OutOfMemory, MemoryError)):
+        return True
+    return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+
+
+def preload() -> None:
+    """Import what a first step imports. XLA itself starts, with its threads, when the first array
+    is made; importing JAX starts none, so a fork after it is safe."""
+    for module in ("jax.extend.backend", "jaxlib.mlir.dialects.mhlo"):
+        importlib.import_module(module)

@@ -1,0 +1,35 @@
+"""A measured step of JAX in a worker, and memory that XLA is refused there."""
+
+import dataclasses
+
+import pytest
+
+from cubemesh.model import Status
+from cubemesh.model.spec import Placement
+from cubemesh.results import Store
+from cubemesh.runs import Executor
+
+
+def test_a_step_is_measured_and_memory_past_the_limit_is_an_outcome(
+    tmp_path, small_machine, null_spec
+):
+    pytest.importorskip("jax")
+    effort = {"framework": "jax", "steps": 4, "windows": 2}
+    on_cpu = Placement(device="cpu")
+    specs = [
+        null_spec(**effort),
+        null_spec(**effort, batch_per_device=2048, memory_limit_bytes=500 << 20),
+    ]
+    specs = [dataclasses.replace(spec, placement=on_cpu) for spec in specs]
+    with (
+        Store.open(str(tmp_path / "results.db")) as store,
+        Executor(store, machine=small_machine, runs_folder=tmp_path / "runs") as executor,
+    ):
+        good, refused = executor.run(specs)
+    assert good.ok, good.outcome
+    assert good.figure("throughput_per_s") > 0
+    assert good.figure("peak_memory_bytes") > 9e6
+    assert good.ranks[0].device == "cpu"
+    assert (refused.outcome.status, refused.outcome.origin) == (Status.OOM, "worker"), refused
+    assert "RESOURCE_EXHAUSTED" in refused.outcome.facts["error"]
+    assert refused.outcome.facts["forecast_bytes"] > 500 << 20
