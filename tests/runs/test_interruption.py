@@ -187,7 +187,7 @@ def test_a_runner_that_is_terminated_leaves_nobody(script, tmp_path, nobody_left
     for line in process.stdout:
         if json.loads(line).get("phase") == "measure":
             break
-    assert len(living(tmp_path / "runs")) == 2
+    assert living(tmp_path / "runs")  # the server, and a worker unless it is between two runs
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=10) == -signal.SIGTERM
     assert nobody_left(tmp_path / "runs")
