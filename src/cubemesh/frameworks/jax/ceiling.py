@@ -108,9 +108,11 @@ def _fastest(make: Callable[[int], CeilingProgram], first: int, last: int) -> Ce
             if not is_out_of_memory(error):
                 raise
             break
-        if larger_rate < _GROWTH * rate:
+        grew = larger_rate >= _GROWTH * rate
+        if larger_rate > rate:
+            best, rate = larger, larger_rate
+        if not grew:
             break
-        best, rate = larger, larger_rate
     return best
 
 
