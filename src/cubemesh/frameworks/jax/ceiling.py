@@ -2,7 +2,7 @@
 
 A product of two square matrices of side n is 2 n³ operations; a copy of b bytes reads b and writes
 b. The result goes into an array that is donated for it, so no call asks for memory. Where the size
-is not given it doubles until the rate grows by less than 5 %; the size before that is kept. Copies
+is not given it doubles until the rate grows by less than 5 %; the fastest size is kept. Copies
 start at 256 MiB, beyond nearly all caches: it is memory that is asked about. Elements are random,
 because a GPU multiplies zeros faster than anything real.
 """
