@@ -53,6 +53,13 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         requires="torch",
         install="pip install 'cubemesh[torch]'",
     ),
+    "pytorch-compiled": FrameworkEntry(
+        module="cubemesh.frameworks.pytorch.compiled",
+        summary="PyTorch, torch.compile by segment",
+        packages=("torch", "numpy"),
+        requires="torch",
+        install="pip install 'cubemesh[torch]'",
+    ),
 }
 
 
