@@ -9,6 +9,7 @@ import pytest
 from cubemesh import networks
 from cubemesh.frameworks.base import Batch, BuildRequest
 from cubemesh.model.spec import Placement, ProgramSettings, Train, TrainSteps
+from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.graph import Network
 from cubemesh.parallel.exchanges import NoExchange
 
@@ -21,6 +22,18 @@ def make_batch() -> Callable[..., Batch]:
         return Batch(images=images, labels=rng.integers(0, network.targets[0].classes, samples))
 
     return make
+
+
+@pytest.fixture
+def tiny() -> Network:
+    """Two segments, and little to compile."""
+    net = NetworkBuilder("tiny")
+    x = net.input("image", (3, 6, 6))
+    with net.segment("features"):
+        x = net.relu(net.conv(x, 4, kernel=3))
+    with net.segment("classifier"):
+        net.classify(net.linear(net.flatten(x), 10))
+    return net.build()
 
 
 @pytest.fixture

@@ -59,6 +59,13 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         requires="torch",
         install="pip install 'cubemesh[torch]'",
     ),
+    "pytorch-compiled": FrameworkEntry(
+        module="cubemesh.frameworks.pytorch.compiled",
+        summary="PyTorch, torch.compile by segment",
+        packages=("torch", "numpy"),
+        requires="torch",
+        install="pip install 'cubemesh[torch]'",
+    ),
     "jax": FrameworkEntry(
         module="cubemesh.frameworks.jax",
         summary="JAX, each step compiled by XLA",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, Protocol
+from typing import Any, Literal, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,6 +96,8 @@ class Capabilities:
     """Whether its programs call an exchange; False means one device only."""
     scripted: bool = False
     """Whether it plays a script instead of computing."""
+    hint: str = ""
+    """What would have to be installed for it to do more, in sentences; empty where nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +161,16 @@ class Program(Protocol):
 
     def close(self) -> None:
         """Give memory and threads back."""
+
+
+@runtime_checkable
+class Compiles(Protocol):
+    """A `Program` that is compiled before its first step; others need not offer this."""
+
+    def compile(self, placed: Any) -> bool | None:
+        """Compile what the work runs for batches like `placed`, and tell whether all of it came
+        from a cache (None where there was nothing left to compile). Call it before `load`: it may
+        leave anything in the arrays, but gives back what memory it took for a step."""
 
 
 class CeilingProgram(Protocol):
@@ -233,10 +245,11 @@ def check_supported(spec: RunSpec, able: Capabilities) -> None:
     if work.kind not in able.works:
         _refuse("work", work.kind, able.works, program.framework)
     if not able.devices:
-        raise Unsupported(f"{program.framework} finds no device it can use here.")
+        words = f"{program.framework} finds no device it can use here."
+        raise Unsupported(" ".join(filter(None, (words, able.hint))))
     kinds = {d.split(":")[0] for d in able.devices}
     if spec.placement.device not in ("auto", *kinds):
-        _refuse("device", spec.placement.device, kinds, program.framework)
+        _refuse("device", spec.placement.device, kinds, program.framework, able.hint)
     kind = able.devices[0].split(":")[0]
     kind = kind if spec.placement.device == "auto" else spec.placement.device
     if program.precision not in able.precisions[kind]:
@@ -260,7 +273,7 @@ def check_supported(spec: RunSpec, able: Capabilities) -> None:
         )
 
 
-def _refuse(what: str, asked: str, able: Iterable[str], framework: str) -> NoReturn:
-    raise Unsupported(
-        f"{framework} does not offer {what} '{asked}' here; it offers {', '.join(sorted(able))}."
-    )
+def _refuse(what: str, asked: str, able: Iterable[str], framework: str, hint: str = "") -> NoReturn:
+    offered = ", ".join(sorted(able))
+    words = f"{framework} does not offer {what} '{asked}' here; it offers {offered}."
+    raise Unsupported(" ".join(filter(None, (words, hint))))

@@ -19,7 +19,7 @@ class Log(Protocol):
     """Takes what was measured. Every call may come from the measuring thread only, but for
     `series`, which a sampler calls."""
 
-    def phase(self, name: str) -> AbstractContextManager[None]:
+    def phase(self, name: str) -> AbstractContextManager[object]:
         """Time what happens inside as a phase of the run, on the real clock."""
 
     def window(

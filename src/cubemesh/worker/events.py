@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,14 @@ from cubemesh.model.series import Series
 from cubemesh.model.warning import Warning
 
 PROGRESS_EVERY_S = 0.2
+
+
+@dataclass
+class RunningPhase:
+    """What is known of a phase before it has ended."""
+
+    cached: bool | None = None
+    """Whether what it compiled came from a cache; None where it compiled nothing."""
 
 
 def events_path(folder: Path, rank: int) -> Path:
@@ -54,13 +63,20 @@ class EventLog:
         return time.perf_counter() - self.origin
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Say that a phase begins, and how long it took if it ends well."""
-        start = self.now()
+    def phase(self, name: str) -> Iterator[RunningPhase]:
+        """Say that a phase begins, and how long it took, and whether it was cached, if it ends
+        well."""
+        start, running = self.now(), RunningPhase()
         self._say("enter", name=name)
-        yield
-        elapsed = self.now() - start
-        self._noun("phase", Phase(name=name, rank=self.rank, start_s=start, elapsed_s=elapsed))
+        yield running
+        phase = Phase(
+            name=name,
+            rank=self.rank,
+            start_s=start,
+            elapsed_s=self.now() - start,
+            cached=running.cached,
+        )
+        self._noun("phase", phase)
 
     def window(
         self,

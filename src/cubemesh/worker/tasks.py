@@ -4,11 +4,13 @@
     train                  data ─ build ─ weights ─ epochs, evaluations    (training/loop.py)
     ceiling                build ─ warm-up ─ measure                       (measure/timer.py)
 
-A task says what it finds to its log and raises what ends it (worker/outcomes.py).
+Between build and weights, a program that compiles does so, with one batch, in phase compile. A task
+says what it finds to its log and raises what ends it (worker/outcomes.py).
 
 Peak memory is the program's own count where its device keeps one. On the CPU it is the most that
 the process held from the loading of the weights on, less what it held, data and all, before the
-program was built; the kernel counts it (worker/memory.py), so nothing is slowed down.
+program was built, and less what compiling it has left in the process; the kernel counts it
+(worker/memory.py), so nothing is slowed down.
 """
 
 from __future__ import annotations
@@ -25,8 +27,10 @@ from cubemesh.data import Source, open_source
 from cubemesh.data.base import Split
 from cubemesh.data.feed import Feed, placed_batches
 from cubemesh.frameworks.base import (
+    Batch,
     BuildRequest,
     CeilingProgram,
+    Compiles,
     Diverged,
     Framework,
     OutOfMemory,
@@ -79,7 +83,11 @@ def train(task: Task) -> None:
     network = _network(work)
     with log.phase("data"):
         sources = _open(work, network, "train"), _open(work, network, "validation")
-    with _built(task, network) as program:
+
+    def sample() -> Batch:
+        return next(Feed(sources[0], work.batch_per_device, work.seed).epoch(0))
+
+    with _built(task, network, sample) as program:
         with Telemetry(log, task.usable_cores) as telemetry:
             started = time.perf_counter()
             windows = train_epochs(program, *sources, work, log, task.spec.program.data_on)
@@ -121,7 +129,7 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
     network = _network(work)
     with log.phase("data"):
         feed = Feed(_open(work, network, "train"), work.batch_per_device, work.seed)
-    with _built(task, network) as program:
+    with _built(task, network, lambda: next(feed.epoch(0))) as program:
         queue = step_of(program)
         batches = placed_batches(program, feed, task.spec.program.data_on)
 
@@ -166,9 +174,10 @@ def _network(work: NetworkWork) -> Network:
 
 
 @contextmanager
-def _built(task: Task, network: Network) -> Iterator[Program]:
-    """A program of `network` that holds its initial weights; the most memory it held until the end
-    is said there. An error leaves it as it is, because the process ends with it."""
+def _built(task: Task, network: Network, sample: Callable[[], Batch]) -> Iterator[Program]:
+    """A program of `network` that holds its initial weights; one that compiles is compiled for
+    `sample()`. The most memory it held until the end is said there. An error leaves it as it is,
+    because the process ends with it."""
     spec, log = task.spec, task.log
     work = cast(NetworkWork, spec.work)
     before_bytes = memory.held_bytes()
@@ -183,6 +192,9 @@ def _built(task: Task, network: Network) -> Iterator[Program]:
             threads=task.threads,
         )
         program = task.framework.build(request)
+    if isinstance(program, Compiles):
+        compiling_bytes = _compile(program, sample, log)
+        before_bytes = None if before_bytes is None else before_bytes + compiling_bytes
     with log.phase("weights"):
         program.load(network.draw(work.seed))
     since = "the weights were loaded" if memory.reset_peak() else "the process began"
@@ -201,6 +213,18 @@ def _check_limit(peak: Figure, limit_bytes: int | None) -> None:
         raise OutOfMemory(f"it held {format_bytes(peak.value)}, past {format_bytes(limit_bytes)}")
 
 
+def _compile(program: Program, sample: Callable[[], Batch], log: EventLog) -> int:
+    """Compile a program that offers it; how many bytes more the process holds after it."""
+    assert isinstance(program, Compiles)
+    before_bytes = memory.held_bytes()
+    with log.phase("compile") as phase:
+        phase.cached = program.compile(program.place(sample()))
+    after_bytes = memory.held_bytes()
+    if before_bytes is None or after_bytes is None:
+        return 0
+    return max(0, after_bytes - before_bytes)
+
+
 def _peak_memory(program: Program, before_bytes: int | None, since: str) -> Figure | None:
     counted = program.peak_memory_bytes()
     if counted is not None:
@@ -209,6 +233,8 @@ def _peak_memory(program: Program, before_bytes: int | None, since: str) -> Figu
     if held_bytes is None or before_bytes is None:
         return None
     method = f"most that the process held since {since}, less what it held before building"
+    if isinstance(program, Compiles):
+        method += " and what compiling has left"
     return Figure(value=max(0, held_bytes - before_bytes), unit="B", method=method)
 
 

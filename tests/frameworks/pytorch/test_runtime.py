@@ -70,6 +70,7 @@ def test_memory_refused_for_real_is_recognised(batch, room, precision):
         "std::bad_alloc",
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "CUDA out of memory. Tried to allocate 20.00 MiB.",
+        "could not create a primitive",
     ],
 )
 def test_known_refusals_are_recognised(words):
@@ -81,6 +82,8 @@ def test_other_errors_are_not():
         torch.ones(2, 3) @ torch.ones(2, 3)
     assert not runtime.is_out_of_memory(caught.value)
     assert not runtime.is_out_of_memory(KeyError("out of memory"))
+    unsupported = "could not create a primitive descriptor for a convolution forward propagation"
+    assert not runtime.is_out_of_memory(RuntimeError(unsupported))
 
 
 def test_an_impossible_array_is_refused_and_recognised():

@@ -43,11 +43,12 @@ class NetworkModule(nn.Module):
         nodes = network.needed(*(head.value for head in heads))
         for node in nodes:
             _hang(self, node.name, layers[node.name])
-        self.code = _write_forward(network, nodes, heads)
+        names = identifiers(network)
+        results = [head.value for head in heads]
+        self.code = write_forward(names, [network.inputs[0].name], nodes, results)
         """The forward pass as Python."""
-        names = _identifiers(network)
         called = {f"run_{names[n.name]}": layers[n.name] for n in nodes}
-        self._run = _compile(self.code, self._title, called)
+        self._run: Callable[[Tensor], Values] = define(self.code, self._title, called)["forward"]
 
     def forward(self, images: Tensor) -> Values:
         """Images (batch, channels, height, width) → each head's value, (batch, classes)."""
@@ -62,6 +63,8 @@ class Built:
     """A network as PyTorch modules; both run the same layers with the same arrays."""
 
     network: Network
+    layers: Mapping[str, nn.Module]
+    """By node."""
     training: NetworkModule
     """With every head."""
     evaluation: NetworkModule
@@ -92,11 +95,12 @@ def build_modules(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     memory_format: torch.memory_format = torch.contiguous_format,
+    overwrite: bool = True,
 ) -> Built:
     """The modules of `network`; their arrays hold nothing until `load`.
 
-    Four-dimensional arrays lie in `memory_format`. Unsupported when the network is not one of
-    images and labels.
+    `overwrite` lets a layer write over its input where nobody needs it any more. Four-dimensional
+    arrays lie in `memory_format`. Unsupported when the network is not one of images and labels.
     """
     if len(network.inputs) != 1 or len(network.targets) != 1:
         raise Unsupported(
@@ -110,10 +114,12 @@ def build_modules(
 
     parameters = {n: nn.Parameter(empty(p.shape)) for n, p in network.parameters.items()}
     state = {n: empty(s.shape) for n, s in network.state.items()}
-    layers = _layers(network, {**parameters, **state})
+    overwriting = may_overwrite(network) if overwrite else frozenset[str]()
+    layers = _layers(network, {**parameters, **state}, overwriting)
     judged = tuple(h for h in network.heads if not h.train_only)[-1:]
     return Built(
         network=network,
+        layers=layers,
         training=NetworkModule(network, network.heads, layers),
         evaluation=NetworkModule(network, judged, layers),
         parameters=parameters,
@@ -121,10 +127,11 @@ def build_modules(
     )
 
 
-def _layers(network: Network, arrays: Mapping[str, Tensor]) -> dict[str, nn.Module]:
+def _layers(
+    network: Network, arrays: Mapping[str, Tensor], overwriting: frozenset[str]
+) -> dict[str, nn.Module]:
     """Node name → module that holds the network's own arrays."""
     shapes = {i.name: i.shape for i in network.inputs} | {n.name: n.shape for n in network.nodes}
-    overwriting = may_overwrite(network)
     layers = {}
     for node in network.nodes:
         module = lower(node, shapes[node.inputs[0]], node.name in overwriting)
@@ -144,16 +151,16 @@ def _hang(root: nn.Module, name: str, layer: nn.Module) -> None:
     root.add_module(last, layer)
 
 
-def _write_forward(network: Network, nodes: Sequence[Node], heads: tuple[Head, ...]) -> str:
-    """A function from the network's input to the heads' values, in Python; it calls a node's
-    layer as `run_` and the node's identifier."""
-    names = _identifiers(network)
-    results = [head.value for head in heads]
+def write_forward(
+    names: Mapping[str, str], inputs: Sequence[str], nodes: Sequence[Node], results: Sequence[str]
+) -> str:
+    """A function `forward` from the values `inputs` to the tuple of the values `results`, in
+    Python; it calls a node's layer as `run_` and the node's identifier, which `names` has."""
     last_reader = {value: node.name for node in nodes for value in node.inputs}
-    lines = [f"def forward({names[network.inputs[0].name]}):"]
+    lines = [f"def forward({', '.join(names[value] for value in inputs)}):"]
     for node in nodes:
-        inputs = ", ".join(names[value] for value in node.inputs)
-        line = f"    {names[node.name]} = run_{names[node.name]}({inputs})"
+        read = ", ".join(names[value] for value in node.inputs)
+        line = f"    {names[node.name]} = run_{names[node.name]}({read})"
         done = [
             names[value]
             for value in dict.fromkeys(node.inputs)
@@ -164,18 +171,17 @@ def _write_forward(network: Network, nodes: Sequence[Node], heads: tuple[Head, .
     return "\n".join(lines) + "\n"
 
 
-def _compile(code: str, title: str, layers: Mapping[str, nn.Module]) -> Callable[[Tensor], Values]:
-    """The function that `code` defines, calling `layers` (by name there); a traceback through it
+def define(code: str, title: str, scope: Mapping[str, Any]) -> dict[str, Any]:
+    """What `code` defines, by name, where it finds the names of `scope`; a traceback through it
     shows its lines."""
     filename = f"<forward of {title}>"
     linecache.cache[filename] = (len(code), None, code.splitlines(keepends=True), filename)
-    scope: dict[str, Any] = dict(layers)
-    exec(compile(code, filename, "exec"), scope)
-    forward: Callable[[Tensor], Values] = scope["forward"]
-    return forward
+    defined = dict(scope)
+    exec(compile(code, filename, "exec"), defined)
+    return defined
 
 
-def _identifiers(network: Network) -> dict[str, str]:
+def identifiers(network: Network) -> dict[str, str]:
     """Name of each input and node → a Python identifier that reads like it, no two alike."""
     found: dict[str, str] = {}
     for value in (*(i.name for i in network.inputs), *(n.name for n in network.nodes)):

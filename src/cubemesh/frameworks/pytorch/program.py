@@ -36,6 +36,8 @@ class PyTorchProgram:
     """A network and its optimizer on one device, run eagerly; see `Program` in frameworks/base."""
 
     buckets: Sequence[Bucket] = ()
+    overwrites = True
+    """Whether a layer may write over its input where nobody needs it any more."""
 
     def __init__(self, request: BuildRequest) -> None:
         settings, work, self.device = request.program, request.work, request.device
@@ -53,6 +55,7 @@ class PyTorchProgram:
             device=self.device,
             dtype=self._dtype,
             memory_format=self._memory_format,
+            overwrite=self.overwrites,
         )
         self.module = self._built.training
         """The network as a module: `print` shows its layers, `module.code` is its forward pass."""
@@ -103,10 +106,7 @@ class PyTorchProgram:
         """The weighted sum over the heads of the mean loss of the batch."""
         images, labels = placed
         with self._autocast:
-            losses = [F.cross_entropy(scores, labels) for scores in self.module(images)]
-        if self._weights == (1.0,):
-            return losses[0]
-        return torch.stack([w * x for w, x in zip(self._weights, losses, strict=True)]).sum()
+            return total_loss(self._weights, self.module(images), labels)
 
     def evaluate(self, placed: Placed) -> Array:
         """Scores (batch, classes) in float32, or float64 where the program computes in it."""
@@ -153,6 +153,14 @@ class PyTorchProgram:
         del self.module, self._built, self._optimizer, self._scaler, self._loss
         if self._kind == "cuda":
             torch.cuda.empty_cache()
+
+
+def total_loss(weights: Sequence[float], scores: Sequence[Tensor], labels: Tensor) -> Tensor:
+    """The sum over the heads of weight times mean loss of the batch; a scalar."""
+    losses = [F.cross_entropy(values, labels) for values in scores]
+    if tuple(weights) == (1.0,):
+        return losses[0]
+    return torch.stack([w * x for w, x in zip(weights, losses, strict=True)]).sum()
 
 
 def build(request: BuildRequest) -> PyTorchProgram:

@@ -35,6 +35,9 @@ _REFUSALS = (
     "alloc_failed",
 )
 """What allocators say for want of memory: those of PyTorch, C++, the system, cuBLAS and cuDNN."""
+_NO_PRIMITIVE = "could not create a primitive"
+"""oneDNN's words when an operation it has already accepted (it says "primitive descriptor" where
+it has not) gets no memory for its generated code or its tables; it gives no reason."""
 
 
 def capabilities() -> Capabilities:
@@ -81,8 +84,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     if isinstance(error, (OutOfMemory, MemoryError, torch.cuda.OutOfMemoryError)):
         return True
+    if not isinstance(error, RuntimeError):
+        return False
     words = str(error).lower()
-    return isinstance(error, RuntimeError) and any(refusal in words for refusal in _REFUSALS)
+    return words.strip() == _NO_PRIMITIVE or any(refusal in words for refusal in _REFUSALS)
 
 
 def preload() -> None:

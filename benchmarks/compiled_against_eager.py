@@ -1,0 +1,160 @@
+"""How much faster than eager PyTorch is the compiled program, and what does compiling cost first?
+
+The two programs of cubemesh, `pytorch` and `pytorch-compiled`, train the same network from the same
+weights with a copy of the same batch in every step, in one process. Short windows of the two
+alternate, in an order drawn for each pair, as in harness_overhead.py, whose pairing this uses. Of
+each pair the ratio of throughputs is taken (compiled over eager; more than 1 is faster), of the
+ratios the median, and its 95 % interval by resampling the pairs.
+
+    python benchmarks/compiled_against_eager.py --network little-cnn --batch 64
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+
+from cubemesh import networks
+from cubemesh.frameworks import entry
+from cubemesh.frameworks.base import Batch, BuildRequest, Compiles
+from cubemesh.model.spec import Placement, ProgramSettings, TrainSteps
+from cubemesh.networks.graph import Network
+from cubemesh.parallel import exchanges
+from cubemesh.statistics import bootstrap_interval, mad, median
+from harness_overhead import Step, compare
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What is printed, and written with `--json`."""
+
+    network: str
+    batch: int
+    precision: str
+    device: str
+    threads: int
+    torch: str
+    pairs: int
+    steps_per_window: int
+    compile_s: float
+    """Of the first program; the others of its kind find it in the cache."""
+    cached: bool | None
+    eager_step_ms: float
+    eager_step_mad_ms: float
+    compiled_step_ms: float
+    compiled_step_mad_ms: float
+    ratio: float
+    """Compiled throughput over eager."""
+    low: float
+    high: float
+
+
+def make_step(
+    framework: str, network: Network, batch: Batch, request: BuildRequest
+) -> tuple[Step, float, bool | None]:
+    """(one step, seconds that compiling took, whether it came from the cache)."""
+    program = entry(framework).load().build(request)
+    start, cached = time.perf_counter(), None
+    if isinstance(program, Compiles):
+        cached = program.compile(program.place(batch))
+    compile_s = time.perf_counter() - start
+    program.load(network.draw(0))
+
+    def step() -> None:
+        program.train_step(program.place(batch))
+
+    return step, compile_s, cached
+
+
+def measure(args: argparse.Namespace) -> Result:
+    """Build instances of both, compare them, and sum up."""
+    network = networks.build(args.network, args.image_size, None)
+    rng = np.random.default_rng(0)
+    batch = Batch(
+        images=rng.random((args.batch, *network.inputs[0].shape), dtype=np.float32),
+        labels=rng.integers(0, network.targets[0].classes or 1, args.batch),
+    )
+    threads = args.threads or torch.get_num_threads()
+    request = BuildRequest(
+        network=network,
+        work=TrainSteps(network=args.network, batch_per_device=args.batch),
+        placement=Placement(),
+        program=ProgramSettings(precision=args.precision, layout=args.layout),
+        exchange=exchanges.make("none"),
+        device=args.device,
+        threads=threads,
+    )
+    compiled = [make_step("pytorch-compiled", network, batch, request) for _ in range(2)]
+    eager = [make_step("pytorch", network, batch, request) for _ in range(2)]
+    both = [(e[0], c[0]) for e, c in zip(eager, compiled, strict=True)]
+    steps, pairs = compare(both, args.seconds, args.device)
+    ratios = pairs[:, 0] / pairs[:, 1]
+    interval = bootstrap_interval(ratios, median)
+    per_step_ms = pairs / steps * 1e3
+    return Result(
+        network=args.network,
+        batch=args.batch,
+        precision=args.precision,
+        device=args.device,
+        threads=threads,
+        torch=torch.__version__,
+        pairs=len(pairs),
+        steps_per_window=steps,
+        compile_s=compiled[0][1],
+        cached=compiled[0][2],
+        eager_step_ms=median(per_step_ms[:, 0]),
+        eager_step_mad_ms=mad(per_step_ms[:, 0]),
+        compiled_step_ms=median(per_step_ms[:, 1]),
+        compiled_step_mad_ms=mad(per_step_ms[:, 1]),
+        ratio=median(ratios),
+        low=interval.low,
+        high=interval.high,
+    )
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--network", default="little-cnn")
+    parser.add_argument("--image-size", type=int, help="pixels; the network's own unless given")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=30.0, help="of measuring, at least")
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--layout", choices=["nchw", "nhwc"], default="nchw")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda:0")
+    parser.add_argument("--threads", type=int, help="PyTorch's own choice unless given")
+    parser.add_argument("--json", metavar="FILE", help="write the result there as well")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure and print."""
+    args = arguments()
+    result = measure(args)
+    origin = "from the cache" if result.cached else "not cached"
+    print(
+        f"{result.network}, minibatch {result.batch}, {result.precision} on {result.device}, "
+        f"{result.threads} threads, PyTorch {result.torch}: "
+        f"{result.pairs} pairs of windows of {result.steps_per_window} steps"
+    )
+    print(f"compiling took {result.compile_s:.1f} s ({origin})")
+    print(f"eager     {result.eager_step_ms:.3f} ms a step (MAD {result.eager_step_mad_ms:.3f})")
+    print(
+        f"compiled  {result.compiled_step_ms:.3f} ms a step (MAD {result.compiled_step_mad_ms:.3f})"
+    )
+    print(
+        f"ratio of throughputs, compiled / eager: {result.ratio:.4f} "
+        f"(95 % interval {result.low:.4f} to {result.high:.4f})"
+    )
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump({"schema": 1, **asdict(result)}, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()

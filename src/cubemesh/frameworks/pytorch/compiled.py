@@ -1,0 +1,176 @@
+"""PyTorch, compiled: the eager program with each segment of the network given to `torch.compile`.
+
+Forward, backward and loss are compiled by TorchInductor for the fixed shapes of a run: C++ on a
+CPU, Triton on a GPU. Batches, weights, precision, layout and optimizer are the eager program's; so
+is evaluation, which is not part of the step and meets a shorter last batch.
+
+What was compiled is kept in `$XDG_CACHE_HOME/cubemesh/compile/torch-VERSION`, or where
+TORCHINDUCTOR_CACHE_DIR says, and found again by later runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import sysconfig
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cubemesh.frameworks.base import BuildRequest, Capabilities
+from cubemesh.frameworks.pytorch import runtime
+from cubemesh.frameworks.pytorch.ceiling import build_ceiling
+from cubemesh.frameworks.pytorch.program import Placed, PyTorchProgram, total_loss
+from cubemesh.frameworks.pytorch.stages import build_stages
+
+__all__ = ["build", "build_ceiling", "capabilities", "is_out_of_memory", "preload"]
+
+BACKEND = "inductor"
+"""Of torch.compile."""
+
+_CPP_COMPILERS = ("g++", "clang++")
+_C_COMPILERS = ("gcc", "clang", "cc")
+_VOLTA = (7, 0)
+"""The first compute capability that Triton makes code for (README of triton-lang/triton)."""
+_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+class CompiledProgram(PyTorchProgram):
+    """The eager program, its forward pass, loss and backward pass compiled stage by stage."""
+
+    overwrites = False  # the compiler decides; a stage that changes its input would copy it back
+
+    def __init__(self, request: BuildRequest) -> None:
+        _set_up_compiler()
+        super().__init__(request)
+        compiled = partial(torch.compile, dynamic=False, fullgraph=True, backend=BACKEND)
+        self.staged = build_stages(self._built, partial(total_loss, self._weights), compiled)
+        """What is compiled: `staged.code` and `staged.stage_codes` are it as Python."""
+
+    def compile(self, placed: Placed) -> bool | None:
+        """Compile what the work runs by running it once, without an update, on arrays that may
+        hold anything; whether all of it came from the cache. `load` comes after it."""
+        hits, misses = _cache_counts()
+        if self._optimizer is None:
+            self.forward(placed)
+        else:
+            self._forward(placed).backward()  # type: ignore[no-untyped-call]
+            self._optimizer.zero_grad(set_to_none=True)
+        self.synchronize()
+        self._loss = torch.full((), float("nan"))
+        torch.manual_seed(self._work.seed)  # dropout goes on as if nothing had been drawn
+        now_hits, now_misses = _cache_counts()
+        if (now_hits, now_misses) == (hits, misses):
+            return None
+        return now_misses == misses
+
+    def _forward(self, placed: Placed) -> Tensor:
+        with self._autocast:
+            return self.staged.run(*placed)
+
+    def close(self) -> None:
+        """Drop every array and what was compiled for them."""
+        del self.staged
+        super().close()
+
+
+def build(request: BuildRequest) -> CompiledProgram:
+    """The program for `request`; its first step compiles, unless `compile` has."""
+    return CompiledProgram(request)
+
+
+def capabilities() -> Capabilities:
+    """Those of eager PyTorch, on the devices that can be compiled for here."""
+    able = runtime.capabilities()
+    devices, missing = [], []
+    for device in able.devices:
+        lack = _lacks_for_cpu() if device == "cpu" else _lacks_for_gpu(device)
+        if lack is None:
+            devices.append(device)
+        else:
+            missing.append(lack)
+    kinds = {device.split(":")[0] for device in devices}
+    return replace(
+        able,
+        devices=tuple(devices),
+        precisions={kind: able.precisions[kind] for kind in able.precisions if kind in kinds},
+        hint=" ".join(dict.fromkeys(missing)),
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error`, or what it was raised from, means that memory was refused: the compiler
+    wraps what it meets."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if runtime.is_out_of_memory(seen):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def preload() -> None:
+    """Import the compiler too. It is told to use no other process, so that none is started here or
+    outlives a worker."""
+    _set_up_compiler()
+    runtime.preload()
+    for name in ("compile_fx", "codegen.cpp", "codegen.cpp_wrapper_cpu", "codegen.triton"):
+        importlib.import_module(f"torch._inductor.{name}")
+
+
+def _set_up_compiler() -> None:
+    """Where the compiler keeps what it made, and that it works in this process alone. Its own
+    import settles where, so this comes before anything that imports it."""
+    if _CACHE_VARIABLE not in os.environ:
+        base = os.environ.get("XDG_CACHE_HOME", "")
+        cache = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+        folder = cache / "cubemesh" / "compile" / f"torch-{torch.__version__}"
+        os.environ[_CACHE_VARIABLE] = str(folder)
+    config = importlib.import_module("torch._inductor.config")
+    config.compile_threads = 1  # type: ignore[attr-defined]
+
+
+def _cache_counts() -> tuple[int, int]:
+    """Graphs (found in the cache, compiled anew) so far in this process."""
+    counters = importlib.import_module("torch._dynamo.utils").counters
+    graphs = counters["inductor"]
+    misses = graphs["fxgraph_cache_miss"] + graphs["fxgraph_cache_bypass"]
+    return graphs["fxgraph_cache_hit"], misses
+
+
+def _lacks_for_cpu() -> str | None:
+    """What must be installed to compile for the CPU; None where nothing lacks."""
+    asked = os.environ.get("CXX")
+    if not any(shutil.which(name) for name in ((asked,) if asked else _CPP_COMPILERS)):
+        what = f"CXX names '{asked}', which is not there" if asked else "there is none"
+        return (
+            f"To compile for the CPU it needs a C++ compiler, and {what}: install g++ or clang++ "
+            "(apt install g++), or set CXX to one."
+        )
+    return _lacks_headers("CPU")
+
+
+def _lacks_for_gpu(device: str) -> str | None:
+    """The same for a GPU."""
+    if torch.cuda.get_device_capability(device) < _VOLTA:
+        return f"{device} is older than compute capability 7.0, the first that Triton compiles for."
+    if find_spec("triton") is None:
+        return "To compile for the GPU it needs Triton: pip install triton."
+    asked = os.environ.get("CC")
+    if not any(shutil.which(name) for name in ((asked,) if asked else _C_COMPILERS)):
+        return "To compile for the GPU it needs a C compiler: install gcc (apt install gcc)."
+    return _lacks_headers("GPU")
+
+
+def _lacks_headers(kind: str) -> str | None:
+    if Path(sysconfig.get_paths()["include"], "Python.h").is_file():
+        return None
+    return (
+        f"To compile for the {kind} it needs Python's header files: install them "
+        "(apt install python3-dev)."
+    )

@@ -1,0 +1,139 @@
+"""What compiling must not change, and what it must say. Compiled networks are kept tiny."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cubemesh.frameworks.base import Unsupported, check_supported  # noqa: E402
+from cubemesh.frameworks.pytorch import compiled, program  # noqa: E402
+from cubemesh.model.spec import Placement, ProgramSettings, RunSpec, TrainSteps  # noqa: E402
+from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
+
+SPEC = RunSpec(
+    work=TrainSteps(network="little-cnn", batch_per_device=8),
+    program=ProgramSettings(framework="pytorch-compiled"),
+)
+compiles = pytest.mark.skipif(
+    "cpu" not in compiled.capabilities().devices, reason="no C++ compiler here"
+)
+
+
+def small():
+    """Two segments, with a batch normalisation and a sum."""
+    net = NetworkBuilder("small")
+    x = net.input("image", (3, 6, 6))
+    with net.segment("features"):  # no bias: before a batch normalisation its gradient is nothing
+        x = net.relu(net.batch_norm(net.conv(x, 4, kernel=3, padding=1, bias=False)))
+    with net.segment("classifier"):
+        x = net.flatten(net.max_pool(net.add(net.conv(x, 4, kernel=1), x), 2))
+        net.classify(net.linear(x, 5))
+    return net.build()
+
+
+def dropping():
+    """One segment, little more than a dropout."""
+    net = NetworkBuilder("dropping")
+    x = net.flatten(net.input("image", (3, 6, 6)))
+    net.classify(net.linear(net.dropout(x, 0.5), 5))
+    return net.build()
+
+
+def assert_near(one, other):
+    scale = max(np.abs(other).max(), 1e-300)
+    assert np.abs(one - other).max() <= 1e-9 * scale
+
+
+@compiles
+def test_in_fp64_it_is_the_eager_program(make_request, make_batch):
+    request = make_request(small(), precision="fp64", learning_rate=0.1, weight_decay=0.01)
+    eager, ours = program.build(request), compiled.build(request)
+    weights = request.network.draw(0)
+    batches = [make_batch(request.network, seed=s) for s in range(3)]
+    assert ours.compile(ours.place(batches[0])) is not None
+    assert ours.compile(ours.place(batches[0])) is None
+    assert np.isnan(ours.loss())
+    for one in (eager, ours):
+        one.load(weights)
+    for batch in batches:
+        for one in (eager, ours):
+            one.train_step(one.place(batch))
+        assert ours.loss() == pytest.approx(eager.loss(), rel=1e-9)
+        gradients = [[p.grad.numpy() for p in x._built.parameters.values()] for x in (ours, eager)]
+        for mine, its in zip(*gradients, strict=True):
+            assert_near(mine, its)
+        state = eager.state()
+        for name, array in ours.state().items():
+            assert_near(array, state[name])
+        scores = [x.evaluate(x.place(batch)) for x in (ours, eager)]
+        assert_near(*scores)
+    statistics = [name for name in request.network.state if "mean" in name]
+    assert statistics
+    assert all(not np.array_equal(ours.state()[name], weights[name]) for name in statistics)
+
+
+@compiles
+def test_dropout_is_drawn_anew_each_step_and_alike_for_one_seed(make_request, make_batch):
+    request = make_request(dropping(), learning_rate=0.0)
+    losses = []
+    for precompiled in (True, False):
+        ours = compiled.build(request)
+        placed = ours.place(make_batch(request.network))
+        if precompiled:
+            ours.compile(placed)
+        ours.load(request.network.draw(0))
+        for _ in range(3):
+            ours.train_step(placed)
+            losses.append(ours.loss())
+    assert len(set(losses[:3])) == 3
+    assert losses[:3] == losses[3:]
+
+
+def test_without_a_compiler_it_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    able = compiled.capabilities()
+    assert able.devices == ()
+    assert able.precisions == {}
+    with pytest.raises(Unsupported, match=r"no device it can use here\. .*install g\+\+"):
+        check_supported(SPEC, able)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "CXX names 'no-such-compiler'" in compiled.capabilities().hint
+
+
+def test_a_gpu_without_a_cpu_compiler_says_why_the_cpu_is_refused():
+    able = dataclasses.replace(
+        compiled.capabilities(), devices=("cuda:0",), hint="Install g++ for the CPU."
+    )
+    spec = dataclasses.replace(SPEC, placement=Placement(device="cpu"))
+    with pytest.raises(Unsupported, match=r"offers cuda\. Install g\+\+ for the CPU"):
+        check_supported(spec, able)
+
+
+def test_memory_refused_inside_the_compiler_is_seen():
+    wrapped = RuntimeError("backend failed")
+    wrapped.__cause__ = MemoryError()
+    assert compiled.is_out_of_memory(wrapped)
+    assert not compiled.is_out_of_memory(RuntimeError("backend failed"))
+
+
+def test_what_is_compiled_is_kept_in_the_cache_folder(tmp_path):
+    code = (
+        "import os; from cubemesh.frameworks.pytorch import compiled; compiled.preload();"
+        "from torch._inductor.runtime.cache_dir_utils import cache_dir; print(cache_dir());"
+        "from torch._inductor import config; print(config.compile_threads)"
+    )
+    own = {k: v for k, v in os.environ.items() if not k.startswith("TORCHINDUCTOR")}
+    own |= {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=own, capture_output=True, text=True, check=True
+    )
+    folder, threads = done.stdout.split()
+    assert folder == str(tmp_path / "cubemesh" / "compile" / f"torch-{torch.__version__}")
+    assert threads == "1"

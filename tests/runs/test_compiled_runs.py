@@ -1,0 +1,48 @@
+"""A compiled run: what the record says of compiling, and that its compilers end with the worker."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from cubemesh.frameworks import entry
+from cubemesh.model import Status
+from cubemesh.results import Store
+from cubemesh.runs import Executor
+
+pytest.importorskip("torch")
+
+if "cpu" not in entry("pytorch-compiled").load().capabilities().devices:
+    pytest.skip("no C++ compiler here", allow_module_level=True)
+
+LIMIT_S = 100
+
+
+def test_a_worker_killed_among_its_compilers_leaves_none(
+    tmp_path, small_machine, null_spec, living, worker_of, nobody_left, monkeypatch
+):
+    def strike():
+        deadline = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline:
+            names = {name for _, name in living(tmp_path / "runs")}
+            if names & {"cc1plus", "clang", "clang++"}:
+                os.kill(worker_of(tmp_path / "runs"), signal.SIGKILL)
+                return
+            time.sleep(0.02)
+
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # nothing is cached yet
+    striker = threading.Thread(target=strike)
+    striker.start()
+    with (
+        Store.open(str(tmp_path / "results.db")) as store,
+        Executor(store, machine=small_machine, runs_folder=tmp_path / "runs") as executor,
+    ):
+        (record,) = executor.run([null_spec(framework="pytorch-compiled", time_limit_s=LIMIT_S)])
+        striker.join()
+        assert record.outcome.status is Status.KILLED, record.outcome
+        assert record.outcome.facts["phase"] == "compile"
+        left = {name for _, name in living(tmp_path / "runs")}
+        assert left <= {"cubemesh-server"}
+    assert nobody_left(tmp_path / "runs")
