@@ -7,7 +7,7 @@ to `EXPERIMENTS`.
 from __future__ import annotations
 
 from cubemesh.errors import unknown_name
-from cubemesh.experiments import batch_accuracy, minibatch
+from cubemesh.experiments import batch_accuracy, frameworks, minibatch
 from cubemesh.experiments.base import Context, Experiment, Scale
 from cubemesh.experiments.suites import SUITES, Ask, Suite
 
@@ -27,6 +27,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     for e in (
         minibatch.EXPERIMENT,
         batch_accuracy.EXPERIMENT,
+        frameworks.EXPERIMENT,
     )
 }
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from cubemesh.experiments.groups import Group, group_by
-from cubemesh.experiments.verdicts import bounds, close, every, sided, untested
+from cubemesh.experiments.ratios import bounds, ratio
+from cubemesh.experiments.verdicts import close, every, sided, untested
 from cubemesh.model import (
     Claim,
     Figure,
@@ -258,9 +259,7 @@ def _ratio(evidence: Evidence, network: str, batch: int, over: int) -> Figure | 
     for wanted in (batch, over):
         if wanted not in groups:
             return _not_measured(network, wanted)
-    a, b = _throughput(groups[batch]), _throughput(groups[over])
-    (a_low, a_high), (b_low, b_high) = bounds(a), bounds(b)
-    return Figure(value=a.value / b.value, unit="x", low=a_low / b_high, high=a_high / b_low)
+    return replace(ratio(_throughput(groups[batch]), _throughput(groups[over])), unit="x")
 
 
 def _throughput(group: Group[int]) -> Figure:
