@@ -242,6 +242,7 @@ class Executor:
             origin=time.perf_counter(),
             usable_cores=self._machine.cpu.usable_cores,
             gpu_memory_bytes=gpus[0].memory_bytes if gpus else None,
+            gpu_uuid=gpus[0].uuid if gpus else None,
         )
         return watch(server, job, self._observer)
 

@@ -111,6 +111,6 @@ def series_name(series: Series) -> tuple[str, str]:
 
 def _figure_name(name: str) -> str:
     """`peak_memory_bytes` reads "peak memory": the value carries the unit."""
-    for ending in ("_flops_per_s", "_bytes_per_s", "_per_s", "_bytes", "_days", "_s"):
+    for ending in ("_flops_per_s", "_bytes_per_s", "_per_s", "_bytes", "_days", "_percent", "_s"):
         name = name.removesuffix(ending)
     return wording.words(name)
