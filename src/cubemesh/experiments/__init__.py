@@ -7,7 +7,14 @@ to `EXPERIMENTS`.
 from __future__ import annotations
 
 from cubemesh.errors import unknown_name
-from cubemesh.experiments import batch_accuracy, frameworks, minibatch
+from cubemesh.experiments import (
+    batch_accuracy,
+    frameworks,
+    image_size,
+    minibatch,
+    model_size,
+    precision,
+)
 from cubemesh.experiments.base import Context, Experiment, Scale
 from cubemesh.experiments.suites import SUITES, Ask, Suite
 
@@ -28,6 +35,9 @@ EXPERIMENTS: dict[str, Experiment] = {
         minibatch.EXPERIMENT,
         batch_accuracy.EXPERIMENT,
         frameworks.EXPERIMENT,
+        image_size.EXPERIMENT,
+        model_size.EXPERIMENT,
+        precision.EXPERIMENT,
     )
 }
 
