@@ -75,8 +75,8 @@ def test_who_is_fastest_and_what_compiling_gains(record_of):
     )
     assert any(t.startswith("resnet-50: pytorch-compiled and pytorch are level") for t in texts)
     (compiling,) = [t for t in texts if t.startswith("pytorch-compiled against pytorch")]
-    assert "gains on alexnet (2.00×" in compiling
-    assert "loses on vgg16 (0.83×" in compiling
+    assert "gains on alexnet 2.00× (" in compiling
+    assert "loses on vgg16 0.83× (" in compiling
     assert "level on resnet-50" in compiling
     card = next(f for f in answer.findings if f.question)
     assert card.value == 1

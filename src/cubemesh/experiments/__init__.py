@@ -9,6 +9,7 @@ from __future__ import annotations
 from cubemesh.errors import unknown_name
 from cubemesh.experiments import (
     batch_accuracy,
+    devices,
     frameworks,
     image_size,
     minibatch,
@@ -38,6 +39,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         image_size.EXPERIMENT,
         model_size.EXPERIMENT,
         precision.EXPERIMENT,
+        devices.EXPERIMENT,
     )
 }
 

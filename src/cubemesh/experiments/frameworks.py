@@ -170,7 +170,7 @@ def _findings(forward: Matrix, training: Matrix) -> Iterator[Finding]:
 
 
 def _fastest(training: Matrix) -> Iterator[Finding]:
-    """Who is surely the fastest how often, then each network with its two fastest."""
+    """Who is the fastest how often, then each network with its two fastest."""
     compared = [n for n in training.networks if len(training.row(n)) > 1]
     wins: dict[str, int] = {}
     lines = []
@@ -188,13 +188,14 @@ def _fastest(training: Matrix) -> Iterator[Finding]:
         best = max(wins, key=lambda name: wins[name])
         yield Finding(
             question="Which framework trains fastest?",
-            text=f"{best} is surely the fastest on {wins[best]} of {len(compared)} "
-            f"{'network' if len(compared) == 1 else 'networks'}.",
+            text=f"{best} trains {wins[best]} of {len(compared)} "
+            f"{'network' if len(compared) == 1 else 'networks'} fastest.",
             value=wins[best],
-            unit=f"of {len(compared)}, {best}",
+            unit=f"of {len(compared)}: {best}",
+            doubts=tuple(dict.fromkeys(code for line in lines for code in line.doubts)),
         )
     else:
-        yield Finding(text="No framework is surely the fastest with any network.")
+        yield Finding(text="No framework trains any network surely fastest.")
     yield from lines
 
 
@@ -202,7 +203,7 @@ def _compiling(training: Matrix, compiled: str, plain: str) -> Iterator[Finding]
     told: dict[int, list[str]] = {1: [], -1: [], 0: []}
     seen: list[Group[Key]] = []
     for network, found, groups in training.ratios(compiled, plain):
-        told[called(found)].append(f"{network} ({show_ratio(found)})")
+        told[called(found)].append(f"{network} {show_ratio(found)}")
         seen += groups
     parts = [
         f"{words} {listed(told[side])}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cubemesh.experiments.beside import published_line, published_sweep
-from cubemesh.experiments.feeding import utilisation, utilisation_cell
+from cubemesh.experiments.feeding import device_word, utilisation, utilisation_cell
 from cubemesh.experiments.groups import Group
 from cubemesh.model import (
     Axis,
@@ -104,7 +104,7 @@ def _beside(groups: Groups, batch: int, *, milliseconds: bool) -> Cell:
 
 
 def charts(shown: Shown) -> Iterator[Chart]:
-    """Samples/s and the time per sample against the minibatch; none where nothing was asked."""
+    """Samples/s, and a GPU's utilisation, by minibatch; none where nothing was asked."""
     network = shown.network
     points = tuple(g.point(g.key, g.throughput) for g in shown.training)
     if not points:
@@ -123,8 +123,8 @@ def charts(shown: Shown) -> Iterator[Chart]:
         y=Axis(name="throughput", unit="samples/s", from_zero=True),
         lines=(*lines, *published),
     )
-    busy = tuple(_busy_point(g) for g in shown.training)
-    if any(p.y is not None for p in busy):
+    if device_word(shown.training) == "GPU":  # a CPU is never starved by its own memory
+        busy = tuple(_busy_point(g) for g in shown.training)
         yield Chart(
             name=f"minibatch-{network}-utilisation",
             title=f"{network}: utilisation by minibatch",

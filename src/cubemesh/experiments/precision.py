@@ -198,7 +198,7 @@ def _findings(matrix: Matrix, ceilings: list[Group[str]]) -> Iterator[Finding]:
         told: dict[int, list[str]] = {1: [], -1: [], 0: []}
         seen: list[Group[Key]] = []
         for network, found, groups in matrix.ratios(precision, AGAINST):
-            told[called(found)].append(f"{network} ({show_ratio(found)})")
+            told[called(found)].append(f"{network} {show_ratio(found)}")
             seen += groups
             card = Finding(
                 question="What do fewer bits gain?",

@@ -42,7 +42,10 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
     ]
     facts.append(("wall time", format_seconds(record.elapsed_s)))
     facts.append(("started", wording.moment(record.started_utc)))
-    devices = dict.fromkeys(f"{rank.device} on {rank.host}" for rank in record.ranks)
+    devices = dict.fromkeys(
+        f"{rank.device}{f' ({rank.device_name})' if rank.device_name else ''} on {rank.host}"
+        for rank in record.ranks
+    )
     if devices:
         facts.append(("ran on", wording.clean(", ".join(devices))))
     facts += [
