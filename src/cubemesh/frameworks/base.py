@@ -9,7 +9,7 @@ refuses with `Unsupported`, which becomes an outcome.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, Protocol, runtime_checkable
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.model.spec import Ceiling, NetworkWork, Placement, ProgramSettings, RunSpec
 from cubemesh.networks.graph import Network
+from cubemesh.networks.layers import Layer
 
 Array = NDArray[Any]
 WorkKind = Literal["train_steps", "forward", "train", "ceiling"]
@@ -94,6 +95,8 @@ class Capabilities:
     optimizers: frozenset[str]
     exchanges_gradients: bool = False
     """Whether its programs call an exchange; False means one device only."""
+    compiles_segments: bool = False
+    """Whether `compile_by` may be `segment`."""
     scripted: bool = False
     """Whether it plays a script instead of computing."""
     hint: str = ""
@@ -234,6 +237,16 @@ def check_weights(given: Mapping[str, Array], network: Network) -> None:
             )
 
 
+def check_layers(network: Network, lowered: Container[type[Layer]], framework: str) -> None:
+    """`Unsupported` where `network` has a layer that is not among those `framework` lowers."""
+    for node in network.nodes:
+        if type(node.layer) not in lowered:
+            raise Unsupported(
+                f"{framework} has no {type(node.layer).__name__} layer, and {network.name} needs "
+                "one. pytorch and jax have every layer."
+            )
+
+
 def monotonic_s() -> float:
     """The clock of every program that computes: never set back, never slewed by date changes."""
     return time.perf_counter()
@@ -264,6 +277,8 @@ def check_supported(spec: RunSpec, able: Capabilities) -> None:
         )
     if program.exchange != "none" and not able.exchanges_gradients:
         _refuse("exchange", program.exchange, {"none"}, program.framework)
+    if program.compile_by == "segment" and not able.compiles_segments:
+        _refuse("compile_by", "segment", {"network"}, program.framework)
     optimizer = getattr(work, "optimizer", None)
     if optimizer is not None and optimizer not in able.optimizers:
         _refuse("optimizer", optimizer, able.optimizers, program.framework)
