@@ -26,7 +26,7 @@ def by_hand():
     return module
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", ["little-cnn", pytest.param("alexnet", marks=pytest.mark.sweep)])
 def test_losses_of_two_steps_equal_those_of_handwritten_code(
     name, by_hand, make_request, make_batch, without_dropout, monkeypatch
 ):
