@@ -1,10 +1,11 @@
-"""CIFAR-10 from a folder the user names, in its published binary format.
+"""CIFAR-10 from a folder the user names, in its published binary or Python format.
 
 60,000 colour images of 32×32 in 10 classes (A. Krizhevsky, "Learning Multiple Layers of Features
 from Tiny Images", 2009): data_batch_1.bin to data_batch_5.bin for training and test_batch.bin for
 validation. Each file is 10,000 records of one label byte and 3,072 image bytes (red, green, blue
 plane, each row by row), 30,730,000 bytes in all. Files are mapped, not read: what a run does not
-touch is not loaded.
+touch is not loaded. The Python format, data_batch_1 to test_batch without an ending, is read whole
+(`cifar10_python.py`); where a folder has both, the binary files are taken.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from cubemesh.data.arrays import Raw, prepared
 from cubemesh.data.base import Shape, Source, Split, check_classes
+from cubemesh.data.cifar10_python import read_batch
 from cubemesh.errors import DataError
 from cubemesh.units import format_count
 
@@ -30,6 +32,8 @@ FILES: dict[Split, tuple[str, ...]] = {
 }
 CHILD = "cifar-10-batches-bin"
 """The folder the published archive unpacks into."""
+PYTHON_CHILD = "cifar-10-batches-py"
+"""The same of the Python format."""
 _ARCHIVE = "cifar-10-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html"
 
 
@@ -41,11 +45,15 @@ def open_cifar10(path: Path, split: Split, shape: Shape, classes: int) -> Source
     """
     check_classes("cifar-10", CLASSES, classes)
     folder = check_files(path)
-    records = [_mapped(folder / name) for name in FILES[split]]
+    if _is_python(folder):
+        batches = [read_batch(folder / _python_name(name)) for name in FILES[split]]
+    else:
+        records = [_mapped(folder / name) for name in FILES[split]]
+        batches = [(r[:, 1:], r[:, 0].astype(np.int64)) for r in records]
     raw = Raw(
         "cifar-10",
-        [r[:, 1:] for r in records],
-        np.concatenate([r[:, 0] for r in records]).astype(np.int64),
+        [images for images, _ in batches],
+        np.concatenate([labels for _, labels in batches]),
         raw_shape=(3, 32, 32),
         white=255,
         classes=CLASSES,
@@ -58,9 +66,18 @@ def check_files(path: Path) -> Path:
     """The folder that holds all six files, each of the right size, looking at sizes alone.
 
     DataError for a folder or file that is missing and for a file of another size: it names the
-    file, its size, and the size it should have.
+    file, its size, and the size it should have. Of the Python format it is known only when they
+    are opened whether they are whole.
     """
     folder = _folder(path)
+    if _is_python(folder):
+        for name in (*FILES["train"], *FILES["validation"]):
+            if not (folder / _python_name(name)).is_file():
+                raise DataError(
+                    f"CIFAR-10 needs {folder / _python_name(name)}, which is not there. Unpack "
+                    f"cifar-10-python.tar.gz again and give its folder {PYTHON_CHILD} as data_path."
+                )
+        return folder
     for name in (*FILES["train"], *FILES["validation"]):
         file = folder / name
         if not file.is_file():
@@ -86,7 +103,21 @@ def _folder(path: Path) -> Path:
             f"data_path={path} is {found}. Give the folder that holds data_batch_1.bin, which "
             f"comes with {_ARCHIVE}."
         )
-    return path / CHILD if (path / CHILD).is_dir() else path
+    for child in (CHILD, PYTHON_CHILD):
+        if (path / child).is_dir():
+            return path / child
+    return path
+
+
+def _python_name(name: str) -> str:
+    return name.removesuffix(".bin")
+
+
+def _is_python(folder: Path) -> bool:
+    """Whether `folder` has files of the Python format and none of the binary one."""
+    names = (*FILES["train"], *FILES["validation"])
+    binary = any((folder / name).exists() for name in names)
+    return not binary and any((folder / _python_name(name)).exists() for name in names)
 
 
 def _mapped(file: Path) -> NDArray[np.uint8]:

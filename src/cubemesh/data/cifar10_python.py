@@ -1,0 +1,97 @@
+"""CIFAR-10 in its published Python format: pickles, read by an unpickler that runs nothing.
+
+Each of data_batch_1 to data_batch_5 and test_batch is a pickled dictionary with b"data", an array
+(10000, 3072) of bytes, and b"labels", a list of 10,000 numbers. A pickle may name any function to
+be called while it is read, so this one is given nothing but what rebuilds an array of NumPy's:
+whatever else a file asks for is refused before it is looked up.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cubemesh.errors import DataError
+from cubemesh.units import format_count
+
+RECORDS = 10_000
+IMAGE_BYTES = 3 * 32 * 32
+CLASSES = 10
+LARGEST_BYTES = 64 * 2**20
+"""A published file has 31 MB; a larger one is not opened."""
+_AGAIN = "Unpack cifar-10-python.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html again."
+_ADMITTED = {
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("_codecs", "encode"),
+}
+"""What a pickled array of bytes names, in old and new NumPy; protocol 2 keeps bytes as text and the
+call that encodes it. Containers, numbers and strings need no name."""
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    """The one encoding that bytes are kept in; any other would load a codec."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"it asks for the encoding {encoding}")
+    return text.encode("latin1")
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Refuses every name but those of `_ADMITTED`."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ADMITTED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        if name == "encode":
+            return _encode
+        return super().find_class(module, name)
+
+
+def read_batch(file: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Images (10000, 3072) and labels (10000,) of `file`.
+
+    DataError where it is no such file: too large, no pickle, one that asks for more than arrays and
+    plain containers, or one of other contents.
+    """
+    size = file.stat().st_size
+    if size > LARGEST_BYTES:
+        raise DataError(f"{file} has {format_count(size)} bytes, too many for CIFAR-10. {_AGAIN}")
+    try:
+        with file.open("rb") as opened:
+            found = _ArraysOnly(opened, encoding="bytes").load()
+    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError) as error:
+        raise DataError(f"{file} is refused: {_why(error)}. {_AGAIN}") from error
+    except (IndexError, KeyError, ImportError, MemoryError, OverflowError, LookupError) as error:
+        raise DataError(f"{file} is refused: {_why(error)}. {_AGAIN}") from error
+    images, labels = _parts(found)
+    if images is None or labels is None:
+        raise DataError(
+            f"{file} is not a file of CIFAR-10: it must hold data, {format_count(RECORDS)} × "
+            f"{format_count(IMAGE_BYTES)} bytes, and as many labels from 0 to 9. {_AGAIN}"
+        )
+    return images, labels
+
+
+def _why(error: Exception) -> str:
+    return f"{error}; only arrays and plain containers are read from a pickle"
+
+
+def _parts(found: object) -> tuple[NDArray[np.uint8] | None, NDArray[np.int64] | None]:
+    """Images and labels, each None where it is not what it must be."""
+    if not isinstance(found, dict):
+        return None, None
+    data, labels = found.get(b"data"), found.get(b"labels")
+    images = None
+    if isinstance(data, np.ndarray) and data.dtype == np.uint8:
+        images = data if data.shape == (RECORDS, IMAGE_BYTES) else None
+    if not isinstance(labels, list) or len(labels) != RECORDS:
+        return images, None
+    if not all(type(label) is int and 0 <= label < CLASSES for label in labels):
+        return images, None
+    return images, np.array(labels, np.int64)
