@@ -31,6 +31,8 @@ except ImportError as error:
 
 _MOST_MARKS = 40
 """A line with more points than this is drawn without marks."""
+_MOST_LABELS = 14
+"""More upright bars than this stand too close for their values to be written above them."""
 
 
 def vega_lite(
@@ -80,7 +82,7 @@ class _Layers:
         self.chart = frame.chart
         shown = legend and len(self.chart.lines) > 1
         symbol = _SYMBOLS[self.chart.kind]
-        self.legend = alt.Legend(orient="top", offset=34, title=None, **symbol) if shown else None
+        self.legend = alt.Legend(orient="top", offset=40, title=None, **symbol) if shown else None
 
     def all(self) -> Iterator[alt.Chart]:
         """The layers of every line; where no point has a value, one that only makes the axes."""
@@ -189,6 +191,8 @@ class _Layers:
             yield from self._interval_bars(
                 self._grouped(self._base(intervals)), variable("ink"), weight=1
             )
+        if not self.frame.sideways and len(self.frame.points) > _MOST_LABELS:
+            return
         end = {"dx": 6, "align": "left"} if self.frame.sideways else {"dy": -8}
         # The label stands clear of the interval's end.
         field = "high" if len(intervals) == len(rows) else "y"
