@@ -63,7 +63,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
     ),
     "pytorch-compiled": FrameworkEntry(
         module="cubemesh.frameworks.pytorch.compiled",
-        summary="PyTorch, torch.compile by segment",
+        summary="PyTorch, torch.compile",
         compiles="pytorch",
         packages=("torch", "numpy"),
         requires="torch",
