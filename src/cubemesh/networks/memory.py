@@ -36,12 +36,16 @@ from cubemesh.networks.saved import (
     log_probabilities,
     saved,
 )
+from cubemesh.networks.sequence_layers import ClassToken, PositionEmbedding, SelectPosition
 
 OPTIMIZER_ARRAYS: dict[Optimizer, int] = {"sgd": 1, "rmsprop": 1, "adam": 2}
 """Arrays as large as the weights that each optimizer keeps."""
 _UPDATE_ARRAYS: dict[Optimizer, int] = {"sgd": 0, "rmsprop": 1, "adam": 0}
 """Arrays as large as the weights that live during the update: RMSprop's square roots. The other
 two are one fused kernel."""
+
+_HAND_ON = (Add, Concat, ClassToken, PositionEmbedding)
+"""Layers that hand the gradient of their result on as it is, whole or in slices."""
 
 _Group = Literal["activations", "gradients", "workspace"]
 
@@ -210,7 +214,9 @@ class _Walk:
 
     def _gradients_of_inputs(self, node: Node, own: str) -> list[tuple[str, str]]:
         """(value, array its gradient from `node` lies in), for each input that needs one."""
-        handed_on = isinstance(node.layer, (Add, Concat)) or node.layer.category == "view"
+        handed_on = isinstance(node.layer, _HAND_ON) or (
+            node.layer.category == "view" and not isinstance(node.layer, SelectPosition)
+        )
         arrived = []
         for value in node.inputs:
             if value in self.flow.needs_gradient:

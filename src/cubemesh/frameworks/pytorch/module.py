@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cubemesh.frameworks.base import Array, Unsupported, check_weights
-from cubemesh.frameworks.pytorch.lowerings import ATTRIBUTES, lower, may_overwrite
+from cubemesh.frameworks.base import Array, Unsupported, check_layers, check_weights
+from cubemesh.frameworks.pytorch.lowerings import ATTRIBUTES, LOWERINGS, lower, may_overwrite
 from cubemesh.networks.graph import Head, Network, Node
 
 Values = tuple[Tensor, ...]
@@ -102,6 +102,7 @@ def build_modules(
     `overwrite` lets a layer write over its input where nobody needs it any more. Four-dimensional
     arrays lie in `memory_format`. Unsupported when the network is not one of images and labels.
     """
+    check_layers(network, LOWERINGS, "pytorch")
     if len(network.inputs) != 1 or len(network.targets) != 1:
         raise Unsupported(
             f"pytorch feeds a network images and labels; {network.name} takes "
