@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cubemesh.frameworks.base import BuildRequest, Capabilities
+from cubemesh.frameworks.base import BuildRequest, Capabilities, Unsupported
 from cubemesh.frameworks.pytorch import runtime
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
 from cubemesh.frameworks.pytorch.program import Placed, PyTorchProgram, total_loss
@@ -47,6 +47,8 @@ class CompiledProgram(PyTorchProgram):
 
     def __init__(self, request: BuildRequest) -> None:
         _set_up_compiler()
+        if request.program.precision_of:
+            _trace_backward_without_autocast()
         super().__init__(request)
         compiled = partial(torch.compile, dynamic=False, fullgraph=True, backend=BACKEND)
         self.staged = build_stages(self._built, partial(total_loss, self._weights), compiled)
@@ -133,6 +135,20 @@ def _set_up_compiler() -> None:
         os.environ[_CACHE_VARIABLE] = str(folder)
     config = importlib.import_module("torch._inductor.config")
     config.compile_threads = 1  # type: ignore[attr-defined]
+
+
+def _trace_backward_without_autocast() -> None:
+    """Compile backward passes as eager ones run: each in the types of its forward pass. By itself
+    the compiler traces them under the forward pass's autocast, which would make the gradients of a
+    layer in fp32 narrow."""
+    config = importlib.import_module("torch._functorch.config")
+    if not hasattr(config, "backward_pass_autocast"):
+        raise Unsupported(
+            f"PyTorch {torch.__version__} compiles backward passes under the autocast around them, "
+            "so no layer's gradients keep a precision of their own. Leave precision_of out, or "
+            "upgrade PyTorch."
+        )
+    config.backward_pass_autocast = "off"  # type: ignore[attr-defined]
 
 
 def _cache_counts() -> tuple[int, int]:
