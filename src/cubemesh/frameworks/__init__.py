@@ -61,7 +61,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
     ),
     "pytorch-compiled": FrameworkEntry(
         module="cubemesh.frameworks.pytorch.compiled",
-        summary="PyTorch, torch.compile by segment",
+        summary="PyTorch, torch.compile",
         packages=("torch", "numpy"),
         requires="torch",
         install="pip install 'cubemesh[torch]'",

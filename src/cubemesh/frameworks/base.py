@@ -98,6 +98,8 @@ class Capabilities:
     """Ways to scale the loss in fp16 that can be chosen: `dynamic`, `static`."""
     precision_by_layer: bool = False
     """Whether layers may be given a precision of their own."""
+    compiles_segments: bool = False
+    """Whether `compile_by` may be `segment`."""
     scripted: bool = False
     """Whether it plays a script instead of computing."""
     hint: str = ""
@@ -288,6 +290,8 @@ def check_supported(spec: RunSpec, able: Capabilities) -> None:
         )
     if program.exchange != "none" and not able.exchanges_gradients:
         _refuse("exchange", program.exchange, {"none"}, program.framework)
+    if program.compile_by == "segment" and not able.compiles_segments:
+        _refuse("compile_by", "segment", {"network"}, program.framework)
     optimizer = getattr(work, "optimizer", None)
     if optimizer is not None and optimizer not in able.optimizers:
         _refuse("optimizer", optimizer, able.optimizers, program.framework)

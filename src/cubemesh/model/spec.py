@@ -22,6 +22,7 @@ Layout = Literal["nchw", "nhwc"]
 DataOn = Literal["host", "device"]
 Optimizer = Literal["sgd", "rmsprop", "adam", "adamw", "lars"]
 LossScale = Literal["dynamic"] | float
+CompileBy = Literal["network", "segment"]
 Device = Literal["auto", "cpu", "cuda"]
 Operation = Literal["matrix_product", "copy"]
 
@@ -149,6 +150,9 @@ class ProgramSettings:
     data_on: DataOn = "host"
     """`host`: every batch is copied to the device, as document 001 did; `device`: one batch lies
     there already."""
+    compile_by: CompileBy = "network"
+    """What a compiler sees at once. `segment`: one part of the network after the other (a residual
+    stage, say), so that the gradients of the last are complete while the first run backward."""
     script: str | None = None
     """What the `null` framework plays; no other framework takes one."""
 
