@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 from cubemesh.data import entry
 from cubemesh.experiments.base import Context, Experiment, Plan, Scale
@@ -23,6 +24,7 @@ from cubemesh.experiments.beside import (
 )
 from cubemesh.experiments.conditions import titled
 from cubemesh.experiments.groups import Group, doubts, group_by
+from cubemesh.experiments.largest import largest, search
 from cubemesh.model import (
     Answer,
     Axis,
@@ -58,9 +60,9 @@ class Settings:
 
     network: str = "little-cnn"
     """The network to train; `cubemesh networks` lists them."""
-    batches: tuple[int, ...] = ()
-    """Minibatches to measure; none given goes from 8 to 2048, as far as this machine can in
-    reasonable time."""
+    batches: tuple[int, ...] | Literal["auto"] = ()
+    """Minibatches to measure; `auto` looks for the largest that fits into memory; none given goes
+    from 8 to 2048, as far as this machine can in reasonable time."""
     data: str = "synthetic"
     """What the network is fed: synthetic, digits, cifar-10."""
     ceiling: bool = True
@@ -75,6 +77,15 @@ def plan(settings: Settings, context: Context) -> Plan:
     """
     batches = default_batches(settings.data)
     ceiling = [RunSpec(work=Ceiling(), effort=context.effort)] if settings.ceiling else []
+    if settings.batches == "auto":
+        yield from search(
+            lambda batch: _spec(settings, batch, context.effort),
+            context.machine,
+            most=entry(settings.data).train_samples,
+            goes_on=lambda record: _may_double(record, RUN_BUDGET_S[context.scale]),
+            also=ceiling,
+        )
+        return
     if settings.batches:
         named = sorted(set(settings.batches))
         yield [*ceiling, *(_spec(settings, batch, context.effort) for batch in named)]
@@ -111,13 +122,15 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, table and charts from the records of one `minibatch`."""
     steps = [r for r in records if isinstance(r.spec.work, TrainSteps)]
     groups = group_by(steps, lambda r: r.spec.batch_per_device or 0)
+    groups.sort(key=lambda group: group.key)
+    found = largest(steps) if settings.batches == "auto" else []
     ceiling = group_by((r for r in records if isinstance(r.spec.work, Ceiling)), lambda r: "")
     rate = ceiling[0].median_of("rate_flops_per_s") if ceiling else None
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
         title=titled(f"{settings.network} against minibatch", steps),
-        findings=tuple(_findings(settings.network, groups, rate)),
+        findings=(*_findings(settings.network, groups, rate), *(f.finding() for f in found)),
         tables=(_table(groups, settings.network, rate), *nearest_table(settings.network, groups)),
         charts=tuple(_charts(settings.network, groups)),
         warnings=(
