@@ -12,8 +12,8 @@ from cubemesh.networks import build
 from cubemesh.networks.memory import forecast
 
 
-def spec_of(batch):
-    return RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=batch))
+def specs_of(batch):
+    return [RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=batch))]
 
 
 def holding(record_of, most, **facts):
@@ -32,7 +32,7 @@ def holding(record_of, most, **facts):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(most=st.integers(1, 3000))
 def test_what_is_found_fits_and_an_eighth_more_does_not(most, machine, play, record_of):
-    asked, sent = play(search(spec_of, machine), holding(record_of, most))
+    asked, sent = play(search(specs_of, machine), holding(record_of, most))
     (found,) = largest(sent)
     assert found.fits <= most < found.refused
     assert found.refused - found.fits <= max(1, found.fits // 8)
@@ -42,18 +42,18 @@ def test_what_is_found_fits_and_an_eighth_more_does_not(most, machine, play, rec
 
 
 def test_what_the_refusal_forecasts_is_tried_next(machine, play, record_of):
-    asked, _ = play(search(spec_of, machine), holding(record_of, 100, largest_batch_that_fits=99))
+    asked, _ = play(search(specs_of, machine), holding(record_of, 100, largest_batch_that_fits=99))
     assert [s.batch_per_device for s in asked][:6] == [8, 16, 32, 64, 128, 96]
 
 
 def test_nothing_fits(machine, play, record_of):
-    asked, sent = play(search(spec_of, machine), holding(record_of, 0))
+    asked, sent = play(search(specs_of, machine), holding(record_of, 0))
     assert [s.batch_per_device for s in asked] == [FIRST, 4, 2, 1]
     assert largest(sent)[0].finding().text.startswith("No minibatch fits; of those tried, 1 was")
 
 
 def test_the_samples_there_are_end_the_search(machine, play, record_of):
-    asked, sent = play(search(spec_of, machine, most=20), holding(record_of, 10**6))
+    asked, sent = play(search(specs_of, machine, most=20), holding(record_of, 10**6))
     assert [s.batch_per_device for s in asked] == [8, 16, 20]
     assert "measured is 20" in largest(sent)[0].finding().text
 
@@ -62,16 +62,16 @@ def test_a_hopeless_doubling_is_not_tried(machine, play, record_of):
     limit_bytes = forecast(build("little-cnn"), 40).total_bytes
 
     def limited(batch):
-        spec = spec_of(batch)
+        (spec,) = specs_of(batch)
         effort = dataclasses.replace(spec.effort, memory_limit_bytes=limit_bytes // 3)
-        return dataclasses.replace(spec, effort=effort)
+        return [dataclasses.replace(spec, effort=effort)]
 
     asked, _ = play(search(limited, machine), holding(record_of, 33))
     assert 64 not in [s.batch_per_device for s in asked]
 
 
 def test_a_crash_ends_the_search(machine, play, record_of):
-    asked, _ = play(search(spec_of, machine), lambda s: record_of(s, status=Status.CRASHED))
+    asked, _ = play(search(specs_of, machine), lambda s: record_of(s, status=Status.CRASHED))
     assert len(asked) == 1
 
 

@@ -10,10 +10,12 @@ import pytest
 
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS
-from cubemesh.frameworks.base import OutOfMemory, check_supported
+from cubemesh.frameworks.base import OutOfMemory, Unsupported, check_supported
 from cubemesh.model.spec import WORK_KINDS, Ceiling, ProgramSettings, RunSpec, TrainSteps
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import LAYERS, LocalResponseNorm
+from cubemesh.networks.sequence_builder import SequenceBuilder
+from cubemesh.networks.sequence_layers import SEQUENCE_LAYERS
 
 SCRIPTS = {"null": "accuracy=1:1"}
 INSTALLED = [name for name, entry in FRAMEWORKS.items() if entry.installed]
@@ -62,6 +64,34 @@ def test_the_sample_network_has_every_layer(name):
 def test_every_layer_is_trained(framework, request_for, make_batch):
     request = request_for(every_layer())
     program = framework.build(request)
+    program.load(request.network.draw(0))
+    placed = program.place(make_batch(request.network))
+    program.train_step(placed)
+    assert np.isfinite(program.loss())
+    assert program.evaluate(placed).shape == (4, 5)
+
+
+def every_sequence_layer():
+    net = SequenceBuilder("every-sequence-layer")
+    x = net.conv(net.input("image", (3, 4, 4)), 6, kernel=2, stride=2)
+    x = net.position_embedding(net.class_token(net.tokens(x)))
+    y = net.attention(net.linear(net.layer_norm(x), 18), 2, causal=True)
+    x = net.add(x, net.gelu(y, "tanh"))
+    net.classify(net.linear(net.select(x), 5))
+    return net.build()
+
+
+def test_the_other_sample_network_has_every_layer_of_sequences(name):
+    found = {type(node.layer) for node in every_sequence_layer().nodes}
+    assert set(SEQUENCE_LAYERS.values()) <= found
+
+
+def test_every_layer_of_sequences_is_trained_or_refused(framework, request_for, make_batch):
+    request = request_for(every_sequence_layer())
+    try:
+        program = framework.build(request)
+    except Unsupported as refused:
+        pytest.skip(str(refused))
     program.load(request.network.draw(0))
     placed = program.place(make_batch(request.network))
     program.train_step(placed)

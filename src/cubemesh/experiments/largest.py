@@ -31,12 +31,14 @@ _PARTS = 8
 """The search ends within this part of the power of two below the answer."""
 _HOPELESS = 2
 """A forecast over this many times the memory there is needs no trial."""
+_FITS = (Status.OK, Status.DIVERGED)
+"""What diverged was computed to the end all the same."""
 
 Search = Generator[Sequence[RunSpec], Sequence[RunRecord], None]
 
 
 def search(
-    spec_of: Callable[[int], RunSpec],
+    specs_of: Callable[[int], Sequence[RunSpec]],
     machine: Machine,
     *,
     most: int | None = None,
@@ -52,14 +54,14 @@ def search(
     low, high, batch = 0, None, min(FIRST, most or FIRST)
     advice: object = None
     while high is None:
-        got = yield [*also, spec_of(batch)]
+        got = yield [*also, *specs_of(batch)]
         records = [r for r in got if r.spec.batch_per_device == batch]
         also = ()
         if any(r.outcome.status is Status.OOM for r in records):
             high = batch
             advice = records[-1].outcome.facts.get("largest_batch_that_fits")
             break
-        if not all(r.outcome.status in (Status.OK, Status.DIVERGED) for r in records):
+        if not all(r.outcome.status in _FITS for r in records):
             return
         low, batch = batch, min(2 * batch, most or 2 * batch)
         if batch == low or not goes_on(records[-1]):
@@ -71,10 +73,10 @@ def search(
         if isinstance(advice, int) and low < advice < high:
             middle = max(low + 1, advice - advice % _grain(advice))
             advice = None
-        last = yield [spec_of(middle)]
+        last = yield specs_of(middle)
         if any(r.outcome.status is Status.OOM for r in last):
             high = middle
-        elif all(r.outcome.status in (Status.OK, Status.DIVERGED) for r in last):
+        elif all(r.outcome.status in _FITS for r in last):
             low = middle
         else:
             return
@@ -131,14 +133,17 @@ class Largest:
 
 def largest(records: Sequence[RunRecord]) -> list[Largest]:
     """What a search over minibatches found, from its records; nothing where there are none."""
-    tried = {r.spec.batch_per_device: r for r in records if r.spec.batch_per_device}
+    tried: dict[int, list[RunRecord]] = {}
+    for record in records:
+        if record.spec.batch_per_device is not None:
+            tried.setdefault(record.spec.batch_per_device, []).append(record)
     if not tried:
         return []
-    fit = [b for b, r in tried.items() if r.outcome.status in (Status.OK, Status.DIVERGED)]
-    out = [b for b, r in tried.items() if r.outcome.status is Status.OOM]
+    refused = [b for b, own in tried.items() if any(r.outcome.status is Status.OOM for r in own)]
+    fits = [b for b, own in tried.items() if all(r.outcome.status in _FITS for r in own)]
     found = Largest(
-        fits=max(fit, default=None),
-        refused=min(out, default=None),
-        spec=next(iter(tried.values())).spec,
+        fits=max(fits, default=None),
+        refused=min(refused, default=None),
+        spec=records[-1].spec,
     )
     return [found]

@@ -9,7 +9,7 @@ refuses with `Unsupported`, which becomes an outcome.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, Protocol, runtime_checkable
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.model.spec import Ceiling, NetworkWork, Placement, ProgramSettings, RunSpec
 from cubemesh.networks.graph import Network
+from cubemesh.networks.layers import Layer
 
 Array = NDArray[Any]
 WorkKind = Literal["train_steps", "forward", "train", "ceiling"]
@@ -247,6 +248,16 @@ def check_weights(given: Mapping[str, Array], network: Network) -> None:
             raise UsageError(
                 f"{network.name}: '{name}' is of shape {array.shape} and must be "
                 f"{wanted[name].shape}."
+            )
+
+
+def check_layers(network: Network, lowered: Container[type[Layer]], framework: str) -> None:
+    """`Unsupported` where `network` has a layer that is not among those `framework` lowers."""
+    for node in network.nodes:
+        if type(node.layer) not in lowered:
+            raise Unsupported(
+                f"{framework} has no {type(node.layer).__name__} layer, and {network.name} needs "
+                "one. pytorch and jax have every layer."
             )
 
 

@@ -37,6 +37,7 @@ from cubemesh.networks.saved import (
     log_probabilities,
     saved,
 )
+from cubemesh.networks.sequence_layers import ClassToken, PositionEmbedding, SelectPosition
 
 OPTIMIZER_ARRAYS: dict[Optimizer, int] = {
     "sgd": 1,
@@ -55,6 +56,9 @@ _UPDATE_ARRAYS: dict[Optimizer, int] = {
 }
 """Arrays as large as the weights that live during the update: RMSprop's square roots. LARS works
 in the gradients' own arrays, the others are one fused kernel."""
+
+_HAND_ON = (Add, Concat, ClassToken, PositionEmbedding)
+"""Layers that hand the gradient of their result on as it is, whole or in slices."""
 
 _Group = Literal["activations", "gradients", "workspace"]
 
@@ -223,7 +227,9 @@ class _Walk:
 
     def _gradients_of_inputs(self, node: Node, own: str) -> list[tuple[str, str]]:
         """(value, array its gradient from `node` lies in), for each input that needs one."""
-        handed_on = isinstance(node.layer, (Add, Concat)) or node.layer.category == "view"
+        handed_on = isinstance(node.layer, _HAND_ON) or (
+            node.layer.category == "view" and not isinstance(node.layer, SelectPosition)
+        )
         arrived = []
         for value in node.inputs:
             if value in self.flow.needs_gradient:

@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cubemesh.frameworks.base import Array, Unsupported
-from cubemesh.frameworks.jax.lowerings import LOWERINGS, Place
+from cubemesh.frameworks.base import Array, Unsupported, check_layers
+from cubemesh.frameworks.jax.lowerings import LOWERINGS
+from cubemesh.frameworks.jax.place import Place
 from cubemesh.frameworks.jax.runtime import Numerics
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Convolution
@@ -40,6 +41,7 @@ class NetworkFunction:
         numerics: Numerics,
         layer_numerics: Mapping[str, Numerics] = MappingProxyType({}),
     ) -> None:
+        check_layers(network, LOWERINGS, "jax")
         if len(network.inputs) != 1 or len(network.targets) != 1:
             raise Unsupported(
                 f"jax feeds a network images and labels; {network.name} takes "

@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cubemesh.frameworks.base import Array, Unsupported, check_weights
-from cubemesh.frameworks.pytorch.lowerings import ATTRIBUTES, lower, may_overwrite
+from cubemesh.frameworks.base import Array, Unsupported, check_layers, check_weights
+from cubemesh.frameworks.pytorch.lowerings import ATTRIBUTES, LOWERINGS, lower, may_overwrite
 from cubemesh.networks.graph import Head, Network, Node
 from cubemesh.networks.layers import Add
 
@@ -115,6 +115,7 @@ def build_modules(
     of their own, under an autocast to another. Unsupported when the network is not one of images
     and labels.
     """
+    check_layers(network, LOWERINGS, "pytorch")
     if len(network.inputs) != 1 or len(network.targets) != 1:
         raise Unsupported(
             f"pytorch feeds a network images and labels; {network.name} takes "
