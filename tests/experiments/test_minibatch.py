@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from cubemesh.errors import UsageError
 from cubemesh.experiments import Context, Scale
 from cubemesh.experiments.minibatch import DOCUMENT_BATCHES, EXPERIMENT, Settings
 from cubemesh.model import Ceiling, Forward, ProgramSettings, RunSpec, Status, TrainSteps, warn
@@ -47,6 +48,17 @@ def test_the_default_list_ends_where_a_run_would_take_too_long(machine, play, re
     reduced = [w for w in answer.warnings if w.code == "reduced"]
     assert len(reduced) == 1
     assert "end at 64" in reduced[0].cause
+
+
+def test_a_list_goes_as_far_as_it_must_however_long_that_takes(machine, play, record_of):
+    quick = Context(machine=machine, scale=Scale.QUICK)
+    settings = Settings(smallest=4, largest=64, always=16)
+    asked, sent = play(EXPERIMENT.plan(settings, quick), lambda s: record_of(s, step_s=30.0))
+    assert steps(asked) == [4, 8, 16]
+    (warning,) = [w for w in EXPERIMENT.answer(settings, sent).warnings if w.code == "reduced"]
+    assert "end at 16 and were to go on to 64" in warning.cause
+    with pytest.raises(UsageError, match="smallest=0"):
+        Settings(smallest=0)
 
 
 def test_the_default_list_ends_where_memory_does(context, play, record_of):
