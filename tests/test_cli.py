@@ -44,7 +44,7 @@ def test_the_flags_are_frozen():
         "probe": ["--json"],
         "networks": ["--json"],
         "experiments": ["--json"],
-        "run": ["--fresh", "--full", "--json", "--quick", "--set", "--store"],
+        "run": ["--fresh", "--full", "--json", "--python", "--quick", "--set", "--store"],
         "results": ["--framework", "--json", "--limit", "--network", "--outcome", "--store"],
         "report": ["--charts", "--json", "--output", "--store"],
     }

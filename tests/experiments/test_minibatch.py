@@ -208,8 +208,8 @@ def test_a_starving_gpu_is_said_to_starve(record_of):
     answer = EXPERIMENT.answer(settings, records)
     (starves,) = [f.text for f in answer.findings if "starves" in f.text]
     assert starves == (
-        "The GPU starves: with its data on the device, little-cnn trains 2.00× as fast at "
-        "minibatch 16 (GPU utilisation fed from the host 35 %)."
+        "The GPU starves when fed from the host: with its data on the device, little-cnn trains "
+        "2.00× as fast at minibatch 16 (35 % utilisation)."
     )
     names = [c.name for c in answer.tables[0].columns]
     assert answer.tables[0].rows[0][names.index("utilisation")].value == 35.0

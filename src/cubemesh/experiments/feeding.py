@@ -63,7 +63,7 @@ def device_word(groups: Iterable[Group[Any]]) -> str:
 
 
 def starving(network: str, pairs: Sequence[Pair]) -> Iterator[Finding]:
-    """What feeding from the host costs `network`: where the device starves, where only the copy
+    """What feeding from the host costs `network`, with its utilisation when fed so: where the device starves, where only the copy
     has a price, and where there is no difference."""
     told: dict[str, list[tuple[str, Pair]]] = {"starves": [], "pays": [], "level": []}
     for where, host, device in pairs:
@@ -78,7 +78,7 @@ def starving(network: str, pairs: Sequence[Pair]) -> Iterator[Finding]:
         return
     kind = device_word(host for _, host, _ in pairs)
     leads = {
-        "starves": (f"The {kind} starves", "Raise the minibatch, or keep data on the device."),
+        "starves": (f"The {kind} starves when fed from the host", "Raise the minibatch, or keep data on the device."),
         "pays": ("Copying batches from the host has a price", ""),
     }
     for word, (lead, remedy) in leads.items():
@@ -104,7 +104,7 @@ def _waits(host: Group[Any]) -> bool:
 
 def _percent(host: Group[Any]) -> str:
     found = utilisation(host)
-    return f" ({found[0]} utilisation fed from the host {found[1]:.0f} %)" if found else ""
+    return f" ({found[1]:.0f} % utilisation)" if found else ""
 
 
 def _doubts(told: Iterable[tuple[str, Pair]]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from cubemesh.data import entry
 from cubemesh.errors import UsageError
@@ -23,6 +24,7 @@ from cubemesh.experiments.conditions import titled
 from cubemesh.experiments.feeding import Fed, data_on, programs, starving
 from cubemesh.experiments.groups import Group, doubts, group_by
 from cubemesh.experiments.ladder import may_double, run_s
+from cubemesh.experiments.largest import largest, search
 from cubemesh.experiments.minibatch_shown import Groups, Shown
 from cubemesh.model import (
     Answer,
@@ -50,9 +52,9 @@ class Settings:
 
     network: str = "little-cnn"
     """The network to train; `cubemesh networks` lists them."""
-    batches: tuple[int, ...] = ()
-    """Minibatches to measure; none given doubles from the smallest to the largest, as far as this
-    machine can in reasonable time."""
+    batches: tuple[int, ...] | Literal["auto"] = ()
+    """Minibatches to measure; `auto` looks for the largest that fits into memory; none given
+    doubles from the smallest to the largest, as far as this machine can in reasonable time."""
     smallest: int = DOCUMENT_BATCHES[0]
     """Where that list begins; document 000 looks at 4 too."""
     largest: int = DOCUMENT_BATCHES[-1]
@@ -82,6 +84,15 @@ def plan(settings: Settings, context: Context) -> Plan:
     """
     batches = default_batches(settings)
     ceiling = [RunSpec(work=Ceiling(), effort=context.effort)] if settings.ceiling else []
+    if settings.batches == "auto":
+        yield from search(
+            lambda batch: _specs(settings, batch, context),
+            context.machine,
+            most=entry(settings.data).train_samples,
+            goes_on=lambda record: may_double(record, context.scale),
+            also=ceiling,
+        )
+        return
     if settings.batches:
         named = sorted(set(settings.batches))
         yield [*ceiling, *(s for batch in named for s in _specs(settings, batch, context))]
@@ -129,11 +140,12 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     shown = _shown(settings, records)
     steps = [r for r in records if isinstance(r.spec.work, NetworkWork)]
     groups = shown.training
+    found = largest(steps) if settings.batches == "auto" else []
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
         title=titled(f"{settings.network} against minibatch", steps),
-        findings=tuple(_findings(shown)),
+        findings=(*_findings(shown), *(f.finding() for f in found)),
         tables=(
             minibatch_shown.table(shown),
             *nearest_table(settings.network, groups),
@@ -156,7 +168,8 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
 def _shown(settings: Settings, records: Sequence[RunRecord]) -> Shown:
     def by_batch(kind: type[NetworkWork], fed: tuple[str, ...]) -> Groups:
         own = (r for r in records if isinstance(r.spec.work, kind) and data_on(r) in fed)
-        return group_by(own, lambda r: r.spec.batch_per_device or 0)
+        groups = group_by(own, lambda r: r.spec.batch_per_device or 0)
+        return sorted(groups, key=lambda group: group.key)
 
     both = settings.data_on == "both"
     ceiling = group_by((r for r in records if isinstance(r.spec.work, Ceiling)), lambda r: "")

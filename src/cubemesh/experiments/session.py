@@ -6,6 +6,7 @@ and goes to every one it fits; everything is checked before the first run starts
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from cubemesh.machines import probe
 from cubemesh.model import Answer
 from cubemesh.results import Store
 from cubemesh.runs import Executor, Observer
+from cubemesh.runs.interpreters import environments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +42,17 @@ def run_names(
     store: Store,
     observer: Observer,
     fresh: bool = False,
+    pythons: Sequence[str] = (),
 ) -> list[Answered]:
-    """Ask everything `names` stand for, in order. Raises UsageError before anything runs when a
-    name or a setting is unknown."""
+    """Ask everything `names` stand for, in order. `pythons` are lines FRAMEWORK=PATH
+    (runs/interpreters.py). Raises UsageError before anything runs when a name or a setting is
+    unknown, or a path is no Python with its framework."""
     asked = resolve(names, settings, scale)
     machine = probe()
-    with Executor(store, machine=machine, observer=observer, fresh=fresh) as executor:
+    others = environments(pythons, os.environ, machine.software)
+    with Executor(
+        store, machine=machine, observer=observer, fresh=fresh, environments=others
+    ) as executor:
         return [
             ask(
                 one.experiment,
