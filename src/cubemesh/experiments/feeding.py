@@ -63,8 +63,8 @@ def device_word(groups: Iterable[Group[Any]]) -> str:
 
 
 def starving(network: str, pairs: Sequence[Pair]) -> Iterator[Finding]:
-    """What feeding from the host costs `network`, with its utilisation when fed so: where the device starves, where only the copy
-    has a price, and where there is no difference."""
+    """What feeding from the host costs `network`: where the device starves, where only the copy
+    has a price, and where there is no difference; with the utilisation when fed from the host."""
     told: dict[str, list[tuple[str, Pair]]] = {"starves": [], "pays": [], "level": []}
     for where, host, device in pairs:
         a, b = host.throughput, device.throughput
@@ -78,7 +78,10 @@ def starving(network: str, pairs: Sequence[Pair]) -> Iterator[Finding]:
         return
     kind = device_word(host for _, host, _ in pairs)
     leads = {
-        "starves": (f"The {kind} starves when fed from the host", "Raise the minibatch, or keep data on the device."),
+        "starves": (
+            f"The {kind} starves when fed from the host",
+            "Raise the minibatch, or keep data on the device.",
+        ),
         "pays": ("Copying batches from the host has a price", ""),
     }
     for word, (lead, remedy) in leads.items():
