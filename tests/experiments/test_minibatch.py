@@ -234,6 +234,17 @@ def test_a_busy_gpu_pays_for_the_copy_and_does_not_starve(record_of):
     assert any("no slower fed from the host" in t for t in texts)
 
 
+def test_a_disturbed_run_starves_nobody(record_of):
+    (host,) = fed(record_of, "host", {16: 0.02}, {16: 35.0})
+    device = fed(record_of, "device", {16: 0.01}, {16: 90.0})
+    host = replace(host, warnings=(warn("busy-host", "others", "stop them"),))
+    answer = EXPERIMENT.answer(Settings(batches=(16,), data_on="both"), [host, *device])
+    assert not any("starves" in f.text for f in answer.findings)
+    (said,) = [f for f in answer.findings if "was disturbed" in f.text]
+    assert "at minibatch 16" in said.text
+    assert said.doubts == ("busy-host",)
+
+
 def test_place_and_sign_of_every_bend(record_of):
     # samples/s: 400, 1600, 2000, 2100 at 8, 16, 32, 64: down at 16 and at 32.
     rates = {8: 400, 16: 1600, 32: 2000, 64: 2100}
