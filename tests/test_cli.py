@@ -237,7 +237,7 @@ def test_what_is_not_offered_is_an_outcome_with_its_reason(tmp_path: Path):
 def test_a_document_is_replayed_and_its_claims_are_marked_again_by_the_report(tmp_path: Path):
     store, page = str(tmp_path / "results.sqlite"), tmp_path / "page.html"
     sets = ("batches=16,64", "epochs=1", "ceiling=false", "framework=null", "seconds=0.05")
-    sets += ("networks=little-cnn", "sizes=32")
+    sets += ("networks=little-cnn", "sizes=32", "data_on=host")
     script = "script=step=0.002,per_sample=0.0001,jitter=0.02"
     options = [word for text in (*sets, script) for word in ("--set", text)]
     asked = document(cubemesh("run", "doc-001", "--quick", "--json", "--store", store, *options))

@@ -45,7 +45,7 @@ def test_a_gpu_against_a_cpu(on):
         "32) to 200× (resnet-50 · minibatch 32)."
     )
     (table,) = answer.tables
-    assert [c.name for c in table.columns] == ["network", "Xeon T", "NVIDIA H200"]
+    assert [c.name for c in table.columns] == ["workload", "Xeon T", "NVIDIA H200"]
     assert table.rows[0][2].value == pytest.approx(3200)
     assert len(answer.charts[0].lines) == 2
 

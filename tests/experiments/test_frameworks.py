@@ -85,12 +85,15 @@ def test_who_is_fastest_and_what_compiling_gains(record_of):
 
 def test_the_matrix_is_two_tables_and_two_charts_in_milliseconds(record_of):
     answer = EXPERIMENT.answer(Settings(), matrix(record_of, STEPS))
-    forward, training = answer.tables
+    forward, training, published = answer.tables
     assert [c.name for c in training.columns] == ["network", "pytorch", "pytorch-compiled"]
     assert [row[0].text for row in training.rows] == ["alexnet", "vgg16", "resnet-50"]
     assert training.rows[0][1].value == pytest.approx(100)
     assert training.rows[0][1].low < 100 < training.rows[0][1].high
     assert forward.rows[0][1].value == pytest.approx(100 / 3)
+    assert {row[0].text for row in published.rows} <= {"alexnet", "vgg16", "resnet-50"}
+    assert [len(published.rows), published.columns[4].unit] == [6, "ms"]
+    assert all(row[4].value > 0 for row in published.rows)
     assert [len(chart.lines) for chart in answer.charts] == [2, 2]
     assert answer.charts[1].kind == "bar"
     assert not any("backward pass takes" in f.text for f in answer.findings)
@@ -172,6 +175,6 @@ def test_a_small_matrix_for_real(tmp_path):
     ):
         context = Context(machine=machine, scale=Scale.QUICK)
         answered = ask(EXPERIMENT, request(EXPERIMENT, texts), context, executor, store)
-    forward, training = answered.answer.tables
+    forward, training = answered.answer.tables  # nobody published times of little-cnn
     assert training.rows[0][1].value > forward.rows[0][1].value > 0
     assert len(answered.records) == 4

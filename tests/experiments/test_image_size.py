@@ -75,9 +75,7 @@ def test_starving_is_told_by_size_and_minibatch(record_of):
     device = records(record_of, {k: t / 2 for k, t in STEPS.items()}, PERCENT, on="device")
     answer = EXPERIMENT.answer(Settings(data_on="both"), [*host, *device])
     (starves,) = [f.text for f in answer.findings if f.text.startswith("The GPU starves")]
-    assert "2.00× as fast at 32 pixels, minibatch 16 (GPU utilisation fed from the host 20 %)" in (
-        starves
-    )
+    assert "2.00× as fast at 32 pixels, minibatch 16 (20 % utilisation)" in (starves)
     assert "224 pixels, minibatch 64" not in starves
     assert answer.charts[0].lines[0].name == "32 × 32, data on the host"
 

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from cubemesh.errors import UsageError
 from cubemesh.experiments import Context, Scale
 from cubemesh.experiments.minibatch import DOCUMENT_BATCHES, EXPERIMENT, Settings
 from cubemesh.model import Ceiling, Forward, ProgramSettings, RunSpec, Status, TrainSteps, warn
@@ -47,6 +48,17 @@ def test_the_default_list_ends_where_a_run_would_take_too_long(machine, play, re
     reduced = [w for w in answer.warnings if w.code == "reduced"]
     assert len(reduced) == 1
     assert "end at 64" in reduced[0].cause
+
+
+def test_a_list_goes_as_far_as_it_must_however_long_that_takes(machine, play, record_of):
+    quick = Context(machine=machine, scale=Scale.QUICK)
+    settings = Settings(smallest=4, largest=64, always=16)
+    asked, sent = play(EXPERIMENT.plan(settings, quick), lambda s: record_of(s, step_s=30.0))
+    assert steps(asked) == [4, 8, 16]
+    (warning,) = [w for w in EXPERIMENT.answer(settings, sent).warnings if w.code == "reduced"]
+    assert "end at 16 and were to go on to 64" in warning.cause
+    with pytest.raises(UsageError, match="smallest=0"):
+        Settings(smallest=0)
 
 
 def test_the_default_list_ends_where_memory_does(context, play, record_of):
@@ -196,8 +208,8 @@ def test_a_starving_gpu_is_said_to_starve(record_of):
     answer = EXPERIMENT.answer(settings, records)
     (starves,) = [f.text for f in answer.findings if "starves" in f.text]
     assert starves == (
-        "The GPU starves: with its data on the device, little-cnn trains 2.00× as fast at "
-        "minibatch 16 (GPU utilisation fed from the host 35 %)."
+        "The GPU starves when fed from the host: with its data on the device, little-cnn trains "
+        "2.00× as fast at minibatch 16 (35 % utilisation)."
     )
     names = [c.name for c in answer.tables[0].columns]
     assert answer.tables[0].rows[0][names.index("utilisation")].value == 35.0
@@ -220,6 +232,17 @@ def test_a_busy_gpu_pays_for_the_copy_and_does_not_starve(record_of):
     ]
     texts = [f.text for f in EXPERIMENT.answer(settings, alike).findings]
     assert any("no slower fed from the host" in t for t in texts)
+
+
+def test_a_disturbed_run_starves_nobody(record_of):
+    (host,) = fed(record_of, "host", {16: 0.02}, {16: 35.0})
+    device = fed(record_of, "device", {16: 0.01}, {16: 90.0})
+    host = replace(host, warnings=(warn("busy-host", "others", "stop them"),))
+    answer = EXPERIMENT.answer(Settings(batches=(16,), data_on="both"), [host, *device])
+    assert not any("starves" in f.text for f in answer.findings)
+    (said,) = [f for f in answer.findings if "was disturbed" in f.text]
+    assert "at minibatch 16" in said.text
+    assert said.doubts == ("busy-host",)
 
 
 def test_place_and_sign_of_every_bend(record_of):

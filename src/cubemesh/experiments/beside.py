@@ -14,6 +14,7 @@ from cubemesh.model import Cell, Column, Line, Point, PublishedFigure, RunRecord
 from cubemesh.results.published import Series, figures, nearest, sweep
 
 ROWS = 5
+FORWARD_BACKWARD = "forward+backward time"
 HIGHEST = 3.0
 """A published line is left out where it would rise above the measured one this many times."""
 
@@ -51,6 +52,47 @@ def nearest_table(network: str, groups: Sequence[Group[int]]) -> tuple[Table, ..
     )
     title = "Beside the published record"
     return (Table(title=title, columns=columns, rows=tuple(map(_row, found))),)
+
+
+def nearest_times(groups: Sequence[Group[tuple[str, str]]]) -> tuple[Table, ...]:
+    """Published times of a minibatch forward and backward, nearest to what was measured: two rows
+    a network of `groups` (keyed by network and framework). They leave out the update."""
+    rows: list[tuple[Cell, ...]] = []
+    for network in dict.fromkeys(g.key[0] for g in groups):
+        record = next((g.ok[0] for g in groups if g.key[0] == network and g.ok), None)
+        if record is None:
+            continue
+        found = nearest(
+            figures(),
+            network=network,
+            devices=_devices(record),
+            precision=record.spec.program.precision,
+            batch_per_device=record.spec.batch_per_device,
+            metric=FORWARD_BACKWARD,
+            limit=2,
+        )
+        rows += [_time_row(f) for f in found]
+    columns = (
+        Column(name="network"),
+        Column(name="device"),
+        Column(name="framework"),
+        Column(name="minibatch"),
+        Column(name="forward + backward", unit="ms"),
+        Column(name="source"),
+    )
+    title = "Beside the published record"
+    return (Table(title=title, columns=columns, rows=tuple(rows)),) if rows else ()
+
+
+def _time_row(figure: PublishedFigure) -> tuple[Cell, ...]:
+    return (
+        Cell(text=figure.canonical or figure.network),
+        Cell(text=_device(figure)),
+        Cell(text=_short(figure.framework) or "not stated"),
+        Cell(text=str(figure.batch_per_device or "not stated")),
+        Cell(value=figure.value),
+        Cell(text=figure.source),
+    )
 
 
 def published_sweep(network: str, groups: Sequence[Group[int]]) -> Series:

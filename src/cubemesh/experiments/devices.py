@@ -18,7 +18,7 @@ from itertools import combinations
 
 from cubemesh.errors import UsageError
 from cubemesh.experiments.base import Context, Experiment, Plan
-from cubemesh.experiments.groups import Group, doubts
+from cubemesh.experiments.groups import Group, doubts, group_by
 from cubemesh.experiments.matrix import Key, Matrix
 from cubemesh.model import (
     Answer,
@@ -109,7 +109,8 @@ def _place(record: RunRecord) -> str:
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, tables and chart from the records that were gathered."""
     names = _names(records)
-    matrix = Matrix.of(records, lambda r: (_workload(r), names[_place(r)]))
+    groups = group_by(records, lambda r: (_workload(r), names[_place(r)]))
+    matrix = Matrix(tuple(groups), row_name="workload")
     prices = _prices(settings, matrix)
     tables = [matrix.table("Training, samples/s", "", _throughput)] if records else []
     if prices:
@@ -183,7 +184,7 @@ def _prices(settings: Settings, matrix: Matrix) -> dict[str, float]:
 
 
 def _money_table(matrix: Matrix, prices: dict[str, float]) -> Table:
-    own = Matrix(tuple(g for g in matrix.groups if g.key[1] in prices))
+    own = Matrix(tuple(g for g in matrix.groups if g.key[1] in prices), matrix.row_name)
 
     def reading(group: Group[Key]) -> Figure | None:
         return _per_money(group, prices[group.key[1]])

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from cubemesh.experiments import reduction
 from cubemesh.experiments.base import Context, Experiment, Plan, Scale
+from cubemesh.experiments.beside import nearest_times
 from cubemesh.experiments.conditions import titled
 from cubemesh.experiments.groups import Group, doubts
 from cubemesh.experiments.matrix import Key, Matrix, listed
@@ -115,7 +116,10 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         question=EXPERIMENT.question,
         title=titled(f"Frameworks and networks, {at}", records),
         findings=tuple(_findings(forward, training)),
-        tables=tuple(m.table(title, "ms", _step_ms) for m, title, _ in passes if m.groups),
+        tables=(
+            *(m.table(title, "ms", _step_ms) for m, title, _ in passes if m.groups),
+            *nearest_times(training.groups),
+        ),
         charts=tuple(
             chart
             for m, title, name in passes

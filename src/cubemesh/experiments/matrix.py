@@ -24,6 +24,8 @@ class Matrix:
     """Groups of records by network and variant."""
 
     groups: tuple[Group[Key], ...]
+    row_name: str = "network"
+    """What a row is called."""
 
     @classmethod
     def of(cls, records: Iterable[RunRecord], key: Callable[[RunRecord], Key]) -> Matrix:
@@ -65,7 +67,7 @@ class Matrix:
 
     def table(self, title: str, unit: str, reading: Reading) -> Table:
         """A row a network, a column a variant; a gap has its reason in two words."""
-        columns = (Column(name="network"), *(Column(name=v, unit=unit) for v in self.variants))
+        columns = (Column(name=self.row_name), *(Column(name=v, unit=unit) for v in self.variants))
         rows = tuple(
             (Cell(text=n), *(self._cell(self.at(n, v), reading) for v in self.variants))
             for n in self.networks
@@ -87,7 +89,7 @@ class Matrix:
             )
             for variant in self.variants
         )
-        x = Axis(name="network", scale="category")
+        x = Axis(name=self.row_name, scale="category")
         return (Chart(name=name, title=title, kind="bar", x=x, y=y, lines=lines),)
 
     def gaps(self) -> Iterator[tuple[str, str, list[str]]]:

@@ -59,6 +59,8 @@ class Settings:
     """Where that list begins; document 000 looks at 4 too."""
     largest: int = DOCUMENT_BATCHES[-1]
     """Where it ends at the latest."""
+    always: int = 0
+    """The list goes up to this minibatch, however long a run takes."""
     data: str = "synthetic"
     """What the network is fed: synthetic, digits, cifar-10."""
     data_on: Fed = "host"
@@ -98,7 +100,8 @@ def plan(settings: Settings, context: Context) -> Plan:
     records = yield [*ceiling, *_specs(settings, batches[0], context)]
     for batch in batches[1:]:
         steps = [r for r in records if isinstance(r.spec.work, TrainSteps)]
-        if not all(may_double(r, context.scale) for r in steps):
+        scale = Scale.FULL if batch <= settings.always else context.scale
+        if not all(may_double(r, scale) for r in steps):
             return
         records = yield _specs(settings, batch, context)
 

@@ -133,11 +133,12 @@ def _key(record: RunRecord) -> Key:
 
 def _findings(groups: list[Group[Key]]) -> Iterator[Finding]:
     done = [(g, f) for g in groups if (f := g.throughput) is not None]
-    busy = [(g, found) for g, _ in done if (found := utilisation(g)) is not None]
+    fed = "host" if any(g.key[1] == "host" for g, _ in done) else "device"
+    busy = [(g, u) for g, _ in done if g.key[1] == fed and (u := utilisation(g)) is not None]
     if busy:
         kind = busy[0][1][0]
-        full = [f"{_name(g)} ({u:.0f} %)" for g, (_, u) in busy if u >= FULL]
-        less = [f"{_name(g)} ({u:.0f} %)" for g, (_, u) in busy if u < FULL]
+        full = [f"{g.key[0]} ({u:.0f} %)" for g, (_, u) in busy if u >= FULL]
+        less = [f"{g.key[0]} ({u:.0f} %)" for g, (_, u) in busy if u < FULL]
         told = []
         if full:
             told.append(f"{listed(full)} {'keeps' if len(full) == 1 else 'keep'} it full")
@@ -168,7 +169,7 @@ def _findings(groups: list[Group[Key]]) -> Iterator[Finding]:
 
 def _name(group: Group[Key]) -> str:
     network, fed = group.key
-    return network if fed == "host" else f"{network}, data on the device"
+    return network if fed == "host" else f"{network} (data on the device)"
 
 
 def _show(figure: Figure) -> str:

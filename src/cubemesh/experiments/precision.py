@@ -184,7 +184,7 @@ def _ceilings(ceilings: list[Group[str]]) -> Table:
             (
                 Cell(text=group.key),
                 group.cell(rate),
-                group.cell(times) if times else Cell(text="–"),
+                group.cell(times) if times and group.key != AGAINST else Cell(text="–"),
             )
         )
     return Table(title="Ceilings", columns=columns, rows=tuple(rows))

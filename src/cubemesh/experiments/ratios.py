@@ -21,13 +21,14 @@ def bounds(figure: Figure) -> tuple[float, float]:
 
 
 def ratio(over: Figure, under: Figure) -> Figure:
-    """`over` as a multiple of `under`; both above 0."""
+    """`over` as a multiple of `under`; both above 0. Without an interval where neither has one."""
     (over_low, over_high), (under_low, under_high) = bounds(over), bounds(under)
+    sure = over.low is not None or under.low is not None
     return Figure(
         value=over.value / under.value,
         unit="×",
-        low=over_low / under_high,
-        high=over_high / under_low,
+        low=over_low / under_high if sure else None,
+        high=over_high / under_low if sure else None,
         n=min(over.n, under.n),
     )
 

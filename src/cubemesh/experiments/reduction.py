@@ -3,8 +3,8 @@
 One rule for every experiment that trains large networks at one minibatch. On a machine with a GPU,
 and with `--full` anywhere, nothing is left out. Elsewhere images have a third of their side (a
 ninth of the operations), rounded up to a multiple of 16 and no smaller than the network takes, and
-the minibatch is an eighth of the document's: some 60 times fewer operations a step. Images
-of 64 pixels and less stay as they are. What was named in a setting is never reduced.
+the minibatch is an eighth of the document's: some 60 times fewer operations a step. Images of 64
+pixels and less stay as they are. What was named in a setting is never reduced.
 """
 
 from __future__ import annotations

@@ -53,9 +53,9 @@ SUITES: dict[str, Suite] = {
                 Ask(
                     experiment="minibatch",
                     settings={"network": network, "smallest": "4", "largest": "128"}
-                    | ({} if network == "alexnet" else {"ceiling": "false"}),
+                    | ({"always": "16"} if network == "alexnet" else {"ceiling": "false"}),
                     place="000, minibatch efficiency",
-                    quick=network in QUICK_NETWORKS or network == "vgg16",
+                    quick=network in QUICK_NETWORKS,
                 )
                 for network in NETWORKS
             ),

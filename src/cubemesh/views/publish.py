@@ -101,7 +101,8 @@ def _replays(store: Store, machine: Machine, names: Sequence[str]) -> list[Answe
 
 def latest(questions: Sequence[Question], names: Sequence[str]) -> list[Question]:
     """Of the machine measured on last, the latest question of each experiment and settings that
-    has records, in the order of the table of experiments. A name may be a suite's, too."""
+    has records, in the order of the table of experiments, or of the suites where only suites are
+    named."""
     asked = [
         q
         for q in questions
@@ -117,4 +118,6 @@ def latest(questions: Sequence[Question], names: Sequence[str]) -> list[Question
         if question.machine_id == machine_id:
             key = canonical_json((question.settings, question.overrides))
             newest[question.experiment, key] = question
+    if names and all(name in documents() for name in names):
+        return list(newest.values())  # as they were asked: in the document's order
     return sorted(newest.values(), key=lambda q: list(EXPERIMENTS).index(q.experiment))
