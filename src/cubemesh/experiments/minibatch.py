@@ -41,7 +41,7 @@ from cubemesh.model import (
     Warning,
     warn,
 )
-from cubemesh.networks import build
+from cubemesh.networks import build_for
 from cubemesh.predict.compute import utilisation
 from cubemesh.units import format_interval, format_quantity, format_seconds
 
@@ -211,7 +211,7 @@ def _matrix_use(network: str, best: Group[int], top: Figure, rate: float) -> Fin
 def _share(network: str, group: Group[int], figure: Figure, rate: float) -> float:
     work = group.records[0].spec.work
     assert isinstance(work, TrainSteps)
-    net = build(network, work.image_size, work.classes)
+    net = build_for(work)
     return utilisation(net, group.key, group.key / figure.value, rate)
 
 

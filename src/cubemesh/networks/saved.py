@@ -39,6 +39,7 @@ from cubemesh.networks.sequence_layers import (
     GELU,
     Attention,
     ClassToken,
+    Embedding,
     LayerNorm,
     PositionEmbedding,
     SelectPosition,
@@ -161,6 +162,7 @@ KEEPS: dict[type[Layer], Keeps] = {
     Attention: Keeps(input=True, output=True, own=_log_sums),
     Tokens: Keeps(),
     ClassToken: Keeps(),
+    Embedding: Keeps(),  # its tokens lie in memory as the batch
     PositionEmbedding: Keeps(),
     SelectPosition: Keeps(),
 }

@@ -11,6 +11,7 @@ from cubemesh.networks.sequence_layers import (
     SMALL_NORMAL,
     Attention,
     ClassToken,
+    Embedding,
     LayerNorm,
     PositionEmbedding,
     SelectPosition,
@@ -20,6 +21,16 @@ from cubemesh.networks.sequence_layers import (
 
 class SequenceBuilder(NetworkBuilder):
     """A builder that knows the layers of sequences too; values are (length, features)."""
+
+    def token_input(self, name: str, length: int, vocabulary: int) -> str:
+        """Tokens fed in from outside, `length` a sample."""
+        return self.input(name, (length,), vocabulary=vocabulary)
+
+    def embedding(self, x: str, features: int, *, name: str | None = None) -> str:
+        """Tokens as learned vectors; the vocabulary is that of the input `x`."""
+        vocabulary = next(i.classes for i in self._inputs if i.name == x)
+        assert vocabulary is not None
+        return self.add_layer(Embedding(vocabulary=vocabulary, features=features), x, name=name)
 
     def layer_norm(self, x: str, *, epsilon: float = 1e-5, name: str | None = None) -> str:
         """Normalisation of each position."""

@@ -12,10 +12,12 @@ from typing import Any
 
 from cubemesh.networks.counts import COUNTS, LayerCost, Sizes
 from cubemesh.networks.layers import Layer
+from cubemesh.networks.saved import INDEX_BYTES
 from cubemesh.networks.sequence_layers import (
     GELU,
     Attention,
     ClassToken,
+    Embedding,
     LayerNorm,
     PositionEmbedding,
     SelectPosition,
@@ -72,6 +74,18 @@ def _view(layer: Tokens, s: Sizes) -> LayerCost:
     return LayerCost()
 
 
+def _embedding(layer: Embedding, s: Sizes) -> LayerCost:
+    """Rows picked forward; backward an array of zeros to which each position's gradient is added.
+    Tokens are 8 bytes each."""
+    tokens = s.x * INDEX_BYTES
+    return LayerCost(
+        forward=s.cost(read=s.y, written=s.y, read_bytes=tokens),
+        weight_gradient=s.cost(
+            other=s.y, read=2 * s.y, written=s.parameters + s.y, read_bytes=tokens
+        ),
+    )
+
+
 def _class_token(layer: ClassToken, s: Sizes) -> LayerCost:
     """A copy forward; backward a slice as it is, and the token's sum over the batch."""
     tokens = s.y - s.x
@@ -99,6 +113,7 @@ SEQUENCE_COUNTS: dict[type[Layer], Callable[[Any, Sizes], LayerCost]] = {
     GELU: _gelu,
     Attention: _attention,
     Tokens: _view,
+    Embedding: _embedding,
     ClassToken: _class_token,
     PositionEmbedding: _position_embedding,
     SelectPosition: _select_position,

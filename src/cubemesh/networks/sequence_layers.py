@@ -93,6 +93,27 @@ class Tokens(Layer):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Embedding(Layer):
+    """A learned vector for each token of a vocabulary."""
+
+    category: ClassVar[str] = "embedding"
+    vocabulary: int
+    features: int
+    initializer: Initializer = SMALL_NORMAL
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(length, features), from tokens (length,)."""
+        if len(inputs[0]) != 1:
+            raise UsageError(f"Embedding needs tokens (length,), was given {inputs[0]}.")
+        return (inputs[0][0], self.features)
+
+    def parameters(self, *inputs: Shape) -> dict[str, ParameterSpec]:
+        """`weight` (vocabulary, features)."""
+        shape = (self.vocabulary, self.features)
+        return {"weight": ParameterSpec(shape=shape, initializer=self.initializer)}
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClassToken(Layer):
     """A learned position put before all others (Devlin et al. 2018), to be classified by."""
 
@@ -144,6 +165,7 @@ SEQUENCE_LAYERS: dict[str, type[Layer]] = {
     "gelu": GELU,
     "attention": Attention,
     "tokens": Tokens,
+    "embedding": Embedding,
     "class-token": ClassToken,
     "position-embedding": PositionEmbedding,
     "select-position": SelectPosition,

@@ -56,7 +56,21 @@ CASES = {
 
 
 def test_every_layer_of_sequences_is_compared():
-    assert {type(layer) for layer, *_ in CASES.values()} == set(S.SEQUENCE_LAYERS.values())
+    compared = {type(layer) for layer, *_ in CASES.values()} | {S.Embedding}
+    assert compared == set(S.SEQUENCE_LAYERS.values())
+
+
+def test_an_embedding_gives_each_token_its_row():
+    net = SequenceBuilder("one")
+    net.classify(net.embedding(net.token_input("tokens", 5, 9), 4, name="e"))
+    built = build_modules(net.build(), dtype=torch.float64)
+    built.load(net.build().draw(0))
+    tokens = torch.tensor([[0, 8, 8, 1, 2]])
+    (actual,) = built.training(tokens)
+    weight = built.parameters["e.weight"]
+    assert torch.equal(actual, weight[tokens[0]][None])
+    actual.sum().backward()
+    assert weight.grad[:, 0].tolist() == [1, 1, 1, 0, 0, 0, 0, 0, 2]
 
 
 @pytest.mark.parametrize("case", CASES)

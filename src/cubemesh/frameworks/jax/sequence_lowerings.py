@@ -20,6 +20,7 @@ from cubemesh.networks.sequence_layers import (
     GELU,
     Attention,
     ClassToken,
+    Embedding,
     LayerNorm,
     PositionEmbedding,
     SelectPosition,
@@ -60,6 +61,10 @@ def _tokens(layer: Tokens, place: Place, x: jax.Array) -> jax.Array:
     return x.reshape(len(x), -1, x.shape[-1])
 
 
+def _embedding(layer: Embedding, place: Place, tokens: jax.Array) -> jax.Array:
+    return jnp.take(place.arrays["weight"], tokens, axis=0, mode="clip")
+
+
 def _class_token(layer: ClassToken, place: Place, x: jax.Array) -> jax.Array:
     token = place.arrays["token"].astype(x.dtype)
     return jnp.concatenate([jnp.broadcast_to(token, (len(x), 1, token.size)), x], axis=1)
@@ -74,6 +79,7 @@ SEQUENCE_LOWERINGS: dict[type[Layer], Callable[..., Any]] = {
     GELU: lambda layer, place, x: jax.nn.gelu(x, approximate=layer.form == "tanh"),
     Attention: _attention,
     Tokens: _tokens,
+    Embedding: _embedding,
     ClassToken: _class_token,
     PositionEmbedding: _position_embedding,
     SelectPosition: lambda layer, place, x: x[:, layer.position],

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cubemesh.frameworks.base import Array, Unsupported, check_layers, check_weights
+from cubemesh.frameworks.base import Array, check_layers, check_weights
 from cubemesh.frameworks.pytorch.lowerings import ATTRIBUTES, LOWERINGS, lower, may_overwrite
 from cubemesh.networks.graph import Head, Network, Node
 
@@ -33,7 +33,7 @@ Values = tuple[Tensor, ...]
 
 
 class NetworkModule(nn.Module):
-    """Layers under their names, and a forward pass from images to one value for each head."""
+    """Layers under their names, and a forward pass from the inputs to one value for each head."""
 
     def __init__(
         self, network: Network, heads: tuple[Head, ...], layers: Mapping[str, nn.Module]
@@ -45,14 +45,15 @@ class NetworkModule(nn.Module):
             _hang(self, node.name, layers[node.name])
         names = identifiers(network)
         results = [head.value for head in heads]
-        self.code = write_forward(names, [network.inputs[0].name], nodes, results)
+        self.code = write_forward(names, [i.name for i in network.inputs], nodes, results)
         """The forward pass as Python."""
         called = {f"run_{names[n.name]}": layers[n.name] for n in nodes}
         self._run: Callable[[Tensor], Values] = define(self.code, self._title, called)["forward"]
 
-    def forward(self, images: Tensor) -> Values:
-        """Images (batch, channels, height, width) → each head's value, (batch, classes)."""
-        return self._run(images)
+    def forward(self, *inputs: Tensor) -> Values:
+        """Images (batch, channels, height, width), or what else the network's inputs are → each
+        head's value, (batch, classes)."""
+        return self._run(*inputs)
 
     def _get_name(self) -> str:
         return self._title
@@ -100,14 +101,9 @@ def build_modules(
     """The modules of `network`; their arrays hold nothing until `load`.
 
     `overwrite` lets a layer write over its input where nobody needs it any more. Four-dimensional
-    arrays lie in `memory_format`. Unsupported when the network is not one of images and labels.
+    arrays lie in `memory_format`. Unsupported for a layer that is not lowered.
     """
     check_layers(network, LOWERINGS, "pytorch")
-    if len(network.inputs) != 1 or len(network.targets) != 1:
-        raise Unsupported(
-            f"pytorch feeds a network images and labels; {network.name} takes "
-            f"{', '.join(i.name for i in (*network.inputs, *network.targets))}."
-        )
 
     def empty(shape: tuple[int, ...]) -> Tensor:
         layout = memory_format if len(shape) == 4 else torch.contiguous_format
