@@ -1,5 +1,6 @@
 """Requests and batches that the tests of every framework start from."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from cubemesh.frameworks.base import PADDING, Batch, BuildRequest
 from cubemesh.model.spec import Placement, ProgramSettings, Train, TrainSteps
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.graph import Network
+from cubemesh.networks.layers import Dropout
 from cubemesh.parallel.exchanges import NoExchange
 
 
@@ -73,3 +75,19 @@ def make_request() -> Callable[..., BuildRequest]:
         )
 
     return make
+
+
+@pytest.fixture
+def without_dropout() -> Callable[[Network], Network]:
+    """The network with nothing dropped, for no two frameworks draw alike."""
+
+    def replaced(network: Network) -> Network:
+        nodes = (
+            dataclasses.replace(node, layer=Dropout(rate=0.0))
+            if isinstance(node.layer, Dropout)
+            else node
+            for node in network.nodes
+        )
+        return dataclasses.replace(network, nodes=tuple(nodes))
+
+    return replaced

@@ -69,6 +69,8 @@ def ask(
             records += got
             specs = plan.send(got)
     except StopIteration:
+        if experiment.gather is not None:
+            records += experiment.gather(request.settings, store)
         question = _kept(store, question, records, complete=True)
     return Answered(
         question=question,

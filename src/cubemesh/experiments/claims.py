@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
+from cubemesh.experiments.bends import sample_ms, second_difference
 from cubemesh.experiments.groups import Group, group_by
-from cubemesh.experiments.verdicts import bounds, close, every, sided, untested
+from cubemesh.experiments.ratios import bounds, ratio
+from cubemesh.experiments.verdicts import close, every, sided, untested
 from cubemesh.model import (
     Claim,
     Figure,
@@ -192,16 +194,8 @@ def bend_at(batch: int, networks: tuple[str, ...] = ()) -> Check:
         missing = [b for b in wanted if b not in groups]
         if missing:
             return untested(claim, _not_measured(network, missing[0]))
-        rates = [_throughput(groups[b]) for b in wanted]
-        before, at, after = (1e3 / r.value for r in rates)
-        shortest = [1e3 / bounds(r)[1] for r in rates]
-        longest = [1e3 / bounds(r)[0] for r in rates]
-        bend = Figure(
-            value=before - 2 * at + after,
-            unit="ms a sample",
-            low=shortest[0] - 2 * longest[1] + shortest[2],
-            high=longest[0] - 2 * shortest[1] + longest[2],
-        )
+        times = [f for b in wanted if (f := sample_ms(groups[b])) is not None]
+        bend = second_difference(times, "ms a sample")
         what = f"{network}, bend of the time per sample at minibatch {batch}"
         return sided(claim, bend, 0.0, claim.values[0], what)
 
@@ -258,9 +252,7 @@ def _ratio(evidence: Evidence, network: str, batch: int, over: int) -> Figure | 
     for wanted in (batch, over):
         if wanted not in groups:
             return _not_measured(network, wanted)
-    a, b = _throughput(groups[batch]), _throughput(groups[over])
-    (a_low, a_high), (b_low, b_high) = bounds(a), bounds(b)
-    return Figure(value=a.value / b.value, unit="x", low=a_low / b_high, high=a_high / b_low)
+    return replace(ratio(_throughput(groups[batch]), _throughput(groups[over])), unit="x")
 
 
 def _throughput(group: Group[int]) -> Figure:

@@ -63,7 +63,7 @@ def request(experiment: Experiment, texts: Mapping[str, str]) -> Request:
     for key, text in texts.items():
         if key in own:
             value = parse_value(key, text, own[key])
-            given[key] = canonical_name(value) if key == "network" else value
+            given[key] = _canonical(key, value)
         elif key in experiment.varies:
             raise UsageError(
                 f"{experiment.name} sets {key} itself. Use --set "
@@ -76,6 +76,13 @@ def request(experiment: Experiment, texts: Mapping[str, str]) -> Request:
             hint = f"`cubemesh experiments {experiment.name}` lists them."
             raise unknown_name(f"setting of {experiment.name}", key, known, hint, "settings")
     return Request(experiment.settings(**given), overrides)
+
+
+def _canonical(key: str, value: Any) -> Any:
+    """Names of networks as their table spells them."""
+    if key == "networks":
+        return tuple(map(canonical_name, value))
+    return canonical_name(value) if key == "network" else value
 
 
 def takes(experiment: Experiment, key: str) -> bool:

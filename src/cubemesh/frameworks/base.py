@@ -108,6 +108,8 @@ class Capabilities:
     optimizers: frozenset[str]
     exchanges_gradients: bool = False
     """Whether its programs call an exchange; False means one device only."""
+    compiles_segments: bool = False
+    """Whether `compile_by` may be `segment`."""
     scripted: bool = False
     """Whether it plays a script instead of computing."""
     hint: str = ""
@@ -289,6 +291,8 @@ def check_supported(spec: RunSpec, able: Capabilities) -> None:
         )
     if program.exchange != "none" and not able.exchanges_gradients:
         _refuse("exchange", program.exchange, {"none"}, program.framework)
+    if program.compile_by == "segment" and not able.compiles_segments:
+        _refuse("compile_by", "segment", {"network"}, program.framework)
     optimizer = getattr(work, "optimizer", None)
     if optimizer is not None and optimizer not in able.optimizers:
         _refuse("optimizer", optimizer, able.optimizers, program.framework)

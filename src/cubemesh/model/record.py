@@ -27,6 +27,8 @@ class Rank:
     host: str
     device: str
     """What the work really ran on: `cpu`, `cuda:0`."""
+    device_name: str = ""
+    """What its maker calls it: "NVIDIA H200", the processor's model; empty where not known."""
     device_uuid: str | None = None
     outcome: Outcome
     threads: int | None = None

@@ -20,6 +20,7 @@ from cubemesh.model.plain import digest
 Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 Layout = Literal["nchw", "nhwc"]
 DataOn = Literal["host", "device"]
+CompileBy = Literal["network", "segment"]
 Optimizer = Literal["sgd", "rmsprop", "adam"]
 Device = Literal["auto", "cpu", "cuda"]
 Operation = Literal["matrix_product", "copy"]
@@ -146,6 +147,9 @@ class ProgramSettings:
     data_on: DataOn = "host"
     """`host`: every batch is copied to the device, as document 001 did; `device`: one batch lies
     there already."""
+    compile_by: CompileBy = "network"
+    """What a compiler sees at once. `segment`: one part of the network after the other (a residual
+    stage, say), so that the gradients of the last are complete while the first run backward."""
     script: str | None = None
     """What the `null` framework plays; no other framework takes one."""
 

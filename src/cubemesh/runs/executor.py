@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from cubemesh.frameworks import entry
-from cubemesh.model.machine import Machine
+from cubemesh.model.machine import Gpu, Machine
 from cubemesh.model.outcome import Status
 from cubemesh.model.record import RunKey, RunRecord, new_run_id
 from cubemesh.model.series import Series
@@ -188,6 +188,7 @@ class Executor:
             started_utc=started_utc,
             attempt=attempt,
             uuid_of=self._uuid_of,
+            name_of=self._name_of,
         )
         self._store.save(record, series)
         folders.remove(folder)
@@ -242,16 +243,26 @@ class Executor:
             origin=time.perf_counter(),
             usable_cores=self._machine.cpu.usable_cores,
             gpu_memory_bytes=gpus[0].memory_bytes if gpus else None,
+            gpu_uuid=gpus[0].uuid if gpus else None,
         )
         return watch(server, job, self._observer)
 
     def _uuid_of(self, device: str) -> str | None:
         """The UUID of `cuda:N` as the worker counts; None for what has none."""
+        gpu = self._gpu(device)
+        return gpu.uuid if gpu else None
+
+    def _name_of(self, device: str) -> str:
+        """What the maker calls the device; empty where that is not known."""
+        gpu = self._gpu(device)
+        return gpu.name if gpu else (self._machine.cpu.model or "" if device == "cpu" else "")
+
+    def _gpu(self, device: str) -> Gpu | None:
         kind, _, index = device.partition(":")
         gpus = visible_gpus(self._machine, os.environ)
         if kind != "cuda" or not index.isdecimal() or int(index) >= len(gpus):
             return None
-        return gpus[int(index)].uuid
+        return gpus[int(index)]
 
 
 def _now_utc() -> str:

@@ -42,7 +42,10 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
     ]
     facts.append(("wall time", format_seconds(record.elapsed_s)))
     facts.append(("started", wording.moment(record.started_utc)))
-    devices = dict.fromkeys(f"{rank.device} on {rank.host}" for rank in record.ranks)
+    devices = dict.fromkeys(
+        f"{rank.device}{f' ({rank.device_name})' if rank.device_name else ''} on {rank.host}"
+        for rank in record.ranks
+    )
     if devices:
         facts.append(("ran on", wording.clean(", ".join(devices))))
     facts += [
@@ -111,6 +114,6 @@ def series_name(series: Series) -> tuple[str, str]:
 
 def _figure_name(name: str) -> str:
     """`peak_memory_bytes` reads "peak memory": the value carries the unit."""
-    for ending in ("_flops_per_s", "_bytes_per_s", "_per_s", "_bytes", "_days", "_s"):
+    for ending in ("_flops_per_s", "_bytes_per_s", "_per_s", "_bytes", "_days", "_percent", "_s"):
         name = name.removesuffix(ending)
     return wording.words(name)

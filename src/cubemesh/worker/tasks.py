@@ -39,6 +39,7 @@ from cubemesh.frameworks.base import (
     Unsupported,
 )
 from cubemesh.measure.figures import figures
+from cubemesh.measure.gpu import open_gpu
 from cubemesh.measure.telemetry import Telemetry
 from cubemesh.measure.timer import Measured, measure
 from cubemesh.measure.validity import judge
@@ -65,6 +66,8 @@ class Task:
     threads: int
     usable_cores: float
     """Cores' worth of time this process is granted."""
+    gpu_uuid: str | None = None
+    """The GPU whose utilisation is sampled; None for none."""
     log: EventLog
 
 
@@ -89,7 +92,7 @@ def train(task: Task) -> None:
         return next(Feed(sources[0], work.batch_per_device, work.seed).epoch(0))
 
     with _built(task, network, sample) as program:
-        with Telemetry(log, task.usable_cores) as telemetry:
+        with Telemetry(log, task.usable_cores, gpu=open_gpu(task.gpu_uuid)) as telemetry:
             started = time.perf_counter()
             windows = train_epochs(program, *sources, work, log, task.spec.program.data_on)
             ended = time.perf_counter()
@@ -164,7 +167,7 @@ def _timed(
     samples_per_step: int,
 ) -> Measured:
     """Time `step`, with the host watched beside it."""
-    with Telemetry(task.log, task.usable_cores) as telemetry:
+    with Telemetry(task.log, task.usable_cores, gpu=open_gpu(task.gpu_uuid)) as telemetry:
         measured = measure(
             step,
             program.synchronize,
@@ -174,6 +177,7 @@ def _timed(
             log=task.log,
         )
     telemetry.check_host(measured.started, measured.ended)
+    telemetry.keep_utilisation(measured.started, measured.ended)
     return measured
 
 
