@@ -37,7 +37,7 @@ def image_size(network: str, context: Context, documented: int | None = None) ->
     if not is_reduced(context) or side <= SMALL_SIDE:
         return documented
     step = line.image_size_multiple
-    return max(line.smallest_image_size, -(-side // (SIDE * step)) * step)
+    return max(line.smallest_image_size, -(-side // SIDE) // step * step)
 
 
 def batch(documented: int, context: Context) -> int:
