@@ -49,3 +49,18 @@ def test_a_network_of_images_is_fed_images():
     network = build("little-cnn")
     source = data.open_for(network, "synthetic", None, "train", seed=0)
     assert source.batch(np.array([0])).images.shape == (1, 3, 32, 32)
+
+
+def test_a_translator_is_fed_sentences_of_one_bucket():
+    network = build("translator", sequence_length=10, vocabulary=50, hidden=4)
+    source = data.open_for(network, "synthetic", None, "train", seed=0)
+    batch = source.batch(np.arange(200))
+    given, target = batch.inputs
+    lengths = (batch.labels >= 0).sum(axis=1)
+    assert set(lengths) == {6, 7, 8, 9, 10}
+    for tokens, labels, length in zip(target, batch.labels, lengths, strict=True):
+        assert (labels[length:] == -1).all()
+        assert (tokens[length:] == 0).all()
+        assert np.array_equal(tokens[1:length], labels[: length - 1])
+    assert given.max() < 50
+    assert 7.5 < source.tokens_per_sample < 8.5

@@ -88,13 +88,26 @@ def of_tokens():
     return net.build()
 
 
+def recurrent():
+    net = SequenceBuilder("recurrent")
+    source = net.lstm(net.embedding(net.token_input("source", 5, 9), 4), 4)
+    begin = net.tanh(net.select(source, 4))
+    target = net.lstm(net.embedding(net.token_input("target", 6, 9), 4), 4, begin)
+    scores = net.linear(net.pair_sum(target, source), 1, bias=False)
+    context = net.mix(scores, source)
+    other = net.mix(net.pair_product(target, source), source)
+    net.classify(net.linear(net.add(context, other), 9))
+    return net.build()
+
+
 def test_the_other_sample_networks_have_every_layer_of_sequences(name):
-    nodes = (*every_sequence_layer().nodes, *of_tokens().nodes)
+    made = every_sequence_layer(), of_tokens(), recurrent()
+    nodes = [node for network in made for node in network.nodes]
     found = {type(node.layer) for node in nodes}
     assert set(SEQUENCE_LAYERS.values()) <= found
 
 
-@pytest.mark.parametrize("make", [every_sequence_layer, of_tokens])
+@pytest.mark.parametrize("make", [every_sequence_layer, of_tokens, recurrent])
 def test_every_layer_of_sequences_is_trained_or_refused(make, framework, request_for, make_batch):
     request = request_for(make())
     try:

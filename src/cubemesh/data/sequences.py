@@ -58,9 +58,10 @@ def takes_tokens(network: Network) -> bool:
 def open_synthetic(split: Split, network: Network, seed: int, samples_needed: int) -> Sequences:
     """Tokens drawn evenly from the vocabulary, the same for the same seed and network.
 
-    A network of one input predicts at each position the token that follows. There are 1,024
-    sequences (64 for validation), fewer where those would pass `CACHE_BYTES`, and never fewer than
-    `samples_needed`. UsageError for a network that is fed images.
+    A network of one input predicts at each position the token that follows. One of two is fed a
+    source as well, and its sentences fill more than half of a bucket as long as its input. There
+    are 1,024 sequences (64 for validation), fewer where those would pass `CACHE_BYTES`, and never
+    fewer than `samples_needed`. UsageError for a network that is fed images.
     """
     if not takes_tokens(network):
         raise UsageError(f"{network.name} is fed images, not sequences of tokens.")
@@ -72,4 +73,13 @@ def open_synthetic(split: Split, network: Network, seed: int, samples_needed: in
     generator = np.random.default_rng((seed, SAMPLES[split]))
     text = generator.integers(vocabulary, size=(samples, length + 1))
     inputs, labels = text[:, :-1].copy(), text[:, 1:].copy()
-    return Sequences("synthetic", (inputs,), labels, vocabulary)
+    if len(network.inputs) == 1:
+        return Sequences("synthetic", (inputs,), labels, vocabulary)
+    source = generator.integers(vocabulary, size=(samples, length))
+    # One bucket: sentences longer than half of it. What is behind a sentence's end is padding.
+    ends = generator.integers(length // 2 + 1, length + 1, size=(2, samples, 1))
+    places = np.arange(length)
+    source[places >= ends[0]] = 0
+    inputs[places >= ends[1]] = 0
+    labels[places >= ends[1]] = PADDING
+    return Sequences("synthetic", (source, inputs), labels, vocabulary)

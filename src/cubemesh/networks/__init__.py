@@ -27,6 +27,7 @@ from cubemesh.networks.zoo.resnet import (
     resnet_101,
     resnet_152,
 )
+from cubemesh.networks.zoo.translator import translator, translator_plain
 from cubemesh.networks.zoo.vgg import vgg11, vgg16, vgg19
 from cubemesh.networks.zoo.vit import vit_b16
 
@@ -49,6 +50,8 @@ class NetworkEntry:
     sequence_length: int = 0
     """Of tokens; 0 is a network that is fed images, as in `vocabulary`."""
     vocabulary: int = 0
+    hidden: int = 0
+    """Width of its vectors, where that can be chosen."""
     source: str
     """Paper or document, and year."""
     differs: str = ""
@@ -57,7 +60,7 @@ class NetworkEntry:
     @property
     def sizes(self) -> dict[str, int]:
         """What can be chosen of it and what it is by itself, in the order `make` takes them."""
-        names = ("image_size", "classes", "sequence_length", "vocabulary")
+        names = ("image_size", "classes", "sequence_length", "vocabulary", "hidden")
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
 
@@ -195,6 +198,20 @@ NETWORKS: dict[str, NetworkEntry] = {
         source=_GPT2,
         differs="as many learned places as the sequence is long",
     ),
+    **{
+        name: NetworkEntry(
+            make=make,
+            sequence_length=50,
+            vocabulary=32000,
+            hidden=512,
+            source=f"document 002 (2017), {attention}",
+            differs="one layer an LSTM and one vocabulary, which the document does not give",
+        )
+        for name, make, attention in (
+            ("translator", translator, "attention by a perceptron (Sockeye)"),
+            ("translator-plain", translator_plain, "plain attention (Caffe2)"),
+        )
+    },
 }
 
 
@@ -225,6 +242,7 @@ def build(
     *,
     sequence_length: int | None = None,
     vocabulary: int | None = None,
+    hidden: int | None = None,
 ) -> Network:
     """The network called `name` for square images of `image_size` pixels, or for sequences of
     `sequence_length` tokens; None is its own size.
@@ -239,6 +257,7 @@ def build(
         "classes": classes,
         "sequence_length": sequence_length,
         "vocabulary": vocabulary,
+        "hidden": hidden,
     }
     sizes = line.sizes
     for size, value in given.items():
@@ -270,6 +289,7 @@ def build_for(work: NetworkWork) -> Network:
         work.classes,
         sequence_length=work.sequence_length,
         vocabulary=work.vocabulary,
+        hidden=work.hidden,
     )
 
 

@@ -1,7 +1,8 @@
 """The layer types of networks that read sequences: of words, or of the patches of an image.
 
 Values are `(length, features)` a sample, a row a position; tokens are whole numbers, `(length,)`.
-Matrix weights are laid out `(out, in)`, as in `layers.py`. `ALL_LAYERS` joins both files. A
+Matrix weights are laid out `(out, in)`, as in `layers.py`. `ALL_LAYERS` joins both files
+and `recurrent_layers.py`. A
 framework may lack some of these: a network that has one is refused then, which is an outcome.
 """
 
@@ -21,6 +22,7 @@ from cubemesh.networks.layers import (
     Shape,
     _image,
 )
+from cubemesh.networks.recurrent_layers import RECURRENT_LAYERS
 
 SMALL_NORMAL = Initializer(kind="normal", scale=0.02)
 """N(0, 0.02²), as the transformers of 2018 and after start embeddings."""
@@ -169,8 +171,9 @@ SEQUENCE_LAYERS: dict[str, type[Layer]] = {
     "class-token": ClassToken,
     "position-embedding": PositionEmbedding,
     "select-position": SelectPosition,
+    **RECURRENT_LAYERS,
 }
-"""The layer types of this file; a framework that lacks one says so."""
+"""The layer types of sequences; a framework that lacks one says so."""
 
 ALL_LAYERS: dict[str, type[Layer]] = {**LAYERS, **SEQUENCE_LAYERS}
 """Every layer type there is."""

@@ -66,7 +66,17 @@ def language_model():
     return gpt("small-gpt", 12, 20, width=24, depth=2, heads=3)
 
 
-OWN = {"mixed": mixed, "small-gpt": language_model, "small-vit": transformer}
+def small_translator(name):
+    return networks.build(name, sequence_length=7, vocabulary=20, hidden=12)
+
+
+OWN = {
+    "translator": lambda: small_translator("translator"),
+    "translator-plain": lambda: small_translator("translator-plain"),
+    "mixed": mixed,
+    "small-gpt": language_model,
+    "small-vit": transformer,
+}
 """Networks made here."""
 
 

@@ -26,7 +26,13 @@ import torch
 from torch import Tensor, nn
 
 from cubemesh.frameworks.base import Array, check_layers, check_weights
-from cubemesh.frameworks.pytorch.lowerings import ATTRIBUTES, LOWERINGS, lower, may_overwrite
+from cubemesh.frameworks.pytorch.lowerings import (
+    ATTRIBUTES,
+    LOWERINGS,
+    LSTM_ATTRIBUTES,
+    lower,
+    may_overwrite,
+)
 from cubemesh.networks.graph import Head, Network, Node
 
 Values = tuple[Tensor, ...]
@@ -132,8 +138,11 @@ def _layers(
     layers = {}
     for node in network.nodes:
         module = lower(node, shapes[node.inputs[0]], node.name in overwriting)
+        attributes = LSTM_ATTRIBUTES if isinstance(module, nn.LSTM) else ATTRIBUTES
         for role, name in {**node.parameters, **node.state}.items():
-            setattr(module, ATTRIBUTES.get(role, role), arrays[name])
+            setattr(module, attributes.get(role, role), arrays[name])
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()  # one piece of memory, as cuDNN wants it
         layers[node.name] = module
     return layers
 
