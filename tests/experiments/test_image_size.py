@@ -27,10 +27,10 @@ def test_a_cpu_takes_smaller_images_and_stops_where_runs_get_long(machine, play,
     context = Context(machine=machine, scale=Scale.QUICK)
     asked, sent = play(EXPERIMENT.plan(Settings(), context), make)
     assert asked_for(asked)[:5] == [(32, b, "host") for b in (16, 32, 64, 128, 256)]
-    assert asked_for(asked)[5:] == [(75, 16, "host"), (75, 32, "host"), (75, 64, "host")]
+    assert asked_for(asked)[5:] == [(80, 16, "host"), (80, 32, "host"), (80, 64, "host")]
     (warning,) = EXPERIMENT.answer(Settings(), sent).warnings
-    assert "75 pixels for 224" in warning.cause
-    assert "up to 64 for 256 at 75 pixels" in warning.cause
+    assert "80 pixels for 224" in warning.cause
+    assert "up to 64 for 256 at 80 pixels" in warning.cause
 
 
 def test_both_feeds_side_by_side(machine, play, record_of):

@@ -20,10 +20,10 @@ def test_full_settings_are_the_documents(machine, play, record_of):
 
 def test_a_cpu_takes_less_and_says_so(machine, play, record_of):
     asked, sent = play(EXPERIMENT.plan(Settings(), Context(machine=machine)), record_of)
-    assert {(s.work.image_size, s.batch_per_device) for s in asked} == {(75, 4)}
+    assert {(s.work.image_size, s.batch_per_device) for s in asked} == {(80, 4)}
     (warning,) = EXPERIMENT.answer(Settings(), sent).warnings
     assert "minibatch 4 for 32" in warning.cause
-    assert "75 for 224" in warning.cause
+    assert "80 for 224" in warning.cause
 
 
 def trained(record_of, network, percent, step_s=0.1, on="host"):

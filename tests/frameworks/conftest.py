@@ -59,6 +59,8 @@ def make_request() -> Callable[..., BuildRequest]:
         precision: Any = "fp32",
         layout: Any = "nchw",
         script: str | None = None,
+        loss_scale: Any = None,
+        precision_of: tuple[str, ...] = (),
         **fields: Any,
     ) -> BuildRequest:
         if isinstance(network, str):
@@ -68,7 +70,13 @@ def make_request() -> Callable[..., BuildRequest]:
             network=network,
             work=work or kind(network=network.name, batch_per_device=4, **fields),
             placement=Placement(),
-            program=ProgramSettings(precision=precision, layout=layout, script=script),
+            program=ProgramSettings(
+                precision=precision,
+                layout=layout,
+                script=script,
+                loss_scale=loss_scale,
+                precision_of=precision_of,
+            ),
             exchange=NoExchange(),
             device=device,
             threads=1,

@@ -75,6 +75,10 @@ def test_what_is_offered_passes():
             varied(work=TrainSteps(network="little-cnn", batch_per_device=8, optimizer="adam")),
             "optimizer 'adam' here; it offers sgd",
         ),
+        (
+            varied(program=ProgramSettings(precision="bf16", precision_of=("fc1=fp32",))),
+            "every layer in one precision",
+        ),
     ],
 )
 def test_what_is_not_offered_is_refused_with_what_is(spec, words):
@@ -117,3 +121,14 @@ def test_a_missing_framework_is_seen_without_importing_it():
     missing = dataclasses.replace(FRAMEWORKS["pytorch"], requires="no_such_module")
     assert not missing.installed
     assert FRAMEWORKS["null"].installed
+
+
+def test_a_way_to_scale_the_loss_is_refused_with_those_there_are():
+    able = dataclasses.replace(
+        ABLE, precisions={"cuda": frozenset({"fp16"})}, loss_scales=frozenset({"static"})
+    )
+    check_supported(varied(program=ProgramSettings(precision="fp16", loss_scale=8.0)), able)
+    with pytest.raises(Unsupported, match="loss scaling 'dynamic' here; it offers its own"):
+        check_supported(
+            varied(program=ProgramSettings(precision="fp16", loss_scale="dynamic")), able
+        )

@@ -140,6 +140,10 @@ def test_every_precision_layout_and_optimizer_offered_on_the_cpu_takes_a_step(
     cases = [{"precision": p} for p in sorted(able.precisions["cpu"])]
     cases += [{"layout": layout} for layout in sorted(able.layouts)]
     cases += [{"optimizer": o, "weight_decay": 0.01} for o in sorted(able.optimizers)]
+    scales = {"dynamic": "dynamic", "static": 256.0}
+    cases += [{"precision": "fp16", "loss_scale": scales[s]} for s in sorted(able.loss_scales)]
+    if able.precision_by_layer:
+        cases.append({"precision": "bf16", "precision_of": ("classifier=fp32",)})
     for case in cases:
         request = request_for(tiny, **case)
         program = framework.build(request)

@@ -56,7 +56,7 @@ class Settings:
     network: str = "little-cnn"
     """The network to train; `cubemesh networks` lists them."""
     sizes: tuple[int, ...] = ()
-    """Sides of the images in pixels; none given is the document's 32 and 224, 32 and 75 on a
+    """Sides of the images in pixels; none given is the document's 32 and 224, 32 and 80 on a
     CPU."""
     batches: tuple[int, ...] = ()
     """Minibatches; none given is the document's 16 to 256, as far as this machine can in reasonable

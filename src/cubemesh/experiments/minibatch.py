@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from cubemesh.data import entry
+from cubemesh.errors import UsageError
 from cubemesh.experiments import minibatch_shown
 from cubemesh.experiments.base import Context, Experiment, Plan, Scale
 from cubemesh.experiments.bends import bend_findings, bends, bends_table, dear_doublings
@@ -22,6 +24,7 @@ from cubemesh.experiments.conditions import titled
 from cubemesh.experiments.feeding import Fed, data_on, programs, starving
 from cubemesh.experiments.groups import Group, doubts, group_by
 from cubemesh.experiments.ladder import may_double, run_s
+from cubemesh.experiments.largest import largest, search
 from cubemesh.experiments.minibatch_shown import Groups, Shown
 from cubemesh.model import (
     Answer,
@@ -39,7 +42,7 @@ from cubemesh.model import (
 from cubemesh.units import format_interval, format_quantity, format_seconds
 
 DOCUMENT_BATCHES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-"""Document 000 looks from 8 on, document 001 up to 2048."""
+"""Document 001 goes up to 2048."""
 LEVEL = 0.97
 
 
@@ -49,9 +52,13 @@ class Settings:
 
     network: str = "little-cnn"
     """The network to train; `cubemesh networks` lists them."""
-    batches: tuple[int, ...] = ()
-    """Minibatches to measure; none given goes from 8 to 2048, as far as this machine can in
-    reasonable time."""
+    batches: tuple[int, ...] | Literal["auto"] = ()
+    """Minibatches to measure; `auto` looks for the largest that fits into memory; none given
+    doubles from the smallest to the largest, as far as this machine can in reasonable time."""
+    smallest: int = DOCUMENT_BATCHES[0]
+    """Where that list begins; document 000 looks at 4 too."""
+    largest: int = DOCUMENT_BATCHES[-1]
+    """Where it ends at the latest."""
     data: str = "synthetic"
     """What the network is fed: synthetic, digits, cifar-10."""
     data_on: Fed = "host"
@@ -62,6 +69,10 @@ class Settings:
     ceiling: bool = True
     """Whether to measure this device's fastest matrix product too, to hold the steps against."""
 
+    def __post_init__(self) -> None:
+        if self.smallest < 1:
+            raise UsageError(f"smallest={self.smallest} is too small: a minibatch has 1 or more.")
+
 
 def plan(settings: Settings, context: Context) -> Plan:
     """The runs of each minibatch; the default list ends where one would take too long or not fit.
@@ -69,8 +80,17 @@ def plan(settings: Settings, context: Context) -> Plan:
     The ceiling is asked for together with a minibatch, so that a slip in the settings is found
     before anything is measured.
     """
-    batches = default_batches(settings.data)
+    batches = default_batches(settings)
     ceiling = [RunSpec(work=Ceiling(), effort=context.effort)] if settings.ceiling else []
+    if settings.batches == "auto":
+        yield from search(
+            lambda batch: _specs(settings, batch, context),
+            context.machine,
+            most=entry(settings.data).train_samples,
+            goes_on=lambda record: may_double(record, context.scale),
+            also=ceiling,
+        )
+        return
     if settings.batches:
         named = sorted(set(settings.batches))
         yield [*ceiling, *(s for batch in named for s in _specs(settings, batch, context))]
@@ -83,10 +103,15 @@ def plan(settings: Settings, context: Context) -> Plan:
         records = yield _specs(settings, batch, context)
 
 
-def default_batches(data: str) -> tuple[int, ...]:
-    """The documents' minibatches, as far as one pass over the training data holds them."""
-    samples = entry(data).train_samples
-    return tuple(b for b in DOCUMENT_BATCHES if samples is None or b <= samples)
+def default_batches(settings: Settings) -> tuple[int, ...]:
+    """Doublings from the smallest minibatch to the largest, as far as one pass over the training
+    data holds them; the smallest is always there."""
+    samples = entry(settings.data).train_samples
+    end = settings.largest if samples is None else min(settings.largest, samples)
+    batches = [settings.smallest]
+    while 2 * batches[-1] <= end:
+        batches.append(2 * batches[-1])
+    return tuple(batches)
 
 
 def _specs(settings: Settings, batch: int, context: Context) -> list[RunSpec]:
@@ -112,11 +137,12 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     shown = _shown(settings, records)
     steps = [r for r in records if isinstance(r.spec.work, NetworkWork)]
     groups = shown.training
+    found = largest(steps) if settings.batches == "auto" else []
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
         title=titled(f"{settings.network} against minibatch", steps),
-        findings=tuple(_findings(shown)),
+        findings=(*_findings(shown), *(f.finding() for f in found)),
         tables=(
             minibatch_shown.table(shown),
             *nearest_table(settings.network, groups),
@@ -139,7 +165,8 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
 def _shown(settings: Settings, records: Sequence[RunRecord]) -> Shown:
     def by_batch(kind: type[NetworkWork], fed: tuple[str, ...]) -> Groups:
         own = (r for r in records if isinstance(r.spec.work, kind) and data_on(r) in fed)
-        return group_by(own, lambda r: r.spec.batch_per_device or 0)
+        groups = group_by(own, lambda r: r.spec.batch_per_device or 0)
+        return sorted(groups, key=lambda group: group.key)
 
     both = settings.data_on == "both"
     ceiling = group_by((r for r in records if isinstance(r.spec.work, Ceiling)), lambda r: "")
@@ -225,10 +252,11 @@ def _reduced(settings: Settings, groups: Groups) -> Iterator[Warning]:
     if settings.batches or not groups or groups[-1].throughput is None:
         return
     last = groups[-1]
-    if last.key == DOCUMENT_BATCHES[-1]:
+    asked = Settings(smallest=settings.smallest, largest=settings.largest)
+    if last.key == default_batches(asked)[-1]:
         return
-    ends = f"The minibatches end at {last.key}; the documents go on to {DOCUMENT_BATCHES[-1]}."
-    if last.key == default_batches(settings.data)[-1]:
+    ends = f"The minibatches end at {last.key} and were to go on to {settings.largest}."
+    if last.key == default_batches(settings)[-1]:
         samples = entry(settings.data).train_samples
         why = f"{settings.data} has {samples:,} samples to train with."
         yield warn("reduced", f"{ends} {why}", "Use data=synthetic for larger minibatches.")

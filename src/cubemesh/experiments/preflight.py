@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from cubemesh import data, frameworks, networks
 from cubemesh.errors import UsageError
 from cubemesh.model import NetworkWork, RunSpec, Train
+from cubemesh.networks.precision import layer_precisions
 from cubemesh.parallel import exchanges
 
 
@@ -31,11 +32,13 @@ def check(specs: Iterable[RunSpec]) -> None:
                 "accuracy. Leave data_on out here."
             )
         batch = work.batch_per_device
-        key = dataclasses.replace(work, seed=0)
+        layers = spec.program.precision_of
+        key = (dataclasses.replace(work, seed=0), layers)
         if key in seen:
             continue
         seen.add(key)
         network = networks.build_for(work)
+        layer_precisions(network, layers)
         data.check(work.data, work.data_path, batch)
         data.check_feeds(work.data, network)
         classes = network.targets[0].classes or 0

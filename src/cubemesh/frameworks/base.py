@@ -108,6 +108,10 @@ class Capabilities:
     optimizers: frozenset[str]
     exchanges_gradients: bool = False
     """Whether its programs call an exchange; False means one device only."""
+    loss_scales: frozenset[str] = frozenset()
+    """Ways to scale the loss in fp16 that can be chosen: `dynamic`, `static`."""
+    precision_by_layer: bool = False
+    """Whether layers may be given a precision of their own."""
     compiles_segments: bool = False
     """Whether `compile_by` may be `segment`."""
     scripted: bool = False
@@ -188,6 +192,16 @@ class Compiles(Protocol):
         """Compile what the work runs for batches like `placed`, and tell whether all of it came
         from a cache (None where there was nothing left to compile). Call it before `load`: it may
         leave anything in the arrays, but gives back what memory it took for a step."""
+
+
+@runtime_checkable
+class ScalesLoss(Protocol):
+    """A `Program` that may multiply its loss, so that small gradients do not become zero in fp16;
+    others need not offer this."""
+
+    def loss_scale(self) -> tuple[float, str] | None:
+        """The scale the next step takes, and how it is found: `dynamic` or `static`. Waits for it.
+        None where the loss is not scaled."""
 
 
 class CeilingProgram(Protocol):
@@ -282,6 +296,16 @@ def check_supported(spec: RunSpec, able: Capabilities) -> None:
     if program.precision not in able.precisions[kind]:
         what = f"on {kind} the precision"
         _refuse(what, program.precision, able.precisions[kind], program.framework)
+    if program.precision_of and not able.precision_by_layer:
+        raise Unsupported(
+            f"{program.framework} computes every layer in one precision and takes no precision_of. "
+            "Leave it out."
+        )
+    if program.loss_scale is not None:
+        asked = "dynamic" if program.loss_scale == "dynamic" else "static"
+        if asked not in able.loss_scales:
+            offered = able.loss_scales | {"its own (leave loss_scale out)"}
+            _refuse("loss scaling", asked, offered, program.framework)
     if program.layout not in able.layouts:
         _refuse("layout", program.layout, able.layouts, program.framework)
     if spec.placement.devices > 1 and not able.exchanges_gradients:

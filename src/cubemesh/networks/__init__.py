@@ -44,8 +44,6 @@ class NetworkEntry:
     """Of images; 0 is a network that is fed tokens, as in the next two."""
     smallest_image_size: int = 0
     """Below it a window no longer fits."""
-    image_size_multiple: int = 1
-    """Image sizes are multiples of it."""
     classes: int = 0
     sequence_length: int = 0
     """Of tokens; 0 is a network that is fed images, as in `vocabulary`."""
@@ -186,7 +184,6 @@ NETWORKS: dict[str, NetworkEntry] = {
         make=vit_b16,
         image_size=224,
         smallest_image_size=16,
-        image_size_multiple=16,
         classes=1000,
         source=_VIT,
         differs="torchvision's form: no dropout; the head starts from N(0, 0.02²), not from zero",

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cubemesh.frameworks import entry
 from cubemesh.model import RunRecord, Series
 from cubemesh.units import format_seconds
 from cubemesh.views import wording
@@ -52,6 +53,11 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
         (wording.clean(f"{part.name} ({part.method})"), format_seconds(part.seconds))
         for part in record.parts
     ]
+    if record.environment is not None:
+        packages = record.environment.software.packages
+        own = [p for p in entry(record.spec.program.framework).packages if p in packages]
+        versions = ", ".join(f"{name} {packages[name]}" for name in own)
+        facts.append(("python", wording.clean(f"{record.environment.python} ({versions})")))
     facts.append(("run", wording.clean(record.run_id)))
     facts.append(("spec", record.spec.spec_id))
     if record.attempt > 1:

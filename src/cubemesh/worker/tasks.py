@@ -36,6 +36,7 @@ from cubemesh.frameworks.base import (
     Framework,
     OutOfMemory,
     Program,
+    ScalesLoss,
     Unsupported,
 )
 from cubemesh.measure.figures import figures
@@ -218,11 +219,19 @@ def _built(task: Task, network: Network, sample: Callable[[], Batch]) -> Iterato
         program.load(network.draw(work.seed))
     since = "the weights were loaded" if memory.reset_peak() else "the process began"
     yield program
+    _say_loss_scale(program, log)
     peak = _peak_memory(program, before_bytes, since)
     if peak is not None:
         log.figure("peak_memory_bytes", peak)
         _check_limit(peak, spec.effort.memory_limit_bytes)
     program.close()
+
+
+def _say_loss_scale(program: Program, log: EventLog) -> None:
+    """What the loss was multiplied by in the end, for a program that does so."""
+    if isinstance(program, ScalesLoss) and (scaled := program.loss_scale()) is not None:
+        value, method = scaled
+        log.figure("loss_scale", Figure(value=value, unit="", method=method))
 
 
 def _check_limit(peak: Figure, limit_bytes: int | None) -> None:

@@ -24,6 +24,7 @@ OPTIMIZERS = {
     "sgd": {"learning_rate": 0.05, "weight_decay": 0.01},
     "rmsprop": {"learning_rate": 0.001, "weight_decay": 0.01},
     "adam": {"learning_rate": 0.001, "weight_decay": 0.01},
+    "adamw": {"learning_rate": 0.001, "weight_decay": 0.1},
 }
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TypeVar
 
 import jax
@@ -29,12 +30,19 @@ AnyArray = TypeVar("AnyArray", jax.Array, Array)
 
 
 class NetworkFunction:
-    """A network as pure functions of its arrays, in one layout and precision. Unsupported for
-    a layer that is not lowered."""
+    """A network as pure functions of its arrays, in one layout and precision; the products of the
+    nodes in `layer_numerics` have another. Unsupported for a layer that is not lowered."""
 
-    def __init__(self, network: Network, layout: str, numerics: Numerics) -> None:
+    def __init__(
+        self,
+        network: Network,
+        layout: str,
+        numerics: Numerics,
+        layer_numerics: Mapping[str, Numerics] = MappingProxyType({}),
+    ) -> None:
         check_layers(network, LOWERINGS, "jax")
         self.network, self.layout, self.numerics = network, layout, numerics
+        self._layer_numerics = layer_numerics
         convolutions = (n for n in network.nodes if isinstance(n.layer, Convolution))
         self._turned = frozenset(n.parameters["weight"] for n in convolutions)
 
@@ -87,7 +95,7 @@ class NetworkFunction:
                 | {role: after[name] for role, name in node.state.items()},
                 shape=node.shape,
                 layout=self.layout,
-                numerics=self.numerics,
+                numerics=self._layer_numerics.get(node.name, self.numerics),
                 training=key is not None,
                 key=partial(jax.random.fold_in, key, np.uint32(i)),
             )

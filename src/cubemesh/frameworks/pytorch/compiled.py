@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cubemesh.frameworks.base import BuildRequest, Capabilities
+from cubemesh.frameworks.base import BuildRequest, Capabilities, Unsupported
 from cubemesh.frameworks.pytorch import runtime
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
 from cubemesh.frameworks.pytorch.program import Placed, PyTorchProgram, total_loss
@@ -55,6 +55,8 @@ class CompiledProgram(PyTorchProgram):
 
     def __init__(self, request: BuildRequest) -> None:
         _set_up_compiler()
+        if request.program.precision_of:
+            _trace_backward_without_autocast()
         super().__init__(request)
         options = POINTWISE_SEARCH if BACKEND == "inductor" and self._kind == "cuda" else None
         compiled = partial(
@@ -165,6 +167,20 @@ def _set_up_compiler() -> None:
     config.compile_threads = 1  # type: ignore[attr-defined]
     dynamo = importlib.import_module("torch._dynamo.config")
     dynamo.allow_rnn = True  # type: ignore[attr-defined]  # traced as what it is made of
+
+
+def _trace_backward_without_autocast() -> None:
+    """Compile backward passes as eager ones run: each in the types of its forward pass. By itself
+    the compiler traces them under the forward pass's autocast, which would make the gradients of a
+    layer in fp32 narrow."""
+    config = importlib.import_module("torch._functorch.config")
+    if not hasattr(config, "backward_pass_autocast"):
+        raise Unsupported(
+            f"PyTorch {torch.__version__} compiles backward passes under the autocast around them, "
+            "so no layer's gradients keep a precision of their own. Leave precision_of out, or "
+            "upgrade PyTorch."
+        )
+    config.backward_pass_autocast = "off"  # type: ignore[attr-defined]
 
 
 def _cache_counts() -> tuple[int, int]:

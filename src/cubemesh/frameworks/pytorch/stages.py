@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from cubemesh.frameworks.pytorch.module import Built, define, identifiers, write_forward
@@ -88,11 +89,13 @@ def build_stages(
     names = identifiers(network)
     codes, called = [], {}
     for stage in stages:
-        code = write_forward(names, stage.inputs, stage.nodes, stage.results)
+        code = write_forward(names, stage.inputs, stage.nodes, stage.results, built.layer_types)
         if stage is stages[-1]:
             code += _write_loss(names, stage, network)
         scope: dict[str, Any] = {f"run_{names[n.name]}": built.layers[n.name] for n in stage.nodes}
-        defined = define(code, f"{network.name}, {stage.name}", {**scope, "loss_of": loss})
+        defined = define(
+            code, f"{network.name}, {stage.name}", {**scope, "loss_of": loss, "torch": torch}
+        )
         codes.append(code)
         called[f"run_{stage.name}"] = compiled(
             defined["forward_to_loss" if stage is stages[-1] else "forward"]
