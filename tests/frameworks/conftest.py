@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cubemesh import networks
-from cubemesh.frameworks.base import Batch, BuildRequest
+from cubemesh.frameworks.base import PADDING, Batch, BuildRequest
 from cubemesh.model.spec import Placement, ProgramSettings, Train, TrainSteps
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.graph import Network
@@ -20,8 +20,17 @@ from cubemesh.parallel.exchanges import NoExchange
 def make_batch() -> Callable[..., Batch]:
     def make(network: Network, samples: int = 4, seed: int = 0) -> Batch:
         rng = np.random.default_rng(seed)
-        images = rng.random((samples, *network.inputs[0].shape), dtype=np.float32)
-        return Batch(images=images, labels=rng.integers(0, network.targets[0].classes, samples))
+        fed = [
+            rng.random((samples, *i.shape), dtype=np.float32)
+            if i.dtype == "float"
+            else rng.integers(0, i.classes, (samples, *i.shape))
+            for i in network.inputs
+        ]
+        (target,) = network.targets
+        labels = rng.integers(0, target.classes, (samples, *target.shape))
+        if target.shape:
+            labels[0, -1] = PADDING
+        return Batch(*fed, labels=labels)
 
     return make
 

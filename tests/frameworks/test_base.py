@@ -38,6 +38,14 @@ def test_a_batch_knows_its_size():
     assert batch.size_bytes == 3 * 4 * 4 + 3 * 8
 
 
+def test_a_batch_of_tokens_has_an_array_for_each_input():
+    source, target = np.zeros((3, 7), np.int64), np.ones((3, 5), np.int64)
+    batch = Batch(source, target, labels=np.zeros((3, 5), np.int64))
+    assert batch.inputs == (source, target)
+    assert batch.samples == 3
+    assert batch.size_bytes == 8 * 3 * (7 + 5 + 5)
+
+
 def test_a_network_with_a_layer_that_is_not_lowered_is_refused():
     network = networks.build("little-cnn")
     check_layers(network, LAYERS.values(), "tensorflow")

@@ -81,13 +81,35 @@ def every_sequence_layer():
     return net.build()
 
 
-def test_the_other_sample_network_has_every_layer_of_sequences(name):
-    found = {type(node.layer) for node in every_sequence_layer().nodes}
+def of_tokens():
+    net = SequenceBuilder("of-tokens")
+    x = net.embedding(net.token_input("tokens", 6, 9), 4, name="words")
+    net.classify(net.linear(x, 9, bias=False, share={"weight": "words.weight"}))
+    return net.build()
+
+
+def recurrent():
+    net = SequenceBuilder("recurrent")
+    source = net.lstm(net.embedding(net.token_input("source", 5, 9), 4), 4)
+    begin = net.tanh(net.select(source, 4))
+    target = net.lstm(net.embedding(net.token_input("target", 6, 9), 4), 4, begin)
+    scores = net.linear(net.pair_sum(target, source), 1, bias=False)
+    context = net.mix(scores, source)
+    other = net.mix(net.pair_product(target, source), source)
+    net.classify(net.linear(net.add(context, other), 9))
+    return net.build()
+
+
+def test_the_other_sample_networks_have_every_layer_of_sequences(name):
+    made = every_sequence_layer(), of_tokens(), recurrent()
+    nodes = [node for network in made for node in network.nodes]
+    found = {type(node.layer) for node in nodes}
     assert set(SEQUENCE_LAYERS.values()) <= found
 
 
-def test_every_layer_of_sequences_is_trained_or_refused(framework, request_for, make_batch):
-    request = request_for(every_sequence_layer())
+@pytest.mark.parametrize("make", [every_sequence_layer, of_tokens, recurrent])
+def test_every_layer_of_sequences_is_trained_or_refused(make, framework, request_for, make_batch):
+    request = request_for(make())
     try:
         program = framework.build(request)
     except Unsupported as refused:
@@ -96,7 +118,8 @@ def test_every_layer_of_sequences_is_trained_or_refused(framework, request_for, 
     placed = program.place(make_batch(request.network))
     program.train_step(placed)
     assert np.isfinite(program.loss())
-    assert program.evaluate(placed).shape == (4, 5)
+    shape = request.network.shape(request.network.output)
+    assert program.evaluate(placed).shape == (4, *shape)
 
 
 def test_capabilities_are_sane(framework, name):

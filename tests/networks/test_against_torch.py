@@ -30,7 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 NAMES = [
     *("little-cnn", "cifarnet", "alexnet", "overfeat", "vgg16", "googlenet", "googlenet-paper"),
-    *("inception-bn", "inception-v3", "resnet-18", "resnet-50", "vit-b16"),
+    *("inception-bn", "inception-v3", "resnet-18", "resnet-50", "vit-b16", "gpt2"),
 ]
 BATCH = 16
 
@@ -80,6 +80,7 @@ LOWER = {
     sequences.LayerNorm: lambda n, p, x: F.layer_norm(
         x, x.shape[-1:], p["weight"], p["bias"], n.epsilon
     ),
+    sequences.Embedding: lambda n, p, x: F.embedding(x, p["weight"]),
     sequences.GELU: lambda n, p, x: F.gelu(x),
     sequences.Attention: lambda n, p, x: _attention(n, x),
     sequences.Tokens: lambda n, p, x: x.flatten(2).transpose(1, 2),
@@ -103,8 +104,13 @@ class Interpreted:
 
     def loss(self, batch):
         network = self.network
-        values = {i.name: torch.zeros(batch, *i.shape, device=self.device) for i in network.inputs}
-        labels = torch.zeros(batch, dtype=torch.long, device=self.device)
+        kinds = {"float": torch.float, "integer": torch.long}
+        values = {
+            i.name: torch.zeros(batch, *i.shape, dtype=kinds[i.dtype], device=self.device)
+            for i in network.inputs
+        }
+        shape = (batch * math.prod(network.targets[0].shape),)
+        labels = torch.zeros(shape, dtype=torch.long, device=self.device)
         last_reader = {value: n.name for n in network.nodes for value in n.inputs}
         for node in network.nodes:
             own = {role: self.arrays[name] for role, name in (node.parameters | node.state).items()}
@@ -116,7 +122,9 @@ class Interpreted:
                 if last_reader[value] == node.name:
                     values.pop(value, None)
         heads = [(h.weight, values.pop(h.value)) for h in network.heads]
-        return sum(weight * F.cross_entropy(scores, labels) for weight, scores in heads)
+        return sum(
+            weight * F.cross_entropy(scores.flatten(0, -2), labels) for weight, scores in heads
+        )
 
     def kept_bytes(self, batch):
         """Bytes of all storages autograd saves in a forward pass, parameters and state left out."""
@@ -155,7 +163,7 @@ def test_matrix_operations_agree_with_the_flop_counter(name, monkeypatch):
 @pytest.mark.parametrize("name", NAMES)
 def test_kept_bytes_agree_with_what_autograd_saves(name):
     network = build(name)
-    fed_bytes = BATCH * (math.prod(network.inputs[0].shape) * 4 + LABEL_BYTES)
+    fed_bytes = forecast(network, BATCH).input_bytes
     found = Interpreted(network).kept_bytes(BATCH) - fed_bytes
     assert totals(network, BATCH).forward.saved_bytes == pytest.approx(found, rel=0.001)
 

@@ -9,6 +9,7 @@ from cubemesh.networks import NETWORKS, build
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.cost import LayerCost, costs, layer_cost, totals
 from cubemesh.networks.layers import LocalResponseNorm
+from cubemesh.networks.recurrent_layers import Mix, PairProduct
 from cubemesh.networks.sequence_layers import Attention
 
 
@@ -252,7 +253,9 @@ def test_backward_is_twice_forward_but_for_the_first_layer(name):
     forward = total.forward.matrix_flops
     # Attention has no weights: both its operands are data.
     attention = sum(
-        found[n.name].forward.matrix_flops for n in network.nodes if isinstance(n.layer, Attention)
+        found[n.name].forward.matrix_flops
+        for n in network.nodes
+        if isinstance(n.layer, (Attention, Mix, PairProduct))
     )
     assert total.weight_gradient.matrix_flops == forward - attention
     assert total.data_gradient.matrix_flops == (

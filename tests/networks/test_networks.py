@@ -34,8 +34,14 @@ PARAMETERS = {
     "resnet-101": 44_549_160,
     "resnet-152": 60_192_808,
     "vit-b16": 86_567_656,
+    "gpt2": 124_439_808,
+    "translator": 54_699_264,
+    "translator-plain": 54_173_952,
 }
 """As published, or worked out by hand from the layers."""
+TIED = {"lm_head.weight": "transformer.wte.weight"}
+"""Parameters that are another node's."""
+OF_IMAGES = [name for name, line in NETWORKS.items() if line.image_size]
 WITHOUT_AUXILIARY = {"googlenet-paper": 6_998_552, "inception-v3": 23_834_568}
 """Of what an evaluation uses, where that is less."""
 
@@ -54,9 +60,15 @@ def test_a_network_is_whole(name):
     network, line = build(name), entry(name)
     assert network.name == name
     assert line.source
-    assert network.inputs[0].shape == (3, line.image_size, line.image_size)
-    assert network.targets[0].classes == line.classes
-    assert network.shape(network.output) == (line.classes,)
+    if line.image_size:
+        assert network.inputs[0].shape == (3, line.image_size, line.image_size)
+        assert network.targets[0].classes == line.classes
+        assert network.shape(network.output) == (line.classes,)
+    else:
+        assert {i.shape for i in network.inputs} == {(line.sequence_length,)}
+        assert network.targets[0].shape == (line.sequence_length,)
+        assert network.targets[0].classes == network.inputs[0].classes == line.vocabulary
+        assert network.shape(network.output) == (line.sequence_length, line.vocabulary)
     known = {i.name: i.shape for i in network.inputs}
     for node in network.nodes:
         shapes = [known[i] for i in node.inputs]  # every input comes before its reader
@@ -64,7 +76,7 @@ def test_a_network_is_whole(name):
         owned = node.layer.parameters(*shapes) | node.layer.state(*shapes)
         assert owned.keys() == node.parameters.keys() | node.state.keys()
         for role, array in (node.parameters | node.state).items():
-            assert array == f"{node.name}.{role}"
+            assert array == TIED.get(f"{node.name}.{role}", f"{node.name}.{role}")
             assert (network.parameters | network.state)[array] == owned[role]
         known[node.name] = node.shape
     used = {p for n in network.nodes for p in (*n.parameters.values(), *n.state.values())}
@@ -81,7 +93,24 @@ def test_segments_are_named_and_cover_the_network(name):
     assert len(network.segments) >= 3
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [n for n in NETWORKS if n not in OF_IMAGES])
+def test_a_network_of_tokens_takes_any_length_and_vocabulary(name):
+    small = build(name, sequence_length=1, vocabulary=1)
+    assert small.shape(small.output) == (1, 1)
+    with pytest.raises(UsageError, match=f"sequence_length=0 is too small: {name} needs 1"):
+        build(name, sequence_length=0)
+    with pytest.raises(UsageError, match=f"image_size=32 was given, and {name} takes none. It tak"):
+        build(name, image_size=32)
+
+
+def test_a_network_of_images_takes_no_sequence():
+    with pytest.raises(UsageError, match=r"vit-b16 takes none\. It takes image_size, classes"):
+        build("vit-b16", sequence_length=10)
+    with pytest.raises(UsageError, match=r"image_size=100 does not divide .* such as 96"):
+        build("vit-b16", 100)
+
+
+@pytest.mark.parametrize("name", OF_IMAGES)
 def test_the_smallest_image_is_the_smallest_that_works(name):
     line = entry(name)
     small = build(name, image_size=line.smallest_image_size, classes=3)
@@ -173,10 +202,11 @@ def test_the_document_tells_of_it(name):
     text, found = DOCUMENT.read_text(encoding="utf-8"), summary(name)
     headings = [line for line in text.splitlines() if line.startswith("## ")]
     assert sum(f"`{name}`" in heading for heading in headings) == 1
-    side = found["input_shape"][1]
+    side = found["input_shape"][-1]
+    fed = f"{side} × {side}" if name in OF_IMAGES else f"{side:,} tokens"
     row = (
-        f"| {name} | {side} × {side} | {found['classes']:,} | {found['parameters']:,} "
+        f"| {name} | {fed} | {found['classes']:,} | {found['parameters']:,} "
         f"| {found['forward_flops'] / 1e9:.3f} | {found['backward_flops'] / 1e9:.3f} "
-        f"| {found['saved_bytes'] / 2**20:.1f} | {found['smallest_image_size']} |"
+        f"| {found['saved_bytes'] / 2**20:.1f} | {found['smallest_image_size'] or '1'} |"
     )
     assert row in text

@@ -12,6 +12,7 @@ from cubemesh.networks.sequence_layers import (
     GELU,
     Attention,
     ClassToken,
+    Embedding,
     LayerNorm,
     PositionEmbedding,
     SelectPosition,
@@ -28,6 +29,7 @@ SEQUENCE = (5, 12)
         (GELU(), SEQUENCE, SEQUENCE, {}),
         (Attention(heads=2), SEQUENCE, (5, 4), {}),
         (Tokens(), (6, 3, 4), (12, 6), {}),
+        (Embedding(vocabulary=9, features=4), (5,), (5, 4), {"weight": (9, 4)}),
         (ClassToken(), SEQUENCE, (6, 12), {"token": (12,)}),
         (PositionEmbedding(), SEQUENCE, SEQUENCE, {"weight": SEQUENCE}),
         (SelectPosition(position=4), SEQUENCE, (12,), {}),
@@ -44,6 +46,7 @@ def test_shapes_and_parameters(layer, given, expected, parameters):
     [
         (Attention(heads=5), SEQUENCE, "12 features do not divide .* of 5 heads"),
         (Attention(heads=2), (12,), r"Attention needs \(length, features\)"),
+        (Embedding(vocabulary=9, features=4), SEQUENCE, r"needs tokens \(length,\)"),
         (Tokens(), SEQUENCE, r"Tokens needs \(channels, height, width\)"),
         (SelectPosition(position=5), SEQUENCE, "no position 5 in 5"),
     ],
@@ -107,6 +110,19 @@ def test_attention():
             other_flops=300 + 80,
             read_bytes=4 * (X + 80 + 20),
             written_bytes=4 * X,
+        ),
+    )
+
+
+def test_an_embedding_picks_rows():
+    # 10 tokens of 8 bytes, 4 values each; its gradient is an array of 9 · 4 with 40 additions.
+    net = SequenceBuilder("net")
+    net.classify(net.embedding(net.token_input("tokens", 5, 9), 4))
+    network = net.build()
+    assert layer_cost(network, network.nodes[0], batch=2) == LayerCost(
+        forward=Cost(read_bytes=80 + 4 * 40, written_bytes=4 * 40),
+        weight_gradient=Cost(
+            other_flops=40, read_bytes=80 + 4 * 80, written_bytes=4 * (9 * 4 + 40)
         ),
     )
 

@@ -91,3 +91,11 @@ def test_the_figure() -> None:
     assert (figure.value, figure.n) == (0.75, 40)
     assert figure.low is not None
     assert figure.low < 0.75
+
+
+def test_padding_is_not_scored():
+    scores = np.zeros((2, 3, 4))
+    scores[..., 1] = 1.0
+    found = score(scores, np.array([[1, 1, -1], [2, -1, -1]]))
+    assert (found.samples, found.top1) == (3, 2)
+    assert found.loss == pytest.approx(score(np.eye(4)[[1, 1, 1]], np.array([1, 1, 2])).loss)

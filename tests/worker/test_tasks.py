@@ -130,3 +130,23 @@ def test_a_batch_of_one_is_refused_where_a_single_position_is_normalised(tmp_pat
         assert found.status is Status.UNSUPPORTED
         assert "batch_per_device=1 is too small for resnet-18 on images of 32" in found.message
         assert found.message.endswith("Set batch_per_device=2 or more.")
+
+
+def test_tokens_are_counted_beside_sequences(tmp_path):
+    sizes = {"sequence_length": 8, "vocabulary": 50, "hidden": 4}
+    work = TrainSteps(network="translator", batch_per_device=10, **sizes)
+    events = events_of(tmp_path, work)
+    assert outcome(events).status is Status.OK
+    tokens = figures(events)["tokens_per_s"]
+    # 10 sentences in 10 ms, each of 5 to 8 tokens, drawn evenly.
+    assert tokens.unit == "tokens/s"
+    assert tokens.value == pytest.approx(1000 * 6.5, rel=0.02)
+    assert tokens.low <= tokens.value <= tokens.high
+
+
+def test_a_network_of_tokens_is_trained_and_judged_by_position(tmp_path):
+    work = Train(network="gpt2", batch_per_device=512, sequence_length=4, vocabulary=7)
+    events = events_of(tmp_path, work, script="step=0.01,accuracy=1:0.5")
+    assert outcome(events).status is Status.OK, outcome(events).message
+    accuracy = figures(events)["accuracy"]
+    assert (accuracy.value, accuracy.n) == (0.5, 512 * 4)  # never fewer than a minibatch

@@ -10,12 +10,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cubemesh.data import cifar10, digits, synthetic
+from cubemesh.data import cifar10, digits, sequences, synthetic
 from cubemesh.data.base import Shape, Source, Split
+from cubemesh.data.sequences import Sequences, takes_tokens
 from cubemesh.errors import UsageError, unknown_name
+from cubemesh.networks.graph import Network
 from cubemesh.units import format_count
 
-__all__ = ["SOURCES", "OpenRequest", "Source", "SourceEntry", "check", "entry", "open_source"]
+__all__ = [
+    "SOURCES",
+    "OpenRequest",
+    "Source",
+    "SourceEntry",
+    "check",
+    "check_feeds",
+    "entry",
+    "open_for",
+    "open_source",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +55,8 @@ class SourceEntry:
     """Samples to train on; None is as many as are asked for."""
     check_path: Callable[[Path], object] | None = None
     """Raises DataError where the data at a path is not whole; None takes no path."""
+    open_sequences: Callable[[Split, Network, int, int], Sequences] | None = None
+    """(split, network, seed, samples needed) → sequences of tokens; None has images alone."""
 
 
 def _open_cifar10(request: OpenRequest) -> Source:
@@ -52,10 +66,11 @@ def _open_cifar10(request: OpenRequest) -> Source:
 
 SOURCES: dict[str, SourceEntry] = {
     "synthetic": SourceEntry(
-        about="1,024 random images and labels, as document 001 made them; for speed only",
+        about="1,024 random images, as document 001 made them, or sequences; for speed only",
         open=lambda r: synthetic.open_synthetic(
             r.split, r.shape, r.classes, r.seed, r.samples_needed
         ),
+        open_sequences=sequences.open_synthetic,
     ),
     "digits": SourceEntry(
         about="1,797 real handwritten digits, 8×8, carried by cubemesh (UCI, 1998)",
@@ -106,6 +121,43 @@ def check(name: str, path: str | None = None, batch_per_device: int | None = Non
                 "folder that holds its files; docs/data.md says where they come from."
             )
         line.check_path(Path(path).expanduser())
+
+
+def check_feeds(name: str, network: Network) -> None:
+    """UsageError where the data set `name` has images and `network` is fed tokens."""
+    if takes_tokens(network) and entry(name).open_sequences is None:
+        able = ", ".join(n for n, e in SOURCES.items() if e.open_sequences is not None)
+        raise UsageError(
+            f"data={name} has images, and {network.name} is fed sequences of tokens. Choose data "
+            f"that has them: {able}."
+        )
+
+
+def open_for(
+    network: Network,
+    name: str,
+    path: str | None,
+    split: Split,
+    *,
+    seed: int,
+    samples_needed: int = 1,
+) -> Source:
+    """The data set `name` in the form that `network` is fed; the rest as in `open_source`."""
+    check_feeds(name, network)
+    line = entry(name)
+    if takes_tokens(network) and line.open_sequences is not None:
+        check(name, path)
+        return line.open_sequences(split, network, seed, samples_needed)
+    channels, height, width = network.inputs[0].shape
+    return open_source(
+        name,
+        path,
+        split,
+        shape=(channels, height, width),
+        classes=network.targets[0].classes or 1,
+        seed=seed,
+        samples_needed=samples_needed,
+    )
 
 
 def open_source(

@@ -37,10 +37,14 @@ class Ready:
         self._images = images
         self._labels = labels
 
+    def empty(self, samples: int) -> Batch:
+        """See `Source.empty`."""
+        return empty_batch(samples, self.shape)
+
     def batch(self, indices: Indices, into: Batch | None = None) -> Batch:
         """See `Source.batch`."""
         check_indices(indices, self.samples)
-        into = into or empty_batch(len(indices), self.shape)
+        into = into or self.empty(len(indices))
         # The indices are known to be good; any other mode makes NumPy go through a second buffer.
         np.take(self._images, indices, axis=0, out=into.images, mode="clip")
         np.take(self._labels, indices, out=into.labels, mode="clip")
@@ -79,10 +83,14 @@ class Raw:
         self._raw_shape = raw_shape
         self._white = white
 
+    def empty(self, samples: int) -> Batch:
+        """See `Source.empty`."""
+        return empty_batch(samples, self.shape)
+
     def batch(self, indices: Indices, into: Batch | None = None) -> Batch:
         """See `Source.batch`."""
         check_indices(indices, self.samples)
-        into = into or empty_batch(len(indices), self.shape)
+        into = into or self.empty(len(indices))
         np.take(self._labels, indices, out=into.labels, mode="clip")
         raw = self._gather(indices).reshape(len(indices), *self._raw_shape)
         # Repeating a grey channel needs no copy: assignment broadcasts one channel to all.

@@ -26,13 +26,15 @@ brought into shape a batch at a time."""
 
 
 class Source(Protocol):
-    """A set of images and labels in the shape a network takes."""
+    """A set of samples and labels in the shape a network takes."""
 
     name: str
     samples: int
     classes: int
     """Labels are below this."""
-    shape: Shape
+
+    def empty(self, samples: int) -> Batch:
+        """Arrays for `samples` samples, to be filled by `batch`."""
 
     def batch(self, indices: Indices, into: Batch | None = None) -> Batch:
         """The samples numbered `indices`, in that order: images (n, channels, height, width) in

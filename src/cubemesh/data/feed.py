@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cubemesh.data.base import Source, empty_batch
+from cubemesh.data.base import Source
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.base import Batch, Program
 from cubemesh.model.spec import DataOn
@@ -38,9 +38,7 @@ class Feed:
         self.source = source
         self.batch_per_device = batch_per_device
         self.seed = seed
-        self._buffers = itertools.cycle(
-            [empty_batch(batch_per_device, source.shape) for _ in range(2)]
-        )
+        self._buffers = itertools.cycle([source.empty(batch_per_device) for _ in range(2)])
         self._endless = itertools.chain.from_iterable(map(self.epoch, itertools.count()))
 
     @property

@@ -22,7 +22,7 @@ from cubemesh.model import (
     Train,
     TrainSteps,
 )
-from cubemesh.networks import build
+from cubemesh.networks import build_for
 from cubemesh.networks.memory import forecast
 from cubemesh.units import format_bytes
 
@@ -100,7 +100,7 @@ def forecast_bytes(spec: RunSpec, batch: int) -> int:
     """The memory forecast of `spec`'s network and program at another minibatch."""
     work = spec.work
     assert isinstance(work, NetworkWork)
-    network = build(work.network, work.image_size, work.classes)
+    network = build_for(work)
     training = isinstance(work, (TrainSteps, Train))
     optimizer = work.optimizer if isinstance(work, (TrainSteps, Train)) else "sgd"
     return forecast(network, batch, spec.program.precision, optimizer, training).total_bytes

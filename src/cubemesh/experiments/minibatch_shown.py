@@ -21,7 +21,7 @@ from cubemesh.model import (
     Warning,
     warn,
 )
-from cubemesh.networks import build
+from cubemesh.networks import build_for
 from cubemesh.predict.compute import utilisation as matrix_share
 from cubemesh.units import format_quantity
 
@@ -47,7 +47,7 @@ class Shown:
         work = group.records[0].spec.work
         assert isinstance(work, NetworkWork)
         assert self.rate
-        net = build(self.network, work.image_size, work.classes)
+        net = build_for(work)
         return matrix_share(net, group.key, group.key / figure.value, self.rate)
 
 

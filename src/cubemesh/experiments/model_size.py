@@ -42,7 +42,7 @@ from cubemesh.model import (
     Table,
     TrainSteps,
 )
-from cubemesh.networks import build
+from cubemesh.networks import build_for
 from cubemesh.units import format_interval
 
 NETWORKS = ("little-cnn", "resnet-50", "vgg16")
@@ -191,7 +191,7 @@ def _table(groups: list[Group[Key]]) -> Table:
 def _row(group: Group[Key]) -> tuple[Cell, ...]:
     work = group.records[0].spec.work
     assert isinstance(work, NetworkWork)
-    count = build(work.network, work.image_size, work.classes).parameter_count
+    count = build_for(work).parameter_count
     return (
         Cell(text=group.key[0], run_id=group.run_id),
         Cell(text=group.key[1]),

@@ -6,6 +6,7 @@ outcome in a record.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 
 from cubemesh import data, frameworks, networks
@@ -32,15 +33,15 @@ def check(specs: Iterable[RunSpec]) -> None:
             )
         batch = work.batch_per_device
         layers = spec.program.precision_of
-        built = (work.network, work.image_size, work.classes, layers)
-        key = (*built, work.data, work.data_path, batch)
+        key = (dataclasses.replace(work, seed=0), layers)
         if key in seen:
             continue
         seen.add(key)
-        network = networks.build(work.network, work.image_size, work.classes)
+        network = networks.build_for(work)
         layer_precisions(network, layers)
         data.check(work.data, work.data_path, batch)
-        classes = work.classes or networks.entry(work.network).classes
+        data.check_feeds(work.data, network)
+        classes = network.targets[0].classes or 0
         needed = data.SOURCES[work.data].classes
         if needed is not None and classes < needed:
             raise UsageError(

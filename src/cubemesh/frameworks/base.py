@@ -13,7 +13,6 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, Protocol, runtime_checkable
 
-import numpy as np
 from numpy.typing import NDArray
 
 from cubemesh.errors import UsageError, unknown_name
@@ -22,6 +21,8 @@ from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Layer
 
 Array = NDArray[Any]
+PADDING = -1
+"""Label of a position that does not count."""
 WorkKind = Literal["train_steps", "forward", "train", "ceiling"]
 
 
@@ -37,14 +38,26 @@ class Diverged(Exception):
     """The loss is no longer a finite number."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Batch:
-    """One minibatch on the host: images (batch, channels, height, width) in float32, pixel values
-    0 to 1, and labels (batch,) in int64; both contiguous. They may be reused once `place` returns.
+    """One minibatch on the host, as contiguous arrays; they may be reused once `place` returns.
+
+    Of images: `Batch(images=…, labels=…)` with images (batch, channels, height, width) in float32,
+    pixel values 0 to 1, and labels (batch,) in int64. Of tokens: `Batch(tokens, …, labels=…)`, one
+    array for each input of the network, (batch, length) in int64, and labels (batch, length), of
+    which `PADDING` does not count.
     """
 
-    images: NDArray[np.float32]
-    labels: NDArray[np.int64]
+    __slots__ = ("inputs", "labels")
+
+    def __init__(self, *inputs: Array, labels: Array, images: Array | None = None) -> None:
+        self.inputs = inputs if images is None else (images, *inputs)
+        """What each input of the network takes, in its order."""
+        self.labels = labels
+
+    @property
+    def images(self) -> Array:
+        """The first input."""
+        return self.inputs[0]
 
     @property
     def samples(self) -> int:
@@ -53,8 +66,8 @@ class Batch:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of images and labels together: what a copy to the device moves."""
-        return self.images.nbytes + self.labels.nbytes
+        """Bytes of all arrays together: what a copy to the device moves."""
+        return sum(array.nbytes for array in (*self.inputs, self.labels))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +156,8 @@ class Program(Protocol):
         """Queue the forward pass and loss in training mode, keeping nothing for a backward."""
 
     def evaluate(self, placed: Any) -> Array:
-        """Scores in evaluation mode, on the host: (batch, classes), in at least float32."""
+        """Scores in evaluation mode, on the host: (batch, classes), or (batch, positions,
+        classes) where each position has a label; in at least float32."""
 
     def loss(self) -> float:
         """The loss of the last `train_step` or `forward`; waits for it. It may be NaN: whoever

@@ -112,12 +112,13 @@ class NullProgram:
             self._evaluations += 1
             self._judged = 0
         share = self._script.accuracy_of(self._evaluations, self._epochs)
-        places = np.arange(self._judged, self._judged + len(placed))
-        self._judged += len(placed)
+        places = np.arange(self._judged, self._judged + placed.size).reshape(placed.shape)
+        self._judged += placed.size
         right = np.floor((places + 1) * share + 1e-9) > np.floor(places * share + 1e-9)
         classes = self._network.targets[0].classes or 1
         chosen = np.where(right, placed, (placed + 1) % classes)
-        scores: NDArray[np.float32] = np.eye(classes, dtype=np.float32)[chosen]
+        scores = np.zeros((*placed.shape, classes), np.float32)
+        np.put_along_axis(scores, chosen[..., None], 1, axis=-1)
         return scores
 
     def loss(self) -> float:

@@ -44,6 +44,12 @@ class NetworkWork:
     """Height and width of the input in pixels; None is the network's own."""
     classes: int | None = None
     """Number of classes; None is the network's own."""
+    sequence_length: int | None = None
+    """Tokens in a sequence, of a network that is fed tokens; None is the network's own."""
+    vocabulary: int | None = None
+    """Tokens there are, of such a network; None is the network's own."""
+    hidden: int | None = None
+    """Width of the translator's vectors and LSTMs; None is the network's own."""
     data: str = "synthetic"
     data_path: str | None = None
     """Folder of the data set, for data that is not carried by cubemesh."""
@@ -52,6 +58,7 @@ class NetworkWork:
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "batch_per_device", "image_size", "classes")
+        _at_least(self, 1, "sequence_length", "vocabulary", "hidden")
         _at_least(self, 0, "seed")
 
 

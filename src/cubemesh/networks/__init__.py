@@ -10,10 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cubemesh.errors import UsageError, unknown_name
+from cubemesh.model.spec import NetworkWork
 from cubemesh.networks.graph import Network
 from cubemesh.networks.zoo.alexnet import alexnet
 from cubemesh.networks.zoo.cifarnet import cifarnet
 from cubemesh.networks.zoo.googlenet import googlenet, googlenet_paper
+from cubemesh.networks.zoo.gpt2 import gpt2
 from cubemesh.networks.zoo.inception_bn import inception_bn
 from cubemesh.networks.zoo.inception_v3 import inception_v3
 from cubemesh.networks.zoo.littlecnn import little_cnn, little_cnn_unpadded
@@ -25,26 +27,39 @@ from cubemesh.networks.zoo.resnet import (
     resnet_101,
     resnet_152,
 )
+from cubemesh.networks.zoo.translator import translator, translator_plain
 from cubemesh.networks.zoo.vgg import vgg11, vgg16, vgg19
 from cubemesh.networks.zoo.vit import vit_b16
 
-__all__ = ["NETWORKS", "Network", "NetworkEntry", "build", "canonical_name", "entry"]
+__all__ = ["NETWORKS", "Network", "NetworkEntry", "build", "build_for", "canonical_name", "entry"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkEntry:
     """A line of the table: how a network is made, its usual input, and where it comes from."""
 
-    make: Callable[[int, int], Network]
-    """(image_size, classes) → Network."""
-    image_size: int
-    smallest_image_size: int
+    make: Callable[..., Network]
+    """(image_size, classes) → Network; for one that is fed tokens, its `sizes` → Network."""
+    image_size: int = 0
+    """Of images; 0 is a network that is fed tokens, as in the next two."""
+    smallest_image_size: int = 0
     """Below it a window no longer fits."""
-    classes: int
+    classes: int = 0
+    sequence_length: int = 0
+    """Of tokens; 0 is a network that is fed images, as in `vocabulary`."""
+    vocabulary: int = 0
+    hidden: int = 0
+    """Width of its vectors, where that can be chosen."""
     source: str
     """Paper or document, and year."""
     differs: str = ""
     """How it differs from its source, in a few words."""
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What can be chosen of it and what it is by itself, in the order `make` takes them."""
+        names = ("image_size", "classes", "sequence_length", "vocabulary", "hidden")
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
 
 
 _DOCUMENT_001 = "document 001 (2018)"
@@ -57,6 +72,7 @@ _INCEPTION_BN = "Ioffe and Szegedy, Batch normalization (2015)"
 _INCEPTION_V3 = "Szegedy et al., Rethinking the Inception architecture (2015)"
 _RESNET = "He et al., Deep residual learning for image recognition (2015)"
 _VIT = "Dosovitskiy et al., An image is worth 16×16 words (2020)"
+_GPT2 = "Radford et al., Language models are unsupervised multitask learners (2019)"
 _V1_5 = "v1.5: a bottleneck halves the image in its 3×3 convolution, not in the first 1×1"
 
 NETWORKS: dict[str, NetworkEntry] = {
@@ -172,6 +188,27 @@ NETWORKS: dict[str, NetworkEntry] = {
         source=_VIT,
         differs="torchvision's form: no dropout; the head starts from N(0, 0.02²), not from zero",
     ),
+    "gpt2": NetworkEntry(
+        make=gpt2,
+        sequence_length=1024,
+        vocabulary=50257,
+        source=_GPT2,
+        differs="as many learned places as the sequence is long",
+    ),
+    **{
+        name: NetworkEntry(
+            make=make,
+            sequence_length=50,
+            vocabulary=32000,
+            hidden=512,
+            source=f"document 002 (2017), {attention}",
+            differs="one layer an LSTM and one vocabulary, which the document does not give",
+        )
+        for name, make, attention in (
+            ("translator", translator, "attention by a perceptron (Sockeye)"),
+            ("translator-plain", translator_plain, "plain attention (Caffe2)"),
+        )
+    },
 }
 
 
@@ -195,15 +232,42 @@ def entry(name: str) -> NetworkEntry:
     return NETWORKS[canonical_name(name)]
 
 
-def build(name: str, image_size: int | None = None, classes: int | None = None) -> Network:
-    """The network called `name` for square images of `image_size` pixels; None is its own size.
+def build(
+    name: str,
+    image_size: int | None = None,
+    classes: int | None = None,
+    *,
+    sequence_length: int | None = None,
+    vocabulary: int | None = None,
+    hidden: int | None = None,
+) -> Network:
+    """The network called `name` for square images of `image_size` pixels, or for sequences of
+    `sequence_length` tokens; None is its own size.
 
-    Raises UsageError for an unknown name, an image too small for the network, or no classes.
+    Raises UsageError for an unknown name, a size it does not take, an image too small for the
+    network, or no classes.
     """
     name = canonical_name(name)
     line = NETWORKS[name]
-    image_size = line.image_size if image_size is None else image_size
-    classes = line.classes if classes is None else classes
+    given = {
+        "image_size": image_size,
+        "classes": classes,
+        "sequence_length": sequence_length,
+        "vocabulary": vocabulary,
+        "hidden": hidden,
+    }
+    sizes = line.sizes
+    for size, value in given.items():
+        if value is None:
+            continue
+        if size not in sizes:
+            raise UsageError(
+                f"{size}={value} was given, and {name} takes none. It takes {', '.join(sizes)}."
+            )
+        sizes[size] = value
+    if not line.image_size:
+        return _build_for_tokens(name, sizes)
+    image_size, classes = sizes["image_size"], sizes["classes"]
     if image_size < line.smallest_image_size:
         raise UsageError(
             f"image_size={image_size} is too small for {name}: the smallest it works with is "
@@ -212,6 +276,25 @@ def build(name: str, image_size: int | None = None, classes: int | None = None) 
     if classes < 1:
         raise UsageError(f"classes={classes} is too small: {name} needs 1 class or more.")
     return line.make(image_size, classes)
+
+
+def build_for(work: NetworkWork) -> Network:
+    """The network that `work` names, at its sizes; UsageError as in `build`."""
+    return build(
+        work.network,
+        work.image_size,
+        work.classes,
+        sequence_length=work.sequence_length,
+        vocabulary=work.vocabulary,
+        hidden=work.hidden,
+    )
+
+
+def _build_for_tokens(name: str, sizes: dict[str, int]) -> Network:
+    for size, value in sizes.items():
+        if value < 1:
+            raise UsageError(f"{size}={value} is too small: {name} needs 1 or more.")
+    return NETWORKS[name].make(*sizes.values())
 
 
 def _bare(name: str) -> str:

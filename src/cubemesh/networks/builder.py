@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import groupby
+from typing import Literal
 
 from cubemesh.errors import UsageError
 from cubemesh.networks.graph import Head, Input, Network, Node, Segment
@@ -70,9 +71,11 @@ class NetworkBuilder:
         self._counts: dict[str, int] = {}
         self._segment = ""
 
-    def input(self, name: str, shape: Shape) -> str:
-        """A value fed in from outside; `shape` is one sample's."""
-        self._inputs.append(Input(name=name, shape=shape))
+    def input(self, name: str, shape: Shape, *, vocabulary: int | None = None) -> str:
+        """A value fed in from outside; `shape` is one sample's. With a `vocabulary` it is whole
+        numbers below that."""
+        dtype: Literal["float", "integer"] = "float" if vocabulary is None else "integer"
+        self._inputs.append(Input(name=name, shape=shape, dtype=dtype, classes=vocabulary))
         self._shapes[name] = shape
         return name
 
@@ -239,10 +242,11 @@ class NetworkBuilder:
         return self.add_layer(GlobalAveragePool(), x, name=name)
 
     def classify(self, x: str, *, weight: float = 1.0, train_only: bool = False) -> None:
-        """End in a softmax cross-entropy of `x` (one score a class) against the labels."""
-        classes = self._shapes[x][-1]
+        """End in a softmax cross-entropy of `x` (one score a class) against the labels: one a
+        sample, or one a position where `x` is a sequence."""
+        *positions, classes = self._shapes[x]
         if not any(t.name == "label" for t in self._targets):
-            label = Input(name="label", shape=(), dtype="integer", classes=classes)
+            label = Input(name="label", shape=tuple(positions), dtype="integer", classes=classes)
             self._targets.append(label)
         self._heads.append(Head(value=x, target="label", weight=weight, train_only=train_only))
 

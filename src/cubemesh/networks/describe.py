@@ -58,9 +58,9 @@ def summary(name: str, image_size: int | None = None, classes: int | None = None
         "backward_other_flops": cost.backward.other_flops,
         "saved_bytes": cost.forward.saved_bytes,
         "input_shape": list(network.inputs[0].shape),
-        "classes": line.classes if classes is None else classes,
+        "classes": network.targets[0].classes,
         "layers": len(network.nodes),
-        "smallest_image_size": line.smallest_image_size,
+        "smallest_image_size": line.smallest_image_size or None,
         "source": line.source,
         "differs": line.differs,
     }

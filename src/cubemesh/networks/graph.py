@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class Input:
     """What a network is fed: the shape of one sample and its kind of value.
 
-    For class labels `shape` is () and `classes` says how many there are.
+    For class labels `shape` is () or, a label a position, (length,); `classes` says how many there
+    are. For tokens `classes` is the size of the vocabulary.
     """
 
     name: str
@@ -51,7 +52,8 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """Where a loss is taken: the mean over the batch of `loss`(value, target), times `weight`."""
+    """Where a loss is taken: the mean over the batch of `loss`(value, target), times `weight`.
+    A position whose target is -1 is padding and does not count."""
 
     value: str
     target: str

@@ -9,7 +9,7 @@ forecast is the fullest moment of that walk, taken apart. Beside it stand, all t
                  the narrow copies of what convolutions and matrix products multiply by
     optimizer    SGD with momentum, LARS and RMSprop one array as large as the weights, Adam and
                  AdamW two
-    input        the images in fp32 (fp64: 8 bytes) and the labels in int64
+    input        the images in fp32 (fp64: 8 bytes), tokens and labels in int64
 
 Gradients are as wide as the weights. They come one by one during the backward pass and are dropped
 before the next step, so in a deep network few of them exist while the activations are all there.
@@ -133,8 +133,11 @@ def _narrow_copies(network: Network, width: int) -> int:
 
 
 def _sample_bytes(network: Network, width: int) -> int:
-    images = sum(math.prod(i.shape) for i in network.inputs) * max(width, FED_BYTES)
-    return images + sum(math.prod(t.shape) for t in network.targets) * LABEL_BYTES
+    fed = sum(
+        math.prod(i.shape) * (LABEL_BYTES if i.dtype == "integer" else max(width, FED_BYTES))
+        for i in network.inputs
+    )
+    return fed + sum(math.prod(t.shape) for t in network.targets) * LABEL_BYTES
 
 
 class _Walk:
@@ -209,9 +212,12 @@ class _Walk:
         gradients: dict[str, str] = {}
         """Value → array its gradient lies in, until the value's own node has used it."""
         for head in self.network.heads:
+            logs = log_probabilities(self.network, head)
+            self._allocate("d logs", logs.size_bytes(self.batch, self.width))
             self._allocate(f"d {head.value}", self._value_bytes(head.value))
             gradients[head.value] = f"d {head.value}"
-            self._free(log_probabilities(self.network, head).name)
+            self._free("d logs")
+            self._free(logs.name)
         kept = saved(self.network, self.flow)
         for node in reversed(self.network.nodes):
             if node.name not in gradients:
@@ -243,7 +249,10 @@ class _Walk:
             size = math.prod(self.network.parameters[parameter].shape)
             if self.width < 4:
                 self._allocate("narrow", size * self.width)  # computed narrow, then widened
+            if f"d {parameter}" in self.alive:  # shared: the second is added to the first
+                self._allocate("again", size * max(self.width, 4))
             self._allocate(f"d {parameter}", size * max(self.width, 4), "gradients")
+            self._free("again")
             self._free("narrow")
 
     def _accumulate(self, gradients: dict[str, str], value: str, array: str) -> None:

@@ -35,10 +35,12 @@ from cubemesh.networks.layers import (
     MaxPool,
     ReLU,
 )
+from cubemesh.networks.recurrent_layers import LSTM, Mix, PairProduct, PairSum, Tanh
 from cubemesh.networks.sequence_layers import (
     GELU,
     Attention,
     ClassToken,
+    Embedding,
     LayerNorm,
     PositionEmbedding,
     SelectPosition,
@@ -86,6 +88,8 @@ class Keeps:
     """What a layer type keeps: its input, its output, and arrays of its own by role."""
 
     input: bool = False
+    last_input: bool = False
+    """Of several inputs, the last alone."""
     output: bool = False
     own: Callable[[Any, Node], dict[str, Kept]] | None = None
     """(layer, node) → role and array."""
@@ -133,6 +137,16 @@ def _log_sums(layer: Attention, node: Node) -> dict[str, Kept]:
     return {"log_sums": _own(node, "log_sums", layer.heads * node.shape[0], "wide")}
 
 
+def _gates(layer: LSTM, node: Node) -> dict[str, Kept]:
+    """Four gates and the cell, at every position."""
+    return {"gates": _own(node, "gates", 5 * math.prod(node.shape))}
+
+
+def _shares(layer: Mix, node: Node) -> dict[str, Kept]:
+    """The softmax of the scores."""
+    return {"shares": _own(node, "shares", node.shape[0] * layer.keys)}
+
+
 def _own(
     node: Node,
     role: str,
@@ -161,8 +175,14 @@ KEEPS: dict[type[Layer], Keeps] = {
     Attention: Keeps(input=True, output=True, own=_log_sums),
     Tokens: Keeps(),
     ClassToken: Keeps(),
+    Embedding: Keeps(),  # its tokens lie in memory as the batch
     PositionEmbedding: Keeps(),
     SelectPosition: Keeps(),
+    Tanh: Keeps(output=True),
+    LSTM: Keeps(input=True, output=True, own=_gates),
+    PairSum: Keeps(),
+    PairProduct: Keeps(input=True),
+    Mix: Keeps(last_input=True, own=_shares),
 }
 
 
@@ -184,6 +204,7 @@ class Flow:
             return []
         rule = KEEPS[type(node.layer)]
         values = [*(node.inputs if rule.input else ()), *((node.name,) if rule.output else ())]
+        values += node.inputs[-1:] if rule.last_input else ()
         own = rule.own(node.layer, node) if rule.own else {}
         return [*map(self._value, values), *own.values()]
 

@@ -1,7 +1,8 @@
 """The layer types of networks that read sequences: of words, or of the patches of an image.
 
 Values are `(length, features)` a sample, a row a position; tokens are whole numbers, `(length,)`.
-Matrix weights are laid out `(out, in)`, as in `layers.py`. `ALL_LAYERS` joins both files. A
+Matrix weights are laid out `(out, in)`, as in `layers.py`. `ALL_LAYERS` joins both files
+and `recurrent_layers.py`. A
 framework may lack some of these: a network that has one is refused then, which is an outcome.
 """
 
@@ -21,6 +22,7 @@ from cubemesh.networks.layers import (
     Shape,
     _image,
 )
+from cubemesh.networks.recurrent_layers import RECURRENT_LAYERS
 
 SMALL_NORMAL = Initializer(kind="normal", scale=0.02)
 """N(0, 0.02²), as the transformers of 2018 and after start embeddings."""
@@ -93,6 +95,27 @@ class Tokens(Layer):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Embedding(Layer):
+    """A learned vector for each token of a vocabulary."""
+
+    category: ClassVar[str] = "embedding"
+    vocabulary: int
+    features: int
+    initializer: Initializer = SMALL_NORMAL
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(length, features), from tokens (length,)."""
+        if len(inputs[0]) != 1:
+            raise UsageError(f"Embedding needs tokens (length,), was given {inputs[0]}.")
+        return (inputs[0][0], self.features)
+
+    def parameters(self, *inputs: Shape) -> dict[str, ParameterSpec]:
+        """`weight` (vocabulary, features)."""
+        shape = (self.vocabulary, self.features)
+        return {"weight": ParameterSpec(shape=shape, initializer=self.initializer)}
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClassToken(Layer):
     """A learned position put before all others (Devlin et al. 2018), to be classified by."""
 
@@ -144,11 +167,13 @@ SEQUENCE_LAYERS: dict[str, type[Layer]] = {
     "gelu": GELU,
     "attention": Attention,
     "tokens": Tokens,
+    "embedding": Embedding,
     "class-token": ClassToken,
     "position-embedding": PositionEmbedding,
     "select-position": SelectPosition,
+    **RECURRENT_LAYERS,
 }
-"""The layer types of this file; a framework that lacks one says so."""
+"""The layer types of sequences; a framework that lacks one says so."""
 
 ALL_LAYERS: dict[str, type[Layer]] = {**LAYERS, **SEQUENCE_LAYERS}
 """Every layer type there is."""

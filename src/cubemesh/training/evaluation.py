@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cubemesh.frameworks.base import PADDING
 from cubemesh.model.record import Figure
 from cubemesh.statistics import Interval
 
@@ -51,8 +52,13 @@ class Scored:
 
 
 def score(scores: NDArray[Any], labels: NDArray[np.int64]) -> Scored:
-    """Judge the scores (batch, classes) of one batch against its labels (batch,)."""
-    scores = scores.astype(np.float64)
+    """Judge the scores (batch, classes) of one batch against its labels (batch,).
+
+    Where each position has a label, (batch, positions, classes) and (batch, positions), a position
+    is a sample, and those of padding are left out.
+    """
+    counted = labels != PADDING
+    scores, labels = scores[counted].astype(np.float64), labels[counted]
     own = scores[np.arange(len(labels)), labels]
     # Not-a-number compares false with everything, and so must not count as "none is higher".
     rank = scores.shape[1] - 1 - (scores < own[:, None]).sum(axis=1)

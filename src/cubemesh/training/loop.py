@@ -156,17 +156,18 @@ def _evaluate(program: Program, source: Source, epoch: int, work: Train, log: Lo
     """Score every sample of `source`, in its order. Scores come to the host, so each batch is a
     step that waits, and all together are one window."""
     start = program.clock()
-    total, batches = Scored(), 0
+    total, batches, samples = Scored(), 0, 0
     for batch in in_order(source, work.batch_per_device):
         total += score(program.evaluate(program.place(batch)), batch.labels)
         batches += 1
+        samples += batch.samples
     elapsed_s = program.clock() - start
     log.window(
         phase="evaluate",
         start=start,
         elapsed_s=elapsed_s,
         steps=batches,
-        samples=total.samples,
+        samples=samples,
         marks=(f"epoch-{epoch}",),
     )
     if not math.isfinite(total.loss):

@@ -83,7 +83,7 @@ def _out_of_memory(error: BaseException, spec: RunSpec, limit_bytes: int | None)
     if not isinstance(work, NetworkWork):
         message = f"out of memory: {had}." if had else "out of memory."
         return Outcome(status=Status.OOM, message=message, facts=facts)
-    network = networks.build(work.network, work.image_size, work.classes)
+    network = networks.build_for(work)
     training = isinstance(work, (TrainSteps, Train))
     optimizer = work.optimizer if isinstance(work, (TrainSteps, Train)) else "sgd"
     precision = spec.program.precision

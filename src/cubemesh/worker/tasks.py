@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from typing import cast
 
 from cubemesh import networks
-from cubemesh.data import Source, open_source
+from cubemesh.data import Source, open_for
 from cubemesh.data.base import Split
 from cubemesh.data.feed import Feed, placed_batches
+from cubemesh.data.sequences import Sequences
 from cubemesh.frameworks.base import (
     Batch,
     BuildRequest,
@@ -140,10 +141,24 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
         def step() -> None:
             queue(next(batches))
 
-        _timed(task, program, step, samples_per_step=work.batch_per_device)
+        measured = _timed(task, program, step, samples_per_step=work.batch_per_device)
+        if isinstance(feed.source, Sequences):
+            log.figure("tokens_per_s", _tokens(measured, feed.source))
         # Once, at the end: reading a loss waits for the device, and a loss that has stopped being
         # a number does not become one again.
         _check_loss(program)
+
+
+def _tokens(measured: Measured, source: Sequences) -> Figure:
+    """Positions that count a second: samples a second times those of a sample, in the mean."""
+    rate, each = figures(measured.windows, wall_s=0.0)["throughput_per_s"], source.tokens_per_sample
+    return Figure(
+        value=rate.value * each,
+        unit="tokens/s",
+        low=None if rate.low is None else rate.low * each,
+        high=None if rate.high is None else rate.high * each,
+        n=rate.n,
+    )
 
 
 def _timed(
@@ -168,7 +183,7 @@ def _timed(
 
 
 def _network(work: NetworkWork) -> Network:
-    network = networks.build(work.network, work.image_size, work.classes)
+    network = networks.build_for(work)
     if work.batch_per_device < network.smallest_batch:
         raise Unsupported(
             f"batch_per_device={work.batch_per_device} is too small for {network.name} on images "
@@ -252,15 +267,11 @@ def _peak_memory(program: Program, before_bytes: int | None, since: str) -> Figu
 
 
 def _open(work: NetworkWork, network: Network, split: Split) -> Source:
-    channels, height, width = network.inputs[0].shape
-    classes = network.targets[0].classes
-    assert classes is not None
-    return open_source(
+    return open_for(
+        network,
         work.data,
         work.data_path,
         split,
-        shape=(channels, height, width),
-        classes=classes,
         seed=work.seed,
         samples_needed=work.batch_per_device,
     )

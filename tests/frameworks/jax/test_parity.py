@@ -16,6 +16,7 @@ from cubemesh import networks
 from cubemesh.frameworks import entry
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import BatchNorm, Dropout, LocalResponseNorm
+from cubemesh.networks.zoo.gpt2 import gpt
 from cubemesh.networks.zoo.vit import vit
 
 SIZES = {"little-cnn": 16, "cifarnet": 16, "resnet-18": 32}
@@ -62,7 +63,21 @@ def transformer():
     return vit("small-vit", 32, 10, width=24, depth=2, heads=3)
 
 
-OWN = {"mixed": mixed, "small-vit": transformer}
+def language_model():
+    return gpt("small-gpt", 12, 20, width=24, depth=2, heads=3)
+
+
+def small_translator(name):
+    return networks.build(name, sequence_length=7, vocabulary=20, hidden=12)
+
+
+OWN = {
+    "translator": lambda: small_translator("translator"),
+    "translator-plain": lambda: small_translator("translator-plain"),
+    "mixed": mixed,
+    "small-gpt": language_model,
+    "small-vit": transformer,
+}
 """Networks made here."""
 
 

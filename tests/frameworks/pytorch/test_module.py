@@ -7,7 +7,6 @@ torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 from cubemesh import networks  # noqa: E402
-from cubemesh.frameworks.base import Unsupported  # noqa: E402
 from cubemesh.frameworks.pytorch.module import build_modules  # noqa: E402
 from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
 
@@ -213,9 +212,10 @@ def test_channels_last_weights_are_converted_once_and_given_back_as_the_graph_ha
         assert np.array_equal(array, drawn[name]), name
 
 
-def test_inputs_that_are_no_images_are_refused():
+def test_a_network_may_have_several_inputs():
     net = NetworkBuilder("pair")
     one, two = net.input("left", (4,)), net.input("right", (4,))
-    net.classify(net.add(one, two))
-    with pytest.raises(Unsupported, match="takes left, right, label"):
-        build_modules(net.build())
+    net.classify(net.add(net.relu(one), two))
+    left, right = torch.randn(3, 4), torch.randn(3, 4)
+    (scores,) = build_modules(net.build()).training(left.clone(), right)
+    assert torch.equal(scores, left.relu() + right)

@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cubemesh.frameworks.pytorch.module import build_modules  # noqa: E402
+from cubemesh.networks import recurrent_layers as R  # noqa: E402, N812
 from cubemesh.networks import sequence_layers as S  # noqa: E402, N812
 from cubemesh.networks.sequence_builder import SequenceBuilder  # noqa: E402
 
@@ -56,7 +57,22 @@ CASES = {
 
 
 def test_every_layer_of_sequences_is_compared():
-    assert {type(layer) for layer, *_ in CASES.values()} == set(S.SEQUENCE_LAYERS.values())
+    compared = {type(layer) for layer, *_ in CASES.values()} | {S.Embedding}
+    compared |= set(R.RECURRENT_LAYERS.values())  # below
+    assert compared == set(S.SEQUENCE_LAYERS.values())
+
+
+def test_an_embedding_gives_each_token_its_row():
+    net = SequenceBuilder("one")
+    net.classify(net.embedding(net.token_input("tokens", 5, 9), 4, name="e"))
+    built = build_modules(net.build(), dtype=torch.float64)
+    built.load(net.build().draw(0))
+    tokens = torch.tensor([[0, 8, 8, 1, 2]])
+    (actual,) = built.training(tokens)
+    weight = built.parameters["e.weight"]
+    assert torch.equal(actual, weight[tokens[0]][None])
+    actual.sum().backward()
+    assert weight.grad[:, 0].tolist() == [1, 1, 1, 0, 0, 0, 0, 0, 2]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -82,3 +98,46 @@ def test_a_layer_computes_what_it_says(case):
     references = torch.autograd.grad(expected, leaves, pull)
     for gradient, reference in zip(gradients, references, strict=True):
         torch.testing.assert_close(gradient, reference, rtol=1e-9, atol=1e-9)
+
+
+def built_of(make, **inputs):
+    """What a network of one layer in float64 gives for `inputs`, and its parameters by role."""
+    net = SequenceBuilder("one")
+    net.classify(make(net, *(net.input(n, tuple(x.shape[1:])) for n, x in inputs.items())))
+    network = net.build()
+    built = build_modules(network, dtype=torch.float64)
+    built.load(network.draw(0))
+    roles = {role: built.parameters[n] for role, n in network.nodes[-1].parameters.items()}
+    (found,) = built.training(*inputs.values())
+    assert found.shape[1:] == network.nodes[-1].shape
+    return found, roles
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_lstm_step_by_step(begun):
+    x, h = torch.randn(3, 5, 4, dtype=torch.float64), torch.zeros(3, 6, dtype=torch.float64)
+    inputs = {"x": x}
+    if begun:
+        inputs["h"] = h = torch.randn(3, 6, dtype=torch.float64)
+    found, p = built_of(lambda net, x, h=None: net.lstm(x, 6, h), **inputs)
+    cell, outputs = torch.zeros_like(h), []
+    for t in range(5):
+        gates = x[:, t] @ p["weight"].T + p["bias"] + h @ p["hidden_weight"].T + p["hidden_bias"]
+        i, f, g, o = gates.chunk(4, 1)
+        cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(cell)
+        outputs.append(h)
+    torch.testing.assert_close(found, torch.stack(outputs, 1), rtol=1e-9, atol=1e-9)
+
+
+def test_attention_from_its_parts():
+    q, k = (torch.randn(2, n, 3, dtype=torch.float64) for n in (4, 5))
+    sums, _ = built_of(lambda net, q, k: net.pair_sum(q, k), q=q, k=k)
+    products, _ = built_of(lambda net, q, k: net.pair_product(q, k), q=q, k=k)
+    assert torch.equal(sums[1, 2, 3], q[1, 2] + k[1, 3])
+    torch.testing.assert_close(products[1, 2, 3, 0], q[1, 2] @ k[1, 3])
+    mixed, _ = built_of(lambda net, s, v: net.mix(s, v), s=products, v=k)
+    shares = torch.softmax(products[1, 2, :, 0], 0)
+    torch.testing.assert_close(mixed[1, 2], (shares[:, None] * k[1]).sum(0))
+    flat, _ = built_of(lambda net, x: net.tanh(x), x=q)
+    torch.testing.assert_close(flat, q.tanh())

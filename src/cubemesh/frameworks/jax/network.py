@@ -1,6 +1,6 @@
 """How does a graph become a function that JAX can trace, differentiate and compile?
 
-    (parameters, state, images, key) ──nodes in their order──▶ (value of each head, new state)
+    (parameters, state, inputs, key) ──nodes in their order──▶ (value of each head, new state)
 
 The function walks over the nodes while it is traced; what is compiled holds the operations alone.
 Arrays go by the graph's names. In `nhwc` the weights of convolutions lie (height, width, in, out):
@@ -9,7 +9,7 @@ Arrays go by the graph's names. In `nhwc` the weights of convolutions lie (heigh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cubemesh.frameworks.base import Array, Unsupported, check_layers
+from cubemesh.frameworks.base import PADDING, Array, check_layers
 from cubemesh.frameworks.jax.lowerings import LOWERINGS
 from cubemesh.frameworks.jax.place import Place
 from cubemesh.frameworks.jax.runtime import Numerics
@@ -31,8 +31,7 @@ AnyArray = TypeVar("AnyArray", jax.Array, Array)
 
 class NetworkFunction:
     """A network as pure functions of its arrays, in one layout and precision; the products of the
-    nodes in `layer_numerics` have another. Unsupported when the network is not one of images and
-    labels."""
+    nodes in `layer_numerics` have another. Unsupported for a layer that is not lowered."""
 
     def __init__(
         self,
@@ -42,11 +41,6 @@ class NetworkFunction:
         layer_numerics: Mapping[str, Numerics] = MappingProxyType({}),
     ) -> None:
         check_layers(network, LOWERINGS, "jax")
-        if len(network.inputs) != 1 or len(network.targets) != 1:
-            raise Unsupported(
-                f"jax feeds a network images and labels; {network.name} takes "
-                f"{', '.join(i.name for i in (*network.inputs, *network.targets))}."
-            )
         self.network, self.layout, self.numerics = network, layout, numerics
         self._layer_numerics = layer_numerics
         convolutions = (n for n in network.nodes if isinstance(n.layer, Convolution))
@@ -56,22 +50,22 @@ class NetworkFunction:
         self,
         parameters: Arrays,
         state: Arrays,
-        images: jax.Array,
+        inputs: Sequence[jax.Array],
         labels: jax.Array,
         key: jax.Array,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The weighted sum over the heads of the batch's mean cross entropy, and the new state."""
-        values, state = self._run(parameters, state, images, key)
+        values, state = self._run(parameters, state, inputs, key)
         losses = [
             head.weight * self._cross_entropy(values[head.value], labels)
             for head in self.network.heads
         ]
         return sum(losses[1:], start=losses[0]), state
 
-    def scores(self, parameters: Arrays, state: Arrays, images: jax.Array) -> jax.Array:
-        """What the network says in evaluation, (batch, classes). Nodes that only other heads need
-        are traced, and left out by the compiler."""
-        values, _ = self._run(parameters, state, images, None)
+    def scores(self, parameters: Arrays, state: Arrays, *inputs: jax.Array) -> jax.Array:
+        """What the network says in evaluation, (batch, …, classes). Nodes that only other heads
+        need are traced, and left out by the compiler."""
+        values, _ = self._run(parameters, state, inputs, None)
         return values[self.network.output].astype(self.numerics.arrays)
 
     def to_program(self, name: str, array: AnyArray) -> AnyArray:
@@ -86,10 +80,14 @@ class NetworkFunction:
         return self.layout == "nhwc" and name in self._turned
 
     def _run(
-        self, parameters: Arrays, state: Arrays, images: jax.Array, key: jax.Array | None
+        self,
+        parameters: Arrays,
+        state: Arrays,
+        fed: Sequence[jax.Array],
+        key: jax.Array | None,
     ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
         """Every node's value, and the state afterwards; in training where there is a key."""
-        values = {self.network.inputs[0].name: images}
+        values = {i.name: array for i, array in zip(self.network.inputs, fed, strict=True)}
         after = dict(state)
         for i, node in enumerate(self.network.nodes):
             place = Place(
@@ -107,6 +105,11 @@ class NetworkFunction:
         return values, after
 
     def _cross_entropy(self, scores: jax.Array, labels: jax.Array) -> jax.Array:
+        """The mean over all labels but those of padding."""
         wide = scores.astype(self.numerics.arrays)
-        own = jnp.take_along_axis(wide, labels[:, None], axis=1)[:, 0]
-        return (jax.nn.logsumexp(wide, axis=1) - own).mean()
+        own = jnp.take_along_axis(wide, labels[..., None], axis=-1, mode="clip")[..., 0]
+        losses = jax.nn.logsumexp(wide, axis=-1) - own
+        if not self.network.targets[0].shape:
+            return losses.mean()
+        counted = labels != PADDING
+        return jnp.where(counted, losses, 0).sum() / counted.sum()

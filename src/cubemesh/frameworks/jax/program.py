@@ -1,6 +1,6 @@
 """What is one training step in JAX? A compiled, pure function that takes its arrays over:
 
-    (carry, images, labels) ──▶ (carry, loss)        carry = weights, state, optimizer, random key
+    (carry, inputs, labels) ──▶ (carry, loss)        carry = weights, state, optimizer, random key
 
 The carry is donated: the new arrays are written where the old ones lay. The first step at a batch
 size compiles. Dispatch is asynchronous: a step returns at once, and `synchronize` waits until the
@@ -31,8 +31,8 @@ from cubemesh.frameworks.jax.runtime import NUMERICS, Numerics, prepare
 from cubemesh.frameworks.jax.scaling import Scaling, make_scaling
 from cubemesh.networks.precision import layer_precisions
 
-Placed = tuple[jax.Array, jax.Array]
-"""Images and labels on the device."""
+Placed = tuple[jax.Array, ...]
+"""Images, or what else the network's inputs are, then labels, on the device."""
 
 _ALIGNMENT_BYTES = 64
 """Where an array must begin for XLA's CPU client to take it as it lies, without a copy of its own
@@ -77,14 +77,19 @@ class JaxProgram:
     def place(self, batch: Batch) -> Placed:
         """Copy to the device: first to memory of the placed batch's own, which a CPU computes from
         as it lies and a GPU is sent; then, on the device, to the program's layout and type."""
-        images = jax.device_put(_aligned_copy(batch.images), self._device)
-        labels = jax.device_put(_aligned_copy(batch.labels, np.int32), self._device)
+        return tuple(map(self._place, (*batch.inputs, batch.labels)))
+
+    def _place(self, array: Array) -> jax.Array:
+        if array.dtype.kind != "f":
+            return jax.device_put(_aligned_copy(array, np.int32), self._device)
+        images = jax.device_put(_aligned_copy(array), self._device)
         converts = self._function.layout == "nhwc" or self._numerics.arrays != images.dtype
-        return (self._turn(images) if converts else images), labels
+        return self._turn(images) if converts else images
 
     def _turn_images(self, images: jax.Array) -> jax.Array:
         images = images.astype(self._numerics.arrays)
-        return images.transpose(0, 2, 3, 1) if self._function.layout == "nhwc" else images
+        turns = self._function.layout == "nhwc" and images.ndim == 4
+        return images.transpose(0, 2, 3, 1) if turns else images
 
     def train_step(self, placed: Placed) -> None:
         """Queue forward, backward and update."""
@@ -97,9 +102,9 @@ class JaxProgram:
         self._carry = carry._replace(state=state, key=key)
 
     def evaluate(self, placed: Placed) -> Array:
-        """Scores (batch, classes) in float32, or float64 where the program computes in it."""
+        """Scores (batch, …, classes) in float32, or float64 where the program computes in it."""
         carry = self._loaded()
-        return np.array(self._scores(carry.parameters, carry.state, placed[0]))
+        return np.array(self._scores(carry.parameters, carry.state, *placed[:-1]))
 
     def loss(self) -> float:
         """The last step's loss; NaN before the first."""
@@ -175,7 +180,7 @@ class JaxProgram:
 def make_step(
     function: NetworkFunction, optimizer: Optimizer | None, scaling: Scaling | None = None
 ) -> Any:
-    """The training step: (carry, images, labels) → (carry, loss)."""
+    """The training step: (carry, each input, labels) → (carry, loss)."""
 
     def scaled_loss(
         parameters: Any, scale: Any, *rest: Any
@@ -183,13 +188,13 @@ def make_step(
         loss, state = function.loss(parameters, *rest)
         return (loss if scaling is None else scale * loss), (loss, state)
 
-    def step(carry: Carry, images: jax.Array, labels: jax.Array) -> tuple[Carry, jax.Array]:
+    def step(carry: Carry, *placed: jax.Array) -> tuple[Carry, jax.Array]:
         if optimizer is None:
             raise UsageError("a program built for forward work has no optimizer to train with.")
         key, own_key = jax.random.split(carry.key)
         scale = scaling.scale(carry.scaling) if scaling else 1.0
         gradients, (loss, state) = jax.grad(scaled_loss, has_aux=True)(
-            carry.parameters, scale, carry.state, images, labels, own_key
+            carry.parameters, scale, carry.state, placed[:-1], placed[-1], own_key
         )
         if scaling is None:
             parameters, kept = optimizer.update(gradients, carry.optimizer, carry.parameters)
@@ -210,13 +215,11 @@ def _layer_numerics(request: BuildRequest) -> dict[str, Numerics]:
 
 
 def make_forward(function: NetworkFunction) -> Any:
-    """The forward pass: (parameters, state, key, images, labels) → (state, key, loss)."""
+    """The forward pass: (parameters, state, key, each input, labels) → (state, key, loss)."""
 
-    def forward(
-        parameters: Any, state: Any, key: jax.Array, images: jax.Array, labels: jax.Array
-    ) -> Any:
+    def forward(parameters: Any, state: Any, key: jax.Array, *placed: jax.Array) -> Any:
         key, own_key = jax.random.split(key)
-        loss, state = function.loss(parameters, state, images, labels, own_key)
+        loss, state = function.loss(parameters, state, placed[:-1], placed[-1], own_key)
         return state, key, loss
 
     return forward

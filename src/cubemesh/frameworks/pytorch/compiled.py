@@ -165,6 +165,8 @@ def _set_up_compiler() -> None:
         os.environ[_CACHE_VARIABLE] = str(folder)
     config = importlib.import_module("torch._inductor.config")
     config.compile_threads = 1  # type: ignore[attr-defined]
+    dynamo = importlib.import_module("torch._dynamo.config")
+    dynamo.allow_rnn = True  # type: ignore[attr-defined]  # traced as what it is made of
 
 
 def _trace_backward_without_autocast() -> None:

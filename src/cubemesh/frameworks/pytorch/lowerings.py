@@ -143,6 +143,13 @@ LOWERINGS: dict[type[Layer], Lowering] = {
 
 ATTRIBUTES = {"running_variance": "running_var"}
 """Role in the layer → name of PyTorch's attribute, where they differ."""
+LSTM_ATTRIBUTES = {
+    "weight": "weight_ih_l0",
+    "hidden_weight": "weight_hh_l0",
+    "bias": "bias_ih_l0",
+    "hidden_bias": "bias_hh_l0",
+}
+"""The same for an LSTM."""
 
 _RESULT_UNREAD = (Add, BatchNorm, Concat, Convolution, Linear)
 """Layers whose backward pass reads their inputs at most, never their result."""

@@ -26,8 +26,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cubemesh.frameworks.base import Array, Unsupported, check_layers, check_weights
-from cubemesh.frameworks.pytorch.lowerings import ATTRIBUTES, LOWERINGS, lower, may_overwrite
+from cubemesh.frameworks.base import Array, check_layers, check_weights
+from cubemesh.frameworks.pytorch.lowerings import (
+    ATTRIBUTES,
+    LOWERINGS,
+    LSTM_ATTRIBUTES,
+    lower,
+    may_overwrite,
+)
 from cubemesh.networks.graph import Head, Network, Node
 from cubemesh.networks.layers import Add
 
@@ -36,7 +42,7 @@ _RESERVED = frozenset({*keyword.kwlist, "torch"})
 
 
 class NetworkModule(nn.Module):
-    """Layers under their names, and a forward pass from images to one value for each head."""
+    """Layers under their names, and a forward pass from the inputs to one value for each head."""
 
     def __init__(
         self,
@@ -52,15 +58,17 @@ class NetworkModule(nn.Module):
             _hang(self, node.name, layers[node.name])
         names = identifiers(network)
         results = [head.value for head in heads]
-        self.code = write_forward(names, [network.inputs[0].name], nodes, results, layer_types)
+        fed = [i.name for i in network.inputs]
+        self.code = write_forward(names, fed, nodes, results, layer_types)
         """The forward pass as Python."""
         called: dict[str, Any] = {f"run_{names[n.name]}": layers[n.name] for n in nodes}
         called["torch"] = torch
         self._run: Callable[[Tensor], Values] = define(self.code, self._title, called)["forward"]
 
-    def forward(self, images: Tensor) -> Values:
-        """Images (batch, channels, height, width) → each head's value, (batch, classes)."""
-        return self._run(images)
+    def forward(self, *inputs: Tensor) -> Values:
+        """Images (batch, channels, height, width), or what else the network's inputs are → each
+        head's value, (batch, classes)."""
+        return self._run(*inputs)
 
     def _get_name(self) -> str:
         return self._title
@@ -112,15 +120,9 @@ def build_modules(
 
     `overwrite` lets a layer write over its input where nobody needs it any more. Four-dimensional
     arrays lie in `memory_format`. `layer_types` names nodes whose products are computed in a type
-    of their own, under an autocast to another. Unsupported when the network is not one of images
-    and labels.
+    of their own, under an autocast to another. Unsupported for a layer that is not lowered.
     """
     check_layers(network, LOWERINGS, "pytorch")
-    if len(network.inputs) != 1 or len(network.targets) != 1:
-        raise Unsupported(
-            f"pytorch feeds a network images and labels; {network.name} takes "
-            f"{', '.join(i.name for i in (*network.inputs, *network.targets))}."
-        )
 
     def empty(shape: tuple[int, ...]) -> Tensor:
         layout = memory_format if len(shape) == 4 else torch.contiguous_format
@@ -152,8 +154,11 @@ def _layers(
     layers = {}
     for node in network.nodes:
         module = lower(node, shapes[node.inputs[0]], node.name in overwriting)
+        attributes = LSTM_ATTRIBUTES if isinstance(module, nn.LSTM) else ATTRIBUTES
         for role, name in {**node.parameters, **node.state}.items():
-            setattr(module, ATTRIBUTES.get(role, role), arrays[name])
+            setattr(module, attributes.get(role, role), arrays[name])
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()  # one piece of memory, as cuDNN wants it
         layers[node.name] = module
     return layers
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.base import Array, Batch, Bucket, BuildRequest, monotonic_s
+from cubemesh.frameworks.base import PADDING, Array, Batch, Bucket, BuildRequest, monotonic_s
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.frameworks.pytorch.optimizers import make_optimizer
 from cubemesh.frameworks.pytorch.runtime import (
@@ -30,8 +30,8 @@ from cubemesh.frameworks.pytorch.runtime import (
 from cubemesh.frameworks.pytorch.scaling import make_scaling
 from cubemesh.networks.precision import layer_precisions
 
-Placed = tuple[Tensor, Tensor]
-"""Images and labels on the device."""
+Placed = tuple[Tensor, ...]
+"""Images, or what else the network's inputs are, then labels, on the device."""
 
 
 class PyTorchProgram:
@@ -72,17 +72,17 @@ class PyTorchProgram:
     def place(self, batch: Batch) -> Placed:
         """Copy to the device. A GPU is sent the batch from pinned memory, without waiting: the
         allocator of pinned memory gives no buffer out again before the GPU has read it."""
-        images, labels = torch.from_numpy(batch.images), torch.from_numpy(batch.labels)
-        if self._kind == "cuda":
-            images = images.pin_memory().to(self.device, non_blocking=True)
-            labels = labels.pin_memory().to(self.device, non_blocking=True)
-            if self._converts:
-                images = images.to(self._dtype, memory_format=self._memory_format)
-            return images, labels
-        return (
-            images.to(self._dtype, memory_format=self._memory_format, copy=True),
-            labels.clone(),
-        )
+        return tuple(map(self._place, (*batch.inputs, batch.labels)))
+
+    def _place(self, array: Array) -> Tensor:
+        given = torch.from_numpy(array)
+        is_image = given.dim() == 4
+        layout = self._memory_format if is_image else torch.contiguous_format
+        dtype = self._dtype if given.is_floating_point() else given.dtype
+        if self._kind != "cuda":
+            return given.to(dtype, memory_format=layout, copy=True)
+        placed = given.pin_memory().to(self.device, non_blocking=True)
+        return placed.to(dtype, memory_format=layout) if self._converts else placed
 
     def train_step(self, placed: Placed) -> None:
         """Queue forward, backward and update."""
@@ -105,15 +105,15 @@ class PyTorchProgram:
 
     def _forward(self, placed: Placed) -> Tensor:
         """The weighted sum over the heads of the mean loss of the batch."""
-        images, labels = placed
+        *inputs, labels = placed
         with self._autocast:
-            return total_loss(self._weights, self.module(images), labels)
+            return total_loss(self._weights, self.module(*inputs), labels)
 
     def evaluate(self, placed: Placed) -> Array:
-        """Scores (batch, classes) in float32, or float64 where the program computes in it."""
+        """Scores (batch, …, classes) in float32, or float64 where the program computes in it."""
         self.module.eval()
         with torch.no_grad(), self._autocast:
-            (scores,) = self._built.evaluation(placed[0])
+            (scores,) = self._built.evaluation(*placed[:-1])
         self.module.train()
         scores = scores.to("cpu", dtype=self._dtype)
         array: Array = scores.numpy()
@@ -164,8 +164,12 @@ class PyTorchProgram:
 
 
 def total_loss(weights: Sequence[float], scores: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """The sum over the heads of weight times mean loss of the batch; a scalar."""
-    losses = [F.cross_entropy(values, labels) for values in scores]
+    """The sum over the heads of weight times mean loss of the batch, or of all its positions but
+    those of padding; a scalar."""
+    labels = labels.flatten()
+    losses = [
+        F.cross_entropy(values.flatten(0, -2), labels, ignore_index=PADDING) for values in scores
+    ]
     if tuple(weights) == (1.0,):
         return losses[0]
     return torch.stack([w * x for w, x in zip(weights, losses, strict=True)]).sum()

@@ -14,10 +14,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from cubemesh.networks.layers import Layer, Shape
+from cubemesh.networks.recurrent_layers import LSTM, Mix, PairProduct, PairSum, Tanh
 from cubemesh.networks.sequence_layers import (
     GELU,
     Attention,
     ClassToken,
+    Embedding,
     LayerNorm,
     PositionEmbedding,
     SelectPosition,
@@ -93,13 +95,55 @@ class Position(nn.Module):
         return str(self.position)
 
 
+class Recurrence(nn.LSTM):
+    """An LSTM of one layer; cuDNN's on a GPU."""
+
+    def __init__(self, features: int, hidden: int) -> None:
+        super().__init__(features, hidden, batch_first=True)
+
+    def forward(self, x: Tensor, begin: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        """(batch, length, features), first h (batch, hidden) → (batch, length, hidden)."""
+        if begin is None:
+            return super().forward(x)[0]
+        first = begin.unsqueeze(0)
+        return super().forward(x, (first, torch.zeros_like(first)))[0]
+
+
+class Pairs(nn.Module):
+    """The sum, or the inner product, of each query and each key."""
+
+    def __init__(self, product: bool) -> None:
+        super().__init__()
+        self.product = product
+
+    def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """(batch, queries, features), (batch, keys, features) → (batch, queries, keys, …)."""
+        if self.product:
+            return torch.bmm(queries, keys.transpose(1, 2)).unsqueeze(3)
+        return queries.unsqueeze(2) + keys.unsqueeze(1)
+
+
+class WeightedMean(nn.Module):
+    """The mean of values, weighted by the softmax of scores."""
+
+    def forward(self, scores: Tensor, values: Tensor) -> Tensor:
+        """(batch, queries, keys, 1), (batch, keys, features) → (batch, queries, features)."""
+        return torch.bmm(torch.softmax(scores.squeeze(3), 2).to(values.dtype), values)
+
+
 SEQUENCE_LOWERINGS: dict[type[Layer], Callable[[Any, Shape, bool], nn.Module]] = {
     LayerNorm: lambda layer, shape, _: nn.LayerNorm(shape[-1], eps=layer.epsilon),
     GELU: lambda layer, shape, _: nn.GELU("none" if layer.form == "erf" else "tanh"),
     Attention: lambda layer, shape, _: SelfAttention(layer.heads, layer.causal),
     Tokens: lambda layer, shape, _: Patches(),
+    Embedding: lambda layer, shape, _: nn.Embedding(layer.vocabulary, layer.features),
     ClassToken: lambda layer, shape, _: PrependedToken(shape[1]),
     PositionEmbedding: lambda layer, shape, _: AddedPositions(shape),
     SelectPosition: lambda layer, shape, _: Position(layer.position),
+    Tanh: lambda layer, shape, _: nn.Tanh(),
+    LSTM: lambda layer, shape, _: Recurrence(shape[1], layer.hidden),
+    PairSum: lambda layer, shape, _: Pairs(product=False),
+    PairProduct: lambda layer, shape, _: Pairs(product=True),
+    Mix: lambda layer, shape, _: WeightedMean(),
 }
 """Joined to `LOWERINGS`."""

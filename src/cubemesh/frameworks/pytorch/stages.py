@@ -77,7 +77,8 @@ class Staged:
     """The function that calls the stages, as Python."""
     stages: tuple[Stage, ...]
     stage_codes: tuple[str, ...]
-    run: Callable[[Tensor, Tensor], Tensor]
+    run: Callable[..., Tensor]
+    """(each input, labels) → loss."""
 
 
 def build_stages(
@@ -99,7 +100,7 @@ def build_stages(
         called[f"run_{stage.name}"] = compiled(
             defined["forward_to_loss" if stage is stages[-1] else "forward"]
         )
-    code = _write_calls(names, stages, network.inputs[0].name)
+    code = _write_calls(names, stages, [i.name for i in network.inputs])
     run = define(code, f"{network.name}, by stages", called)["forward"]
     return Staged(code=code, stages=stages, stage_codes=tuple(codes), run=run)
 
@@ -115,9 +116,9 @@ def _write_loss(names: Mapping[str, str], stage: Stage, network: Network) -> str
     )
 
 
-def _write_calls(names: Mapping[str, str], stages: Sequence[Stage], image: str) -> str:
+def _write_calls(names: Mapping[str, str], stages: Sequence[Stage], inputs: Sequence[str]) -> str:
     last_reader = {value: stage.name for stage in stages for value in stage.inputs}
-    lines = [f"def forward({names[image]}, run_labels):"]
+    lines = [f"def forward({', '.join(names[i] for i in inputs)}, run_labels):"]
     for stage in stages[:-1]:
         read = ", ".join(names[value] for value in stage.inputs)
         made = ", ".join(names[value] for value in stage.results)
