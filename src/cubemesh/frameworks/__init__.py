@@ -73,6 +73,20 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         requires="jax",
         install="pip install 'cubemesh[jax]'",
     ),
+    "tensorflow": FrameworkEntry(
+        module="cubemesh.frameworks.tensorflow",
+        summary="TensorFlow, each step a traced graph",
+        packages=("tensorflow", "tensorflow-cpu", "numpy"),
+        requires="tensorflow",
+        install="pip install 'cubemesh[tensorflow]'",
+    ),
+    "tensorflow-xla": FrameworkEntry(
+        module="cubemesh.frameworks.tensorflow.xla",
+        summary="TensorFlow, each step compiled by XLA",
+        packages=("tensorflow", "tensorflow-cpu", "numpy"),
+        requires="tensorflow",
+        install="pip install 'cubemesh[tensorflow]'",
+    ),
 }
 
 

@@ -256,7 +256,8 @@ def check_supported(spec: RunSpec, able: Capabilities) -> None:
         what = f"on {kind} the precision"
         _refuse(what, program.precision, able.precisions[kind], program.framework)
     if program.layout not in able.layouts:
-        _refuse("layout", program.layout, able.layouts, program.framework)
+        hint = f"Set layout={min(able.layouts)}." if len(able.layouts) == 1 else ""
+        _refuse("layout", program.layout, able.layouts, program.framework, hint)
     if spec.placement.devices > 1 and not able.exchanges_gradients:
         raise Unsupported(
             f"{program.framework} trains on one device at a time; devices={spec.placement.devices} "
