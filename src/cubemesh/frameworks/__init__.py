@@ -87,6 +87,13 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         requires="tensorflow",
         install="pip install 'cubemesh[tensorflow]'",
     ),
+    "keras": FrameworkEntry(
+        module="cubemesh.frameworks.keras",
+        summary="Keras 3 on TensorFlow, train_on_batch; CNNs",
+        packages=("keras", "tensorflow", "tensorflow-cpu", "numpy"),
+        requires="tensorflow",  # which brings Keras
+        install="pip install 'cubemesh[keras]'",
+    ),
 }
 
 
