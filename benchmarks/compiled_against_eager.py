@@ -1,10 +1,8 @@
 """How much faster than eager PyTorch is the compiled program, and what does compiling cost first?
 
 The two programs of cubemesh, `pytorch` and `pytorch-compiled`, train the same network from the same
-weights with a copy of the same batch in every step, in one process. Short windows of the two
-alternate, in an order drawn for each pair, as in harness_overhead.py, whose pairing this uses. Of
-each pair the ratio of throughputs is taken (compiled over eager; more than 1 is faster), of the
-ratios the median, and its 95 % interval by resampling the pairs.
+weights with a copy of the same batch in every step, in one process; pairs.py says how two programs
+are compared. The ratio is compiled over eager: more than 1 is faster.
 
     python benchmarks/compiled_against_eager.py --network little-cnn --batch 64
 """
@@ -16,7 +14,6 @@ import json
 import time
 from dataclasses import asdict, dataclass
 
-import numpy as np
 import torch
 
 from cubemesh import networks
@@ -25,8 +22,7 @@ from cubemesh.frameworks.base import Batch, BuildRequest, Compiles
 from cubemesh.model.spec import Placement, ProgramSettings, TrainSteps
 from cubemesh.networks.graph import Network
 from cubemesh.parallel import exchanges
-from cubemesh.statistics import bootstrap_interval, mad, median
-from harness_overhead import Step, compare
+from pairs import Side, compare, random_batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +50,10 @@ class Result:
     high: float
 
 
-def make_step(
+def make_side(
     framework: str, network: Network, batch: Batch, request: BuildRequest
-) -> tuple[Step, float, bool | None]:
-    """(one step, seconds that compiling took, whether it came from the cache)."""
+) -> tuple[Side, float, bool | None]:
+    """(the side, seconds that compiling took, whether it came from the cache)."""
     program = entry(framework).load().build(request)
     start, cached = time.perf_counter(), None
     if isinstance(program, Compiles):
@@ -68,17 +64,13 @@ def make_step(
     def step() -> None:
         program.train_step(program.place(batch))
 
-    return step, compile_s, cached
+    return Side(step=step, synchronize=program.synchronize), compile_s, cached
 
 
 def measure(args: argparse.Namespace) -> Result:
     """Build instances of both, compare them, and sum up."""
     network = networks.build(args.network, args.image_size, None)
-    rng = np.random.default_rng(0)
-    batch = Batch(
-        images=rng.random((args.batch, *network.inputs[0].shape), dtype=np.float32),
-        labels=rng.integers(0, network.targets[0].classes or 1, args.batch),
-    )
+    batch = random_batch(network, args.batch)
     threads = args.threads or torch.get_num_threads()
     request = BuildRequest(
         network=network,
@@ -89,13 +81,10 @@ def measure(args: argparse.Namespace) -> Result:
         device=args.device,
         threads=threads,
     )
-    compiled = [make_step("pytorch-compiled", network, batch, request) for _ in range(2)]
-    eager = [make_step("pytorch", network, batch, request) for _ in range(2)]
+    compiled = [make_side("pytorch-compiled", network, batch, request) for _ in range(2)]
+    eager = [make_side("pytorch", network, batch, request) for _ in range(2)]
     both = [(e[0], c[0]) for e, c in zip(eager, compiled, strict=True)]
-    steps, pairs = compare(both, args.seconds, args.device)
-    ratios = pairs[:, 0] / pairs[:, 1]
-    interval = bootstrap_interval(ratios, median)
-    per_step_ms = pairs / steps * 1e3
+    found = compare(both, args.seconds)
     return Result(
         network=args.network,
         batch=args.batch,
@@ -103,17 +92,17 @@ def measure(args: argparse.Namespace) -> Result:
         device=args.device,
         threads=threads,
         torch=torch.__version__,
-        pairs=len(pairs),
-        steps_per_window=steps,
+        pairs=found.pairs,
+        steps_per_window=found.steps_per_window,
         compile_s=compiled[0][1],
         cached=compiled[0][2],
-        eager_step_ms=median(per_step_ms[:, 0]),
-        eager_step_mad_ms=mad(per_step_ms[:, 0]),
-        compiled_step_ms=median(per_step_ms[:, 1]),
-        compiled_step_mad_ms=mad(per_step_ms[:, 1]),
-        ratio=median(ratios),
-        low=interval.low,
-        high=interval.high,
+        eager_step_ms=found.first_step_ms,
+        eager_step_mad_ms=found.first_step_mad_ms,
+        compiled_step_ms=found.second_step_ms,
+        compiled_step_mad_ms=found.second_step_mad_ms,
+        ratio=found.ratio,
+        low=found.low,
+        high=found.high,
     )
 
 

@@ -1,13 +1,8 @@
 """What does cubemesh's step cost above PyTorch written by hand? Nothing, is the claim.
 
 Both train the same network from the same weights, with the same optimizer and a copy of the same
-batch in every step, in one process. Short windows of the two alternate, in an order drawn for each
-pair, so that whatever else happens on the machine meets both alike. Of each pair the ratio of
-throughputs is taken (cubemesh's over the bare loop's; 1 is equal, more is faster), of the ratios
-the median, and its 95 % interval by resampling the pairs.
-
-Two equal programs in one process can differ by a percent, by where their arrays happen to lie. So
-four of each are built, in turn, and every pair of windows takes the next two.
+batch in every step, in one process; pairs.py says how two programs are compared. Four instances of
+each are built.
 
     python benchmarks/harness_overhead.py --network little-cnn --batch 8
 """
@@ -16,33 +11,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import random
-import time
-from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 
-import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 
 from cubemesh import networks
-from cubemesh.frameworks import entry
 from cubemesh.frameworks.base import Batch, BuildRequest
 from cubemesh.model.spec import Placement, ProgramSettings, TrainSteps
 from cubemesh.parallel import exchanges
-from cubemesh.statistics import bootstrap_interval, mad, median
 from handwritten import NETWORKS as HANDWRITTEN
+from handwritten import train_step, wait_for
+from pairs import Side, compare, cubemesh_side, random_batch
 
 GOAL = 0.99
-WINDOW_S = 0.15
-WARMUP_PAIRS = 12
 INSTANCES = 4
 RATE, MOMENTUM = 0.01, 0.9
 AUTOCAST = {"bf16": torch.bfloat16}
-
-Step = Callable[[], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,84 +56,27 @@ class Result:
         return self.high >= GOAL
 
 
-def bare_step(network: networks.Network, batch: Batch, precision: str, device: str) -> Step:
-    """Handwritten: copy the batch, forward, backward, update."""
-    model = HANDWRITTEN[network.name](network.inputs[0].shape[1], network.targets[0].classes)
+def bare_side(network: networks.Network, batch: Batch, precision: str, device: str) -> Side:
+    """The same, written by hand."""
     weights = network.draw(0)
-    with torch.no_grad():
-        for parameter, name in zip(model.parameters(), network.parameters, strict=True):
-            parameter.copy_(torch.from_numpy(weights[name]))
-    model.to(device).train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM, fused=True)
-    kind = torch.device(device).type
-
-    def step() -> None:
-        images, labels = torch.from_numpy(batch.images), torch.from_numpy(batch.labels)
-        if kind == "cuda":
-            x = images.pin_memory().to(device, non_blocking=True)
-            y = labels.pin_memory().to(device, non_blocking=True)
-        else:
-            x, y = images.clone(), labels.clone()
-        optimizer.zero_grad(set_to_none=True)
-        narrow = AUTOCAST.get(precision)
-        with torch.autocast(kind, narrow) if narrow else nullcontext():
-            loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-
-    return step
-
-
-def cubemesh_step(network: networks.Network, batch: Batch, request: BuildRequest) -> Step:
-    """What cubemesh's measuring loop does for each step."""
-    program = entry("pytorch").load().build(request)
-    program.load(network.draw(0))
-
-    def step() -> None:
-        program.train_step(program.place(batch))
-
-    return step
-
-
-def window_s(step: Step, steps: int, synchronize: Callable[[], None]) -> float:
-    """Seconds that `steps` steps take, the device having finished before and after."""
-    synchronize()
-    start = time.perf_counter()
-    for _ in range(steps):
-        step()
-    synchronize()
-    return time.perf_counter() - start
-
-
-def compare(both: list[tuple[Step, Step]], seconds: float, device: str) -> tuple[int, np.ndarray]:
-    """(steps of a window, seconds of the windows as (pairs, 2)) for instances of (bare, ours)."""
-    on_gpu = torch.device(device).type == "cuda"
-    synchronize = torch.cuda.synchronize if on_gpu else lambda: None
-    once = min(window_s(step, 3, synchronize) / 3 for pair in both for step in pair)
-    steps = max(1, math.ceil(WINDOW_S / once))
-    order = random.Random(0)
-    pairs: list[tuple[float, float]] = []
-    start = time.perf_counter()
-    while len(pairs) < 3 * WARMUP_PAIRS or time.perf_counter() - start < seconds:
-        bare, ours = both[len(pairs) % len(both)]
-        if order.random() < 0.5:
-            first = window_s(bare, steps, synchronize)
-            pairs.append((first, window_s(ours, steps, synchronize)))
-        else:
-            first = window_s(ours, steps, synchronize)
-            pairs.append((window_s(bare, steps, synchronize), first))
-    return steps, np.array(pairs[WARMUP_PAIRS:])
+    step = train_step(
+        network.name,
+        [weights[name] for name in network.parameters],
+        batch.images,
+        batch.labels,
+        classes=network.targets[0].classes or 1,
+        device=device,
+        rate=RATE,
+        momentum=MOMENTUM,
+        narrow=AUTOCAST.get(precision),
+    )
+    return Side(step=step, synchronize=wait_for(device))
 
 
 def measure(args: argparse.Namespace) -> Result:
     """Build both, compare them, and sum up."""
     network = networks.build(args.network, args.image_size, None)
-    rng = np.random.default_rng(0)
-    shape, classes = network.inputs[0].shape, network.targets[0].classes
-    batch = Batch(
-        images=rng.random((args.batch, *shape), dtype=np.float32),
-        labels=rng.integers(0, classes or 1, args.batch),
-    )
+    batch = random_batch(network, args.batch)
     threads = args.threads or torch.get_num_threads()
     request = BuildRequest(
         network=network,
@@ -165,18 +92,15 @@ def measure(args: argparse.Namespace) -> Result:
         device=args.device,
         threads=threads,
     )
-    cubemesh_step(network, batch, request)  # sets threads and precision, for the bare loop too
+    cubemesh_side("pytorch", request, batch)  # sets threads and precision, for the bare loop too
     both = [
         (
-            bare_step(network, batch, args.precision, args.device),
-            cubemesh_step(network, batch, request),
+            bare_side(network, batch, args.precision, args.device),
+            cubemesh_side("pytorch", request, batch),
         )
         for _ in range(INSTANCES)
     ]
-    steps, pairs = compare(both, args.seconds, args.device)
-    ratios = pairs[:, 0] / pairs[:, 1]
-    interval = bootstrap_interval(ratios, median)
-    per_step_ms = pairs / steps * 1e3
+    found = compare(both, args.seconds)
     return Result(
         network=args.network,
         batch=args.batch,
@@ -184,15 +108,15 @@ def measure(args: argparse.Namespace) -> Result:
         device=args.device,
         threads=threads,
         torch=torch.__version__,
-        pairs=len(pairs),
-        steps_per_window=steps,
-        bare_step_ms=median(per_step_ms[:, 0]),
-        bare_step_mad_ms=mad(per_step_ms[:, 0]),
-        cubemesh_step_ms=median(per_step_ms[:, 1]),
-        cubemesh_step_mad_ms=mad(per_step_ms[:, 1]),
-        ratio=median(ratios),
-        low=interval.low,
-        high=interval.high,
+        pairs=found.pairs,
+        steps_per_window=found.steps_per_window,
+        bare_step_ms=found.first_step_ms,
+        bare_step_mad_ms=found.first_step_mad_ms,
+        cubemesh_step_ms=found.second_step_ms,
+        cubemesh_step_mad_ms=found.second_step_mad_ms,
+        ratio=found.ratio,
+        low=found.low,
+        high=found.high,
     )
 
 

@@ -44,7 +44,7 @@ def test_the_flags_are_frozen():
         "probe": ["--json"],
         "networks": ["--json"],
         "experiments": ["--json"],
-        "run": ["--fresh", "--full", "--json", "--quick", "--set", "--store"],
+        "run": ["--fresh", "--full", "--json", "--python", "--quick", "--set", "--store"],
         "results": ["--framework", "--json", "--limit", "--network", "--outcome", "--store"],
         "report": ["--charts", "--json", "--output", "--store"],
     }
@@ -237,6 +237,7 @@ def test_what_is_not_offered_is_an_outcome_with_its_reason(tmp_path: Path):
 def test_a_document_is_replayed_and_its_claims_are_marked_again_by_the_report(tmp_path: Path):
     store, page = str(tmp_path / "results.sqlite"), tmp_path / "page.html"
     sets = ("batches=16,64", "epochs=1", "ceiling=false", "framework=null", "seconds=0.05")
+    sets += ("networks=little-cnn", "sizes=32")
     script = "script=step=0.002,per_sample=0.0001,jitter=0.02"
     options = [word for text in (*sets, script) for word in ("--set", text)]
     asked = document(cubemesh("run", "doc-001", "--quick", "--json", "--store", store, *options))
@@ -247,6 +248,8 @@ def test_a_document_is_replayed_and_its_claims_are_marked_again_by_the_report(tm
     assert len(verdicts) == 24
     assert verdicts["001-3"] == "does not hold"
     assert verdicts["001-15"] == "cannot be tested here"
+    titles = [answer["title"].partition(" · ")[0] for answer in asked["answers"]]
+    assert titles[:4] == ["001 figure 1", "001 figure 1", "001 figure 2", "001 figure 3"]
     for names in ((), ("doc-001",)):
         document(cubemesh("report", *names, "--json", "--store", store, "-o", str(page)))
         assert claims["findings"][1]["text"] in page.read_text()

@@ -104,6 +104,14 @@ def run(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Measure again what is stored already.")
     ] = False,
+    pythons: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--python",
+            metavar="FRAMEWORK=PATH",
+            help="The Python that runs this framework's workers; may be repeated.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Ask one or more questions: measure what is missing, keep it, and print the answer."""
@@ -121,6 +129,7 @@ def run(
             store=opened,
             observer=TerminalProgress(terminal.stderr_console()),
             fresh=fresh,
+            pythons=pythons or [],
         )
         answers = [*(a.answer for a in answered), *replays(answered, opened)]
     _show(

@@ -39,6 +39,7 @@ def record_of(
     message: str = "",
     accuracy: float | None = None,
     rate: float = 1e11,
+    gpu_percent: float | None = None,
 ) -> RunRecord:
     """A record of `spec` in which every step takes `step_s`, give or take `spread`."""
     samples = spec.batch_per_device or 1
@@ -68,6 +69,17 @@ def record_of(
             "wall_s": Figure(value=12.0, unit="s"),
             "peak_memory_bytes": Figure(value=float(samples << 20), unit="byte"),
         }
+        if gpu_percent is not None:
+            figures["gpu_utilisation_percent"] = Figure(value=gpu_percent, unit="%")
+            seconds = (0.5, 1.0, 1.5)
+            curves = (
+                Curve(
+                    name="gpu_utilisation_percent",
+                    x_name="seconds",
+                    x=seconds,
+                    y=(gpu_percent,) * len(seconds),
+                ),
+            )
         if isinstance(spec.work, Ceiling):
             figures = {"rate_flops_per_s": Figure(value=rate, unit="FLOP/s")}
         if isinstance(spec.work, Train) and accuracy is not None:

@@ -66,3 +66,46 @@ def test_curves_by_epoch_and_missing_points(record_of):
     assert "diverged" in by_batch.lines[0].points[1].reason
     assert [line.name for line in by_epoch.lines] == ["minibatch 16"]
     assert len(by_epoch.lines[0].points) == 30
+
+
+def grid_of(record_of, accuracies, **failed):
+    records = []
+    for (batch, rate), accuracy in accuracies.items():
+        work = Train(network="little-cnn", batch_per_device=batch, epochs=30, learning_rate=rate)
+        more = {"accuracy": accuracy} if accuracy is not None else failed
+        records.append(record_of(RunSpec(work=work), **more))
+    return records
+
+
+def test_a_grid_asks_for_every_pair(machine, play, record_of):
+    settings = Settings(batches=(16, 64), learning_rates=(1e-3, 1e-4), epochs=2)
+    asked, _ = play(EXPERIMENT.plan(settings, Context(machine=machine)), record_of)
+    assert {(s.batch_per_device, s.work.learning_rate) for s in asked} == {
+        (b, r) for b in (16, 64) for r in (1e-3, 1e-4)
+    }
+
+
+def test_a_grid_tells_its_best_and_is_a_heat_map(record_of):
+    accuracies = {(16, 1e-4): 0.70, (16, 1e-3): None, (256, 1e-4): 0.50, (256, 1e-3): 0.90}
+    records = grid_of(record_of, accuracies, status=Status.DIVERGED, message="the loss became nan")
+    answer = EXPERIMENT.answer(Settings(learning_rates=(1e-4, 1e-3)), records)
+    texts = [f.text for f in answer.findings]
+    assert texts[0] == (
+        "Minibatch 256 with a learning rate of 0.001 is right on 90.0 % of the held-out samples."
+    )
+    assert texts[1] == (
+        "The best learning rate is 0.0001 at minibatch 16 (70.0 %) and 0.001 at minibatch 256 "
+        "(90.0 %)."
+    )
+    assert texts[2] == "Minibatch 16 with 0.001: diverged: the loss became nan."
+    (chart,) = answer.charts
+    assert (chart.kind, chart.rows) == ("heat", "learning rate")
+    assert [line.name for line in chart.lines] == ["0.0001", "0.001"]
+    assert [p.y for p in chart.lines[1].points] == [None, pytest.approx(90)]
+    assert len(answer.tables[0].rows) == 4
+
+
+def test_a_grid_says_what_the_samples_cannot_tell_apart(record_of):
+    records = grid_of(record_of, {(16, 1e-4): 0.88, (16, 1e-3): 0.90})
+    answer = EXPERIMENT.answer(Settings(learning_rates=(1e-4, 1e-3)), records)
+    assert "minibatch 16 with 0.0001 cannot be told from it" in answer.findings[0].text

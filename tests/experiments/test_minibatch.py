@@ -4,7 +4,7 @@ import pytest
 
 from cubemesh.experiments import Context, Scale
 from cubemesh.experiments.minibatch import DOCUMENT_BATCHES, EXPERIMENT, Settings
-from cubemesh.model import Ceiling, RunSpec, Status, TrainSteps, warn
+from cubemesh.model import Ceiling, Forward, ProgramSettings, RunSpec, Status, TrainSteps, warn
 
 
 def batch_of(spec: RunSpec) -> int:
@@ -157,3 +157,87 @@ def test_a_disturbed_run_is_marked_and_not_compared(record_of):
     assert EXPERIMENT.answer(Settings(batches=(64,)), [calm]).findings[0].doubts == ()
     alone = EXPERIMENT.answer(Settings(batches=(128,)), [loaded])
     assert alone.findings[0].doubts == ("busy-host",)
+
+
+def test_full_measures_the_forward_pass_too(machine, play, record_of):
+    full = Context(machine=machine, scale=Scale.FULL)
+    asked, sent = play(EXPERIMENT.plan(Settings(batches=(8,), ceiling=False), full), record_of)
+    assert [type(s.work) for s in asked] == [Forward, TrainSteps]
+    answer = EXPERIMENT.answer(Settings(batches=(8,)), sent)
+    names = [c.name for c in answer.tables[0].columns]
+    assert answer.tables[0].rows[0][names.index("forward alone")].value == pytest.approx(10)
+    assert [line.name for line in answer.charts[0].lines][:2] == [
+        "little-cnn",
+        "little-cnn, forward alone",
+    ]
+
+
+def fed(record_of, on, step_s, utilisation):
+    """Records of a network fed from the host or the device, with the GPU's utilisation."""
+    return [
+        record_of(
+            RunSpec(
+                work=TrainSteps(network="little-cnn", batch_per_device=b),
+                program=ProgramSettings(data_on=on),
+            ),
+            step_s=t,
+            gpu_percent=utilisation[b],
+        )
+        for b, t in step_s.items()
+    ]
+
+
+def test_a_starving_gpu_is_said_to_starve(record_of):
+    settings = Settings(batches=(16, 256), data_on="both")
+    records = [
+        *fed(record_of, "host", {16: 0.02, 256: 0.05}, {16: 35.0, 256: 97.0}),
+        *fed(record_of, "device", {16: 0.01, 256: 0.05}, {16: 90.0, 256: 98.0}),
+    ]
+    answer = EXPERIMENT.answer(settings, records)
+    (starves,) = [f.text for f in answer.findings if "starves" in f.text]
+    assert starves == (
+        "The GPU starves: with its data on the device, little-cnn trains 2.00× as fast at "
+        "minibatch 16 (GPU utilisation fed from the host 35 %)."
+    )
+    names = [c.name for c in answer.tables[0].columns]
+    assert answer.tables[0].rows[0][names.index("utilisation")].value == 35.0
+    assert answer.tables[0].rows[0][names.index("data on the device")].value == 1600
+    assert answer.charts[1].title == "little-cnn: utilisation by minibatch"
+
+
+def test_a_busy_gpu_pays_for_the_copy_and_does_not_starve(record_of):
+    settings = Settings(batches=(256,), data_on="both")
+    records = [
+        *fed(record_of, "host", {256: 0.06}, {256: 95.0}),
+        *fed(record_of, "device", {256: 0.05}, {256: 98.0}),
+    ]
+    texts = [f.text for f in EXPERIMENT.answer(settings, records).findings]
+    assert any("has a price" in t for t in texts)
+    assert not any("starves" in t for t in texts)
+    alike = [
+        *fed(record_of, "host", {256: 0.05}, {256: 95.0}),
+        *fed(record_of, "device", {256: 0.05}, {256: 98.0}),
+    ]
+    texts = [f.text for f in EXPERIMENT.answer(settings, alike).findings]
+    assert any("no slower fed from the host" in t for t in texts)
+
+
+def test_place_and_sign_of_every_bend(record_of):
+    # samples/s: 400, 1600, 2000, 2100 at 8, 16, 32, 64: down at 16 and at 32.
+    rates = {8: 400, 16: 1600, 32: 2000, 64: 2100}
+    answer = answer_for(record_of, {b: b / r for b, r in rates.items()})
+    bends = next(t for t in answer.tables if t.title == "Bends")
+    assert [row[0].text for row in bends.rows] == ["16", "32"]
+    assert [row[1].value for row in bends.rows] == pytest.approx([-800, -300])
+    assert [row[2].text for row in bends.rows] == ["down", "down"]
+    assert bends.rows[0][3].value == pytest.approx(1000 / 400 - 2000 / 1600 + 1000 / 2000)
+    assert bends.rows[0][4].text == "up"
+    texts = [f.text for f in answer.findings]
+    assert "Throughput over doublings of the minibatch bends down at 16 and 32." in texts
+
+
+def test_a_bend_within_its_interval_is_straight(record_of):
+    answer = answer_for(record_of, {8: 0.008, 16: 0.0081, 32: 0.0108})
+    bends = next(t for t in answer.tables if t.title == "Bends")
+    assert bends.rows[0][2].text == "straight"
+    assert any("bends at no minibatch" in f.text for f in answer.findings)

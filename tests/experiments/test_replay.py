@@ -2,10 +2,22 @@ import dataclasses
 
 import pytest
 
-from cubemesh.experiments import EXPERIMENTS, SUITES
-from cubemesh.experiments.claims import CHECKS, Evidence, judge
+from cubemesh.experiments import EXPERIMENTS, SUITES, Scale
+from cubemesh.experiments.claims import CHECKS, judge
+from cubemesh.experiments.evidence import Evidence
 from cubemesh.experiments.replay import documents, replay, replayed
-from cubemesh.model import Gpu, Question, Rank, RunSpec, State, Status, Train, TrainSteps
+from cubemesh.experiments.session import resolve
+from cubemesh.model import (
+    Gpu,
+    ProgramSettings,
+    Question,
+    Rank,
+    RunSpec,
+    State,
+    Status,
+    Train,
+    TrainSteps,
+)
 from cubemesh.results.published import claims
 
 CLAIMS = {c.id: c for c in claims()}
@@ -149,7 +161,7 @@ def test_every_claim_gets_a_verdict_with_its_reason():
 
 def test_the_answer_of_a_replay(record_of, machine):
     records = steps(record_of, "little-cnn", {16: 0.016, 64: 0.064 / 1.2})
-    answer = replay("doc-001", [*records, *records], machine)
+    answer = replay("doc-001", [("minibatch", records), ("minibatch", records)], machine)
     assert answer.experiment == "doc-001"
     assert answer.findings[0].text == (
         "Of the 24 claims of document 001, 0 hold here, 1 does not, and 23 cannot be tested here."
@@ -157,7 +169,7 @@ def test_the_answer_of_a_replay(record_of, machine):
     assert answer.findings[1].text.startswith("001-3 does not hold: the document has 2.8 x; here")
     (table,) = answer.tables
     assert len(table.rows) == 24
-    assert [row[0].text for row in table.rows[:5]] == [f"001-{i}" for i in range(1, 6)]
+    assert [row[0].text for row in table.rows[:14]] == [f"001-{i}" for i in range(1, 15)]
     assert all(len(row) == len(table.columns) for row in table.rows)
     assert answer.run_ids == tuple(r.run_id for r in records)
 
@@ -189,3 +201,79 @@ def test_suites_that_replay_a_document_have_claims_of_it():
     for name in documents():
         assert any(c.document == SUITES[name].document for c in claims())
         assert all(ask.experiment in EXPERIMENTS for ask in SUITES[name].asks)
+
+
+def at_224(record_of, network, step_s, on="host", **more):
+    return tuple(
+        record_of(
+            RunSpec(
+                work=TrainSteps(network=network, batch_per_device=b, image_size=224),
+                program=ProgramSettings(data_on=on),
+            ),
+            step_s=t,
+            **more,
+        )
+        for b, t in step_s.items()
+    )
+
+
+def test_claims_on_large_images_need_large_images(record_of):
+    small = steps(record_of, "little-cnn", {16: 0.016, 64: 0.064 / 2.8})
+    found = verdict("001-6", small)
+    assert found.state is UNTOLD
+    assert "224 pixels was not measured; images of 32 pixels were" in found.reason
+    large = at_224(record_of, "little-cnn", {16: 0.016, 64: 0.064 / 1.3})
+    assert verdict("001-6", large).state is HOLDS
+    assert verdict("001-3", large).state is UNTOLD
+    assert verdict("001-3", small + large).state is HOLDS
+
+
+def test_host_fed_steps_stand_for_the_document_where_both_were_measured(record_of):
+    host = at_224(record_of, "little-cnn", {16: 0.016, 64: 0.064 / 1.3})
+    device = at_224(record_of, "little-cnn", {16: 0.001, 64: 0.001}, on="device")
+    assert verdict("001-6", host + device).measured.value == pytest.approx(1.3)
+
+
+@pytest.mark.parametrize(("percent", "state"), [(75.0, HOLDS), (60.0, FAILS)])
+def test_a_utilisation_bound_is_of_a_gpu_at_every_minibatch(record_of, percent, state):
+    batches = dict.fromkeys((16, 32, 64, 128, 256), 0.01)
+    busy = at_224(record_of, "little-cnn", batches, gpu_percent=90.0)
+    lowest = at_224(record_of, "little-cnn", {16: 0.01}, gpu_percent=percent)
+    found = verdict("001-7", lowest + busy[1:])
+    assert found.state is state
+    assert found.measured.value == percent
+    assert verdict("001-7", busy[1:]).state is UNTOLD
+    assert verdict("001-7", at_224(record_of, "little-cnn", batches)).state is UNTOLD
+
+
+def test_utilisation_figures_belong_to_their_device(record_of, machine):
+    records = at_224(record_of, "vgg16", {32: 0.2}, gpu_percent=95.0)
+    elsewhere = verdict("001-13", records, machine)
+    assert elsewhere.state is UNTOLD
+    assert elsewhere.measured.value == 95.0
+    assert verdict("001-13", *on_v100(machine, records)).state is HOLDS
+    assert verdict("001-10", *on_v100(machine, records)).state is HOLDS
+    assert verdict("001-14", records).reason.startswith("the document takes these")
+
+
+def test_a_claim_is_held_against_its_own_experiment(record_of, machine):
+    records = steps(record_of, "little-cnn", {16: 0.016, 64: 0.064 / 2.8})
+    other = steps(record_of, "little-cnn", {16: 0.016, 64: 0.064})
+    answer = replay("doc-001", [("model-size", other), ("minibatch", records)], machine)
+    verdicts = {row[0].text: row[1].text for row in answer.tables[0].rows}
+    assert verdicts["001-3"] == "holds"
+    assert len(answer.run_ids) == len({r.run_id for r in (*records, *other)})
+
+
+def test_every_figure_of_a_suite_is_asked_under_its_own_number():
+    assert [a.place for a in SUITES["doc-001"].asks] == [
+        "001 figure 1",
+        "001 figure 1",
+        "001 figure 2",
+        "001 figure 3",
+    ]
+    assert all(a.place.startswith("000") for a in SUITES["doc-000"].asks)
+    lines = resolve(["doc-000"], [], Scale.QUICK)
+    networks = [one.request.settings.network for one in lines[1:]]
+    assert networks == ["alexnet", "vgg16", "googlenet", "resnet-50"]
+    assert len(resolve(["doc-000"], [], None)) == 8

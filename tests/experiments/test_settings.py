@@ -28,6 +28,14 @@ def test_sizes_none_and_booleans():
     assert wanted.settings.ceiling is False
 
 
+def test_lines_of_precision_and_a_scale():
+    wanted = ask("precision=fp16", "loss_scale=1024", "precision_of=classifier=fp32,conv1=bf16")
+    assert wanted.overrides["loss_scale"] == 1024.0
+    assert wanted.overrides["precision_of"] == ("classifier=fp32", "conv1=bf16")
+    assert ask("loss_scale=dynamic").overrides == {"loss_scale": "dynamic"}
+    assert ask("loss_scale=none").overrides == {"loss_scale": None}
+
+
 def test_a_network_is_known_by_its_usual_spellings():
     assert ask("network=ResNet50").settings.network == "resnet-50"
 
@@ -41,6 +49,7 @@ def test_a_network_is_known_by_its_usual_spellings():
         ("batch_per_device=8", "Use --set batches="),
         ("batches=8,x", "valid integer"),
         ("precision=fp12", "fp32"),
+        ("loss_scale=big", "does not fit"),
         ("seconds=soon", "soon"),
         ("memory_limit_bytes=lots", "lots"),
         ("epochs=3", "not a setting of minibatch"),

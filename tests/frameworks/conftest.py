@@ -1,5 +1,6 @@
 """Requests and batches that the tests of every framework start from."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from cubemesh.frameworks.base import Batch, BuildRequest
 from cubemesh.model.spec import Placement, ProgramSettings, Train, TrainSteps
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.graph import Network
+from cubemesh.networks.layers import Dropout
 from cubemesh.parallel.exchanges import NoExchange
 
 
@@ -48,6 +50,8 @@ def make_request() -> Callable[..., BuildRequest]:
         precision: Any = "fp32",
         layout: Any = "nchw",
         script: str | None = None,
+        loss_scale: Any = None,
+        precision_of: tuple[str, ...] = (),
         **fields: Any,
     ) -> BuildRequest:
         if isinstance(network, str):
@@ -57,10 +61,32 @@ def make_request() -> Callable[..., BuildRequest]:
             network=network,
             work=work or kind(network=network.name, batch_per_device=4, **fields),
             placement=Placement(),
-            program=ProgramSettings(precision=precision, layout=layout, script=script),
+            program=ProgramSettings(
+                precision=precision,
+                layout=layout,
+                script=script,
+                loss_scale=loss_scale,
+                precision_of=precision_of,
+            ),
             exchange=NoExchange(),
             device=device,
             threads=1,
         )
 
     return make
+
+
+@pytest.fixture
+def without_dropout() -> Callable[[Network], Network]:
+    """The network with nothing dropped, for no two frameworks draw alike."""
+
+    def replaced(network: Network) -> Network:
+        nodes = (
+            dataclasses.replace(node, layer=Dropout(rate=0.0))
+            if isinstance(node.layer, Dropout)
+            else node
+            for node in network.nodes
+        )
+        return dataclasses.replace(network, nodes=tuple(nodes))
+
+    return replaced

@@ -10,11 +10,13 @@ from cubemesh.frameworks.base import (
     Batch,
     Capabilities,
     Unsupported,
+    check_layers,
     check_supported,
     check_weights,
     monotonic_s,
 )
 from cubemesh.model.spec import Ceiling, Placement, ProgramSettings, RunSpec, TrainSteps
+from cubemesh.networks.layers import LAYERS, Dropout
 
 ABLE = Capabilities(
     works=frozenset({"train_steps"}),
@@ -34,6 +36,14 @@ def test_a_batch_knows_its_size():
     batch = Batch(images=np.zeros((3, 1, 2, 2), np.float32), labels=np.zeros(3, np.int64))
     assert batch.samples == 3
     assert batch.size_bytes == 3 * 4 * 4 + 3 * 8
+
+
+def test_a_network_with_a_layer_that_is_not_lowered_is_refused():
+    network = networks.build("little-cnn")
+    check_layers(network, LAYERS.values(), "tensorflow")
+    few = [kind for kind in LAYERS.values() if kind is not Dropout]
+    with pytest.raises(Unsupported, match="tensorflow has no Dropout layer, and little-cnn needs"):
+        check_layers(network, few, "tensorflow")
 
 
 def test_what_is_offered_passes():
@@ -56,6 +66,10 @@ def test_what_is_offered_passes():
         (
             varied(work=TrainSteps(network="little-cnn", batch_per_device=8, optimizer="adam")),
             "optimizer 'adam' here; it offers sgd",
+        ),
+        (
+            varied(program=ProgramSettings(precision="bf16", precision_of=("fc1=fp32",))),
+            "every layer in one precision",
         ),
     ],
 )
@@ -99,3 +113,14 @@ def test_a_missing_framework_is_seen_without_importing_it():
     missing = dataclasses.replace(FRAMEWORKS["pytorch"], requires="no_such_module")
     assert not missing.installed
     assert FRAMEWORKS["null"].installed
+
+
+def test_a_way_to_scale_the_loss_is_refused_with_those_there_are():
+    able = dataclasses.replace(
+        ABLE, precisions={"cuda": frozenset({"fp16"})}, loss_scales=frozenset({"static"})
+    )
+    check_supported(varied(program=ProgramSettings(precision="fp16", loss_scale=8.0)), able)
+    with pytest.raises(Unsupported, match="loss scaling 'dynamic' here; it offers its own"):
+        check_supported(
+            varied(program=ProgramSettings(precision="fp16", loss_scale="dynamic")), able
+        )

@@ -10,10 +10,12 @@ import pytest
 
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS
-from cubemesh.frameworks.base import OutOfMemory, check_supported
+from cubemesh.frameworks.base import OutOfMemory, Unsupported, check_supported
 from cubemesh.model.spec import WORK_KINDS, Ceiling, ProgramSettings, RunSpec, TrainSteps
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import LAYERS, LocalResponseNorm
+from cubemesh.networks.sequence_builder import SequenceBuilder
+from cubemesh.networks.sequence_layers import SEQUENCE_LAYERS
 
 SCRIPTS = {"null": "accuracy=1:1"}
 INSTALLED = [name for name, entry in FRAMEWORKS.items() if entry.installed]
@@ -75,6 +77,34 @@ def test_every_layer_is_trained(framework, request_for, make_batch):
     assert program.evaluate(placed).shape == (4, 5)
 
 
+def every_sequence_layer():
+    net = SequenceBuilder("every-sequence-layer")
+    x = net.conv(net.input("image", (3, 4, 4)), 6, kernel=2, stride=2)
+    x = net.position_embedding(net.class_token(net.tokens(x)))
+    y = net.attention(net.linear(net.layer_norm(x), 18), 2, causal=True)
+    x = net.add(x, net.gelu(y, "tanh"))
+    net.classify(net.linear(net.select(x), 5))
+    return net.build()
+
+
+def test_the_other_sample_network_has_every_layer_of_sequences(name):
+    found = {type(node.layer) for node in every_sequence_layer().nodes}
+    assert set(SEQUENCE_LAYERS.values()) <= found
+
+
+def test_every_layer_of_sequences_is_trained_or_refused(framework, request_for, make_batch):
+    request = request_for(every_sequence_layer())
+    try:
+        program = framework.build(request)
+    except Unsupported as refused:
+        pytest.skip(str(refused))
+    program.load(request.network.draw(0))
+    placed = program.place(make_batch(request.network))
+    program.train_step(placed)
+    assert np.isfinite(program.loss())
+    assert program.evaluate(placed).shape == (4, 5)
+
+
 def test_capabilities_are_sane(framework, name, layout):
     able = framework.capabilities()
     assert able.works <= set(WORK_KINDS)
@@ -94,6 +124,10 @@ def test_every_precision_layout_and_optimizer_offered_on_the_cpu_takes_a_step(
     cases = [{"precision": p} for p in sorted(able.precisions["cpu"])]
     cases += [{"layout": layout} for layout in sorted(able.layouts)]
     cases += [{"optimizer": o, "weight_decay": 0.01} for o in sorted(able.optimizers)]
+    scales = {"dynamic": "dynamic", "static": 256.0}
+    cases += [{"precision": "fp16", "loss_scale": scales[s]} for s in sorted(able.loss_scales)]
+    if able.precision_by_layer:
+        cases.append({"precision": "bf16", "precision_of": ("classifier=fp32",)})
     for case in cases:
         request = request_for(tiny, **case)
         program = framework.build(request)

@@ -8,7 +8,12 @@ import pytest
 
 from cubemesh.measure.host import HostReader, Reading, Replay
 from cubemesh.measure.kept import KeptLog
-from cubemesh.measure.telemetry import Telemetry, others_share, percent_series
+from cubemesh.measure.telemetry import (
+    Telemetry,
+    others_share,
+    percent_series,
+    utilisation_curve,
+)
 
 
 def reading(t: float, tree: float, cores: float, host: float, resident: int = 1000) -> Reading:
@@ -180,3 +185,49 @@ def _work(seconds: float) -> float:
     while (used := time.process_time() - start) < seconds:
         pass
     return used
+
+
+def test_utilisation_of_the_measured_part_alone() -> None:
+    log = KeptLog()
+    with Telemetry(log, 2, every_s=0.001, reader=Replay(RECORDED, 2, 4)) as telemetry:
+        while len(telemetry.readings) < 4:
+            time.sleep(0.001)
+    telemetry.keep_utilisation(0.5, 2.5)
+    assert log.figures["cpu_utilisation_percent"].value == pytest.approx(50.0)
+    curve = log.curves["cpu_utilisation_percent"]
+    assert (curve.x, curve.y) == ((0.5, 1.5), (50.0, 50.0))
+    telemetry.keep_utilisation(9.0, 10.0)  # nothing was read then: nothing is said
+    assert "gpu_utilisation_percent" not in log.figures
+
+
+def test_utilisation_of_a_gpu_is_the_mean_of_its_readings() -> None:
+    class Scripted:
+        percents = iter([0.0, 80.0, 90.0, None])
+
+        def percent(self) -> float | None:
+            return next(self.percents, None)
+
+    log = KeptLog()
+    with Telemetry(
+        log,
+        2,
+        every_s=0.001,
+        reader=Replay(RECORDED, 2, 4),
+        gpu=Scripted(),  # type: ignore[arg-type]
+    ) as telemetry:
+        while len(telemetry.readings) < 4:
+            time.sleep(0.001)
+    assert log.joined("gpu_utilisation_percent").values == (0.0, 80.0, 90.0)
+    telemetry.keep_utilisation(0.0, 3.0)
+    figure = log.figures["gpu_utilisation_percent"]
+    assert (figure.value, figure.n) == (85.0, 2)
+    assert log.curves["gpu_utilisation_percent"].y == (80.0, 90.0)
+    assert "cpu_utilisation_percent" not in log.curves
+
+
+def test_a_long_curve_is_thinned_to_means() -> None:
+    points = [(float(i), float(i % 2)) for i in range(1, 1001)]
+    curve = utilisation_curve("x_percent", points, start=0.0)
+    assert len(curve.x) == 200
+    assert curve.x[-1] == 1000.0
+    assert set(curve.y) <= {0.4, 0.6}

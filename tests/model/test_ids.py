@@ -103,6 +103,8 @@ DEFAULTS = [
         {
             "framework": "pytorch",
             "precision": "fp32",
+            "precision_of": [],
+            "loss_scale": None,
             "layout": "nchw",
             "exchange": "none",
             "data_on": "host",

@@ -26,6 +26,7 @@ from cubemesh.model import (
     Memory,
     Outcome,
     Placement,
+    ProgramSettings,
     RunKey,
     RunRecord,
     RunSpec,
@@ -195,3 +196,18 @@ def test_an_unknown_name_lists_what_is_near_or_known(given_name, known, said):
     assert isinstance(error, UsageError)
     assert said in str(error)
     assert str(error).endswith("See `cubemesh networks`.")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"loss_scale": "dynamic"}, "goes with precision=fp16, and precision is fp32"),
+        ({"precision": "fp16", "loss_scale": 0.0}, "a finite number above 0"),
+        ({"precision_of": ("fc8=fp32",)}, "precision=bf16 or fp16, and precision is fp32"),
+        ({"precision": "bf16", "precision_of": ("fc8",)}, "write name=precision"),
+        ({"precision": "bf16", "precision_of": ("fc8=fp16",)}, "computed in fp32, bf16"),
+    ],
+)
+def test_settings_of_precision_that_do_not_go_together(settings, words):
+    with pytest.raises(UsageError, match=words):
+        ProgramSettings(**settings)

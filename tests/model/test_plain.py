@@ -13,7 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import cubemesh.model as model
-from cubemesh.model import Cost, Effort, Outcome, RunSpec, Series, Status, TrainSteps
+from cubemesh.model import (
+    Cost,
+    Effort,
+    Outcome,
+    ProgramSettings,
+    RunSpec,
+    Series,
+    Status,
+    TrainSteps,
+)
 from cubemesh.model.plain import canonical_json, digest, from_plain, to_plain
 
 NOUNS = sorted(
@@ -44,9 +53,13 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
         )
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
-        return st.builds(
-            kind, **{f.name: instances(hints[f.name]) for f in dataclasses.fields(kind) if f.init}
-        )
+        fields = {f.name: instances(hints[f.name]) for f in dataclasses.fields(kind) if f.init}
+        if kind is not ProgramSettings:
+            return st.builds(kind, **fields)
+        layers = st.just(("fc1=fp32", "conv*=bf16"))  # of mixed precision alone, as is the scale
+        plain = {**fields, "precision_of": st.just(()), "loss_scale": st.none()}
+        mixed = {**fields, "precision": st.just("fp16"), "precision_of": layers}
+        return st.builds(kind, **plain) | st.builds(kind, **mixed)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return st.one_of(*map(instances, arguments))

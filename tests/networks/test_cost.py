@@ -9,6 +9,7 @@ from cubemesh.networks import NETWORKS, build
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.cost import LayerCost, costs, layer_cost, totals
 from cubemesh.networks.layers import LocalResponseNorm
+from cubemesh.networks.sequence_layers import Attention
 
 
 def of_last(add_layer, batch=2, before=True):
@@ -249,5 +250,11 @@ def test_backward_is_twice_forward_but_for_the_first_layer(name):
     found, total = costs(network), totals(network)
     first = next(n for n in network.nodes if n.parameters)
     forward = total.forward.matrix_flops
-    assert total.weight_gradient.matrix_flops == forward
-    assert total.data_gradient.matrix_flops == forward - found[first.name].forward.matrix_flops
+    # Attention has no weights: both its operands are data.
+    attention = sum(
+        found[n.name].forward.matrix_flops for n in network.nodes if isinstance(n.layer, Attention)
+    )
+    assert total.weight_gradient.matrix_flops == forward - attention
+    assert total.data_gradient.matrix_flops == (
+        forward + attention - found[first.name].forward.matrix_flops
+    )

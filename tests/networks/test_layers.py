@@ -3,9 +3,7 @@ from __future__ import annotations
 import pytest
 
 from cubemesh.errors import UsageError
-from cubemesh.networks.counts import COUNTS
 from cubemesh.networks.layers import (
-    LAYERS,
     Add,
     AveragePool,
     BatchNorm,
@@ -21,6 +19,8 @@ from cubemesh.networks.layers import (
     ReLU,
 )
 from cubemesh.networks.saved import KEEPS
+from cubemesh.networks.sequence_counts import ALL_COUNTS
+from cubemesh.networks.sequence_layers import ALL_LAYERS
 
 IMAGE = (6, 9, 7)
 WINDOW = {"kernel": (3, 3), "stride": (2, 2)}
@@ -107,6 +107,6 @@ def test_every_layer_type_has_its_line_in_every_table():
         return {kind}.union(*map(leaves, children)) if children else {kind}
 
     written = {k for k in leaves(Layer) if not k.__name__.startswith("_")} - {Layer}
-    assert written == set(LAYERS.values())
-    assert set(COUNTS) == set(LAYERS.values())
-    assert set(KEEPS) == set(LAYERS.values())
+    assert written == set(ALL_LAYERS.values())
+    assert set(ALL_COUNTS) == set(ALL_LAYERS.values())
+    assert set(KEEPS) == set(ALL_LAYERS.values())

@@ -41,7 +41,9 @@ def test_the_fullest_moment_moves_with_the_batch():
     assert needed.workspace_bytes == 2 * 4 * 1000 * 50
 
 
-@pytest.mark.parametrize(("optimizer", "arrays"), [("sgd", 1), ("rmsprop", 1), ("adam", 2)])
+@pytest.mark.parametrize(
+    ("optimizer", "arrays"), [("rmsprop", 1), ("adam", 2), ("adamw", 2), ("lars", 1)]
+)
 def test_optimizers_keep_arrays_as_large_as_the_weights(optimizer, arrays):
     needed = forecast(CIFARNET, 8, optimizer=optimizer)
     assert needed.optimizer_bytes == arrays * 4 * 89_578

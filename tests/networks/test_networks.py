@@ -33,6 +33,7 @@ PARAMETERS = {
     "resnet-50": 25_557_032,
     "resnet-101": 44_549_160,
     "resnet-152": 60_192_808,
+    "vit-b16": 86_567_656,
 }
 """As published, or worked out by hand from the layers."""
 WITHOUT_AUXILIARY = {"googlenet-paper": 6_998_552, "inception-v3": 23_834_568}

@@ -229,3 +229,19 @@ def test_any_chart_is_json_that_vega_lite_compiles(any_chart):
     spec = vega_lite(any_chart)
     json.dumps(spec, allow_nan=False)
     assert "marks" in vl_convert.vegalite_to_vega(spec)
+
+
+def test_many_upright_bars_go_without_their_values() -> None:
+    def bars(count: int) -> dict[str, Any]:
+        points = tuple(Point(x=f"n{i}", y=1.0 + i) for i in range(count))
+        lines = tuple(Line(name=name, points=points) for name in ("a", "b"))
+        y = Axis(name="time", unit="ms")
+        chart = Chart(name="b", title="", kind="bar", x=Axis(name="network"), y=y, lines=lines)
+        return vega_lite(chart)
+
+    def marks(spec: dict[str, Any]) -> set[str]:
+        return {layer["mark"]["type"] for layer in spec["layer"]}
+
+    assert "text" in marks(bars(7))
+    assert "text" not in marks(bars(8))
+    assert "bar" in marks(bars(8))

@@ -7,7 +7,15 @@ to `EXPERIMENTS`.
 from __future__ import annotations
 
 from cubemesh.errors import unknown_name
-from cubemesh.experiments import batch_accuracy, minibatch
+from cubemesh.experiments import (
+    batch_accuracy,
+    devices,
+    frameworks,
+    image_size,
+    minibatch,
+    model_size,
+    precision,
+)
 from cubemesh.experiments.base import Context, Experiment, Scale
 from cubemesh.experiments.suites import SUITES, Ask, Suite
 
@@ -27,6 +35,11 @@ EXPERIMENTS: dict[str, Experiment] = {
     for e in (
         minibatch.EXPERIMENT,
         batch_accuracy.EXPERIMENT,
+        frameworks.EXPERIMENT,
+        image_size.EXPERIMENT,
+        model_size.EXPERIMENT,
+        precision.EXPERIMENT,
+        devices.EXPERIMENT,
     )
 }
 

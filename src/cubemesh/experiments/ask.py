@@ -37,6 +37,7 @@ def ask(
     store: Store,
     *,
     suite: str | None = None,
+    place: str = "",
 ) -> Answered:
     """Run what `experiment` asks for and answer it. What is stored already is not run again.
 
@@ -56,6 +57,7 @@ def ask(
         run_ids=(),
         complete=False,
         suite=suite,
+        place=place,
     )
     records: list[RunRecord] = []
     plan = experiment.plan(request.settings, context)
@@ -69,11 +71,13 @@ def ask(
             records += got
             specs = plan.send(got)
     except StopIteration:
+        if experiment.gather is not None:
+            records += experiment.gather(request.settings, store)
         question = _kept(store, question, records, complete=True)
     return Answered(
         question=question,
         records=tuple(records),
-        answer=experiment.answer(request.settings, records),
+        answer=_placed(experiment.answer(request.settings, records), question),
     )
 
 
@@ -84,8 +88,15 @@ def answer_again(experiment: Experiment, question: Question, store: Store) -> An
     return Answered(
         question=question,
         records=tuple(records),
-        answer=experiment.answer(settings, records),
+        answer=_placed(experiment.answer(settings, records), question),
     )
+
+
+def _placed(answer: Answer, question: Question) -> Answer:
+    """What re-runs a figure of a document carries that figure's number in its title."""
+    if not question.place:
+        return answer
+    return dataclasses.replace(answer, title=f"{question.place} · {answer.title}")
 
 
 def _prepare(specs: Sequence[RunSpec], request: Request) -> list[RunSpec]:

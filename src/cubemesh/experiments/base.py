@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from cubemesh.model import Answer, Effort, Machine, RunRecord, RunSpec
+from cubemesh.results import Store
 
 Plan = Generator[Sequence[RunSpec], Sequence[RunRecord], None]
 
@@ -64,5 +65,8 @@ class Experiment:
     """Spec fields the experiment sets itself → the setting to use instead."""
     plan: Callable[[Any, Context], Plan]
     answer: Callable[[Any, Sequence[RunRecord]], Answer]
+    gather: Callable[[Any, Store], Sequence[RunRecord]] | None = None
+    """For a question about what is stored already: the records that answer it. They come behind
+    those of the plan."""
     documents: str = ""
     """Where the five documents ask it."""

@@ -3,6 +3,7 @@
 Document 001 figure 1: LittleCNN on CIFAR-10, 30 epochs, RMSprop at 1e-4: 76 % at minibatch 16, 50 %
 at 2048. The same epochs at a larger minibatch are fewer updates of the weights, so less is learned.
 The default data are the handwritten digits cubemesh carries; CIFAR-10 where its folder is given.
+With several learning rates it becomes a grid (`accuracy_grid.py`), which document 003 wishes for.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from cubemesh.experiments import accuracy_grid
 from cubemesh.experiments.base import Context, Experiment, Plan, Scale
 from cubemesh.experiments.conditions import titled
 from cubemesh.experiments.groups import Group, group_by
@@ -31,6 +33,10 @@ from cubemesh.model import (
     warn,
 )
 
+ACCURACY_NOTE = (
+    "Accuracy is top-1 on samples held out from training; ± is its 95 % binomial (Wilson) "
+    "interval, which does not cover the luck of the initial weights."
+)
 DOCUMENT_EPOCHS = 30
 EPOCHS = {Scale.QUICK: 4, Scale.DEFAULT: 15, Scale.FULL: DOCUMENT_EPOCHS}
 BATCHES = {
@@ -54,10 +60,12 @@ class Settings:
     """What is learned: digits, or cifar-10 with data_path."""
     learning_rate: float = 1e-4
     """The document's; the same at every minibatch."""
+    learning_rates: tuple[float, ...] = ()
+    """Learning rates to go through at every minibatch, in place of the one: a grid."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:
-    """One training a minibatch."""
+    """One training a minibatch, or one for each of its learning rates."""
     epochs = EPOCHS[context.scale] if settings.epochs is None else settings.epochs
     yield [
         RunSpec(
@@ -67,16 +75,19 @@ def plan(settings: Settings, context: Context) -> Plan:
                 data=settings.data,
                 epochs=epochs,
                 optimizer="rmsprop",
-                learning_rate=settings.learning_rate,
+                learning_rate=rate,
             ),
             effort=context.effort,
         )
+        for rate in sorted(set(settings.learning_rates)) or [settings.learning_rate]
         for batch in sorted(set(settings.batches or BATCHES[context.scale]))
     ]
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, table and charts from the records of one `batch-accuracy`."""
+    if len(settings.learning_rates) > 1:
+        return _grid(settings, records)
     groups = group_by(records, _batch)
     return Answer(
         experiment=EXPERIMENT.name,
@@ -88,11 +99,30 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         warnings=(*_reduced(groups), *(w for r in records for w in r.warnings)),
         run_ids=tuple(r.run_id for r in records),
         notes=(
-            "Accuracy is top-1 on samples held out from training; ± is its 95 % binomial (Wilson) "
-            "interval, which does not cover the luck of the initial weights.",
+            ACCURACY_NOTE,
             "Document 001 figure 1 saw 76 % at minibatch 16 and 50 % at 2048 (LittleCNN, CIFAR-10, "
             "30 epochs, one V100).",
         ),
+    )
+
+
+def _grid(settings: Settings, records: Sequence[RunRecord]) -> Answer:
+    """The answer where several learning rates were gone through at every minibatch."""
+    grid = accuracy_grid.grid(records)
+    what = f"{settings.network} on {settings.data}: accuracy against minibatch and learning rate"
+    return Answer(
+        experiment=EXPERIMENT.name,
+        question=EXPERIMENT.question,
+        title=titled(what, records),
+        findings=tuple(accuracy_grid.findings(grid)),
+        tables=(accuracy_grid.table(grid),),
+        charts=accuracy_grid.chart(grid, f"batch-accuracy-{settings.network}-{settings.data}-grid"),
+        warnings=(
+            *_reduced(group_by(records, _batch)),
+            *(w for r in records for w in r.warnings),
+        ),
+        run_ids=tuple(r.run_id for r in records),
+        notes=(ACCURACY_NOTE,),
     )
 
 

@@ -9,21 +9,15 @@ has the rule by which a figure holds.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from cubemesh.experiments.groups import Group, group_by
-from cubemesh.experiments.verdicts import bounds, close, every, sided, untested
-from cubemesh.model import (
-    Claim,
-    Figure,
-    Machine,
-    NetworkWork,
-    RunRecord,
-    Train,
-    TrainSteps,
-    Verdict,
-)
-from cubemesh.results.published import same_device
+from cubemesh.experiments.bends import sample_ms, second_difference
+from cubemesh.experiments.evidence import Evidence
+from cubemesh.experiments.feeding import utilisation
+from cubemesh.experiments.groups import Group
+from cubemesh.experiments.ratios import bounds, ratio
+from cubemesh.experiments.verdicts import close, every, sided, untested
+from cubemesh.model import Claim, Figure, Train, Verdict
 
 SEVERAL_DEVICES = frozenset(
     {
@@ -37,46 +31,6 @@ UNTESTED_KINDS = {
     "wish": "it is a wish for further work",
     "specification": "it is a specification, not a measurement",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evidence:
-    """What claims are held against: the records of one replay, and where they were made."""
-
-    records: tuple[RunRecord, ...]
-    machine: Machine | None = None
-
-    def steps(self, network: str) -> dict[int, Group[int]]:
-        """The minibatches at which training steps of `network` were timed."""
-        found = (
-            r
-            for r in self.records
-            if isinstance(r.spec.work, TrainSteps) and r.spec.work.network == network
-        )
-        groups = group_by(found, lambda r: r.spec.batch_per_device or 0)
-        return {g.key: g for g in sorted(groups, key=lambda g: g.key) if g.throughput is not None}
-
-    def trainings(self, network: str, batch: int) -> list[RunRecord]:
-        """The trainings over epochs at this minibatch that came to their end."""
-        return [
-            r
-            for r in self.records
-            if isinstance(r.spec.work, Train)
-            and (r.spec.work.network, r.spec.work.batch_per_device) == (network, batch)
-            and "accuracy" in r.figures
-        ]
-
-    def networks(self) -> list[str]:
-        """The networks of which training steps were timed."""
-        works = (r.spec.work for r in self.records)
-        names = (w.network for w in works if isinstance(w, NetworkWork))
-        return [n for n in dict.fromkeys(names) if self.steps(n)]
-
-    def ran_on(self, device: str) -> bool:
-        """Whether every run was on a GPU of this model."""
-        gpus = self.machine.gpus if self.machine else ()
-        on_gpu = all(rank.device != "cpu" for r in self.records for rank in r.ranks)
-        return bool(gpus) and on_gpu and all(same_device(device, g.name) for g in gpus)
 
 
 Check = Callable[[Claim, Evidence], Verdict]
@@ -97,13 +51,13 @@ def judge(claim: Claim, evidence: Evidence, offered: Collection[str]) -> Verdict
     return untested(claim, "this version has no check for it")
 
 
-def throughput_of(network: str, batch: int | None) -> Check:
+def throughput_of(network: str, batch: int | None, side: int | None = None) -> Check:
     """Samples per second at a minibatch (None: at the fastest one) of one very device."""
 
     def check(claim: Claim, evidence: Evidence) -> Verdict:
-        groups = evidence.steps(network)
+        groups = evidence.steps(network, side)
         if not groups or (batch is not None and batch not in groups):
-            return untested(claim, _not_measured(network, batch or "any"))
+            return untested(claim, _not_measured(network, batch or "any", side, evidence))
         key = batch or max(groups, key=lambda b: _throughput(groups[b]).value)
         figure, device = _throughput(groups[key]), claim.system.removeprefix("1 ")
         at = f"at minibatch {key}"
@@ -129,11 +83,11 @@ def step_time_of(network: str, batch: int) -> Check:
     return check
 
 
-def throughput_ratio(network: str, batch: int, over: int) -> Check:
+def throughput_ratio(network: str, batch: int, over: int, side: int | None = None) -> Check:
     """Throughput at one minibatch over that at another, on any machine."""
 
     def check(claim: Claim, evidence: Evidence) -> Verdict:
-        found = _ratio(evidence, network, batch, over)
+        found = _ratio(evidence, network, batch, over, side)
         if isinstance(found, str):
             return untested(claim, found)
         what = f"{network}, throughput at minibatch {batch} over {over}"
@@ -192,16 +146,8 @@ def bend_at(batch: int, networks: tuple[str, ...] = ()) -> Check:
         missing = [b for b in wanted if b not in groups]
         if missing:
             return untested(claim, _not_measured(network, missing[0]))
-        rates = [_throughput(groups[b]) for b in wanted]
-        before, at, after = (1e3 / r.value for r in rates)
-        shortest = [1e3 / bounds(r)[1] for r in rates]
-        longest = [1e3 / bounds(r)[0] for r in rates]
-        bend = Figure(
-            value=before - 2 * at + after,
-            unit="ms a sample",
-            low=shortest[0] - 2 * longest[1] + shortest[2],
-            high=longest[0] - 2 * shortest[1] + longest[2],
-        )
+        times = [f for b in wanted if (f := sample_ms(groups[b])) is not None]
+        bend = second_difference(times, "ms a sample")
         what = f"{network}, bend of the time per sample at minibatch {batch}"
         return sided(claim, bend, 0.0, claim.values[0], what)
 
@@ -229,6 +175,56 @@ def accuracy_of(network: str, batch: int, data: str, epochs: int) -> Check:
     return check
 
 
+def utilisation_of(network: str, batch: int, side: int) -> Check:
+    """Percent of the time in which the document's own device had work."""
+
+    def check(claim: Claim, evidence: Evidence) -> Verdict:
+        found = _busy(evidence, network, side)
+        if batch not in found:
+            return untested(claim, _not_measured(network, batch, side, evidence))
+        kind, figure = found[batch]
+        if kind != "GPU":
+            return untested(claim, f"it speaks of a GPU; this is the {kind}'s", figure)
+        device = claim.system.removeprefix("1 ")
+        return _absolute(claim, evidence, device, figure, f"at minibatch {batch}")
+
+    return check
+
+
+def utilisation_at_least(network: str, batches: tuple[int, ...], side: int) -> Check:
+    """Whether a GPU has work for so much of the time at every one of these minibatches."""
+
+    def check(claim: Claim, evidence: Evidence) -> Verdict:
+        found = _busy(evidence, network, side)
+        for batch in batches:
+            if batch not in found:
+                return untested(claim, _not_measured(network, batch, side, evidence))
+        batch, (kind, figure) = min(
+            ((b, found[b]) for b in batches), key=lambda pair: pair[1][1].value
+        )
+        if kind != "GPU":
+            return untested(claim, f"it speaks of a GPU; this is the {kind}'s lowest", figure)
+        what = f"{network}, lowest utilisation, at minibatch {batch}"
+        return sided(claim, figure, claim.values[0], 1.0, what)
+
+    return check
+
+
+def _busy(evidence: Evidence, network: str, side: int) -> dict[int, tuple[str, Figure]]:
+    """Kind of device and its utilisation, by minibatch."""
+    found = {b: utilisation(g) for b, g in evidence.steps(network, side).items()}
+    return {
+        b: (pair[0], Figure(value=pair[1], unit="%"))
+        for b, pair in found.items()
+        if pair is not None
+    }
+
+
+def never(reason: str) -> Check:
+    """A claim that no measurement here can settle."""
+    return lambda claim, evidence: untested(claim, reason)
+
+
 CHECKS: dict[str, Check] = {
     "000-1": step_time_of("vgg16", 64),
     "000-2": step_time_of("vgg16", 128),
@@ -241,6 +237,16 @@ CHECKS: dict[str, Check] = {
     "001-3": throughput_ratio("little-cnn", 64, 16),
     "001-4": accuracy_of("little-cnn", 2048, "cifar-10", 30),
     "001-5": accuracy_of("little-cnn", 16, "cifar-10", 30),
+    "001-6": throughput_ratio("little-cnn", 64, 16, side=224),
+    "001-7": utilisation_at_least("little-cnn", (16, 32, 64, 128, 256), 224),
+    "001-8": throughput_of("little-cnn", 32, side=224),
+    "001-9": throughput_of("resnet-50", 32, side=224),
+    "001-10": throughput_of("vgg16", 32, side=224),
+    "001-11": utilisation_of("little-cnn", 32, 224),
+    "001-12": utilisation_of("resnet-50", 32, 224),
+    "001-13": utilisation_of("vgg16", 32, 224),
+    "001-14": never("the document takes these from TensorFlow's own page: no device is named"),
+    "001-24": never("it is a definition, and cubemesh keeps to it"),
 }
 """The claims that records can settle. Document 000's "VGG" is taken for VGG-16."""
 
@@ -252,15 +258,15 @@ def _absolute(claim: Claim, evidence: Evidence, device: str, figure: Figure, wha
     return close(claim, figure, what)
 
 
-def _ratio(evidence: Evidence, network: str, batch: int, over: int) -> Figure | str:
+def _ratio(
+    evidence: Evidence, network: str, batch: int, over: int, side: int | None = None
+) -> Figure | str:
     """Throughput at `batch` over that at `over`; or why there is none."""
-    groups = evidence.steps(network)
+    groups = evidence.steps(network, side)
     for wanted in (batch, over):
         if wanted not in groups:
-            return _not_measured(network, wanted)
-    a, b = _throughput(groups[batch]), _throughput(groups[over])
-    (a_low, a_high), (b_low, b_high) = bounds(a), bounds(b)
-    return Figure(value=a.value / b.value, unit="x", low=a_low / b_high, high=a_high / b_low)
+            return _not_measured(network, wanted, side, evidence)
+    return replace(ratio(_throughput(groups[batch]), _throughput(groups[over])), unit="x")
 
 
 def _throughput(group: Group[int]) -> Figure:
@@ -276,5 +282,11 @@ def _times(figure: Figure, factor: float, unit: str) -> Figure:
     )
 
 
-def _not_measured(network: str, batch: int | str) -> str:
-    return f"{network} at minibatch {batch} was not measured"
+def _not_measured(
+    network: str, batch: int | str, side: int | None = None, evidence: Evidence | None = None
+) -> str:
+    if side is None or evidence is None:
+        return f"{network} at minibatch {batch} was not measured"
+    others = ", ".join(str(s) for s in evidence.sides(network) if s != side)
+    beside = f"; images of {others} pixels were" if others else ""
+    return f"{network} at minibatch {batch} on images of {side} pixels was not measured{beside}"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
+from cubemesh.experiments.ratios import bounds
 from cubemesh.model import Cell, Figure, Point, RunRecord, Status
 from cubemesh.statistics import median, nested_throughput_interval
 
@@ -55,12 +56,16 @@ class Group(Generic[K]):
         return tuple(code for code in codes if code in DOUBTS)
 
     @property
+    def ending(self) -> str:
+        """`why` in two or three words: "out of memory"."""
+        status = self.records[0].outcome.status
+        return _REASONS.get(status, str(status))
+
+    @property
     def why(self) -> str:
         """Why there is no figure: "out of memory: needs 27 GiB, 24 GiB here; 96 fits"."""
-        outcome = self.records[0].outcome
-        what = _REASONS.get(outcome.status, str(outcome.status))
-        said = outcome.message
-        why = said if said.lower().startswith(what) else f"{what}: {said}"
+        what, said = self.ending, self.records[0].outcome.message
+        why = said if what in said.lower() else f"{what}: {said}"
         return why.rstrip(": .")
 
     @cached_property
@@ -79,6 +84,23 @@ class Group(Generic[K]):
             low=interval.low,
             high=interval.high,
             n=len(windows),
+        )
+
+    @property
+    def step_ms(self) -> Figure | None:
+        """Milliseconds a step takes on average, elapsed time over steps, with its interval."""
+        figure, batch = self.throughput, self.records[0].spec.batch_per_device
+        if figure is None or not batch:
+            return None
+        low, high = bounds(figure)
+        ms = 1e3 * batch
+        sure = figure.low is not None
+        return Figure(
+            value=ms / figure.value,
+            unit="ms",
+            low=ms / high if sure else None,
+            high=ms / low if sure else None,
+            n=figure.n,
         )
 
     def median_of(self, name: str) -> float | None:

@@ -4,51 +4,45 @@ Documents 000 (time per sample against minibatch, its bends, doublings that cost
 and 001 figure 1 (LittleCNN, 16 to 2048: throughput levels off at 1024). Training steps are timed at
 each minibatch. Throughput *stops growing* at the smallest minibatch that comes within 3 % of the
 best. *Matrix use* is the network's matrix FLOPs per second (a multiply-add is two) over the fastest
-matrix product measured on the same device in the same precision.
+matrix product measured on the same device in the same precision. Bends and dear doublings are in
+`bends.py`, what feeding the device costs is in `feeding.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import Literal
 
 from cubemesh.data import entry
+from cubemesh.errors import UsageError
+from cubemesh.experiments import minibatch_shown
 from cubemesh.experiments.base import Context, Experiment, Plan, Scale
-from cubemesh.experiments.beside import (
-    nearest_table,
-    published_line,
-    published_note,
-    published_sweep,
-)
+from cubemesh.experiments.bends import bend_findings, bends, bends_table, dear_doublings
+from cubemesh.experiments.beside import nearest_table, published_note, published_sweep
 from cubemesh.experiments.conditions import titled
+from cubemesh.experiments.feeding import Fed, data_on, programs, starving
 from cubemesh.experiments.groups import Group, doubts, group_by
+from cubemesh.experiments.ladder import may_double, run_s
+from cubemesh.experiments.largest import largest, search
+from cubemesh.experiments.minibatch_shown import Groups, Shown
 from cubemesh.model import (
     Answer,
-    Axis,
     Ceiling,
-    Cell,
-    Chart,
-    Column,
-    Effort,
     Figure,
     Finding,
-    Line,
+    Forward,
+    NetworkWork,
     RunRecord,
     RunSpec,
-    Table,
     TrainSteps,
     Warning,
     warn,
 )
-from cubemesh.networks import build
-from cubemesh.predict.compute import utilisation
 from cubemesh.units import format_interval, format_quantity, format_seconds
 
 DOCUMENT_BATCHES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-"""Document 000 looks from 8 on, document 001 up to 2048."""
-RUN_BUDGET_S = {Scale.QUICK: 8.0, Scale.DEFAULT: 40.0, Scale.FULL: float("inf")}
-"""The default list ends before a minibatch whose run would take longer than this."""
+"""Document 001 goes up to 2048."""
 LEVEL = 0.97
 
 
@@ -58,79 +52,135 @@ class Settings:
 
     network: str = "little-cnn"
     """The network to train; `cubemesh networks` lists them."""
-    batches: tuple[int, ...] = ()
-    """Minibatches to measure; none given goes from 8 to 2048, as far as this machine can in
-    reasonable time."""
+    batches: tuple[int, ...] | Literal["auto"] = ()
+    """Minibatches to measure; `auto` looks for the largest that fits into memory; none given
+    doubles from the smallest to the largest, as far as this machine can in reasonable time."""
+    smallest: int = DOCUMENT_BATCHES[0]
+    """Where that list begins; document 000 looks at 4 too."""
+    largest: int = DOCUMENT_BATCHES[-1]
+    """Where it ends at the latest."""
     data: str = "synthetic"
     """What the network is fed: synthetic, digits, cifar-10."""
+    data_on: Fed = "host"
+    """Where the data lie: on the host (every batch is copied, as document 001 did), on the device,
+    or both, side by side."""
+    forward: bool | None = None
+    """Whether to measure the forward pass alone too; not said is yes with --full only."""
     ceiling: bool = True
     """Whether to measure this device's fastest matrix product too, to hold the steps against."""
 
+    def __post_init__(self) -> None:
+        if self.smallest < 1:
+            raise UsageError(f"smallest={self.smallest} is too small: a minibatch has 1 or more.")
+
 
 def plan(settings: Settings, context: Context) -> Plan:
-    """One run a minibatch; the default list ends where a run would take too long or not fit.
+    """The runs of each minibatch; the default list ends where one would take too long or not fit.
 
     The ceiling is asked for together with a minibatch, so that a slip in the settings is found
     before anything is measured.
     """
-    batches = default_batches(settings.data)
+    batches = default_batches(settings)
     ceiling = [RunSpec(work=Ceiling(), effort=context.effort)] if settings.ceiling else []
+    if settings.batches == "auto":
+        yield from search(
+            lambda batch: _specs(settings, batch, context),
+            context.machine,
+            most=entry(settings.data).train_samples,
+            goes_on=lambda record: may_double(record, context.scale),
+            also=ceiling,
+        )
+        return
     if settings.batches:
         named = sorted(set(settings.batches))
-        yield [*ceiling, *(_spec(settings, batch, context.effort) for batch in named)]
+        yield [*ceiling, *(s for batch in named for s in _specs(settings, batch, context))]
         return
-    records = yield [*ceiling, _spec(settings, batches[0], context.effort)]
+    records = yield [*ceiling, *_specs(settings, batches[0], context)]
     for batch in batches[1:]:
-        if not _may_double(records[-1], RUN_BUDGET_S[context.scale]):
+        steps = [r for r in records if isinstance(r.spec.work, TrainSteps)]
+        if not all(may_double(r, context.scale) for r in steps):
             return
-        records = yield [_spec(settings, batch, context.effort)]
+        records = yield _specs(settings, batch, context)
 
 
-def default_batches(data: str) -> tuple[int, ...]:
-    """The documents' minibatches, as far as one pass over the training data holds them."""
-    samples = entry(data).train_samples
-    return tuple(b for b in DOCUMENT_BATCHES if samples is None or b <= samples)
+def default_batches(settings: Settings) -> tuple[int, ...]:
+    """Doublings from the smallest minibatch to the largest, as far as one pass over the training
+    data holds them; the smallest is always there."""
+    samples = entry(settings.data).train_samples
+    end = settings.largest if samples is None else min(settings.largest, samples)
+    batches = [settings.smallest]
+    while 2 * batches[-1] <= end:
+        batches.append(2 * batches[-1])
+    return tuple(batches)
 
 
-def _may_double(record: RunRecord, budget_s: float) -> bool:
-    step_s = record.figure("step_s")
-    return step_s is not None and _run_s(2 * step_s, record.spec.effort) <= budget_s
-
-
-def _spec(settings: Settings, batch: int, effort: Effort) -> RunSpec:
-    work = TrainSteps(network=settings.network, batch_per_device=batch, data=settings.data)
-    return RunSpec(work=work, effort=effort)
-
-
-def _run_s(step_s: float, effort: Effort) -> float:
-    """What a run at this step time takes, roughly: its steps, and half as many to warm up."""
-    return max(effort.seconds, step_s * max(effort.steps, effort.windows)) * 1.5
+def _specs(settings: Settings, batch: int, context: Context) -> list[RunSpec]:
+    """The forward pass alone is measured once, fed from the host where both are asked for."""
+    fed = programs(settings.data_on)
+    forward = context.scale is Scale.FULL if settings.forward is None else settings.forward
+    works: list[tuple[type[TrainSteps | Forward], int]] = [(TrainSteps, len(fed))]
+    if forward:
+        works.insert(0, (Forward, 1))
+    return [
+        RunSpec(
+            work=kind(network=settings.network, batch_per_device=batch, data=settings.data),
+            program=program,
+            effort=context.effort,
+        )
+        for kind, many in works
+        for program in fed[:many]
+    ]
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
-    """Findings, table and charts from the records of one `minibatch`."""
-    steps = [r for r in records if isinstance(r.spec.work, TrainSteps)]
-    groups = group_by(steps, lambda r: r.spec.batch_per_device or 0)
-    ceiling = group_by((r for r in records if isinstance(r.spec.work, Ceiling)), lambda r: "")
-    rate = ceiling[0].median_of("rate_flops_per_s") if ceiling else None
+    """Findings, tables and charts from the records of one `minibatch`."""
+    shown = _shown(settings, records)
+    steps = [r for r in records if isinstance(r.spec.work, NetworkWork)]
+    groups = shown.training
+    found = largest(steps) if settings.batches == "auto" else []
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
         title=titled(f"{settings.network} against minibatch", steps),
-        findings=tuple(_findings(settings.network, groups, rate)),
-        tables=(_table(groups, settings.network, rate), *nearest_table(settings.network, groups)),
-        charts=tuple(_charts(settings.network, groups)),
+        findings=(*_findings(shown), *(f.finding() for f in found)),
+        tables=(
+            minibatch_shown.table(shown),
+            *nearest_table(settings.network, groups),
+            *bends_table(bends(groups)),
+        ),
+        charts=tuple(minibatch_shown.charts(shown)),
         warnings=(
             *_reduced(settings, groups),
-            *_above_ceiling(settings.network, groups, rate),
+            *minibatch_shown.above_ceiling(shown),
             *(w for r in records for w in r.warnings),
         ),
         run_ids=tuple(r.run_id for r in records),
-        notes=(*_notes(rate), *published_note(published_sweep(settings.network, groups))),
+        notes=(
+            *minibatch_shown.notes(shown),
+            *published_note(published_sweep(settings.network, groups)),
+        ),
     )
 
 
-def _findings(network: str, groups: list[Group[int]], rate: float | None) -> Iterator[Finding]:
+def _shown(settings: Settings, records: Sequence[RunRecord]) -> Shown:
+    def by_batch(kind: type[NetworkWork], fed: tuple[str, ...]) -> Groups:
+        own = (r for r in records if isinstance(r.spec.work, kind) and data_on(r) in fed)
+        groups = group_by(own, lambda r: r.spec.batch_per_device or 0)
+        return sorted(groups, key=lambda group: group.key)
+
+    both = settings.data_on == "both"
+    ceiling = group_by((r for r in records if isinstance(r.spec.work, Ceiling)), lambda r: "")
+    return Shown(
+        network=settings.network,
+        training=by_batch(TrainSteps, ("host",) if both else ("host", "device")),
+        device=by_batch(TrainSteps, ("device",)) if both else (),
+        forward=by_batch(Forward, ("host", "device")),
+        rate=ceiling[0].median_of("rate_flops_per_s") if ceiling else None,
+    )
+
+
+def _findings(shown: Shown) -> Iterator[Finding]:
+    network, groups = shown.network, shown.training
     done = [(g, g.throughput) for g in groups if g.throughput is not None]
     if not done:
         if groups:
@@ -148,9 +198,14 @@ def _findings(network: str, groups: list[Group[int]], rate: float | None) -> Ite
     )
     if len(done) > 1:
         yield from _growth(done, top)
-        yield from _dear_doublings(groups)
-    if rate:
-        yield _matrix_use(network, best, top, rate)
+        yield from dear_doublings(groups, "a step")
+        yield from dear_doublings(shown.forward, "a forward pass")
+    yield from bend_findings(bends(groups))
+    if shown.rate:
+        yield _matrix_use(shown, best, top)
+    on_device = {g.key: g for g in shown.device}
+    pairs = [(f"minibatch {g.key}", g, on_device[g.key]) for g in groups if g.key in on_device]
+    yield from starving(network, pairs)
     for group in groups:
         if group.throughput is None:
             yield Finding(text=f"Minibatch {group.key}: {group.why}.")
@@ -180,144 +235,39 @@ def _growth(done: list[tuple[Group[int], Figure]], top: Figure) -> Iterator[Find
     )
 
 
-def _dear_doublings(groups: list[Group[int]]) -> Iterator[Finding]:
-    """Document 000 saw by eye that VGG at 128 takes more than twice the time of 64."""
-    for small, large in pairwise(groups):
-        a, b = small.throughput, large.throughput
-        if a is None or b is None or large.key != 2 * small.key:
-            continue
-        if small.doubts or large.doubts:
-            continue  # a machine disturbed during one of the two looks just like this
-        surely = a.low is not None and b.high is not None and b.high < a.low
-        if surely and b.value < LEVEL * a.value:
-            yield Finding(
-                text=f"Doubling the minibatch from {small.key} to {large.key} costs "
-                f"{2 * a.value / b.value:.2f}× the time of a step: more than double."
-            )
-
-
-def _matrix_use(network: str, best: Group[int], top: Figure, rate: float) -> Finding:
-    share = _share(network, best, top, rate)
+def _matrix_use(shown: Shown, best: Group[int], top: Figure) -> Finding:
+    share = shown.share(best, top)
     return Finding(
         question="How much of its matrix rate?",
-        text=f"At minibatch {best.key} {network} gets {100 * share:.0f} % of the "
-        f"{format_quantity(rate, 'FLOP/s')} that this device's fastest matrix product reaches.",
+        text=f"At minibatch {best.key} {shown.network} gets {100 * share:.0f} % of the "
+        f"{format_quantity(shown.rate or 0.0, 'FLOP/s')} that this device's fastest matrix product "
+        "reaches.",
         value=100 * share,
         unit="%",
         doubts=best.doubts,
     )
 
 
-def _share(network: str, group: Group[int], figure: Figure, rate: float) -> float:
-    work = group.records[0].spec.work
-    assert isinstance(work, TrainSteps)
-    net = build(network, work.image_size, work.classes)
-    return utilisation(net, group.key, group.key / figure.value, rate)
-
-
-def _table(groups: list[Group[int]], network: str, rate: float | None) -> Table:
-    columns = [
-        Column(name="minibatch"),
-        Column(name="samples/s"),
-        Column(name="step", unit="ms"),
-        Column(name="a sample", unit="ms"),
-        Column(name="memory", unit="MiB"),
-    ]
-    if rate:
-        columns.append(Column(name="matrix use", unit="%", digits=2))
-    return Table(
-        title="",
-        columns=tuple(columns),
-        rows=tuple(_row(group, network, rate) for group in groups),
-    )
-
-
-def _row(group: Group[int], network: str, rate: float | None) -> tuple[Cell, ...]:
-    figure = group.throughput
-    name = Cell(text=str(group.key), run_id=group.run_id)
-    if figure is None:
-        return (name, *[group.cell(None)] * (5 if rate else 4))
-    step_s, memory = group.median_of("step_s"), group.median_of("peak_memory_bytes")
-    cells = [
-        name,
-        group.cell(figure),
-        Cell(value=None if step_s is None else 1e3 * step_s),
-        Cell(value=1e3 / figure.value),
-        Cell(
-            value=None if memory is None else memory / 2**20, reason="" if memory else "not known"
-        ),
-    ]
-    if rate:
-        cells.append(Cell(value=100 * _share(network, group, figure, rate)))
-    return tuple(cells)
-
-
-def _charts(network: str, groups: list[Group[int]]) -> Iterator[Chart]:
-    minibatch = Axis(name="minibatch", scale="log2")
-    points = tuple(g.point(g.key, g.throughput) for g in groups)
-    if not points:
-        return
-    yield Chart(
-        name=f"minibatch-{network}",
-        title=f"{network}: samples/s by minibatch",
-        kind="line",
-        x=minibatch,
-        y=Axis(name="throughput", unit="samples/s", from_zero=True),
-        lines=(
-            Line(name=network, points=points),
-            *published_line(published_sweep(network, groups)),
-        ),
-    )
-
-
-def _reduced(settings: Settings, groups: list[Group[int]]) -> Iterator[Warning]:
+def _reduced(settings: Settings, groups: Groups) -> Iterator[Warning]:
     if settings.batches or not groups or groups[-1].throughput is None:
         return
     last = groups[-1]
-    if last.key == DOCUMENT_BATCHES[-1]:
+    asked = Settings(smallest=settings.smallest, largest=settings.largest)
+    if last.key == default_batches(asked)[-1]:
         return
-    ends = f"The minibatches end at {last.key}; the documents go on to {DOCUMENT_BATCHES[-1]}."
-    if last.key == default_batches(settings.data)[-1]:
+    ends = f"The minibatches end at {last.key} and were to go on to {settings.largest}."
+    if last.key == default_batches(settings)[-1]:
         samples = entry(settings.data).train_samples
         why = f"{settings.data} has {samples:,} samples to train with."
         yield warn("reduced", f"{ends} {why}", "Use data=synthetic for larger minibatches.")
         return
     step_s = last.median_of("step_s") or 0.0
-    run_s = format_seconds(_run_s(2 * step_s, last.records[0].spec.effort))
+    takes = format_seconds(run_s(2 * step_s, last.records[0].spec.effort))
     yield warn(
         "reduced",
-        f"{ends} A run at {2 * last.key} would take some {run_s} here.",
+        f"{ends} A run at {2 * last.key} would take some {takes} here.",
         "Use --full, or name the minibatches with --set batches=….",
     )
-
-
-def _above_ceiling(network: str, groups: list[Group[int]], rate: float | None) -> Iterator[Warning]:
-    """More than all of a ceiling is an error of one of the two figures, or a fast algorithm."""
-    done = [(g, f) for g in groups if (f := g.throughput) is not None]
-    if not rate or not done:
-        return
-    share, worst = max((_share(network, g, f, rate), g.key) for g, f in done)
-    if share > 1:
-        yield warn(
-            "above-ceiling",
-            f"At minibatch {worst} training reaches {100 * share:.0f} % of the fastest matrix "
-            "product: convolutions of 3×3 and more can run by Winograd's or an FFT algorithm, "
-            "which need fewer operations than are counted.",
-            "Compare rows by it, and read nothing into the absolute value.",
-        )
-
-
-def _notes(rate: float | None) -> tuple[str, ...]:
-    notes = [
-        "Forward, backward and update; samples over elapsed time. ± is the 95 % interval over the "
-        "windows of one process; a fresh process can differ by more (repeats=3 shows it)."
-    ]
-    if rate:
-        notes.append(
-            "Matrix use is the network's matrix FLOPs per second over the fastest matrix product "
-            f"measured on this device, {format_quantity(rate, 'FLOP/s')}."
-        )
-    return tuple(notes)
 
 
 def _show(figure: Figure) -> str:
@@ -328,7 +278,7 @@ EXPERIMENT = Experiment(
     name="minibatch",
     question="How do throughput, time per sample and memory change with the minibatch?",
     settings=Settings,
-    works=(TrainSteps,),
+    works=(TrainSteps, Forward),
     varies={"batch_per_device": "batches"},
     plan=plan,
     answer=answer,

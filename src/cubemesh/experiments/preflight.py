@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from cubemesh import data, frameworks, networks
 from cubemesh.errors import UsageError
 from cubemesh.model import NetworkWork, RunSpec, Train
+from cubemesh.networks.precision import layer_precisions
 from cubemesh.parallel import exchanges
 
 
@@ -30,11 +31,14 @@ def check(specs: Iterable[RunSpec]) -> None:
                 "accuracy. Leave data_on out here."
             )
         batch = work.batch_per_device
-        key = (work.network, work.image_size, work.classes, work.data, work.data_path, batch)
+        layers = spec.program.precision_of
+        built = (work.network, work.image_size, work.classes, layers)
+        key = (*built, work.data, work.data_path, batch)
         if key in seen:
             continue
         seen.add(key)
-        networks.build(work.network, work.image_size, work.classes)
+        network = networks.build(work.network, work.image_size, work.classes)
+        layer_precisions(network, layers)
         data.check(work.data, work.data_path, batch)
         classes = work.classes or networks.entry(work.network).classes
         needed = data.SOURCES[work.data].classes

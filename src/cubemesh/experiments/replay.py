@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from cubemesh.experiments import EXPERIMENTS, SUITES
-from cubemesh.experiments.claims import CHECKS, Evidence, judge
+from cubemesh.experiments.claims import CHECKS, judge
+from cubemesh.experiments.evidence import Evidence
 from cubemesh.model import (
     Answer,
     Cell,
@@ -31,19 +32,31 @@ SHOWN = 72
 """Characters of a claim's conditions in the table; the data have all of them."""
 
 
-def replay(suite: str, records: Iterable[RunRecord], machine: Machine | None) -> Answer:
-    """Every claim of the document that `suite` replays, with its verdict."""
+def replay(
+    suite: str, asked: Iterable[tuple[str, Sequence[RunRecord]]], machine: Machine | None
+) -> Answer:
+    """Every claim of the document that `suite` replays, with its verdict: a claim is held against
+    the records of its own experiment alone. `asked` are experiments with their records."""
     document = SUITES[suite].document
-    kept = {r.run_id: r for r in records}
-    evidence = Evidence(records=tuple(kept.values()), machine=machine)
-    verdicts = [judge(c, evidence, EXPERIMENTS) for c in claims() if c.document == document]
+    kept: dict[str, dict[str, RunRecord]] = {}
+    for experiment, records in asked:
+        kept.setdefault(experiment, {}).update({r.run_id: r for r in records})
+    verdicts = [
+        judge(
+            claim,
+            Evidence(records=tuple(kept.get(claim.experiment, {}).values()), machine=machine),
+            EXPERIMENTS,
+        )
+        for claim in claims()
+        if claim.document == document
+    ]
     return Answer(
         experiment=suite,
         question=f"What that document {document} claims holds on this machine?",
         title=f"Document {document}: its claims",
         findings=tuple(_findings(document, verdicts)),
         tables=(_table(verdicts),),
-        run_ids=tuple(kept),
+        run_ids=tuple(dict.fromkeys(run_id for own in kept.values() for run_id in own)),
         notes=(
             "Ratios, directions and bends are tested on any machine, absolute figures on the "
             "document's device only. A value holds when its 95 % interval comes within 10 % of "

@@ -6,7 +6,9 @@ and goes to every one it fits; everything is checked before the first run starts
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from cubemesh.errors import unknown_name
 from cubemesh.experiments import EXPERIMENTS, SUITES, Context, Experiment, Scale, entry
@@ -17,8 +19,19 @@ from cubemesh.machines import probe
 from cubemesh.model import Answer
 from cubemesh.results import Store
 from cubemesh.runs import Executor, Observer
+from cubemesh.runs.interpreters import environments
 
-Asked = tuple[Experiment, Request, Scale, str | None]
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One experiment of a run, with what it is asked for."""
+
+    experiment: Experiment
+    request: Request
+    scale: Scale
+    suite: str | None = None
+    place: str = ""
+    """The figure of a document it re-runs."""
 
 
 def run_names(
@@ -29,22 +42,28 @@ def run_names(
     store: Store,
     observer: Observer,
     fresh: bool = False,
+    pythons: Sequence[str] = (),
 ) -> list[Answered]:
-    """Ask everything `names` stand for, in order. Raises UsageError before anything runs when a
-    name or a setting is unknown."""
+    """Ask everything `names` stand for, in order. `pythons` are lines FRAMEWORK=PATH
+    (runs/interpreters.py). Raises UsageError before anything runs when a name or a setting is
+    unknown, or a path is no Python with its framework."""
     asked = resolve(names, settings, scale)
     machine = probe()
-    with Executor(store, machine=machine, observer=observer, fresh=fresh) as executor:
+    others = environments(pythons, os.environ, machine.software)
+    with Executor(
+        store, machine=machine, observer=observer, fresh=fresh, environments=others
+    ) as executor:
         return [
             ask(
-                experiment,
-                wanted,
-                Context(machine=machine, scale=own_scale),
+                one.experiment,
+                one.request,
+                Context(machine=machine, scale=one.scale),
                 executor,
                 store,
-                suite=suite,
+                suite=one.suite,
+                place=one.place,
             )
-            for experiment, wanted, own_scale, suite in asked
+            for one in asked
         ]
 
 
@@ -54,24 +73,15 @@ def replays(answered: Sequence[Answered], store: Store) -> list[Answer]:
     for suite in documents():
         own = [a for a in answered if a.question.suite == suite]
         if own:
-            records = [r for a in own for r in a.records]
-            found.append(replay(suite, records, store.machine(own[0].question.machine_id)))
+            asked = [(a.question.experiment, a.records) for a in own]
+            found.append(replay(suite, asked, store.machine(own[0].question.machine_id)))
     return found
 
 
 def resolve(names: Sequence[str], settings: Sequence[str], scale: Scale | None) -> list[Asked]:
     """Each experiment that `names` stand for, with its request, its scale and its suite."""
     texts = split(settings)
-    lines: list[tuple[Experiment, dict[str, str], Scale, str | None]] = []
-    for name in names:
-        if name in SUITES:
-            suite = SUITES[name]
-            lines += [
-                (EXPERIMENTS[a.experiment], dict(a.settings), scale or suite.scale, name)
-                for a in suite.asks
-            ]
-        else:
-            lines.append((entry(name), {}, scale or Scale.DEFAULT, None))
+    lines = [line for name in names for line in _lines(name, scale)]
     for key in texts:
         if not any(takes(experiment, key) for experiment, *_ in lines):
             for experiment in {e.name: e for e, *_ in lines}.values():
@@ -82,6 +92,29 @@ def resolve(names: Sequence[str], settings: Sequence[str], scale: Scale | None) 
             hint = "`cubemesh experiments NAME` lists them."
             raise unknown_name(f"setting of {asked}", key, known, hint, "settings")
     return [
-        (e, request(e, own | {k: v for k, v in texts.items() if takes(e, k)}), s, suite)
-        for e, own, s, suite in lines
+        Asked(
+            experiment=experiment,
+            request=request(
+                experiment, own | {k: v for k, v in texts.items() if takes(experiment, k)}
+            ),
+            scale=own_scale,
+            suite=suite,
+            place=place,
+        )
+        for experiment, own, own_scale, suite, place in lines
+    ]
+
+
+def _lines(
+    name: str, scale: Scale | None
+) -> list[tuple[Experiment, dict[str, str], Scale, str | None, str]]:
+    """What a name stands for: experiments with their own settings, scale, suite and place."""
+    if name not in SUITES:
+        return [(entry(name), {}, scale or Scale.DEFAULT, None, "")]
+    suite = SUITES[name]
+    own_scale = scale or suite.scale
+    return [
+        (EXPERIMENTS[a.experiment], dict(a.settings), own_scale, name, a.place)
+        for a in suite.asks
+        if a.quick or own_scale is not Scale.QUICK
     ]

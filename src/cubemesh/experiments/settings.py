@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import types
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -63,7 +64,7 @@ def request(experiment: Experiment, texts: Mapping[str, str]) -> Request:
     for key, text in texts.items():
         if key in own:
             value = parse_value(key, text, own[key])
-            given[key] = canonical_name(value) if key == "network" else value
+            given[key] = _canonical(key, value)
         elif key in experiment.varies:
             raise UsageError(
                 f"{experiment.name} sets {key} itself. Use --set "
@@ -76,6 +77,13 @@ def request(experiment: Experiment, texts: Mapping[str, str]) -> Request:
             hint = f"`cubemesh experiments {experiment.name}` lists them."
             raise unknown_name(f"setting of {experiment.name}", key, known, hint, "settings")
     return Request(experiment.settings(**given), overrides)
+
+
+def _canonical(key: str, value: Any) -> Any:
+    """Names of networks as their table spells them."""
+    if key == "networks":
+        return tuple(map(canonical_name, value))
+    return canonical_name(value) if key == "network" else value
 
 
 def takes(experiment: Experiment, key: str) -> bool:
@@ -96,7 +104,7 @@ def parse_value(key: str, text: str, kind: Any) -> Any:
     """
     value: Any = text.strip()
     try:
-        if typing.get_origin(kind) is tuple:
+        if _takes_list(kind) and value not in _words(kind):
             value = [v.strip() for v in value.split(",") if v.strip()]
         elif value.lower() == "none" and type(None) in typing.get_args(kind):
             return None
@@ -113,6 +121,21 @@ def parse_value(key: str, text: str, kind: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"{key}={text} does not fit: a finite number is needed.")
     return value
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    return typing.get_args(kind) if union else (kind,)
+
+
+def _takes_list(kind: Any) -> bool:
+    return any(typing.get_origin(member) is tuple for member in _members(kind))
+
+
+def _words(kind: Any) -> tuple[Any, ...]:
+    """The words a field may hold in place of another value, as `auto`."""
+    literals = (m for m in _members(kind) if typing.get_origin(m) is typing.Literal)
+    return tuple(word for literal in literals for word in typing.get_args(literal))
 
 
 def apply(spec: RunSpec, overrides: Mapping[str, Any]) -> RunSpec:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cubemesh.experiments.base import Scale
+from cubemesh.experiments.frameworks import NETWORKS, QUICK_NETWORKS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +16,10 @@ class Ask:
     experiment: str
     settings: Mapping[str, str] = field(default_factory=dict)
     """As on the command line: key → value as text."""
+    place: str = ""
+    """The figure or table that it re-runs, by the document's own number or heading."""
+    quick: bool = True
+    """Whether --quick asks it too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,22 +44,31 @@ SUITES: dict[str, Suite] = {
         ),
     ),
     "doc-000": Suite(
-        summary="document 000, as far as this version goes: its minibatch study, and its claims",
+        summary="document 000: its matrix of frameworks and networks, its minibatch study, and its "
+        "claims",
         document="000",
         asks=(
-            Ask(
-                experiment="minibatch",
-                settings={"network": "alexnet", "batches": "4,8,16,32,64"},
+            Ask(experiment="frameworks", place="000, framework and network"),
+            *(
+                Ask(
+                    experiment="minibatch",
+                    settings={"network": network, "smallest": "4", "largest": "128"}
+                    | ({} if network == "alexnet" else {"ceiling": "false"}),
+                    place="000, minibatch efficiency",
+                    quick=network in QUICK_NETWORKS or network == "vgg16",
+                )
+                for network in NETWORKS
             ),
-            Ask(experiment="minibatch", settings={"network": "vgg16"}),
         ),
     ),
     "doc-001": Suite(
-        summary="document 001, as far as this version goes: figure 1, and its claims",
+        summary="document 001 on one device: figures 1 to 3, and its claims",
         document="001",
         asks=(
-            Ask(experiment="minibatch"),
-            Ask(experiment="batch-accuracy"),
+            Ask(experiment="minibatch", settings={"data_on": "both"}, place="001 figure 1"),
+            Ask(experiment="batch-accuracy", place="001 figure 1"),
+            Ask(experiment="image-size", settings={"data_on": "both"}, place="001 figure 2"),
+            Ask(experiment="model-size", settings={"data_on": "both"}, place="001 figure 3"),
         ),
     ),
 }

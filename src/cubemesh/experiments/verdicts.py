@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from cubemesh.experiments.ratios import bounds
 from cubemesh.model import Claim, Figure, State, Verdict
 from cubemesh.units import format_interval
 
@@ -54,9 +55,3 @@ def every(claim: Claim, networks: Iterable[str], one: Callable[[str], Verdict]) 
             if verdict.state is state:
                 return verdict
     return untested(claim, "no network it speaks of was measured")
-
-
-def bounds(figure: Figure) -> tuple[float, float]:
-    """The interval, or the value alone where there is none."""
-    low = figure.value if figure.low is None else figure.low
-    return low, figure.value if figure.high is None else figure.high

@@ -31,6 +31,8 @@ class FrameworkEntry:
     """The module that must be importable; None needs nothing."""
     install: str = ""
     """The command that installs it."""
+    compiles: str | None = None
+    """The framework whose program it compiles: what compiling gains is told against that one."""
     read_script: Callable[[str], object] | None = None
     """Reads `ProgramSettings.script` (UsageError for what it does not understand), where the
     framework plays one."""
@@ -61,7 +63,8 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
     ),
     "pytorch-compiled": FrameworkEntry(
         module="cubemesh.frameworks.pytorch.compiled",
-        summary="PyTorch, torch.compile by segment",
+        summary="PyTorch, torch.compile",
+        compiles="pytorch",
         packages=("torch", "numpy"),
         requires="torch",
         install="pip install 'cubemesh[torch]'",

@@ -9,7 +9,7 @@ refuses with `Unsupported`, which becomes an outcome.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, Protocol, runtime_checkable
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.model.spec import Ceiling, NetworkWork, Placement, ProgramSettings, RunSpec
 from cubemesh.networks.graph import Network
+from cubemesh.networks.layers import Layer
 
 Array = NDArray[Any]
 WorkKind = Literal["train_steps", "forward", "train", "ceiling"]
@@ -94,6 +95,12 @@ class Capabilities:
     optimizers: frozenset[str]
     exchanges_gradients: bool = False
     """Whether its programs call an exchange; False means one device only."""
+    loss_scales: frozenset[str] = frozenset()
+    """Ways to scale the loss in fp16 that can be chosen: `dynamic`, `static`."""
+    precision_by_layer: bool = False
+    """Whether layers may be given a precision of their own."""
+    compiles_segments: bool = False
+    """Whether `compile_by` may be `segment`."""
     scripted: bool = False
     """Whether it plays a script instead of computing."""
     hint: str = ""
@@ -173,6 +180,16 @@ class Compiles(Protocol):
         leave anything in the arrays, but gives back what memory it took for a step."""
 
 
+@runtime_checkable
+class ScalesLoss(Protocol):
+    """A `Program` that may multiply its loss, so that small gradients do not become zero in fp16;
+    others need not offer this."""
+
+    def loss_scale(self) -> tuple[float, str] | None:
+        """The scale the next step takes, and how it is found: `dynamic` or `static`. Waits for it.
+        None where the loss is not scaled."""
+
+
 class CeilingProgram(Protocol):
     """One elementary operation, repeated: what `Ceiling` work measures."""
 
@@ -234,6 +251,16 @@ def check_weights(given: Mapping[str, Array], network: Network) -> None:
             )
 
 
+def check_layers(network: Network, lowered: Container[type[Layer]], framework: str) -> None:
+    """`Unsupported` where `network` has a layer that is not among those `framework` lowers."""
+    for node in network.nodes:
+        if type(node.layer) not in lowered:
+            raise Unsupported(
+                f"{framework} has no {type(node.layer).__name__} layer, and {network.name} needs "
+                "one. pytorch and jax have every layer."
+            )
+
+
 def monotonic_s() -> float:
     """The clock of every program that computes: never set back, never slewed by date changes."""
     return time.perf_counter()
@@ -255,6 +282,16 @@ def check_supported(spec: RunSpec, able: Capabilities) -> None:
     if program.precision not in able.precisions[kind]:
         what = f"on {kind} the precision"
         _refuse(what, program.precision, able.precisions[kind], program.framework)
+    if program.precision_of and not able.precision_by_layer:
+        raise Unsupported(
+            f"{program.framework} computes every layer in one precision and takes no precision_of. "
+            "Leave it out."
+        )
+    if program.loss_scale is not None:
+        asked = "dynamic" if program.loss_scale == "dynamic" else "static"
+        if asked not in able.loss_scales:
+            offered = able.loss_scales | {"its own (leave loss_scale out)"}
+            _refuse("loss scaling", asked, offered, program.framework)
     if program.layout not in able.layouts:
         hint = f"Set layout={min(able.layouts)}." if len(able.layouts) == 1 else ""
         _refuse("layout", program.layout, able.layouts, program.framework, hint)
@@ -265,6 +302,8 @@ def check_supported(spec: RunSpec, able: Capabilities) -> None:
         )
     if program.exchange != "none" and not able.exchanges_gradients:
         _refuse("exchange", program.exchange, {"none"}, program.framework)
+    if program.compile_by == "segment" and not able.compiles_segments:
+        _refuse("compile_by", "segment", {"network"}, program.framework)
     optimizer = getattr(work, "optimizer", None)
     if optimizer is not None and optimizer not in able.optimizers:
         _refuse("optimizer", optimizer, able.optimizers, program.framework)

@@ -42,7 +42,9 @@ def capabilities() -> Capabilities:
         devices=("cpu",),
         precisions={"cpu": frozenset({"fp64", "fp32", "tf32", "bf16", "fp16"})},
         layouts=frozenset({"nchw", "nhwc"}),
-        optimizers=frozenset({"sgd", "rmsprop", "adam"}),
+        optimizers=frozenset({"sgd", "rmsprop", "adam", "adamw", "lars"}),
+        loss_scales=frozenset({"dynamic", "static"}),
+        precision_by_layer=True,
         scripted=True,
     )
 

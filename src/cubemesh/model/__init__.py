@@ -24,6 +24,7 @@ from cubemesh.model.published import Claim, PublishedFigure, State, Verdict
 from cubemesh.model.question import Question, new_question_id
 from cubemesh.model.record import (
     Curve,
+    Environment,
     Figure,
     Part,
     Phase,
@@ -63,6 +64,7 @@ __all__ = [
     "Cpu",
     "Curve",
     "Effort",
+    "Environment",
     "Figure",
     "Finding",
     "Forward",

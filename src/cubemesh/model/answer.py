@@ -88,7 +88,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """Points that belong together: a line, or a group of bars."""
+    """Points that belong together: a line, a group of bars, a row of a heat map."""
 
     name: str
     points: tuple[Point, ...]
@@ -102,10 +102,12 @@ class Chart:
     name: str
     """Letters, digits and dashes: the name of its file."""
     title: str
-    kind: Literal["line", "bar"]
+    kind: Literal["line", "bar", "heat"]
     x: Axis
     y: Axis
     lines: tuple[Line, ...]
+    rows: str = ""
+    """What the lines of a heat map go through, the lowest row first; `y` is what cells say."""
 
 
 @dataclass(frozen=True, kw_only=True)

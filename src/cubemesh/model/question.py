@@ -32,6 +32,9 @@ class Question:
     """Whether every run it asks for is there."""
     suite: str | None = None
     """The suite it was asked as part of."""
+    place: str = ""
+    """The figure or table of a document that it re-runs, by the document's own number or heading;
+    empty for none."""
 
 
 def new_question_id(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from cubemesh.model.machine import Software
 from cubemesh.model.outcome import Outcome, Status
 from cubemesh.model.plain import digest
 from cubemesh.model.spec import RunSpec
@@ -27,6 +28,8 @@ class Rank:
     host: str
     device: str
     """What the work really ran on: `cpu`, `cuda:0`."""
+    device_name: str = ""
+    """What its maker calls it: "NVIDIA H200", the processor's model; empty where not known."""
     device_uuid: str | None = None
     outcome: Outcome
     threads: int | None = None
@@ -110,6 +113,15 @@ class RunKey:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Environment:
+    """A Python of its own that a framework's workers run in."""
+
+    python: str
+    """Path of the interpreter."""
+    software: Software
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """Everything kept of one run."""
 
@@ -133,6 +145,8 @@ class RunRecord:
     artifacts: Mapping[str, str] = field(default_factory=dict)
     """Files kept beside the record, by name."""
     warnings: tuple[Warning, ...] = ()
+    environment: Environment | None = None
+    """Where the worker ran in another Python than the runner's; None is the machine's software."""
     schema: int = SCHEMA
 
     @property

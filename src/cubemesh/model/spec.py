@@ -20,7 +20,9 @@ from cubemesh.model.plain import digest
 Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 Layout = Literal["nchw", "nhwc"]
 DataOn = Literal["host", "device"]
-Optimizer = Literal["sgd", "rmsprop", "adam"]
+Optimizer = Literal["sgd", "rmsprop", "adam", "adamw", "lars"]
+LossScale = Literal["dynamic"] | float
+CompileBy = Literal["network", "segment"]
 Device = Literal["auto", "cpu", "cuda"]
 Operation = Literal["matrix_product", "copy"]
 
@@ -68,7 +70,7 @@ class TrainSteps(NetworkWork):
     optimizer: Optimizer = "sgd"
     learning_rate: float = 0.01
     momentum: float = 0.9
-    """Of SGD; RMSprop and Adam run with their usual constants and ignore it."""
+    """Of SGD and LARS; the others run with their usual constants and ignore it."""
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
@@ -136,13 +138,62 @@ class ProgramSettings:
 
     framework: str = "pytorch"
     precision: Precision = "fp32"
+    precision_of: tuple[str, ...] = ()
+    """Under bf16 or fp16, `name=precision` for layers that are computed in another one: fp32, bf16,
+    or fp16 under fp16. A name is a layer's, a segment's or that of the parts before a dot, with
+    `*` and `?` for any characters; the last line that fits a layer counts."""
+    loss_scale: LossScale | None = None
+    """Of fp16: what the loss is multiplied by and the gradients are divided by, or `dynamic`; None
+    is what the framework takes by itself."""
     layout: Layout = "nchw"
     exchange: str = "none"
     data_on: DataOn = "host"
     """`host`: every batch is copied to the device, as document 001 did; `device`: one batch lies
     there already."""
+    compile_by: CompileBy = "network"
+    """What a compiler sees at once. `segment`: one part of the network after the other (a residual
+    stage, say), so that the gradients of the last are complete while the first run backward."""
     script: str | None = None
     """What the `null` framework plays; no other framework takes one."""
+
+    def __post_init__(self) -> None:
+        if self.loss_scale is not None:
+            self._check_loss_scale(self.loss_scale)
+        if self.precision_of:
+            self._check_precision_of()
+
+    def _check_loss_scale(self, scale: LossScale) -> None:
+        if self.precision != "fp16":
+            raise UsageError(
+                f"loss_scale={scale} goes with precision=fp16, and precision is {self.precision}: "
+                "only gradients in float16 become zero for being small. Leave loss_scale out, or "
+                "set precision=fp16."
+            )
+        if scale != "dynamic" and not 0 < scale < float("inf"):
+            raise UsageError(
+                f"loss_scale={scale} does not fit: a finite number above 0 is needed, or 'dynamic'."
+            )
+
+    def _check_precision_of(self) -> None:
+        if self.precision not in ("bf16", "fp16"):
+            raise UsageError(
+                f"precision_of goes with precision=bf16 or fp16, and precision is "
+                f"{self.precision}. Set precision=bf16; precision_of='*=fp32,conv1=bf16' leaves "
+                "all but conv1 in fp32."
+            )
+        allowed = ["fp32", "bf16"] + (["fp16"] if self.precision == "fp16" else [])
+        for line in self.precision_of:
+            name, equals, precision = line.partition("=")
+            if not name or not equals:
+                raise UsageError(
+                    f"precision_of={line} is not understood: write name=precision, as in "
+                    "precision_of=classifier=fp32,conv1=fp32."
+                )
+            if precision not in allowed:
+                raise UsageError(
+                    f"precision_of={line}: under precision={self.precision} a layer can be "
+                    f"computed in {', '.join(allowed)}."
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from cubemesh.networks.zoo.resnet import (
     resnet_152,
 )
 from cubemesh.networks.zoo.vgg import vgg11, vgg16, vgg19
+from cubemesh.networks.zoo.vit import vit_b16
 
 __all__ = ["NETWORKS", "Network", "NetworkEntry", "build", "canonical_name", "entry"]
 
@@ -55,6 +56,7 @@ _GOOGLENET = "Szegedy et al., Going deeper with convolutions (2014)"
 _INCEPTION_BN = "Ioffe and Szegedy, Batch normalization (2015)"
 _INCEPTION_V3 = "Szegedy et al., Rethinking the Inception architecture (2015)"
 _RESNET = "He et al., Deep residual learning for image recognition (2015)"
+_VIT = "Dosovitskiy et al., An image is worth 16×16 words (2020)"
 _V1_5 = "v1.5: a bottleneck halves the image in its 3×3 convolution, not in the first 1×1"
 
 NETWORKS: dict[str, NetworkEntry] = {
@@ -162,6 +164,14 @@ NETWORKS: dict[str, NetworkEntry] = {
             ("resnet-152", resnet_152, _V1_5),
         )
     },
+    "vit-b16": NetworkEntry(
+        make=vit_b16,
+        image_size=224,
+        smallest_image_size=16,
+        classes=1000,
+        source=_VIT,
+        differs="torchvision's form: no dropout; the head starts from N(0, 0.02²), not from zero",
+    ),
 }
 
 

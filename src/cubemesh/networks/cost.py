@@ -1,10 +1,10 @@
 """What does a network cost, layer by layer, in operations and bytes, forward and backward?
 
-From the graph and the formulas of `counts.py`. Bytes are counted as if nothing stayed in a cache
-and nothing was fused: every operand is read once and every result written once, weights once a
-batch and not once a sample. What the first layer would send back to the image is computed by
-nobody, and counted as nothing; where a value goes to several nodes, adding up the gradients that
-come back is counted at the nodes whose gradient is added to one already there.
+From the graph and the formulas of `counts.py` and `sequence_counts.py`. Bytes are counted as if
+nothing stayed in a cache and nothing was fused: every operand is read once and every result written
+once, weights once a batch and not once a sample. What the first layer would send back to the image
+is computed by nobody, and counted as nothing; where a value goes to several nodes, adding up the
+gradients that come back is counted at the nodes whose gradient is added to one already there.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import math
 
 from cubemesh.model.cost import Cost
 from cubemesh.model.spec import Precision
-from cubemesh.networks.counts import COUNTS, LayerCost, Sizes
+from cubemesh.networks.counts import LayerCost, Sizes
 from cubemesh.networks.graph import Head, Network, Node
 from cubemesh.networks.saved import ELEMENT_BYTES, LABEL_BYTES, Flow, log_probabilities, saved
+from cubemesh.networks.sequence_counts import ALL_COUNTS
 
 __all__ = ["LayerCost", "costs", "layer_cost", "totals"]
 
@@ -61,9 +62,10 @@ def _node_cost(
         weight_shape=owned.get("weight", ()),
         inputs=len(shapes),
         channels=node.shape[0],
+        shape=node.shape,
         element_bytes=element_bytes,
     )
-    counted = COUNTS[type(node.layer)](node.layer, sizes)
+    counted = ALL_COUNTS[type(node.layer)](node.layer, sizes)
     data_gradient = Cost()
     if not flow.needs_gradient.isdisjoint(node.inputs):
         added = batch * flow.accumulated[node.name]

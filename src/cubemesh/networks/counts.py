@@ -28,6 +28,7 @@ from cubemesh.networks.layers import (
     LocalResponseNorm,
     MaxPool,
     ReLU,
+    Shape,
 )
 from cubemesh.networks.saved import INDEX_BYTES, MASK_BYTES
 
@@ -87,6 +88,8 @@ class Sizes:
     """How many inputs there are."""
     channels: int
     """The first axis of the result."""
+    shape: Shape
+    """Of one sample's result."""
     element_bytes: int
 
     def cost(

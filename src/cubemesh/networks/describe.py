@@ -14,7 +14,8 @@ from typing import Any
 from cubemesh.networks import NETWORKS, build, canonical_name
 from cubemesh.networks.cost import costs, totals
 from cubemesh.networks.graph import Network
-from cubemesh.networks.layers import LAYERS, AveragePool, Layer, MaxPool, Shape
+from cubemesh.networks.layers import AveragePool, Layer, MaxPool, Shape
+from cubemesh.networks.sequence_layers import ALL_LAYERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,7 @@ class LayerRow:
 
     name: str
     layer: str
-    """Its type, as `LAYERS` calls it."""
+    """Its type, as `ALL_LAYERS` calls it."""
     settings: str
     """Those that are not the layer's usual ones: `3×3, 64, stride 2`."""
     output_shape: Shape
@@ -68,7 +69,7 @@ def summary(name: str, image_size: int | None = None, classes: int | None = None
 def layer_rows(network: Network) -> list[LayerRow]:
     """Every node of `network`, in the order they run. The loss is not among them."""
     cost = costs(network)
-    kinds = {kind: name for name, kind in LAYERS.items()}
+    kinds = {kind: name for name, kind in ALL_LAYERS.items()}
     counted: set[str] = set()
     rows = []
     for node in network.nodes:

@@ -297,4 +297,5 @@ LAYERS: dict[str, type[Layer]] = {
     "average-pool": AveragePool,
     "global-average-pool": GlobalAveragePool,
 }
-"""Every layer type; the contract tests hold each framework's table of lowerings against it."""
+"""The layer types of image networks, which every framework lowers; the contract tests hold each's
+table against it. `sequence_layers.py` has the others."""

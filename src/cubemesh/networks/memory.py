@@ -7,7 +7,8 @@ forecast is the fullest moment of that walk, taken apart. Beside it stand, all t
 
     weights      4 bytes a parameter (fp64: 8), the running statistics; in mixed precision also
                  the narrow copies of what convolutions and matrix products multiply by
-    optimizer    SGD with momentum and RMSprop one array as large as the weights, Adam two
+    optimizer    SGD with momentum, LARS and RMSprop one array as large as the weights, Adam and
+                 AdamW two
     input        the images in fp32 (fp64: 8 bytes) and the labels in int64
 
 Gradients are as wide as the weights. They come one by one during the backward pass and are dropped
@@ -36,12 +37,28 @@ from cubemesh.networks.saved import (
     log_probabilities,
     saved,
 )
+from cubemesh.networks.sequence_layers import ClassToken, PositionEmbedding, SelectPosition
 
-OPTIMIZER_ARRAYS: dict[Optimizer, int] = {"sgd": 1, "rmsprop": 1, "adam": 2}
+OPTIMIZER_ARRAYS: dict[Optimizer, int] = {
+    "sgd": 1,
+    "rmsprop": 1,
+    "adam": 2,
+    "adamw": 2,
+    "lars": 1,
+}
 """Arrays as large as the weights that each optimizer keeps."""
-_UPDATE_ARRAYS: dict[Optimizer, int] = {"sgd": 0, "rmsprop": 1, "adam": 0}
-"""Arrays as large as the weights that live during the update: RMSprop's square roots. The other
-two are one fused kernel."""
+_UPDATE_ARRAYS: dict[Optimizer, int] = {
+    "sgd": 0,
+    "rmsprop": 1,
+    "adam": 0,
+    "adamw": 0,
+    "lars": 0,
+}
+"""Arrays as large as the weights that live during the update: RMSprop's square roots. LARS works
+in the gradients' own arrays, the others are one fused kernel."""
+
+_HAND_ON = (Add, Concat, ClassToken, PositionEmbedding)
+"""Layers that hand the gradient of their result on as it is, whole or in slices."""
 
 _Group = Literal["activations", "gradients", "workspace"]
 
@@ -210,7 +227,9 @@ class _Walk:
 
     def _gradients_of_inputs(self, node: Node, own: str) -> list[tuple[str, str]]:
         """(value, array its gradient from `node` lies in), for each input that needs one."""
-        handed_on = isinstance(node.layer, (Add, Concat)) or node.layer.category == "view"
+        handed_on = isinstance(node.layer, _HAND_ON) or (
+            node.layer.category == "view" and not isinstance(node.layer, SelectPosition)
+        )
         arrived = []
         for value in node.inputs:
             if value in self.flow.needs_gradient:

@@ -35,6 +35,15 @@ from cubemesh.networks.layers import (
     MaxPool,
     ReLU,
 )
+from cubemesh.networks.sequence_layers import (
+    GELU,
+    Attention,
+    ClassToken,
+    LayerNorm,
+    PositionEmbedding,
+    SelectPosition,
+    Tokens,
+)
 
 ELEMENT_BYTES: dict[Precision, int] = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 """Width of the values that flow between layers."""
@@ -112,6 +121,18 @@ def _indices(layer: MaxPool, node: Node) -> dict[str, Kept]:
     return {"indices": _own(node, "indices", math.prod(node.shape), "index")}
 
 
+def _moments(layer: LayerNorm, node: Node) -> dict[str, Kept]:
+    """Mean and inverse deviation of each position."""
+    positions = math.prod(node.shape[:-1])
+    return {"statistics": _own(node, "statistics", 2 * positions, "wide")}
+
+
+def _log_sums(layer: Attention, node: Node) -> dict[str, Kept]:
+    """The logarithm of each row's sum of exponentials, in each head; a fused kernel keeps no
+    score."""
+    return {"log_sums": _own(node, "log_sums", layer.heads * node.shape[0], "wide")}
+
+
 def _own(
     node: Node,
     role: str,
@@ -135,6 +156,13 @@ KEEPS: dict[type[Layer], Keeps] = {
     MaxPool: Keeps(input=True, own=_indices),
     AveragePool: Keeps(input=True),  # for its shape alone, but autograd holds the array
     GlobalAveragePool: Keeps(),
+    LayerNorm: Keeps(input=True, own=_moments),
+    GELU: Keeps(input=True),
+    Attention: Keeps(input=True, output=True, own=_log_sums),
+    Tokens: Keeps(),
+    ClassToken: Keeps(),
+    PositionEmbedding: Keeps(),
+    SelectPosition: Keeps(),
 }
 
 

@@ -42,11 +42,13 @@ def assemble(
     started_utc: str,
     attempt: int,
     uuid_of: Callable[[str], str | None] = lambda device: None,
+    name_of: Callable[[str], str] = lambda device: "",
 ) -> tuple[RunRecord, list[Series]]:
     """The record of a run of one rank, and the series to keep beside it.
 
     `events` are those of its event file, `ending` is what the runner saw; the worker's own outcome
-    comes first. `uuid_of` gives the UUID of a device as the worker names it.
+    comes first. `uuid_of` and `name_of` give the UUID and the maker's name of a device as the
+    worker names it.
     """
     told = _nouns(events, "outcome", Outcome)
     outcome = told[-1] if told else judge(ending)
@@ -59,6 +61,7 @@ def assemble(
             rank=0,
             host=e["host"],
             device=e["device"],
+            device_name=name_of(e["device"]),
             device_uuid=uuid_of(e["device"]),
             outcome=outcome,
             threads=e["threads"],

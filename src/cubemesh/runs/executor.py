@@ -16,15 +16,16 @@ import dataclasses
 import datetime
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Protocol
 
 from cubemesh.frameworks import entry
-from cubemesh.model.machine import Machine
+from cubemesh.model.machine import Gpu, Machine
 from cubemesh.model.outcome import Status
-from cubemesh.model.record import RunKey, RunRecord, new_run_id
+from cubemesh.model.plain import digest
+from cubemesh.model.record import Environment, RunKey, RunRecord, new_run_id
 from cubemesh.model.series import Series
 from cubemesh.model.spec import RunSpec
 from cubemesh.runs import folders
@@ -66,9 +67,10 @@ class Executor:
     workers and gives its devices back.
 
     `fresh` measures what is stored already again, each spec once in the executor's life. `wait_s`
-    is how long to wait for a device that another runner uses. Raises BusyError when it stays in
-    use, StoreError when a record cannot be kept, UsageError for a framework that does not exist;
-    whatever happens *to a run* is its record's outcome.
+    is how long to wait for a device that another runner uses. `environments` has the frameworks
+    whose workers run in another Python than this one (runs/interpreters.py). Raises BusyError when
+    it stays in use, StoreError when a record cannot be kept, UsageError for a framework that does
+    not exist; whatever happens *to a run* is its record's outcome.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Executor:
         fresh: bool = False,
         runs_folder: Path | None = None,
         wait_s: float = 0.0,
+        environments: Mapping[str, Environment] = MappingProxyType({}),
     ) -> None:
         self._store = store
         self._machine = machine
@@ -87,6 +90,7 @@ class Executor:
         self._fresh = fresh
         self._runs_folder = runs_folder
         self._wait_s = wait_s
+        self._environments = environments
         self._locks = DeviceLocks()
         self._folders: RunFolders | None = None
         self._servers: dict[str, Forkserver] = {}
@@ -133,11 +137,16 @@ class Executor:
         self.close()
 
     def _key(self, spec: RunSpec, repeat: int) -> RunKey:
-        packages = entry(spec.program.framework).packages
+        framework = spec.program.framework
+        packages = entry(framework).packages
+        other = self._environments.get(framework)
+        software_id = self._machine.software.software_id(packages)
+        if other is not None:
+            software_id = digest((other.python, other.software.software_id(packages)))
         return RunKey(
             spec_id=spec.spec_id,
             machine_id=self._machine.machine_id,
-            software_id=self._machine.software.software_id(packages),
+            software_id=software_id,
             code_version=code_version(),
             repeat=repeat,
         )
@@ -152,7 +161,7 @@ class Executor:
             self._store.save_machine(self._machine)
             self._machine_saved = True
         self._observer.start(spec)
-        installed = entry(spec.program.framework).installed
+        installed = self._installed(spec.program.framework)
         record = self._measure(spec, key) if installed else self._not_installed(spec, key)
         self._measured.add(key)
         self._observer.finish(record, reused=False)
@@ -164,13 +173,17 @@ class Executor:
         an `oom` stands where a limit was asked for, or where the whole machine is too small."""
         spec, status = record.spec, record.outcome.status
         if status is Status.NOT_INSTALLED:
-            return not entry(spec.program.framework).installed
+            return not self._installed(spec.program.framework)
         if status is not Status.OOM or spec.effort.memory_limit_bytes is not None:
             return True
         gpus = gpus_of(spec, self._machine, os.environ)
         has = gpus[0].memory_bytes if gpus else self._machine.memory.usable_bytes
         needs = record.outcome.facts.get("forecast_bytes")
         return has is not None and needs is not None and bool(needs > has)
+
+    def _installed(self, framework: str) -> bool:
+        """A Python of its own was asked for the framework when it was chosen."""
+        return framework in self._environments or entry(framework).installed
 
     def _measure(self, spec: RunSpec, key: RunKey) -> RunRecord:
         for device in lock_names(spec, self._machine, os.environ):
@@ -188,7 +201,10 @@ class Executor:
             started_utc=started_utc,
             attempt=attempt,
             uuid_of=self._uuid_of,
+            name_of=self._name_of,
         )
+        other = self._environments.get(spec.program.framework)
+        record = dataclasses.replace(record, environment=other)
         self._store.save(record, series)
         folders.remove(folder)
         return record
@@ -216,6 +232,7 @@ class Executor:
         """Run `spec` in a worker; its events and how it ended. The run begins when the framework's
         server is ready: importing a framework is paid once a suite, and is no part of a run."""
         framework = spec.program.framework
+        other = self._environments.get(framework)
         start = time.perf_counter()
         server = self._servers.get(framework)
         try:
@@ -223,7 +240,9 @@ class Executor:
                 server.close()
                 server = None
             if server is None:
-                server = self._servers[framework] = Forkserver(framework, own_folder)
+                server = self._servers[framework] = Forkserver(
+                    framework, own_folder, None if other is None else other.python
+                )
             server.start(max(START_S, spec.effort.time_limit_s))
         except ServerDied as death:
             ending = Ending(
@@ -242,16 +261,26 @@ class Executor:
             origin=time.perf_counter(),
             usable_cores=self._machine.cpu.usable_cores,
             gpu_memory_bytes=gpus[0].memory_bytes if gpus else None,
+            gpu_uuid=gpus[0].uuid if gpus else None,
         )
         return watch(server, job, self._observer)
 
     def _uuid_of(self, device: str) -> str | None:
         """The UUID of `cuda:N` as the worker counts; None for what has none."""
+        gpu = self._gpu(device)
+        return gpu.uuid if gpu else None
+
+    def _name_of(self, device: str) -> str:
+        """What the maker calls the device; empty where that is not known."""
+        gpu = self._gpu(device)
+        return gpu.name if gpu else (self._machine.cpu.model or "" if device == "cpu" else "")
+
+    def _gpu(self, device: str) -> Gpu | None:
         kind, _, index = device.partition(":")
         gpus = visible_gpus(self._machine, os.environ)
         if kind != "cuda" or not index.isdecimal() or int(index) >= len(gpus):
             return None
-        return gpus[int(index)].uuid
+        return gpus[int(index)]
 
 
 def _now_utc() -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 import cubemesh
 from cubemesh.runs.devices import CUDA_ORDER
+from cubemesh.runs.interpreters import source_environment
 from cubemesh.worker.job import RUNS_FOLDER_VARIABLE
 
 FORK_S = 60.0
@@ -42,12 +43,15 @@ class ServerDied(Exception):
 
 class Forkserver:
     """One server process of one framework. It leads its own session, so that Ctrl-C in the
-    terminal reaches the runner alone."""
+    terminal reaches the runner alone. `python` is the interpreter; None is the runner's own."""
 
-    def __init__(self, framework: str, folder: Path) -> None:
+    def __init__(self, framework: str, folder: Path, python: str | None = None) -> None:
         self.framework = framework
         self._log_path = folder / f"server-{framework}.txt"
-        command = [sys.executable, "-P", "-m", "cubemesh.worker", "serve"]
+        environment = _environment(folder, os.environ)
+        if python is not None:
+            environment = source_environment(folder, environment)
+        command = [python or sys.executable, "-P", "-m", "cubemesh.worker", "serve"]
         command += ["--framework", framework, "--parent", str(os.getpid())]
         with open(self._log_path, "ab") as log:
             self._process = subprocess.Popen(
@@ -55,7 +59,7 @@ class Forkserver:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=_environment(folder, os.environ),
+                env=environment,
                 start_new_session=True,
                 bufsize=0,
             )

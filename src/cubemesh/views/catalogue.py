@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cubemesh.experiments import EXPERIMENTS, SUITES, entry
+from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.model import Cell, Column, Effort, Placement, ProgramSettings, Table
 from cubemesh.networks import NETWORKS, build, canonical_name, describe
 from cubemesh.units import format_count, format_quantity
@@ -99,8 +100,16 @@ def experiments() -> Shown:
         for name, suite in SUITES.items()
     ]
     note = "Suites: " + "; ".join(suites) + ". `cubemesh experiments NAME` lists settings."
+    missing = [(n, f.install) for n, f in FRAMEWORKS.items() if not f.installed]
+    note += f" Frameworks: {', '.join(n for n, f in FRAMEWORKS.items() if f.installed)}."
+    if missing:
+        note += " Not installed: " + ", ".join(f"{n} ({how})" for n, how in missing) + "."
     plain = envelope(
         "experiments",
+        frameworks=[
+            {"name": n, "summary": f.summary, "installed": f.installed, "install": f.install}
+            for n, f in FRAMEWORKS.items()
+        ],
         experiments=[
             {"name": e.name, "question": e.question, "documents": e.documents}
             for e in EXPERIMENTS.values()

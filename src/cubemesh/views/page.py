@@ -171,12 +171,24 @@ def _drawn(chart: Chart) -> DrawnChart:
         kind=chart.kind,
         summary=f"{wording.clean(chart.title)}: {wording.axis_title(chart.y)} against "
         f"{wording.axis_title(chart.x)}, {len(chart.lines)} "
-        f"{'line' if len(chart.lines) == 1 else 'lines'}. The table has the figures.",
+        f"{_kind_of_line(chart)}{'' if len(chart.lines) == 1 else 's'}. The table has the figures.",
         spec=spec,
         svg=Markup(inline_svg(still | {"width": _STATIC_WIDTH})),
-        legend=tuple(zip(names, looks, strict=True)) if len(names) > 1 else (),
+        legend=_legend(chart, names, looks),
         missing=_gathered(missing_points(chart)),
     )
+
+
+def _legend(
+    chart: Chart, names: Sequence[str], looks: Sequence[LineLook]
+) -> tuple[tuple[str, LineLook], ...]:
+    """What tells lines apart; a heat map names its rows beside them."""
+    several = len(names) > 1 and chart.kind != "heat"
+    return tuple(zip(names, looks, strict=True)) if several else ()
+
+
+def _kind_of_line(chart: Chart) -> str:
+    return "row" if chart.kind == "heat" else "line"
 
 
 def _gathered(missing: Sequence[tuple[str, str, str]]) -> tuple[tuple[str, str, str], ...]:

@@ -99,7 +99,8 @@ def _small(record: RunRecord, series: Sequence[Series]) -> list[SmallChart]:
         svg = _steps_spark(steps, f"step time by window: {note}", width=220, height=48)
         charts.append(SmallChart(title="step time by window", svg=Markup(svg), note=note))
     charts += [_sampled(one) for one in series]
-    charts += [_curve(curve) for curve in record.curves]
+    # What was sampled is drawn already, over the whole run.
+    charts += [_curve(curve) for curve in record.curves if curve.name not in record.series]
     return [chart for chart in charts if chart.svg]
 
 

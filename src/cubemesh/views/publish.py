@@ -94,8 +94,8 @@ def _replays(store: Store, machine: Machine, names: Sequence[str]) -> list[Answe
     for suite in [d for d in documents() if not names or d in names]:
         own = replayed(suite, store.questions(), machine.machine_id)
         if own:
-            records = [r for q in own for r in store.records(q.run_ids)]
-            found.append(replay(suite, records, machine))
+            asked = [(q.experiment, store.records(q.run_ids)) for q in own]
+            found.append(replay(suite, asked, machine))
     return found
 
 

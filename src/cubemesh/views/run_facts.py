@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cubemesh.frameworks import entry
 from cubemesh.model import RunRecord, Series
 from cubemesh.units import format_seconds
 from cubemesh.views import wording
@@ -42,13 +43,21 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
     ]
     facts.append(("wall time", format_seconds(record.elapsed_s)))
     facts.append(("started", wording.moment(record.started_utc)))
-    devices = dict.fromkeys(f"{rank.device} on {rank.host}" for rank in record.ranks)
+    devices = dict.fromkeys(
+        f"{rank.device}{f' ({rank.device_name})' if rank.device_name else ''} on {rank.host}"
+        for rank in record.ranks
+    )
     if devices:
         facts.append(("ran on", wording.clean(", ".join(devices))))
     facts += [
         (wording.clean(f"{part.name} ({part.method})"), format_seconds(part.seconds))
         for part in record.parts
     ]
+    if record.environment is not None:
+        packages = record.environment.software.packages
+        own = [p for p in entry(record.spec.program.framework).packages if p in packages]
+        versions = ", ".join(f"{name} {packages[name]}" for name in own)
+        facts.append(("python", wording.clean(f"{record.environment.python} ({versions})")))
     facts.append(("run", wording.clean(record.run_id)))
     facts.append(("spec", record.spec.spec_id))
     if record.attempt > 1:
@@ -111,6 +120,6 @@ def series_name(series: Series) -> tuple[str, str]:
 
 def _figure_name(name: str) -> str:
     """`peak_memory_bytes` reads "peak memory": the value carries the unit."""
-    for ending in ("_flops_per_s", "_bytes_per_s", "_per_s", "_bytes", "_days", "_s"):
+    for ending in ("_flops_per_s", "_bytes_per_s", "_per_s", "_bytes", "_days", "_percent", "_s"):
         name = name.removesuffix(ending)
     return wording.words(name)

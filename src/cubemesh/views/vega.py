@@ -3,7 +3,7 @@
 `vega_lite` makes a Vega-Lite specification of a `Chart`. Each line is drawn in its role: what was
 measured as marks joined by a line, with its interval as a bar; a forecast dotted, with its interval
 as a band; what was published dashed and grey; a reference with long dashes. A missing point is a
-cross on the baseline that tells its reason.
+cross on the baseline that tells its reason. Heat maps are drawn in `heat.py`.
 
 Colours are CSS variables (see `look`), so the picture follows the page it stands in; `charts`
 puts real colours in their place for files.
@@ -17,6 +17,7 @@ from typing import Any, Literal
 from cubemesh.errors import UsageError
 from cubemesh.model import Chart, Line
 from cubemesh.views.frame import Frame, Row, gap_reason, x_text
+from cubemesh.views.heat import heat_layers
 from cubemesh.views.look import FONT, variable
 from cubemesh.views.wording import clean
 
@@ -30,6 +31,8 @@ except ImportError as error:
 
 _MOST_MARKS = 40
 """A line with more points than this is drawn without marks."""
+_MOST_LABELS = 14
+"""More upright bars than this stand too close for their values to be written above them."""
 
 
 def vega_lite(
@@ -45,9 +48,12 @@ def vega_lite(
     `width` and `height` are the plot's, in pixels; "container" takes the width of the element it
     is put into. Without `legend` or `title` the page has to say them itself.
     """
-    frame = Frame(chart)
-    layers = list(_Layers(frame, legend=legend).all())
-    picture = alt.layer(*layers).properties(width=width, height=frame.height(height))
+    if chart.kind == "heat":
+        layers, height = heat_layers(chart)
+    else:
+        frame = Frame(chart)
+        layers, height = list(_Layers(frame, legend=legend).all()), frame.height(height)
+    picture = alt.layer(*layers).properties(width=width, height=height)
     if title and chart.title:
         picture = picture.properties(title=clean(chart.title))
     if width == "container":
@@ -76,7 +82,7 @@ class _Layers:
         self.chart = frame.chart
         shown = legend and len(self.chart.lines) > 1
         symbol = _SYMBOLS[self.chart.kind]
-        self.legend = alt.Legend(orient="top", offset=34, title=None, **symbol) if shown else None
+        self.legend = alt.Legend(orient="top", offset=40, title=None, **symbol) if shown else None
 
     def all(self) -> Iterator[alt.Chart]:
         """The layers of every line; where no point has a value, one that only makes the axes."""
@@ -185,6 +191,8 @@ class _Layers:
             yield from self._interval_bars(
                 self._grouped(self._base(intervals)), variable("ink"), weight=1
             )
+        if not self.frame.sideways and len(self.frame.points) > _MOST_LABELS:
+            return
         end = {"dx": 6, "align": "left"} if self.frame.sideways else {"dy": -8}
         # The label stands clear of the interval's end.
         field = "high" if len(intervals) == len(rows) else "y"

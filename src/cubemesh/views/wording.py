@@ -17,8 +17,10 @@ from cubemesh.model import (
     Ceiling,
     Cell,
     Column,
+    Forward,
     Machine,
     NetworkWork,
+    ProgramSettings,
     RunRecord,
     RunSpec,
     Status,
@@ -146,7 +148,10 @@ def run_name(spec: RunSpec) -> str:
     """What a run is called where space is short: `resnet-50 · minibatch 16`."""
     work = spec.work
     if isinstance(work, NetworkWork):
-        parts = [work.network, f"minibatch {work.batch_per_device:,}"]
+        forward = " forward" if isinstance(work, Forward) else ""
+        parts = [f"{work.network}{forward}", f"minibatch {work.batch_per_device:,}"]
+        if work.image_size is not None:
+            parts.append(f"{work.image_size} pixels")
     else:
         assert isinstance(work, Ceiling)
         parts = [f"{work.operation.replace('_', ' ')} ceiling"]
@@ -154,6 +159,12 @@ def run_name(spec: RunSpec) -> str:
             parts.append(f"size {work.size:,}")
     if spec.placement.devices > 1:
         parts.append(f"{spec.placement.devices} devices")
+    program, usual = spec.program, ProgramSettings()
+    parts += [
+        f"data on the {value}" if name == "data_on" else value
+        for name in ("framework", "precision", "data_on")
+        if (value := getattr(program, name)) != getattr(usual, name)
+    ]
     return clean(" · ".join(parts))
 
 

@@ -38,6 +38,8 @@ class Job:
     scheduler allows."""
     gpu_memory_bytes: int | None = None
     """Memory of the GPU the run is placed on, as the runner's probe found it."""
+    gpu_uuid: str | None = None
+    """That GPU; None for a run on the CPU."""
 
     @property
     def output_path(self) -> Path:

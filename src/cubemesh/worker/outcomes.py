@@ -56,7 +56,8 @@ def not_installed(framework: str) -> Outcome:
     """The outcome of a run whose framework is not there, with the command that installs it."""
     return Outcome(
         status=Status.NOT_INSTALLED,
-        message=f"{framework} is not installed. Install it with: {entry(framework).install}",
+        message=f"{framework} is not installed. Install it with: {entry(framework).install}, or "
+        f"name a Python that has it: --python {framework}=PATH",
     )
 
 

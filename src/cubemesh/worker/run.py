@@ -79,6 +79,7 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
             device=device,
             threads=threads,
             usable_cores=usable_cores,
+            gpu_uuid=None if device == "cpu" else job.gpu_uuid,
             log=log,
         )
         TASKS[spec.work.kind](task)

@@ -35,9 +35,11 @@ from cubemesh.frameworks.base import (
     Framework,
     OutOfMemory,
     Program,
+    ScalesLoss,
     Unsupported,
 )
 from cubemesh.measure.figures import figures
+from cubemesh.measure.gpu import open_gpu
 from cubemesh.measure.telemetry import Telemetry
 from cubemesh.measure.timer import Measured, measure
 from cubemesh.measure.validity import judge
@@ -64,6 +66,8 @@ class Task:
     threads: int
     usable_cores: float
     """Cores' worth of time this process is granted."""
+    gpu_uuid: str | None = None
+    """The GPU whose utilisation is sampled; None for none."""
     log: EventLog
 
 
@@ -88,7 +92,7 @@ def train(task: Task) -> None:
         return next(Feed(sources[0], work.batch_per_device, work.seed).epoch(0))
 
     with _built(task, network, sample) as program:
-        with Telemetry(log, task.usable_cores) as telemetry:
+        with Telemetry(log, task.usable_cores, gpu=open_gpu(task.gpu_uuid)) as telemetry:
             started = time.perf_counter()
             windows = train_epochs(program, *sources, work, log, task.spec.program.data_on)
             ended = time.perf_counter()
@@ -149,7 +153,7 @@ def _timed(
     samples_per_step: int,
 ) -> Measured:
     """Time `step`, with the host watched beside it."""
-    with Telemetry(task.log, task.usable_cores) as telemetry:
+    with Telemetry(task.log, task.usable_cores, gpu=open_gpu(task.gpu_uuid)) as telemetry:
         measured = measure(
             step,
             program.synchronize,
@@ -159,6 +163,7 @@ def _timed(
             log=task.log,
         )
     telemetry.check_host(measured.started, measured.ended)
+    telemetry.keep_utilisation(measured.started, measured.ended)
     return measured
 
 
@@ -199,11 +204,19 @@ def _built(task: Task, network: Network, sample: Callable[[], Batch]) -> Iterato
         program.load(network.draw(work.seed))
     since = "the weights were loaded" if memory.reset_peak() else "the process began"
     yield program
+    _say_loss_scale(program, log)
     peak = _peak_memory(program, before_bytes, since)
     if peak is not None:
         log.figure("peak_memory_bytes", peak)
         _check_limit(peak, spec.effort.memory_limit_bytes)
     program.close()
+
+
+def _say_loss_scale(program: Program, log: EventLog) -> None:
+    """What the loss was multiplied by in the end, for a program that does so."""
+    if isinstance(program, ScalesLoss) and (scaled := program.loss_scale()) is not None:
+        value, method = scaled
+        log.figure("loss_scale", Figure(value=value, unit="", method=method))
 
 
 def _check_limit(peak: Figure, limit_bytes: int | None) -> None:

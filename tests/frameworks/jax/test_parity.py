@@ -16,12 +16,14 @@ from cubemesh import networks
 from cubemesh.frameworks import entry
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import BatchNorm, Dropout, LocalResponseNorm
+from cubemesh.networks.zoo.vit import vit
 
 SIZES = {"little-cnn": 16, "cifarnet": 16, "resnet-18": 32}
 OPTIMIZERS = {
     "sgd": {"learning_rate": 0.05, "weight_decay": 0.01},
     "rmsprop": {"learning_rate": 0.001, "weight_decay": 0.01},
     "adam": {"learning_rate": 0.001, "weight_decay": 0.01},
+    "adamw": {"learning_rate": 0.001, "weight_decay": 0.1},
 }
 
 
@@ -53,6 +55,15 @@ def mixed():
     x = net.batch_norm(net.linear(net.flatten(x), 7, bias=False))
     net.classify(net.linear(x, 5))
     return net.build()
+
+
+def transformer():
+    """A small network of ViT's family: no array of it is as large as those of ViT-B/16."""
+    return vit("small-vit", 32, 10, width=24, depth=2, heads=3)
+
+
+OWN = {"mixed": mixed, "small-vit": transformer}
+"""Networks made here."""
 
 
 @pytest.fixture(scope="module")
@@ -103,9 +114,9 @@ def assert_same(found, reference, limit=1e-9):
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize("name", [*SIZES, "mixed"])
+@pytest.mark.parametrize("name", [*SIZES, *OWN])
 def test_outputs_gradients_and_statistics_in_fp64(name, layout, trained, weights_of):
-    network = mixed() if name == "mixed" else small(name)
+    network = OWN[name]() if name in OWN else small(name)
     step = {"precision": "fp64", "learning_rate": 1.0, "momentum": 0.0}
     ours, theirs = (trained(f, network, 1, layout=layout, **step) for f in ("jax", "pytorch"))
     before = weights_of(network)
@@ -141,9 +152,9 @@ def test_five_steps_each_from_pytorch_s_weights_then_an_evaluation(
     assert_same(ours, theirs)
 
 
-@pytest.mark.parametrize("name", [*SIZES, "mixed"])
+@pytest.mark.parametrize("name", [*SIZES, *OWN])
 def test_fp32_is_as_near_to_fp64_as_pytorch_s(name, trained):
-    network = mixed() if name == "mixed" else small(name)
+    network = OWN[name]() if name in OWN else small(name)
     step = {"learning_rate": 0.01, "momentum": 0.0}
     reference = trained("pytorch", network, 1, precision="fp64", **step)
     theirs = distances(trained("pytorch", network, 1, **step), reference)

@@ -41,12 +41,12 @@ def loaded(tiny, make_request):
     ("precision", "products"),
     [("fp64", "f64"), ("fp32", "f32"), ("bf16", "bf16"), ("fp16", "f16")],
 )
-@pytest.mark.parametrize("optimizer", ["sgd", "rmsprop", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "rmsprop", "adam", "adamw"])
 def test_a_step_computes_in_the_types_of_its_precision(
     precision, products, optimizer, loaded, make_batch, tiny
 ):
     program = loaded(precision=precision, optimizer=optimizer)
-    step = make_step(program._function, program._optimizer)
+    step = make_step(program._function, program._optimizer, program._scaling)
     text = str(jax.make_jaxpr(step)(program._carry, *program.place(make_batch(tiny))))
     for operation in ("conv_general_dilated", "dot_general"):
         found = set(re.findall(rf":(\w+)\[[\d,]*\] = {operation}\[", text))

@@ -50,9 +50,13 @@ def assert_near(one, other):
 
 
 @compiles
-def test_in_fp64_it_is_the_eager_program(make_request, make_batch):
+@pytest.mark.parametrize(("compile_by", "graphs"), [("network", 1), ("segment", 2)])
+def test_in_fp64_it_is_the_eager_program(compile_by, graphs, make_request, make_batch):
     request = make_request(small(), precision="fp64", learning_rate=0.1, weight_decay=0.01)
+    settings = dataclasses.replace(request.program, compile_by=compile_by)
+    request = dataclasses.replace(request, program=settings)
     eager, ours = program.build(request), compiled.build(request)
+    assert len(ours.staged.stages) == graphs
     weights = request.network.draw(0)
     batches = [make_batch(request.network, seed=s) for s in range(3)]
     assert ours.compile(ours.place(batches[0])) is not None

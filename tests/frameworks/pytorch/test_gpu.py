@@ -1,5 +1,6 @@
 """What only a GPU can show. Needs torch, numpy and pytest, and `PYTHONPATH=src`."""
 
+import os
 import subprocess
 import sys
 
@@ -53,6 +54,36 @@ def test_resnet_takes_steps_and_says_how_much_memory(
     assert peak_bytes > 3 * parameters_bytes, "weights, gradients and momentum at least"
     assert program.evaluate(program.place(make_batch(resnet, 5))).shape == (5, 10)
     program.close()
+
+
+FORKED_AFTER_PRELOAD = """
+import os, sys
+from cubemesh.frameworks import entry
+
+framework = entry(sys.argv[1]).load()
+framework.preload()
+assert "PYTORCH_NVML_BASED_CUDA_CHECK" not in os.environ
+if os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+print(framework.capabilities().devices[0], flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("name", ["pytorch", "pytorch-compiled"])
+def test_a_fork_after_preload_finds_the_gpu(name):
+    """The compiler's import asks for a GPU; had it asked CUDA, no fork could use it."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED_AFTER_PRELOAD, name],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [GPU]
 
 
 def test_nhwc_bf16_really_runs_channels_last_in_bf16(resnet, make_request, make_batch):

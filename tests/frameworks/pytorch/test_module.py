@@ -11,7 +11,7 @@ from cubemesh.frameworks.base import Unsupported  # noqa: E402
 from cubemesh.frameworks.pytorch.module import build_modules  # noqa: E402
 from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
 
-SIZES = {"little-cnn": 16, "cifarnet": 16, "resnet-18": 32}
+SIZES = {"little-cnn": 16, "cifarnet": 16, "alexnet": 63, "resnet-18": 32, "resnet-50": 33}
 
 
 def two_heads():

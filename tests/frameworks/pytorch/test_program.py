@@ -17,8 +17,9 @@ OPTIMIZERS = {
     ),
     "rmsprop": ({}, lambda p: torch.optim.RMSprop(p, 0.001, foreach=False)),
     "adam": ({"weight_decay": 0.01}, lambda p: torch.optim.Adam(p, 0.001, weight_decay=0.01)),
+    "adamw": ({"weight_decay": 0.1}, lambda p: torch.optim.AdamW(p, 0.001, weight_decay=0.1)),
 }
-RATES = {"sgd": 0.05, "rmsprop": 0.001, "adam": 0.001}
+RATES = {"sgd": 0.05, "rmsprop": 0.001, "adam": 0.001, "adamw": 0.001}
 
 
 def without_dropout(module):

@@ -38,7 +38,7 @@ def staged_and_eager(network, compiled=lambda function: function):
 
 
 def test_a_stage_reads_what_others_made_and_gives_what_others_read():
-    stem, middle, end = cut(two_heads())
+    stem, middle, end = cut(two_heads(), "segment")
     conv, relu, _, head = (node.name for node in stem.nodes)
     assert (stem.inputs, stem.results) == (("image",), (relu, head))
     assert middle.inputs == (relu,)
@@ -52,9 +52,17 @@ def test_a_stage_reads_what_others_made_and_gives_what_others_read():
 def test_a_network_without_segments_is_one_stage():
     net = NetworkBuilder("plain")
     net.classify(net.linear(net.flatten(net.input("image", (1, 2, 2))), 3))
-    (stage,) = cut(net.build())
+    (stage,) = cut(net.build(), "segment")
     assert stage.name == "stage1"
     assert stage.inputs == ("image",)
+
+
+def test_the_network_as_one_stage_has_every_layer_its_heads_need():
+    network = two_heads()
+    (stage,) = cut(network, "network")
+    assert stage.nodes == tuple(network.needed(*(head.value for head in network.heads)))
+    assert stage.inputs == ("image",)
+    assert stage.results == tuple(head.value for head in network.heads)
 
 
 @pytest.mark.parametrize("network", [two_heads(), networks.build("resnet-18", 32, 10)])

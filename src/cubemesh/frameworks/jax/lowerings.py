@@ -8,8 +8,7 @@ and XLA fuses what lies between two products.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,7 +18,8 @@ from jax import lax
 from numpy.typing import NDArray
 
 from cubemesh.frameworks.base import Unsupported
-from cubemesh.frameworks.jax.runtime import Numerics
+from cubemesh.frameworks.jax.place import Place
+from cubemesh.frameworks.jax.sequence_lowerings import SEQUENCE_LOWERINGS
 from cubemesh.networks.layers import (
     Add,
     AveragePool,
@@ -34,46 +34,10 @@ from cubemesh.networks.layers import (
     LocalResponseNorm,
     MaxPool,
     ReLU,
-    Shape,
 )
 
 DIMENSIONS = {"nchw": ("NCHW", "OIHW", "NCHW"), "nhwc": ("NHWC", "HWIO", "NHWC")}
 """Layout of a program → axes of a convolution's input, weight and result, in the order they lie."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """A layer in its network and program, as a lowering sees it."""
-
-    arrays: Mapping[str, jax.Array]
-    """Parameters and state, by their role in the layer."""
-    shape: Shape
-    """Of one sample of the result, channels first."""
-    layout: str
-    numerics: Numerics
-    training: bool
-    key: Callable[[], jax.Array]
-    """Gives a random key of this layer's own."""
-    new_state: dict[str, jax.Array] = field(default_factory=dict)
-    """Where a layer puts the state it updates, by role."""
-
-    def positions(self, x: jax.Array) -> tuple[int, int]:
-        """The axes of an image's height and width."""
-        return (1, 2) if self.layout == "nhwc" else (2, 3)
-
-    def channels(self, x: jax.Array) -> int:
-        """The axis of the channels; of the features, where there is no image."""
-        return 3 if self.layout == "nhwc" and x.ndim == 4 else 1
-
-    def per_channel(self, array: jax.Array, x: jax.Array) -> jax.Array:
-        """One value a channel, made to combine with `x`."""
-        shape = [1] * x.ndim
-        shape[self.channels(x)] = array.size
-        return array.reshape(shape)
-
-    def narrow(self, *arrays: jax.Array) -> list[jax.Array]:
-        """The arrays in the type that products are computed in."""
-        return [a.astype(self.numerics.products) for a in arrays]
 
 
 Lowering = Callable[..., jax.Array]
@@ -217,4 +181,5 @@ LOWERINGS: dict[type[Layer], Lowering] = {
     MaxPool: _max_pool,
     AveragePool: _average_pool,
     GlobalAveragePool: _global_average_pool,
+    **SEQUENCE_LOWERINGS,
 }

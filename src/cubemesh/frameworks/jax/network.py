@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cubemesh.frameworks.base import Array, Unsupported
-from cubemesh.frameworks.jax.lowerings import LOWERINGS, Place
+from cubemesh.frameworks.base import Array, Unsupported, check_layers
+from cubemesh.frameworks.jax.lowerings import LOWERINGS
+from cubemesh.frameworks.jax.place import Place
 from cubemesh.frameworks.jax.runtime import Numerics
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Convolution
@@ -28,16 +30,25 @@ AnyArray = TypeVar("AnyArray", jax.Array, Array)
 
 
 class NetworkFunction:
-    """A network as pure functions of its arrays, in one layout and precision. Unsupported when the
-    network is not one of images and labels."""
+    """A network as pure functions of its arrays, in one layout and precision; the products of the
+    nodes in `layer_numerics` have another. Unsupported when the network is not one of images and
+    labels."""
 
-    def __init__(self, network: Network, layout: str, numerics: Numerics) -> None:
+    def __init__(
+        self,
+        network: Network,
+        layout: str,
+        numerics: Numerics,
+        layer_numerics: Mapping[str, Numerics] = MappingProxyType({}),
+    ) -> None:
+        check_layers(network, LOWERINGS, "jax")
         if len(network.inputs) != 1 or len(network.targets) != 1:
             raise Unsupported(
                 f"jax feeds a network images and labels; {network.name} takes "
                 f"{', '.join(i.name for i in (*network.inputs, *network.targets))}."
             )
         self.network, self.layout, self.numerics = network, layout, numerics
+        self._layer_numerics = layer_numerics
         convolutions = (n for n in network.nodes if isinstance(n.layer, Convolution))
         self._turned = frozenset(n.parameters["weight"] for n in convolutions)
 
@@ -86,7 +97,7 @@ class NetworkFunction:
                 | {role: after[name] for role, name in node.state.items()},
                 shape=node.shape,
                 layout=self.layout,
-                numerics=self.numerics,
+                numerics=self._layer_numerics.get(node.name, self.numerics),
                 training=key is not None,
                 key=partial(jax.random.fold_in, key, np.uint32(i)),
             )

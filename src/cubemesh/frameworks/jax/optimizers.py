@@ -3,8 +3,9 @@
     sgd       g + decay · w;  v = momentum · v + g;  w −= rate · v      Sutskever et al. 2013
     rmsprop   v = 0.99 v + 0.01 g²;  w −= rate · g / (√v + 1e-8)        Tieleman and Hinton 2012
     adam      betas 0.9 and 0.999, epsilon 1e-8                         Kingma and Ba 2015
+    adamw     w −= rate · decay · w;  then as adam, without decay       Loshchilov and Hutter 2019
 
-Weight decay is added to the gradient in all three. An optimizer is its first state and a pure
+In the first three weight decay is added to the gradient. An optimizer is its first state and a pure
 function; inside the step XLA fuses the update of each array into one pass over it. (Written out
 here in place of optax, whose RMSprop and whose decay differ from PyTorch's by default.)
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -82,14 +84,17 @@ def _rmsprop(work: TrainSteps | Train) -> Optimizer:
     return Optimizer(start=start, update=update)
 
 
-def _adam(work: TrainSteps | Train) -> Optimizer:
+def _adam(work: TrainSteps | Train, decoupled: bool = False) -> Optimizer:
     rate, (beta1, beta2) = work.learning_rate, _ADAM_BETAS
 
     def start(weights: Arrays) -> State:
         return {"mean": _zeros(weights), "square": _zeros(weights), "steps": jnp.int32(0)}
 
     def update(gradients: Arrays, state: State, weights: Arrays) -> tuple[Arrays, State]:
-        gradients = _decayed(gradients, weights, work.weight_decay)
+        if decoupled:
+            weights = {name: w * (1 - rate * work.weight_decay) for name, w in weights.items()}
+        else:
+            gradients = _decayed(gradients, weights, work.weight_decay)
         steps = state["steps"] + 1
         mean = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state["mean"], gradients)
         square = jax.tree.map(
@@ -112,6 +117,7 @@ _MAKERS: dict[str, Callable[[TrainSteps | Train], Optimizer]] = {
     "sgd": _sgd,
     "rmsprop": _rmsprop,
     "adam": _adam,
+    "adamw": partial(_adam, decoupled=True),
 }
 
 

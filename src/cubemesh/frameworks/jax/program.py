@@ -27,7 +27,9 @@ from cubemesh.frameworks.base import (
 )
 from cubemesh.frameworks.jax.network import NetworkFunction
 from cubemesh.frameworks.jax.optimizers import Optimizer, make_optimizer
-from cubemesh.frameworks.jax.runtime import NUMERICS, prepare
+from cubemesh.frameworks.jax.runtime import NUMERICS, Numerics, prepare
+from cubemesh.frameworks.jax.scaling import Scaling, make_scaling
+from cubemesh.networks.precision import layer_precisions
 
 Placed = tuple[jax.Array, jax.Array]
 """Images and labels on the device."""
@@ -44,6 +46,7 @@ class Carry(NamedTuple):
     state: dict[str, jax.Array]
     optimizer: dict[str, Any]
     key: jax.Array
+    scaling: dict[str, jax.Array]
 
 
 class JaxProgram:
@@ -55,13 +58,18 @@ class JaxProgram:
         self.device = request.device
         self._device = prepare(request.device, request.threads)
         self._numerics = NUMERICS[request.program.precision]
-        self._function = NetworkFunction(request.network, request.program.layout, self._numerics)
+        self._function = NetworkFunction(
+            request.network, request.program.layout, self._numerics, _layer_numerics(request)
+        )
+        self._scaling = make_scaling(request.program)
         self._seed = request.work.seed
         self._optimizer = make_optimizer(request.work)
         self._carry: Carry | None = None
         self._loss: Any = float("nan")
         self._begin = jax.jit(self._make_carry)
-        self._step = jax.jit(make_step(self._function, self._optimizer), donate_argnums=0)
+        self._step = jax.jit(
+            make_step(self._function, self._optimizer, self._scaling), donate_argnums=0
+        )
         self._pass = jax.jit(make_forward(self._function), donate_argnums=(1, 2))
         self._scores = jax.jit(self._function.scores)
         self._turn = jax.jit(self._turn_images)
@@ -84,9 +92,9 @@ class JaxProgram:
 
     def forward(self, placed: Placed) -> None:
         """Queue the forward pass and the loss."""
-        parameters, state, optimizer, key = self._loaded()
-        state, key, self._loss = self._pass(parameters, state, key, *placed)
-        self._carry = Carry(parameters, state, optimizer, key)
+        carry = self._loaded()
+        state, key, self._loss = self._pass(carry.parameters, carry.state, carry.key, *placed)
+        self._carry = carry._replace(state=state, key=key)
 
     def evaluate(self, placed: Placed) -> Array:
         """Scores (batch, classes) in float32, or float64 where the program computes in it."""
@@ -96,6 +104,12 @@ class JaxProgram:
     def loss(self) -> float:
         """The last step's loss; NaN before the first."""
         return float(self._loss)
+
+    def loss_scale(self) -> tuple[float, str] | None:
+        """See `ScalesLoss` in frameworks/base."""
+        if self._scaling is None or self._optimizer is None:
+            return None
+        return float(self._scaling.scale(self._loaded().scaling)), self._scaling.method
 
     def synchronize(self) -> None:
         """Wait until the last outputs are there; an error on the device is raised here."""
@@ -122,6 +136,7 @@ class JaxProgram:
             optimizer=self._optimizer.start(parameters) if self._optimizer else {},
             # XLA's own generator (Philox): the default one takes longer to compile than a network.
             key=jax.random.key(self._seed, impl="rbg"),
+            scaling=self._scaling.start() if self._scaling else {},
         )
 
     def state(self) -> dict[str, Array]:
@@ -157,27 +172,41 @@ class JaxProgram:
             compiled.clear_cache()
 
 
-def make_step(function: NetworkFunction, optimizer: Optimizer | None) -> Any:
+def make_step(
+    function: NetworkFunction, optimizer: Optimizer | None, scaling: Scaling | None = None
+) -> Any:
     """The training step: (carry, images, labels) → (carry, loss)."""
-    scale = function.numerics.loss_scale
 
-    def scaled_loss(parameters: Any, *rest: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
+    def scaled_loss(
+        parameters: Any, scale: Any, *rest: Any
+    ) -> tuple[jax.Array, tuple[jax.Array, Any]]:
         loss, state = function.loss(parameters, *rest)
-        return scale * loss, (loss, state)
+        return (loss if scaling is None else scale * loss), (loss, state)
 
     def step(carry: Carry, images: jax.Array, labels: jax.Array) -> tuple[Carry, jax.Array]:
         if optimizer is None:
             raise UsageError("a program built for forward work has no optimizer to train with.")
         key, own_key = jax.random.split(carry.key)
+        scale = scaling.scale(carry.scaling) if scaling else 1.0
         gradients, (loss, state) = jax.grad(scaled_loss, has_aux=True)(
-            carry.parameters, carry.state, images, labels, own_key
+            carry.parameters, scale, carry.state, images, labels, own_key
         )
-        if scale != 1:
-            gradients = jax.tree.map(lambda g: g / scale, gradients)
-        parameters, kept = optimizer.update(gradients, carry.optimizer, carry.parameters)
-        return Carry(parameters, state, kept, key), loss
+        if scaling is None:
+            parameters, kept = optimizer.update(gradients, carry.optimizer, carry.parameters)
+            return Carry(parameters, state, kept, key, carry.scaling), loss
+        gradients = jax.tree.map(lambda g: g / scale, gradients)
+        updated = optimizer.update(gradients, carry.optimizer, carry.parameters)
+        before = carry.parameters, carry.optimizer
+        (parameters, kept), scaled = scaling.settle(carry.scaling, gradients, updated, before)
+        return Carry(parameters, state, kept, key, scaled), loss
 
     return step
+
+
+def _layer_numerics(request: BuildRequest) -> dict[str, Numerics]:
+    """Node → numerics of its product, where the spec says so by layer."""
+    named = layer_precisions(request.network, request.program.precision_of)
+    return {node: NUMERICS[precision] for node, precision in named.items()}
 
 
 def make_forward(function: NetworkFunction) -> Any:

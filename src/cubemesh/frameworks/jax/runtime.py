@@ -43,9 +43,6 @@ class Numerics:
     """Type that convolutions and matrix products are computed in, and their results."""
     precision: str = "highest"
     """What `jax.lax` calls the precision of a product of float32."""
-    loss_scale: float = 1.0
-    """The loss is multiplied by it and the gradients divided, so that small ones do not become
-    zero in float16 (Micikevicius et al. 2018, who found 8 to 32,768 to do)."""
 
 
 NUMERICS: dict[str, Numerics] = {
@@ -53,7 +50,7 @@ NUMERICS: dict[str, Numerics] = {
     "fp32": Numerics(),
     "tf32": Numerics(precision="tensorfloat32"),
     "bf16": Numerics(products=jnp.bfloat16, precision="default"),
-    "fp16": Numerics(products=jnp.float16, precision="default", loss_scale=1024.0),
+    "fp16": Numerics(products=jnp.float16, precision="default"),
 }
 """One line a precision."""
 
@@ -71,7 +68,9 @@ def capabilities() -> Capabilities:
         devices=(*(f"cuda:{i}" for i in range(len(gpus))), "cpu"),
         precisions=precisions,
         layouts=frozenset({"nchw", "nhwc"}),
-        optimizers=frozenset({"sgd", "rmsprop", "adam"}),
+        optimizers=frozenset({"sgd", "rmsprop", "adam", "adamw"}),
+        loss_scales=frozenset({"dynamic", "static"}),
+        precision_by_layer=True,
     )
 
 

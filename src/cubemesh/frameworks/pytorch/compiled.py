@@ -1,4 +1,4 @@
-"""PyTorch, compiled: the eager program with each segment of the network given to `torch.compile`.
+"""PyTorch, compiled: the eager program, its network given to `torch.compile` whole or by segment.
 
 Forward, backward and loss are compiled by TorchInductor for the fixed shapes of a run: C++ on a
 CPU, Triton on a GPU. Batches, weights, precision, layout and optimizer are the eager program's; so
@@ -14,6 +14,8 @@ import importlib
 import os
 import shutil
 import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -22,7 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cubemesh.frameworks.base import BuildRequest, Capabilities
+from cubemesh.frameworks.base import BuildRequest, Capabilities, Unsupported
 from cubemesh.frameworks.pytorch import runtime
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
 from cubemesh.frameworks.pytorch.program import Placed, PyTorchProgram, total_loss
@@ -32,24 +34,36 @@ __all__ = ["build", "build_ceiling", "capabilities", "is_out_of_memory", "preloa
 
 BACKEND = "inductor"
 """Of torch.compile."""
+POINTWISE_SEARCH: dict[str, str | int | bool | Callable[..., object]] = {
+    "max_autotune_pointwise": True
+}
+"""TorchInductor tries more block sizes for elementwise kernels and reductions, on a GPU: 1.7 % of
+ResNet-50's step on an H200 for twice the compiling (benchmarks/LOG.md)."""
 
 _CPP_COMPILERS = ("g++", "clang++")
 _C_COMPILERS = ("gcc", "clang", "cc")
 _VOLTA = (7, 0)
 """The first compute capability that Triton makes code for (README of triton-lang/triton)."""
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+_NVML_VARIABLE = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 class CompiledProgram(PyTorchProgram):
-    """The eager program, its forward pass, loss and backward pass compiled stage by stage."""
+    """The eager program, its forward pass, loss and backward pass compiled."""
 
     overwrites = False  # the compiler decides; a stage that changes its input would copy it back
 
     def __init__(self, request: BuildRequest) -> None:
         _set_up_compiler()
+        if request.program.precision_of:
+            _trace_backward_without_autocast()
         super().__init__(request)
-        compiled = partial(torch.compile, dynamic=False, fullgraph=True, backend=BACKEND)
-        self.staged = build_stages(self._built, partial(total_loss, self._weights), compiled)
+        options = POINTWISE_SEARCH if BACKEND == "inductor" and self._kind == "cuda" else None
+        compiled = partial(
+            torch.compile, dynamic=False, fullgraph=True, backend=BACKEND, options=options
+        )
+        loss = partial(total_loss, self._weights)
+        self.staged = build_stages(self._built, loss, compiled, request.program.compile_by)
         """What is compiled: `staged.code` and `staged.stage_codes` are it as Python."""
 
     def compile(self, placed: Placed) -> bool | None:
@@ -100,6 +114,7 @@ def capabilities() -> Capabilities:
         devices=tuple(devices),
         precisions={kind: able.precisions[kind] for kind in able.precisions if kind in kinds},
         hint=" ".join(dict.fromkeys(missing)),
+        compiles_segments=True,
     )
 
 
@@ -119,8 +134,25 @@ def preload() -> None:
     outlives a worker."""
     _set_up_compiler()
     runtime.preload()
-    for name in ("compile_fx", "codegen.cpp", "codegen.cpp_wrapper_cpu", "codegen.triton"):
-        importlib.import_module(f"torch._inductor.{name}")
+    with _asking_the_driver():
+        for name in ("compile_fx", "codegen.cpp", "codegen.cpp_wrapper_cpu", "codegen.triton"):
+            importlib.import_module(f"torch._inductor.{name}")
+
+
+@contextmanager
+def _asking_the_driver() -> Iterator[None]:
+    """Within it PyTorch asks NVML and not CUDA whether there is a GPU, as the compiler's import
+    does: once CUDA has been asked, no fork of this process can use the GPU (PyTorch's notes on
+    CUDA semantics, PYTORCH_NVML_BASED_CUDA_CHECK)."""
+    before = os.environ.get(_NVML_VARIABLE)
+    os.environ[_NVML_VARIABLE] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_NVML_VARIABLE]
+        else:
+            os.environ[_NVML_VARIABLE] = before
 
 
 def _set_up_compiler() -> None:
@@ -133,6 +165,20 @@ def _set_up_compiler() -> None:
         os.environ[_CACHE_VARIABLE] = str(folder)
     config = importlib.import_module("torch._inductor.config")
     config.compile_threads = 1  # type: ignore[attr-defined]
+
+
+def _trace_backward_without_autocast() -> None:
+    """Compile backward passes as eager ones run: each in the types of its forward pass. By itself
+    the compiler traces them under the forward pass's autocast, which would make the gradients of a
+    layer in fp32 narrow."""
+    config = importlib.import_module("torch._functorch.config")
+    if not hasattr(config, "backward_pass_autocast"):
+        raise Unsupported(
+            f"PyTorch {torch.__version__} compiles backward passes under the autocast around them, "
+            "so no layer's gradients keep a precision of their own. Leave precision_of out, or "
+            "upgrade PyTorch."
+        )
+    config.backward_pass_autocast = "off"  # type: ignore[attr-defined]
 
 
 def _cache_counts() -> tuple[int, int]:

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from cubemesh.frameworks.pytorch.sequence_lowerings import SEQUENCE_LOWERINGS
 from cubemesh.networks.graph import Network, Node
 from cubemesh.networks.layers import (
     Add,
@@ -137,6 +138,7 @@ LOWERINGS: dict[type[Layer], Lowering] = {
     MaxPool: _max_pool,
     AveragePool: _average_pool,
     GlobalAveragePool: lambda layer, shape, _: ChannelMeans(),
+    **SEQUENCE_LOWERINGS,
 }
 
 ATTRIBUTES = {"running_variance": "running_var"}

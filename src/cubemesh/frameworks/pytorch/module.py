@@ -19,24 +19,31 @@ import linecache
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cubemesh.frameworks.base import Array, Unsupported, check_weights
-from cubemesh.frameworks.pytorch.lowerings import ATTRIBUTES, lower, may_overwrite
+from cubemesh.frameworks.base import Array, Unsupported, check_layers, check_weights
+from cubemesh.frameworks.pytorch.lowerings import ATTRIBUTES, LOWERINGS, lower, may_overwrite
 from cubemesh.networks.graph import Head, Network, Node
+from cubemesh.networks.layers import Add
 
 Values = tuple[Tensor, ...]
+_RESERVED = frozenset({*keyword.kwlist, "torch"})
 
 
 class NetworkModule(nn.Module):
     """Layers under their names, and a forward pass from images to one value for each head."""
 
     def __init__(
-        self, network: Network, heads: tuple[Head, ...], layers: Mapping[str, nn.Module]
+        self,
+        network: Network,
+        heads: tuple[Head, ...],
+        layers: Mapping[str, nn.Module],
+        layer_types: Mapping[str, torch.dtype] = MappingProxyType({}),
     ) -> None:
         super().__init__()
         self._title = "".join(word.capitalize() for word in network.name.split("-"))
@@ -45,9 +52,10 @@ class NetworkModule(nn.Module):
             _hang(self, node.name, layers[node.name])
         names = identifiers(network)
         results = [head.value for head in heads]
-        self.code = write_forward(names, [network.inputs[0].name], nodes, results)
+        self.code = write_forward(names, [network.inputs[0].name], nodes, results, layer_types)
         """The forward pass as Python."""
-        called = {f"run_{names[n.name]}": layers[n.name] for n in nodes}
+        called: dict[str, Any] = {f"run_{names[n.name]}": layers[n.name] for n in nodes}
+        called["torch"] = torch
         self._run: Callable[[Tensor], Values] = define(self.code, self._title, called)["forward"]
 
     def forward(self, images: Tensor) -> Values:
@@ -65,6 +73,8 @@ class Built:
     network: Network
     layers: Mapping[str, nn.Module]
     """By node."""
+    layer_types: Mapping[str, torch.dtype]
+    """Node → type its product is computed in, for those that have one of their own."""
     training: NetworkModule
     """With every head."""
     evaluation: NetworkModule
@@ -96,12 +106,16 @@ def build_modules(
     dtype: torch.dtype = torch.float32,
     memory_format: torch.memory_format = torch.contiguous_format,
     overwrite: bool = True,
+    layer_types: Mapping[str, torch.dtype] = MappingProxyType({}),
 ) -> Built:
     """The modules of `network`; their arrays hold nothing until `load`.
 
     `overwrite` lets a layer write over its input where nobody needs it any more. Four-dimensional
-    arrays lie in `memory_format`. Unsupported when the network is not one of images and labels.
+    arrays lie in `memory_format`. `layer_types` names nodes whose products are computed in a type
+    of their own, under an autocast to another. Unsupported when the network is not one of images
+    and labels.
     """
+    check_layers(network, LOWERINGS, "pytorch")
     if len(network.inputs) != 1 or len(network.targets) != 1:
         raise Unsupported(
             f"pytorch feeds a network images and labels; {network.name} takes "
@@ -115,13 +129,16 @@ def build_modules(
     parameters = {n: nn.Parameter(empty(p.shape)) for n, p in network.parameters.items()}
     state = {n: empty(s.shape) for n, s in network.state.items()}
     overwriting = may_overwrite(network) if overwrite else frozenset[str]()
+    if layer_types:  # the terms of a sum may be of two types, and neither need be its own
+        overwriting -= {n.name for n in network.nodes if isinstance(n.layer, Add)}
     layers = _layers(network, {**parameters, **state}, overwriting)
     judged = tuple(h for h in network.heads if not h.train_only)[-1:]
     return Built(
         network=network,
         layers=layers,
-        training=NetworkModule(network, network.heads, layers),
-        evaluation=NetworkModule(network, judged, layers),
+        layer_types=layer_types,
+        training=NetworkModule(network, network.heads, layers, layer_types),
+        evaluation=NetworkModule(network, judged, layers, layer_types),
         parameters=parameters,
         state=state,
     )
@@ -152,15 +169,22 @@ def _hang(root: nn.Module, name: str, layer: nn.Module) -> None:
 
 
 def write_forward(
-    names: Mapping[str, str], inputs: Sequence[str], nodes: Sequence[Node], results: Sequence[str]
+    names: Mapping[str, str],
+    inputs: Sequence[str],
+    nodes: Sequence[Node],
+    results: Sequence[str],
+    layer_types: Mapping[str, torch.dtype] = MappingProxyType({}),
 ) -> str:
     """A function `forward` from the values `inputs` to the tuple of the values `results`, in
-    Python; it calls a node's layer as `run_` and the node's identifier, which `names` has."""
+    Python; it calls a node's layer as `run_` and the node's identifier, which `names` has. A node
+    of `layer_types` is computed in that type, whatever the autocast around it says."""
     last_reader = {value: node.name for node in nodes for value in node.inputs}
     lines = [f"def forward({', '.join(names[value] for value in inputs)}):"]
     for node in nodes:
         read = ", ".join(names[value] for value in node.inputs)
         line = f"    {names[node.name]} = run_{names[node.name]}({read})"
+        if node.name in layer_types:
+            line = _in_type(line, read, layer_types[node.name])
         done = [
             names[value]
             for value in dict.fromkeys(node.inputs)
@@ -169,6 +193,17 @@ def write_forward(
         lines.append(f"{line}; del {', '.join(done)}" if done else line)
     lines.append(f"    return ({', '.join(names[value] for value in results)},)")
     return "\n".join(lines) + "\n"
+
+
+def _in_type(line: str, read: str, dtype: torch.dtype) -> str:
+    """`line`, which reads the value `read`, under an autocast of its own. A narrow type converts
+    input and weights; float32 is no autocast at all, so its input is converted here."""
+    if dtype == torch.float32:
+        around = f"torch.autocast({read}.device.type, enabled=False)"
+        line = line.replace(f"({read})", f"({read}.float())")
+    else:
+        around = f"torch.autocast({read}.device.type, {dtype})"
+    return f"    with {around}:\n    {line}"
 
 
 def define(code: str, title: str, scope: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,7 +221,7 @@ def identifiers(network: Network) -> dict[str, str]:
     found: dict[str, str] = {}
     for value in (*(i.name for i in network.inputs), *(n.name for n in network.nodes)):
         name = re.sub(r"\W", "_", value)
-        if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("run_"):
+        if not name.isidentifier() or name in _RESERVED or name.startswith("run_"):
             name = f"_{name}"
         while name in found.values():
             name += "_"

@@ -27,6 +27,8 @@ from cubemesh.frameworks.pytorch.runtime import (
     prepare,
     synchronize,
 )
+from cubemesh.frameworks.pytorch.scaling import make_scaling
+from cubemesh.networks.precision import layer_precisions
 
 Placed = tuple[Tensor, Tensor]
 """Images and labels on the device."""
@@ -56,13 +58,14 @@ class PyTorchProgram:
             dtype=self._dtype,
             memory_format=self._memory_format,
             overwrite=self.overwrites,
+            layer_types=_layer_types(request),
         )
         self.module = self._built.training
         """The network as a module: `print` shows its layers, `module.code` is its forward pass."""
         self._weights = tuple(h.weight for h in request.network.heads)
         narrow = NARROW_TYPES.get(settings.precision)
         self._autocast = torch.autocast(self._kind, narrow) if narrow else nullcontext()
-        self._scales_loss = settings.precision == "fp16"
+        self._settings = settings
         self._loss = torch.full((), float("nan"))
         self._start_optimizer()
 
@@ -83,18 +86,16 @@ class PyTorchProgram:
 
     def train_step(self, placed: Placed) -> None:
         """Queue forward, backward and update."""
-        optimizer, scaler = self._optimizer, self._scaler
+        optimizer, scaling = self._optimizer, self._scaling
         if optimizer is None:
             raise UsageError("a program built for forward work has no optimizer to train with.")
         optimizer.zero_grad(set_to_none=True)
         loss = self._forward(placed)
-        if scaler is None:
+        if scaling is None:
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         else:
-            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-            scaler.step(optimizer)
-            scaler.update()
+            scaling.step(loss, optimizer)
         self._loss = loss  # backward has freed what its graph kept, so it holds one number
 
     def forward(self, placed: Placed) -> None:
@@ -122,6 +123,13 @@ class PyTorchProgram:
         """The last step's loss; NaN before the first."""
         return float(self._loss.item())
 
+    def loss_scale(self) -> tuple[float, str] | None:
+        """See `ScalesLoss` in frameworks/base."""
+        scaling = self._scaling
+        if scaling is None or self._optimizer is None:
+            return None
+        return scaling.scale(), scaling.method
+
     def synchronize(self) -> None:
         """Wait for the device."""
         synchronize(self.device)
@@ -134,7 +142,7 @@ class PyTorchProgram:
     def _start_optimizer(self) -> None:
         parameters = list(self._built.parameters.values())
         self._optimizer = make_optimizer(self._work, parameters)
-        self._scaler = torch.amp.GradScaler(self._kind) if self._scales_loss else None
+        self._scaling = make_scaling(self._settings, self._kind)
 
     def state(self) -> dict[str, Array]:
         """A copy of every array on the host, in float32, or float64 where it is computed in."""
@@ -150,7 +158,7 @@ class PyTorchProgram:
 
     def close(self) -> None:
         """Drop every array; on a GPU, the allocator's cache as well."""
-        del self.module, self._built, self._optimizer, self._scaler, self._loss
+        del self.module, self._built, self._optimizer, self._scaling, self._loss
         if self._kind == "cuda":
             torch.cuda.empty_cache()
 
@@ -161,6 +169,12 @@ def total_loss(weights: Sequence[float], scores: Sequence[Tensor], labels: Tenso
     if tuple(weights) == (1.0,):
         return losses[0]
     return torch.stack([w * x for w, x in zip(weights, losses, strict=True)]).sum()
+
+
+def _layer_types(request: BuildRequest) -> dict[str, torch.dtype]:
+    """Node → type its product is computed in, where the spec says so by layer."""
+    named = layer_precisions(request.network, request.program.precision_of)
+    return {node: NARROW_TYPES.get(p, torch.float32) for node, p in named.items()}
 
 
 def build(request: BuildRequest) -> PyTorchProgram:

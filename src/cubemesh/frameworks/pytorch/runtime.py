@@ -54,7 +54,9 @@ def capabilities() -> Capabilities:
         devices=(*gpus, "cpu"),
         precisions=precisions,
         layouts=frozenset(MEMORY_FORMATS),
-        optimizers=frozenset({"sgd", "rmsprop", "adam"}),
+        optimizers=frozenset({"sgd", "rmsprop", "adam", "adamw", "lars"}),
+        loss_scales=frozenset({"dynamic", "static"}),
+        precision_by_layer=True,
     )
 
 

@@ -1,8 +1,9 @@
-"""How is a network cut so that each of its segments is compiled, and runs backward, by itself?
+"""How is a network cut into what is compiled, and runs backward, by itself?
 
-A stage is a segment of the graph as one function, from the values of earlier segments that it reads
-to those of its own that later ones read. The last stage ends in the loss, so that this is compiled
-with the layers before it. One more function, never compiled, calls the stages in turn:
+A stage is a segment of the graph, or the whole of it, as one function, from the values of earlier
+segments that it reads to those of its own that later ones read. The last stage ends in the loss, so
+that this is compiled with the layers before it. One more function, never compiled, calls the stages
+in turn:
 
     (dropout1,) = run_stage1_block1(image); del image
     (dropout2,) = run_stage2_block2(dropout1); del dropout1
@@ -19,14 +20,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from cubemesh.frameworks.pytorch.module import (
-    Built,
-    define,
-    identifiers,
-    write_forward,
-)
+from cubemesh.frameworks.pytorch.module import Built, define, identifiers, write_forward
+from cubemesh.model.spec import CompileBy
 from cubemesh.networks.graph import Network, Node
 
 Loss = Callable[[Sequence[Tensor], Tensor], Tensor]
@@ -46,14 +44,16 @@ class Stage:
     """Of the last stage: every head's value, its own or another's."""
 
 
-def cut(network: Network) -> tuple[Stage, ...]:
-    """The stages of `network`, in the order they run."""
+def cut(network: Network, compile_by: CompileBy) -> tuple[Stage, ...]:
+    """The stages of `network`, in the order they run: one, or one a segment."""
     heads = tuple(dict.fromkeys(head.value for head in network.heads))
     needed = network.needed(*(head.value for head in network.heads))
     parts = [
         (segment.name, tuple(node for node in needed if node.name in segment.nodes))
         for segment in network.segments
     ]
+    if compile_by == "network":
+        parts = [("", tuple(needed))]
     parts = [(name, nodes) for name, nodes in parts if nodes]
     stages: list[Stage] = []
     read_later = set(heads)
@@ -80,17 +80,21 @@ class Staged:
     run: Callable[[Tensor, Tensor], Tensor]
 
 
-def build_stages(built: Built, loss: Loss, compiled: Compiler) -> Staged:
+def build_stages(
+    built: Built, loss: Loss, compiled: Compiler, compile_by: CompileBy = "segment"
+) -> Staged:
     """The stages of a built network, each handed to `compiled` and called as what that returns."""
-    network, stages = built.network, cut(built.network)
+    network, stages = built.network, cut(built.network, compile_by)
     names = identifiers(network)
     codes, called = [], {}
     for stage in stages:
-        code = write_forward(names, stage.inputs, stage.nodes, stage.results)
+        code = write_forward(names, stage.inputs, stage.nodes, stage.results, built.layer_types)
         if stage is stages[-1]:
             code += _write_loss(names, stage, network)
         scope: dict[str, Any] = {f"run_{names[n.name]}": built.layers[n.name] for n in stage.nodes}
-        defined = define(code, f"{network.name}, {stage.name}", {**scope, "loss_of": loss})
+        defined = define(
+            code, f"{network.name}, {stage.name}", {**scope, "loss_of": loss, "torch": torch}
+        )
         codes.append(code)
         called[f"run_{stage.name}"] = compiled(
             defined["forward_to_loss" if stage is stages[-1] else "forward"]

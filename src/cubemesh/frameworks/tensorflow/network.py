@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from cubemesh.frameworks.base import Array, Unsupported
+from cubemesh.frameworks.base import Array, Unsupported, check_layers
 from cubemesh.frameworks.tensorflow.lowerings import LOWERINGS, Place
 from cubemesh.frameworks.tensorflow.runtime import Numerics
 from cubemesh.networks.graph import Network, Node
@@ -100,12 +100,8 @@ def check_network(network: Network, lowerings: Any, framework: str) -> None:
             f"{framework} feeds a network images and labels; {network.name} takes "
             f"{', '.join(i.name for i in (*network.inputs, *network.targets))}."
         )
+    check_layers(network, lowerings, framework)
     for node in network.nodes:
-        if type(node.layer) not in lowerings:
-            raise Unsupported(
-                f"{framework} has no {type(node.layer).__name__} layer, which {network.name} needs "
-                f"('{node.name}'). frameworks pytorch and jax have the most layers."
-            )
         norm = node.layer
         if isinstance(norm, LocalResponseNorm) and len(node.shape) != 3:
             raise Unsupported(

@@ -1,0 +1,274 @@
+"""How does one machine compare with another, and a CPU with a GPU, on the same work?
+
+Nothing is measured: the records of the store are compared, and those of other machines' stores that
+are named. Two records are of the same *workload* when network, input, minibatch, framework and
+every other setting agree and only the device differs; of each workload and device the latest record
+stands. A ratio of two devices over several workloads is the geometric mean of the workloads' ratios
+(Fleming and Wallace, How not to lie with statistics, CACM 29, 1986), with the smallest and largest
+beside it. Samples per unit of money are samples per hour over the price of an hour.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from cubemesh.errors import UsageError
+from cubemesh.experiments.base import Context, Experiment, Plan
+from cubemesh.experiments.groups import Group, doubts
+from cubemesh.experiments.matrix import Key, Matrix
+from cubemesh.model import (
+    Answer,
+    Axis,
+    Figure,
+    Finding,
+    ProgramSettings,
+    RunRecord,
+    Status,
+    Table,
+    TrainSteps,
+)
+from cubemesh.results import Store
+
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What can be set in `devices`."""
+
+    networks: tuple[str, ...] = ()
+    """Only workloads of these networks; none given is all."""
+    stores: tuple[str, ...] = ()
+    """Stores of other machines (paths or addresses): what they hold of runs is copied into this
+    one first."""
+    prices: tuple[str, ...] = ()
+    """What an hour costs, as name=price with part of a device's or host's name: H200=2.5."""
+
+    def __post_init__(self) -> None:
+        priced(self.prices)
+
+
+def priced(prices: Sequence[str]) -> dict[str, float]:
+    """`["H200=2.5"]` as a table; UsageError for what is no price."""
+    table = {}
+    for text in prices:
+        name, _, number = text.rpartition("=")
+        try:
+            price = float(number)
+        except ValueError:
+            price = math.nan
+        if not name.strip() or not (math.isfinite(price) and price > 0):
+            raise UsageError(
+                f"prices={text} is no price: write part of a device's name and what an hour of it "
+                "costs, as in prices=H200=2.5,Xeon=0.2."
+            )
+        table[name.strip()] = price
+    return table
+
+
+def plan(settings: Settings, context: Context) -> Plan:
+    """Nothing is measured."""
+    yield from ()
+
+
+def gather(settings: Settings, store: Store) -> list[RunRecord]:
+    """Of every workload that two devices or more have run: the latest record of each device."""
+    known = {r.run_id for r in store.records()}
+    for location in settings.stores:
+        with Store.open(location, must_exist=True, read_only=True) as other:
+            machines = {m.machine_id for m in store.machines()}
+            for machine in other.machines():
+                if machine.machine_id not in machines:
+                    store.save_machine(machine)
+            for record in other.records():
+                if record.run_id not in known:
+                    known.add(record.run_id)
+                    store.save(record, other.series(record.run_id))
+    latest: dict[tuple[object, ...], dict[str, RunRecord]] = {}
+    for record in store.records():
+        work, program = record.spec.work, record.spec.program
+        if not isinstance(work, TrainSteps) or not record.ranks or program.script is not None:
+            continue
+        if record.outcome.status is Status.NOT_INSTALLED:
+            continue
+        if not settings.networks or work.network in settings.networks:
+            where = (work, program, record.spec.placement.devices)
+            latest.setdefault(where, {})[_place(record)] = record
+    return [r for devices in latest.values() if len(devices) > 1 for r in devices.values()]
+
+
+def _place(record: RunRecord) -> str:
+    """One device of one machine: GPUs of a machine count as one another's like."""
+    return f"{record.key.machine_id} {record.ranks[0].device.partition(':')[0]}"
+
+
+def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
+    """Findings, tables and chart from the records that were gathered."""
+    names = _names(records)
+    matrix = Matrix.of(records, lambda r: (_workload(r), names[_place(r)]))
+    prices = _prices(settings, matrix)
+    tables = [matrix.table("Training, samples/s", "", _throughput)] if records else []
+    if prices:
+        tables.append(_money_table(matrix, prices))
+    return Answer(
+        experiment=EXPERIMENT.name,
+        question=EXPERIMENT.question,
+        title=f"Devices on {len(matrix.networks)} workloads",
+        findings=tuple(_findings(settings, matrix, prices)),
+        tables=tuple(tables),
+        charts=matrix.chart(
+            "devices",
+            "samples/s by workload and device",
+            Axis(name="throughput", unit="samples/s", from_zero=True),
+            _throughput,
+        ),
+        warnings=tuple(w for r in records for w in r.warnings),
+        run_ids=tuple(r.run_id for r in records),
+        notes=(
+            "Only records whose settings all agree but for the device are compared, of each device "
+            "the latest. Over several workloads a ratio is the geometric mean of theirs.",
+        ),
+    )
+
+
+def _names(records: Sequence[RunRecord]) -> dict[str, str]:
+    """What each device is called: by its maker; with its host where two are called alike."""
+    bare = {_place(r): _name(r) for r in records}
+    count = Counter(bare.values())
+    hosts = {_place(r): r.ranks[0].host for r in records}
+    return {p: n if count[n] == 1 else f"{n}, {hosts[p]}" for p, n in bare.items()}
+
+
+def _name(record: RunRecord) -> str:
+    rank = record.ranks[0]
+    return rank.device_name or f"{rank.device.partition(':')[0]} of {rank.host}"
+
+
+def _workload(record: RunRecord) -> str:
+    """Network and minibatch, and whatever of the rest is not usual."""
+    work, program, usual = record.spec.work, record.spec.program, ProgramSettings()
+    assert isinstance(work, TrainSteps)
+    parts = [work.network, f"minibatch {work.batch_per_device}"]
+    if work.image_size is not None:
+        parts.append(f"{work.image_size} pixels")
+    if work.data != "synthetic":
+        parts.append(work.data)
+    parts += [
+        f"data on the {value}" if name == "data_on" else value
+        for name in ("framework", "precision", "layout", "data_on")
+        if (value := getattr(program, name)) != getattr(usual, name)
+    ]
+    return " · ".join(parts)
+
+
+def _throughput(group: Group[Key]) -> Figure | None:
+    return group.throughput
+
+
+def _prices(settings: Settings, matrix: Matrix) -> dict[str, float]:
+    """The price of an hour of each device that has one, by its name in the matrix."""
+    found = {}
+    for part, price in priced(settings.prices).items():
+        for device in matrix.variants:
+            hosts = {
+                r.ranks[0].host for g in matrix.groups if g.key[1] == device for r in g.records
+            }
+            if any(part.casefold() in name.casefold() for name in (device, *hosts)):
+                found[device] = price
+    return found
+
+
+def _money_table(matrix: Matrix, prices: dict[str, float]) -> Table:
+    own = Matrix(tuple(g for g in matrix.groups if g.key[1] in prices))
+
+    def reading(group: Group[Key]) -> Figure | None:
+        return _per_money(group, prices[group.key[1]])
+
+    return own.table("Samples per unit of money", "", reading)
+
+
+def _per_money(group: Group[Key], price: float) -> Figure | None:
+    rate = group.throughput
+    if rate is None:
+        return None
+    times = HOUR_S / price
+    return Figure(
+        value=rate.value * times,
+        unit="samples",
+        low=None if rate.low is None else rate.low * times,
+        high=None if rate.high is None else rate.high * times,
+    )
+
+
+def _findings(settings: Settings, matrix: Matrix, prices: dict[str, float]) -> Iterator[Finding]:
+    if not matrix.groups:
+        yield Finding(
+            text="No workload was measured on two devices yet.",
+            remedy="Run the same experiment with device=cpu and on the GPU, or name the other "
+            "machine's store with --set stores=PATH.",
+        )
+        return
+    for one, other in combinations(matrix.variants, 2):
+        shares = list(matrix.ratios(one, other))
+        if not shares:
+            continue
+        mean = math.exp(math.fsum(math.log(r.value) for _, r, _ in shares) / len(shares))
+        fast, slow = (one, other) if mean >= 1 else (other, one)
+        yield _comparison(fast, slow, list(matrix.ratios(fast, slow)))
+        if fast in prices and slow in prices:
+            yield _bargain(fast, slow, max(mean, 1 / mean), prices)
+    for part in priced(settings.prices):
+        if not any(part.casefold() in d.casefold() for d in prices):
+            yield Finding(text=f"No device compared here is called '{part}': its price is unused.")
+    for device, why, workloads in matrix.gaps():
+        yield Finding(text=f"{device}, {'; '.join(workloads)}: {why}.")
+
+
+def _comparison(
+    fast: str, slow: str, shares: Sequence[tuple[str, Figure, tuple[Group[Key], ...]]]
+) -> Finding:
+    mean = math.exp(math.fsum(math.log(r.value) for _, r, _ in shares) / len(shares))
+    least, most = (pick(shares, key=lambda s: s[1].value) for pick in (min, max))
+    text = f"{fast} trains {mean:.3g}× as fast as {slow}"
+    if len(shares) > 1:
+        text += (
+            f" over {len(shares)} workloads, from {least[1].value:.3g}× ({least[0]}) to "
+            f"{most[1].value:.3g}× ({most[0]})"
+        )
+    else:
+        text += f" ({shares[0][0]})"
+    return Finding(
+        question="How do the devices compare?",
+        text=f"{text}.",
+        value=mean,
+        unit="× as fast",
+        low=least[1].low if len(shares) == 1 else None,
+        high=least[1].high if len(shares) == 1 else None,
+        doubts=doubts(*(g for _, _, groups in shares for g in groups)),
+    )
+
+
+def _bargain(fast: str, slow: str, times: float, prices: dict[str, float]) -> Finding:
+    worth = times * prices[slow] / prices[fast]
+    better, other = (fast, slow) if worth >= 1 else (slow, fast)
+    return Finding(
+        text=f"For the same money {better} trains on {max(worth, 1 / worth):.3g}× as many samples "
+        f"as {other} (an hour at {prices[better]:g} against {prices[other]:g})."
+    )
+
+
+EXPERIMENT = Experiment(
+    name="devices",
+    question="How does one machine compare with another, and a CPU with a GPU?",
+    settings=Settings,
+    works=(),
+    varies={},
+    plan=plan,
+    answer=answer,
+    gather=gather,
+    documents="000 (prices), 003 and 004 (devices against one another)",
+)

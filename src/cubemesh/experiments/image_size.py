@@ -1,0 +1,269 @@
+"""What does the size of the images change in the minibatch's curve, and in how busy the device is?
+
+Document 001 figure 2: LittleCNN on synthetic images of 224 × 224, minibatch 16 to 256, against the
+32 × 32 of CIFAR-10: at 224 a minibatch of 64 is only 1.3 times as fast as 16 (2.8 times at 32), and
+the GPU has work for over 70 % of the time from the start. Training steps are timed at each size and
+minibatch; the default list of a size ends where a run would take too long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cubemesh.experiments import reduction
+from cubemesh.experiments.base import Context, Experiment, Plan
+from cubemesh.experiments.conditions import titled
+from cubemesh.experiments.feeding import (
+    Fed,
+    data_on,
+    programs,
+    starving,
+    utilisation,
+    utilisation_cell,
+)
+from cubemesh.experiments.groups import Group, doubts, group_by
+from cubemesh.experiments.ladder import may_double
+from cubemesh.experiments.ratios import called, ratio, show_ratio
+from cubemesh.model import (
+    Answer,
+    Axis,
+    Cell,
+    Chart,
+    Column,
+    Figure,
+    Finding,
+    Line,
+    NetworkWork,
+    Point,
+    RunRecord,
+    RunSpec,
+    Table,
+    TrainSteps,
+    Warning,
+    warn,
+)
+from cubemesh.networks import entry
+
+SMALL, LARGE = 32, 224
+BATCHES = (16, 32, 64, 128, 256)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What can be set in `image-size` besides the fields of its specs."""
+
+    network: str = "little-cnn"
+    """The network to train; `cubemesh networks` lists them."""
+    sizes: tuple[int, ...] = ()
+    """Sides of the images in pixels; none given is the document's 32 and 224, 32 and 80 on a
+    CPU."""
+    batches: tuple[int, ...] = ()
+    """Minibatches; none given is the document's 16 to 256, as far as this machine can in reasonable
+    time."""
+    data_on: Fed = "host"
+    """Where the data lie: on the host (every batch is copied, as document 001 did), on the device,
+    or both, side by side."""
+
+
+Key = tuple[int, int, str]
+"""(side in pixels, minibatch, host or device)."""
+
+
+def plan(settings: Settings, context: Context) -> Plan:
+    """Size by size, from the smallest minibatch up."""
+    for size in sorted(set(settings.sizes or default_sizes(settings.network, context))):
+        batches = sorted(set(settings.batches or BATCHES))
+        records: Sequence[RunRecord] = ()
+        for batch in batches:
+            if not settings.batches and not all(may_double(r, context.scale) for r in records):
+                break
+            records = yield [
+                RunSpec(
+                    work=TrainSteps(
+                        network=settings.network, batch_per_device=batch, image_size=size
+                    ),
+                    program=program,
+                    effort=context.effort,
+                )
+                for program in programs(settings.data_on)
+            ]
+
+
+def default_sizes(network: str, context: Context) -> tuple[int, ...]:
+    """The document's two sizes, no smaller than the network takes."""
+    large = reduction.image_size(network, context, LARGE) or LARGE
+    return tuple(dict.fromkeys((max(SMALL, entry(network).smallest_image_size), large)))
+
+
+def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
+    """Findings, table and charts from the records of one `image-size`."""
+    groups = group_by(records, _key)
+    return Answer(
+        experiment=EXPERIMENT.name,
+        question=EXPERIMENT.question,
+        title=titled(f"{settings.network} against image size and minibatch", records),
+        findings=tuple(_findings(settings.network, groups)),
+        tables=(_table(groups),),
+        charts=tuple(_charts(settings.network, groups)),
+        warnings=(
+            *_reduced(settings, groups),
+            *(w for r in records for w in r.warnings),
+        ),
+        run_ids=tuple(r.run_id for r in records),
+        notes=(
+            "Utilisation is the percent of the measured time in which the GPU had work (NVML); on "
+            "a CPU, the processor time of the run over the cores it may use.",
+            "Document 001 figure 2 saw 64 at 1.3 times the throughput of 16 with images of 224 "
+            "pixels (2.8 times with CIFAR-10's 32), and a GPU at work for over 70 % of the time.",
+        ),
+    )
+
+
+def _key(record: RunRecord) -> Key:
+    work = record.spec.work
+    assert isinstance(work, NetworkWork)
+    size = entry(work.network).image_size if work.image_size is None else work.image_size
+    return size, work.batch_per_device, data_on(record)
+
+
+def _curves(groups: list[Group[Key]]) -> dict[tuple[int, str], list[Group[Key]]]:
+    """The groups of each (side, host or device), by minibatch."""
+    curves: dict[tuple[int, str], list[Group[Key]]] = {}
+    for group in sorted(groups, key=lambda g: g.key[1]):
+        curves.setdefault((group.key[0], group.key[2]), []).append(group)
+    return curves
+
+
+def _findings(network: str, groups: list[Group[Key]]) -> Iterator[Finding]:
+    curves = _curves(groups)
+    places = {g.key: g for g in groups}
+    for (size, fed), curve in curves.items():
+        done = [(g, f) for g in curve if (f := g.throughput) is not None]
+        where = f"images of {size} pixels" + (", data on the device" if fed == "device" else "")
+        if len(done) > 1:
+            yield from _growth(where, done)
+        busy = [(g.key[1], *found) for g, _ in done if (found := utilisation(g)) is not None]
+        if busy:
+            low, high = min(busy, key=lambda b: b[2]), max(busy, key=lambda b: b[2])
+            yield Finding(
+                text=f"With {where} {low[1]} utilisation is {low[2]:.0f} % at minibatch {low[0]}"
+                + (f" and {high[2]:.0f} % at {high[0]}." if high[0] != low[0] else ".")
+            )
+    pairs = [
+        (f"{size} pixels, minibatch {batch}", group, places[size, batch, "device"])
+        for (size, batch, fed), group in places.items()
+        if fed == "host" and (size, batch, "device") in places
+    ]
+    yield from starving(network, pairs)
+    for group in groups:
+        if group.throughput is None:
+            size, batch, _ = group.key
+            yield Finding(text=f"{size} pixels, minibatch {batch}: {group.why}.")
+
+
+def _growth(where: str, done: list[tuple[Group[Key], Figure]]) -> Iterator[Finding]:
+    (first, slow), (last, fast) = done[0], max(done, key=lambda p: p[1].value)
+    found = ratio(fast, slow)
+    if called(found) > 0:
+        text = (
+            f"With {where} minibatch {last.key[1]} trains {show_ratio(found)} as many samples a "
+            f"second as {first.key[1]}."
+        )
+    else:
+        text = f"With {where} throughput does not grow with the minibatch from {first.key[1]} on."
+    yield Finding(text=text, doubts=doubts(first, last))
+
+
+def _table(groups: list[Group[Key]]) -> Table:
+    columns = (
+        Column(name="side", unit="pixels"),
+        Column(name="minibatch"),
+        Column(name="data on"),
+        Column(name="samples/s"),
+        Column(name="step", unit="ms"),
+        Column(name="utilisation", unit="%"),
+    )
+    return Table(title="", columns=columns, rows=tuple(map(_row, groups)))
+
+
+def _row(group: Group[Key]) -> tuple[Cell, ...]:
+    size, batch, fed = group.key
+    return (
+        Cell(text=str(size), run_id=group.run_id),
+        Cell(text=str(batch)),
+        Cell(text=fed),
+        group.cell(group.throughput),
+        group.cell(group.step_ms),
+        utilisation_cell(group),
+    )
+
+
+def _charts(network: str, groups: list[Group[Key]]) -> Iterator[Chart]:
+    curves = _curves(groups)
+    if not curves:
+        return
+    minibatch = Axis(name="minibatch", scale="log2")
+    yield Chart(
+        name=f"image-size-{network}",
+        title=f"{network}: samples/s by image size and minibatch",
+        kind="line",
+        x=minibatch,
+        y=Axis(name="throughput", unit="samples/s", from_zero=True),
+        lines=tuple(
+            Line(
+                name=_line_name(key, curves),
+                points=tuple(g.point(g.key[1], g.throughput) for g in curve),
+            )
+            for key, curve in curves.items()
+        ),
+    )
+    if any(utilisation(g) for g in groups):
+        yield Chart(
+            name=f"image-size-{network}-utilisation",
+            title=f"{network}: utilisation by image size and minibatch",
+            kind="line",
+            x=minibatch,
+            y=Axis(name="utilisation", unit="%", from_zero=True),
+            lines=tuple(
+                Line(name=_line_name(key, curves), points=tuple(map(_busy_point, curve)))
+                for key, curve in curves.items()
+            ),
+        )
+
+
+def _line_name(key: tuple[int, str], curves: dict[tuple[int, str], list[Group[Key]]]) -> str:
+    size, fed = key
+    several = len({on for _, on in curves}) > 1
+    return f"{size} × {size}" + (f", data on the {fed}" if several else "")
+
+
+def _busy_point(group: Group[Key]) -> Point:
+    cell = utilisation_cell(group)
+    return Point(x=group.key[1], y=cell.value, reason=cell.reason, run_id=group.run_id)
+
+
+def _reduced(settings: Settings, groups: list[Group[Key]]) -> Iterator[Warning]:
+    told = []
+    sizes = {g.key[0] for g in groups}
+    if groups and not settings.sizes and LARGE not in sizes:
+        told.append(f"images of {max(sizes)} pixels for {LARGE}")
+    for size in sorted(sizes):
+        last = max(g.key[1] for g in groups if g.key[0] == size)
+        if not settings.batches and last < BATCHES[-1]:
+            told.append(f"minibatches up to {last} for {BATCHES[-1]} at {size} pixels")
+    if told:
+        cause = f"Less than the document: {'; '.join(told)}."
+        yield warn("reduced", cause, "Use --full, or name the settings.")
+
+
+EXPERIMENT = Experiment(
+    name="image-size",
+    question="How do throughput and utilisation change with the size of the images?",
+    settings=Settings,
+    works=(TrainSteps,),
+    varies={"batch_per_device": "batches", "image_size": "sizes"},
+    plan=plan,
+    answer=answer,
+    documents="001 figure 2",
+)

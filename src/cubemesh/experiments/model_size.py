@@ -1,0 +1,255 @@
+"""How busy do small and deep networks keep the device, and how fast do they train?
+
+Document 001 figure 3: LittleCNN, ResNet-50 and VGG-16 on images of 224 × 224, minibatch 32, 30
+epochs of 1,024 synthetic images made on the host and copied every step: 442, 192 and 156 images/s
+with the GPU at work for 82, 88 and 92 % of the time. 80 % and more counts as full. Here training
+steps are timed on such images, as many as the document's 30 epochs have with `--full`, and
+utilisation is sampled twice a second beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from cubemesh.experiments import reduction
+from cubemesh.experiments.base import Context, Experiment, Plan, Scale
+from cubemesh.experiments.conditions import titled
+from cubemesh.experiments.feeding import (
+    FULL,
+    Fed,
+    data_on,
+    programs,
+    starving,
+    utilisation,
+    utilisation_cell,
+)
+from cubemesh.experiments.groups import Group, doubts, group_by
+from cubemesh.experiments.matrix import listed
+from cubemesh.model import (
+    Answer,
+    Axis,
+    Cell,
+    Chart,
+    Column,
+    Figure,
+    Finding,
+    Line,
+    NetworkWork,
+    Point,
+    RunRecord,
+    RunSpec,
+    Table,
+    TrainSteps,
+)
+from cubemesh.networks import build
+from cubemesh.units import format_interval
+
+NETWORKS = ("little-cnn", "resnet-50", "vgg16")
+SIDE = 224
+BATCH = 32
+STEPS = 30 * 1024 // BATCH
+"""30 epochs of 1,024 images."""
+SECONDS = {Scale.QUICK: 3.0, Scale.DEFAULT: 10.0, Scale.FULL: 10.0}
+"""Utilisation is read twice a second: a curve of it needs a while."""
+
+Key = tuple[str, str]
+"""(network, host or device)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What can be set in `model-size` besides the fields of its specs."""
+
+    networks: tuple[str, ...] = NETWORKS
+    """Networks to train, from small to large."""
+    image_size: int | None = None
+    """Side of the images in pixels; none given is the document's 224, on a CPU a third of it."""
+    batch_per_device: int | None = None
+    """The minibatch; none given is the document's 32, on a CPU an eighth of it."""
+    data_on: Fed = "host"
+    """Where the data lie: on the host (every batch is copied, as document 001 did), on the device,
+    or both, side by side."""
+
+
+def plan(settings: Settings, context: Context) -> Plan:
+    """One run a network, two where the data lie on the host and on the device."""
+    batch = settings.batch_per_device or reduction.batch(BATCH, context)
+    effort = replace(
+        context.effort,
+        steps=STEPS if context.scale is Scale.FULL else context.effort.steps,
+        seconds=SECONDS[context.scale],
+    )
+    yield [
+        RunSpec(
+            work=TrainSteps(
+                network=network,
+                batch_per_device=batch,
+                image_size=settings.image_size or reduction.image_size(network, context, SIDE),
+            ),
+            program=program,
+            effort=effort,
+        )
+        for network in dict.fromkeys(settings.networks)
+        for program in programs(settings.data_on)
+    ]
+
+
+def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
+    """Findings, table and charts from the records of one `model-size`."""
+    groups = group_by(records, _key)
+    kinds = {f"minibatch {g.records[0].spec.batch_per_device}" for g in groups}
+    return Answer(
+        experiment=EXPERIMENT.name,
+        question=EXPERIMENT.question,
+        title=titled(f"Small and deep networks, {', '.join(sorted(kinds))}", records),
+        findings=tuple(_findings(groups)),
+        tables=(_table(groups),),
+        charts=tuple(_charts(groups)),
+        warnings=(
+            *reduction.reductions(
+                records,
+                batch_per_device=BATCH,
+                steps=0,
+                image_size=SIDE,
+                missing=[n for n in NETWORKS if n not in settings.networks],
+            ),
+            *(w for r in records for w in r.warnings),
+        ),
+        run_ids=tuple(r.run_id for r in records),
+        notes=(
+            "Utilisation is the percent of the measured time in which the GPU had work (NVML); on "
+            "a CPU, the processor time of the run over the cores it may use.",
+            "Document 001 figure 3 (one V100, Keras, images of 224 pixels copied every step): "
+            "442, 192 and 156 images/s and 82, 88 and 92 % for LittleCNN, ResNet-50 and VGG-16.",
+        ),
+    )
+
+
+def _key(record: RunRecord) -> Key:
+    assert isinstance(record.spec.work, NetworkWork)
+    return record.spec.work.network, data_on(record)
+
+
+def _findings(groups: list[Group[Key]]) -> Iterator[Finding]:
+    done = [(g, f) for g in groups if (f := g.throughput) is not None]
+    busy = [(g, found) for g, _ in done if (found := utilisation(g)) is not None]
+    if busy:
+        kind = busy[0][1][0]
+        full = [f"{_name(g)} ({u:.0f} %)" for g, (_, u) in busy if u >= FULL]
+        less = [f"{_name(g)} ({u:.0f} %)" for g, (_, u) in busy if u < FULL]
+        told = []
+        if full:
+            told.append(f"{listed(full)} {'keeps' if len(full) == 1 else 'keep'} it full")
+        if less:
+            told.append(f"{listed(less)} {'does' if len(less) == 1 else 'do'} not")
+        lowest = min(u for _, (_, u) in busy)
+        yield Finding(
+            question=f"How busy is the {kind}?",
+            text=f"{kind} utilisation of {FULL:.0f} % and more counts as full: {'; '.join(told)}.",
+            value=lowest,
+            unit="% at least",
+            doubts=doubts(*(g for g, _ in busy)),
+        )
+    for group, figure in done:
+        yield Finding(
+            text=f"{_name(group)} trains at {_show(figure)} samples/s.", doubts=group.doubts
+        )
+    places = {g.key: g for g in groups}
+    for network in dict.fromkeys(g.key[0] for g in groups):
+        host, device = places.get((network, "host")), places.get((network, "device"))
+        if host and device:
+            where = f"minibatch {host.records[0].spec.batch_per_device}"
+            yield from starving(network, [(where, host, device)])
+    for group in groups:
+        if group.throughput is None:
+            yield Finding(text=f"{_name(group)}: {group.why}.")
+
+
+def _name(group: Group[Key]) -> str:
+    network, fed = group.key
+    return network if fed == "host" else f"{network}, data on the device"
+
+
+def _show(figure: Figure) -> str:
+    return format_interval(figure.value, figure.low, figure.high)
+
+
+def _table(groups: list[Group[Key]]) -> Table:
+    columns = (
+        Column(name="network"),
+        Column(name="data on"),
+        Column(name="parameters", digits=12),
+        Column(name="samples/s"),
+        Column(name="step", unit="ms"),
+        Column(name="utilisation", unit="%"),
+    )
+    return Table(title="", columns=columns, rows=tuple(map(_row, groups)))
+
+
+def _row(group: Group[Key]) -> tuple[Cell, ...]:
+    work = group.records[0].spec.work
+    assert isinstance(work, NetworkWork)
+    count = build(work.network, work.image_size, work.classes).parameter_count
+    return (
+        Cell(text=group.key[0], run_id=group.run_id),
+        Cell(text=group.key[1]),
+        Cell(value=count),
+        group.cell(group.throughput),
+        group.cell(group.step_ms),
+        utilisation_cell(group),
+    )
+
+
+def _charts(groups: list[Group[Key]]) -> Iterator[Chart]:
+    if not groups:
+        return
+    fed = list(dict.fromkeys(g.key[1] for g in groups))
+    yield Chart(
+        name="model-size",
+        title="samples/s by network",
+        kind="bar",
+        x=Axis(name="network", scale="category"),
+        y=Axis(name="throughput", unit="samples/s", from_zero=True),
+        lines=tuple(
+            Line(
+                name=f"data on the {on}",
+                points=tuple(g.point(g.key[0], g.throughput) for g in groups if g.key[1] == on),
+            )
+            for on in fed
+        ),
+    )
+    lines = tuple(line for g in groups if (line := _over_time(g)) is not None)
+    if lines:
+        yield Chart(
+            name="model-size-utilisation",
+            title="Utilisation over time",
+            kind="line",
+            x=Axis(name="seconds of training"),
+            y=Axis(name="utilisation", unit="%", from_zero=True),
+            lines=lines,
+        )
+
+
+def _over_time(group: Group[Key]) -> Line | None:
+    for record in group.ok:
+        for curve in record.curves:
+            if curve.name.endswith("_utilisation_percent") and curve.x:
+                pairs = zip(curve.x, curve.y, strict=True)
+                points = tuple(
+                    Point(x=round(x, 2), y=round(y, 1), run_id=record.run_id) for x, y in pairs
+                )
+                return Line(name=_name(group), points=points)
+    return None
+
+
+EXPERIMENT = Experiment(
+    name="model-size",
+    question="How busy do small and deep networks keep the device?",
+    settings=Settings,
+    works=(TrainSteps,),
+    varies={"network": "networks"},
+    plan=plan,
+    answer=answer,
+    documents="001 figure 3",
+)

@@ -1,0 +1,247 @@
+"""What do fewer bits gain: speed, memory, and how near that comes to the device's own gain?
+
+Document 002 trains CNNs in mixed precision on tensor cores. Training steps of each network are
+timed in each precision, and so is the fastest matrix product: what the device gains there is the
+most that a network could. A precision that a framework does not offer on a device is shown as such.
+Speed-ups are ratios of throughput to that in fp32, with the widest interval that the two allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cubemesh.experiments import reduction
+from cubemesh.experiments.base import Context, Experiment, Plan
+from cubemesh.experiments.conditions import titled
+from cubemesh.experiments.groups import Group, doubts, group_by
+from cubemesh.experiments.matrix import Key, Matrix, listed
+from cubemesh.experiments.ratios import called, ratio, show_ratio
+from cubemesh.model import (
+    Answer,
+    Axis,
+    Ceiling,
+    Cell,
+    Column,
+    Figure,
+    Finding,
+    NetworkWork,
+    ProgramSettings,
+    RunRecord,
+    RunSpec,
+    Table,
+    TrainSteps,
+)
+from cubemesh.model.spec import Precision
+from cubemesh.units import format_quantity
+
+NETWORKS = ("alexnet", "vgg16", "inception-v3", "resnet-50")
+PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "fp16", "bf16")
+BATCH = 64
+AGAINST = "fp32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What can be set in `precision` besides the fields of its specs."""
+
+    networks: tuple[str, ...] = NETWORKS
+    """Networks to train."""
+    precisions: tuple[Precision, ...] = PRECISIONS
+    """Precisions to train them in; ratios are to fp32."""
+    batch_per_device: int | None = None
+    """The minibatch; none given is 64, on a CPU an eighth of it."""
+    ceiling: bool = True
+    """Whether to measure this device's fastest matrix product in each precision too."""
+
+
+def plan(settings: Settings, context: Context) -> Plan:
+    """The ceilings, then each network in each precision."""
+    programs = [ProgramSettings(precision=p) for p in dict.fromkeys(settings.precisions)]
+    batch = settings.batch_per_device or reduction.batch(BATCH, context)
+    ceilings = [
+        RunSpec(work=Ceiling(), program=program, effort=context.effort)
+        for program in programs
+        if settings.ceiling
+    ]
+    yield [
+        *ceilings,
+        *(
+            RunSpec(
+                work=TrainSteps(
+                    network=network,
+                    batch_per_device=batch,
+                    image_size=reduction.image_size(network, context),
+                ),
+                program=program,
+                effort=context.effort,
+            )
+            for network in dict.fromkeys(settings.networks)
+            for program in programs
+        ),
+    ]
+
+
+def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
+    """Findings, tables and chart from the records of one `precision`."""
+    steps = [r for r in records if isinstance(r.spec.work, NetworkWork)]
+    matrix = Matrix.of(steps, _key)
+    ceilings = group_by((r for r in records if isinstance(r.spec.work, Ceiling)), _precision)
+    batches = sorted({b for r in steps if (b := r.spec.batch_per_device)})
+    tables = [matrix.table("Samples/s", "", _throughput)]
+    if any(v != AGAINST for v in matrix.variants):
+        tables += [_speedups(matrix), matrix.table("Memory, MiB", "", _memory)]
+    if ceilings:
+        tables.append(_ceilings(ceilings))
+    return Answer(
+        experiment=EXPERIMENT.name,
+        question=EXPERIMENT.question,
+        title=titled(f"Precisions, minibatch {', '.join(map(str, batches))}", steps),
+        findings=tuple(_findings(matrix, ceilings)),
+        tables=tuple(tables),
+        charts=matrix.chart(
+            "precision",
+            "samples/s by network and precision",
+            Axis(name="throughput", unit="samples/s", from_zero=True),
+            _throughput,
+        ),
+        warnings=(
+            *reduction.reductions(
+                steps,
+                batch_per_device=BATCH,
+                steps=0,
+                missing=[n for n in NETWORKS if n not in settings.networks],
+            ),
+            *(w for r in records for w in r.warnings),
+        ),
+        run_ids=tuple(r.run_id for r in records),
+        notes=(
+            "Training steps (forward, backward, update). In fp16 and bf16 weights and their update "
+            "stay in fp32 (mixed precision).",
+            "Document 002 states up to 3.1 times, but its two figures come from two GPUs as well.",
+        ),
+    )
+
+
+def _key(record: RunRecord) -> Key:
+    assert isinstance(record.spec.work, NetworkWork)
+    return record.spec.work.network, record.spec.program.precision
+
+
+def _precision(record: RunRecord) -> str:
+    return record.spec.program.precision
+
+
+def _throughput(group: Group[Key]) -> Figure | None:
+    return group.throughput
+
+
+def _memory(group: Group[Key]) -> Figure | None:
+    held = group.median_of("peak_memory_bytes")
+    return None if held is None else Figure(value=held / 2**20, unit="MiB")
+
+
+def _rate(group: Group[str]) -> Figure | None:
+    return group.ok[0].figures.get("rate_flops_per_s") if group.ok else None
+
+
+def _speedups(matrix: Matrix) -> Table:
+    others = [v for v in matrix.variants if v != AGAINST]
+    columns = (Column(name="network"), *(Column(name=v) for v in others))
+    found = {
+        (network, other): share
+        for other in others
+        for network, share, _ in matrix.ratios(other, AGAINST)
+    }
+
+    def cell(network: str, other: str) -> Cell:
+        share, group = found.get((network, other)), matrix.at(network, other)
+        if share is not None:
+            return Cell(value=share.value, low=share.low, high=share.high)
+        if group is None or group.throughput is not None:
+            return Cell(reason=f"no {AGAINST}")
+        return Cell(reason=group.ending, run_id=group.run_id)
+
+    rows = tuple(
+        (Cell(text=network), *(cell(network, other) for other in others))
+        for network in matrix.networks
+    )
+    return Table(title=f"Speed as a multiple of {AGAINST}", columns=columns, rows=rows)
+
+
+def _ceilings(ceilings: list[Group[str]]) -> Table:
+    columns = (
+        Column(name="precision"),
+        Column(name="fastest matrix product", unit="FLOP/s"),
+        Column(name=f"times {AGAINST}"),
+    )
+    base = next((f for g in ceilings if g.key == AGAINST and (f := _rate(g))), None)
+    rows = []
+    for group in ceilings:
+        rate = _rate(group)
+        times = ratio(rate, base) if rate and base else None
+        rows.append(
+            (
+                Cell(text=group.key),
+                group.cell(rate),
+                group.cell(times) if times else Cell(text="–"),
+            )
+        )
+    return Table(title="Ceilings", columns=columns, rows=tuple(rows))
+
+
+def _findings(matrix: Matrix, ceilings: list[Group[str]]) -> Iterator[Finding]:
+    best: tuple[float, Finding] | None = None
+    lines = []
+    rates = {g.key: rate for g in ceilings if (rate := _rate(g))}
+    for precision in (v for v in matrix.variants if v != AGAINST):
+        told: dict[int, list[str]] = {1: [], -1: [], 0: []}
+        seen: list[Group[Key]] = []
+        for network, found, groups in matrix.ratios(precision, AGAINST):
+            told[called(found)].append(f"{network} {show_ratio(found)}")
+            seen += groups
+            card = Finding(
+                question="What do fewer bits gain?",
+                text=f"{network} trains {show_ratio(found)} as fast in {precision} as in "
+                f"{AGAINST}.",
+                value=found.value,
+                unit="× the speed",
+                low=found.low,
+                high=found.high,
+                doubts=doubts(*groups),
+            )
+            if called(found) > 0 and (best is None or found.value > best[0]):
+                best = found.value, card
+        parts = [
+            f"{words} {listed(told[side])}"
+            for side, words in ((1, "gains on"), (-1, "loses on"), (0, "is level on"))
+            if told[side]
+        ]
+        if parts:
+            text = f"{precision} against {AGAINST}: it {'; '.join(parts)}."
+            lines.append(Finding(text=text + _most(precision, rates), doubts=doubts(*seen)))
+    if best:
+        yield best[1]
+    yield from lines
+    for precision, why, networks in matrix.gaps():
+        yield Finding(text=f"{precision}, {listed(networks)}: {why}.")
+
+
+def _most(precision: str, rates: dict[str, Figure]) -> str:
+    if precision not in rates or AGAINST not in rates:
+        return ""
+    times = rates[precision].value / rates[AGAINST].value
+    rate = format_quantity(rates[precision].value, "FLOP/s")
+    return f" The device's fastest matrix product gains {times:.2f}× ({rate})."
+
+
+EXPERIMENT = Experiment(
+    name="precision",
+    question="What do fewer bits gain, in speed and memory?",
+    settings=Settings,
+    works=(TrainSteps, Ceiling),
+    varies={"network": "networks", "precision": "precisions"},
+    plan=plan,
+    answer=answer,
+    documents="002 (mixed precision)",
+)

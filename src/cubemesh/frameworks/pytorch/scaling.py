@@ -1,0 +1,81 @@
+"""How is the loss scaled in fp16, so that small gradients do not become zero?
+
+The loss is multiplied by a scale before the backward pass and the gradients are divided by it
+(Micikevicius et al. 2018, "Mixed Precision Training", section 3.2).
+
+    dynamic   PyTorch's GradScaler: from 65,536; halved when a gradient is not finite, and that
+              step's update is left out; doubled after 2,000 steps that were
+    static    a number; no gradient is looked at, so one that is not finite reaches the weights
+
+The default is dynamic, as in PyTorch's own examples.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, optim
+
+from cubemesh.model.spec import ProgramSettings
+
+
+class Scaling(Protocol):
+    """One backward pass and one update, the loss scaled between them."""
+
+    method: str
+
+    def step(self, loss: Tensor, optimizer: optim.Optimizer) -> None:
+        """Queue the backward pass of `loss` and the update."""
+
+    def scale(self) -> float:
+        """What the next step multiplies by; waits for it."""
+
+
+class DynamicScaling:
+    """PyTorch's own."""
+
+    method = "dynamic"
+
+    def __init__(self, kind: str) -> None:
+        self._scaler = torch.amp.GradScaler(kind)
+
+    def step(self, loss: Tensor, optimizer: optim.Optimizer) -> None:
+        """Backward, look, update or leave out, and adapt the scale."""
+        scaler = self._scaler
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        scaler.step(optimizer)
+        scaler.update()
+
+    def scale(self) -> float:
+        """As the last step left it."""
+        return float(self._scaler.get_scale())
+
+
+class StaticScaling:
+    """A constant. It enters the backward pass as the loss's own gradient, which spares a kernel."""
+
+    method = "static"
+
+    def __init__(self, scale: float) -> None:
+        self._scale = scale
+
+    def step(self, loss: Tensor, optimizer: optim.Optimizer) -> None:
+        """Backward, divide all gradients at once, update."""
+        loss.backward(torch.full_like(loss, self._scale))  # type: ignore[no-untyped-call]
+        owned = (p for group in optimizer.param_groups for p in group["params"])
+        torch._foreach_div_([p.grad for p in owned if p.grad is not None], self._scale)
+        optimizer.step()
+
+    def scale(self) -> float:
+        """The constant."""
+        return self._scale
+
+
+def make_scaling(settings: ProgramSettings, kind: str) -> Scaling | None:
+    """The scaling of a program on a `kind` of device (`cpu`, `cuda`); None but in fp16."""
+    if settings.precision != "fp16":
+        return None
+    if settings.loss_scale is None or settings.loss_scale == "dynamic":
+        return DynamicScaling(kind)
+    return StaticScaling(settings.loss_scale)

@@ -1,0 +1,53 @@
+"""In which precision is each layer's product computed, where a spec says so by layer?
+
+`precision_of` holds lines `name=precision`. A name stands for a node (`fc8`, `layer1.0.conv1`), for
+the nodes of a segment, or for those under a part of their names (`layer1` for `layer1.0.conv1`);
+`*` and `?` stand for any characters, as in a shell. Of several lines that fit a layer the last one
+counts: `*=fp32,conv1=bf16`. Only convolutions and matrix products are meant, for the other layers
+are computed in whatever their inputs come in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import cast
+
+from cubemesh.errors import UsageError, unknown_name
+from cubemesh.model.spec import Precision
+from cubemesh.networks.graph import Network, Node
+from cubemesh.networks.layers import Convolution, Linear
+
+
+def layer_precisions(network: Network, lines: Sequence[str]) -> dict[str, Precision]:
+    """Node → the precision its product is computed in, for every node that `lines` names.
+
+    Raises UsageError for a name that fits nothing in `network`, naming the nearest, or that fits
+    only layers without a product.
+    """
+    found: dict[str, Precision] = {}
+    for line in lines:
+        pattern, _, precision = line.partition("=")
+        fitting = [n for n in network.nodes if any(fnmatchcase(x, pattern) for x in _names(n))]
+        if not fitting:
+            known = (name for node in network.nodes for name in _names(node))
+            what, hint = "layer or segment", f"`cubemesh networks {network.name}` lists them."
+            raise unknown_name(
+                f"{what} of {network.name}", pattern, known, hint, "layers and segments"
+            )
+        products = [n for n in fitting if isinstance(n.layer, (Convolution, Linear))]
+        if not products:
+            raise UsageError(
+                f"precision_of={line}: '{pattern}' of {network.name} holds no convolution and no "
+                "matrix product, and only these have a precision of their own. Name one that does."
+            )
+        found.update((node.name, cast(Precision, precision)) for node in products)
+    return found
+
+
+def _names(node: Node) -> Iterable[str]:
+    """What a line may call `node`: its name, its beginnings up to each dot, its segment."""
+    parts = node.name.split(".")
+    yield from (".".join(parts[: i + 1]) for i in reversed(range(len(parts))))
+    if node.segment:
+        yield node.segment

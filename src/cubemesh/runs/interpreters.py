@@ -1,0 +1,145 @@
+"""Which Python runs a framework's workers, and what is installed for it?
+
+A framework may live in an environment of its own, as each had its own container in the documents:
+`--python jax=/path/to/python`, or `CUBEMESH_PYTHON=jax=/path/to/python,…`; an option counts more
+than the variable. Such a Python finds cubemesh's source through PYTHONPATH and needs nothing but
+NumPy, psutil and the framework. It is asked before the first run what it has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import cubemesh
+from cubemesh.errors import UsageError
+from cubemesh.frameworks import entry
+from cubemesh.model.machine import Software
+from cubemesh.model.plain import from_plain
+from cubemesh.model.record import Environment
+
+VARIABLE = "CUBEMESH_PYTHON"
+OLDEST = (3, 11)
+ASK_S = 60.0
+"""How long a Python may take to tell what it has; on a cold network file system it is slow."""
+
+_QUESTION = """
+import json, sys
+found = {"version": list(sys.version_info[:3])}
+if sys.version_info >= (3, 11):
+    from importlib.util import find_spec
+    found["missing"] = [name for name in sys.argv[1].split(",") if find_spec(name) is None]
+    from pathlib import Path
+    from cubemesh.machines.files import Tree
+    from cubemesh.machines.software import read_software
+    from cubemesh.model.plain import to_plain
+    found["software"] = to_plain(read_software(Tree(Path("/")), driver=None, cuda=None))
+print(json.dumps(found))
+"""
+
+
+def chosen(options: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Framework → path of the Python asked for. UsageError for what is not FRAMEWORK=PATH, for an
+    unknown framework, and for one given twice."""
+    named: dict[str, str] = {}
+    from_variable = [line for line in environ.get(VARIABLE, "").split(",") if line.strip()]
+    for where, lines in ((VARIABLE, from_variable), ("--python", options)):
+        here: dict[str, str] = {}
+        for line in lines:
+            framework, equals, path = (part.strip() for part in line.partition("="))
+            if not framework or not equals or not path:
+                raise UsageError(
+                    f"{where} {line}: write it as FRAMEWORK=PATH, as in jax=/opt/jax/bin/python."
+                )
+            entry(framework)
+            if framework in here:
+                raise UsageError(
+                    f"{where} names two Pythons for {framework}: {here[framework]} and {path}. "
+                    "Leave one out."
+                )
+            here[framework] = path
+        named |= here
+    return named
+
+
+def environments(
+    options: Iterable[str], environ: Mapping[str, str], own: Software
+) -> dict[str, Environment]:
+    """Framework → the environment its workers run in, for those that are given a Python of their
+    own. `own` is the runner's software: the driver is the machine's, whichever Python asks.
+
+    Raises UsageError for a path that is no Python, a Python too old, and one without the framework.
+    """
+    return {
+        framework: _environment(framework, path, own)
+        for framework, path in chosen(options, environ).items()
+    }
+
+
+def _environment(framework: str, path: str, own: Software) -> Environment:
+    # Not resolved: a virtual environment's python is a link, and is known by where it lies.
+    python = Path(os.path.abspath(os.path.expanduser(path)))
+    given = f"--python {framework}={path}"
+    if not python.is_file() or not os.access(python, os.X_OK):
+        raise UsageError(
+            f"{given}: there is no Python to run at {python}. Give the path of an environment's "
+            "python, as in /opt/jax/bin/python."
+        )
+    line = entry(framework)
+    needed = [name for name in (line.requires, "numpy", "psutil") if name]
+    found = _ask(python, needed, given)
+    version = ".".join(map(str, found["version"]))
+    if tuple(found["version"]) < OLDEST:
+        raise UsageError(f"{given} is Python {version}; cubemesh's workers need 3.11 or newer.")
+    if found["missing"]:
+        what = " and ".join(found["missing"])
+        raise UsageError(
+            f"{given} has no {what}. Install it there: {python} -m pip install "
+            f"{' '.join(_distributions(framework, found['missing']))}"
+        )
+    plain = found["software"] | {"driver": own.driver, "cuda": own.cuda}
+    return Environment(python=str(python), software=from_plain(Software, plain))
+
+
+def _ask(python: Path, needed: list[str], given: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="cubemesh-") as folder:
+        try:
+            done = subprocess.run(
+                [str(python), "-c", _QUESTION, ",".join(needed)],
+                capture_output=True,
+                text=True,
+                timeout=ASK_S,
+                env=source_environment(Path(folder), os.environ),
+                cwd=folder,
+                check=False,
+            )
+            answer = json.loads(done.stdout.strip().splitlines()[-1]) if done.stdout else None
+        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+            raise UsageError(f"{given} does not answer as a Python does: {error}") from None
+    if done.returncode != 0 or not isinstance(answer, dict):
+        last = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
+        raise UsageError(f"{given} does not answer as a Python does: {last}")
+    return answer
+
+
+def source_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` for another Python than this one: of this one's packages it finds cubemesh alone,
+    through a link in `folder`."""
+    link = folder / "source" / "cubemesh"
+    if not link.is_symlink():
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(Path(cubemesh.__file__).parent, target_is_directory=True)
+    kept = {k: v for k, v in environ.items() if k not in ("PYTHONHOME", "VIRTUAL_ENV")}
+    return kept | {"PYTHONPATH": str(link.parent)}
+
+
+def _distributions(framework: str, missing: Iterable[str]) -> list[str]:
+    """What to install for modules that are missing: a framework's first distribution has its name
+    on the package index, and so have the other two."""
+    line = entry(framework)
+    return [line.packages[0] if name == line.requires else name for name in missing]

@@ -1,0 +1,116 @@
+import dataclasses
+
+import pytest
+
+from cubemesh.errors import UsageError
+from cubemesh.experiments import Context
+from cubemesh.experiments.ask import answer_again, ask
+from cubemesh.experiments.devices import EXPERIMENT, Settings
+from cubemesh.experiments.settings import request
+from cubemesh.model import Outcome, Rank, RunSpec, Status, TrainSteps
+from cubemesh.results import Store
+from cubemesh.runs import Executor
+
+
+@pytest.fixture
+def on(record_of):
+    """A record of a network on a device of a host."""
+
+    def make(device, step_s, network="resnet-50", batch=32, **more):
+        work = TrainSteps(network=network, batch_per_device=batch)
+        made = record_of(RunSpec(work=work), step_s=step_s, **more)
+        kind, host, name = device
+        rank = Rank(
+            rank=0, host=host, device=kind, device_name=name, outcome=Outcome(status=Status.OK)
+        )
+        return dataclasses.replace(
+            made,
+            run_id=f"{host}-{kind}-{network}-{batch}".replace(":", ""),
+            ranks=(rank,),
+            key=dataclasses.replace(made.key, machine_id=host),
+        )
+
+    return make
+
+
+GPU = ("cuda:0", "big", "NVIDIA H200")
+CPU = ("cpu", "small", "Xeon T")
+
+
+def test_a_gpu_against_a_cpu(on):
+    records = [on(CPU, 2.0), on(GPU, 0.01), on(CPU, 1.0, "alexnet"), on(GPU, 0.02, "alexnet")]
+    answer = EXPERIMENT.answer(Settings(), records)
+    assert answer.findings[0].text == (
+        "NVIDIA H200 trains 100× as fast as Xeon T over 2 workloads, from 50× (alexnet · minibatch "
+        "32) to 200× (resnet-50 · minibatch 32)."
+    )
+    (table,) = answer.tables
+    assert [c.name for c in table.columns] == ["network", "Xeon T", "NVIDIA H200"]
+    assert table.rows[0][2].value == pytest.approx(3200)
+    assert len(answer.charts[0].lines) == 2
+
+
+def test_samples_for_the_same_money(on):
+    settings = Settings(prices=("h200=2.5", "small=0.25", "A100=9"))
+    answer = EXPERIMENT.answer(settings, [on(CPU, 0.8), on(GPU, 0.1)])
+    texts = [f.text for f in answer.findings]
+    assert (
+        "For the same money Xeon T trains on 1.25× as many samples as NVIDIA H200 (an hour at "
+        "0.25 against 2.5)."
+    ) in texts
+    assert "No device compared here is called 'A100': its price is unused." in texts
+    money = answer.tables[1]
+    assert money.rows[0][1].value == pytest.approx(40 * 3600 / 0.25)
+
+
+@pytest.mark.parametrize("text", ["H200", "H200=", "=2", "H200=-1", "H200=nan", "H200=free"])
+def test_what_is_no_price_is_refused(text):
+    with pytest.raises(UsageError, match="is no price"):
+        request(EXPERIMENT, {"prices": text})
+
+
+def test_devices_of_one_name_are_told_apart_by_their_hosts(on):
+    twins = [on(("cpu", "one", "Xeon T"), 1.0), on(("cpu", "two", "Xeon T"), 2.0)]
+    answer = EXPERIMENT.answer(Settings(), twins)
+    assert [c.name for c in answer.tables[0].columns[1:]] == ["Xeon T, one", "Xeon T, two"]
+
+
+def test_records_of_another_store_are_read_and_kept(on, machine, tmp_path):
+    with Store.open(str(tmp_path / "other.sqlite")) as other:
+        other.save(on(GPU, 0.01))
+        other.save(on(GPU, 0.05, "vgg16"))
+    texts = {"stores": str(tmp_path / "other.sqlite")}
+    with Store.open(str(tmp_path / "own.sqlite")) as store:
+        store.save(on(CPU, 2.0))
+        store.save(on(CPU, 2.0, batch=64))
+        with Executor(store, machine=machine, runs_folder=tmp_path / "runs") as executor:
+            for _ in range(2):  # reading it again changes nothing
+                answered = ask(
+                    EXPERIMENT,
+                    request(EXPERIMENT, texts),
+                    Context(machine=machine),
+                    executor,
+                    store,
+                )
+        assert sorted(r.run_id for r in answered.records) == [
+            "big-cuda0-resnet-50-32",
+            "small-cpu-resnet-50-32",
+        ]
+        assert answered.question.complete
+        again = answer_again(EXPERIMENT, answered.question, store)
+        assert again.answer == answered.answer
+        assert "200×" in again.answer.findings[0].text
+
+
+def test_nothing_in_common_says_what_to_do():
+    answer = EXPERIMENT.answer(Settings(), [])
+    assert "No workload" in answer.findings[0].text
+    assert "stores=PATH" in answer.findings[0].remedy
+    assert answer.charts == ()
+
+
+def test_a_device_that_ran_out_of_memory_is_shown(on):
+    failed = on(CPU, 1.0, status=Status.OOM, message="out of memory: 27 GiB")
+    answer = EXPERIMENT.answer(Settings(), [failed, on(GPU, 0.1)])
+    assert answer.tables[0].rows[0][1].reason == "out of memory"
+    assert any("out of memory: 27 GiB" in f.text for f in answer.findings)

@@ -1,0 +1,177 @@
+import dataclasses
+
+import pytest
+
+from cubemesh.experiments import Context, Scale
+from cubemesh.experiments.frameworks import EXPERIMENT, NETWORKS, Settings, known
+from cubemesh.experiments.settings import request
+from cubemesh.frameworks import FRAMEWORKS
+from cubemesh.model import Forward, ProgramSettings, RunSpec, Status, TrainSteps
+from cubemesh.runs import Executor
+from cubemesh.worker.outcomes import not_installed
+
+
+def test_full_settings_are_the_documents(machine, play, record_of):
+    context = Context(machine=machine, scale=Scale.FULL)
+    asked, _ = play(EXPERIMENT.plan(Settings(), context), record_of)
+    assert {s.work.network for s in asked} == set(NETWORKS)
+    assert {s.batch_per_device for s in asked} == {64}
+    assert {s.effort.steps for s in asked} == {100}
+    assert {s.work.image_size for s in asked} == {None}
+    assert {s.program.framework for s in asked} == set(known()) == set(FRAMEWORKS) - {"null"}
+    assert len(asked) == 7 * len(known()) * 2
+    assert [s.work.kind for s in asked[:2]] == ["forward", "train_steps"]
+
+
+def test_a_cpu_gets_less_by_rule_and_named_settings_stay(machine, play, record_of):
+    asked, sent = play(
+        EXPERIMENT.plan(Settings(frameworks=("null",)), Context(machine=machine)), record_of
+    )
+    assert {s.batch_per_device for s in asked} == {8}
+    reduced = [w for w in EXPERIMENT.answer(Settings(), sent).warnings if w.code == "reduced"]
+    assert len(reduced) == 1
+    named = Settings(networks=("alexnet",), frameworks=("null",), batch_per_device=16, runs=5)
+    asked, _ = play(EXPERIMENT.plan(named, Context(machine=machine)), record_of)
+    assert {(s.batch_per_device, s.effort.steps, s.effort.windows) for s in asked} == {(16, 5, 6)}
+
+
+def test_names_of_networks_are_forgiving():
+    wanted = request(EXPERIMENT, {"networks": "ResNet50,vgg-16"})
+    assert wanted.settings.networks == ("resnet-50", "vgg16")
+
+
+def matrix(record_of, step_s, kinds=(Forward, TrainSteps), **more):
+    """Records of every (network, framework) of `step_s`; a forward pass takes a third of it."""
+    return [
+        record_of(
+            RunSpec(
+                work=kind(network=network, batch_per_device=64),
+                program=ProgramSettings(framework=framework),
+            ),
+            step_s=seconds / (3 if kind is Forward else 1),
+            **more,
+        )
+        for (network, framework), seconds in step_s.items()
+        for kind in kinds
+    ]
+
+
+STEPS = {
+    ("alexnet", "pytorch"): 0.10,
+    ("alexnet", "pytorch-compiled"): 0.05,
+    ("vgg16", "pytorch"): 0.40,
+    ("vgg16", "pytorch-compiled"): 0.48,
+    ("resnet-50", "pytorch"): 0.300,
+    ("resnet-50", "pytorch-compiled"): 0.298,
+}
+
+
+def test_who_is_fastest_and_what_compiling_gains(record_of):
+    answer = EXPERIMENT.answer(Settings(), matrix(record_of, STEPS))
+    texts = [f.text for f in answer.findings]
+    assert (
+        "alexnet trains fastest with pytorch-compiled: 2.00× (1.96–2.04) the speed of pytorch."
+        in texts
+    )
+    assert any(t.startswith("resnet-50: pytorch-compiled and pytorch are level") for t in texts)
+    (compiling,) = [t for t in texts if t.startswith("pytorch-compiled against pytorch")]
+    assert "gains on alexnet 2.00× (" in compiling
+    assert "loses on vgg16 0.83× (" in compiling
+    assert "level on resnet-50" in compiling
+    card = next(f for f in answer.findings if f.question)
+    assert card.value == 1
+    assert any("A forward pass alone takes 33 %" in t for t in texts)
+
+
+def test_the_matrix_is_two_tables_and_two_charts_in_milliseconds(record_of):
+    answer = EXPERIMENT.answer(Settings(), matrix(record_of, STEPS))
+    forward, training = answer.tables
+    assert [c.name for c in training.columns] == ["network", "pytorch", "pytorch-compiled"]
+    assert [row[0].text for row in training.rows] == ["alexnet", "vgg16", "resnet-50"]
+    assert training.rows[0][1].value == pytest.approx(100)
+    assert training.rows[0][1].low < 100 < training.rows[0][1].high
+    assert forward.rows[0][1].value == pytest.approx(100 / 3)
+    assert [len(chart.lines) for chart in answer.charts] == [2, 2]
+    assert answer.charts[1].kind == "bar"
+    assert not any("backward pass takes" in f.text for f in answer.findings)
+
+
+def test_what_cannot_run_is_shown_and_not_dropped(record_of):
+    absent = not_installed("jax").message
+    records = [
+        *matrix(record_of, STEPS),
+        *matrix(
+            record_of,
+            {("alexnet", "jax"): 1.0, ("vgg16", "jax"): 1.0},
+            status=Status.NOT_INSTALLED,
+            message=absent,
+        ),
+        *matrix(
+            record_of,
+            {("resnet-50", "jax"): 1.0},
+            status=Status.OOM,
+            message="out of memory: the forecast is 27 GiB",
+        ),
+    ]
+    answer = EXPERIMENT.answer(Settings(), records)
+    training = answer.tables[1]
+    assert [row[3].reason for row in training.rows] == [
+        "not installed",
+        "not installed",
+        "out of memory",
+    ]
+    texts = [f.text for f in answer.findings]
+    assert absent.rstrip(".") + "." in texts
+    assert "jax, resnet-50: out of memory: the forecast is 27 GiB." in texts
+    points = answer.charts[1].lines[2].points
+    assert all(p.y is None and p.reason for p in points)
+
+
+def test_one_framework_alone_claims_no_victory(record_of):
+    steps = {k: v for k, v in STEPS.items() if k[1] == "pytorch"}
+    answer = EXPERIMENT.answer(Settings(), matrix(record_of, steps))
+    assert not any("fastest" in f.text for f in answer.findings)
+    assert EXPERIMENT.answer(Settings(), []).charts == ()
+
+
+def test_a_disturbed_run_is_marked(record_of):
+    from cubemesh.model import warn
+
+    records = matrix(record_of, STEPS)
+    records[1] = dataclasses.replace(records[1], warnings=(warn("busy-host", "others", "stop"),))
+    answer = EXPERIMENT.answer(Settings(), records)
+    alexnet = next(f for f in answer.findings if f.text.startswith("alexnet"))
+    assert alexnet.doubts == ("busy-host",)
+
+
+def test_compiled_frameworks_name_one_that_exists():
+    for line in FRAMEWORKS.values():
+        assert line.compiles is None or line.compiles in FRAMEWORKS
+
+
+def test_a_small_matrix_for_real(tmp_path):
+    """PyTorch forward and in training on this CPU, beside the scripted framework."""
+    pytest.importorskip("torch")
+    from cubemesh.experiments.ask import ask
+    from cubemesh.machines import probe
+    from cubemesh.results import Store
+
+    machine = probe()
+    texts = {
+        "networks": "little-cnn",
+        "frameworks": "pytorch,null",
+        "batch_per_device": "8",
+        "runs": "5",
+        "seconds": "0.1",
+        "warmup_seconds": "0.3",
+        "threads": "1",
+    }
+    with (
+        Store.open(str(tmp_path / "s.sqlite")) as store,
+        Executor(store, machine=machine, runs_folder=tmp_path / "runs") as executor,
+    ):
+        context = Context(machine=machine, scale=Scale.QUICK)
+        answered = ask(EXPERIMENT, request(EXPERIMENT, texts), context, executor, store)
+    forward, training = answered.answer.tables
+    assert training.rows[0][1].value > forward.rows[0][1].value > 0
+    assert len(answered.records) == 4

@@ -1,0 +1,92 @@
+import dataclasses
+
+import pytest
+
+from cubemesh.experiments import Context, Scale
+from cubemesh.experiments.image_size import EXPERIMENT, Settings
+from cubemesh.model import Gpu, ProgramSettings, RunSpec, Status, TrainSteps
+
+
+def asked_for(asked):
+    return [(s.work.image_size, s.batch_per_device, s.program.data_on) for s in asked]
+
+
+def test_the_documents_sizes_on_a_gpu(machine, play, record_of):
+    gpu = Gpu(index=0, name="NVIDIA H200", uuid="GPU-0")
+    context = Context(machine=dataclasses.replace(machine, gpus=(gpu,)))
+    asked, sent = play(EXPERIMENT.plan(Settings(), context), record_of)
+    batches = (16, 32, 64, 128, 256)
+    assert asked_for(asked) == [(s, b, "host") for s in (32, 224) for b in batches]
+    assert EXPERIMENT.answer(Settings(), sent).warnings == ()
+
+
+def test_a_cpu_takes_smaller_images_and_stops_where_runs_get_long(machine, play, record_of):
+    def make(spec):
+        return record_of(spec, step_s=1e-6 * spec.work.image_size**2 * spec.batch_per_device)
+
+    context = Context(machine=machine, scale=Scale.QUICK)
+    asked, sent = play(EXPERIMENT.plan(Settings(), context), make)
+    assert asked_for(asked)[:5] == [(32, b, "host") for b in (16, 32, 64, 128, 256)]
+    assert asked_for(asked)[5:] == [(80, 16, "host"), (80, 32, "host"), (80, 64, "host")]
+    (warning,) = EXPERIMENT.answer(Settings(), sent).warnings
+    assert "80 pixels for 224" in warning.cause
+    assert "up to 64 for 256 at 80 pixels" in warning.cause
+
+
+def test_both_feeds_side_by_side(machine, play, record_of):
+    settings = Settings(sizes=(32,), batches=(16,), data_on="both")
+    asked, _ = play(EXPERIMENT.plan(settings, Context(machine=machine)), record_of)
+    assert asked_for(asked) == [(32, 16, "host"), (32, 16, "device")]
+
+
+def records(record_of, step_s, percent=None, on="host"):
+    return [
+        record_of(
+            RunSpec(
+                work=TrainSteps(network="little-cnn", batch_per_device=b, image_size=size),
+                program=ProgramSettings(data_on=on),
+            ),
+            step_s=t,
+            gpu_percent=None if percent is None else percent[size, b],
+        )
+        for (size, b), t in step_s.items()
+    ]
+
+
+STEPS = {(32, 16): 0.016, (32, 64): 0.064 / 2.8, (224, 16): 0.16, (224, 64): 0.64 / 1.3}
+PERCENT = {(32, 16): 20.0, (32, 64): 45.0, (224, 16): 72.0, (224, 64): 96.0}
+
+
+def test_larger_images_gain_less_from_the_minibatch_and_keep_the_device_busier(record_of):
+    answer = EXPERIMENT.answer(Settings(), records(record_of, STEPS, PERCENT))
+    texts = [f.text for f in answer.findings]
+    assert any("32 pixels minibatch 64 trains 2.80× (2.74–2.86)" in t for t in texts)
+    assert any("224 pixels minibatch 64 trains 1.30× (1.27–1.33)" in t for t in texts)
+    assert "With images of 224 pixels GPU utilisation is 72 % at minibatch 16 and 96 % at 64." in (
+        texts
+    )
+    speed, busy = answer.charts
+    assert [line.name for line in speed.lines] == ["32 × 32", "224 × 224"]
+    assert [p.y for p in busy.lines[1].points] == [72.0, 96.0]
+
+
+def test_starving_is_told_by_size_and_minibatch(record_of):
+    host = records(record_of, STEPS, PERCENT)
+    device = records(record_of, {k: t / 2 for k, t in STEPS.items()}, PERCENT, on="device")
+    answer = EXPERIMENT.answer(Settings(data_on="both"), [*host, *device])
+    (starves,) = [f.text for f in answer.findings if f.text.startswith("The GPU starves")]
+    assert "2.00× as fast at 32 pixels, minibatch 16 (GPU utilisation fed from the host 20 %)" in (
+        starves
+    )
+    assert "224 pixels, minibatch 64" not in starves
+    assert answer.charts[0].lines[0].name == "32 × 32, data on the host"
+
+
+def test_what_failed_says_why(record_of):
+    spec = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=16, image_size=224))
+    failed = record_of(spec, status=Status.OOM, message="out of memory: 27 GiB")
+    answer = EXPERIMENT.answer(Settings(), [failed])
+    assert answer.findings[0].text == "224 pixels, minibatch 16: out of memory: 27 GiB."
+    assert answer.charts[0].lines[0].points[0].reason == "out of memory: 27 GiB"
+    assert answer.tables[0].rows[0][3].reason == "out of memory: 27 GiB"
+    assert pytest.approx(0) == sum(p.y or 0 for p in answer.charts[0].lines[0].points)

@@ -1,0 +1,86 @@
+from cubemesh.experiments import Context, Scale
+from cubemesh.experiments.ask import ask
+from cubemesh.experiments.model_size import EXPERIMENT, Settings
+from cubemesh.experiments.settings import request
+from cubemesh.machines import probe
+from cubemesh.model import ProgramSettings, RunSpec, TrainSteps
+from cubemesh.results import Store
+from cubemesh.runs import Executor
+
+
+def test_full_settings_are_the_documents(machine, play, record_of):
+    context = Context(machine=machine, scale=Scale.FULL)
+    asked, sent = play(EXPERIMENT.plan(Settings(), context), record_of)
+    assert [s.work.network for s in asked] == ["little-cnn", "resnet-50", "vgg16"]
+    assert {(s.work.image_size, s.batch_per_device, s.effort.steps) for s in asked} == {
+        (224, 32, 960)
+    }
+    assert EXPERIMENT.answer(Settings(), sent).warnings == ()
+
+
+def test_a_cpu_takes_less_and_says_so(machine, play, record_of):
+    asked, sent = play(EXPERIMENT.plan(Settings(), Context(machine=machine)), record_of)
+    assert {(s.work.image_size, s.batch_per_device) for s in asked} == {(80, 4)}
+    (warning,) = EXPERIMENT.answer(Settings(), sent).warnings
+    assert "minibatch 4 for 32" in warning.cause
+    assert "80 for 224" in warning.cause
+
+
+def trained(record_of, network, percent, step_s=0.1, on="host"):
+    work = TrainSteps(network=network, batch_per_device=32, image_size=224)
+    spec = RunSpec(work=work, program=ProgramSettings(data_on=on))
+    return record_of(spec, step_s=step_s, gpu_percent=percent)
+
+
+def test_who_keeps_the_gpu_full_and_how_it_goes_over_time(record_of):
+    records = [
+        trained(record_of, "little-cnn", 62.0),
+        trained(record_of, "resnet-50", 88.0),
+        trained(record_of, "vgg16", 92.0),
+    ]
+    answer = EXPERIMENT.answer(Settings(), records)
+    assert answer.findings[0].text == (
+        "GPU utilisation of 80 % and more counts as full: resnet-50 (88 %) and vgg16 (92 %) keep "
+        "it full; little-cnn (62 %) does not."
+    )
+    assert answer.findings[0].value == 62.0
+    bars, over_time = answer.charts
+    assert [p.x for p in bars.lines[0].points] == ["little-cnn", "resnet-50", "vgg16"]
+    assert [line.name for line in over_time.lines] == ["little-cnn", "resnet-50", "vgg16"]
+    assert [p.y for p in over_time.lines[2].points] == [92.0, 92.0, 92.0]
+
+
+def test_host_against_device(record_of):
+    records = [
+        trained(record_of, "little-cnn", 40.0, 0.2),
+        trained(record_of, "little-cnn", 95.0, 0.1, on="device"),
+    ]
+    answer = EXPERIMENT.answer(Settings(networks=("little-cnn",), data_on="both"), records)
+    assert any("starves" in f.text and "2.00×" in f.text for f in answer.findings)
+    assert [line.name for line in answer.charts[0].lines] == [
+        "data on the host",
+        "data on the device",
+    ]
+
+
+def test_a_run_for_real_samples_utilisation_over_time(tmp_path):
+    """The scripted framework on the real clock: the sampler, the record and the chart are real."""
+    texts = {
+        "networks": "little-cnn",
+        "framework": "null",
+        "script": "step=0.01,real=1",
+        "seconds": "1.2",
+        "warmup_seconds": "0.2",
+    }
+    machine = probe()
+    with (
+        Store.open(str(tmp_path / "s.sqlite")) as store,
+        Executor(store, machine=machine, runs_folder=tmp_path / "runs") as executor,
+    ):
+        context = Context(machine=machine, scale=Scale.QUICK)
+        answered = ask(EXPERIMENT, request(EXPERIMENT, texts), context, executor, store)
+    (record,) = answered.records
+    assert 0 <= record.figures["cpu_utilisation_percent"].value < 100
+    (line,) = answered.answer.charts[1].lines
+    assert len(line.points) >= 1
+    assert all(0 < p.x <= 2 for p in line.points)

@@ -1,0 +1,75 @@
+import pytest
+
+from cubemesh.experiments import Context, Scale
+from cubemesh.experiments.precision import EXPERIMENT, NETWORKS, PRECISIONS, Settings
+from cubemesh.model import Ceiling, ProgramSettings, RunSpec, Status, TrainSteps
+
+
+def test_every_network_in_every_precision_after_the_ceilings(machine, play, record_of):
+    context = Context(machine=machine, scale=Scale.FULL)
+    asked, sent = play(EXPERIMENT.plan(Settings(), context), record_of)
+    ceilings = [s for s in asked if isinstance(s.work, Ceiling)]
+    assert [s.program.precision for s in ceilings] == list(PRECISIONS)
+    steps = asked[len(ceilings) :]
+    assert [(s.work.network, s.program.precision) for s in steps] == [
+        (n, p) for n in NETWORKS for p in PRECISIONS
+    ]
+    assert {s.batch_per_device for s in steps} == {64}
+    assert EXPERIMENT.answer(Settings(), sent).warnings == ()
+
+
+def measured(record_of, network, precision, step_s, **more):
+    work = TrainSteps(network=network, batch_per_device=64)
+    spec = RunSpec(work=work, program=ProgramSettings(precision=precision))
+    return record_of(spec, step_s=step_s, **more)
+
+
+def ceiling(record_of, precision, rate):
+    return record_of(
+        RunSpec(work=Ceiling(), program=ProgramSettings(precision=precision)), rate=rate
+    )
+
+
+def test_speedups_against_fp32_and_against_the_ceiling(record_of):
+    records = [
+        ceiling(record_of, "fp32", 50e12),
+        ceiling(record_of, "bf16", 750e12),
+        measured(record_of, "resnet-50", "fp32", 0.31),
+        measured(record_of, "resnet-50", "bf16", 0.10),
+        measured(record_of, "alexnet", "fp32", 0.05),
+        measured(record_of, "alexnet", "bf16", 0.06),
+    ]
+    answer = EXPERIMENT.answer(Settings(), records)
+    card = answer.findings[0]
+    assert card.text == "resnet-50 trains 3.10× (3.04–3.16) as fast in bf16 as in fp32."
+    assert card.value == pytest.approx(3.1)
+    text = answer.findings[1].text
+    assert "gains on resnet-50 3.10× (" in text
+    assert "loses on alexnet 0.83× (" in text
+    assert "gains 15.00× (750 TFLOP/s)" in text
+    speedups = answer.tables[1]
+    assert speedups.title == "Speed as a multiple of fp32"
+    assert speedups.rows[0][1].value == pytest.approx(3.1)
+    ceilings = answer.tables[-1]
+    assert [row[0].text for row in ceilings.rows] == ["fp32", "bf16"]
+    assert ceilings.rows[1][2].value == pytest.approx(15)
+
+
+def test_what_is_not_offered_stands_in_its_place(record_of):
+    records = [
+        measured(record_of, "resnet-50", "fp32", 0.31),
+        measured(
+            record_of,
+            "resnet-50",
+            "tf32",
+            1,
+            status=Status.UNSUPPORTED,
+            message="pytorch offers no tf32 on cpu",
+        ),
+    ]
+    answer = EXPERIMENT.answer(Settings(), records)
+    assert [table.rows[0][-1].reason for table in answer.tables] == ["not offered"] * 3
+    assert any(
+        f.text == "tf32, resnet-50: not offered: pytorch offers no tf32 on cpu."
+        for f in answer.findings
+    )

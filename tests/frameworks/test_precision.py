@@ -1,0 +1,115 @@
+"""What loss scaling and precision by layer do to a step, in every framework that offers them."""
+
+import numpy as np
+import pytest
+
+from cubemesh.errors import UsageError
+from cubemesh.frameworks import FRAMEWORKS
+
+COMPUTING = [n for n, e in FRAMEWORKS.items() if e.installed and e.read_script is None]
+
+pytestmark = pytest.mark.parametrize("name", COMPUTING)
+
+
+@pytest.fixture
+def start(name, tiny, make_request, monkeypatch):
+    """A loaded program for `tiny`, its gradients as large as `gain` makes them."""
+    framework = FRAMEWORKS[name].load()
+    if hasattr(framework, "BACKEND"):
+        monkeypatch.setattr(framework, "BACKEND", "aot_eager")
+    able = framework.capabilities()
+
+    def make(gain=1.0, **settings):
+        if settings.get("precision_of") and not able.precision_by_layer:
+            pytest.skip(f"{name} has one precision for all layers")
+        scale = settings.get("loss_scale")
+        if (
+            scale is not None
+            and {"dynamic": "dynamic"}.get(scale, "static") not in able.loss_scales
+        ):
+            pytest.skip(f"{name} does not scale the loss so")
+        program = framework.build(make_request(tiny, **settings))
+        weights = tiny.draw(0)
+        last = next(n.parameters["weight"] for n in tiny.nodes[::-1] if n.parameters)
+        weights[last] = weights[last] * np.float32(gain)
+        program.load(weights)
+        return program
+
+    return make
+
+
+def stepped(program, tiny, make_batch, steps=1):
+    batch = make_batch(tiny)
+    for _ in range(steps):
+        program.train_step(program.place(batch))
+    return program.state()
+
+
+def test_a_static_scale_leaves_the_step_as_it_is(start, tiny, make_batch):
+    exact = stepped(start(), tiny, make_batch)
+    scaled = start(precision="fp16", loss_scale=512.0)
+    found, drawn = stepped(scaled, tiny, make_batch), tiny.draw(0)
+    assert scaled.loss_scale() == (512.0, "static")
+    for array in tiny.parameters:
+        step, expected = found[array] - drawn[array], exact[array] - drawn[array]
+        assert np.linalg.norm(step - expected) < 0.02 * np.linalg.norm(expected), array
+
+
+def test_small_gradients_need_the_scale(start, tiny, make_batch):
+    """The classifier's weights are so small that what it sends back is zero in float16."""
+    small = {"gain": 2e-7, "precision": "fp16", "learning_rate": 1e4}
+    before = stepped(start(loss_scale=1.0, **small), tiny, make_batch)
+    after = stepped(start(loss_scale=2.0**15, **small), tiny, make_batch)
+    first = next(iter(tiny.parameters))
+    assert np.array_equal(before[first], tiny.draw(0)[first])
+    assert not np.array_equal(after[first], tiny.draw(0)[first])
+
+
+def test_a_dynamic_scale_leaves_out_a_step_that_overflows_and_is_halved(start, tiny, make_batch):
+    program = start(gain=200.0, precision="fp16", loss_scale="dynamic")
+    assert program.loss_scale() == (65536.0, "dynamic")
+    before = program.state()
+    after = stepped(program, tiny, make_batch)
+    assert program.loss_scale() == (32768.0, "dynamic")
+    assert all(np.array_equal(before[n], after[n]) for n in before)
+    moved = stepped(program, tiny, make_batch, steps=12)
+    scale, _ = program.loss_scale()
+    assert 1 < scale < 32768
+    assert all(np.isfinite(array).all() for array in moved.values())
+    assert not any(np.array_equal(before[n], moved[n]) for n in tiny.parameters)
+
+
+def test_a_static_scale_too_large_reaches_the_weights(start, tiny, make_batch):
+    after = stepped(start(gain=200.0, precision="fp16", loss_scale=65536.0), tiny, make_batch)
+    assert not all(np.isfinite(array).all() for array in after.values())
+
+
+def test_only_fp16_is_scaled(start):
+    assert start(precision="bf16").loss_scale() is None
+    assert start(precision="fp16").loss_scale() is not None
+
+
+def test_all_layers_in_fp32_are_the_fp32_program(start, tiny, make_batch):
+    wide, named = start(), start(precision="bf16", precision_of=("*=fp32",))
+    exact, found = stepped(wide, tiny, make_batch, 3), stepped(named, tiny, make_batch, 3)
+    assert named.loss() == pytest.approx(wide.loss(), rel=1e-6)
+    for array in tiny.parameters:
+        np.testing.assert_allclose(found[array], exact[array], rtol=1e-5, atol=1e-7)
+
+
+def test_a_layer_in_fp32_answers_in_float32(start, tiny, make_batch):
+    """A bfloat16 has 8 digits of significand, so a float32 that is no bfloat16 came from fp32."""
+
+    def scores(**settings):
+        program = start(precision="bf16", **settings)
+        return program.evaluate(program.place(make_batch(tiny)))
+
+    narrow, wide = scores(), scores(precision_of=("classifier=fp32",))
+    assert not (narrow.view(np.uint32) & 0xFFFF).any()
+    assert (wide.view(np.uint32) & 0xFFFF).any()
+    assert np.abs(wide - scores(precision_of=("*=fp32",))).max() > 0  # the convolution is narrow
+
+
+def test_a_name_the_network_has_not_is_refused(start):
+    with pytest.raises(UsageError, match="Nearest: classifier"):
+        start(precision="bf16", precision_of=("clasifier=fp32",))

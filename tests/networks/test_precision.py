@@ -1,0 +1,35 @@
+import pytest
+
+from cubemesh.errors import UsageError
+from cubemesh.networks import build
+from cubemesh.networks.precision import layer_precisions
+
+ALEXNET, RESNET = build("alexnet"), build("resnet-18", 32, 10)
+
+
+def test_a_layer_a_segment_and_the_part_before_a_dot_can_be_named():
+    assert layer_precisions(ALEXNET, ("fc8=fp32",)) == {"fc8": "fp32"}
+    assert set(layer_precisions(ALEXNET, ("classifier=fp32",))) == {"fc6", "fc7", "fc8"}
+    inner = layer_precisions(RESNET, ("layer1.0=fp32",))
+    assert set(inner) == {"layer1.0.conv1", "layer1.0.conv2"}
+
+
+def test_the_last_line_that_fits_counts():
+    found = layer_precisions(ALEXNET, ("*=fp32", "conv*=bf16", "conv5=fp32"))
+    assert found.pop("conv5") == "fp32"
+    assert {n for n, p in found.items() if p == "bf16"} == {"conv1", "conv2", "conv3", "conv4"}
+    assert {n for n, p in found.items() if p == "fp32"} == {"fc6", "fc7", "fc8"}
+
+
+def test_without_lines_no_layer_is_special():
+    assert layer_precisions(ALEXNET, ()) == {}
+
+
+def test_a_name_that_fits_nothing_is_refused_with_the_nearest():
+    with pytest.raises(UsageError, match=r"'clasifier'.*Nearest: classifier"):
+        layer_precisions(ALEXNET, ("clasifier=fp32",))
+
+
+def test_a_layer_without_a_product_has_no_precision_of_its_own():
+    with pytest.raises(UsageError, match="holds no convolution and no matrix product"):
+        layer_precisions(ALEXNET, ("relu1=fp32",))
