@@ -100,9 +100,15 @@ Lowering = Callable[..., Any]
 
 def _convolution(layer: Convolution, place: Place, x: Any) -> Any:
     """TensorFlow's CPU kernels have no backward pass in groups: each group is then a convolution
-    of its own."""
+    of its own. Nor are those with explicit padding oneDNN's: a step of LittleCNN took 1.7 times as
+    long. `SAME` is named where it pads the same cells; else the image is padded before."""
     x, weight = place.narrow(x, place.arrays["weight"])
-    padding = place.around([(p, p) for p in layer.padding])
+    around = [(p, p) for p in layer.padding]
+    same = layer.stride == (1, 1) and layer.kernel == tuple(2 * p + 1 for p in layer.padding)
+    padding: Any = place.around(around)
+    if not place.compiled:
+        padding = "SAME" if same else "VALID"
+        x = x if same or not any(layer.padding) else place.pad(x, around)
 
     def convolve(x: Any, weight: Any) -> Any:
         return tf.nn.conv2d(x, weight, layer.stride, padding, data_format=place.format)
