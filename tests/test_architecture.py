@@ -67,7 +67,12 @@ def wrong_way(room: str, source: str) -> list[str]:
 def heavy(path: Path, source: str) -> list[str]:
     """The imports of a worker's file that are not the standard library, numpy or psutil, nor the
     framework in whose own folder or file it stands."""
-    own = {"pytorch": {"torch"}, "jax": {"jax"}, "tensorflow": {"tensorflow"}, "keras": {"keras"}}
+    own = {
+        "pytorch": {"torch"},
+        "jax": {"jax"},
+        "tensorflow": {"tensorflow"},
+        "keras": {"keras", "tensorflow"},
+    }
     parts = {p.removesuffix(".py") for p in path.relative_to(PACKAGE).parts}
     allowed = {"cubemesh", "numpy", "psutil"}.union(*(own[p] for p in parts & set(own)))
     tops = {module.split(".")[0] for module in imported_modules(source)}

@@ -37,9 +37,15 @@ def framework(name, monkeypatch):
 
 
 @pytest.fixture
-def request_for(name, make_request):
+def layout(framework):
+    """The usual one where it is offered."""
+    return max(framework.capabilities().layouts, key="nchw".__eq__)
+
+
+@pytest.fixture
+def request_for(name, make_request, layout):
     def make(network="little-cnn", **fields):
-        return make_request(network, script=SCRIPTS.get(name), **fields)
+        return make_request(network, script=SCRIPTS.get(name), **{"layout": layout, **fields})
 
     return make
 
@@ -122,14 +128,15 @@ def test_every_layer_of_sequences_is_trained_or_refused(make, framework, request
     assert program.evaluate(placed).shape == (4, *shape)
 
 
-def test_capabilities_are_sane(framework, name):
+def test_capabilities_are_sane(framework, name, layout):
     able = framework.capabilities()
     assert able.works <= set(WORK_KINDS)
     assert "cpu" in able.devices
     assert {device.split(":")[0] for device in able.devices} == set(able.precisions)
     assert all("fp32" in precisions for precisions in able.precisions.values())
     work = TrainSteps(network="little-cnn", batch_per_device=8)
-    check_supported(RunSpec(work=work, program=ProgramSettings(framework=name)), able)
+    settings = ProgramSettings(framework=name, layout=layout)
+    check_supported(RunSpec(work=work, program=settings), able)
 
 
 @pytest.mark.timeout(300)  # some compile each of them, twice
@@ -224,8 +231,8 @@ def test_clock_and_memory_are_read(framework, request_for):
 
 def test_a_ceiling_can_be_called(framework, name):
     settings = ProgramSettings(framework=name, script=SCRIPTS.get(name))
-    product = framework.build_ceiling(Ceiling(size=32), settings, "cpu", 2)
-    copy = framework.build_ceiling(Ceiling(operation="copy", size=1000), settings, "cpu", 2)
+    product = framework.build_ceiling(Ceiling(size=32), settings, "cpu", 1)
+    copy = framework.build_ceiling(Ceiling(operation="copy", size=1000), settings, "cpu", 1)
     assert (product.work_per_call, product.unit) == (2 * 32**3, "FLOP/s")
     assert (copy.work_per_call, copy.unit) == (2000, "byte/s")
     for program in (product, copy):
@@ -266,7 +273,7 @@ program = framework.build(
         network=network,
         work=TrainSteps(network="linear", batch_per_device=2),
         placement=Placement(),
-        program=ProgramSettings(framework=sys.argv[1]),
+        program=ProgramSettings(framework=sys.argv[1], layout=sys.argv[2]),
         exchange=NoExchange(),
         device="cpu",
         threads=2,
@@ -275,15 +282,15 @@ program = framework.build(
 program.load(network.draw(0))
 batch = Batch(images=np.zeros((2, 3, 8, 8), np.float32), labels=np.zeros(2, np.int64))
 program.train_step(program.place(batch))
-own = "torch" if sys.argv[1] == "pytorch" else sys.argv[1]
+own = {"pytorch": "torch", "tensorflow-xla": "tensorflow"}.get(sys.argv[1], sys.argv[1])
 late = [m for m in sorted(set(sys.modules) - loaded) if m.split(".")[0] == own]
 print(program.loss(), *late, flush=True)
 os._exit(0)
 """
 
 
-def test_a_fork_after_preload_takes_a_step_and_imports_little(name):
-    command = [sys.executable, "-c", PRELOAD_THEN_FORK, name]
+def test_a_fork_after_preload_takes_a_step_and_imports_little(name, layout):
+    command = [sys.executable, "-c", PRELOAD_THEN_FORK, name, layout]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr

@@ -76,6 +76,27 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         requires="jax",
         install="pip install 'cubemesh[jax]'",
     ),
+    "tensorflow": FrameworkEntry(
+        module="cubemesh.frameworks.tensorflow",
+        summary="TensorFlow, each step a traced graph",
+        packages=("tensorflow", "tensorflow-cpu", "numpy"),
+        requires="tensorflow",
+        install="pip install 'cubemesh[tensorflow]'",
+    ),
+    "tensorflow-xla": FrameworkEntry(
+        module="cubemesh.frameworks.tensorflow.xla",
+        summary="TensorFlow, each step compiled by XLA",
+        packages=("tensorflow", "tensorflow-cpu", "numpy"),
+        requires="tensorflow",
+        install="pip install 'cubemesh[tensorflow]'",
+    ),
+    "keras": FrameworkEntry(
+        module="cubemesh.frameworks.keras",
+        summary="Keras 3 on TensorFlow, train_on_batch; CNNs",
+        packages=("keras", "tensorflow", "tensorflow-cpu", "numpy"),
+        requires="tensorflow",  # which brings Keras
+        install="pip install 'cubemesh[keras]'",
+    ),
 }
 
 

@@ -307,7 +307,8 @@ def check_supported(spec: RunSpec, able: Capabilities) -> None:
             offered = able.loss_scales | {"its own (leave loss_scale out)"}
             _refuse("loss scaling", asked, offered, program.framework)
     if program.layout not in able.layouts:
-        _refuse("layout", program.layout, able.layouts, program.framework)
+        hint = f"Set layout={min(able.layouts)}." if len(able.layouts) == 1 else ""
+        _refuse("layout", program.layout, able.layouts, program.framework, hint)
     if spec.placement.devices > 1 and not able.exchanges_gradients:
         raise Unsupported(
             f"{program.framework} trains on one device at a time; devices={spec.placement.devices} "

@@ -2,46 +2,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cubemesh.frameworks.base import OutOfMemory, monotonic_s  # noqa: E402
+from cubemesh.frameworks.base import monotonic_s  # noqa: E402
 from cubemesh.frameworks.pytorch import build_ceiling  # noqa: E402
-from cubemesh.frameworks.pytorch.ceiling import Copy, MatrixProduct, _fastest  # noqa: E402
+from cubemesh.frameworks.pytorch.ceiling import Copy, MatrixProduct  # noqa: E402
 from cubemesh.model.spec import Ceiling, ProgramSettings  # noqa: E402
-
-
-class Simulated:
-    """An operation on a device whose rate at each size is given."""
-
-    unit = "FLOP/s"
-    now = 0.0
-
-    def __init__(self, size, rates):
-        if rates[size] is None:
-            raise OutOfMemory
-        self.size, self.rate, self.work_per_call = size, rates[size], float(size)
-
-    def call(self):
-        Simulated.now += self.work_per_call / self.rate
-
-    def synchronize(self):
-        pass
-
-    def clock(self):
-        return Simulated.now
-
-
-@pytest.mark.parametrize(
-    ("rates", "expected"),
-    [
-        ({1: 100, 2: 200, 4: 300, 8: 310, 16: 900}, 8),
-        ({1: 100, 2: 90}, 1),
-        ({1: 100, 2: 200, 4: None}, 2),
-        ({1: 100, 2: 200, 4: 400, 8: 800, 16: 1600}, 16),
-        ({1: 5, 2: 900}, 1),
-    ],
-    ids=["stops growing", "falls", "out of memory", "largest allowed", "too slow to go on"],
-)
-def test_the_size_is_doubled_until_the_rate_stops_growing(rates, expected):
-    assert _fastest(lambda size: Simulated(size, rates), 1, 16).size == expected
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from cubemesh.frameworks.base import CeilingProgram, monotonic_s
+from cubemesh.frameworks.ceilings import COPY_SIZES, fastest
 from cubemesh.frameworks.jax.runtime import NUMERICS, Numerics, is_out_of_memory, prepare
 from cubemesh.model.spec import Ceiling, ProgramSettings
-
-_GROWTH = 1.05
-_TRIAL_S = 0.1
-"""Each size is called for this long, three calls at least."""
-_LONGEST_CALL_S = 0.1
-"""No larger size is tried after a call this long."""
 
 
 class _Compiled:
@@ -85,45 +80,11 @@ def build_ceiling(
     """The operation of `work` in the program's precision, at its size or at the fastest found."""
     place, numerics = prepare(device, threads), NUMERICS[program.precision]
     if work.operation == "copy":
-        sizes = (1 << 28, 1 << 31)
+        sizes = COPY_SIZES
         make: Callable[[int], CeilingProgram] = lambda size: Copy(size, place)  # noqa: E731
     else:
         sizes = (1 << 10, 1 << 14) if device != "cpu" else (1 << 9, 1 << 13)
         make = lambda side: MatrixProduct(side, numerics, place)  # noqa: E731
-    return make(work.size) if work.size is not None else _fastest(make, *sizes)
-
-
-def _fastest(make: Callable[[int], CeilingProgram], first: int, last: int) -> CeilingProgram:
-    """The operation at the size, doubled from `first` to `last` at most, where its rate stops
-    growing; a size that memory is refused for ends the search."""
-    best = make(first)
-    rate, call_s = _trial(best)
-    size = first
-    while size < last and call_s < _LONGEST_CALL_S:
-        size *= 2
-        try:
-            larger = make(size)
-            larger_rate, call_s = _trial(larger)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            break
-        grew = larger_rate >= _GROWTH * rate
-        if larger_rate > rate:
-            best, rate = larger, larger_rate
-        if not grew:
-            break
-    return best
-
-
-def _trial(program: CeilingProgram) -> tuple[float, float]:
-    """(work per second, seconds) of the fastest call, which other processes slowed least."""
-    program.call()
-    program.synchronize()
-    calls: list[float] = []
-    while len(calls) < 3 or sum(calls) < _TRIAL_S:
-        start = program.clock()
-        program.call()
-        program.synchronize()
-        calls.append(program.clock() - start)
-    return program.work_per_call / min(calls), min(calls)
+    if work.size is not None:
+        return make(work.size)
+    return fastest(make, *sizes, is_out_of_memory)

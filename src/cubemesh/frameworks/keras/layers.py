@@ -1,0 +1,214 @@
+"""Which layers of Keras make a layer of the graph? The table of lowerings, one line a layer type.
+
+A lowering is given the layer's settings, where it stands (`Site`) and its inputs, and returns the
+result in Keras's functional way. Images lie (batch, height, width, channels), as TensorFlow's CPU
+kernels want them. Where Keras has no layer that computes the same, `keras.ops` do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+from cubemesh.frameworks.tensorflow.lowerings import far_padding, window_shares
+from cubemesh.networks.layers import (
+    Add,
+    AveragePool,
+    BatchNorm,
+    Concat,
+    Convolution,
+    Dropout,
+    Flatten,
+    GlobalAveragePool,
+    Layer,
+    Linear,
+    LocalResponseNorm,
+    MaxPool,
+    ReLU,
+    Shape,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A layer in its network, as a lowering sees it."""
+
+    shape: Shape
+    """Of one sample of the result, channels first."""
+    seed: int
+    wide: str
+    """Type of statistics."""
+    arrays: dict[str, Any] = field(default_factory=dict)
+    """Where a layer puts its variables, by role."""
+
+
+class UnbiasedBatchNorm(layers.Layer):  # type: ignore[misc]
+    """Batch normalisation whose running variance takes the unbiased variance of the batch, as
+    PyTorch's; Keras's own takes the biased one."""
+
+    def __init__(self, epsilon: float, momentum: float) -> None:
+        super().__init__()
+        self.epsilon, self.momentum = epsilon, momentum
+
+    def build(self, shape: Any) -> None:
+        """One value a channel, four times."""
+        self.gamma = self.add_weight(shape=shape[-1:], initializer="ones")
+        self.beta = self.add_weight(shape=shape[-1:], initializer="zeros")
+        self.mean = self.add_weight(shape=shape[-1:], initializer="zeros", trainable=False)
+        self.variance = self.add_weight(shape=shape[-1:], initializer="ones", trainable=False)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        """Unchanged in shape."""
+        wide, axes = ops.cast(x, self.variable_dtype), tuple(range(x.ndim - 1))
+        gamma, beta = (ops.cast(a, self.variable_dtype) for a in (self.gamma, self.beta))
+        if not training:
+            mean, variance = self.mean.value, self.variance.value
+        else:
+            mean, variance = ops.moments(wide, axes)
+            n = ops.cast(ops.size(x) // x.shape[-1], self.variable_dtype)
+            keep, new = 1 - self.momentum, self.momentum
+            unbiased = variance * n / (n - 1)
+            self.mean.assign(keep * self.mean.value + new * mean)
+            self.variance.assign(keep * self.variance.value + new * unbiased)
+        y = ops.batch_normalization(wide, mean, variance, -1, beta, gamma, self.epsilon)
+        return ops.cast(y, self.compute_dtype)
+
+
+Lowering = Callable[..., Any]
+"""(layer, site, input, …) → result."""
+
+
+def _convolution(layer: Convolution, site: Site, x: Any) -> Any:
+    if any(layer.padding):
+        x = layers.ZeroPadding2D(layer.padding)(x)
+    made = layers.Conv2D(
+        layer.filters, layer.kernel, layer.stride, groups=layer.groups, use_bias=layer.bias
+    )
+    return _weighted(made, site, x)
+
+
+def _linear(layer: Linear, site: Site, x: Any) -> Any:
+    return _weighted(layers.Dense(layer.features, use_bias=layer.bias), site, x)
+
+
+def _weighted(made: Any, site: Site, x: Any) -> Any:
+    y = made(x)
+    site.arrays["weight"] = made.kernel
+    if made.use_bias:
+        site.arrays["bias"] = made.bias
+    return y
+
+
+def _batch_norm(layer: BatchNorm, site: Site, x: Any) -> Any:
+    made = UnbiasedBatchNorm(layer.epsilon, layer.momentum)
+    y = made(x)
+    site.arrays.update(
+        weight=made.gamma,
+        bias=made.beta,
+        running_mean=made.mean,
+        running_variance=made.variance,
+    )
+    return y
+
+
+def _response_norm(layer: LocalResponseNorm, site: Site, x: Any) -> Any:
+    """The window is zero-padded, and of an even size one longer before its centre than after."""
+    wide = ops.cast(x, site.wide)
+    squares, reach = ops.square(wide), (layer.size // 2, (layer.size - 1) // 2)
+    _, height, width, channels = x.shape
+    if layer.region == "across":  # neighbouring channels as neighbours in an image of one value
+        squares = ops.reshape(squares, (-1, height * width, channels, 1))
+        padded = ops.pad(squares, ((0, 0), (0, 0), reach, (0, 0)))
+        means = ops.average_pool(padded, (1, layer.size), 1, "valid", "channels_last")
+        means = ops.reshape(means, (-1, height, width, channels))
+    else:
+        padded = ops.pad(squares, ((0, 0), reach, reach, (0, 0)))
+        means = ops.average_pool(padded, layer.size, 1, "valid", "channels_last")
+    return ops.cast(wide / (layer.bias + layer.alpha * means) ** layer.beta, x.dtype)
+
+
+def _flatten(layer: Flatten, site: Site, x: Any) -> Any:
+    return layers.Flatten()(layers.Permute((3, 1, 2))(x) if len(x.shape) == 4 else x)
+
+
+def _padded(layer: MaxPool | AveragePool, site: Site, x: Any, value: float) -> Any:
+    padding = far_padding(layer, site.shape, x.shape[1:3])
+    if not any(before or after for before, after in padding):
+        return x
+    return ops.pad(x, ((0, 0), *padding, (0, 0)), constant_values=value)
+
+
+def _max_pool(layer: MaxPool, site: Site, x: Any) -> Any:
+    x = _padded(layer, site, x, -np.inf)
+    return layers.MaxPooling2D(layer.kernel, layer.stride)(x)
+
+
+def _average_pool(layer: AveragePool, site: Site, x: Any) -> Any:
+    shares = window_shares(layer, site.shape, x.shape[1:3])
+    y = layers.AveragePooling2D(layer.kernel, layer.stride)(_padded(layer, site, x, 0.0))
+    return y if shares is None else y * ops.cast(shares[None, :, :, None], y.dtype)
+
+
+def _concat(layer: Concat, site: Site, *values: Any) -> Any:
+    return layers.Concatenate(axis=-1)(values)
+
+
+LOWERINGS: dict[type[Layer], Lowering] = {
+    Convolution: _convolution,
+    Linear: _linear,
+    BatchNorm: _batch_norm,
+    LocalResponseNorm: _response_norm,
+    ReLU: lambda layer, site, x: layers.ReLU()(x),
+    Add: lambda layer, site, x, y: layers.Add()([x, y]),
+    Concat: _concat,
+    Dropout: lambda layer, site, x: layers.Dropout(layer.rate, seed=site.seed)(x),
+    Flatten: _flatten,
+    MaxPool: _max_pool,
+    AveragePool: _average_pool,
+    GlobalAveragePool: lambda layer, site, x: layers.GlobalAveragePooling2D()(x),
+}
+
+
+class TorchRules(keras.optimizers.Optimizer):  # type: ignore[misc]
+    """SGD, RMSprop and Adam by PyTorch's rules (frameworks/pytorch/optimizers.py has them)."""
+
+    def __init__(self, rule: str, rate: float, momentum: float, decay: float) -> None:
+        super().__init__(learning_rate=rate)
+        self.rule, self.momentum, self.decay = rule, momentum, decay
+
+    def build(self, variables: Any) -> None:
+        """The arrays kept for each weight."""
+        if self.built:
+            return
+        super().build(variables)
+        kept = {"sgd": ["velocity"], "rmsprop": ["square"], "adam": ["mean", "square"]}[self.rule]
+        self.kept = [self.add_optimizer_variables(variables, [name])[0] for name in kept]
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Change one weight."""
+        kept = [arrays[self._get_variable_index(variable)] for arrays in self.kept]
+        rate = ops.cast(learning_rate, variable.dtype)
+        gradient = ops.cast(gradient, variable.dtype)
+        if self.decay:
+            gradient = gradient + self.decay * variable
+        if self.rule == "sgd":
+            (velocity,) = kept
+            self.assign(velocity, self.momentum * velocity + gradient)
+            self.assign_sub(variable, rate * velocity)
+        elif self.rule == "rmsprop":
+            (square,) = kept
+            self.assign(square, 0.99 * square + 0.01 * ops.square(gradient))
+            self.assign_sub(variable, rate * gradient / (ops.sqrt(square) + 1e-8))
+        else:
+            mean, square = kept
+            t = ops.cast(self.iterations + 1, "float64")
+            c1, c2 = (ops.cast(-ops.expm1(t * np.log(b)), variable.dtype) for b in (0.9, 0.999))
+            self.assign(mean, 0.9 * mean + 0.1 * gradient)
+            self.assign(square, 0.999 * square + 0.001 * ops.square(gradient))
+            root = ops.sqrt(square) / ops.sqrt(c2)
+            self.assign_sub(variable, rate / c1 * mean / (root + 1e-8))

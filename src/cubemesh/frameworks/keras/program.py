@@ -1,0 +1,198 @@
+"""What is one training step in Keras? `model.train_on_batch`, of a functional model.
+
+The model is compiled as one does: an optimizer, a loss for each head with its weight. TensorFlow
+computes; Keras traces the step into a `tf.function` at the first batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+os.environ["KERAS_BACKEND"] = "tensorflow"
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from cubemesh.errors import UsageError
+from cubemesh.frameworks.base import (
+    Array,
+    Batch,
+    Bucket,
+    BuildRequest,
+    Capabilities,
+    Unsupported,
+    check_weights,
+    monotonic_s,
+)
+from cubemesh.frameworks.keras.layers import LOWERINGS, Site, TorchRules
+from cubemesh.frameworks.tensorflow import runtime
+from cubemesh.frameworks.tensorflow.network import check_network
+from cubemesh.model.spec import Train, TrainSteps
+from cubemesh.networks.graph import Network
+from cubemesh.networks.layers import Convolution, Linear
+
+POLICIES = {"fp64": "float64", "fp32": "float32", "bf16": "mixed_bfloat16"}
+"""Precision → Keras's name of it: the types of arrays and of what is computed."""
+
+_TURNED: dict[type, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    Convolution: ((2, 3, 1, 0), (3, 2, 0, 1)),
+    Linear: ((1, 0), (1, 0)),
+}
+"""Layer → axes of its weight from the graph's layout to Keras's, and back."""
+
+
+def capabilities() -> Capabilities:
+    """What Keras can do here: CNNs, on the CPU."""
+    able = runtime.capabilities()
+    return dataclasses.replace(able, precisions={"cpu": frozenset(POLICIES)})
+
+
+def preload() -> None:
+    """Nothing more: importing this module has imported Keras and TensorFlow whole."""
+
+
+class KerasProgram:
+    """A functional model on the CPU; see `Program` in frameworks/base."""
+
+    buckets: Sequence[Bucket] = ()
+
+    def __init__(self, request: BuildRequest) -> None:
+        runtime.prepare(request.threads)
+        check_network(request.network, LOWERINGS, "keras")
+        self.device = request.device
+        self._network, self._work = request.network, request.work
+        policy = keras.DTypePolicy(POLICIES[request.program.precision])
+        self._dtype = policy.variable_dtype
+        self._variables: dict[str, Any] = {}
+        self._turned: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        # For the whole process: losses and the learning rate take their type from it, and late.
+        keras.config.set_floatx(self._dtype)
+        keras.config.set_dtype_policy(policy)
+        self.model, self._judge = self._models(request.network)
+        self._loss: Any = float("nan")
+        self._loaded = False
+        self._weights = [h.weight for h in request.network.heads]
+        self._pass = tf.function(self._make_pass, autograph=False)
+
+    def _models(self, network: Network) -> tuple[Any, Any]:
+        """The model with every head, and the one of the head that is judged; they share layers."""
+        channels, height, width = network.inputs[0].shape
+        images = keras.Input((height, width, channels))
+        values = {network.inputs[0].name: images}
+        for i, node in enumerate(network.nodes):
+            site = Site(shape=node.shape, seed=self._work.seed + i, wide=self._dtype)
+            inputs = (values[name] for name in node.inputs)
+            values[node.name] = LOWERINGS[type(node.layer)](node.layer, site, *inputs)
+            for role, name in {**node.parameters, **node.state}.items():
+                if name in self._variables:
+                    raise Unsupported(f"keras shares no arrays, as {network.name} does '{name}'.")
+                self._variables[name] = site.arrays[role]
+                if role == "weight" and type(node.layer) in _TURNED:
+                    self._turned[name] = _TURNED[type(node.layer)]
+        heads = [values[head.value] for head in network.heads]
+        return keras.Model(images, heads), keras.Model(images, values[network.output])
+
+    def place(self, batch: Batch) -> tuple[Any, Any]:
+        """Copy to tensors of Keras's layout and type, which `tf.constant` owns."""
+        images = batch.images.transpose(0, 2, 3, 1).astype(self._dtype, copy=False)
+        return tf.constant(images), tf.constant(batch.labels)
+
+    def train_step(self, placed: Any) -> None:
+        """Forward, backward and update."""
+        if not isinstance(self._work, (TrainSteps, Train)):
+            raise UsageError("a program built for forward work has no optimizer to train with.")
+        self._check_loaded()
+        images, labels = placed
+        logs = self.model.train_on_batch(images, [labels] * len(self._weights))
+        self._loss = logs[0] if isinstance(logs, (list, tuple)) else logs
+
+    def forward(self, placed: Any) -> None:
+        """The forward pass in training mode, and the loss."""
+        self._check_loaded()
+        self._loss = self._pass(*placed)
+
+    def _make_pass(self, images: Any, labels: Any) -> Any:
+        """What `fit` computes before its backward pass; Keras has no name for it."""
+        values = self.model(images, training=True)
+        values = values if isinstance(values, (list, tuple)) else [values]  # of one head: itself
+        return sum(
+            weight * keras.ops.mean(_cross_entropy(labels, value))
+            for weight, value in zip(self._weights, values, strict=True)
+        )
+
+    def evaluate(self, placed: Any) -> Array:
+        """Scores (batch, classes) in float32, or float64 where the program computes in it."""
+        self._check_loaded()
+        scores: Array = np.asarray(self._judge.predict_on_batch(placed[0]))
+        return scores.astype(self._dtype)
+
+    def loss(self) -> float:
+        """The last step's loss; NaN before the first."""
+        return float(self._loss)
+
+    def synchronize(self) -> None:
+        """Nothing: on a CPU a step returns when it is done."""
+
+    def load(self, weights: Mapping[str, Array]) -> None:
+        """Copy `weights` into Keras's variables, and start the optimizer anew."""
+        check_weights(weights, self._network)
+        for name, variable in self._variables.items():
+            array = weights[name]
+            if name in self._turned:
+                array = array.transpose(self._turned[name][0])
+            variable.assign(tf.constant(array.astype(self._dtype)))
+        work = self._work
+        if isinstance(work, (TrainSteps, Train)):
+            rates = (work.learning_rate, work.momentum, work.weight_decay)
+            self.model.compile(
+                optimizer=TorchRules(work.optimizer, *rates),
+                loss=[_cross_entropy] * len(self._weights),
+                loss_weights=self._weights,
+                jit_compile=False,
+            )
+        self._loaded = True
+
+    def state(self) -> dict[str, Array]:
+        """A copy of every array on the host, in float32, or float64 where it is computed in."""
+        self._check_loaded()
+        found = {}
+        for name in (*self._network.parameters, *self._network.state):
+            array = self._variables[name].value.numpy()
+            if name in self._turned:
+                array = array.transpose(self._turned[name][1])
+            found[name] = np.array(array, order="C")
+        return found
+
+    def _check_loaded(self) -> None:
+        if not self._loaded:
+            raise UsageError("the program holds no weights yet: call load() first.")
+
+    def peak_memory_bytes(self) -> int | None:
+        """None: TensorFlow does not count on a CPU."""
+        return None
+
+    def clock(self) -> float:
+        """The process's monotonic clock."""
+        return monotonic_s()
+
+    def close(self) -> None:
+        """Drop the models and their arrays."""
+        del self.model, self._judge, self._variables, self._pass
+        self._loss = float("nan")
+
+
+def _cross_entropy(labels: Any, scores: Any) -> Any:
+    """Of each sample; in the type of the arrays or, where that is narrow, in float32."""
+    wide = tf.cast(scores, tf.float64 if scores.dtype == "float64" else tf.float32)
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(
+        labels=tf.reshape(tf.cast(labels, tf.int64), [-1]), logits=wide
+    )
+
+
+def build(request: BuildRequest) -> KerasProgram:
+    """The program for `request`."""
+    return KerasProgram(request)

@@ -1,0 +1,102 @@
+"""How does an optimizer of TensorFlow's program change the weights? By PyTorch's rules.
+
+    sgd       g + decay · w;  v = momentum · v + g;  w −= rate · v      Sutskever et al. 2013
+    rmsprop   v = 0.99 v + 0.01 g²;  w −= rate · g / (√v + 1e-8)        Tieleman and Hinton 2012
+    adam      betas 0.9 and 0.999, epsilon 1e-8                         Kingma and Ba 2015
+
+Weight decay is added to the gradient in all three. SGD and Adam are TensorFlow's fused updates, one
+pass over each array. Its RMSprop has epsilon under the root, so that one is written out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from cubemesh.model.spec import NetworkWork, Train, TrainSteps
+
+_RMSPROP_DECAY = 0.99
+_ADAM_BETAS = (0.9, 0.999)
+_EPSILON = 1e-8
+
+
+class Optimizer:
+    """A rule that changes `weights` by their gradients, and the arrays it keeps for it."""
+
+    def __init__(self, work: TrainSteps | Train, weights: Sequence[Any]) -> None:
+        self._weights = weights
+        self._rate, self._momentum = work.learning_rate, work.momentum
+        self._decay = work.weight_decay
+        kept, self._update = self._rule(work.optimizer)
+        self._kept = [[tf.Variable(tf.zeros_like(w)) for w in weights] for _ in range(kept)]
+        self._steps = tf.Variable(0, dtype=tf.int64)
+
+    def _rule(self, name: str) -> tuple[int, Callable[..., None]]:
+        """How many arrays a weight takes, and its update."""
+        if name == "rmsprop":
+            return 1, self._rmsprop
+        if name == "adam":
+            return 2, self._adam
+        return (1, self._sgd) if self._momentum else (0, self._descent)
+
+    def start(self) -> None:
+        """Be as before the first step."""
+        self._steps.assign(0)
+        for array in (a for arrays in self._kept for a in arrays):
+            array.assign(tf.zeros_like(array))
+
+    def apply(self, gradients: Sequence[Any]) -> None:
+        """Change every weight; traced into the step."""
+        steps = self._steps.assign_add(1)
+        for i, (weight, gradient) in enumerate(zip(self._weights, gradients, strict=True)):
+            if self._decay:
+                gradient = gradient + self._decay * weight
+            self._update(weight, gradient, steps, *(arrays[i] for arrays in self._kept))
+
+    def _descent(self, weight: Any, gradient: Any, steps: Any) -> None:
+        weight.assign_sub(self._rate * gradient)
+
+    def _sgd(self, weight: Any, gradient: Any, steps: Any, velocity: Any) -> None:
+        tf.raw_ops.ResourceApplyMomentum(
+            var=weight.handle,
+            accum=velocity.handle,
+            lr=_scalar(self._rate, weight),
+            grad=gradient,
+            momentum=_scalar(self._momentum, weight),
+        )
+
+    def _rmsprop(self, weight: Any, gradient: Any, steps: Any, square: Any) -> None:
+        keep = _RMSPROP_DECAY
+        square.assign(keep * square + (1 - keep) * tf.square(gradient))
+        weight.assign_sub(self._rate * gradient / (tf.sqrt(square) + _EPSILON))
+
+    def _adam(self, weight: Any, gradient: Any, steps: Any, mean: Any, square: Any) -> None:
+        """With c = 1 − βᵗ: rate / c₁ · m / (√v / √c₂ + ε) = rate √c₂ / c₁ · m / (√v + ε √c₂). The
+        right-hand side is TensorFlow's form; its own c, powers subtracted in float32, is put to
+        1 and the exact one given with the rate and epsilon."""
+        t = tf.cast(steps, tf.float64)
+        c1, c2 = (-tf.math.expm1(t * math.log(beta)) for beta in _ADAM_BETAS)
+        tf.raw_ops.ResourceApplyAdam(
+            var=weight.handle,
+            m=mean.handle,
+            v=square.handle,
+            beta1_power=_scalar(0.0, weight),
+            beta2_power=_scalar(0.0, weight),
+            lr=_scalar(self._rate * tf.sqrt(c2) / c1, weight),
+            beta1=_scalar(_ADAM_BETAS[0], weight),
+            beta2=_scalar(_ADAM_BETAS[1], weight),
+            epsilon=_scalar(_EPSILON * tf.sqrt(c2), weight),
+            grad=gradient,
+        )
+
+
+def make_optimizer(work: NetworkWork, weights: Sequence[Any]) -> Optimizer | None:
+    """The optimizer of `work` over `weights`; None for work that does not train."""
+    return Optimizer(work, weights) if isinstance(work, (TrainSteps, Train)) else None
+
+
+def _scalar(value: Any, weight: Any) -> Any:
+    return tf.cast(value, weight.dtype) if tf.is_tensor(value) else tf.constant(value, weight.dtype)

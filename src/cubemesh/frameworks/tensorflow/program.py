@@ -1,0 +1,157 @@
+"""What is one training step in TensorFlow? A `tf.function` of a batch, over variables:
+
+    images, labels ──▶ forward, mean loss ──▶ tape's gradients ──▶ update ──▶ loss
+
+It is traced at the first step of a batch size; from then on a call runs the graph, and returns when
+it is done. The weights stay in the variables they lie in, which the update writes over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from cubemesh.errors import UsageError
+from cubemesh.frameworks.base import (
+    Array,
+    Batch,
+    Bucket,
+    BuildRequest,
+    check_weights,
+    monotonic_s,
+)
+from cubemesh.frameworks.tensorflow.network import NetworkFunction
+from cubemesh.frameworks.tensorflow.optimizers import make_optimizer
+from cubemesh.frameworks.tensorflow.runtime import NUMERICS, prepare
+
+Placed = tuple[Any, Any]
+"""Images and labels, as tensors."""
+
+
+class TensorFlowProgram:
+    """A network and its optimizer on the CPU; see `Program` in frameworks/base."""
+
+    buckets: Sequence[Bucket] = ()
+    compiles = False
+    """Whether XLA compiles each graph as a whole."""
+
+    def __init__(self, request: BuildRequest) -> None:
+        self.device = request.device
+        prepare(request.threads)
+        self._layout = request.program.layout
+        self._numerics = NUMERICS[request.program.precision]
+        self._function = NetworkFunction(
+            request.network, self._layout, self._numerics, self.compiles
+        )
+        self._weights = list(self._function.parameters.values())
+        self._optimizer = make_optimizer(request.work, self._weights)
+        self._seed = request.work.seed
+        self._passes = tf.Variable(0, dtype=tf.int64)
+        self._loaded = False
+        self._loss: Any = float("nan")
+        self._step = self._graph(self._make_step)
+        self._pass = self._graph(self._make_pass)
+        self._scores = self._graph(self._function.scores)
+
+    def _graph(self, function: Any) -> Any:
+        return tf.function(function, autograph=False, jit_compile=self.compiles or None)
+
+    def place(self, batch: Batch) -> Placed:
+        """Copy to tensors of the program's layout and type, which `tf.constant` owns."""
+        images: Array = batch.images
+        if self._layout == "nhwc":
+            images = images.transpose(0, 2, 3, 1)
+        images = images.astype(self._numerics.arrays.as_numpy_dtype, copy=False)
+        return tf.constant(images), tf.constant(batch.labels)
+
+    def train_step(self, placed: Placed) -> None:
+        """Forward, backward and update."""
+        if self._optimizer is None:
+            raise UsageError("a program built for forward work has no optimizer to train with.")
+        self._check_loaded()
+        self._loss = self._step(*placed)
+
+    def forward(self, placed: Placed) -> None:
+        """The forward pass and the loss."""
+        self._check_loaded()
+        self._loss = self._pass(*placed)
+
+    def _make_step(self, images: Any, labels: Any) -> Any:
+        assert self._optimizer is not None
+        scale = self._numerics.loss_scale
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(self._weights)
+            loss = self._make_pass(images, labels)
+            scaled = loss if scale == 1 else scale * loss
+        gradients = tape.gradient(scaled, self._weights)
+        if scale != 1:
+            gradients = [g / scale for g in gradients]
+        self._optimizer.apply(gradients)
+        return loss
+
+    def _make_pass(self, images: Any, labels: Any) -> Any:
+        count = self._passes.assign_add(1)
+        return self._function.loss(
+            images, labels, lambda node: tf.stack([tf.constant(self._seed, tf.int64) + node, count])
+        )
+
+    def evaluate(self, placed: Placed) -> Array:
+        """Scores (batch, classes) in float32, or float64 where the program computes in it."""
+        self._check_loaded()
+        scores: Array = self._scores(placed[0]).numpy()
+        return scores
+
+    def loss(self) -> float:
+        """The last step's loss; NaN before the first."""
+        return float(self._loss)
+
+    def synchronize(self) -> None:
+        """Nothing: on a CPU a step returns when it is done."""
+
+    def load(self, weights: Mapping[str, Array]) -> None:
+        """Copy `weights` into the variables, in the program's layout, and start the optimizer
+        anew."""
+        function = self._function
+        check_weights(weights, function.network)
+        for name, variable in {**function.parameters, **function.state}.items():
+            array = function.to_program(name, weights[name])
+            variable.assign(tf.constant(array.astype(variable.dtype.as_numpy_dtype)))
+        self._passes.assign(0)
+        if self._optimizer is not None:
+            self._optimizer.start()
+        self._loaded = True
+
+    def state(self) -> dict[str, Array]:
+        """A copy of every array on the host, in float32, or float64 where it is computed in."""
+        self._check_loaded()
+        function = self._function
+        variables = {**function.parameters, **function.state}
+        return {
+            name: np.array(function.to_graph(name, variable.numpy()), order="C")
+            for name, variable in variables.items()
+        }
+
+    def _check_loaded(self) -> None:
+        if not self._loaded:
+            raise UsageError("the program holds no weights yet: call load() first.")
+
+    def peak_memory_bytes(self) -> int | None:
+        """None: TensorFlow does not count on a CPU."""
+        return None
+
+    def clock(self) -> float:
+        """The process's monotonic clock."""
+        return monotonic_s()
+
+    def close(self) -> None:
+        """Drop every array and every graph."""
+        del self._step, self._pass, self._scores, self._function, self._weights, self._optimizer
+        self._loss = float("nan")
+
+
+def build(request: BuildRequest) -> TensorFlowProgram:
+    """The program for `request`."""
+    return TensorFlowProgram(request)

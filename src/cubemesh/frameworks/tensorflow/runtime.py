@@ -1,0 +1,81 @@
+"""What can TensorFlow do on this machine, and how is it set up for a run?
+
+precision   arrays     computed in
+fp64        float64    float64
+fp32        float32    float32
+bf16        float32    products in bfloat16, statistics and loss in float32
+fp16        float32    products in float16, statistics and loss in float32, loss scaled
+
+The CPU alone is offered, and `nhwc` alone where XLA does not compile: TensorFlow's CPU kernels have
+no backward pass of a convolution, and few poolings, in `nchw`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from cubemesh.errors import UsageError
+from cubemesh.frameworks.base import Capabilities, OutOfMemory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numerics:
+    """What a precision means for a program's arrays and operations."""
+
+    arrays: tf.DType = tf.float32
+    """Type of parameters, state, statistics and loss."""
+    products: tf.DType = tf.float32
+    """Type that convolutions and matrix products are computed in, and their results."""
+    loss_scale: float = 1.0
+    """The loss is multiplied by it and the gradients divided, so that small ones do not become
+    zero in float16 (Micikevicius et al. 2018, who found 8 to 32,768 to do)."""
+
+
+NUMERICS: dict[str, Numerics] = {
+    "fp64": Numerics(arrays=tf.float64, products=tf.float64),
+    "fp32": Numerics(),
+    "bf16": Numerics(products=tf.bfloat16),
+    "fp16": Numerics(products=tf.float16, loss_scale=1024.0),
+}
+"""One line a precision."""
+
+
+def capabilities() -> Capabilities:
+    """What TensorFlow can do here when it runs a graph operation by operation."""
+    return Capabilities(
+        works=frozenset({"train_steps", "forward", "train", "ceiling"}),
+        devices=("cpu",),
+        precisions={"cpu": frozenset(NUMERICS)},
+        layouts=frozenset({"nhwc"}),
+        optimizers=frozenset({"sgd", "rmsprop", "adam"}),
+    )
+
+
+def prepare(threads: int) -> None:
+    """Set what TensorFlow keeps for the whole process: its threads, and that it uses the CPU.
+
+    Its pool is made once, when it first computes; UsageError where another number of threads is
+    asked for afterwards. Operations run one after another, each on all the threads.
+    """
+    try:
+        tf.config.set_visible_devices([], "GPU")
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+    except RuntimeError as error:
+        raise UsageError(
+            f"TensorFlow already computes in this process with "
+            f"{tf.config.threading.get_intra_op_parallelism_threads()} threads, which cannot "
+            f"become {threads} any more. Use a process of its own."
+        ) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` means that memory was refused."""
+    return isinstance(error, (OutOfMemory, MemoryError, tf.errors.ResourceExhaustedError))
+
+
+def preload() -> None:
+    """Nothing more: importing this module has imported TensorFlow whole. Its threads start when it
+    first computes, so a fork before that is safe."""
