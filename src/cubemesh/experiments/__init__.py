@@ -15,6 +15,7 @@ from cubemesh.experiments import (
     minibatch,
     model_size,
     precision,
+    seq2seq,
 )
 from cubemesh.experiments.base import Context, Experiment, Scale
 from cubemesh.experiments.suites import SUITES, Ask, Suite
@@ -39,6 +40,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         image_size.EXPERIMENT,
         model_size.EXPERIMENT,
         precision.EXPERIMENT,
+        seq2seq.EXPERIMENT,
         devices.EXPERIMENT,
     )
 }
