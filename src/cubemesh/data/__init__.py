@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cubemesh.data import cifar10, digits, sequences, synthetic
+from cubemesh.data import cifar10, digits, parallel_text, sequences, synthetic
 from cubemesh.data.base import Shape, Source, Split
 from cubemesh.data.sequences import Sequences, takes_tokens
 from cubemesh.errors import UsageError, unknown_name
@@ -44,24 +44,43 @@ class OpenRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenRequest:
+    """What a source is opened for by a network that is fed tokens."""
+
+    path: Path | None
+    split: Split
+    network: Network
+    seed: int
+    samples_needed: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class SourceEntry:
     """A line of the table."""
 
     about: str
-    open: Callable[[OpenRequest], Source]
+    open: Callable[[OpenRequest], Source] | None = None
+    """Opens it as images; None has none."""
     classes: int | None = None
     """Classes it has; None is as many as the network."""
     train_samples: int | None = None
     """Samples to train on; None is as many as are asked for."""
     check_path: Callable[[Path], object] | None = None
     """Raises DataError where the data at a path is not whole; None takes no path."""
-    open_sequences: Callable[[Split, Network, int, int], Sequences] | None = None
-    """(split, network, seed, samples needed) → sequences of tokens; None has images alone."""
+    open_sequences: Callable[[TokenRequest], Sequences] | None = None
+    """Opens it as sequences of tokens; None has images alone."""
+    is_parallel: bool = False
+    """Whether its sequences are pairs of source and target, for a translator alone."""
 
 
 def _open_cifar10(request: OpenRequest) -> Source:
     assert request.path is not None  # `check` has seen to it
     return cifar10.open_cifar10(request.path, request.split, request.shape, request.classes)
+
+
+def _open_parallel_text(request: TokenRequest) -> Sequences:
+    assert request.path is not None  # `check` has seen to it
+    return parallel_text.open_parallel_text(request.path, request.split, request.network)
 
 
 SOURCES: dict[str, SourceEntry] = {
@@ -70,7 +89,9 @@ SOURCES: dict[str, SourceEntry] = {
         open=lambda r: synthetic.open_synthetic(
             r.split, r.shape, r.classes, r.seed, r.samples_needed
         ),
-        open_sequences=sequences.open_synthetic,
+        open_sequences=lambda r: sequences.open_synthetic(
+            r.split, r.network, r.seed, r.samples_needed
+        ),
     ),
     "digits": SourceEntry(
         about="1,797 real handwritten digits, 8×8, carried by cubemesh (UCI, 1998)",
@@ -84,6 +105,12 @@ SOURCES: dict[str, SourceEntry] = {
         classes=cifar10.CLASSES,
         train_samples=cifar10.TRAIN_SAMPLES,
         check_path=cifar10.check_files,
+    ),
+    parallel_text.NAME: SourceEntry(
+        about="sentences and their translations, from the folder or file data_path names",
+        open_sequences=_open_parallel_text,
+        is_parallel=True,
+        check_path=parallel_text.check_files,
     ),
 }
 
@@ -106,7 +133,7 @@ def check(name: str, path: str | None = None, batch_per_device: int | None = Non
         takers = ", ".join(n for n, e in SOURCES.items() if e.check_path is not None)
         raise UsageError(
             f"data_path={path} was given, and data={name} takes none. Leave data_path out, or "
-            f"choose data that is read from a folder: {takers}."
+            f"choose data that is read from files: {takers}."
         )
     samples = line.train_samples
     if batch_per_device is not None and samples is not None and batch_per_device > samples:
@@ -117,19 +144,37 @@ def check(name: str, path: str | None = None, batch_per_device: int | None = Non
     if line.check_path is not None:
         if path is None:
             raise UsageError(
-                f"data={name} is read from a folder, and none was given. Set data_path to the "
-                "folder that holds its files; docs/data.md says where they come from."
+                f"data={name} is read from files, and none were named. Set data_path to the "
+                "folder that holds them; docs/data.md says which they are."
             )
         line.check_path(Path(path).expanduser())
 
 
 def check_feeds(name: str, network: Network) -> None:
-    """UsageError where the data set `name` has images and `network` is fed tokens."""
-    if takes_tokens(network) and entry(name).open_sequences is None:
+    """UsageError where the data set `name` has not what `network` is fed: images, sequences of
+    tokens, or pairs of them."""
+    line = entry(name)
+    if not takes_tokens(network):
+        _check_images(name, network.name)
+    elif line.open_sequences is None:
         able = ", ".join(n for n, e in SOURCES.items() if e.open_sequences is not None)
         raise UsageError(
             f"data={name} has images, and {network.name} is fed sequences of tokens. Choose data "
             f"that has them: {able}."
+        )
+    elif line.is_parallel and len(network.inputs) != 2:
+        raise UsageError(
+            f"data={name} has sentences and their translations, and {network.name} is fed one "
+            "text. Use network=translator or translator-plain, or data=synthetic."
+        )
+
+
+def _check_images(name: str, network: str) -> None:
+    if entry(name).open is None:
+        able = ", ".join(n for n, e in SOURCES.items() if e.open is not None)
+        raise UsageError(
+            f"data={name} has sentences, and {network} is fed images. Choose data that has them: "
+            f"{able}."
         )
 
 
@@ -147,7 +192,15 @@ def open_for(
     line = entry(name)
     if takes_tokens(network) and line.open_sequences is not None:
         check(name, path)
-        return line.open_sequences(split, network, seed, samples_needed)
+        return line.open_sequences(
+            TokenRequest(
+                path=None if path is None else Path(path).expanduser(),
+                split=split,
+                network=network,
+                seed=seed,
+                samples_needed=samples_needed,
+            )
+        )
     channels, height, width = network.inputs[0].shape
     return open_source(
         name,
@@ -177,7 +230,10 @@ def open_source(
     UsageError and DataError as in `check`, and where the network has fewer classes than the data.
     """
     check(name, path)
-    return entry(name).open(
+    opens = entry(name).open
+    if opens is None:
+        raise UsageError(f"data={name} has sentences, and images were asked for.")
+    return opens(
         OpenRequest(
             path=None if path is None else Path(path).expanduser(),
             split=split,

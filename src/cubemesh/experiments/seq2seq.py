@@ -110,8 +110,8 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     works = (r.spec.work for r in records)
     if any(isinstance(w, NetworkWork) and w.data == "synthetic" for w in works):
         told.append(
-            "The text is made of chance: sentences of more than half the network's length. Speed "
-            "does not depend on the words, but it does on how full the bucket is."
+            "The text is made of chance: sentences that fill more than half of the network's "
+            "length. data=parallel-text takes real ones."
         )
     return Answer(
         experiment=EXPERIMENT.name,
@@ -126,8 +126,8 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
             "A sentence is a pair of source and target; tokens are those of the target that are "
             "judged, so padding counts as none.",
             *told,
-            "Document 002 compares interconnects of eight GPUs with these translators and gives no "
-            "speed of one.",
+            "Document 002 compares the interconnects of eight GPUs with these translators; its "
+            "text states no speed of a single one.",
         ),
     )
 

@@ -52,7 +52,7 @@ class NetworkWork:
     """Width of the translator's vectors and LSTMs; None is the network's own."""
     data: str = "synthetic"
     data_path: str | None = None
-    """Folder of the data set, for data that is not carried by cubemesh."""
+    """Folder (or file) of the data set, for data that is not carried by cubemesh."""
     seed: int = 0
     """Seeds the initial weights, the order of samples, and dropout."""
 
