@@ -130,6 +130,9 @@ def test_text_of_another_kind(tmp_path):
     file.write_text("a\tb\n\nno tab here\n")
     with pytest.raises(DataError, match=r"Line 3 of .*pairs\.tsv has no tab"):
         opened(str(file))
+    file.write_text("a sentence\n")
+    with pytest.raises(DataError, match=r"Line 1 of .* has no tab"):
+        data.check("parallel-text", str(file))
     file.write_bytes("schläft\tb\n".encode("latin-1"))
     with pytest.raises(DataError, match="not text in UTF-8"):
         opened(str(file))

@@ -88,15 +88,15 @@ def test_attention_and_width_at_the_largest_minibatch_both_ran(record_of):
     answer = EXPERIMENT.answer(Settings(), records)
     fastest, attention, width = answer.findings[:3]
     assert fastest.value == pytest.approx(1600)
-    assert "plain attention, 512 wide, fp32" in fastest.text
+    assert "plain attention, 512 wide, trains at" in fastest.text
     assert "tokens/s" in fastest.text
     assert attention.question == "Which attention is faster?"
     assert attention.text == (
-        "At minibatch 128 plain attention, 512 wide, fp32 trains 2.00× (1.96–2.04) as many "
-        "sentences a second as mlp attention, 512 wide, fp32."
+        "At minibatch 128 plain attention, 512 wide trains 2.00× (1.96–2.04) as many "
+        "sentences a second as mlp attention, 512 wide."
     )
     assert attention.value == pytest.approx(2)
-    assert width.text.startswith("At minibatch 64 mlp attention, 1024 wide, fp32 trains 0.50×")
+    assert width.text.startswith("At minibatch 64 mlp attention, 1024 wide trains 0.50×")
     assert "times the operations" in width.text
     told = texts(records)
     assert any(

@@ -35,14 +35,16 @@ Pair = tuple[Words, Words]
 
 
 def check_files(path: Path) -> None:
-    """Look at names, sizes and numbers of lines alone.
+    """Look at names, sizes, numbers of lines and the first line alone.
 
-    DataError for files that are missing or empty, and for two files of unequal numbers of lines.
+    DataError for files that are missing or empty, for two files of unequal numbers of lines, and
+    for one file whose first line has no tab.
     """
     files = _files(path)
     for file in files:
         if file.stat().st_size == 0:
             raise DataError(f"{file} is empty. Put one sentence on each of its lines.")
+    next(_pairs(path), None)
     lines = [_line_count(file) for file in files]
     if len(set(lines)) > 1:
         raise DataError(

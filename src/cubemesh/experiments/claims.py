@@ -48,7 +48,15 @@ def judge(claim: Claim, evidence: Evidence, offered: Collection[str]) -> Verdict
         return untested(
             claim, f"it needs the experiment {claim.experiment}, which this version does not offer"
         )
+    if _devices(claim) > 1:
+        return untested(claim, "it needs several devices, which this version does not offer")
     return untested(claim, "this version has no check for it")
+
+
+def _devices(claim: Claim) -> int:
+    """How many a claim's system has: 8 of "8 V100", 1 where it begins with no number."""
+    first = claim.system.partition(" ")[0]
+    return int(first) if first.isdigit() else 1
 
 
 def throughput_of(network: str, batch: int | None, side: int | None = None) -> Check:

@@ -179,11 +179,11 @@ def _fastest(groups: Groups) -> Iterator[Finding]:
     if not done:
         return
     group, figure = max(done, key=lambda pair: pair[1].value)
-    rate = tokens(group)
+    rate, several = tokens(group), len(values_of(groups, "precision")) > 1
     also = f", {_show(rate)} tokens/s" if rate else ""
     yield Finding(
         question="How fast does a translator train?",
-        text=f"The fastest, {name_of(group.key, True)}, trains at {_show(figure)} sentences/s"
+        text=f"The fastest, {name_of(group.key, several)}, trains at {_show(figure)} sentences/s"
         f"{also}, at minibatch {group.key.batch}.",
         value=figure.value,
         unit="sentences/s",
@@ -197,17 +197,19 @@ def _all_compared(
     groups: Groups, field: str, under: Any, values: list[Any], question: str
 ) -> Iterator[Finding]:
     """Every comparison along one field; the first is the one that can stand alone."""
+    several = len(values_of(groups, "precision")) > 1
     pairs = [pair for value in values for pair in _pairs(groups, field, value, under)]
     for place, (over, base) in enumerate(pairs):
-        found = _compared(over, base, operations=field == "width")
+        found = _compared(over, base, precision=several, operations=field == "width")
         yield found if place else replace(found, question=question)
 
 
-def _compared(over: Done, under: Done, *, operations: bool) -> Finding:
-    """One point as a multiple of another, in sentences a second."""
+def _compared(over: Done, under: Done, *, precision: bool, operations: bool) -> Finding:
+    """One point as a multiple of another, in sentences a second; with `precision` in their names,
+    and with `operations` compared as well."""
     (group, rate), (base, base_rate) = over, under
     found = ratio(rate, base_rate)
-    one, other = name_of(group.key, True), name_of(base.key, True)
+    one, other = name_of(group.key, precision), name_of(base.key, precision)
     at = f"At minibatch {base.key.batch}"
     if called(found):
         text = f"{at} {one} trains {show_ratio(found)} as many sentences a second as {other}."
