@@ -64,6 +64,16 @@ TWINS: dict[str, Twin] = {
 }
 
 
+RENAMED = {
+    "running_var": "running_variance",
+    "class_token": "class_token.token",
+    "pos_embedding": "pos_embedding.weight",
+    "in_proj_weight": "in_proj.weight",
+    "in_proj_bias": "in_proj.bias",
+}
+"""Ending of a name in torchvision → in the graph."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """One network, compared; differences are relative to torchvision's largest output."""
@@ -88,7 +98,8 @@ def differences(name: str, *, device: str, precision: str, batch: int) -> Result
     weights = network.draw(0)
     rng = np.random.default_rng(1)
     for own in network.state:  # not the trivial state it starts with
-        weights[own] = rng.uniform(0.5, 1.5, weights[own].shape).astype(np.float32)
+        drawn = rng.uniform(0.5, 1.5, weights[own].shape)
+        weights[own] = (drawn - 1.0 if "mean" in own else drawn).astype(np.float32)
     built = build_modules(network, device=device, dtype=dtype)
     built.load(weights)
     theirs = getattr(models, twin.maker)(**twin.settings).to(device, dtype)
@@ -124,14 +135,14 @@ def copy_into(
 ) -> None:
     """Set the arrays of torchvision's `module`; ValueError naming the first that does not fit."""
     theirs = {
-        name.replace("running_var", "running_variance"): array
+        renamed(name): array
         for name, array in module.state_dict().items()
         if not name.endswith("num_batches_tracked")
     }
     if set(theirs) == set(weights):
         pairs = [(name, name) for name in theirs]
     else:
-        trained = {name for name, _ in module.named_parameters()}
+        trained = {renamed(name) for name, _ in module.named_parameters()}
         own = [name for name in theirs if name in trained]
         kept = [name for name in theirs if name not in trained]
         if (len(own), len(kept)) != (len(parameters), len(state)):
@@ -143,14 +154,23 @@ def copy_into(
     with torch.no_grad():
         for their_name, name in pairs:
             array = torch.from_numpy(weights[name])
-            if tuple(theirs[their_name].shape) != tuple(array.shape):
+            squeezed = [shape for shape in theirs[their_name].shape if shape != 1]
+            if squeezed != [shape for shape in array.shape if shape != 1]:
                 shapes = f"{tuple(theirs[their_name].shape)} and {tuple(array.shape)}"
                 raise ValueError(f"{their_name} and {name} are of shapes {shapes}")
-            theirs[their_name].copy_(array)
+            theirs[their_name].copy_(array.reshape(theirs[their_name].shape))
+
+
+def renamed(name: str) -> str:
+    """What the graph calls torchvision's array `name`, where the two read alike."""
+    for theirs, own in RENAMED.items():
+        name = name.replace(theirs, own) if name.endswith(theirs) else name
+    return name
 
 
 def distance(ours: Tensor, theirs: Tensor) -> float:
-    """The largest difference by the largest value of `theirs`."""
+    """The largest difference by the largest value of `theirs`; NaN, which passes nothing, where
+    that is all zeros."""
     return float((ours - theirs).abs().max() / theirs.abs().max())
 
 
