@@ -5,8 +5,10 @@ The measure is the largest difference in an array by the reference's largest val
 arrays the worst counts. In fp64 it is at most 1e-9 for the loss, the gradients and the statistics
 of normalisations of a first step, and for weights and evaluation scores after five, each from
 PyTorch's weights (differences in the last digit grow from step to step). In fp32 a framework may be
-four times as far from fp64 as PyTorch's fp32 is, in outputs, statistics and gradients each. PyTorch itself is held against networks written by
-hand in pytorch/test_module.py. Dropout is taken out, for no two frameworks draw alike.
+four times as far from fp64 as PyTorch's fp32 is, in outputs, statistics and gradients each (a
+gradient is the change of a weight, so fp32 says little of one far smaller than its weight). PyTorch
+itself is held against networks written by hand in pytorch/test_module.py. Dropout is taken out, for
+no two frameworks draw alike.
 
 Compiling the deep networks takes minutes, so they are marked `sweep`, and so is most of what
 pytorch-compiled does; CONTRIBUTING.md has the command. `--junitxml=FILE` keeps each distance.
