@@ -5,14 +5,15 @@ through the step as it runs: the forward pass makes values and keeps some (`save
 pass makes gradients and lets go of what it has used, the update has temporaries of its own. The
 forecast is the fullest moment of that walk, taken apart. Beside it stand, all the time:
 
-    weights      4 bytes a parameter (fp64: 8), the running statistics; in mixed precision also
-                 the narrow copies of what convolutions and matrix products multiply by
+    weights      4 bytes a parameter (fp64: 8), the running statistics
     optimizer    SGD with momentum, LARS and RMSprop one array as large as the weights, Adam and
                  AdamW two
     input        the images in fp32 (fp64: 8 bytes), tokens and labels in int64
 
 Gradients are as wide as the weights. They come one by one during the backward pass and are dropped
-before the next step, so in a deep network few of them exist while the activations are all there.
+before the next step, so in a deep network few of them exist while the activations are all there. In
+mixed precision the forward pass makes narrow copies of what convolutions and matrix products
+multiply by; the backward pass lets go of each after its layer, and then widens its gradient.
 
 Not in it: what a framework takes before it does anything (a CUDA context, libraries), the
 workspaces of its convolution algorithms, and the rounding and gaps of its allocator.
@@ -22,7 +23,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, get_args
 
 from cubemesh.errors import UsageError
 from cubemesh.model.forecast import MemoryForecast
@@ -60,7 +62,8 @@ in the gradients' own arrays, the others are one fused kernel."""
 _HAND_ON = (Add, Concat, ClassToken, PositionEmbedding)
 """Layers that hand the gradient of their result on as it is, whole or in slices."""
 
-_Group = Literal["activations", "gradients", "workspace"]
+_Group = Literal["weights", "activations", "gradients", "workspace"]
+"""What lives for a part of the step; `weights` are the narrow copies alone."""
 
 
 def forecast(
@@ -84,9 +87,10 @@ def forecast(
     fullest = _Walk(Flow(network), batch, width, training).fullest()
     update_bytes = _UPDATE_ARRAYS[optimizer] * parameter_bytes
     if training and sum(fullest.values()) < parameter_bytes + update_bytes:
-        fullest = {"activations": 0, "gradients": parameter_bytes, "workspace": update_bytes}
+        fullest = dict.fromkeys(fullest, 0)
+        fullest |= {"gradients": parameter_bytes, "workspace": update_bytes}
     return MemoryForecast(
-        weight_bytes=parameter_bytes + state_bytes + _narrow_copies(network, width),
+        weight_bytes=parameter_bytes + state_bytes + fullest["weights"],
         gradient_bytes=fullest["gradients"],
         optimizer_bytes=OPTIMIZER_ARRAYS[optimizer] * parameter_bytes if training else 0,
         activation_bytes=fullest["activations"],
@@ -119,19 +123,6 @@ def largest_batch(
     return low
 
 
-def _narrow_copies(network: Network, width: int) -> int:
-    """Bytes of the half-precision copies made of fp32 weights for each step."""
-    if width >= 4:
-        return 0
-    multiplied = {
-        name
-        for node in network.nodes
-        if isinstance(node.layer, (Convolution, Linear))
-        for name in node.parameters.values()
-    }
-    return sum(math.prod(network.parameters[name].shape) for name in multiplied) * width
-
-
 def _sample_bytes(network: Network, width: int) -> int:
     fed = sum(
         math.prod(i.shape) * (LABEL_BYTES if i.dtype == "integer" else max(width, FED_BYTES))
@@ -155,7 +146,7 @@ class _Walk:
         self.width = width
         self.training = training
         self.alive: dict[str, tuple[_Group, int]] = {}
-        self.held: dict[_Group, int] = {"activations": 0, "gradients": 0, "workspace": 0}
+        self.held: dict[_Group, int] = dict.fromkeys(get_args(_Group), 0)
         self.peak = dict(self.held)
 
     def fullest(self) -> dict[_Group, int]:
@@ -200,6 +191,9 @@ class _Walk:
             for array in kept.get(node.name, ()):
                 size = array.size_bytes(self.batch, self.width)
                 self._allocate(array.name, size, "activations")
+            for parameter in self._narrowed(node):
+                size = math.prod(self.network.parameters[parameter].shape) * self.width
+                self._allocate(f"narrow {parameter}", size, "weights")
             for value in node.inputs:
                 read(value)
         for head in heads:
@@ -224,10 +218,17 @@ class _Walk:
                 continue
             own = gradients.pop(node.name)
             arrived = self._gradients_of_inputs(node, own)
-            self._gradients_of_parameters(node)
+            if self.width >= 4:
+                self._gradients_of_parameters(node)
+            else:
+                self._narrow_gradients(node)
             for activation in kept[node.name]:  # the first to keep it is the last to use it
                 self._free(activation.name)
+            for parameter in self._narrowed(node):
+                self._free(f"narrow {parameter}")
             self._free_unused(own, *gradients.values(), *(array for _, array in arrived))
+            if self.width < 4:  # widened when the layer has let go of what it kept
+                self._gradients_of_parameters(node)
             for value, array in arrived:
                 self._accumulate(gradients, value, array)
 
@@ -244,16 +245,24 @@ class _Walk:
                 arrived.append((value, array))
         return arrived
 
+    def _narrowed(self, node: Node) -> Sequence[str]:
+        """Its parameters that are multiplied by in half precision, as copies of the fp32 weights"""
+        multiplies = isinstance(node.layer, (Convolution, Linear))
+        return tuple(node.parameters.values()) if multiplies and self.width < 4 else ()
+
+    def _narrow_gradients(self, node: Node) -> None:
+        for parameter in node.parameters.values():
+            size = math.prod(self.network.parameters[parameter].shape) * self.width
+            self._allocate(f"d narrow {parameter}", size)
+
     def _gradients_of_parameters(self, node: Node) -> None:
         for parameter in node.parameters.values():
-            size = math.prod(self.network.parameters[parameter].shape)
-            if self.width < 4:
-                self._allocate("narrow", size * self.width)  # computed narrow, then widened
+            size = math.prod(self.network.parameters[parameter].shape) * max(self.width, 4)
             if f"d {parameter}" in self.alive:  # shared: the second is added to the first
-                self._allocate("again", size * max(self.width, 4))
-            self._allocate(f"d {parameter}", size * max(self.width, 4), "gradients")
+                self._allocate("again", size)
+            self._allocate(f"d {parameter}", size, "gradients")
             self._free("again")
-            self._free("narrow")
+            self._free(f"d narrow {parameter}")
 
     def _accumulate(self, gradients: dict[str, str], value: str, array: str) -> None:
         """The first gradient of a value is taken as it is; a sum is a new array, because either of
