@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
@@ -40,8 +40,7 @@ from cubemesh.frameworks.base import (
     Unsupported,
 )
 from cubemesh.measure.figures import figures
-from cubemesh.measure.gpu import open_gpu
-from cubemesh.measure.telemetry import Telemetry
+from cubemesh.measure.telemetry import Meter, Telemetry, idle_power, open_meters
 from cubemesh.measure.timer import Measured, measure
 from cubemesh.measure.validity import judge
 from cubemesh.model.record import Figure
@@ -85,6 +84,7 @@ def forward(task: Task) -> None:
 def train(task: Task) -> None:
     """Train over epochs, with an evaluation after each."""
     work, log = cast(Train, task.spec.work), task.log
+    meters = _meters(task)
     network = _network(work)
     with log.phase("data"):
         sources = _open(work, network, "train"), _open(work, network, "validation")
@@ -93,11 +93,12 @@ def train(task: Task) -> None:
         return next(Feed(sources[0], work.batch_per_device, work.seed).epoch(0))
 
     with _built(task, network, sample) as program:
-        with Telemetry(log, task.usable_cores, gpu=open_gpu(task.gpu_uuid)) as telemetry:
+        with Telemetry(log, task.usable_cores, meters=meters) as telemetry:
             started = time.perf_counter()
             windows = train_epochs(program, *sources, work, log, task.spec.program.data_on)
             ended = time.perf_counter()
         telemetry.check_host(started, ended)
+        telemetry.keep_energy(windows, sum(w.samples for w in windows))
         for warning in judge(windows) if windows else ():
             log.warning(warning)
 
@@ -105,9 +106,11 @@ def train(task: Task) -> None:
 def ceiling(task: Task) -> None:
     """Measure the rate of one elementary operation."""
     work = cast(Ceiling, task.spec.work)
+    meters = _meters(task)
     with task.log.phase("build"):
         program = task.framework.build_ceiling(work, task.spec.program, task.device, task.threads)
-    measured = _timed(task, program, program.call, samples_per_step=1)
+    measured, telemetry = _timed(task, meters, program, program.call, samples_per_step=1)
+    telemetry.keep_energy(measured.windows, None)
     calls = figures(measured.windows, wall_s=0.0)["throughput_per_s"]
     name, unit = RATES[program.unit]
     rate = Figure(
@@ -131,6 +134,7 @@ TASKS: dict[str, Callable[[Task], None]] = {
 
 def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -> None:
     work, log = cast(NetworkWork, task.spec.work), task.log
+    meters = _meters(task)
     network = _network(work)
     with log.phase("data"):
         feed = Feed(_open(work, network, "train"), work.batch_per_device, work.seed)
@@ -141,7 +145,10 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
         def step() -> None:
             queue(next(batches))
 
-        measured = _timed(task, program, step, samples_per_step=work.batch_per_device)
+        measured, telemetry = _timed(
+            task, meters, program, step, samples_per_step=work.batch_per_device
+        )
+        telemetry.keep_energy(measured.windows, sum(w.samples for w in measured.windows))
         if isinstance(feed.source, Sequences):
             log.figure("tokens_per_s", _tokens(measured, feed.source))
         # Once, at the end: reading a loss waits for the device, and a loss that has stopped being
@@ -161,14 +168,25 @@ def _tokens(measured: Measured, source: Sequences) -> Figure:
     )
 
 
+def _meters(task: Task) -> tuple[Meter, ...]:
+    """What is read beside the run. A GPU's power is read here already, before the run touches it:
+    where it has no work, that is its idle power."""
+    meters = open_meters(task.gpu_uuid)
+    idle = idle_power(meters)
+    if idle is not None:
+        task.log.figure("gpu_idle_watts", idle)
+    return meters
+
+
 def _timed(
     task: Task,
+    meters: Sequence[Meter],
     program: Program | CeilingProgram,
     step: Callable[[], None],
     samples_per_step: int,
-) -> Measured:
-    """Time `step`, with the host watched beside it."""
-    with Telemetry(task.log, task.usable_cores, gpu=open_gpu(task.gpu_uuid)) as telemetry:
+) -> tuple[Measured, Telemetry]:
+    """Time `step`, with the machine watched beside it."""
+    with Telemetry(task.log, task.usable_cores, meters=meters) as telemetry:
         measured = measure(
             step,
             program.synchronize,
@@ -179,7 +197,7 @@ def _timed(
         )
     telemetry.check_host(measured.started, measured.ended)
     telemetry.keep_utilisation(measured.started, measured.ended)
-    return measured
+    return measured, telemetry
 
 
 def _network(work: NetworkWork) -> Network:
