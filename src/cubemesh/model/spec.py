@@ -181,6 +181,9 @@ class ProgramSettings:
     data_on: DataOn = "host"
     """`host`: every batch is copied to the device, as document 001 did; `device`: one batch lies
     there already."""
+    input_threads: int | None = None
+    """Threads that make minibatches ahead of the step; 0 makes each one inside the step, None is 0
+    for data that are ready in memory and one for each usable core for images to be decoded."""
     compile_by: CompileBy = "network"
     """What a compiler sees at once. `segment`: one part of the network after the other (a residual
     stage, say), so that the gradients of the last are complete while the first run backward."""
@@ -188,6 +191,7 @@ class ProgramSettings:
     """What the `null` framework plays; no other framework takes one."""
 
     def __post_init__(self) -> None:
+        _at_least(self, 0, "input_threads")
         if self.loss_scale is not None:
             self._check_loss_scale(self.loss_scale)
         if self.precision_of:
