@@ -94,8 +94,8 @@ def _findings(document: str, verdicts: list[Verdict]) -> Iterable[Finding]:
     if disturbed := [v for v in verdicts if _in_doubt(v)]:
         yield Finding(
             text=f"{listed(v.claim.id for v in disturbed)} "
-            f"{'rests' if len(disturbed) == 1 else 'rest'} on runs that were disturbed: the "
-            "verdict may be another program's doing.",
+            f"{'rests' if len(disturbed) == 1 else 'rest'} on runs that were disturbed, so "
+            "other programs may have made the verdict.",
             remedy="Measure again on a quiet machine, with --fresh.",
             doubts=tuple(dict.fromkeys(code for v in disturbed for code in v.doubts)),
         )
