@@ -120,6 +120,8 @@ class Largest:
 
     def finding(self) -> Finding:
         """What fits, what was forecast for it, and what was refused."""
+        if self.fits is None and self.refused is None:
+            return Finding(text="No minibatch ran, and none was refused memory.")
         if self.fits is None:
             text = "No minibatch fits"
         else:
