@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from cubemesh.model.record import Curve, Figure, Part, Phase, Window
+from cubemesh.model.record import Breakdown, Curve, Figure, Part, Phase, Window
 from cubemesh.model.series import Series
 from cubemesh.model.warning import Warning
 
@@ -22,6 +22,7 @@ class KeptLog:
     figures: dict[str, Figure] = field(default_factory=dict)
     curves: dict[str, Curve] = field(default_factory=dict)
     parts: list[Part] = field(default_factory=list)
+    breakdowns: list[Breakdown] = field(default_factory=list)
     warnings: list[Warning] = field(default_factory=list)
     chunks: list[Series] = field(default_factory=list)
     fractions: list[float] = field(default_factory=list)
@@ -75,6 +76,10 @@ class KeptLog:
     def part(self, part: Part) -> None:
         """See `Log.part`."""
         self.parts.append(part)
+
+    def breakdown(self, breakdown: Breakdown) -> None:
+        """See `Log.breakdown`."""
+        self.breakdowns.append(breakdown)
 
     def warning(self, warning: Warning) -> None:
         """See `Log.warning`."""

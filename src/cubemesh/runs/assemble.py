@@ -14,6 +14,7 @@ from cubemesh.measure.figures import figures
 from cubemesh.model.outcome import Outcome
 from cubemesh.model.plain import from_plain
 from cubemesh.model.record import (
+    Breakdown,
     Curve,
     Figure,
     Part,
@@ -82,6 +83,7 @@ def assemble(
         figures={**measured, **said},
         curves=tuple({c.name: c for c in _nouns(events, "curve", Curve)}.values()),
         parts=tuple(_nouns(events, "part", Part)),
+        breakdowns=tuple(_nouns(events, "breakdown", Breakdown)),
         series=tuple(dict.fromkeys(s.name for s in series)),
         warnings=tuple(dict.fromkeys(_nouns(events, "warning", Warning))),
     )
