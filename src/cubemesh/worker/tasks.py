@@ -7,19 +7,14 @@
 
 Between build and weights, a program that compiles does so, with one batch, in phase compile. A task
 says what it finds to its log and raises what ends it (worker/outcomes.py).
-
-Peak memory is the program's own count where its device keeps one. On the CPU it is the most that
-the process held from the loading of the weights on, less what it held, data and all, before the
-program was built, and less what compiling it has left in the process; the kernel counts it
-(worker/memory.py), so nothing is slowed down.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from typing import cast
 
@@ -30,14 +25,10 @@ from cubemesh.data.feed import Feed, placed_batches
 from cubemesh.data.sequences import Sequences
 from cubemesh.frameworks.base import (
     Batch,
-    BuildRequest,
     CeilingProgram,
-    Compiles,
     Diverged,
     Framework,
-    OutOfMemory,
     Program,
-    ScalesLoss,
     Unsupported,
 )
 from cubemesh.frameworks.ceilings import try_out
@@ -49,11 +40,9 @@ from cubemesh.measure.validity import judge
 from cubemesh.model.record import Figure
 from cubemesh.model.spec import Ceiling, NetworkWork, RunSpec, Train
 from cubemesh.networks.graph import Network
-from cubemesh.parallel import exchanges
 from cubemesh.training.loop import train as train_epochs
-from cubemesh.units import format_bytes
-from cubemesh.worker import memory
 from cubemesh.worker.attributing import attribute
+from cubemesh.worker.built import built
 from cubemesh.worker.events import EventLog
 
 RATES = {"FLOP/s": ("rate_flops_per_s", "FLOP/s"), "byte/s": ("rate_bytes_per_s", "B/s")}
@@ -272,77 +261,10 @@ def _network(work: NetworkWork) -> Network:
     return network
 
 
-@contextmanager
-def _built(task: Task, network: Network, sample: Callable[[], Batch]) -> Iterator[Program]:
-    """A program of `network` that holds its initial weights; one that compiles is compiled for
-    `sample()`. The most memory it held until the end is said there. An error leaves it as it is,
-    because the process ends with it."""
-    spec, log = task.spec, task.log
-    work = cast(NetworkWork, spec.work)
-    before_bytes = memory.held_bytes()
-    with log.phase("build"):
-        request = BuildRequest(
-            network=network,
-            work=work,
-            placement=spec.placement,
-            program=spec.program,
-            exchange=exchanges.make(spec.program.exchange),
-            device=task.device,
-            threads=task.threads,
-        )
-        program = task.framework.build(request)
-    if isinstance(program, Compiles):
-        compiling_bytes = _compile(program, sample, log)
-        before_bytes = None if before_bytes is None else before_bytes + compiling_bytes
-    with log.phase("weights"):
-        program.load(network.draw(work.seed))
-    since = "the weights were loaded" if memory.reset_peak() else "the process began"
-    yield program
-    _say_loss_scale(program, log)
-    peak = _peak_memory(program, before_bytes, since)
-    if peak is not None:
-        log.figure("peak_memory_bytes", peak)
-        _check_limit(peak, spec.effort.memory_limit_bytes)
-    program.close()
-
-
-def _say_loss_scale(program: Program, log: EventLog) -> None:
-    """What the loss was multiplied by in the end, for a program that does so."""
-    if isinstance(program, ScalesLoss) and (scaled := program.loss_scale()) is not None:
-        value, method = scaled
-        log.figure("loss_scale", Figure(value=value, unit="", method=method))
-
-
-def _check_limit(peak: Figure, limit_bytes: int | None) -> None:
-    """What the kernel refuses counts whole mappings, with room for stacks; a limit that was asked
-    for holds to the byte."""
-    if limit_bytes is not None and peak.value > limit_bytes:
-        raise OutOfMemory(f"it held {format_bytes(peak.value)}, past {format_bytes(limit_bytes)}")
-
-
-def _compile(program: Program, sample: Callable[[], Batch], log: EventLog) -> int:
-    """Compile a program that offers it; how many bytes more the process holds after it."""
-    assert isinstance(program, Compiles)
-    before_bytes = memory.held_bytes()
-    with log.phase("compile") as phase:
-        phase.cached = program.compile(program.place(sample()))
-    after_bytes = memory.held_bytes()
-    if before_bytes is None or after_bytes is None:
-        return 0
-    return max(0, after_bytes - before_bytes)
-
-
-def _peak_memory(program: Program, before_bytes: int | None, since: str) -> Figure | None:
-    counted = program.peak_memory_bytes()
-    if counted is not None:
-        return Figure(value=counted, unit="B", method="the framework's own count")
-    held_bytes = memory.peak_held_bytes()
-    if held_bytes is None or before_bytes is None:
-        return None
-    method = f"most that the process held since {since}, less what it held before building"
-    if isinstance(program, Compiles):
-        method += " and what compiling has left"
-    return Figure(value=max(0, held_bytes - before_bytes), unit="B", method=method)
+def _built(
+    task: Task, network: Network, sample: Callable[[], Batch]
+) -> AbstractContextManager[Program]:
+    return built(task.spec, task.framework, task.device, task.threads, network, sample, task.log)
 
 
 def _open(work: NetworkWork, network: Network, split: Split) -> Source:
