@@ -8,6 +8,7 @@ the exit, the memory and the blocking are those a framework's fault would cause.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -27,8 +28,11 @@ from cubemesh.frameworks.base import (
     check_weights,
     monotonic_s,
 )
+from cubemesh.frameworks.ceilings import shape_words
 from cubemesh.frameworks.null_script import Event, Script, read_script
+from cubemesh.model.profile import Profile, ProfileEvent
 from cubemesh.model.spec import Ceiling, ProgramSettings, Train
+from cubemesh.units import format_bytes
 
 _ALLOCATION_BYTES = 64 << 20
 _DEFAULT_SIDE = 1024
@@ -88,6 +92,8 @@ class NullProgram:
         self._evaluations = 0  # calls of `evaluate` with no step between them are one
         self._evaluated_after = -1
         self._judged = 0  # samples of the evaluation under way
+        self._recording = False
+        self._recorded: list[ProfileEvent] = []
 
     def place(self, batch: Batch) -> NDArray[np.int64]:
         """A copy of the labels: all that a script looks at."""
@@ -98,7 +104,25 @@ class NullProgram:
         self._steps += 1
         for event in self._script.events_at(self._steps):
             happen(event)
+        start = self._clock.read()
         self._clock.spend(self._steps, len(placed))
+        taken_s = self._clock.read() - start
+        if self._recording:
+            played = ProfileEvent(
+                name="scripted step", kind="operator", start_s=start, duration_s=taken_s
+            )
+            self._recorded.append(played)
+
+    def profile(
+        self, run: Callable[[], None], *, layers: bool = False, trace: str | None = None
+    ) -> Profile:
+        """Each step as one operator that computes from its begin to its end; keeps no trace."""
+        self._recording = True
+        run()
+        self._recording = False
+        events = tuple(self._recorded)
+        self._recorded.clear()
+        return Profile(events=events)
 
     def forward(self, placed: NDArray[np.int64]) -> None:
         """A step like any other: the script does not tell them apart."""
@@ -157,8 +181,14 @@ class NullCeiling:
 
     def __init__(self, work: Ceiling, script: Script) -> None:
         product = work.operation == "matrix_product"
-        size = work.size or (_DEFAULT_SIDE if product else _DEFAULT_COPY_BYTES)
-        self.work_per_call = 2.0 * (size**3 if product else size)
+        if product:
+            side = work.size or _DEFAULT_SIDE
+            shape = work.shape or (side, side, side)
+            self.work_per_call, self.what = 2.0 * math.prod(shape), shape_words(shape)
+        else:
+            size_bytes = work.size or _DEFAULT_COPY_BYTES
+            self.work_per_call = (2.0 if work.operation == "copy" else 1.0) * size_bytes
+            self.what = format_bytes(size_bytes)
         self.unit = "FLOP/s" if product else "byte/s"
         self._script = script
         self._clock = ScriptedClock(script, seed=0)

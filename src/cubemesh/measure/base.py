@@ -10,7 +10,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from cubemesh.model.record import Curve, Figure, Part
+from cubemesh.model.machine import Unknown
+from cubemesh.model.record import Breakdown, Curve, Figure, Part
 from cubemesh.model.series import Series
 from cubemesh.model.warning import Warning
 
@@ -48,8 +49,14 @@ class Log(Protocol):
     def part(self, part: Part) -> None:
         """A measured part of the step."""
 
+    def breakdown(self, breakdown: Breakdown) -> None:
+        """The time of a step, sorted in one way."""
+
     def warning(self, warning: Warning) -> None:
         """A reason for doubt."""
+
+    def unmeasured(self, unknown: Unknown) -> None:
+        """What was to be measured and could not be, and why."""
 
     def series(self, series: Series) -> None:
         """A chunk of samples, its times being readings of `time.perf_counter()`; chunks of one

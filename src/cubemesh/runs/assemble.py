@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from cubemesh.measure.figures import figures
+from cubemesh.model.machine import Unknown
 from cubemesh.model.outcome import Outcome
 from cubemesh.model.plain import from_plain
 from cubemesh.model.record import (
+    Breakdown,
     Curve,
     Figure,
     Part,
@@ -82,8 +84,10 @@ def assemble(
         figures={**measured, **said},
         curves=tuple({c.name: c for c in _nouns(events, "curve", Curve)}.values()),
         parts=tuple(_nouns(events, "part", Part)),
+        breakdowns=tuple(_nouns(events, "breakdown", Breakdown)),
         series=tuple(dict.fromkeys(s.name for s in series)),
         warnings=tuple(dict.fromkeys(_nouns(events, "warning", Warning))),
+        unmeasured=tuple(dict.fromkeys(_nouns(events, "unmeasured", Unknown))),
     )
     return record, series
 

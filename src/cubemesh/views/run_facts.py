@@ -10,10 +10,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cubemesh.frameworks import entry
-from cubemesh.model import RunRecord, Series
+from cubemesh.model import Breakdown, RunRecord, Series
 from cubemesh.units import format_seconds
 from cubemesh.views import wording
 from cubemesh.views.plain import step_statistics
+from cubemesh.views.timeline import REASONS, throttle_text
+
+_NAMES: Mapping[str, str] = {
+    "mean_power_watts": "mean power",
+    "energy_joules_per_sample": "energy of a sample",
+    "samples_per_joule": "samples/s for each watt",
+    "gpu_power_watts": "GPU power",
+    "gpu_idle_watts": "GPU power before the run",
+    "cpu_package_watts": "CPU package power",
+    "dram_watts": "DRAM power",
+    "gpu_energy_joules": "GPU energy by counter",
+    "gpu_energy_integrated_joules": "GPU energy by integrated power",
+    "telemetry_cpu_share": "cost of sampling",
+    "telemetry_cpu_percent": "cost of sampling, of its processor time",
+}
+"""Figure → how it is called, where its own name does not read well."""
+
+MOST_ROWS = 10
+"""Rows of a breakdown that are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +60,10 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
         for name, figure in record.figures.items()
         if name not in ("throughput_per_s", "step_s", "wall_s")
     ]
+    if "mean_power_watts" in record.figures:
+        covered = record.figures["mean_power_watts"].method
+        facts.append(("power and energy are of", wording.clean(covered)))
+    facts += [(wording.clean(u.what), wording.clean(u.why)) for u in record.unmeasured]
     facts.append(("wall time", format_seconds(record.elapsed_s)))
     facts.append(("started", wording.moment(record.started_utc)))
     devices = dict.fromkeys(
@@ -49,10 +72,6 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
     )
     if devices:
         facts.append(("ran on", wording.clean(", ".join(devices))))
-    facts += [
-        (wording.clean(f"{part.name} ({part.method})"), format_seconds(part.seconds))
-        for part in record.parts
-    ]
     if record.environment is not None:
         packages = record.environment.software.packages
         own = [p for p in entry(record.spec.program.framework).packages if p in packages]
@@ -63,6 +82,40 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
     if record.attempt > 1:
         facts.append(("attempt", str(record.attempt)))
     return tuple(facts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartShare:
+    """A part of the step, its time, and its share of the mean step."""
+
+    name: str
+    seconds: str
+    share: float
+    method: str
+
+
+def part_shares(record: RunRecord) -> tuple[PartShare, ...]:
+    """The attribution of the step; nothing where none was asked for."""
+    step_s = math.fsum(part.seconds for part in record.parts)
+    return tuple(
+        PartShare(
+            name=wording.words(part.name),
+            seconds=format_seconds(part.seconds),
+            share=part.seconds / step_s if step_s > 0 else 0.0,
+            method=wording.clean(part.method),
+        )
+        for part in record.parts
+    )
+
+
+def breakdown_facts(breakdown: Breakdown) -> tuple[tuple[str, str], ...]:
+    """The longest rows of a breakdown, and what the others come to."""
+    rows = breakdown.rows
+    shown = [(wording.clean(r.name), format_seconds(r.seconds)) for r in rows[:MOST_ROWS]]
+    if len(rows) > MOST_ROWS:
+        rest = math.fsum(row.seconds for row in rows[MOST_ROWS:])
+        shown.append((f"{len(rows) - MOST_ROWS} more", format_seconds(rest)))
+    return tuple(shown)
 
 
 def phase_shares(record: RunRecord) -> tuple[PhaseShare, ...]:
@@ -88,6 +141,8 @@ def phase_shares(record: RunRecord) -> tuple[PhaseShare, ...]:
 
 def series_note(series: Series) -> str:
     """From where to where a series goes, and over how long; "" where it holds no numbers."""
+    if series.name == REASONS:
+        return throttle_text(series.values)
     _, unit = series_name(series)
     known = [value for value in series.values if math.isfinite(value)]
     if not known:
@@ -97,6 +152,8 @@ def series_note(series: Series) -> str:
 
 
 _SERIES_UNITS: Mapping[str, str] = {
+    "_bytes_per_s": "bytes/s",
+    "_joules": "J",
     "_percent": "%",
     "_bytes": "bytes",
     "_watts": "W",
@@ -113,13 +170,16 @@ def series_name(series: Series) -> tuple[str, str]:
             name, unit = name.removesuffix(ending), known
     if unit == "bytes" and "memory" not in name:
         name += " memory"
-    where = "" if series.device == "host" else f", {series.device}"
+    told = series.device == "host" or name.startswith(series.device)
+    where = "" if told else f", {series.device}"
     rank = f", rank {series.rank}" if series.rank else ""
     return wording.clean(f"{wording.words(name)}{where}{rank}"), unit
 
 
 def _figure_name(name: str) -> str:
     """`peak_memory_bytes` reads "peak memory": the value carries the unit."""
+    if name in _NAMES:
+        return _NAMES[name]
     for ending in ("_flops_per_s", "_bytes_per_s", "_per_s", "_bytes", "_days", "_percent", "_s"):
         name = name.removesuffix(ending)
     return wording.words(name)
