@@ -9,6 +9,7 @@ from __future__ import annotations
 from cubemesh.errors import unknown_name
 from cubemesh.experiments import (
     batch_accuracy,
+    ceilings,
     devices,
     frameworks,
     image_size,
@@ -44,6 +45,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         seq2seq.EXPERIMENT,
         power.EXPERIMENT,
         devices.EXPERIMENT,
+        ceilings.EXPERIMENT,
     )
 }
 

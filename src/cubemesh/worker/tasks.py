@@ -18,12 +18,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import cast
 
 from cubemesh import networks
-from cubemesh.data import Source, open_for
+from cubemesh.data import Source, disk, input_threads, open_for
 from cubemesh.data.base import Split
 from cubemesh.data.feed import Feed, placed_batches
 from cubemesh.data.sequences import Sequences
@@ -39,6 +39,7 @@ from cubemesh.frameworks.base import (
     ScalesLoss,
     Unsupported,
 )
+from cubemesh.frameworks.ceilings import try_out
 from cubemesh.measure.figures import figures
 from cubemesh.measure.telemetry import Meter, Telemetry, idle_power, open_meters
 from cubemesh.measure.timer import Measured, measure
@@ -95,7 +96,9 @@ def train(task: Task) -> None:
     with _built(task, network, sample) as program:
         with Telemetry(log, task.usable_cores, meters=meters) as telemetry:
             started = time.perf_counter()
-            windows = train_epochs(program, *sources, work, log, task.spec.program.data_on)
+            windows = train_epochs(
+                program, *sources, work, log, task.spec.program.data_on, _input_threads(task)
+            )
             ended = time.perf_counter()
         telemetry.check_host(started, ended)
         telemetry.keep_energy(windows, sum(w.samples for w in windows))
@@ -104,11 +107,19 @@ def train(task: Task) -> None:
 
 
 def ceiling(task: Task) -> None:
-    """Measure the rate of one elementary operation."""
-    work = cast(Ceiling, task.spec.work)
+    """Measure the rate of one elementary operation: at its fastest, in the first moments, and as
+    it goes on. Reading a disk takes no framework: a scripted program alone plays it."""
+    work, program_settings = cast(Ceiling, task.spec.work), task.spec.program
     meters = _meters(task)
     with task.log.phase("build"):
-        program = task.framework.build_ceiling(work, task.spec.program, task.device, task.threads)
+        program: CeilingProgram
+        if work.operation == "disk_read" and program_settings.script is None:
+            program = disk.build(work)
+        else:
+            program = task.framework.build_ceiling(
+                work, program_settings, task.device, task.threads
+            )
+        trial = try_out(program)
     measured, telemetry = _timed(task, meters, program, program.call, samples_per_step=1)
     telemetry.keep_energy(measured.windows, None)
     calls = figures(measured.windows, wall_s=0.0)["throughput_per_s"]
@@ -119,8 +130,21 @@ def ceiling(task: Task) -> None:
         low=None if calls.low is None else calls.low * program.work_per_call,
         high=None if calls.high is None else calls.high * program.work_per_call,
         n=calls.n,
+        method=program.what,
     )
     task.log.figure(name, rate)
+    best_s = min(trial.call_s, *(w.step_s for w in measured.windows))
+    fastest = Figure(
+        value=program.work_per_call / best_s,
+        unit=unit,
+        n=trial.groups + calls.n,
+        method=program.what,
+    )
+    task.log.figure(name.replace("rate", "fastest"), fastest)
+    if isinstance(program, disk.DiskRead):
+        if (doubt := program.doubt()) is not None:
+            task.log.warning(doubt)
+        program.close()
 
 
 TASKS: dict[str, Callable[[Task], None]] = {
@@ -137,8 +161,10 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
     meters = _meters(task)
     network = _network(work)
     with log.phase("data"):
-        feed = Feed(_open(work, network, "train"), work.batch_per_device, work.seed)
-    with _built(task, network, lambda: next(feed.epoch(0))) as program:
+        source = _open(work, network, "train")
+        threads = _input_threads(task)
+        feed = Feed(source, work.batch_per_device, work.seed, threads=threads)
+    with closing(feed), _built(task, network, lambda: next(feed.epoch(0))) as program:
         queue = step_of(program)
         batches = placed_batches(program, feed, task.spec.program.data_on)
 
@@ -149,11 +175,29 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
             task, meters, program, step, samples_per_step=work.batch_per_device
         )
         telemetry.keep_energy(measured.windows, sum(w.samples for w in measured.windows))
+        if task.spec.program.data_on == "host":
+            log.figure("input_wait_s", _input_wait(measured, feed))
         if isinstance(feed.source, Sequences):
             log.figure("tokens_per_s", _tokens(measured, feed.source))
         # Once, at the end: reading a loss waits for the device, and a loss that has stopped being
         # a number does not become one again.
         _check_loss(program)
+
+
+def _input_threads(task: Task) -> int:
+    """None are needed where one batch lies on the device for good."""
+    work, program = cast(NetworkWork, task.spec.work), task.spec.program
+    if program.data_on == "device":
+        return 0
+    return input_threads(work.data, program.input_threads, task.usable_cores)
+
+
+def _input_wait(measured: Measured, feed: Feed) -> Figure:
+    """What a step waited for its minibatch, in the mean; without threads, what making it took."""
+    steps = sum(w.steps for w in measured.windows)
+    waited_s = feed.waited_s(measured.started, measured.ended)
+    method = f"by {feed.threads} threads ahead of the step" if feed.threads else "made in the step"
+    return Figure(value=waited_s / steps, unit="s", n=steps, method=method)
 
 
 def _tokens(measured: Measured, source: Sequences) -> Figure:
