@@ -248,10 +248,22 @@ class Effort:
     time_limit_s: float = 900.0
     memory_limit_bytes: int | None = None
     """Memory the worker may use; None is what the machine has free."""
+    interval: float | None = None
+    """Half of the 95 % interval that is wanted, as a share of the figure: 0.01 measures on until it
+    is ± 1 %; None measures no longer than the rest asks for."""
+    most_seconds: float = 60.0
+    """Measured seconds at which that is given up."""
+    instances: int = 4
+    """Programs that are built of each side where two alternate."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "steps", "windows", "repeats", "memory_limit_bytes")
-        _at_least(self, 0, "seconds", "warmup_seconds")
+        _at_least(self, 1, "steps", "windows", "repeats", "memory_limit_bytes", "instances")
+        _at_least(self, 0, "seconds", "warmup_seconds", "most_seconds")
+        if self.interval is not None and not self.interval > 0:
+            raise UsageError(
+                f"interval={self.interval} must be more than 0: it is half of the 95 % interval as "
+                "a share of the figure. interval=0.01 measures until it is ± 1 %."
+            )
         if not self.time_limit_s > 0:
             raise UsageError(f"time_limit_s={self.time_limit_s} must be more than 0.")
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 WARNINGS: dict[str, str] = {
     "not-steady": "the step time was still drifting when the warm-up had to end",
     "few-windows": "too few windows were measured for a 95 % interval",
+    "wide-interval": "the interval asked for was not reached in the time allowed",
     "drift": "the step time drifted during the measurement",
     "outliers": "some windows lie far from the others",
     "busy-host": "other processes used the processors during the measurement",
