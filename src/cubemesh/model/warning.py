@@ -17,6 +17,7 @@ WARNINGS: dict[str, str] = {
     "few-host-memory": "the host has less than twice the memory of its GPUs",
     "reduced": "the settings were reduced to what this machine can do in reasonable time",
     "above-ceiling": "training did more counted operations a second than the ceiling measured",
+    "images-set-aside": "images could not be used, and others took their places",
     "short-window": "windows were too short for the clock to resolve well",
 }
 

@@ -19,11 +19,13 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
+import numpy as np
+
 from cubemesh import networks
-from cubemesh.data import Source, input_threads, open_for
+from cubemesh.data import Reading, Source, input_threads, open_for
 from cubemesh.data.base import Split
 from cubemesh.data.feed import Feed, placed_batches
 from cubemesh.data.sequences import Sequences
@@ -50,7 +52,7 @@ from cubemesh.networks.graph import Network
 from cubemesh.parallel import exchanges
 from cubemesh.training.loop import train as train_epochs
 from cubemesh.units import format_bytes
-from cubemesh.worker import memory
+from cubemesh.worker import inputs, memory
 from cubemesh.worker.events import EventLog
 
 RATES = {"FLOP/s": ("rate_flops_per_s", "FLOP/s"), "byte/s": ("rate_bytes_per_s", "B/s")}
@@ -87,19 +89,19 @@ def train(task: Task) -> None:
     work, log = cast(Train, task.spec.work), task.log
     network = _network(work)
     with log.phase("data"):
-        sources = _open(work, network, "train"), _open(work, network, "validation")
+        sources = _open(task, network, "train"), _open(task, network, "validation")
+        feed = _feed(task, sources[0], epochs=work.epochs)
 
     def sample() -> Batch:
-        return next(Feed(sources[0], work.batch_per_device, work.seed).epoch(0))
+        return next(feed.epoch(0))
 
-    with _built(task, network, sample) as program:
+    with closing(feed), _built(task, network, sample) as program:
         with Telemetry(log, task.usable_cores, gpu=open_gpu(task.gpu_uuid)) as telemetry:
             started = time.perf_counter()
-            windows = train_epochs(
-                program, *sources, work, log, task.spec.program.data_on, _input_threads(task)
-            )
+            windows = train_epochs(program, feed, sources[1], work, log, task.spec.program.data_on)
             ended = time.perf_counter()
         telemetry.check_host(started, ended)
+        inputs.say(log, (sources[0], feed.tried), (sources[1], np.ones(sources[1].samples, bool)))
         for warning in judge(windows) if windows else ():
             log.warning(warning)
 
@@ -135,9 +137,7 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
     work, log = cast(NetworkWork, task.spec.work), task.log
     network = _network(work)
     with log.phase("data"):
-        source = _open(work, network, "train")
-        threads = _input_threads(task)
-        feed = Feed(source, work.batch_per_device, work.seed, threads=threads)
+        feed = _feed(task, _open(task, network, "train"))
     with closing(feed), _built(task, network, lambda: next(feed.epoch(0))) as program:
         queue = step_of(program)
         batches = placed_batches(program, feed, task.spec.program.data_on)
@@ -148,6 +148,7 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
         measured = _timed(task, program, step, samples_per_step=work.batch_per_device)
         if task.spec.program.data_on == "host":
             log.figure("input_wait_s", _input_wait(measured, feed))
+        inputs.say(log, (feed.source, feed.tried))
         if isinstance(feed.source, Sequences):
             log.figure("tokens_per_s", _tokens(measured, feed.source))
         # Once, at the end: reading a loss waits for the device, and a loss that has stopped being
@@ -155,12 +156,13 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
         _check_loss(program)
 
 
-def _input_threads(task: Task) -> int:
-    """None are needed where one batch lies on the device for good."""
+def _feed(task: Task, source: Source, epochs: int | None = None) -> Feed:
+    """Minibatches of `source`; where one is to lie on the device for good, made without threads."""
     work, program = cast(NetworkWork, task.spec.work), task.spec.program
+    threads = input_threads(work.data, program.input_threads, task.usable_cores)
     if program.data_on == "device":
-        return 0
-    return input_threads(work.data, program.input_threads, task.usable_cores)
+        threads = 0
+    return Feed(source, work.batch_per_device, work.seed, threads=threads, epochs=epochs)
 
 
 def _input_wait(measured: Measured, feed: Feed) -> Figure:
@@ -288,7 +290,11 @@ def _peak_memory(program: Program, before_bytes: int | None, since: str) -> Figu
     return Figure(value=max(0, held_bytes - before_bytes), unit="B", method=method)
 
 
-def _open(work: NetworkWork, network: Network, split: Split) -> Source:
+def _open(task: Task, network: Network, split: Split) -> Source:
+    work = cast(NetworkWork, task.spec.work)
+    reading = Reading(keep_decoded=task.spec.program.keep_decoded)
+    if work.max_image_pixels is not None:
+        reading = replace(reading, max_pixels=work.max_image_pixels)
     return open_for(
         network,
         work.data,
@@ -296,6 +302,7 @@ def _open(work: NetworkWork, network: Network, split: Split) -> Source:
         split,
         seed=work.seed,
         samples_needed=work.batch_per_device,
+        reading=reading,
     )
 
 
