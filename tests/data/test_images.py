@@ -203,9 +203,10 @@ def test_images_kept_decoded_are_those_of_evaluation(tmp_path: Path) -> None:
 def test_without_the_decoder_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    root = folder(tmp_path)
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(Unsupported, match=r"pip install 'cubemesh\[images\]'"):
-        open_images(folder(tmp_path), "train", SHAPE, 3)
+        open_images(root, "train", SHAPE, 3)
 
 
 def test_images_larger_than_asked_for(tmp_path: Path) -> None:
