@@ -9,11 +9,13 @@ from __future__ import annotations
 from cubemesh.errors import unknown_name
 from cubemesh.experiments import (
     batch_accuracy,
+    ceilings,
     devices,
     frameworks,
     image_size,
     minibatch,
     model_size,
+    power,
     precision,
     seq2seq,
 )
@@ -41,7 +43,9 @@ EXPERIMENTS: dict[str, Experiment] = {
         model_size.EXPERIMENT,
         precision.EXPERIMENT,
         seq2seq.EXPERIMENT,
+        power.EXPERIMENT,
         devices.EXPERIMENT,
+        ceilings.EXPERIMENT,
     )
 }
 

@@ -24,7 +24,7 @@ Optimizer = Literal["sgd", "rmsprop", "adam", "adamw", "lars"]
 LossScale = Literal["dynamic"] | float
 CompileBy = Literal["network", "segment"]
 Device = Literal["auto", "cpu", "cuda"]
-Operation = Literal["matrix_product", "copy"]
+Operation = Literal["matrix_product", "copy", "host_to_device", "device_to_host", "disk_read"]
 
 
 def _at_least(owner: object, low: float, *names: str) -> None:
@@ -112,11 +112,35 @@ class Ceiling:
     kind: Literal["ceiling"] = "ceiling"
     operation: Operation = "matrix_product"
     size: int | None = None
-    """Matrix side in elements, or bytes of a copy; None is found by doubling until the rate
-    stops growing."""
+    """Matrix side in elements, or bytes of a copy or file; None is found by doubling until the rate
+    stops growing, for a matrix product among known shapes too."""
+    shape: tuple[int, int, int] | None = None
+    """Of a matrix product: rows, columns and the inner length, m, n, k; None is square or found."""
+    pinned: bool = True
+    """Of a copy between host and device: whether the host's memory is page-locked; `false` is
+    pageable memory, as NumPy gives it."""
+    folder: str | None = None
+    """Of `disk_read`: the folder whose disk is read, by a file that is gone afterwards."""
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "size")
+        if self.shape is not None and (
+            self.operation != "matrix_product" or self.size is not None or min(self.shape) < 1
+        ):
+            raise UsageError(
+                f"shape={','.join(map(str, self.shape))} does not fit: it is m,n,k of a "
+                "matrix_product, each 1 or more, and stands in place of size."
+            )
+        if (self.operation == "disk_read") != (self.folder is not None):
+            raise UsageError(
+                f"operation={self.operation} with folder={self.folder} does not fit: disk_read "
+                "needs a folder on the disk it is to read, and nothing else takes one."
+            )
+        if not self.pinned and self.operation not in ("host_to_device", "device_to_host"):
+            raise UsageError(
+                f"pinned=false goes with host_to_device and device_to_host, and the operation is "
+                f"{self.operation}. Leave it out."
+            )
 
 
 Work = TrainSteps | Forward | Train | Ceiling
@@ -230,10 +254,22 @@ class Effort:
     time_limit_s: float = 900.0
     memory_limit_bytes: int | None = None
     """Memory the worker may use; None is what the machine has free."""
+    interval: float | None = None
+    """Half of the 95 % interval that is wanted, as a share of the figure: 0.01 measures on until it
+    is ± 1 %; None measures no longer than the rest asks for."""
+    most_seconds: float = 60.0
+    """Measured seconds at which that is given up."""
+    instances: int = 4
+    """Programs that are built of each side where two alternate."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "steps", "windows", "repeats", "memory_limit_bytes")
-        _at_least(self, 0, "seconds", "warmup_seconds")
+        _at_least(self, 1, "steps", "windows", "repeats", "memory_limit_bytes", "instances")
+        _at_least(self, 0, "seconds", "warmup_seconds", "most_seconds")
+        if self.interval is not None and not self.interval > 0:
+            raise UsageError(
+                f"interval={self.interval} must be more than 0: it is half of the 95 % interval as "
+                "a share of the figure. interval=0.01 measures until it is ± 1 %."
+            )
         if not self.time_limit_s > 0:
             raise UsageError(f"time_limit_s={self.time_limit_s} must be more than 0.")
 

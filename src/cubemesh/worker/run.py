@@ -40,6 +40,7 @@ def run_job(job: Job) -> Outcome:
             job.spec,
             limit_bytes=known.limit_bytes,
             is_out_of_memory=known.is_out_of_memory,
+            device=known.device,
         )
     else:
         outcome = Outcome(status=Status.OK)
@@ -54,6 +55,7 @@ class _Known:
 
     limit_bytes: int | None = None
     is_out_of_memory: Callable[[BaseException], bool] = lambda error: False
+    device: str = "cpu"
 
 
 def _run(job: Job, log: EventLog, known: _Known) -> None:
@@ -68,7 +70,7 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
             f"devices={spec.placement.devices}: this version of cubemesh trains on one device at a "
             "time. Set devices=1."
         )
-    device = choose_device(spec, able)
+    device = known.device = choose_device(spec, able)
     usable_cores = job.usable_cores or len(os.sched_getaffinity(0))
     threads = spec.placement.threads or usable_cores
     log.started(host=socket.gethostname(), device=device, threads=threads)

@@ -17,17 +17,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
-import numpy as np
-
 from cubemesh import networks
-from cubemesh.data import Reading, Source, input_threads, open_for
-from cubemesh.data.base import Split
-from cubemesh.data.feed import Feed, placed_batches
+from cubemesh.data import disk
+from cubemesh.data.feed import placed_batches
 from cubemesh.data.sequences import Sequences
 from cubemesh.frameworks.base import (
     Batch,
@@ -41,9 +38,9 @@ from cubemesh.frameworks.base import (
     ScalesLoss,
     Unsupported,
 )
+from cubemesh.frameworks.ceilings import try_out
 from cubemesh.measure.figures import figures
-from cubemesh.measure.gpu import open_gpu
-from cubemesh.measure.telemetry import Telemetry
+from cubemesh.measure.telemetry import Meter, Telemetry, idle_power, open_meters
 from cubemesh.measure.timer import Measured, measure
 from cubemesh.measure.validity import judge
 from cubemesh.model.record import Figure
@@ -87,31 +84,44 @@ def forward(task: Task) -> None:
 def train(task: Task) -> None:
     """Train over epochs, with an evaluation after each."""
     work, log = cast(Train, task.spec.work), task.log
+    meters = _meters(task)
     network = _network(work)
     with log.phase("data"):
-        sources = _open(task, network, "train"), _open(task, network, "validation")
-        feed = _feed(task, sources[0], epochs=work.epochs)
+        source = inputs.open_split(task.spec, network, "train")
+        validation = inputs.open_split(task.spec, network, "validation")
+        feed = inputs.feed(task.spec, source, task.usable_cores, epochs=work.epochs)
 
     def sample() -> Batch:
         return next(feed.epoch(0))
 
     with closing(feed), _built(task, network, sample) as program:
-        with Telemetry(log, task.usable_cores, gpu=open_gpu(task.gpu_uuid)) as telemetry:
+        with Telemetry(log, task.usable_cores, meters=meters) as telemetry:
             started = time.perf_counter()
-            windows = train_epochs(program, feed, sources[1], work, log, task.spec.program.data_on)
+            windows = train_epochs(program, feed, validation, work, log, task.spec.program.data_on)
             ended = time.perf_counter()
         telemetry.check_host(started, ended)
-        inputs.say(log, (sources[0], feed.tried), (sources[1], np.ones(sources[1].samples, bool)))
+        telemetry.keep_energy(windows, sum(w.samples for w in windows))
+        inputs.say(log, (source, feed.tried), (validation, None))
         for warning in judge(windows) if windows else ():
             log.warning(warning)
 
 
 def ceiling(task: Task) -> None:
-    """Measure the rate of one elementary operation."""
-    work = cast(Ceiling, task.spec.work)
+    """Measure the rate of one elementary operation: at its fastest, in the first moments, and as
+    it goes on. Reading a disk takes no framework: a scripted program alone plays it."""
+    work, program_settings = cast(Ceiling, task.spec.work), task.spec.program
+    meters = _meters(task)
     with task.log.phase("build"):
-        program = task.framework.build_ceiling(work, task.spec.program, task.device, task.threads)
-    measured = _timed(task, program, program.call, samples_per_step=1)
+        program: CeilingProgram
+        if work.operation == "disk_read" and program_settings.script is None:
+            program = disk.build(work)
+        else:
+            program = task.framework.build_ceiling(
+                work, program_settings, task.device, task.threads
+            )
+        trial = try_out(program)
+    measured, telemetry = _timed(task, meters, program, program.call, samples_per_step=1)
+    telemetry.keep_energy(measured.windows, None)
     calls = figures(measured.windows, wall_s=0.0)["throughput_per_s"]
     name, unit = RATES[program.unit]
     rate = Figure(
@@ -120,8 +130,21 @@ def ceiling(task: Task) -> None:
         low=None if calls.low is None else calls.low * program.work_per_call,
         high=None if calls.high is None else calls.high * program.work_per_call,
         n=calls.n,
+        method=program.what,
     )
     task.log.figure(name, rate)
+    best_s = min(trial.call_s, *(w.step_s for w in measured.windows))
+    fastest = Figure(
+        value=program.work_per_call / best_s,
+        unit=unit,
+        n=trial.groups + calls.n,
+        method=program.what,
+    )
+    task.log.figure(name.replace("rate", "fastest"), fastest)
+    if isinstance(program, disk.DiskRead):
+        if (doubt := program.doubt()) is not None:
+            task.log.warning(doubt)
+        program.close()
 
 
 TASKS: dict[str, Callable[[Task], None]] = {
@@ -135,9 +158,11 @@ TASKS: dict[str, Callable[[Task], None]] = {
 
 def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -> None:
     work, log = cast(NetworkWork, task.spec.work), task.log
+    meters = _meters(task)
     network = _network(work)
     with log.phase("data"):
-        feed = _feed(task, _open(task, network, "train"))
+        source = inputs.open_split(task.spec, network, "train")
+        feed = inputs.feed(task.spec, source, task.usable_cores)
     with closing(feed), _built(task, network, lambda: next(feed.epoch(0))) as program:
         queue = step_of(program)
         batches = placed_batches(program, feed, task.spec.program.data_on)
@@ -145,32 +170,18 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
         def step() -> None:
             queue(next(batches))
 
-        measured = _timed(task, program, step, samples_per_step=work.batch_per_device)
+        measured, telemetry = _timed(
+            task, meters, program, step, samples_per_step=work.batch_per_device
+        )
+        telemetry.keep_energy(measured.windows, sum(w.samples for w in measured.windows))
         if task.spec.program.data_on == "host":
-            log.figure("input_wait_s", _input_wait(measured, feed))
+            log.figure("input_wait_s", inputs.wait(measured, feed))
         inputs.say(log, (feed.source, feed.tried))
         if isinstance(feed.source, Sequences):
             log.figure("tokens_per_s", _tokens(measured, feed.source))
         # Once, at the end: reading a loss waits for the device, and a loss that has stopped being
         # a number does not become one again.
         _check_loss(program)
-
-
-def _feed(task: Task, source: Source, epochs: int | None = None) -> Feed:
-    """Minibatches of `source`; where one is to lie on the device for good, made without threads."""
-    work, program = cast(NetworkWork, task.spec.work), task.spec.program
-    threads = input_threads(work.data, program.input_threads, task.usable_cores)
-    if program.data_on == "device":
-        threads = 0
-    return Feed(source, work.batch_per_device, work.seed, threads=threads, epochs=epochs)
-
-
-def _input_wait(measured: Measured, feed: Feed) -> Figure:
-    """What a step waited for its minibatch, in the mean; without threads, what making it took."""
-    steps = sum(w.steps for w in measured.windows)
-    waited_s = feed.waited_s(measured.started, measured.ended)
-    method = f"by {feed.threads} threads ahead of the step" if feed.threads else "made in the step"
-    return Figure(value=waited_s / steps, unit="s", n=steps, method=method)
 
 
 def _tokens(measured: Measured, source: Sequences) -> Figure:
@@ -185,14 +196,25 @@ def _tokens(measured: Measured, source: Sequences) -> Figure:
     )
 
 
+def _meters(task: Task) -> tuple[Meter, ...]:
+    """What is read beside the run. A GPU's power is read here already, before the run touches it:
+    where it has no work, that is its idle power."""
+    meters = open_meters(task.gpu_uuid)
+    idle = idle_power(meters)
+    if idle is not None:
+        task.log.figure("gpu_idle_watts", idle)
+    return meters
+
+
 def _timed(
     task: Task,
+    meters: Sequence[Meter],
     program: Program | CeilingProgram,
     step: Callable[[], None],
     samples_per_step: int,
-) -> Measured:
-    """Time `step`, with the host watched beside it."""
-    with Telemetry(task.log, task.usable_cores, gpu=open_gpu(task.gpu_uuid)) as telemetry:
+) -> tuple[Measured, Telemetry]:
+    """Time `step`, with the machine watched beside it."""
+    with Telemetry(task.log, task.usable_cores, meters=meters) as telemetry:
         measured = measure(
             step,
             program.synchronize,
@@ -203,7 +225,7 @@ def _timed(
         )
     telemetry.check_host(measured.started, measured.ended)
     telemetry.keep_utilisation(measured.started, measured.ended)
-    return measured
+    return measured, telemetry
 
 
 def _network(work: NetworkWork) -> Network:
@@ -288,22 +310,6 @@ def _peak_memory(program: Program, before_bytes: int | None, since: str) -> Figu
     if isinstance(program, Compiles):
         method += " and what compiling has left"
     return Figure(value=max(0, held_bytes - before_bytes), unit="B", method=method)
-
-
-def _open(task: Task, network: Network, split: Split) -> Source:
-    work = cast(NetworkWork, task.spec.work)
-    reading = Reading(keep_decoded=task.spec.program.keep_decoded)
-    if work.max_image_pixels is not None:
-        reading = replace(reading, max_pixels=work.max_image_pixels)
-    return open_for(
-        network,
-        work.data,
-        work.data_path,
-        split,
-        seed=work.seed,
-        samples_needed=work.batch_per_device,
-        reading=reading,
-    )
 
 
 def _check_loss(program: Program) -> None:
