@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from typing import cast
 
 from cubemesh import networks
-from cubemesh.data import Source, disk, input_threads, open_for
-from cubemesh.data.base import Split
-from cubemesh.data.feed import Feed, placed_batches
+from cubemesh.data import disk
+from cubemesh.data.feed import placed_batches
 from cubemesh.data.sequences import Sequences
 from cubemesh.frameworks.base import (
     Batch,
@@ -41,6 +40,7 @@ from cubemesh.model.record import Figure
 from cubemesh.model.spec import Ceiling, NetworkWork, RunSpec, Train
 from cubemesh.networks.graph import Network
 from cubemesh.training.loop import train as train_epochs
+from cubemesh.worker import inputs
 from cubemesh.worker.attributing import attribute
 from cubemesh.worker.built import built
 from cubemesh.worker.events import EventLog
@@ -82,20 +82,21 @@ def train(task: Task) -> None:
     meters = _meters(task)
     network = _network(work)
     with log.phase("data"):
-        sources = _open(work, network, "train"), _open(work, network, "validation")
+        source = inputs.open_split(task.spec, network, "train")
+        validation = inputs.open_split(task.spec, network, "validation")
+        feed = inputs.feed(task.spec, source, task.usable_cores, epochs=work.epochs)
 
     def sample() -> Batch:
-        return next(Feed(sources[0], work.batch_per_device, work.seed).epoch(0))
+        return next(feed.epoch(0))
 
-    with _built(task, network, sample) as program:
+    with closing(feed), _built(task, network, sample) as program:
         with Telemetry(log, task.usable_cores, meters=meters) as telemetry:
             started = time.perf_counter()
-            windows = train_epochs(
-                program, *sources, work, log, task.spec.program.data_on, _input_threads(task)
-            )
+            windows = train_epochs(program, feed, validation, work, log, task.spec.program.data_on)
             ended = time.perf_counter()
         telemetry.check_host(started, ended)
         telemetry.keep_energy(windows, sum(w.samples for w in windows))
+        inputs.say(log, (source, feed.tried), (validation, None))
         for warning in judge(windows) if windows else ():
             log.warning(warning)
 
@@ -155,9 +156,8 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
     meters = _meters(task)
     network = _network(work)
     with log.phase("data"):
-        source = _open(work, network, "train")
-        threads = _input_threads(task)
-        feed = Feed(source, work.batch_per_device, work.seed, threads=threads)
+        source = inputs.open_split(task.spec, network, "train")
+        feed = inputs.feed(task.spec, source, task.usable_cores)
     with closing(feed), _built(task, network, lambda: next(feed.epoch(0))) as program:
         queue = step_of(program)
         attributed = attribute(task.spec, program, feed, queue, log, task.folder)
@@ -169,7 +169,7 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
 
             measured, telemetry = _timed(task, meters, program, step, work.batch_per_device)
             if task.spec.program.data_on == "host":
-                log.figure("input_wait_s", _input_wait(measured, feed))
+                log.figure("input_wait_s", inputs.wait(measured, feed))
         else:
             measured, telemetry = _timed(
                 task, meters, program, attributed.steps, work.batch_per_device, attributed
@@ -179,27 +179,12 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
             if attributed.trace is not None:
                 log.artifact("trace", attributed.trace)
         telemetry.keep_energy(measured.windows, sum(w.samples for w in measured.windows))
+        inputs.say(log, (feed.source, feed.tried))
         if isinstance(feed.source, Sequences):
             log.figure("tokens_per_s", _tokens(measured, feed.source))
         # Once, at the end: reading a loss waits for the device, and a loss that has stopped being
         # a number does not become one again.
         _check_loss(program)
-
-
-def _input_threads(task: Task) -> int:
-    """None are needed where one batch lies on the device for good."""
-    work, program = cast(NetworkWork, task.spec.work), task.spec.program
-    if program.data_on == "device":
-        return 0
-    return input_threads(work.data, program.input_threads, task.usable_cores)
-
-
-def _input_wait(measured: Measured, feed: Feed) -> Figure:
-    """What a step waited for its minibatch, in the mean; without threads, what making it took."""
-    steps = sum(w.steps for w in measured.windows)
-    waited_s = feed.waited_s(measured.started, measured.ended)
-    method = f"by {feed.threads} threads ahead of the step" if feed.threads else "made in the step"
-    return Figure(value=waited_s / steps, unit="s", n=steps, method=method)
 
 
 def _tokens(measured: Measured, source: Sequences) -> Figure:
@@ -265,17 +250,6 @@ def _built(
     task: Task, network: Network, sample: Callable[[], Batch]
 ) -> AbstractContextManager[Program]:
     return built(task.spec, task.framework, task.device, task.threads, network, sample, task.log)
-
-
-def _open(work: NetworkWork, network: Network, split: Split) -> Source:
-    return open_for(
-        network,
-        work.data,
-        work.data_path,
-        split,
-        seed=work.seed,
-        samples_needed=work.batch_per_device,
-    )
 
 
 def _check_loss(program: Program) -> None:
