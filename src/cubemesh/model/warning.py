@@ -17,6 +17,7 @@ WARNINGS: dict[str, str] = {
     "few-host-memory": "the host has less than twice the memory of its GPUs",
     "reduced": "the settings were reduced to what this machine can do in reasonable time",
     "above-ceiling": "training did more counted operations a second than the ceiling measured",
+    "above-peak": "more counted operations a second than the device's datasheet allows",
     "page-cache": "what should have come from the disk came from memory",
     "short-window": "windows were too short for the clock to resolve well",
 }
