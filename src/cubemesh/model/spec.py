@@ -181,6 +181,9 @@ class ProgramSettings:
     data_on: DataOn = "host"
     """`host`: every batch is copied to the device, as document 001 did; `device`: one batch lies
     there already."""
+    input_threads: int | None = None
+    """Threads that make minibatches ahead of the step; 0 makes each one inside the step, None is 0
+    for data that are ready in memory and one for each usable core for images to be decoded."""
     compile_by: CompileBy = "network"
     """What a compiler sees at once. `segment`: one part of the network after the other (a residual
     stage, say), so that the gradients of the last are complete while the first run backward."""
@@ -188,6 +191,7 @@ class ProgramSettings:
     """What the `null` framework plays; no other framework takes one."""
 
     def __post_init__(self) -> None:
+        _at_least(self, 0, "input_threads")
         if self.loss_scale is not None:
             self._check_loss_scale(self.loss_scale)
         if self.precision_of:
@@ -244,10 +248,22 @@ class Effort:
     time_limit_s: float = 900.0
     memory_limit_bytes: int | None = None
     """Memory the worker may use; None is what the machine has free."""
+    interval: float | None = None
+    """Half of the 95 % interval that is wanted, as a share of the figure: 0.01 measures on until it
+    is ± 1 %; None measures no longer than the rest asks for."""
+    most_seconds: float = 60.0
+    """Measured seconds at which that is given up."""
+    instances: int = 4
+    """Programs that are built of each side where two alternate."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "steps", "windows", "repeats", "memory_limit_bytes")
-        _at_least(self, 0, "seconds", "warmup_seconds")
+        _at_least(self, 1, "steps", "windows", "repeats", "memory_limit_bytes", "instances")
+        _at_least(self, 0, "seconds", "warmup_seconds", "most_seconds")
+        if self.interval is not None and not self.interval > 0:
+            raise UsageError(
+                f"interval={self.interval} must be more than 0: it is half of the 95 % interval as "
+                "a share of the figure. interval=0.01 measures until it is ± 1 %."
+            )
         if not self.time_limit_s > 0:
             raise UsageError(f"time_limit_s={self.time_limit_s} must be more than 0.")
 
