@@ -255,6 +255,12 @@ class Effort:
     """Measured seconds at which that is given up."""
     instances: int = 4
     """Programs that are built of each side where two alternate."""
+    attribution: bool = False
+    """Whether to find out what each step spends its time on (docs/attribution.md): the host's
+    times are stamped in every step, and further steps run under the framework's profiler."""
+    trace: bool = False
+    """Whether to keep the profiler's trace of a few steps, for Perfetto or chrome://tracing; it
+    brings the attribution with it."""
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "steps", "windows", "repeats", "memory_limit_bytes", "instances")

@@ -21,6 +21,7 @@ WARNINGS: dict[str, str] = {
     "above-peak": "more counted operations a second than the device's datasheet allows",
     "energy-disagrees": "the GPU's energy counter and its integrated power differ by over 5 %",
     "page-cache": "what should have come from the disk came from memory",
+    "unattributed": "more than 5 % of the step has no name in its attribution",
     "short-window": "windows were too short for the clock to resolve well",
 }
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -31,7 +32,7 @@ from cubemesh.model import Machine, Question, RunKey, RunRecord, Series, Status
 from cubemesh.results import schema
 from cubemesh.results.engine import connect
 from cubemesh.results.failures import explained
-from cubemesh.results.location import Location, locate, make_folder
+from cubemesh.results.location import Location, locate, make_folder, move_beside
 from cubemesh.results.rows import (
     MOST_CANDIDATES,
     ambiguous,
@@ -115,6 +116,11 @@ class Store:
             connection.execute(insert(records).values(record_row(record)))
             if chunks:
                 connection.execute(insert(schema.series), chunks)
+
+    def keep(self, run_id: str, file: Path) -> str:
+        """Move `file`, which belongs to a run, into the folder of files beside the store; where it
+        then is. StoreError when it cannot be written."""
+        return move_beside(self._location, run_id, file)
 
     def find(self, key: RunKey) -> RunRecord | None:
         """The newest stored record that may stand for a new run of `key`: one that came to an

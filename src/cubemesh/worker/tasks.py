@@ -1,6 +1,7 @@
 """What a worker does for each kind of work: a table of tasks, built from the other rooms' parts.
 
     train_steps, forward   data ─ build ─ weights ─ warm-up ─ measure      (measure/timer.py)
+                           ─ profile, with attribution                     (measure/profiled.py)
     train                  data ─ build ─ weights ─ epochs, evaluations    (training/loop.py)
     ceiling                build ─ warm-up ─ measure                       (measure/timer.py)
 
@@ -41,6 +42,7 @@ from cubemesh.frameworks.base import (
 )
 from cubemesh.frameworks.ceilings import try_out
 from cubemesh.measure.figures import figures
+from cubemesh.measure.profiled import Attributed
 from cubemesh.measure.telemetry import Meter, Telemetry, idle_power, open_meters
 from cubemesh.measure.timer import Measured, measure
 from cubemesh.measure.validity import judge
@@ -51,6 +53,7 @@ from cubemesh.parallel import exchanges
 from cubemesh.training.loop import train as train_epochs
 from cubemesh.units import format_bytes
 from cubemesh.worker import memory
+from cubemesh.worker.attributing import attribute
 from cubemesh.worker.events import EventLog
 
 RATES = {"FLOP/s": ("rate_flops_per_s", "FLOP/s"), "byte/s": ("rate_bytes_per_s", "B/s")}
@@ -70,6 +73,8 @@ class Task:
     gpu_uuid: str | None = None
     """The GPU whose utilisation is sampled; None for none."""
     log: EventLog
+    folder: str = ""
+    """Where files to keep beside the record are written."""
 
 
 def train_steps(task: Task) -> None:
@@ -166,17 +171,25 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
         feed = Feed(source, work.batch_per_device, work.seed, threads=threads)
     with closing(feed), _built(task, network, lambda: next(feed.epoch(0))) as program:
         queue = step_of(program)
-        batches = placed_batches(program, feed, task.spec.program.data_on)
+        attributed = attribute(task.spec, program, feed, queue, log, task.folder)
+        if attributed is None:
+            batches = placed_batches(program, feed, task.spec.program.data_on)
 
-        def step() -> None:
-            queue(next(batches))
+            def step() -> None:
+                queue(next(batches))
 
-        measured, telemetry = _timed(
-            task, meters, program, step, samples_per_step=work.batch_per_device
-        )
+            measured, telemetry = _timed(task, meters, program, step, work.batch_per_device)
+            if task.spec.program.data_on == "host":
+                log.figure("input_wait_s", _input_wait(measured, feed))
+        else:
+            measured, telemetry = _timed(
+                task, meters, program, attributed.steps, work.batch_per_device, attributed
+            )
+            with log.phase("profile"):
+                attributed.finish()
+            if attributed.trace is not None:
+                log.artifact("trace", attributed.trace)
         telemetry.keep_energy(measured.windows, sum(w.samples for w in measured.windows))
-        if task.spec.program.data_on == "host":
-            log.figure("input_wait_s", _input_wait(measured, feed))
         if isinstance(feed.source, Sequences):
             log.figure("tokens_per_s", _tokens(measured, feed.source))
         # Once, at the end: reading a loss waits for the device, and a loss that has stopped being
@@ -228,8 +241,10 @@ def _timed(
     program: Program | CeilingProgram,
     step: Callable[[], None],
     samples_per_step: int,
+    attributed: Attributed | None = None,
 ) -> tuple[Measured, Telemetry]:
-    """Time `step`, with the machine watched beside it."""
+    """Time `step`, with the machine watched beside it. How busy the processors are is not kept
+    where reading profiles between the windows has kept them busy too."""
     with Telemetry(task.log, task.usable_cores, meters=meters) as telemetry:
         measured = measure(
             step,
@@ -238,9 +253,11 @@ def _timed(
             samples_per_step=samples_per_step,
             effort=task.spec.effort,
             log=task.log,
+            beside=None if attributed is None else attributed.beside,
         )
     telemetry.check_host(measured.started, measured.ended)
-    telemetry.keep_utilisation(measured.started, measured.ended)
+    if attributed is None or not attributed.on_host:
+        telemetry.keep_utilisation(measured.started, measured.ended)
     return measured, telemetry
 
 
