@@ -15,6 +15,7 @@ from cubemesh.experiments import (
     image_size,
     minibatch,
     model_size,
+    power,
     precision,
     seq2seq,
 )
@@ -42,6 +43,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         model_size.EXPERIMENT,
         precision.EXPERIMENT,
         seq2seq.EXPERIMENT,
+        power.EXPERIMENT,
         devices.EXPERIMENT,
         ceilings.EXPERIMENT,
     )

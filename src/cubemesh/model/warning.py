@@ -11,14 +11,18 @@ from dataclasses import dataclass
 WARNINGS: dict[str, str] = {
     "not-steady": "the step time was still drifting when the warm-up had to end",
     "few-windows": "too few windows were measured for a 95 % interval",
+    "wide-interval": "the interval asked for was not reached in the time allowed",
     "drift": "the step time drifted during the measurement",
     "outliers": "some windows lie far from the others",
     "busy-host": "other processes used the processors during the measurement",
     "few-host-memory": "the host has less than twice the memory of its GPUs",
     "reduced": "the settings were reduced to what this machine can do in reasonable time",
     "above-ceiling": "training did more counted operations a second than the ceiling measured",
+    "images-set-aside": "images could not be used, and others took their places",
+    "above-peak": "more counted operations a second than the device's datasheet allows",
     "energy-disagrees": "the GPU's energy counter and its integrated power differ by over 5 %",
     "page-cache": "what should have come from the disk came from memory",
+    "unattributed": "more than 5 % of the step has no name in its attribution",
     "short-window": "windows were too short for the clock to resolve well",
 }
 
