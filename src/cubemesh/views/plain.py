@@ -125,13 +125,24 @@ def answer_json(answer: Answer) -> dict[str, Any]:
 
 
 def machine_json(machine: Machine) -> dict[str, Any]:
-    """The document of a machine, with its id and the memory that is really usable."""
+    """The document of a machine, with its id, the memory that is really usable, and of several
+    GPUs the topology (null where it is not known)."""
     return envelope(
         "machine",
         machine_id=machine.machine_id,
         usable_memory_bytes=machine.memory.usable_bytes,
+        topology=_topology(machine),
         **to_plain(machine),
     )
+
+
+def _topology(machine: Machine) -> dict[str, Any] | None:
+    if len(machine.gpus) < 2:
+        return None
+    from cubemesh.views.topology_facts import seen_of  # only several GPUs need graphs
+
+    seen = seen_of(machine)
+    return None if seen is None else seen.plain()
 
 
 class Answered(Protocol):
