@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from cubemesh.model.machine import Unknown
 from cubemesh.model.record import Breakdown, Curve, Figure, Part, Phase, Window
 from cubemesh.model.series import Series
 from cubemesh.model.warning import Warning
@@ -24,6 +25,7 @@ class KeptLog:
     parts: list[Part] = field(default_factory=list)
     breakdowns: list[Breakdown] = field(default_factory=list)
     warnings: list[Warning] = field(default_factory=list)
+    unknown: list[Unknown] = field(default_factory=list)
     chunks: list[Series] = field(default_factory=list)
     fractions: list[float] = field(default_factory=list)
     """Every fraction of the run that `progress` told."""
@@ -84,6 +86,10 @@ class KeptLog:
     def warning(self, warning: Warning) -> None:
         """See `Log.warning`."""
         self.warnings.append(warning)
+
+    def unmeasured(self, unknown: Unknown) -> None:
+        """See `Log.unmeasured`."""
+        self.unknown.append(unknown)
 
     def series(self, series: Series) -> None:
         """See `Log.series`."""

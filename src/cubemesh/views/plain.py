@@ -104,6 +104,7 @@ def record_json(record: RunRecord) -> dict[str, Any]:
             )
         },
         "ranks": to_plain(record.ranks),
+        "unmeasured": to_plain(record.unmeasured),
         "series": list(record.series),
         "artifacts": dict(record.artifacts),
         "machine_id": record.key.machine_id,

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import cast
 
 from cubemesh import networks
-from cubemesh.data import Source, open_for
+from cubemesh.data import Source, disk, input_threads, open_for
 from cubemesh.data.base import Split
 from cubemesh.data.feed import Feed, placed_batches
 from cubemesh.data.sequences import Sequences
@@ -40,10 +40,10 @@ from cubemesh.frameworks.base import (
     ScalesLoss,
     Unsupported,
 )
+from cubemesh.frameworks.ceilings import try_out
 from cubemesh.measure.figures import figures
-from cubemesh.measure.gpu import open_gpu
 from cubemesh.measure.profiled import Attributed
-from cubemesh.measure.telemetry import Telemetry
+from cubemesh.measure.telemetry import Meter, Telemetry, idle_power, open_meters
 from cubemesh.measure.timer import Measured, measure
 from cubemesh.measure.validity import judge
 from cubemesh.model.record import Figure
@@ -55,6 +55,7 @@ from cubemesh.units import format_bytes
 from cubemesh.worker import memory
 from cubemesh.worker.attributing import attribute
 from cubemesh.worker.events import EventLog
+from cubemesh.worker.step_figures import input_wait, tokens
 
 RATES = {"FLOP/s": ("rate_flops_per_s", "FLOP/s"), "byte/s": ("rate_bytes_per_s", "B/s")}
 """Unit of a ceiling → the name of its figure, and the figure's unit."""
@@ -90,6 +91,7 @@ def forward(task: Task) -> None:
 def train(task: Task) -> None:
     """Train over epochs, with an evaluation after each."""
     work, log = cast(Train, task.spec.work), task.log
+    meters = _meters(task)
     network = _network(work)
     with log.phase("data"):
         sources = _open(work, network, "train"), _open(work, network, "validation")
@@ -98,21 +100,34 @@ def train(task: Task) -> None:
         return next(Feed(sources[0], work.batch_per_device, work.seed).epoch(0))
 
     with _built(task, network, sample) as program:
-        with Telemetry(log, task.usable_cores, gpu=open_gpu(task.gpu_uuid)) as telemetry:
+        with Telemetry(log, task.usable_cores, meters=meters) as telemetry:
             started = time.perf_counter()
-            windows = train_epochs(program, *sources, work, log, task.spec.program.data_on)
+            windows = train_epochs(
+                program, *sources, work, log, task.spec.program.data_on, _input_threads(task)
+            )
             ended = time.perf_counter()
         telemetry.check_host(started, ended)
+        telemetry.keep_energy(windows, sum(w.samples for w in windows))
         for warning in judge(windows) if windows else ():
             log.warning(warning)
 
 
 def ceiling(task: Task) -> None:
-    """Measure the rate of one elementary operation."""
-    work = cast(Ceiling, task.spec.work)
+    """Measure the rate of one elementary operation: at its fastest, in the first moments, and as
+    it goes on. Reading a disk takes no framework: a scripted program alone plays it."""
+    work, program_settings = cast(Ceiling, task.spec.work), task.spec.program
+    meters = _meters(task)
     with task.log.phase("build"):
-        program = task.framework.build_ceiling(work, task.spec.program, task.device, task.threads)
-    measured = _timed(task, program, program.call, samples_per_step=1)
+        program: CeilingProgram
+        if work.operation == "disk_read" and program_settings.script is None:
+            program = disk.build(work)
+        else:
+            program = task.framework.build_ceiling(
+                work, program_settings, task.device, task.threads
+            )
+        trial = try_out(program)
+    measured, telemetry = _timed(task, meters, program, program.call, samples_per_step=1)
+    telemetry.keep_energy(measured.windows, None)
     calls = figures(measured.windows, wall_s=0.0)["throughput_per_s"]
     name, unit = RATES[program.unit]
     rate = Figure(
@@ -121,8 +136,21 @@ def ceiling(task: Task) -> None:
         low=None if calls.low is None else calls.low * program.work_per_call,
         high=None if calls.high is None else calls.high * program.work_per_call,
         n=calls.n,
+        method=program.what,
     )
     task.log.figure(name, rate)
+    best_s = min(trial.call_s, *(w.step_s for w in measured.windows))
+    fastest = Figure(
+        value=program.work_per_call / best_s,
+        unit=unit,
+        n=trial.groups + calls.n,
+        method=program.what,
+    )
+    task.log.figure(name.replace("rate", "fastest"), fastest)
+    if isinstance(program, disk.DiskRead):
+        if (doubt := program.doubt()) is not None:
+            task.log.warning(doubt)
+        program.close()
 
 
 TASKS: dict[str, Callable[[Task], None]] = {
@@ -136,10 +164,13 @@ TASKS: dict[str, Callable[[Task], None]] = {
 
 def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -> None:
     work, log = cast(NetworkWork, task.spec.work), task.log
+    meters = _meters(task)
     network = _network(work)
     with log.phase("data"):
-        feed = Feed(_open(work, network, "train"), work.batch_per_device, work.seed)
-    with _built(task, network, lambda: next(feed.epoch(0))) as program:
+        source = _open(work, network, "train")
+        threads = _input_threads(task)
+        feed = Feed(source, work.batch_per_device, work.seed, threads=threads)
+    with closing(feed), _built(task, network, lambda: next(feed.epoch(0))) as program:
         queue = step_of(program)
         attributed = attribute(task.spec, program, feed, queue, log, task.folder)
         if attributed is None:
@@ -148,42 +179,54 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
             def step() -> None:
                 queue(next(batches))
 
-            measured = _timed(task, program, step, work.batch_per_device)
+            measured, telemetry = _timed(task, meters, program, step, work.batch_per_device)
         else:
-            measured = _timed(task, program, attributed.steps, work.batch_per_device, attributed)
+            measured, telemetry = _timed(
+                task, meters, program, attributed.steps, work.batch_per_device, attributed
+            )
             with log.phase("profile"):
                 attributed.finish()
             if attributed.trace is not None:
                 log.artifact("trace", attributed.trace)
+        telemetry.keep_energy(measured.windows, sum(w.samples for w in measured.windows))
+        if task.spec.program.data_on == "host" and attributed is None:
+            log.figure("input_wait_s", input_wait(measured, feed))
         if isinstance(feed.source, Sequences):
-            log.figure("tokens_per_s", _tokens(measured, feed.source))
+            log.figure("tokens_per_s", tokens(measured, feed.source))
         # Once, at the end: reading a loss waits for the device, and a loss that has stopped being
         # a number does not become one again.
         _check_loss(program)
 
 
-def _tokens(measured: Measured, source: Sequences) -> Figure:
-    """Positions that count a second: samples a second times those of a sample, in the mean."""
-    rate, each = figures(measured.windows, wall_s=0.0)["throughput_per_s"], source.tokens_per_sample
-    return Figure(
-        value=rate.value * each,
-        unit="tokens/s",
-        low=None if rate.low is None else rate.low * each,
-        high=None if rate.high is None else rate.high * each,
-        n=rate.n,
-    )
+def _input_threads(task: Task) -> int:
+    """None are needed where one batch lies on the device for good."""
+    work, program = cast(NetworkWork, task.spec.work), task.spec.program
+    if program.data_on == "device":
+        return 0
+    return input_threads(work.data, program.input_threads, task.usable_cores)
+
+
+def _meters(task: Task) -> tuple[Meter, ...]:
+    """What is read beside the run. A GPU's power is read here already, before the run touches it:
+    where it has no work, that is its idle power."""
+    meters = open_meters(task.gpu_uuid)
+    idle = idle_power(meters)
+    if idle is not None:
+        task.log.figure("gpu_idle_watts", idle)
+    return meters
 
 
 def _timed(
     task: Task,
+    meters: Sequence[Meter],
     program: Program | CeilingProgram,
     step: Callable[[], None],
     samples_per_step: int,
     attributed: Attributed | None = None,
-) -> Measured:
-    """Time `step`, with the host watched beside it. How busy the processors are is not kept where
-    reading profiles between the windows has kept them busy too."""
-    with Telemetry(task.log, task.usable_cores, gpu=open_gpu(task.gpu_uuid)) as telemetry:
+) -> tuple[Measured, Telemetry]:
+    """Time `step`, with the machine watched beside it. How busy the processors are is not kept
+    where reading profiles between the windows has kept them busy too."""
+    with Telemetry(task.log, task.usable_cores, meters=meters) as telemetry:
         measured = measure(
             step,
             program.synchronize,
@@ -196,7 +239,7 @@ def _timed(
     telemetry.check_host(measured.started, measured.ended)
     if attributed is None or not attributed.on_host:
         telemetry.keep_utilisation(measured.started, measured.ended)
-    return measured
+    return measured, telemetry
 
 
 def _network(work: NetworkWork) -> Network:
