@@ -17,6 +17,7 @@ from cubemesh.experiments import (
     model_size,
     precision,
     seq2seq,
+    time_breakdown,
 )
 from cubemesh.experiments.base import Context, Experiment, Scale
 from cubemesh.experiments.suites import SUITES, Ask, Suite
@@ -44,6 +45,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         seq2seq.EXPERIMENT,
         devices.EXPERIMENT,
         ceilings.EXPERIMENT,
+        time_breakdown.EXPERIMENT,
     )
 }
 
