@@ -44,6 +44,7 @@ from cubemesh.worker import inputs
 from cubemesh.worker.attributing import attribute
 from cubemesh.worker.built import built
 from cubemesh.worker.events import EventLog
+from cubemesh.worker.step_figures import tokens
 
 RATES = {"FLOP/s": ("rate_flops_per_s", "FLOP/s"), "byte/s": ("rate_bytes_per_s", "B/s")}
 """Unit of a ceiling → the name of its figure, and the figure's unit."""
@@ -168,8 +169,6 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
                 queue(next(batches))
 
             measured, telemetry = _timed(task, meters, program, step, work.batch_per_device)
-            if task.spec.program.data_on == "host":
-                log.figure("input_wait_s", inputs.wait(measured, feed))
         else:
             measured, telemetry = _timed(
                 task, meters, program, attributed.steps, work.batch_per_device, attributed
@@ -179,24 +178,14 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
             if attributed.trace is not None:
                 log.artifact("trace", attributed.trace)
         telemetry.keep_energy(measured.windows, sum(w.samples for w in measured.windows))
+        if task.spec.program.data_on == "host" and attributed is None:
+            log.figure("input_wait_s", inputs.wait(measured, feed))
         inputs.say(log, (feed.source, feed.tried))
         if isinstance(feed.source, Sequences):
-            log.figure("tokens_per_s", _tokens(measured, feed.source))
+            log.figure("tokens_per_s", tokens(measured, feed.source))
         # Once, at the end: reading a loss waits for the device, and a loss that has stopped being
         # a number does not become one again.
         _check_loss(program)
-
-
-def _tokens(measured: Measured, source: Sequences) -> Figure:
-    """Positions that count a second: samples a second times those of a sample, in the mean."""
-    rate, each = figures(measured.windows, wall_s=0.0)["throughput_per_s"], source.tokens_per_sample
-    return Figure(
-        value=rate.value * each,
-        unit="tokens/s",
-        low=None if rate.low is None else rate.low * each,
-        high=None if rate.high is None else rate.high * each,
-        n=rate.n,
-    )
 
 
 def _meters(task: Task) -> tuple[Meter, ...]:
