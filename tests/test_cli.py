@@ -44,7 +44,11 @@ def test_the_flags_are_frozen():
         "probe": ["--json"],
         "networks": ["--json"],
         "experiments": ["--json"],
-        "run": ["--fresh", "--full", "--json", "--python", "--quick", "--set", "--store"],
+        "run": [
+            *("--against", "--fail-below", "--fresh", "--full", "--json", "--python", "--quick"),
+            *("--set", "--store"),
+        ],
+        "compare": ["--fail-below", "--json", "--store", "--store-b"],
         "results": ["--framework", "--json", "--limit", "--network", "--outcome", "--store"],
         "report": ["--charts", "--json", "--output", "--store"],
     }

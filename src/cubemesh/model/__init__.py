@@ -36,6 +36,7 @@ from cubemesh.model.record import (
 from cubemesh.model.series import Series
 from cubemesh.model.spec import (
     WORK_KINDS,
+    Against,
     Ceiling,
     Effort,
     Forward,
@@ -52,6 +53,7 @@ from cubemesh.model.warning import WARNINGS, Warning, warn
 __all__ = [
     "WARNINGS",
     "WORK_KINDS",
+    "Against",
     "Answer",
     "Axis",
     "Cache",

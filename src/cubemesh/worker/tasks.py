@@ -85,10 +85,10 @@ def forward(task: Task) -> None:
 def train(task: Task) -> None:
     """Train over epochs, with an evaluation after each."""
     work, log = cast(Train, task.spec.work), task.log
-    meters = _meters(task)
-    network = _network(work)
+    meters = meters_of(task)
+    network = network_of(work)
     with log.phase("data"):
-        sources = _open(work, network, "train"), _open(work, network, "validation")
+        sources = open_source(work, network, "train"), open_source(work, network, "validation")
 
     def sample() -> Batch:
         return next(Feed(sources[0], work.batch_per_device, work.seed).epoch(0))
@@ -110,7 +110,7 @@ def ceiling(task: Task) -> None:
     """Measure the rate of one elementary operation: at its fastest, in the first moments, and as
     it goes on. Reading a disk takes no framework: a scripted program alone plays it."""
     work, program_settings = cast(Ceiling, task.spec.work), task.spec.program
-    meters = _meters(task)
+    meters = meters_of(task)
     with task.log.phase("build"):
         program: CeilingProgram
         if work.operation == "disk_read" and program_settings.script is None:
@@ -124,15 +124,7 @@ def ceiling(task: Task) -> None:
     telemetry.keep_energy(measured.windows, None)
     calls = figures(measured.windows, wall_s=0.0)["throughput_per_s"]
     name, unit = RATES[program.unit]
-    rate = Figure(
-        value=calls.value * program.work_per_call,
-        unit=unit,
-        low=None if calls.low is None else calls.low * program.work_per_call,
-        high=None if calls.high is None else calls.high * program.work_per_call,
-        n=calls.n,
-        method=program.what,
-    )
-    task.log.figure(name, rate)
+    task.log.figure(name, _times(calls, program.work_per_call, unit, program.what))
     best_s = min(trial.call_s, *(w.step_s for w in measured.windows))
     fastest = Figure(
         value=program.work_per_call / best_s,
@@ -158,10 +150,10 @@ TASKS: dict[str, Callable[[Task], None]] = {
 
 def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -> None:
     work, log = cast(NetworkWork, task.spec.work), task.log
-    meters = _meters(task)
-    network = _network(work)
+    meters = meters_of(task)
+    network = network_of(work)
     with log.phase("data"):
-        source = _open(work, network, "train")
+        source = open_source(work, network, "train")
         threads = _input_threads(task)
         feed = Feed(source, work.batch_per_device, work.seed, threads=threads)
     with closing(feed), _built(task, network, lambda: next(feed.epoch(0))) as program:
@@ -181,7 +173,7 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
             log.figure("tokens_per_s", _tokens(measured, feed.source))
         # Once, at the end: reading a loss waits for the device, and a loss that has stopped being
         # a number does not become one again.
-        _check_loss(program)
+        check_loss(program)
 
 
 def _input_threads(task: Task) -> int:
@@ -202,17 +194,22 @@ def _input_wait(measured: Measured, feed: Feed) -> Figure:
 
 def _tokens(measured: Measured, source: Sequences) -> Figure:
     """Positions that count a second: samples a second times those of a sample, in the mean."""
-    rate, each = figures(measured.windows, wall_s=0.0)["throughput_per_s"], source.tokens_per_sample
+    rate = figures(measured.windows, wall_s=0.0)["throughput_per_s"]
+    return _times(rate, source.tokens_per_sample, "tokens/s")
+
+
+def _times(figure: Figure, factor: float, unit: str, method: str = "") -> Figure:
     return Figure(
-        value=rate.value * each,
-        unit="tokens/s",
-        low=None if rate.low is None else rate.low * each,
-        high=None if rate.high is None else rate.high * each,
-        n=rate.n,
+        value=figure.value * factor,
+        unit=unit,
+        low=None if figure.low is None else figure.low * factor,
+        high=None if figure.high is None else figure.high * factor,
+        n=figure.n,
+        method=method,
     )
 
 
-def _meters(task: Task) -> tuple[Meter, ...]:
+def meters_of(task: Task) -> tuple[Meter, ...]:
     """What is read beside the run. A GPU's power is read here already, before the run touches it:
     where it has no work, that is its idle power."""
     meters = open_meters(task.gpu_uuid)
@@ -244,7 +241,8 @@ def _timed(
     return measured, telemetry
 
 
-def _network(work: NetworkWork) -> Network:
+def network_of(work: NetworkWork) -> Network:
+    """The network of a work; Unsupported where its batch is too small for it."""
     network = networks.build_for(work)
     if work.batch_per_device < network.smallest_batch:
         raise Unsupported(
@@ -328,7 +326,8 @@ def _peak_memory(program: Program, before_bytes: int | None, since: str) -> Figu
     return Figure(value=max(0, held_bytes - before_bytes), unit="B", method=method)
 
 
-def _open(work: NetworkWork, network: Network, split: Split) -> Source:
+def open_source(work: NetworkWork, network: Network, split: Split) -> Source:
+    """The samples that a work is fed."""
     return open_for(
         network,
         work.data,
@@ -339,7 +338,8 @@ def _open(work: NetworkWork, network: Network, split: Split) -> Source:
     )
 
 
-def _check_loss(program: Program) -> None:
+def check_loss(program: Program) -> None:
+    """Diverged where the loss is no finite number any more."""
     loss = program.loss()
     if not math.isfinite(loss):
         raise Diverged(
