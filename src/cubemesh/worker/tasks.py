@@ -44,7 +44,7 @@ from cubemesh.worker import inputs
 from cubemesh.worker.attributing import attribute
 from cubemesh.worker.built import built
 from cubemesh.worker.events import EventLog
-from cubemesh.worker.step_figures import tokens
+from cubemesh.worker.step_figures import times, tokens
 
 RATES = {"FLOP/s": ("rate_flops_per_s", "FLOP/s"), "byte/s": ("rate_bytes_per_s", "B/s")}
 """Unit of a ceiling → the name of its figure, and the figure's unit."""
@@ -80,8 +80,8 @@ def forward(task: Task) -> None:
 def train(task: Task) -> None:
     """Train over epochs, with an evaluation after each."""
     work, log = cast(Train, task.spec.work), task.log
-    meters = _meters(task)
-    network = _network(work)
+    meters = meters_of(task)
+    network = network_of(work)
     with log.phase("data"):
         source = inputs.open_split(task.spec, network, "train")
         validation = inputs.open_split(task.spec, network, "validation")
@@ -106,7 +106,7 @@ def ceiling(task: Task) -> None:
     """Measure the rate of one elementary operation: at its fastest, in the first moments, and as
     it goes on. Reading a disk takes no framework: a scripted program alone plays it."""
     work, program_settings = cast(Ceiling, task.spec.work), task.spec.program
-    meters = _meters(task)
+    meters = meters_of(task)
     with task.log.phase("build"):
         program: CeilingProgram
         if work.operation == "disk_read" and program_settings.script is None:
@@ -120,15 +120,7 @@ def ceiling(task: Task) -> None:
     telemetry.keep_energy(measured.windows, None)
     calls = figures(measured.windows, wall_s=0.0)["throughput_per_s"]
     name, unit = RATES[program.unit]
-    rate = Figure(
-        value=calls.value * program.work_per_call,
-        unit=unit,
-        low=None if calls.low is None else calls.low * program.work_per_call,
-        high=None if calls.high is None else calls.high * program.work_per_call,
-        n=calls.n,
-        method=program.what,
-    )
-    task.log.figure(name, rate)
+    task.log.figure(name, times(calls, program.work_per_call, unit, program.what))
     best_s = min(trial.call_s, *(w.step_s for w in measured.windows))
     fastest = Figure(
         value=program.work_per_call / best_s,
@@ -154,8 +146,8 @@ TASKS: dict[str, Callable[[Task], None]] = {
 
 def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -> None:
     work, log = cast(NetworkWork, task.spec.work), task.log
-    meters = _meters(task)
-    network = _network(work)
+    meters = meters_of(task)
+    network = network_of(work)
     with log.phase("data"):
         source = inputs.open_split(task.spec, network, "train")
         feed = inputs.feed(task.spec, source, task.usable_cores)
@@ -185,10 +177,10 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
             log.figure("tokens_per_s", tokens(measured, feed.source))
         # Once, at the end: reading a loss waits for the device, and a loss that has stopped being
         # a number does not become one again.
-        _check_loss(program)
+        check_loss(program)
 
 
-def _meters(task: Task) -> tuple[Meter, ...]:
+def meters_of(task: Task) -> tuple[Meter, ...]:
     """What is read beside the run. A GPU's power is read here already, before the run touches it:
     where it has no work, that is its idle power."""
     meters = open_meters(task.gpu_uuid)
@@ -224,7 +216,8 @@ def _timed(
     return measured, telemetry
 
 
-def _network(work: NetworkWork) -> Network:
+def network_of(work: NetworkWork) -> Network:
+    """The network of a work; Unsupported where its batch is too small for it."""
     network = networks.build_for(work)
     if work.batch_per_device < network.smallest_batch:
         raise Unsupported(
@@ -241,7 +234,8 @@ def _built(
     return built(task.spec, task.framework, task.device, task.threads, network, sample, task.log)
 
 
-def _check_loss(program: Program) -> None:
+def check_loss(program: Program) -> None:
+    """Diverged where the loss is no finite number any more."""
     loss = program.loss()
     if not math.isfinite(loss):
         raise Diverged(
