@@ -111,10 +111,12 @@ def train(task: Task) -> None:
 def ceiling(task: Task) -> None:
     """Measure the rate of one elementary operation: at its fastest, in the first moments, and as
     it goes on."""
+    meters = _meters(task)
     with task.log.phase("build"):
         program = ceilings.build(task.spec, task.framework.build_ceiling, task.device, task.threads)
         trial = try_out(program)
-    measured = _timed(task, program, program.call, samples_per_step=1)
+    measured, telemetry = _timed(task, meters, program, program.call, samples_per_step=1)
+    telemetry.keep_energy(measured.windows, None)
     ceilings.say(task.log, program, trial, measured.windows)
 
 
