@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import cast
 
 from cubemesh import networks
-from cubemesh.data import disk
 from cubemesh.data.feed import placed_batches
 from cubemesh.data.sequences import Sequences
 from cubemesh.frameworks.base import (
@@ -31,23 +30,18 @@ from cubemesh.frameworks.base import (
     Unsupported,
 )
 from cubemesh.frameworks.ceilings import try_out
-from cubemesh.measure.figures import figures
 from cubemesh.measure.profiled import Attributed
 from cubemesh.measure.telemetry import Meter, Telemetry, idle_power, open_meters
 from cubemesh.measure.timer import Measured, measure
 from cubemesh.measure.validity import judge
-from cubemesh.model.record import Figure
-from cubemesh.model.spec import Ceiling, NetworkWork, RunSpec, Train
+from cubemesh.model.spec import NetworkWork, RunSpec, Train
 from cubemesh.networks.graph import Network
 from cubemesh.training.loop import train as train_epochs
-from cubemesh.worker import inputs
+from cubemesh.worker import ceilings, inputs
 from cubemesh.worker.attributing import attribute
 from cubemesh.worker.built import built
 from cubemesh.worker.events import EventLog
-from cubemesh.worker.step_figures import times, tokens
-
-RATES = {"FLOP/s": ("rate_flops_per_s", "FLOP/s"), "byte/s": ("rate_bytes_per_s", "B/s")}
-"""Unit of a ceiling → the name of its figure, and the figure's unit."""
+from cubemesh.worker.step_figures import tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,35 +98,14 @@ def train(task: Task) -> None:
 
 def ceiling(task: Task) -> None:
     """Measure the rate of one elementary operation: at its fastest, in the first moments, and as
-    it goes on. Reading a disk takes no framework: a scripted program alone plays it."""
-    work, program_settings = cast(Ceiling, task.spec.work), task.spec.program
+    it goes on."""
     meters = meters_of(task)
     with task.log.phase("build"):
-        program: CeilingProgram
-        if work.operation == "disk_read" and program_settings.script is None:
-            program = disk.build(work)
-        else:
-            program = task.framework.build_ceiling(
-                work, program_settings, task.device, task.threads
-            )
+        program = ceilings.build(task.spec, task.framework.build_ceiling, task.device, task.threads)
         trial = try_out(program)
     measured, telemetry = _timed(task, meters, program, program.call, samples_per_step=1)
     telemetry.keep_energy(measured.windows, None)
-    calls = figures(measured.windows, wall_s=0.0)["throughput_per_s"]
-    name, unit = RATES[program.unit]
-    task.log.figure(name, times(calls, program.work_per_call, unit, program.what))
-    best_s = min(trial.call_s, *(w.step_s for w in measured.windows))
-    fastest = Figure(
-        value=program.work_per_call / best_s,
-        unit=unit,
-        n=trial.groups + calls.n,
-        method=program.what,
-    )
-    task.log.figure(name.replace("rate", "fastest"), fastest)
-    if isinstance(program, disk.DiskRead):
-        if (doubt := program.doubt()) is not None:
-            task.log.warning(doubt)
-        program.close()
+    ceilings.say(task.log, program, trial, measured.windows)
 
 
 TASKS: dict[str, Callable[[Task], None]] = {
