@@ -72,4 +72,9 @@ SUITES: dict[str, Suite] = {
             Ask(experiment="model-size", settings={"data_on": "both"}, place="001 figure 3"),
         ),
     ),
+    "doc-004": Suite(
+        summary="document 004 on one device: power against performance, and its claims",
+        document="004",
+        asks=(Ask(experiment="power", place="004 figures 16 to 19"),),
+    ),
 }

@@ -287,7 +287,7 @@ def check_layers(network: Network, lowered: Container[type[Layer]], framework: s
         if type(node.layer) not in lowered:
             raise Unsupported(
                 f"{framework} has no {type(node.layer).__name__} layer, and {network.name} needs "
-                "one. pytorch and jax have every layer."
+                "one. pytorch, jax and tensorflow have every layer."
             )
 
 

@@ -23,6 +23,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cubemesh.measure.base import Log
+from cubemesh.measure.figures import half_width
+from cubemesh.measure.patience import Patience
 from cubemesh.measure.validity import judge, not_steady
 from cubemesh.model.record import Window
 from cubemesh.model.spec import Effort
@@ -100,7 +102,8 @@ def measure(
     beside: Callable[[Window], None] | None = None,
 ) -> Measured:
     """Warm up, then time windows of `step` until there are at least `effort.steps` steps,
-    `effort.seconds` seconds and `effort.windows` windows.
+    `effort.seconds` seconds and `effort.windows` windows, and the interval of the throughput is as
+    narrow as `effort.interval` asks, or `effort.most_seconds` have been measured.
 
     The phases "warm-up" and "measure", every window, and warnings where the figures deserve doubt
     go to `log`. `beside` is called after each measured window, outside its time. RuntimeError where
@@ -172,7 +175,8 @@ def _measure(
     steps = steps_per_window(effort, step_s)
     windows: list[Window] = []
     done, fraction, elapsed_s = 0, 0.0, 0.0
-    while fraction < 1:
+    patience = Patience(effort, lambda: half_width(windows))
+    while fraction < 1 or patience.wants_more(len(windows), elapsed_s):
         window = watch.window("measure", steps)
         windows.append(window)
         if beside is not None:
@@ -186,4 +190,6 @@ def _measure(
             1.0,
         )
         watch.log.progress("measure", done, window.step_s, fraction)
+    if (warning := patience.warning()) is not None:
+        watch.log.warning(warning)
     return tuple(windows)

@@ -18,6 +18,8 @@ from cubemesh.model.warning import Warning
 
 SCHEMA = 1
 """Version of the record's plain form."""
+AGAINST = "against"
+"""Phase of the windows of the other program, where two alternate."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from cubemesh.model.plain import digest
 from cubemesh.model.record import Environment, RunKey, RunRecord, new_run_id
 from cubemesh.model.series import Series
 from cubemesh.model.spec import RunSpec
+from cubemesh.predict.usage import with_usage
 from cubemesh.runs import folders
 from cubemesh.runs.assemble import assemble
 from cubemesh.runs.code_version import code_version
@@ -54,6 +55,9 @@ class Keeper(Protocol):
 
     def attempts(self, key: RunKey) -> int:
         """How many records with this key are stored."""
+
+    def ceilings(self, machine_id: str) -> list[RunRecord]:
+        """The records of ceilings that were measured on a machine."""
 
     def save(self, record: RunRecord, series: Iterable[Series] = ()) -> None:
         """Keep a record with its series, both or neither."""
@@ -210,6 +214,7 @@ class Executor:
         record = dataclasses.replace(
             record, environment=other, artifacts=self._kept(record.run_id, events)
         )
+        record = with_usage(record, self._store.ceilings(key.machine_id))
         self._store.save(record, series)
         folders.remove(folder)
         return record

@@ -88,7 +88,7 @@ class Frame:
         row = self._named_row(index, point)
         row |= {
             "y": point.y,
-            "label": number(point.y),
+            "label": clean(point.label) if self.chart.kind == "scatter" else number(point.y),
             "value": quantity(point.y, self.chart.y.unit, low, high),
         }
         row["said"] = f"{row['title']}: {row['value']}"
@@ -105,7 +105,9 @@ class Frame:
         role = self.chart.lines[index].role
         place = x_text(point)
         if not self.category:
-            place = f"{clean(self.chart.x.name)} {place}".strip()
+            place = f"{clean(self.chart.x.name)} {place} {clean(self.chart.x.unit)}".strip()
+        if point.label:
+            place = f"{clean(point.label)} · {place}"
         return {
             "line": self.names[index],
             "x": self._category(point) if self.category else float(point.x),
@@ -143,7 +145,8 @@ class Frame:
             scale = alt.Scale(type="log", base=base, nice=False, padding=16)
         if all(value.is_integer() for value in values):
             axis["tickMinStep"] = 1
-        return channel("x:Q", scale=scale, axis=alt.Axis(**axis, format=","))
+        plain = ",.4~r" if self.chart.kind == "scatter" else ","
+        return channel("x:Q", scale=scale, axis=alt.Axis(**axis, format=plain))
 
     def value_channel(self, field: str = "y") -> Any:
         """The channel of y, for the field of the rows that holds it."""

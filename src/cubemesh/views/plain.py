@@ -103,8 +103,8 @@ def record_json(record: RunRecord) -> dict[str, Any]:
                 "warnings",
             )
         },
-        "ranks": to_plain(record.ranks),
         "unmeasured": to_plain(record.unmeasured),
+        "ranks": to_plain(record.ranks),
         "series": list(record.series),
         "artifacts": dict(record.artifacts),
         "machine_id": record.key.machine_id,

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from cubemesh.data.feed import Feed
 from cubemesh.data.sequences import Sequences
 from cubemesh.measure.figures import figures
 from cubemesh.measure.timer import Measured
 from cubemesh.model.record import Figure
-
-
-def input_wait(measured: Measured, feed: Feed) -> Figure:
-    """What a step waited for its minibatch, in the mean; without threads, what making it took."""
-    steps = sum(w.steps for w in measured.windows)
-    waited_s = feed.waited_s(measured.started, measured.ended)
-    method = f"by {feed.threads} threads ahead of the step" if feed.threads else "made in the step"
-    return Figure(value=waited_s / steps, unit="s", n=steps, method=method)
 
 
 def tokens(measured: Measured, source: Sequences) -> Figure:
