@@ -171,8 +171,7 @@ def _timed(
     samples_per_step: int,
     attributed: Attributed | None = None,
 ) -> tuple[Measured, Telemetry]:
-    """Time `step`, with the machine watched beside it. How busy the processors are is not kept
-    where reading profiles between the windows has kept them busy too."""
+    """Time `step`, with the machine watched beside it."""
     with Telemetry(task.log, task.usable_cores, meters=meters) as telemetry:
         measured = measure(
             step,
@@ -184,8 +183,7 @@ def _timed(
             beside=None if attributed is None else attributed.beside,
         )
     telemetry.check_host(measured.started, measured.ended)
-    if attributed is None or not attributed.on_host:
-        telemetry.keep_utilisation(measured.started, measured.ended)
+    telemetry.keep_utilisation(measured.started, measured.ended)
     return measured, telemetry
 
 
