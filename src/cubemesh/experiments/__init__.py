@@ -10,6 +10,7 @@ from cubemesh.errors import unknown_name
 from cubemesh.experiments import (
     batch_accuracy,
     ceilings,
+    cluster,
     devices,
     frameworks,
     image_size,
@@ -18,6 +19,7 @@ from cubemesh.experiments import (
     power,
     precision,
     seq2seq,
+    time_breakdown,
 )
 from cubemesh.experiments.base import Context, Experiment, Scale
 from cubemesh.experiments.suites import SUITES, Ask, Suite
@@ -45,7 +47,9 @@ EXPERIMENTS: dict[str, Experiment] = {
         seq2seq.EXPERIMENT,
         power.EXPERIMENT,
         devices.EXPERIMENT,
+        cluster.EXPERIMENT,
         ceilings.EXPERIMENT,
+        time_breakdown.EXPERIMENT,
     )
 }
 
