@@ -17,12 +17,14 @@ from cubemesh.experiments.base import Context, Experiment, Plan, Scale
 from cubemesh.experiments.conditions import titled
 from cubemesh.experiments.feeding import (
     FULL,
+    SPEED_COLUMNS,
+    UTILISATION_NOTE,
     Fed,
     data_on,
     programs,
+    speed_cells,
     starving,
     utilisation,
-    utilisation_cell,
 )
 from cubemesh.experiments.groups import Group, doubts, group_by
 from cubemesh.experiments.matrix import listed
@@ -118,8 +120,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         ),
         run_ids=tuple(r.run_id for r in records),
         notes=(
-            "Utilisation is the percent of the measured time in which the GPU had work (NVML); on "
-            "a CPU, the processor time of the run over the cores it may use.",
+            UTILISATION_NOTE,
             "Document 001 figure 3 (one V100, Keras, images of 224 pixels copied every step): "
             "442, 192 and 156 images/s and 82, 88 and 92 % for LittleCNN, ResNet-50 and VGG-16.",
         ),
@@ -181,9 +182,7 @@ def _table(groups: list[Group[Key]]) -> Table:
         Column(name="network"),
         Column(name="data on"),
         Column(name="parameters", digits=12),
-        Column(name="samples/s"),
-        Column(name="step", unit="ms"),
-        Column(name="utilisation", unit="%"),
+        *SPEED_COLUMNS,
     )
     return Table(title="", columns=columns, rows=tuple(map(_row, groups)))
 
@@ -196,9 +195,7 @@ def _row(group: Group[Key]) -> tuple[Cell, ...]:
         Cell(text=group.key[0], run_id=group.run_id),
         Cell(text=group.key[1]),
         Cell(value=count),
-        group.cell(group.throughput),
-        group.cell(group.step_ms),
-        utilisation_cell(group),
+        *speed_cells(group),
     )
 
 
