@@ -28,6 +28,7 @@ from cubemesh.experiments.feeding import (
 )
 from cubemesh.experiments.groups import Group, doubts, group_by
 from cubemesh.experiments.matrix import listed
+from cubemesh.experiments.use import NOTE, ceilings, use_cells, use_columns, used
 from cubemesh.model import (
     Answer,
     Axis,
@@ -39,6 +40,7 @@ from cubemesh.model import (
     Line,
     NetworkWork,
     Point,
+    ProgramSettings,
     RunRecord,
     RunSpec,
     Table,
@@ -72,6 +74,8 @@ class Settings:
     data_on: Fed = "host"
     """Where the data lie: on the host (every batch is copied, as document 001 did), on the device,
     or both, side by side."""
+    ceiling: bool = True
+    """Whether to measure the fastest matrix product and copy too, to hold the steps against."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:
@@ -82,7 +86,8 @@ def plan(settings: Settings, context: Context) -> Plan:
         steps=STEPS if context.scale is Scale.FULL else context.effort.steps,
         seconds=SECONDS[context.scale],
     )
-    yield [
+    first = ceilings(ProgramSettings(), context.effort) if settings.ceiling else []
+    yield first + [
         RunSpec(
             work=TrainSteps(
                 network=network,
@@ -99,18 +104,19 @@ def plan(settings: Settings, context: Context) -> Plan:
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, table and charts from the records of one `model-size`."""
-    groups = group_by(records, _key)
+    steps = [r for r in records if isinstance(r.spec.work, NetworkWork)]
+    groups = group_by(steps, _key)
     kinds = {f"minibatch {g.records[0].spec.batch_per_device}" for g in groups}
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
-        title=titled(f"Small and deep networks, {', '.join(sorted(kinds))}", records),
+        title=titled(f"Small and deep networks, {', '.join(sorted(kinds))}", steps),
         findings=tuple(_findings(groups)),
         tables=(_table(groups),),
         charts=tuple(_charts(groups)),
         warnings=(
             *reduction.reductions(
-                records,
+                steps,
                 batch_per_device=BATCH,
                 steps=0,
                 image_size=SIDE,
@@ -120,6 +126,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         ),
         run_ids=tuple(r.run_id for r in records),
         notes=(
+            *([NOTE] if used(groups) else []),
             UTILISATION_NOTE,
             "Document 001 figure 3 (one V100, Keras, images of 224 pixels copied every step): "
             "442, 192 and 156 images/s and 82, 88 and 92 % for LittleCNN, ResNet-50 and VGG-16.",
@@ -178,16 +185,18 @@ def _show(figure: Figure) -> str:
 
 
 def _table(groups: list[Group[Key]]) -> Table:
+    shares = used(groups)
     columns = (
         Column(name="network"),
         Column(name="data on"),
         Column(name="parameters", digits=12),
         *SPEED_COLUMNS,
+        *use_columns(shares),
     )
-    return Table(title="", columns=columns, rows=tuple(map(_row, groups)))
+    return Table(title="", columns=columns, rows=tuple(_row(g, shares) for g in groups))
 
 
-def _row(group: Group[Key]) -> tuple[Cell, ...]:
+def _row(group: Group[Key], shares: list[str]) -> tuple[Cell, ...]:
     work = group.records[0].spec.work
     assert isinstance(work, NetworkWork)
     count = build_for(work).parameter_count
@@ -196,6 +205,7 @@ def _row(group: Group[Key]) -> tuple[Cell, ...]:
         Cell(text=group.key[1]),
         Cell(value=count),
         *speed_cells(group),
+        *use_cells(group, shares),
     )
 
 
