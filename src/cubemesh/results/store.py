@@ -197,6 +197,22 @@ class Store:
             rows = connection.execute(newest_first.limit(limit)).all()
         return [from_text(RunRecord, row.record, f"Run {row.run_id}") for row in reversed(rows)]
 
+    def ceilings(self, machine_id: str) -> list[RunRecord]:
+        """The records of ceilings that were measured on a machine, oldest first; those that ended
+        well."""
+        query = (
+            select(records.c.run_id, records.c.record)
+            .where(
+                records.c.machine_id == machine_id,
+                records.c.work == "ceiling",
+                records.c.outcome == Status.OK.value,
+            )
+            .order_by(records.c.sequence)
+        )
+        with self._read() as connection:
+            rows = connection.execute(query).all()
+        return [from_text(RunRecord, row.record, f"Run {row.run_id}") for row in rows]
+
     def series(self, run_id: str, name: str | None = None) -> list[Series]:
         """The series kept beside a run, all or those of one name; empty where there are none."""
         query = select(schema.series).where(schema.series.c.run_id == run_id)
