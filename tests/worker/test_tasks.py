@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from cubemesh.measure import replay
 from cubemesh.model import (
     WORK_KINDS,
     Ceiling,
@@ -51,6 +52,42 @@ def outcome(events):
 
 def phases(events):
     return [e["phase"]["name"] for e in events if e["event"] == "phase"]
+
+
+REPLAYED = """
+import sys
+from pathlib import Path
+from cubemesh.measure import replay
+from cubemesh.worker import tasks
+from cubemesh.worker.job import read_job
+from cubemesh.worker.run import run_job
+
+_, meters = replay.load(Path(sys.argv[1]))
+tasks.open_meters = lambda uuid: meters
+run_job(read_job(Path(sys.argv[2])))
+"""
+
+
+def test_sensors_that_are_played_reach_the_record(tmp_path):
+    said = {"gpu_power_watts": 72.5, "gpu_utilisation_percent": 0.0, "gpu_throttle_reasons": 4.0}
+    gpu = replay.ReplayedMeter([said], device="gpu", name="NVIDIA H200", generation="hopper")
+    recording = tmp_path / "readings.jsonl"
+    replay.record(recording, [gpu], readings=2, every_s=0.01)
+    settings = ProgramSettings(framework="null", script="step=0.01")
+    spec = RunSpec(work=TrainSteps(**FEED), program=settings, effort=EFFORT)
+    path = Job(spec=spec, folder=str(tmp_path)).write()
+    command = [sys.executable, "-c", REPLAYED, recording, path]
+    subprocess.run(command, check=True, timeout=60)
+    events = read_events(events_path(tmp_path, 0))
+    assert outcome(events).ok, events[-1]
+    series = {e["series"]["name"]: e["series"] for e in events if e["event"] == "series"}
+    assert set(series["gpu_power_watts"]["values"]) == {72.5}
+    assert series["gpu_throttle_reasons"]["device"] == "gpu"
+    assert figures(events)["gpu_idle_watts"].value == 72.5
+    # The script has a clock of its own, so that its windows lie nowhere among the readings.
+    (unmeasured,) = [e["unmeasured"] for e in events if e["event"] == "unmeasured"]
+    assert unmeasured["what"] == "energy and power"
+    assert unmeasured["why"].startswith("not measurable: ")
 
 
 def test_there_is_a_task_for_each_kind_of_work():
