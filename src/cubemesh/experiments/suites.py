@@ -41,6 +41,7 @@ SUITES: dict[str, Suite] = {
         asks=(
             Ask(experiment="minibatch", settings={"data": "digits"}),
             Ask(experiment="batch-accuracy"),
+            Ask(experiment="time-breakdown", settings={"batches": "8"}),
         ),
     ),
     "doc-000": Suite(

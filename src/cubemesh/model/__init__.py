@@ -20,9 +20,11 @@ from cubemesh.model.machine import (
     Unknown,
 )
 from cubemesh.model.outcome import Outcome, Status
+from cubemesh.model.profile import Profile, ProfileEvent
 from cubemesh.model.published import Claim, PublishedFigure, State, Verdict
 from cubemesh.model.question import Question, new_question_id
 from cubemesh.model.record import (
+    Breakdown,
     Curve,
     Environment,
     Figure,
@@ -31,11 +33,13 @@ from cubemesh.model.record import (
     Rank,
     RunKey,
     RunRecord,
+    TimeRow,
     Window,
 )
 from cubemesh.model.series import Series
 from cubemesh.model.spec import (
     WORK_KINDS,
+    Against,
     Ceiling,
     Effort,
     Forward,
@@ -53,8 +57,10 @@ from cubemesh.model.warning import WARNINGS, Warning, warn
 __all__ = [
     "WARNINGS",
     "WORK_KINDS",
+    "Against",
     "Answer",
     "Axis",
+    "Breakdown",
     "Cache",
     "Ceiling",
     "Cell",
@@ -83,6 +89,8 @@ __all__ = [
     "Phase",
     "Placement",
     "Point",
+    "Profile",
+    "ProfileEvent",
     "ProgramSettings",
     "PublishedFigure",
     "Question",
@@ -95,6 +103,7 @@ __all__ = [
     "State",
     "Status",
     "Table",
+    "TimeRow",
     "Train",
     "TrainSteps",
     "Unknown",

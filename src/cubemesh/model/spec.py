@@ -277,6 +277,12 @@ class Effort:
     """Measured seconds at which that is given up."""
     instances: int = 4
     """Programs that are built of each side where two alternate."""
+    attribution: bool = False
+    """Whether to find out what each step spends its time on (docs/attribution.md): the host's
+    times are stamped in every step, and further steps run under the framework's profiler."""
+    trace: bool = False
+    """Whether to keep the profiler's trace of a few steps, for Perfetto or chrome://tracing; it
+    brings the attribution with it."""
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "steps", "windows", "repeats", "memory_limit_bytes", "instances")
@@ -291,6 +297,15 @@ class Effort:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Against:
+    """The other program of a run in which two alternate; the effort is the same for both."""
+
+    work: Work
+    placement: Placement = field(default_factory=Placement)
+    program: ProgramSettings = field(default_factory=ProgramSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunSpec:
     """One run, described completely."""
 
@@ -298,6 +313,21 @@ class RunSpec:
     placement: Placement = field(default_factory=Placement)
     program: ProgramSettings = field(default_factory=ProgramSettings)
     effort: Effort = field(default_factory=Effort)
+    against: Against | None = None
+    """The program that alternates with this one in the same process; None where it runs alone."""
+
+    @property
+    def other(self) -> RunSpec | None:
+        """The other program of an alternating run, as a run of its own."""
+        other = self.against
+        if other is None:
+            return None
+        return RunSpec(
+            work=other.work,
+            placement=other.placement,
+            program=other.program,
+            effort=self.effort,
+        )
 
     @property
     def spec_id(self) -> str:
@@ -307,7 +337,8 @@ class RunSpec:
     @property
     def workload_id(self) -> str:
         """As `spec_id`, with the effort left out: the same for a reduced and a full run."""
-        return digest((self.work, self.placement, self.program))
+        parts = (self.work, self.placement, self.program)
+        return digest(parts if self.against is None else (*parts, self.against))
 
     @property
     def batch_per_device(self) -> int | None:

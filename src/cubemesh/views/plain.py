@@ -11,8 +11,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from cubemesh.experiments.comparison import Gate, ratio_of_record
 from cubemesh.model import Answer, Machine, NetworkWork, RunRecord, RunSpec
+from cubemesh.model.comparison import Ratio
 from cubemesh.model.plain import to_plain
+from cubemesh.results.compare import Compared
 from cubemesh.statistics import FEWEST_FOR_INTERVAL, bootstrap_interval, mad, median, percentile
 
 SCHEMA = 1
@@ -56,6 +59,12 @@ def step_statistics(record: RunRecord) -> dict[str, float | int | None] | None:
     }
 
 
+def attribution(record: RunRecord) -> dict[str, float] | None:
+    """Seconds of the mean step by part; they add up to `step_s.mean`. None where no attribution
+    was asked for. A part that cannot be on this many devices is absent, not 0."""
+    return {part.name: part.seconds for part in record.parts} or None
+
+
 def spec_json(spec: RunSpec) -> dict[str, Any]:
     """A spec in its four parts, with what people look for first at the top level as well."""
     work = spec.work
@@ -84,13 +93,24 @@ def record_json(record: RunRecord) -> dict[str, Any]:
         },
         "throughput_per_s": record.figure("throughput_per_s"),
         "step_s": step_statistics(record),
+        "attribution_s": attribution(record),
         **{
             name: to_plain(getattr(record, name))
-            for name in ("figures", "phases", "windows", "curves", "parts", "warnings", "ranks")
+            for name in (
+                "figures",
+                "phases",
+                "windows",
+                "curves",
+                "parts",
+                "breakdowns",
+                "warnings",
+            )
         },
         "unmeasured": to_plain(record.unmeasured),
+        "ranks": to_plain(record.ranks),
         "series": list(record.series),
         "artifacts": dict(record.artifacts),
+        "comparison": ratio_json(ratio_of_record(record)),
         "machine_id": record.key.machine_id,
         "software_id": record.key.software_id,
         "code_version": record.key.code_version,
@@ -116,6 +136,32 @@ def machine_json(machine: Machine) -> dict[str, Any]:
         usable_memory_bytes=machine.memory.usable_bytes,
         **to_plain(machine),
     )
+
+
+def comparison_json(found: Compared, answer: Answer, gate: Gate | None) -> dict[str, Any]:
+    """The document of `cubemesh compare`."""
+    sides = {
+        name: {
+            "asked": side.text,
+            "run_ids": [r.run_id for r in side.records],
+            "records": [record_json(r) for r in side.records],
+        }
+        for name, side in (("a", found.first), ("b", found.second))
+    }
+    return envelope(
+        "comparison",
+        ratio=ratio_json(found.ratio),
+        fail_below=None if gate is None else gate.below,
+        breached=None if gate is None else found.ratio.breaches(gate.below),
+        differences=[to_plain(d) for d in found.differences],
+        answer=answer_json(answer),
+        **sides,
+    )
+
+
+def ratio_json(ratio: Ratio | None) -> dict[str, Any] | None:
+    """B's throughput over A's, its interval, and the verdict."""
+    return None if ratio is None else {**to_plain(ratio), "half_width": ratio.half_width}
 
 
 class Answered(Protocol):

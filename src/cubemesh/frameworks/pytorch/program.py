@@ -9,7 +9,7 @@ waiting. In `nhwc` the weights are converted when they are loaded and the batch 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.base import PADDING, Array, Batch, Bucket, BuildRequest, monotonic_s
+from cubemesh.frameworks.pytorch import profiling
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.frameworks.pytorch.optimizers import make_optimizer
 from cubemesh.frameworks.pytorch.runtime import (
@@ -28,6 +29,7 @@ from cubemesh.frameworks.pytorch.runtime import (
     synchronize,
 )
 from cubemesh.frameworks.pytorch.scaling import make_scaling
+from cubemesh.model.profile import Profile
 from cubemesh.networks.precision import layer_precisions
 
 Placed = tuple[Tensor, ...]
@@ -40,11 +42,14 @@ class PyTorchProgram:
     buckets: Sequence[Bucket] = ()
     overwrites = True
     """Whether a layer may write over its input where nobody needs it any more."""
+    shows_layers = True
+    """Whether the profiler can tell its layers apart."""
 
     def __init__(self, request: BuildRequest) -> None:
         settings, work, self.device = request.program, request.work, request.device
         self._kind = torch.device(self.device).type
-        prepare(self.device, settings.precision, request.threads)
+        self._threads = request.threads
+        prepare(self.device, settings.precision, self._threads)
         torch.manual_seed(work.seed)
         if self._kind == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -148,6 +153,17 @@ class PyTorchProgram:
         """A copy of every array on the host, in float32, or float64 where it is computed in."""
         return self._built.arrays()
 
+    def profile(
+        self, run: Callable[[], None], *, layers: bool = False, trace: str | None = None
+    ) -> Callable[[], Profile]:
+        """See `Profiles` in frameworks/base."""
+        return profiling.profile(
+            run,
+            kind=self._kind,
+            layers=self._built.layers if layers and self.shows_layers else {},
+            trace=trace,
+        )
+
     def peak_memory_bytes(self) -> int | None:
         """Of the arrays PyTorch held on the GPU at once, without its cache; None on a CPU."""
         return torch.cuda.max_memory_allocated(self.device) if self._kind == "cuda" else None
@@ -155,6 +171,10 @@ class PyTorchProgram:
     def clock(self) -> float:
         """The process's monotonic clock."""
         return monotonic_s()
+
+    def resume(self) -> None:
+        """See `Resumes` in frameworks/base."""
+        prepare(self.device, self._settings.precision, self._threads)
 
     def close(self) -> None:
         """Drop every array; on a GPU, the allocator's cache as well."""
