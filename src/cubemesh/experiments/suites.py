@@ -41,6 +41,20 @@ SUITES: dict[str, Suite] = {
         asks=(
             Ask(experiment="minibatch", settings={"data": "digits"}),
             Ask(experiment="batch-accuracy"),
+            Ask(experiment="cpu-modes", settings={"data": "digits"}),
+        ),
+    ),
+    "full": Suite(
+        summary="everything this version can find out about one machine, in hours",
+        scale=Scale.FULL,
+        asks=(
+            Ask(experiment="ceilings"),
+            Ask(experiment="minibatch", settings={"data_on": "both"}),
+            Ask(experiment="model-size", settings={"data_on": "both"}),
+            Ask(experiment="precision"),
+            Ask(experiment="frameworks"),
+            Ask(experiment="cpu-modes"),
+            Ask(experiment="batch-accuracy"),
         ),
     ),
     "doc-000": Suite(
@@ -74,6 +88,9 @@ SUITES: dict[str, Suite] = {
     "doc-004": Suite(
         summary="document 004 on one device: power against performance, and its claims",
         document="004",
-        asks=(Ask(experiment="power", place="004 figures 16 to 19"),),
+        asks=(
+            Ask(experiment="cpu-modes", place="004 figure 5"),
+            Ask(experiment="power", place="004 figures 16 to 19"),
+        ),
     ),
 }
