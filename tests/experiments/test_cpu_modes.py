@@ -7,7 +7,8 @@ import pytest
 from cubemesh.experiments import SUITES
 from cubemesh.experiments.base import Context, Scale
 from cubemesh.experiments.claims import CHECKS
-from cubemesh.experiments.cpu_modes import EXPERIMENT, Mode, Settings, gain, modes
+from cubemesh.experiments.cpu_modes import EXPERIMENT, Settings, modes
+from cubemesh.experiments.cpu_modes_shown import Mode, gain
 from cubemesh.experiments.evidence import Evidence
 from cubemesh.model import NumaNode, State, Status
 from cubemesh.results.published import claims

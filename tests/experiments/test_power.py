@@ -9,7 +9,8 @@ from cubemesh.experiments.claims import judge
 from cubemesh.experiments.evidence import Evidence
 from cubemesh.experiments.groups import Group
 from cubemesh.experiments.power import BATCHES, EXPERIMENT, Settings
-from cubemesh.experiments.power_shown import Key, Measured, front, remedy
+from cubemesh.experiments.power_front import Key, Measured, front
+from cubemesh.experiments.power_shown import remedy
 from cubemesh.model import (
     Figure,
     Gpu,

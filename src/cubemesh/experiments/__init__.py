@@ -19,6 +19,7 @@ from cubemesh.experiments import (
     power,
     precision,
     seq2seq,
+    time_breakdown,
 )
 from cubemesh.experiments.base import Context, Experiment, Scale
 from cubemesh.experiments.suites import SUITES, Ask, Suite
@@ -48,6 +49,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         devices.EXPERIMENT,
         ceilings.EXPERIMENT,
         cpu_modes.EXPERIMENT,
+        time_breakdown.EXPERIMENT,
     )
 }
 

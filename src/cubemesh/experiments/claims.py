@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from cubemesh.experiments.bends import sample_ms, second_difference
-from cubemesh.experiments.cpu_modes import gain
+from cubemesh.experiments.cpu_modes_shown import gain
 from cubemesh.experiments.evidence import Evidence
 from cubemesh.experiments.feeding import utilisation
 from cubemesh.experiments.groups import Group, doubts

@@ -11,35 +11,25 @@ cubemesh takes where nothing is set: a thread for each usable core, unbound, nch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cubemesh.experiments.base import Context, Experiment, Plan, Scale
-from cubemesh.experiments.groups import Group, doubts, group_by
-from cubemesh.experiments.matrix import listed
-from cubemesh.experiments.ratios import called, ratio, show_ratio
+from cubemesh.experiments.cpu_modes_shown import Mode, charts, findings, mode_of, rate_of, table
+from cubemesh.experiments.groups import group_by
 from cubemesh.model import (
     Answer,
-    Axis,
-    Cell,
-    Chart,
-    Column,
-    Figure,
-    Finding,
-    Line,
     Machine,
     NetworkWork,
     Placement,
     ProgramSettings,
     RunRecord,
     RunSpec,
-    Table,
     TrainSteps,
     Warning,
     warn,
 )
 from cubemesh.model.spec import Layout, Pinning
-from cubemesh.units import format_interval
 
 NETWORK, BATCH = "little-cnn", 64
 REPEATS = {Scale.QUICK: 1, Scale.DEFAULT: 3, Scale.FULL: 5}
@@ -62,26 +52,6 @@ class Settings:
     them to all leaves everything as it is, and is left out."""
     layouts: tuple[Layout, ...] = ("nchw", "nhwc")
     """Orders of the image axes in memory."""
-
-
-@dataclass(frozen=True)
-class Mode:
-    """One arrangement."""
-
-    threads: int
-    pinning: Pinning
-    node: int | None
-    layout: Layout
-
-    @property
-    def words(self) -> str:
-        """`2 threads, spread, nhwc`."""
-        parts = [f"{self.threads} thread{'' if self.threads == 1 else 's'}"]
-        if self.node is not None:
-            parts.append(f"node {self.node}")
-        if self.pinning != "none":
-            parts.append(self.pinning)
-        return ", ".join([*parts, self.layout])
 
 
 def plan(settings: Settings, context: Context) -> Plan:
@@ -136,17 +106,17 @@ def _nodes(machine: Machine) -> list[tuple[int, int]]:
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, table and chart from the records of one `cpu-modes`."""
-    groups = group_by(records, _mode)
+    groups = group_by(records, mode_of)
     done = [g for g in groups if g.throughput is not None]
-    ranked = sorted(done, key=lambda g: -_rate(g).value)
+    ranked = sorted(done, key=lambda g: -rate_of(g).value)
     steps = [r for r in records if isinstance(r.spec.work, NetworkWork)]
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
         title=f"Arrangements of {settings.network}, minibatch {settings.batch_per_device}",
-        findings=tuple(_findings(settings, groups, ranked)),
-        tables=(_table(groups, ranked),) if groups else (),
-        charts=tuple(_charts(settings, ranked)),
+        findings=tuple(findings(settings.network, groups, ranked)),
+        tables=(table(groups, ranked),) if groups else (),
+        charts=tuple(charts(settings.network, ranked)),
         warnings=(*_reduced(steps), *(w for r in records for w in r.warnings)),
         run_ids=tuple(r.run_id for r in records),
         notes=(
@@ -157,186 +127,6 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
             "firmware sets.",
         ),
     )
-
-
-def _mode(record: RunRecord) -> Mode:
-    place = record.spec.placement
-    threads = place.threads or (record.ranks[0].threads if record.ranks else None) or 0
-    return Mode(threads, place.pinning, place.numa_node, record.spec.program.layout)
-
-
-def _rate(group: Group[Mode]) -> Figure:
-    figure = group.throughput
-    assert figure is not None, "only arrangements that were measured are ranked"
-    return figure
-
-
-def _table(groups: Sequence[Group[Mode]], ranked: Sequence[Group[Mode]]) -> Table:
-    columns = (
-        Column(name="threads"),
-        Column(name="pinning"),
-        Column(name="NUMA node"),
-        Column(name="layout"),
-        Column(name="samples/s"),
-        Column(name="of the fastest"),
-        Column(name="processes"),
-    )
-    rows = []
-    for group in [*ranked, *(g for g in groups if g.throughput is None)]:
-        mode = group.key
-        node = "all" if mode.node is None else str(mode.node)
-        figure = group.throughput
-        share = ratio(figure, _rate(ranked[0])) if figure and ranked else None
-        rows.append(
-            (
-                Cell(text=str(mode.threads), run_id=group.run_id),
-                Cell(text=mode.pinning),
-                Cell(text=node),
-                Cell(text=mode.layout),
-                group.cell(figure),
-                group.cell(share) if group is not ranked[0] else Cell(text="fastest"),
-                Cell(value=len(group.ok)) if group.ok else group.cell(None),
-            )
-            if figure
-            else (
-                Cell(text=str(mode.threads), run_id=group.run_id),
-                Cell(text=mode.pinning),
-                Cell(text=node),
-                Cell(text=mode.layout),
-                *[group.cell(None)] * 3,
-            )
-        )
-    return Table(title="", columns=columns, rows=tuple(rows))
-
-
-def _charts(settings: Settings, ranked: Sequence[Group[Mode]]) -> Iterator[Chart]:
-    if ranked:
-        yield Chart(
-            name=f"cpu-modes-{settings.network}",
-            title=f"{settings.network}: samples/s by arrangement",
-            kind="bar",
-            x=Axis(name="arrangement", scale="category"),
-            y=Axis(name="throughput", unit="samples/s", from_zero=True),
-            lines=(
-                Line(
-                    name=settings.network,
-                    points=tuple(g.point(g.key.words, g.throughput) for g in ranked),
-                ),
-            ),
-        )
-
-
-def _findings(
-    settings: Settings, groups: Sequence[Group[Mode]], ranked: Sequence[Group[Mode]]
-) -> Iterator[Finding]:
-    if not ranked:
-        if groups:
-            yield Finding(text=f"No arrangement was measured. {groups[0].why}.")
-        return
-    best, top = ranked[0], _rate(ranked[0])
-    usual = usual_of(groups)
-    level = [g for g in ranked[1:] if called(ratio(top, _rate(g))) <= 0]
-    if usual is None:
-        text = f"{best.key.words} trains {settings.network} fastest here, at {_show(top)} samples/s"
-        yield Finding(
-            question="Which arrangement?", text=f"{text}.", value=top.value, unit="samples/s"
-        )
-    else:
-        yield _against_usual(settings, best, usual)
-    if level:
-        names = listed(g.key.words for g in level[:4])
-        more = f" and {len(level) - 4} more" if len(level) > 4 else ""
-        yield Finding(
-            text=f"Level with the fastest ({best.key.words}), as far as the intervals can tell: "
-            f"{names}{more}.",
-            doubts=doubts(best, *level),
-        )
-    yield from _effects(ranked)
-    for group in groups:
-        if group.throughput is None:
-            yield Finding(text=f"{group.key.words}: {group.why}.")
-
-
-def usual_of(groups: Sequence[Group[Mode]]) -> Group[Mode] | None:
-    """The arrangement that a plan asks for first, which is the usual one where that was among the
-    settings; None where it was not measured, or something in it was named."""
-    first = groups[0] if groups else None
-    if first is None or first.throughput is None:
-        return None
-    mode = first.key
-    return first if (mode.pinning, mode.node, mode.layout) == ("none", None, "nchw") else None
-
-
-def gain(records: Sequence[RunRecord]) -> tuple[str, Figure] | None:
-    """The fastest arrangement in words, and its throughput as a multiple of the usual one's; None
-    where these were not measured."""
-    groups = group_by(records, _mode)
-    usual = usual_of(groups)
-    if usual is None:
-        return None
-    best = max((g for g in groups if g.throughput is not None), key=lambda g: _rate(g).value)
-    return best.key.words, ratio(_rate(best), _rate(usual))
-
-
-def _against_usual(settings: Settings, best: Group[Mode], usual: Group[Mode]) -> Finding:
-    found = ratio(_rate(best), _rate(usual))
-    if called(found) > 0:
-        remedy = _remedy(best.key)
-        return Finding(
-            question="Which arrangement?",
-            text=f"{best.key.words} trains {settings.network} {show_ratio(found)} as fast as the "
-            f"unbound {usual.key.words}.",
-            value=found.value,
-            unit="× the speed",
-            low=found.low,
-            high=found.high,
-            remedy=remedy,
-            doubts=doubts(best, usual),
-        )
-    return Finding(
-        question="Which arrangement?",
-        text=f"No arrangement trains {settings.network} faster than the unbound {usual.key.words}, "
-        f"as far as the intervals can tell: the fastest, {best.key.words}, is at "
-        f"{show_ratio(found)} of it.",
-        value=found.value,
-        unit="× the speed",
-        low=found.low,
-        high=found.high,
-        doubts=doubts(best, usual),
-    )
-
-
-def _remedy(mode: Mode) -> str:
-    told = [f"threads={mode.threads}"]
-    if mode.pinning != "none":
-        told.append(f"pinning={mode.pinning}")
-    if mode.node is not None:
-        told.append(f"numa_node={mode.node}")
-    if mode.layout != "nchw":
-        told.append(f"layout={mode.layout}")
-    return f"Train with --set {' --set '.join(told)}."
-
-
-def _effects(ranked: Sequence[Group[Mode]]) -> Iterator[Finding]:
-    """What each choice alone does, beside the fastest arrangement that differs in nothing else."""
-    best = ranked[0]
-    names = {"layout": "The layout", "pinning": "Pinning", "threads": "The number of threads"}
-    for name, words in names.items():
-        others = [g for g in ranked[1:] if _only(name, g.key, best.key)]
-        told = [
-            f"{getattr(g.key, name)} {show_ratio(ratio(_rate(g), _rate(best)))}" for g in others
-        ]
-        if told:
-            yield Finding(
-                text=f"{words}: against {getattr(best.key, name)}, all else being the same, "
-                f"{listed(told)} as fast.",
-                doubts=doubts(best, *others),
-            )
-
-
-def _only(name: str, mode: Mode, best: Mode) -> bool:
-    """Whether two arrangements differ in `name` and nothing else."""
-    return mode != best and replace(mode, **{name: getattr(best, name)}) == best
 
 
 def _reduced(records: Sequence[RunRecord]) -> tuple[Warning, ...]:
@@ -351,10 +141,6 @@ def _reduced(records: Sequence[RunRecord]) -> tuple[Warning, ...]:
             "Leave --quick out, or set repeats=3.",
         ),
     )
-
-
-def _show(figure: Figure) -> str:
-    return format_interval(figure.value, figure.low, figure.high)
 
 
 EXPERIMENT = Experiment(

@@ -19,6 +19,7 @@ from cubemesh.experiments import power_shown, reduction
 from cubemesh.experiments.base import Context, Experiment, Plan, Scale
 from cubemesh.experiments.conditions import titled
 from cubemesh.experiments.groups import group_by
+from cubemesh.experiments.power_front import Shown, key_of
 from cubemesh.model import (
     Answer,
     Placement,
@@ -98,8 +99,8 @@ def _threads(settings: Settings, context: Context) -> Sequence[int | None]:
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, table and charts from the records of one `power`."""
-    groups = group_by(records, power_shown.key_of)
-    shown = power_shown.Shown(groups=tuple(groups))
+    groups = group_by(records, key_of)
+    shown = Shown(groups=tuple(groups))
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
@@ -118,7 +119,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
 
 def _reductions(settings: Settings, records: Sequence[RunRecord]) -> Iterator[Warning]:
     """What was left out against the document, network by network."""
-    by_network = group_by(records, lambda r: power_shown.key_of(r).network)
+    by_network = group_by(records, lambda r: key_of(r).network)
     missing = (
         [] if settings.networks else [n for n in BATCHES if n not in {g.key for g in by_network}]
     )

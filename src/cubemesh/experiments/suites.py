@@ -42,6 +42,7 @@ SUITES: dict[str, Suite] = {
             Ask(experiment="minibatch", settings={"data": "digits"}),
             Ask(experiment="batch-accuracy"),
             Ask(experiment="cpu-modes", settings={"data": "digits"}),
+            Ask(experiment="time-breakdown", settings={"batches": "8"}),
         ),
     ),
     "full": Suite(
@@ -53,6 +54,8 @@ SUITES: dict[str, Suite] = {
             Ask(experiment="model-size", settings={"data_on": "both"}),
             Ask(experiment="precision"),
             Ask(experiment="frameworks"),
+            Ask(experiment="time-breakdown"),
+            Ask(experiment="power"),
             Ask(experiment="cpu-modes"),
             Ask(experiment="batch-accuracy"),
         ),

@@ -111,6 +111,8 @@ class Chart:
     lines: tuple[Line, ...]
     rows: str = ""
     """What the lines of a heat map go through, the lowest row first; `y` is what cells say."""
+    stacked: bool = False
+    """Of bars: whether the lines of a category stand on one another, being parts of a whole."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,12 +54,15 @@ class NetworkWork:
     data: str = "synthetic"
     data_path: str | None = None
     """Folder (or file) of the data set, for data that is not carried by cubemesh."""
+    max_image_pixels: int | None = None
+    """Images of more pixels are set aside before they are decoded; None is what the decoder takes
+    at most, 89 million."""
     seed: int = 0
     """Seeds the initial weights, the order of samples, and dropout."""
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "batch_per_device", "image_size", "classes")
-        _at_least(self, 1, "sequence_length", "vocabulary", "hidden")
+        _at_least(self, 1, "sequence_length", "vocabulary", "hidden", "max_image_pixels")
         _at_least(self, 0, "seed")
 
 
@@ -191,6 +194,9 @@ class ProgramSettings:
     input_threads: int | None = None
     """Threads that make minibatches ahead of the step; 0 makes each one inside the step, None is 0
     for data that are ready in memory and one for each usable core for images to be decoded."""
+    keep_decoded: bool = False
+    """Whether images are decoded once, before anything is timed, and kept in memory, as many as
+    fit 1 GiB; only for data that must be decoded."""
     compile_by: CompileBy = "network"
     """What a compiler sees at once. `segment`: one part of the network after the other (a residual
     stage, say), so that the gradients of the last are complete while the first run backward."""
@@ -282,6 +288,15 @@ class Effort:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Against:
+    """The other program of a run in which two alternate; the effort is the same for both."""
+
+    work: Work
+    placement: Placement = field(default_factory=Placement)
+    program: ProgramSettings = field(default_factory=ProgramSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunSpec:
     """One run, described completely."""
 
@@ -289,6 +304,21 @@ class RunSpec:
     placement: Placement = field(default_factory=Placement)
     program: ProgramSettings = field(default_factory=ProgramSettings)
     effort: Effort = field(default_factory=Effort)
+    against: Against | None = None
+    """The program that alternates with this one in the same process; None where it runs alone."""
+
+    @property
+    def other(self) -> RunSpec | None:
+        """The other program of an alternating run, as a run of its own."""
+        other = self.against
+        if other is None:
+            return None
+        return RunSpec(
+            work=other.work,
+            placement=other.placement,
+            program=other.program,
+            effort=self.effort,
+        )
 
     @property
     def spec_id(self) -> str:
@@ -298,7 +328,8 @@ class RunSpec:
     @property
     def workload_id(self) -> str:
         """As `spec_id`, with the effort left out: the same for a reduced and a full run."""
-        return digest((self.work, self.placement, self.program))
+        parts = (self.work, self.placement, self.program)
+        return digest(parts if self.against is None else (*parts, self.against))
 
     @property
     def batch_per_device(self) -> int | None:

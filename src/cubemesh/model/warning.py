@@ -18,10 +18,11 @@ WARNINGS: dict[str, str] = {
     "few-host-memory": "the host has less than twice the memory of its GPUs",
     "reduced": "the settings were reduced to what this machine can do in reasonable time",
     "above-ceiling": "training did more counted operations a second than the ceiling measured",
+    "images-set-aside": "images could not be used, and others took their places",
     "above-peak": "more counted operations a second than the device's datasheet allows",
+    "unattributed": "more than 5 % of the step has no name in its attribution",
     "energy-disagrees": "the GPU's energy counter and its integrated power differ by over 5 %",
     "page-cache": "what should have come from the disk came from memory",
-    "unattributed": "more than 5 % of the step has no name in its attribution",
     "short-window": "windows were too short for the clock to resolve well",
 }
 

@@ -55,7 +55,7 @@ class Frame:
         self.sideways = chart.kind == "bar" and any(len(text) > _SHORT_NAME for text in texts)
         """Whether categories run downwards and values to the right."""
         places = [x for line in chart.lines for x in {x_text(p) for p in line.points}]
-        self.shared = len(places) > len(set(places))
+        self.shared = len(places) > len(set(places)) and not chart.stacked
         """Whether two lines have a value for the same category."""
         self.along = "y" if self.sideways else "x"
         self.value = "x" if self.sideways else "y"
@@ -168,6 +168,11 @@ class Frame:
             return alt.Scale(type="log", base=base)
         drawn = [p for p in self.points if gap_reason(self.chart, p) is None]
         ends = [p.y for p in drawn if p.y is not None]
+        if self.chart.stacked:
+            sums: dict[str, float] = {}
+            for p in drawn:
+                sums[x_text(p)] = sums.get(x_text(p), 0.0) + (p.y or 0.0)
+            return alt.Scale(domainMin=0, domainMax=max(sums.values(), default=1.0))
         ends += [end for p in drawn for end in _interval(p) or ()]
         if not ends:
             return alt.Scale(domain=[0, 1])

@@ -88,6 +88,9 @@ class _Layers:
     def all(self) -> Iterator[alt.Chart]:
         """The layers of every line; where no point has a value, one that only makes the axes."""
         indices = range(len(self.chart.lines))
+        if self.chart.kind == "bar" and self.chart.stacked:
+            yield from self._stack()
+            return
         if not any(self.frame.rows(index) for index in indices):
             rows = [row | {"y": 0} for i in indices for row in self.frame.missing_rows(i)]
             axes = self._base(rows).mark_point(opacity=0, aria=False)
@@ -222,6 +225,22 @@ class _Layers:
             **{self.frame.value: self.frame.value_channel(field)},
             text="label:N",
             color=alt.value(variable("ink")),
+        )
+
+    def _stack(self) -> Iterator[alt.Chart]:
+        """The bars of all lines on one another, the first line nearest to the axis."""
+        rows = [
+            row | {"place": i} for i in range(len(self.frame.names)) for row in self.frame.rows(i)
+        ]
+        bar = self._base(rows).mark_bar(stroke=variable("paper"), strokeWidth=1)
+        value = self.frame.value_channel()
+        value.stack = "zero"
+        yield bar.encode(
+            **{self.frame.value: value},
+            color=self._colour(),
+            order=alt.Order("place:Q"),
+            tooltip=self._tooltip(rows),
+            **_SAID,
         )
 
     def _interval_bars(

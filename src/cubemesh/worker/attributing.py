@@ -42,6 +42,7 @@ def attribute(
     fed = spec.program.data_on == "host"
     if not fed:
         placed = program.place(next(feed))
+        feed.close()
         take, place = lambda: placed, lambda batch: batch
     return Attributed(
         program=program,

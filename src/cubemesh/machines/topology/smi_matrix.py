@@ -38,8 +38,15 @@ _LABELS: dict[str, Reach] = {
 def read_smi_matrix(text: str, file: str = "nvidia-smi topo -m") -> Topology:
     """The graph that the matrix tells of; DataError, with line and field, for what is none."""
     lines = [_COLOURS.sub("", line) for line in text.splitlines()]
-    start = next((i for i, line in enumerate(lines) if line.split()[:1] == ["GPU0"]), None)
-    start = next((i for i, line in enumerate(lines[:start]) if "GPU0" in line.split()), None)
+    # The heading, and not the line of GPU0, in which an X stands next.
+    start = next(
+        (
+            i
+            for i, line in enumerate(lines)
+            if (words := line.split())[:1] == ["GPU0"] and words[1:2] != ["X"]
+        ),
+        None,
+    )
     if start is None:
         raise DataError(
             f"{file}: no line has the heading GPU0. It must hold what `nvidia-smi topo -m` prints."
