@@ -16,6 +16,7 @@ from cubemesh.experiments import reduction
 from cubemesh.experiments.base import Context, Experiment, Plan, Scale
 from cubemesh.experiments.conditions import titled
 from cubemesh.experiments.groups import Group, doubts, group_by
+from cubemesh.experiments.roofline import NOTE, rooflines
 from cubemesh.measure.attribution import OTHER, PARTS
 from cubemesh.measure.losses import biggest_loss
 from cubemesh.model import (
@@ -91,10 +92,11 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
             *_layers(groups),
             *_by(groups, "runtime call", "Calls into the device's runtime in a step"),
         ),
-        charts=_chart(groups),
+        charts=(*_chart(groups), *rooflines(r for g in groups if (r := _told(g)))),
         warnings=tuple(w for r in records for w in r.warnings),
         run_ids=tuple(r.run_id for r in records),
         notes=(
+            NOTE,
             "Every part but other is measured by itself; other is the mean step less all parts, "
             "and says how far they can be believed. docs/attribution.md has what each part is.",
             "Categories, layers and runtime calls are of profiled steps. Their rows may overlap in "
