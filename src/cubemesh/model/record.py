@@ -94,6 +94,29 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TimeRow:
+    """One line of a breakdown."""
+
+    name: str
+    seconds: float
+    """Of a step, on average."""
+    calls: float
+    """How often in a step, on average."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Breakdown:
+    """Where the time of a step went by one way of sorting it: `category`, `layer`,
+    `runtime call`. Rows may overlap in time, so they need not add up to the step."""
+
+    name: str
+    rows: tuple[TimeRow, ...]
+    """The longest first."""
+    method: str
+    """What was timed, and how it was sorted."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Curve:
     """One quantity against another: loss against step, accuracy against epoch."""
 
@@ -142,6 +165,8 @@ class RunRecord:
     figures: Mapping[str, Figure] = field(default_factory=dict)
     curves: tuple[Curve, ...] = ()
     parts: tuple[Part, ...] = ()
+    """The step as a sum: all parts with `other` are the mean step."""
+    breakdowns: tuple[Breakdown, ...] = ()
     series: tuple[str, ...] = ()
     """Names of the series kept beside the record."""
     artifacts: Mapping[str, str] = field(default_factory=dict)

@@ -53,12 +53,15 @@ class NetworkWork:
     data: str = "synthetic"
     data_path: str | None = None
     """Folder (or file) of the data set, for data that is not carried by cubemesh."""
+    max_image_pixels: int | None = None
+    """Images of more pixels are set aside before they are decoded; None is what the decoder takes
+    at most, 89 million."""
     seed: int = 0
     """Seeds the initial weights, the order of samples, and dropout."""
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "batch_per_device", "image_size", "classes")
-        _at_least(self, 1, "sequence_length", "vocabulary", "hidden")
+        _at_least(self, 1, "sequence_length", "vocabulary", "hidden", "max_image_pixels")
         _at_least(self, 0, "seed")
 
 
@@ -184,6 +187,9 @@ class ProgramSettings:
     input_threads: int | None = None
     """Threads that make minibatches ahead of the step; 0 makes each one inside the step, None is 0
     for data that are ready in memory and one for each usable core for images to be decoded."""
+    keep_decoded: bool = False
+    """Whether images are decoded once, before anything is timed, and kept in memory, as many as
+    fit 1 GiB; only for data that must be decoded."""
     compile_by: CompileBy = "network"
     """What a compiler sees at once. `segment`: one part of the network after the other (a residual
     stage, say), so that the gradients of the last are complete while the first run backward."""
@@ -255,6 +261,12 @@ class Effort:
     """Measured seconds at which that is given up."""
     instances: int = 4
     """Programs that are built of each side where two alternate."""
+    attribution: bool = False
+    """Whether to find out what each step spends its time on (docs/attribution.md): the host's
+    times are stamped in every step, and further steps run under the framework's profiler."""
+    trace: bool = False
+    """Whether to keep the profiler's trace of a few steps, for Perfetto or chrome://tracing; it
+    brings the attribution with it."""
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "steps", "windows", "repeats", "memory_limit_bytes", "instances")

@@ -23,10 +23,10 @@ from cubemesh.frameworks.base import (
     Compiles,
     Framework,
     Program,
-    Resumes,
     Unsupported,
     check_supported,
 )
+from cubemesh.frameworks.process import Resumes
 from cubemesh.measure.figures import figures
 from cubemesh.measure.pairs import Paired, Side, alternate
 from cubemesh.measure.telemetry import Telemetry
@@ -36,8 +36,9 @@ from cubemesh.model.record import AGAINST, Figure
 from cubemesh.model.spec import Forward, NetworkWork, RunSpec, Train
 from cubemesh.networks.graph import Network
 from cubemesh.parallel import exchanges
+from cubemesh.worker import inputs
 from cubemesh.worker.events import EventLog
-from cubemesh.worker.tasks import Task, check_loss, meters_of, network_of, open_source
+from cubemesh.worker.tasks import Task, check_loss, meters_of, network_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +111,7 @@ def _plan(spec: RunSpec, framework: Framework, task: Task) -> _Plan:
         framework=framework,
         threads=spec.placement.threads or int(task.usable_cores),
         network=network,
-        source=open_source(work, network, "train"),
+        source=inputs.open_split(spec, network, "train"),
     )
 
 

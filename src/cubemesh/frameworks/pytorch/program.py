@@ -9,8 +9,9 @@ waiting. In `nhwc` the weights are converted when they are loaded and the batch 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.base import PADDING, Array, Batch, Bucket, BuildRequest, monotonic_s
+from cubemesh.frameworks.pytorch import profiling
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.frameworks.pytorch.optimizers import make_optimizer
 from cubemesh.frameworks.pytorch.runtime import (
@@ -28,6 +30,7 @@ from cubemesh.frameworks.pytorch.runtime import (
     synchronize,
 )
 from cubemesh.frameworks.pytorch.scaling import make_scaling
+from cubemesh.model.profile import Profile
 from cubemesh.networks.precision import layer_precisions
 
 Placed = tuple[Tensor, ...]
@@ -40,6 +43,8 @@ class PyTorchProgram:
     buckets: Sequence[Bucket] = ()
     overwrites = True
     """Whether a layer may write over its input where nobody needs it any more."""
+    shows_layers = True
+    """Whether the profiler can tell its layers apart."""
 
     def __init__(self, request: BuildRequest) -> None:
         settings, work, self.device = request.program, request.work, request.device
@@ -149,6 +154,22 @@ class PyTorchProgram:
         """A copy of every array on the host, in float32, or float64 where it is computed in."""
         return self._built.arrays()
 
+    def profile(
+        self, run: Callable[[], None], *, layers: bool = False, trace: str | None = None
+    ) -> Profile:
+        """See `Profiles` in frameworks/base."""
+        return profiling.profile(
+            run,
+            kind=self._kind,
+            layers=self._built.layers if layers and self.shows_layers else {},
+            trace=trace,
+            recording_s=self._recording_s,
+        )
+
+    @cached_property
+    def _recording_s(self) -> float:
+        return profiling.recording_s() if self._kind == "cpu" else 0.0
+
     def peak_memory_bytes(self) -> int | None:
         """Of the arrays PyTorch held on the GPU at once, without its cache; None on a CPU."""
         return torch.cuda.max_memory_allocated(self.device) if self._kind == "cuda" else None
@@ -158,7 +179,7 @@ class PyTorchProgram:
         return monotonic_s()
 
     def resume(self) -> None:
-        """See `Resumes` in frameworks/base."""
+        """See `Resumes` in frameworks/process."""
         prepare(self.device, self._settings.precision, self._threads)
 
     def close(self) -> None:
