@@ -176,7 +176,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Ask one or more questions: measure what is missing, keep it, and print the answer."""
-    from cubemesh.experiments.comparison import Gate, ratio_of_record
+    from cubemesh.experiments.comparison import gate_of
     from cubemesh.experiments.session import replays, run_names
     from cubemesh.views import plain, terminal
     from cubemesh.views.progress import TerminalProgress
@@ -207,8 +207,7 @@ def run(
     )
     code = _run_exit_code(answered)
     if fail_below is not None:
-        ratios = [r for a in answered for one in a.records if (r := ratio_of_record(one))]
-        gate = Gate(below=fail_below, ratios=tuple(ratios))
+        gate = gate_of(fail_below, (r for a in answered for r in a.records))
         print(f"cubemesh: {gate.sentence}", file=sys.stderr)
         code = code or gate.exit_code
     raise typer.Exit(code)
@@ -227,25 +226,12 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Is B faster than A? Stored runs side by side, with what differs between them."""
-    from contextlib import nullcontext
+    from cubemesh.views.comparing import compare_stored
 
-    from cubemesh.experiments.comparison import Gate, comparison_answer
-    from cubemesh.results.compare import compare_texts
-    from cubemesh.views import plain, terminal
-
-    with (
-        _open(store, reading=True) as a,
-        _open(store_b, reading=True) if store_b else nullcontext(a) as b,
-    ):
-        found = compare_texts(first, second, a, b)
-    gate = None if fail_below is None else Gate(below=fail_below, ratios=(found.ratio,))
-    answer = comparison_answer(found, gate)
-    _show(
-        plain.comparison_json(found, answer, gate),
-        as_json,
-        lambda console: terminal.print_answer(console, answer),
-    )
-    raise typer.Exit(gate.exit_code if gate else 0)
+    with _open(store, reading=True) as a, _open(store_b or store, reading=True) as b:
+        shown = compare_stored(first, second, a, b, fail_below)
+    _show(shown.plain, as_json, shown.print)
+    raise typer.Exit(shown.exit_code)
 
 
 @app.command()

@@ -188,8 +188,14 @@ class _Layers:
         )
         yield mark.encode(y=self.frame.value_channel(), color=self._colour(), **_SAID)
         # Among many points only some have names: they stand to the right, clear of what is below.
-        place = {"dx": 9, "align": "left", "fontWeight": 600} if many else {"dy": 15}
-        halo = {"stroke": variable("paper"), "strokeWidth": 4, "strokeJoin": "round"}
+        place: dict[str, Any] = (
+            {"dx": 9, "align": "left", "fontWeight": 600} if many else {"dy": 15}
+        )
+        halo: dict[str, Any] = {
+            "stroke": variable("paper"),
+            "strokeWidth": 4,
+            "strokeJoin": "round",
+        }
         for look in [halo, {}] if many else [{}]:
             label = base.mark_text(**place, **look, fontSize=11, aria=False)
             yield label.encode(
