@@ -217,6 +217,16 @@ class Profiles(Protocol):
         is returned reads it. `trace` names a file for the form of Chrome and Perfetto."""
 
 
+@runtime_checkable
+class Resumes(Protocol):
+    """A `Program` of a framework that keeps settings for the whole process, which another program
+    in it may have changed; others need not offer this."""
+
+    def resume(self) -> None:
+        """Set threads, precision and the like for the whole process again, as this program's steps
+        need them. Nothing may be in flight."""
+
+
 class CeilingProgram(Protocol):
     """One elementary operation, repeated: what `Ceiling` work measures."""
 

@@ -48,7 +48,8 @@ class PyTorchProgram:
     def __init__(self, request: BuildRequest) -> None:
         settings, work, self.device = request.program, request.work, request.device
         self._kind = torch.device(self.device).type
-        prepare(self.device, settings.precision, request.threads)
+        self._threads = request.threads
+        prepare(self.device, settings.precision, self._threads)
         torch.manual_seed(work.seed)
         if self._kind == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -170,6 +171,10 @@ class PyTorchProgram:
     def clock(self) -> float:
         """The process's monotonic clock."""
         return monotonic_s()
+
+    def resume(self) -> None:
+        """See `Resumes` in frameworks/base."""
+        prepare(self.device, self._settings.precision, self._threads)
 
     def close(self) -> None:
         """Drop every array; on a GPU, the allocator's cache as well."""
