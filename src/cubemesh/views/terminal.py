@@ -137,8 +137,11 @@ def print_record(console: Console, record: RunRecord, series: Sequence[Series] =
         (
             "Where the step's time goes",
             [
-                (p.name, f"{p.seconds}, {100 * p.share:.1f} %")
-                for p in run_facts.part_shares(record)
+                *(
+                    (p.name, f"{p.seconds}, {100 * p.share:.1f} %")
+                    for p in run_facts.part_shares(record)
+                ),
+                *(("biggest loss", text) for text in (run_facts.loss_sentence(record),) if text),
             ],
         ),
         *(
