@@ -10,7 +10,7 @@ from cubemesh.experiments.claims import CHECKS
 from cubemesh.experiments.cpu_modes import EXPERIMENT, Settings, modes
 from cubemesh.experiments.cpu_modes_shown import Mode, gain
 from cubemesh.experiments.evidence import Evidence
-from cubemesh.model import NumaNode, State, Status
+from cubemesh.model import NumaNode, State, Status, warn
 from cubemesh.results.published import claims
 
 
@@ -133,3 +133,13 @@ def test_the_claim_about_a_knl_cannot_be_tested_and_says_what_was_measured(
 def test_it_is_in_the_suites():
     for suite in ("quick", "full", "doc-004"):
         assert "cpu-modes" in [a.experiment for a in SUITES[suite].asks]
+
+
+def test_disturbed_runs_call_no_winner(two_cores, play, record_of):
+    records = measured(two_cores, play, record_of, {(2, "none", "nhwc"): 0.05})
+    busy = warn("busy-host", "others used 40 %", "stop them")
+    records[0] = dataclasses.replace(records[0], warnings=(busy,))
+    first = EXPERIMENT.answer(Settings(), records).findings[0]
+    assert first.text.startswith("Which arrangement is fastest cannot be told")
+    assert first.doubts == ("busy-host",)
+    assert first.value is None

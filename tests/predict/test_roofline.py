@@ -17,6 +17,7 @@ from cubemesh.model import (
     TimeRow,
     TrainSteps,
 )
+from cubemesh.networks import build
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.cost import costs
 from cubemesh.predict.compute import floor_s
@@ -84,7 +85,7 @@ def test_only_training_steps_whose_layers_were_timed_have_points():
     work = TrainSteps(network="little-cnn", batch_per_device=8)
     rows = (TimeRow(name="conv1", seconds=0.01, calls=2.0),)
     timed = Breakdown(name="layer", rows=rows, method="")
-    names = [n.name for n in __import__("cubemesh").networks.build("little-cnn").nodes]
+    names = [n.name for n in build("little-cnn").nodes]
     assert points_of(record(work), ROOF) == ()
     other = dataclasses.replace(timed, name="category")
     assert points_of(record(work, (other,)), ROOF) == ()

@@ -169,6 +169,15 @@ def gain(records: Sequence[RunRecord]) -> tuple[str, Figure] | None:
 
 def _against_usual(network: str, best: Group[Mode], usual: Group[Mode]) -> Finding:
     found = ratio(rate_of(best), rate_of(usual))
+    disturbed = doubts(best, usual)
+    if disturbed:
+        return Finding(
+            text=f"Which arrangement is fastest cannot be told: {best.key.words} ran at "
+            f"{show_ratio(found)} of the unbound {usual.key.words}, but a run of the two was "
+            "disturbed.",
+            remedy="Measure again on a quiet machine (--fresh).",
+            doubts=disturbed,
+        )
     if called(found) > 0:
         remedy = _remedy(best.key)
         return Finding(
@@ -180,7 +189,6 @@ def _against_usual(network: str, best: Group[Mode], usual: Group[Mode]) -> Findi
             low=found.low,
             high=found.high,
             remedy=remedy,
-            doubts=doubts(best, usual),
         )
     return Finding(
         question="Which arrangement?",
@@ -191,7 +199,6 @@ def _against_usual(network: str, best: Group[Mode], usual: Group[Mode]) -> Findi
         unit="× the speed",
         low=found.low,
         high=found.high,
-        doubts=doubts(best, usual),
     )
 
 

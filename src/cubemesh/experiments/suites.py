@@ -41,7 +41,7 @@ SUITES: dict[str, Suite] = {
         asks=(
             Ask(experiment="minibatch", settings={"data": "digits"}),
             Ask(experiment="batch-accuracy"),
-            Ask(experiment="cpu-modes", settings={"data": "digits"}),
+            Ask(experiment="cpu-modes", settings={"data": "digits", "batch_per_device": "16"}),
             Ask(experiment="time-breakdown", settings={"batches": "8"}),
         ),
     ),

@@ -17,6 +17,7 @@ from cubemesh.experiments.base import Context, Experiment, Plan, Scale
 from cubemesh.experiments.conditions import titled
 from cubemesh.experiments.groups import Group, doubts, group_by
 from cubemesh.experiments.roofline import NOTE, rooflines
+from cubemesh.experiments.use import ceilings
 from cubemesh.measure.attribution import OTHER, PARTS
 from cubemesh.measure.losses import biggest_loss
 from cubemesh.model import (
@@ -29,6 +30,7 @@ from cubemesh.model import (
     Finding,
     Line,
     Point,
+    ProgramSettings,
     RunRecord,
     RunSpec,
     Table,
@@ -67,8 +69,10 @@ class Settings:
 
 
 def plan(settings: Settings, context: Context) -> Plan:
-    """A run with attribution for each network and minibatch."""
-    yield [
+    """The ceilings that layers are held against, then a run with attribution for each network and
+    minibatch."""
+    roof = ceilings(ProgramSettings(), replace(context.effort, repeats=1))
+    yield roof + [
         RunSpec(
             work=TrainSteps(
                 network=network,
@@ -95,11 +99,12 @@ def _points(settings: Settings, context: Context) -> Sequence[Key]:
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, tables and charts from the records of one `time-breakdown`."""
-    groups = group_by(records, _key)
+    steps = [r for r in records if isinstance(r.spec.work, TrainSteps)]
+    groups = group_by(steps, _key)
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
-        title=titled("Where the time of a step goes", records),
+        title=titled("Where the time of a step goes", steps),
         findings=tuple(_findings(groups)),
         tables=(
             *_attributions(groups),

@@ -20,7 +20,7 @@ from cubemesh.errors import UsageError
 from cubemesh.model import Chart, Line
 from cubemesh.views.frame import Frame, Row, gap_reason, x_text
 from cubemesh.views.heat import heat_layers
-from cubemesh.views.look import FONT, variable
+from cubemesh.views.look import CONFIG, variable
 from cubemesh.views.wording import clean
 
 try:
@@ -63,7 +63,7 @@ def vega_lite(
     if width == "container":
         picture = picture.properties(autosize=alt.AutoSizeParams(type="fit-x", contains="padding"))
     spec: dict[str, Any] = picture.to_dict()
-    spec["config"] = _CONFIG
+    spec["config"] = CONFIG
     del spec["$schema"]  # a newer Vega-Lite reads it just as well, without a warning
     return spec
 
@@ -324,36 +324,3 @@ _SYMBOLS: Mapping[str, dict[str, Any]] = {
     "bar": {"symbolType": "square"},
     "scatter": {"symbolType": "circle"},
 }
-
-_CONFIG: dict[str, Any] = {
-    "font": FONT,
-    "background": "transparent",
-    "padding": 4,
-    "view": {"stroke": None},
-    "axis": {
-        "labelColor": variable("soft"),
-        "labelFontSize": 12,
-        "labelPadding": 6,
-        "titleColor": variable("soft"),
-        "titleFontSize": 12,
-        "titleFontWeight": "normal",
-        "titlePadding": 10,
-        "gridColor": variable("line"),
-        "ticks": False,
-        "domain": False,
-    },
-    "text": {"font": FONT, "fontSize": 12},
-    "title": {
-        "color": variable("ink"),
-        "fontSize": 15,
-        "fontWeight": 600,
-        "anchor": "start",
-        "offset": 16,
-    },
-    "legend": {
-        "labelColor": variable("soft"),
-        "labelFontSize": 12,
-        "labelLimit": 240,
-    },
-}
-"""The same for every chart; plain data, as Vega-Lite's own names have it."""
