@@ -245,3 +245,34 @@ def test_many_upright_bars_go_without_their_values() -> None:
     assert "text" in marks(bars(7))
     assert "text" not in marks(bars(8))
     assert "bar" in marks(bars(8))
+
+
+def test_a_scatter_chart_joins_the_front_alone_and_labels_its_points():
+    points = tuple(
+        Point(x=x, y=y, label=label, run_id=f"r{label}")
+        for x, y, label in ((300.0, 400.0, "32"), (400.0, 640.0, "64"), (450.0, 600.0, "128"))
+    )
+    front = Line(
+        name="Pareto front",
+        points=(Point(x=300.0, y=400.0), Point(x=400.0, y=640.0)),
+        role="reference",
+    )
+    drawn = Chart(
+        name="power",
+        title="power",
+        kind="scatter",
+        x=Axis(name="power", unit="W"),
+        y=Axis(name="throughput", unit="samples/s"),
+        lines=(Line(name="fp32", points=points), front),
+    )
+    spec = vega_lite(drawn)
+    (joined,) = marks(spec, "line")
+    assert [row["x"] for row in rows(spec, joined)] == [300.0, 400.0]
+    (mark,) = marks(spec, "point")
+    assert len(rows(spec, mark)) == 3
+    (label,) = marks(spec, "text")
+    assert label["encoding"]["text"]["field"] == "label"
+    assert [row["label"] for row in rows(spec, label)] == ["32", "64", "128"]
+    assert rows(spec, mark)[0]["title"] == "fp32 · 32 · power 300 W"
+    svg = inline_svg(spec)
+    assert all(f">{text}</text>" in svg for text in ("32", "64", "128", "Pareto front", "300"))
