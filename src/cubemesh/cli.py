@@ -66,14 +66,38 @@ def _root(
 
 
 @app.command()
-def probe(as_json: AsJson = False) -> None:
-    """What this machine is: processors, memory, GPUs and links, software."""
-    from cubemesh.machines import probe as probe_machine
-    from cubemesh.views import terminal
-    from cubemesh.views.plain import machine_json
+def probe(
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="Where --draw writes.", show_default="cubemesh-topology.svg"),
+    ] = None,
+    machine: Annotated[
+        str | None,
+        typer.Option(
+            "--machine",
+            metavar="NAME|FILE",
+            help="A system of the catalogue, or of a .toml, .xml (NCCL) or .txt (topo -m) file.",
+        ),
+    ] = None,
+    draw: Annotated[
+        bool, typer.Option("--draw", help="Write the topology and its rings as SVG.")
+    ] = False,
+    gpus: Annotated[
+        str | None, typer.Option(metavar="0,1,…", help="Only these GPUs of the topology.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What this machine is: processors, memory, GPUs and links, software; or what another is."""
+    from cubemesh.views import systems
 
-    machine = probe_machine()
-    _show(machine_json(machine), as_json, lambda console: terminal.print_machine(console, machine))
+    if file is not None and not draw:
+        raise UsageError(f"{file}: a file is written with --draw only; to read one: --machine.")
+    drawing = (file or Path("cubemesh-topology.svg")) if draw else None
+    if machine is None:
+        plain, show = systems.this_machine(drawing, gpus)
+    else:
+        plain, show = systems.named(machine, drawing, gpus)
+    _show(plain, as_json, show)
 
 
 @app.command()

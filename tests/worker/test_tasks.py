@@ -13,6 +13,7 @@ from cubemesh.model import (
     Effort,
     Figure,
     Forward,
+    Input,
     Outcome,
     Placement,
     ProgramSettings,
@@ -104,6 +105,34 @@ def test_steps_are_measured(tmp_path, work, data_on):
     assert memory.unit == "B"
     assert "held" in memory.method
     assert events[-1]["event"] == "outcome"
+
+
+def test_a_copy_of_a_minibatch_is_measured_by_itself(tmp_path):
+    events = events_of(tmp_path, Input(**FEED, stage="copy"))
+    assert outcome(events).ok, events[-1]
+    assert phases(events) == ["import", "data", "build", "weights", "warm-up", "measure"]
+
+
+def test_data_without_files_have_nothing_to_decode(tmp_path):
+    ended = outcome(events_of(tmp_path, Input(**FEED, stage="decode")))
+    assert ended.status is Status.UNSUPPORTED
+    assert "data=synthetic is neither read nor decoded" in ended.message
+
+
+@pytest.mark.parametrize("stage", ["read", "decode"])
+def test_reading_and_decoding_need_no_program(tmp_path, stage):
+    image = pytest.importorskip("PIL.Image").new("RGB", (40, 30))
+    (tmp_path / "set" / "a").mkdir(parents=True)
+    for number in range(30):
+        image.save(tmp_path / "set" / "a" / f"{number}.jpg")
+    work = Input(**FEED, stage=stage, data="images", data_path=str(tmp_path / "set"))
+    events = events_of(tmp_path, work, input_threads=2)
+    assert outcome(events).ok, events[-1]
+    assert phases(events) == ["import", "data", "warm-up", "measure"]
+    found = figures(events)
+    assert found["image_file_bytes"].value == (tmp_path / "set/a/0.jpg").stat().st_size
+    assert found["input_threads"].value == 2
+    assert (found["images_set_aside"].value, found["images_set_aside"].n) == (0, 27)
 
 
 def test_the_frameworks_own_count_of_memory_comes_first(tmp_path):
