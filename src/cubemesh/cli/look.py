@@ -39,10 +39,10 @@ def probe(
         raise UsageError(f"{file}: a file is written with --draw only; to read one: --machine.")
     drawing = (file or Path("cubemesh-topology.svg")) if draw else None
     if machine is None:
-        plain, show = systems.this_machine(drawing, gpus)
+        plain, drawn = systems.this_machine(drawing, gpus)
     else:
-        plain, show = systems.named(machine, drawing, gpus)
-    show(plain, as_json, show)
+        plain, drawn = systems.named(machine, drawing, gpus)
+    show(plain, as_json, drawn)
 
 
 def networks(

@@ -1,4 +1,4 @@
-"""What several verbs share: their options, the store they open, and how they show what they found."""
+"""What verbs share: options, the store they open, and how they show what they found."""
 
 from __future__ import annotations
 

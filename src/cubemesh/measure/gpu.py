@@ -33,6 +33,7 @@ from cubemesh.measure.nvml import (
     Device,
     Refused,
 )
+from cubemesh.measure.sensors import Need, needed
 
 UTILISATION, POWER, ENERGY = "gpu_utilisation_percent", "gpu_power_watts", "gpu_energy_joules"
 RARELY, FIRST_RARE = 10, 3
@@ -92,6 +93,10 @@ class GpuReader:
             except Refused:  # for the moment: it answered at the start
                 continue
         return found
+
+    def needs(self) -> Need:
+        """How long its power sensor must be watched."""
+        return needed(self.name, self.generation, self.power)
 
     def costs(self) -> dict[str, Ask]:
         """Every question that is asked, so that a benchmark may time each."""
