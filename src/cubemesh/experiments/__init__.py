@@ -11,9 +11,11 @@ from cubemesh.experiments import (
     batch_accuracy,
     ceilings,
     cluster,
+    cpu_modes,
     devices,
     frameworks,
     image_size,
+    input_pipeline,
     minibatch,
     model_size,
     power,
@@ -42,6 +44,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         batch_accuracy.EXPERIMENT,
         frameworks.EXPERIMENT,
         image_size.EXPERIMENT,
+        input_pipeline.EXPERIMENT,
         model_size.EXPERIMENT,
         precision.EXPERIMENT,
         seq2seq.EXPERIMENT,
@@ -49,6 +52,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         devices.EXPERIMENT,
         cluster.EXPERIMENT,
         ceilings.EXPERIMENT,
+        cpu_modes.EXPERIMENT,
         time_breakdown.EXPERIMENT,
     )
 }
