@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from typing import Any
@@ -245,6 +246,18 @@ def test_many_upright_bars_go_without_their_values() -> None:
     assert "text" in marks(bars(7))
     assert "text" not in marks(bars(8))
     assert "bar" in marks(bars(8))
+
+
+def test_stacked_bars_are_one_layer_that_ends_at_the_highest_sum():
+    parts = (line(60.0, 90.0, name="compute"), line(40.0, 5.0, name="gaps"))
+    stacked = dataclasses.replace(chart(*parts, kind="bar"), stacked=True)
+    spec = vega_lite(stacked)
+    (layer,) = spec["layer"]
+    assert layer["encoding"]["y"]["stack"] == "zero"
+    assert layer["encoding"]["y"]["scale"]["domainMax"] == 100.0
+    assert {row["line"] for row in rows(spec, layer)} == {"compute", "gaps"}
+    assert "xOffset" not in layer["encoding"]
+    assert "<svg" in inline_svg(spec)
 
 
 def test_a_scatter_chart_joins_the_front_alone_and_labels_its_points():

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from cubemesh.frameworks.base import Unsupported
 from cubemesh.measure import replay
 from cubemesh.model import (
     WORK_KINDS,
@@ -23,6 +24,7 @@ from cubemesh.model import (
     TrainSteps,
 )
 from cubemesh.model.plain import from_plain
+from cubemesh.worker.attributing import attribute
 from cubemesh.worker.events import events_path, read_events
 from cubemesh.worker.job import Job
 from cubemesh.worker.tasks import TASKS
@@ -231,3 +233,33 @@ def test_a_network_of_tokens_is_trained_and_judged_by_position(tmp_path):
     assert outcome(events).status is Status.OK, outcome(events).message
     accuracy = figures(events)["accuracy"]
     assert (accuracy.value, accuracy.n) == (0.5, 512 * 4)  # never fewer than a minibatch
+
+
+def test_an_attribution_is_parts_that_add_up_to_the_step(tmp_path):
+    work = TrainSteps(**FEED)
+    settings = ProgramSettings(framework="null", script="step=0.01")
+    effort = dataclasses.replace(EFFORT, attribution=True)
+    events = run(tmp_path, RunSpec(work=work, program=settings, effort=effort))
+    assert outcome(events).ok, events[-1]
+    assert phases(events)[-2:] == ["measure", "profile"]
+    parts = {e["part"]["name"]: e["part"]["seconds"] for e in events if e["event"] == "part"}
+    assert set(parts) == {"compute", "input_stall", "launch_gaps", "host", "other"}
+    assert parts["compute"] == pytest.approx(0.01)
+    assert sum(parts.values()) == pytest.approx(0.01)
+    (by_category,) = [e["breakdown"] for e in events if e["event"] == "breakdown"]
+    assert {row["name"] for row in by_category["rows"]} == {"unnamed", "input"}
+
+
+def test_a_framework_whose_profile_is_not_read_refuses_an_attribution(tmp_path):
+    class Plain:
+        """A program without a profiler."""
+
+        device = "cpu"
+
+    spec = RunSpec(
+        work=TrainSteps(**FEED),
+        program=ProgramSettings(framework="null"),
+        effort=dataclasses.replace(EFFORT, attribution=True),
+    )
+    with pytest.raises(Unsupported, match="pytorch or pytorch-compiled"):
+        attribute(spec, Plain(), None, None, None, "")

@@ -15,6 +15,7 @@ from cubemesh.experiments.comparison import Gate, ratio_of_record
 from cubemesh.model import Answer, Machine, NetworkWork, RunRecord, RunSpec
 from cubemesh.model.comparison import Ratio
 from cubemesh.model.plain import to_plain
+from cubemesh.predict.roofline import measured_roof, points_of
 from cubemesh.results.compare import Compared
 from cubemesh.statistics import FEWEST_FOR_INTERVAL, bootstrap_interval, mad, median, percentile
 
@@ -77,6 +78,20 @@ def spec_json(spec: RunSpec) -> dict[str, Any]:
     }
 
 
+def roofline_json(record: RunRecord) -> list[dict[str, Any]]:
+    """The layers of a run whose layers were timed, those that lose most first, with what the chart
+    shows of them; empty of any other."""
+    return [
+        {
+            **to_plain(point),
+            "flops_per_byte": point.intensity,
+            "flops_per_s": point.flops_per_s,
+            "lost_s": None if point.floor_s is None else point.lost_s,
+        }
+        for point in points_of(record, measured_roof(record))
+    ]
+
+
 def record_json(record: RunRecord) -> dict[str, Any]:
     """A record with its figures where a program looks for them; see docs/report.md."""
     outcome = record.outcome
@@ -106,6 +121,7 @@ def record_json(record: RunRecord) -> dict[str, Any]:
                 "warnings",
             )
         },
+        "roofline": roofline_json(record),
         "unmeasured": to_plain(record.unmeasured),
         "ranks": to_plain(record.ranks),
         "series": list(record.series),

@@ -12,6 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from cubemesh.experiments.roofline import losses
 from cubemesh.model import Answer, Finding, Machine, RunRecord, Series, Status, Table, Warning
 from cubemesh.units import format_seconds
 from cubemesh.views import machine_facts, run_facts, wording
@@ -136,8 +137,11 @@ def print_record(console: Console, record: RunRecord, series: Sequence[Series] =
         (
             "Where the step's time goes",
             [
-                (p.name, f"{p.seconds}, {100 * p.share:.1f} %")
-                for p in run_facts.part_shares(record)
+                *(
+                    (p.name, f"{p.seconds}, {100 * p.share:.1f} %")
+                    for p in run_facts.part_shares(record)
+                ),
+                *(("biggest loss", text) for text in (run_facts.loss_sentence(record),) if text),
             ],
         ),
         *(
@@ -158,6 +162,9 @@ def print_record(console: Console, record: RunRecord, series: Sequence[Series] =
             console.print()
             _line(console, title, style=ACCENT)
             print_facts(console, pairs)
+    if (table := losses(record)) is not None:
+        console.print()
+        print_table(console, table)
     traceback = record.outcome.facts.get("traceback")
     if traceback:
         console.print()
