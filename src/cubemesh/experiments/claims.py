@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from cubemesh.experiments.bends import sample_ms, second_difference
+from cubemesh.experiments.breakdown_claims import busy_at_32, busy_at_64, waiting_share
 from cubemesh.experiments.cpu_modes_shown import gain
 from cubemesh.experiments.evidence import Evidence
 from cubemesh.experiments.feeding import utilisation
@@ -283,6 +284,9 @@ CHECKS: dict[str, Check] = {
     "001-13": utilisation_of("vgg16", 32, 224),
     "001-14": never("the document takes these from TensorFlow's own page: no device is named"),
     "001-24": never("it is a definition, and cubemesh keeps to it"),
+    "004-7": waiting_share,
+    "004-8": busy_at_32,
+    "004-9": busy_at_64,
     "004-12": sampling_cost(),
     "004-13": fastest_arrangement(),
 }

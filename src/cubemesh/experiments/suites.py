@@ -89,10 +89,12 @@ SUITES: dict[str, Suite] = {
         ),
     ),
     "doc-004": Suite(
-        summary="document 004 on one device: power against performance, and its claims",
+        summary="document 004 on one device: where time goes, power against performance, and its "
+        "claims",
         document="004",
         asks=(
             Ask(experiment="cpu-modes", place="004 figure 5"),
+            Ask(experiment="time-breakdown", place="004 figures 7, 9, 11 and 13"),
             Ask(experiment="power", place="004 figures 16 to 19"),
         ),
     ),

@@ -27,6 +27,8 @@ Device = Literal["auto", "cpu", "cuda"]
 Pinning = Literal["none", "compact", "spread"]
 Operation = Literal["matrix_product", "copy", "host_to_device", "device_to_host", "disk_read"]
 
+Stage = Literal["read", "decode", "copy"]
+
 
 def _at_least(owner: object, low: float, *names: str) -> None:
     for name in names:
@@ -107,6 +109,16 @@ class Train(NetworkWork):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Input(NetworkWork):
+    """One stage of what feeds a network, on its own: a step is a minibatch going through it."""
+
+    kind: Literal["input"] = "input"
+    stage: Stage = "decode"
+    """`read`: files are read. `decode`: images in memory are decoded, cropped and scaled. `copy`:
+    a minibatch on the host is copied to the device."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ceiling:
     """The fastest this device does one elementary thing: what training speed is held against."""
 
@@ -144,11 +156,12 @@ class Ceiling:
             )
 
 
-Work = TrainSteps | Forward | Train | Ceiling
+Work = TrainSteps | Forward | Train | Input | Ceiling
 WORK_KINDS: dict[str, type[Work]] = {
     "train_steps": TrainSteps,
     "forward": Forward,
     "train": Train,
+    "input": Input,
     "ceiling": Ceiling,
 }
 
@@ -197,6 +210,9 @@ class ProgramSettings:
     keep_decoded: bool = False
     """Whether images are decoded once, before anything is timed, and kept in memory, as many as
     fit 1 GiB; only for data that must be decoded."""
+    drop_page_cache: bool = False
+    """Whether the pages of an image file are dropped from memory as soon as it was read, as if the
+    data were larger than the memory."""
     compile_by: CompileBy = "network"
     """What a compiler sees at once. `segment`: one part of the network after the other (a residual
     stage, say), so that the gradients of the last are complete while the first run backward."""

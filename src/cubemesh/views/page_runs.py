@@ -49,6 +49,8 @@ class ShownRun:
     """Each with the CSS variable of its colour."""
     parts: tuple[tuple[PartShare, str], ...]
     """The same for the parts of the step."""
+    loss: str
+    """The biggest of them that is a loss, with its remedy."""
     breakdowns: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
     """(title, its longest rows)."""
     roofline: Markup
@@ -82,6 +84,7 @@ def shown_run(record: RunRecord, series: Sequence[Series]) -> ShownRun:
             (part, variable(_PART_COLOURS[named.name]))
             for part, named in zip(run_facts.part_shares(record), record.parts, strict=True)
         ),
+        loss=run_facts.loss_sentence(record),
         breakdowns=tuple(
             (f"Time of a step by {wording.clean(b.name)}", run_facts.breakdown_facts(b))
             for b in record.breakdowns

@@ -145,11 +145,13 @@ def answer_json(answer: Answer) -> dict[str, Any]:
 
 
 def machine_json(machine: Machine) -> dict[str, Any]:
-    """The document of a machine, with its id and the memory that is really usable."""
+    """The document of a machine, with its id, the memory that is really usable, and of several
+    GPUs the topology (null where it is not known)."""
     return envelope(
         "machine",
         machine_id=machine.machine_id,
         usable_memory_bytes=machine.memory.usable_bytes,
+        topology=_topology(machine),
         **to_plain(machine),
     )
 
@@ -178,6 +180,15 @@ def comparison_json(found: Compared, answer: Answer, gate: Gate | None) -> dict[
 def ratio_json(ratio: Ratio | None) -> dict[str, Any] | None:
     """B's throughput over A's, its interval, and the verdict."""
     return None if ratio is None else {**to_plain(ratio), "half_width": ratio.half_width}
+
+
+def _topology(machine: Machine) -> dict[str, Any] | None:
+    if len(machine.gpus) < 2:
+        return None
+    from cubemesh.views.topology_facts import seen_of  # only several GPUs need graphs
+
+    seen = seen_of(machine)
+    return None if seen is None else seen.plain()
 
 
 class Answered(Protocol):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from cubemesh.experiments.comparison import changes, ratio_of_record
 from cubemesh.frameworks import entry
+from cubemesh.measure.losses import biggest_loss
 from cubemesh.model import Breakdown, Figure, RunRecord, Series
 from cubemesh.units import format_seconds
 from cubemesh.views import wording
@@ -130,6 +131,14 @@ def part_shares(record: RunRecord) -> tuple[PartShare, ...]:
         )
         for part in record.parts
     )
+
+
+def loss_sentence(record: RunRecord) -> str:
+    """The biggest loss of the step and its remedy; empty where the step was not taken apart."""
+    loss = biggest_loss(record.parts, record.spec)
+    if loss is None:
+        return ""
+    return wording.clean(f"{loss.text}: {loss.remedy}." if loss.remedy else f"{loss.text}.")
 
 
 def breakdown_facts(breakdown: Breakdown) -> tuple[tuple[str, str], ...]:
