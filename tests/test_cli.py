@@ -41,15 +41,15 @@ def test_the_flags_are_frozen():
         for name, verb in verbs.items()
     }
     assert flags == {
-        "probe": ["--json"],
+        "probe": ["--draw", "--gpus", "--json", "--machine"],
         "networks": ["--json"],
         "experiments": ["--json"],
+        "published": ["--above-peak", "--device", "--json", "--limit"],
         "run": [
             *("--against", "--fail-below", "--fresh", "--full", "--json", "--python", "--quick"),
             *("--set", "--store"),
         ],
         "compare": ["--fail-below", "--json", "--store", "--store-b"],
-        "published": ["--above-peak", "--device", "--json", "--limit"],
         "results": ["--framework", "--json", "--limit", "--network", "--outcome", "--store"],
         "report": ["--charts", "--json", "--output", "--store"],
     }

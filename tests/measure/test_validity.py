@@ -94,12 +94,12 @@ def test_reasons_that_hold_a_gpu_back_are_told_with_their_share() -> None:
 
 
 def test_files_in_the_page_cache() -> None:
-    assert page_cache(0, 1 << 30) is None
-    assert page_cache(0, 0) is None
-    warm, unknown = page_cache(1 << 29, 1 << 30), page_cache(None, 1 << 30)
+    assert page_cache(0.0) is None
+    assert page_cache(0.04) is None
+    warm, unknown = page_cache(0.5), page_cache(None)
     assert warm is not None
     assert unknown is not None
-    assert "512 MiB of the 1 GiB of files read (50 %)" in warm.cause
+    assert "50 % of the files were in memory" in warm.cause
     assert "not known" in unknown.cause
 
 

@@ -25,10 +25,10 @@ from cubemesh.frameworks.base import (
     Capabilities,
     CeilingProgram,
     OutOfMemory,
-    check_weights,
     monotonic_s,
 )
 from cubemesh.frameworks.ceilings import shape_words
+from cubemesh.frameworks.checks import check_weights
 from cubemesh.frameworks.null_script import Event, Script, read_script
 from cubemesh.model.profile import Profile, ProfileEvent
 from cubemesh.model.spec import Ceiling, ProgramSettings, Train
@@ -42,7 +42,7 @@ _DEFAULT_COPY_BYTES = 1 << 28
 def capabilities() -> Capabilities:
     """Everything, on a CPU, for nothing of it is computed."""
     return Capabilities(
-        works=frozenset({"train_steps", "forward", "train", "ceiling"}),
+        works=frozenset({"train_steps", "forward", "train", "input", "ceiling"}),
         devices=("cpu",),
         precisions={"cpu": frozenset({"fp64", "fp32", "tf32", "bf16", "fp16"})},
         layouts=frozenset({"nchw", "nhwc"}),
@@ -115,14 +115,14 @@ class NullProgram:
 
     def profile(
         self, run: Callable[[], None], *, layers: bool = False, trace: str | None = None
-    ) -> Profile:
+    ) -> Callable[[], Profile]:
         """Each step as one operator that computes from its begin to its end; keeps no trace."""
         self._recording = True
         run()
         self._recording = False
-        events = tuple(self._recorded)
+        profile = Profile(events=tuple(self._recorded))
         self._recorded.clear()
-        return Profile(events=events)
+        return lambda: profile
 
     def forward(self, placed: NDArray[np.int64]) -> None:
         """A step like any other: the script does not tell them apart."""

@@ -33,7 +33,7 @@ SLOWING = (0x002, 0x004, 0x008, 0x010, 0x020, 0x040, 0x080)
 THROTTLED_SHARE = 0.05
 """Share of the readings in which a reason must have held."""
 CACHED_SHARE = 0.05
-"""Share of the files' bytes in the page cache before that is told."""
+"""Share of the files in the page cache before that is told."""
 
 
 def judge(windows: Sequence[Window]) -> list[Warning]:
@@ -143,26 +143,23 @@ def throttled(reasons: Sequence[float]) -> Warning | None:
     )
 
 
-def page_cache(cached_bytes: int | None, total_bytes: int) -> Warning | None:
-    """A warning where files that a run read were (partly) in the page cache before it, or where
-    that is not known (None)."""
-    if cached_bytes is None:
-        return warn(
-            "page-cache",
-            f"Whether the {format_bytes(total_bytes)} of files read were in the page cache before "
-            "is not known: this kernel does not tell.",
-            "Run on Linux 6.5 or newer, or as the files' owner.",
-        )
-    share = cached_bytes / total_bytes if total_bytes else 0.0
-    if share < CACHED_SHARE:
+def page_cache(share: float | None) -> Warning | None:
+    """A warning where a `share` of the files that a run reads was in the page cache before it, or
+    where nobody can tell (None)."""
+    if share is not None and share < CACHED_SHARE:
         return None
+    remedy = (
+        "Right for the later epochs of a data set that fits into memory. For the disk's own speed "
+        "set drop_page_cache=true."
+    )
+    if share is None:
+        cause = "Whether the files were in memory before they were read is not known here."
+        return warn("page-cache", cause, remedy)
     return warn(
         "page-cache",
-        f"{format_bytes(cached_bytes)} of the {format_bytes(total_bytes)} of files read "
-        f"({_percent(share)}) were in the page cache before: reading these measured memory and "
-        "no disk.",
-        "Right for the later epochs of a data set that fits into memory. For the disk's own speed, "
-        "read files that were not read since the machine started, or more than its memory holds.",
+        f"{_percent(share)} of the files were in memory before they were read: reading these "
+        "measures memory and no disk.",
+        remedy,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from cubemesh.experiments.comparison import changes, ratio_of_record
 from cubemesh.frameworks import entry
+from cubemesh.measure.losses import biggest_loss
 from cubemesh.model import Breakdown, Figure, RunRecord, Series
 from cubemesh.units import format_seconds
 from cubemesh.views import wording
@@ -83,6 +84,10 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
         f"{rank.device}{f' ({rank.device_name})' if rank.device_name else ''} on {rank.host}"
         for rank in record.ranks
     )
+    bound = [r for r in record.ranks if r.processors]
+    if bound:
+        numbers = ", ".join(map(str, bound[0].processors))
+        facts.append(("bound to processors", numbers))
     if devices:
         facts.append(("ran on", wording.clean(", ".join(devices))))
     if record.environment is not None:
@@ -95,19 +100,6 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
     if record.attempt > 1:
         facts.append(("attempt", str(record.attempt)))
     return tuple(facts)
-
-
-def _comparison(record: RunRecord) -> list[tuple[str, str]]:
-    """What an alternating run alternated with, and what came of it."""
-    if record.spec.against is None:
-        return []
-    pairs = changes(record)
-    other = ", ".join(f"{name}={b} (here {a})" for name, a, b in pairs) or "the same program"
-    facts = [("alternated with", wording.clean(other))]
-    ratio = ratio_of_record(record)
-    if ratio is not None:
-        facts.append(("which is", wording.clean(f"{ratio.verdict.value} ({ratio.method})")))
-    return facts
 
 
 def _figure_text(name: str, figure: Figure) -> str:
@@ -141,6 +133,14 @@ def part_shares(record: RunRecord) -> tuple[PartShare, ...]:
     )
 
 
+def loss_sentence(record: RunRecord) -> str:
+    """The biggest loss of the step and its remedy; empty where the step was not taken apart."""
+    loss = biggest_loss(record.parts, record.spec)
+    if loss is None:
+        return ""
+    return wording.clean(f"{loss.text}: {loss.remedy}." if loss.remedy else f"{loss.text}.")
+
+
 def breakdown_facts(breakdown: Breakdown) -> tuple[tuple[str, str], ...]:
     """The longest rows of a breakdown, and what the others come to."""
     rows = breakdown.rows
@@ -149,6 +149,19 @@ def breakdown_facts(breakdown: Breakdown) -> tuple[tuple[str, str], ...]:
         rest = math.fsum(row.seconds for row in rows[MOST_ROWS:])
         shown.append((f"{len(rows) - MOST_ROWS} more", format_seconds(rest)))
     return tuple(shown)
+
+
+def _comparison(record: RunRecord) -> list[tuple[str, str]]:
+    """What an alternating run alternated with, and what came of it."""
+    if record.spec.against is None:
+        return []
+    pairs = changes(record)
+    other = ", ".join(f"{name}={b} (here {a})" for name, a, b in pairs) or "the same program"
+    facts = [("alternated with", wording.clean(other))]
+    ratio = ratio_of_record(record)
+    if ratio is not None:
+        facts.append(("which is", wording.clean(f"{ratio.verdict.value} ({ratio.method})")))
+    return facts
 
 
 def phase_shares(record: RunRecord) -> tuple[PhaseShare, ...]:

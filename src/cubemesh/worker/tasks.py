@@ -3,6 +3,7 @@
     train_steps, forward   data ─ build ─ weights ─ warm-up ─ measure      (measure/timer.py)
                            ─ profile, with attribution                     (measure/profiled.py)
     train                  data ─ build ─ weights ─ epochs, evaluations    (training/loop.py)
+    input                  data ─ warm-up ─ measure                        (worker/inputs.py)
     ceiling                build ─ warm-up ─ measure                       (measure/timer.py)
 
 Between build and weights, a program that compiles does so, with one batch, in phase compile. A task
@@ -19,7 +20,6 @@ from dataclasses import dataclass
 from typing import cast
 
 from cubemesh import networks
-from cubemesh.data import disk
 from cubemesh.data.feed import placed_batches
 from cubemesh.data.sequences import Sequences
 from cubemesh.frameworks.base import (
@@ -30,26 +30,21 @@ from cubemesh.frameworks.base import (
     Program,
     Unsupported,
 )
-from cubemesh.frameworks.ceilings import try_out
-from cubemesh.measure.figures import figures
+from cubemesh.frameworks.ceilings import REST_S, try_out
 from cubemesh.measure.gpu_processes import Neighbours
 from cubemesh.measure.profiled import Attributed
 from cubemesh.measure.telemetry import Meter, Telemetry, idle_power, open_meters
 from cubemesh.measure.timer import Measured, measure
 from cubemesh.measure.validity import judge
-from cubemesh.model.record import Figure
-from cubemesh.model.spec import Ceiling, NetworkWork, RunSpec, Train
+from cubemesh.model.spec import Input, NetworkWork, RunSpec, Train
 from cubemesh.networks.graph import Network
 from cubemesh.training.loop import train as train_epochs
-from cubemesh.worker import inputs
+from cubemesh.worker import ceilings, inputs
 from cubemesh.worker.attributing import attribute
 from cubemesh.worker.built import built
 from cubemesh.worker.doubts import say_doubts
 from cubemesh.worker.events import EventLog
 from cubemesh.worker.step_figures import tokens
-
-RATES = {"FLOP/s": ("rate_flops_per_s", "FLOP/s"), "byte/s": ("rate_bytes_per_s", "B/s")}
-"""Unit of a ceiling → the name of its figure, and the figure's unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,51 +101,45 @@ def train(task: Task) -> None:
             log.warning(warning)
 
 
+def input_stage(task: Task) -> None:
+    """Measure one stage of what feeds a network: a step is a minibatch going through it."""
+    work, log = cast(Input, task.spec.work), task.log
+    meters = meters_of(task)
+    network = network_of(work)
+    with log.phase("data"):
+        source = inputs.open_stage(task.spec, network)
+        feed = inputs.feed(task.spec, source, task.usable_cores)
+        inputs.say_files(log, source, feed.threads)
+    samples = work.batch_per_device
+    with closing(feed):
+        if work.stage == "copy":
+            batch = next(feed)
+            with _built(task, network, lambda: batch) as program:
+                host = inputs.Host(program.synchronize)
+                _timed(task, meters, host, lambda: inputs.discard(program.place(batch)), samples)
+        else:
+            _timed(task, meters, inputs.Host(), lambda: inputs.discard(next(feed)), samples)
+            inputs.say(log, (source, feed.tried))
+            inputs.say_dropped(task.spec, log, source)
+
+
 def ceiling(task: Task) -> None:
     """Measure the rate of one elementary operation: at its fastest, in the first moments, and as
-    it goes on. Reading a disk takes no framework: a scripted program alone plays it."""
-    work, program_settings = cast(Ceiling, task.spec.work), task.spec.program
+    it goes on."""
     meters = meters_of(task)
     with task.log.phase("build"):
-        program: CeilingProgram
-        if work.operation == "disk_read" and program_settings.script is None:
-            program = disk.build(work)
-        else:
-            program = task.framework.build_ceiling(
-                work, program_settings, task.device, task.threads
-            )
-        trial = try_out(program)
+        program = ceilings.build(task.spec, task.framework.build_ceiling, task.device, task.threads)
+        trial = try_out(program, 0.0 if task.device == "cpu" else REST_S)
     measured, telemetry = _timed(task, meters, program, program.call, samples_per_step=1)
     telemetry.keep_energy(measured.windows, None)
-    calls = figures(measured.windows, wall_s=0.0)["throughput_per_s"]
-    name, unit = RATES[program.unit]
-    rate = Figure(
-        value=calls.value * program.work_per_call,
-        unit=unit,
-        low=None if calls.low is None else calls.low * program.work_per_call,
-        high=None if calls.high is None else calls.high * program.work_per_call,
-        n=calls.n,
-        method=program.what,
-    )
-    task.log.figure(name, rate)
-    best_s = min(trial.call_s, *(w.step_s for w in measured.windows))
-    fastest = Figure(
-        value=program.work_per_call / best_s,
-        unit=unit,
-        n=trial.groups + calls.n,
-        method=program.what,
-    )
-    task.log.figure(name.replace("rate", "fastest"), fastest)
-    if isinstance(program, disk.DiskRead):
-        if (doubt := program.doubt()) is not None:
-            task.log.warning(doubt)
-        program.close()
+    ceilings.say(task.log, program, trial, measured.windows)
 
 
 TASKS: dict[str, Callable[[Task], None]] = {
     "train_steps": train_steps,
     "forward": forward,
     "train": train,
+    "input": input_stage,
     "ceiling": ceiling,
 }
 """Kind of work → its task: one for each of `WORK_KINDS`."""
@@ -163,6 +152,7 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
     with log.phase("data"):
         source = inputs.open_split(task.spec, network, "train")
         feed = inputs.feed(task.spec, source, task.usable_cores)
+        inputs.say_files(log, source, feed.threads)
     with closing(feed), _built(task, network, lambda: next(feed.epoch(0))) as program:
         queue = step_of(program)
         attributed = attribute(task.spec, program, feed, queue, log, task.folder)
@@ -184,7 +174,8 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
         telemetry.keep_energy(measured.windows, sum(w.samples for w in measured.windows))
         if task.spec.program.data_on == "host" and attributed is None:
             log.figure("input_wait_s", inputs.wait(measured, feed))
-        inputs.say(log, (feed.source, feed.tried))
+        inputs.say(log, (source, feed.tried))
+        inputs.say_dropped(task.spec, log, source)
         if isinstance(feed.source, Sequences):
             log.figure("tokens_per_s", tokens(measured, feed.source))
         # Once, at the end: reading a loss waits for the device, and a loss that has stopped being
@@ -205,13 +196,12 @@ def meters_of(task: Task) -> tuple[Meter, ...]:
 def _timed(
     task: Task,
     meters: Sequence[Meter],
-    program: Program | CeilingProgram,
+    program: Program | CeilingProgram | inputs.Host,
     step: Callable[[], None],
     samples_per_step: int,
     attributed: Attributed | None = None,
 ) -> tuple[Measured, Telemetry]:
-    """Time `step`, with the machine watched beside it. How busy the processors are is not kept
-    where reading profiles between the windows has kept them busy too."""
+    """Time `step`, with the machine watched beside it."""
     with Telemetry(task.log, task.usable_cores, meters=meters) as telemetry:
         measured = measure(
             step,
@@ -223,8 +213,7 @@ def _timed(
             beside=None if attributed is None else attributed.beside,
         )
     say_doubts(telemetry, task.neighbours, task.log, measured.started, measured.ended)
-    if attributed is None or not attributed.on_host:
-        telemetry.keep_utilisation(measured.started, measured.ended)
+    telemetry.keep_utilisation(measured.started, measured.ended)
     return measured, telemetry
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import cached_property
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -156,19 +155,14 @@ class PyTorchProgram:
 
     def profile(
         self, run: Callable[[], None], *, layers: bool = False, trace: str | None = None
-    ) -> Profile:
+    ) -> Callable[[], Profile]:
         """See `Profiles` in frameworks/base."""
         return profiling.profile(
             run,
             kind=self._kind,
             layers=self._built.layers if layers and self.shows_layers else {},
             trace=trace,
-            recording_s=self._recording_s,
         )
-
-    @cached_property
-    def _recording_s(self) -> float:
-        return profiling.recording_s() if self._kind == "cpu" else 0.0
 
     def peak_memory_bytes(self) -> int | None:
         """Of the arrays PyTorch held on the GPU at once, without its cache; None on a CPU."""
