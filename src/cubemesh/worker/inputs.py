@@ -95,7 +95,7 @@ def say_files(log: Log, source: Source, threads: int) -> None:
     if isinstance(source, Images | ReadOnly):
         log.figure("image_file_bytes", Figure(value=source.mean_bytes(), unit="B"))
         if (share := source.in_page_cache()) is not None:
-            method = "middle bytes looked for in the page cache before the first step"
+            method = "middle pages looked for in the page cache before the first step"
             log.figure("page_cache_share", Figure(value=share, unit="", method=method))
 
 
