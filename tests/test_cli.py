@@ -41,7 +41,7 @@ def test_the_flags_are_frozen():
         for name, verb in verbs.items()
     }
     assert flags == {
-        "probe": ["--json"],
+        "probe": ["--draw", "--gpus", "--json", "--machine"],
         "networks": ["--json"],
         "experiments": ["--json"],
         "published": ["--above-peak", "--device", "--json", "--limit"],

@@ -6,15 +6,8 @@ import pytest
 from cubemesh import networks
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS, entry
-from cubemesh.frameworks.base import (
-    Batch,
-    Capabilities,
-    Unsupported,
-    check_layers,
-    check_supported,
-    check_weights,
-    monotonic_s,
-)
+from cubemesh.frameworks.base import Batch, Capabilities, Unsupported, check_supported, monotonic_s
+from cubemesh.frameworks.checks import check_layers, check_weights
 from cubemesh.model.spec import Ceiling, Placement, ProgramSettings, RunSpec, TrainSteps
 from cubemesh.networks.layers import LAYERS, Dropout
 

@@ -10,6 +10,7 @@ from cubemesh.errors import unknown_name
 from cubemesh.experiments import (
     batch_accuracy,
     ceilings,
+    cpu_modes,
     devices,
     frameworks,
     image_size,
@@ -49,6 +50,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         power.EXPERIMENT,
         devices.EXPERIMENT,
         ceilings.EXPERIMENT,
+        cpu_modes.EXPERIMENT,
         time_breakdown.EXPERIMENT,
     )
 }

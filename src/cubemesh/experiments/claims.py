@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from cubemesh.experiments.bends import sample_ms, second_difference
+from cubemesh.experiments.breakdown_claims import busy_at_32, busy_at_64, waiting_share
+from cubemesh.experiments.cpu_modes_shown import gain
 from cubemesh.experiments.evidence import Evidence
 from cubemesh.experiments.feeding import utilisation
 from cubemesh.experiments.groups import Group, doubts
@@ -240,6 +242,21 @@ def sampling_cost() -> Check:
     return check
 
 
+def fastest_arrangement() -> Check:
+    """Modes that firmware sets; what was measured of the arrangements that a user can choose."""
+
+    def check(claim: Claim, evidence: Evidence) -> Verdict:
+        reason = "it compares clustering and memory modes of a KNL, which its firmware sets"
+        found = gain(evidence.records)
+        if found is None:
+            return untested(claim, reason)
+        words, figure = found
+        here = f"fastest of the arrangements that can be chosen here over the usual: {words}"
+        return untested(claim, f"{reason}; {here}", figure)
+
+    return check
+
+
 def never(reason: str) -> Check:
     """A claim that no measurement here can settle."""
     return lambda claim, evidence: untested(claim, reason)
@@ -267,7 +284,11 @@ CHECKS: dict[str, Check] = {
     "001-13": utilisation_of("vgg16", 32, 224),
     "001-14": never("the document takes these from TensorFlow's own page: no device is named"),
     "001-24": never("it is a definition, and cubemesh keeps to it"),
+    "004-7": waiting_share,
+    "004-8": busy_at_32,
+    "004-9": busy_at_64,
     "004-12": sampling_cost(),
+    "004-13": fastest_arrangement(),
 }
 """The claims that records can settle. Document 000's "VGG" is taken for VGG-16."""
 

@@ -25,10 +25,10 @@ from cubemesh.frameworks.base import (
     Capabilities,
     CeilingProgram,
     OutOfMemory,
-    check_weights,
     monotonic_s,
 )
 from cubemesh.frameworks.ceilings import shape_words
+from cubemesh.frameworks.checks import check_weights
 from cubemesh.frameworks.null_script import Event, Script, read_script
 from cubemesh.model.profile import Profile, ProfileEvent
 from cubemesh.model.spec import Ceiling, ProgramSettings, Train

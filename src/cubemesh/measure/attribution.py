@@ -153,8 +153,11 @@ class DeviceTime:
     busy_s: float
 
 
-def on_device(windows: Sequence[StampedWindow], recorded: Recorded) -> tuple[Part, ...]:
-    """The parts of a step that a device computes while the host runs ahead."""
+def on_device(
+    windows: Sequence[StampedWindow], recorded: Recorded
+) -> tuple[tuple[Part, ...], float]:
+    """The parts of a step that a device computes while the host runs ahead, and the share of the
+    time in which the device is at work."""
     played = _evenly(windows, recorded)
     steps = sum(len(w.stamps) for w in played)
     times = [device_time(w, play(w, recorded, i)) for i, w in enumerate(played)]
@@ -173,14 +176,8 @@ def on_device(windows: Sequence[StampedWindow], recorded: Recorded) -> tuple[Par
         f"{played_on}",
     }
     parts = (Part(name=n, seconds=s, method=methods[n]) for n, s in seconds.items())
-    return _with_other(mean_step_s(windows), tuple(parts))
-
-
-def busy_share(windows: Sequence[StampedWindow], recorded: Recorded) -> float:
-    """The share of the measured time in which the device was at work."""
-    played = _evenly(windows, recorded)
-    busy = math.fsum(device_time(w, play(w, recorded, i)).busy_s for i, w in enumerate(played))
-    return busy / math.fsum(w.elapsed_s for w in played)
+    busy = math.fsum(t.busy_s for t in times) / math.fsum(w.elapsed_s for w in played)
+    return _with_other(mean_step_s(windows), tuple(parts)), busy
 
 
 def device_time(window: StampedWindow, work: Sequence[Busy]) -> DeviceTime:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from cubemesh.frameworks.base import Profiles
-from cubemesh.measure.attribution import OTHER, busy_share, mean_step_s, on_device, on_host
+from cubemesh.measure.attribution import OTHER, mean_step_s, on_device, on_host
 from cubemesh.measure.base import Log
 from cubemesh.measure.breakdown import by_category, by_layer, by_runtime_call, occupancy
 from cubemesh.measure.stamps import StampedSteps, StampedWindow
@@ -129,7 +129,11 @@ class Attributed:
 
         read = self.program.profile(run, layers=layers, trace=trace)
         (window,) = windows
-        return window, lambda: read().between(window.start_s, window.end_s)
+        if self.on_host:
+            return window, lambda: read().between(window.start_s, window.end_s)
+        # Read at once: of a GPU's work that one profile holds, the next leaves only the beginning.
+        profile = read().between(window.start_s, window.end_s)
+        return window, lambda: profile
 
     def _plain(self, steps: int) -> StampedWindow:
         watch = Stopwatch(
@@ -157,8 +161,7 @@ class Attributed:
     def _say_parts(self) -> None:
         if any(profile.on_device for _, profile in self._profiled):
             recorded = record(self._profiled)
-            parts = on_device(self._windows, recorded)
-            busy = busy_share(self._windows, recorded)
+            parts, busy = on_device(self._windows, recorded)
             method = "time with a kernel or copy on the device, of the measured time"
             figure = Figure(value=100 * busy, unit="%", n=len(self._windows), method=method)
             self.log.figure("device_busy_percent", figure)

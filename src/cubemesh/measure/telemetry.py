@@ -36,7 +36,7 @@ from cubemesh.measure.sampled import (
     series_of,
     utilisation_curve,
 )
-from cubemesh.measure.sensors import Need, needed
+from cubemesh.measure.sensors import Need
 from cubemesh.measure.traffic import TrafficReader
 from cubemesh.measure.validity import busy_host
 from cubemesh.model.record import Figure, Window
@@ -58,6 +58,9 @@ class Meter(Protocol):
 
     def read(self) -> Mapping[str, float]:
         """What it says now, by name; a quantity that does not answer is left out."""
+
+    def needs(self) -> Need | None:
+        """How long the power sensor of a GPU must be watched; None for what is none."""
 
 
 def open_meters(gpu_uuid: str | None) -> tuple[Meter, ...]:
@@ -181,7 +184,7 @@ class Telemetry:
             self.sampled,
             [(w.start_s, w.start_s + w.elapsed_s) for w in windows],
             samples,
-            gpu_needs=self._gpu_needs(gpu),
+            gpu_needs=gpu.needs() if gpu else None,
             every_s=self._every_s,
             missing={k: v for meter in self.meters for k, v in meter.missing.items()},
         )
@@ -195,12 +198,6 @@ class Telemetry:
     @property
     def _gpu(self) -> Meter | None:
         return next((m for m in self.meters if m.device == "gpu"), None)
-
-    def _gpu_needs(self, gpu: Meter | None) -> Need | None:
-        if gpu is None:
-            return None
-        named = (getattr(gpu, part, "") for part in ("name", "generation", "power"))
-        return needed(*named)
 
     def _run(self) -> None:
         try:

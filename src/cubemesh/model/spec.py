@@ -25,6 +25,7 @@ Optimizer = Literal["sgd", "rmsprop", "adam", "adamw", "lars"]
 LossScale = Literal["dynamic"] | float
 CompileBy = Literal["network", "segment"]
 Device = Literal["auto", "cpu", "cuda"]
+Pinning = Literal["none", "compact", "spread"]
 Operation = Literal["matrix_product", "copy", "host_to_device", "device_to_host", "disk_read"]
 
 Stage = Literal["read", "decode", "copy"]
@@ -175,9 +176,15 @@ class Placement:
     devices: int = 1
     threads: int | None = None
     """CPU threads of the framework; None is one for each core the process may really use."""
+    pinning: Pinning = "none"
+    """Whether the threads are bound to as many processors: `compact`, near one another, or
+    `spread`, far apart; `none` leaves it to the kernel."""
+    numa_node: int | None = None
+    """The NUMA node whose processors, and so whose memory, are used; None is all of them."""
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "devices", "threads")
+        _at_least(self, 0, "numa_node")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,10 +23,10 @@ from cubemesh.frameworks.base import (
     Compiles,
     Framework,
     Program,
-    Resumes,
     Unsupported,
     check_supported,
 )
+from cubemesh.frameworks.process import Resumes
 from cubemesh.measure.figures import figures
 from cubemesh.measure.pairs import Paired, Side, alternate
 from cubemesh.measure.telemetry import Telemetry

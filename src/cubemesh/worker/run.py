@@ -25,6 +25,7 @@ from cubemesh.worker.job import Job
 from cubemesh.worker.limits import MemoryLimit
 from cubemesh.worker.memory import available_bytes, private_writable_bytes
 from cubemesh.worker.outcomes import outcome_of
+from cubemesh.worker.pinning import pin
 from cubemesh.worker.tasks import TASKS, Task
 
 
@@ -74,7 +75,12 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
     device = known.device = choose_device(spec, able)
     usable_cores = job.usable_cores or len(os.sched_getaffinity(0))
     threads = spec.placement.threads or usable_cores
-    log.started(host=socket.gethostname(), device=device, threads=threads)
+    log.started(
+        host=socket.gethostname(),
+        device=device,
+        threads=threads,
+        processors=pin(spec.placement, threads),
+    )
     stacks = threads + _input_threads(spec, usable_cores)
     known.limit_bytes, limited = _memory_limit(job, device, stacks)
     with limited:

@@ -30,7 +30,7 @@ from cubemesh.frameworks.base import (
     Program,
     Unsupported,
 )
-from cubemesh.frameworks.ceilings import try_out
+from cubemesh.frameworks.ceilings import REST_S, try_out
 from cubemesh.measure.profiled import Attributed
 from cubemesh.measure.telemetry import Meter, Telemetry, idle_power, open_meters
 from cubemesh.measure.timer import Measured, measure
@@ -125,7 +125,7 @@ def ceiling(task: Task) -> None:
     meters = meters_of(task)
     with task.log.phase("build"):
         program = ceilings.build(task.spec, task.framework.build_ceiling, task.device, task.threads)
-        trial = try_out(program)
+        trial = try_out(program, 0.0 if task.device == "cpu" else REST_S)
     measured, telemetry = _timed(task, meters, program, program.call, samples_per_step=1)
     telemetry.keep_energy(measured.windows, None)
     ceilings.say(task.log, program, trial, measured.windows)

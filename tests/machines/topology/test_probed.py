@@ -64,3 +64,30 @@ def test_without_gpus_or_links_the_reason_is_told():
         topology_of(replace(machine(2, "system", None), gpu_links=()))
     with pytest.raises(DataError, match="kind 'tin-can'"):
         topology_of(machine(2, "tin-can", None))
+
+
+def test_a_cube_mesh_has_two_processors_though_nvlink_hides_which(dgx1_v100):
+    """Pairs across the sockets that NVLink does not join say that they are; the others nothing."""
+    joined = {
+        (a.index, b.index): links[0].count
+        for a, b in combinations(dgx1_v100.gpus, 2)
+        if (
+            links := [
+                x for x in dgx1_v100.links_of(a.name, "nvlink") if b.name in (x.first, x.second)
+            ]
+        )
+    }
+    bare = machine(8, "system", None, "7.0")
+    told = replace(
+        bare,
+        gpu_links=tuple(
+            replace(x, kind="nvlink", links=joined[x.first, x.second])
+            if (x.first, x.second) in joined
+            else x
+            for x in bare.gpu_links
+        ),
+    )
+    topology = topology_of(told)
+    assert len(topology.of_kind("cpu")) == 2
+    assert len(topology.links_of("cpu0", "pcie")) == 4
+    assert len(find_rings(topology).rings) == 6

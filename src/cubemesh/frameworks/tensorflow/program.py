@@ -15,14 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.base import (
-    Array,
-    Batch,
-    Bucket,
-    BuildRequest,
-    check_weights,
-    monotonic_s,
-)
+from cubemesh.frameworks.base import Array, Batch, Bucket, BuildRequest, monotonic_s
+from cubemesh.frameworks.checks import check_weights
 from cubemesh.frameworks.tensorflow.network import NetworkFunction
 from cubemesh.frameworks.tensorflow.optimizers import make_optimizer
 from cubemesh.frameworks.tensorflow.runtime import NUMERICS, prepare
