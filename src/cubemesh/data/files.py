@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubemesh.data.decode import SetAside
+from cubemesh.data.page_cache import Extent
 
 MAX_FILE_BYTES = 64 << 20
 """Most bytes that an encoded image may have."""
@@ -53,8 +54,8 @@ class EncodedImages(Protocol):
     def order(self, generator: np.random.Generator) -> Iterable[int]:
         """All numbers once, in the order in which an epoch reads them."""
 
-    def paths(self) -> Iterable[Path]:
-        """The files they lie in."""
+    def extent(self, number: int) -> Extent:
+        """Where its bytes lie."""
 
 
 def read_whole(path: str | Path) -> bytes:

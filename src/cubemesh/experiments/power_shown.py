@@ -111,7 +111,6 @@ def _without_power(shown: Shown) -> Iterator[Finding]:
         everything = len(groups) == len(shown.groups)
         where = "here" if everything else f"of {listed(_name(g) for g in groups)}"
         yield Finding(
-            question="What is trained for a watt?" if everything and not shown.measured else None,
             text=f"Power {where} is {reason}. Performance is shown without it.",
             remedy=remedy(reason),
         )

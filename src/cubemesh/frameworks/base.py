@@ -22,7 +22,7 @@ from cubemesh.networks.graph import Network
 Array = NDArray[Any]
 PADDING = -1
 """Label of a position that does not count."""
-WorkKind = Literal["train_steps", "forward", "train", "ceiling"]
+WorkKind = Literal["train_steps", "forward", "train", "input", "ceiling"]
 
 
 class Unsupported(Exception):

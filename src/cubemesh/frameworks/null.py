@@ -42,7 +42,7 @@ _DEFAULT_COPY_BYTES = 1 << 28
 def capabilities() -> Capabilities:
     """Everything, on a CPU, for nothing of it is computed."""
     return Capabilities(
-        works=frozenset({"train_steps", "forward", "train", "ceiling"}),
+        works=frozenset({"train_steps", "forward", "train", "input", "ceiling"}),
         devices=("cpu",),
         precisions={"cpu": frozenset({"fp64", "fp32", "tf32", "bf16", "fp16"})},
         layouts=frozenset({"nchw", "nhwc"}),

@@ -26,6 +26,8 @@ CompileBy = Literal["network", "segment"]
 Device = Literal["auto", "cpu", "cuda"]
 Operation = Literal["matrix_product", "copy", "host_to_device", "device_to_host", "disk_read"]
 
+Stage = Literal["read", "decode", "copy"]
+
 
 def _at_least(owner: object, low: float, *names: str) -> None:
     for name in names:
@@ -106,6 +108,16 @@ class Train(NetworkWork):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Input(NetworkWork):
+    """One stage of what feeds a network, on its own: a step is a minibatch going through it."""
+
+    kind: Literal["input"] = "input"
+    stage: Stage = "decode"
+    """`read`: files are read. `decode`: images in memory are decoded, cropped and scaled. `copy`:
+    a minibatch on the host is copied to the device."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ceiling:
     """The fastest this device does one elementary thing: what training speed is held against."""
 
@@ -143,11 +155,12 @@ class Ceiling:
             )
 
 
-Work = TrainSteps | Forward | Train | Ceiling
+Work = TrainSteps | Forward | Train | Input | Ceiling
 WORK_KINDS: dict[str, type[Work]] = {
     "train_steps": TrainSteps,
     "forward": Forward,
     "train": Train,
+    "input": Input,
     "ceiling": Ceiling,
 }
 
@@ -190,6 +203,9 @@ class ProgramSettings:
     keep_decoded: bool = False
     """Whether images are decoded once, before anything is timed, and kept in memory, as many as
     fit 1 GiB; only for data that must be decoded."""
+    drop_page_cache: bool = False
+    """Whether the pages of an image file are dropped from memory as soon as it was read, as if the
+    data were larger than the memory."""
     compile_by: CompileBy = "network"
     """What a compiler sees at once. `segment`: one part of the network after the other (a residual
     stage, say), so that the gradients of the last are complete while the first run backward."""
@@ -262,11 +278,9 @@ class Effort:
     instances: int = 4
     """Programs that are built of each side where two alternate."""
     attribution: bool = False
-    """Whether to find out what each step spends its time on (docs/attribution.md): the host's
-    times are stamped in every step, and further steps run under the framework's profiler."""
+    """Whether to find out what each step spends its time on (docs/attribution.md)."""
     trace: bool = False
-    """Whether to keep the profiler's trace of a few steps, for Perfetto or chrome://tracing; it
-    brings the attribution with it."""
+    """Whether to keep the profiler's trace of a few steps too; brings `attribution` with it."""
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "steps", "windows", "repeats", "memory_limit_bytes", "instances")

@@ -5,8 +5,8 @@ How long the step waited for its minibatches; of images, how many were set aside
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,20 +16,26 @@ from cubemesh.data.base import Split
 from cubemesh.data.feed import Feed
 from cubemesh.data.images import Images, Kept
 from cubemesh.data.ledger import Tally
+from cubemesh.data.stages import ReadOnly, decode_only
+from cubemesh.frameworks.base import Unsupported, monotonic_s
 from cubemesh.measure.base import Log
 from cubemesh.measure.timer import Measured
 from cubemesh.model.record import Figure
-from cubemesh.model.spec import NetworkWork, RunSpec
+from cubemesh.model.spec import Input, NetworkWork, RunSpec
 from cubemesh.model.warning import Warning, warn
 from cubemesh.networks.graph import Network
 from cubemesh.units import format_count
+
+STILL_THERE = 0.25
+"""Files with a larger share in memory were not read from the disk. Reading ahead leaves some."""
 
 
 def open_split(spec: RunSpec, network: Network, split: Split) -> Source:
     """The samples of `split` that the spec's work names, in the form `network` takes."""
     work = spec.work
     assert isinstance(work, NetworkWork), "only networks are fed"
-    reading = Reading(keep_decoded=spec.program.keep_decoded)
+    program = spec.program
+    reading = Reading(keep_decoded=program.keep_decoded, drop_page_cache=program.drop_page_cache)
     if work.max_image_pixels is not None:
         reading = replace(reading, max_pixels=work.max_image_pixels)
     return open_for(
@@ -41,6 +47,62 @@ def open_split(spec: RunSpec, network: Network, split: Split) -> Source:
         samples_needed=work.batch_per_device,
         reading=reading,
     )
+
+
+def open_stage(spec: RunSpec, network: Network) -> Source:
+    """What a stage of the input is measured on; Unsupported where the data have no such stage."""
+    work = spec.work
+    assert isinstance(work, Input), "asked of an input's stage alone"
+    source = open_split(spec, network, "train")
+    if work.stage == "copy":
+        return source
+    if not isinstance(source, Images):
+        raise Unsupported(
+            f"data={work.data} is neither read nor decoded in the step. Set data=images, without "
+            "keep_decoded, or stage=copy."
+        )
+    return ReadOnly(source) if work.stage == "read" else decode_only(source)
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where a stage runs: on the host's own clock, whatever a scripted program's says."""
+
+    synchronize: Callable[[], None] = lambda: None
+    """A minibatch that was taken is there; one that was copied must be waited for."""
+
+    def clock(self) -> float:
+        """The process's monotonic clock."""
+        return monotonic_s()
+
+
+def discard(made: object) -> None:
+    """What a stage makes is wanted by nobody."""
+
+
+def say_files(log: Log, source: Source, threads: int) -> None:
+    """The threads that make minibatches; of images read from files, the mean size of one, and how
+    much of them is in memory before anything is timed."""
+    if threads:
+        log.figure("input_threads", Figure(value=threads, unit=""))
+    if isinstance(source, Images | ReadOnly):
+        log.figure("image_file_bytes", Figure(value=source.mean_bytes(), unit="B"))
+        if (share := source.in_page_cache()) is not None:
+            method = "middle bytes looked for in the page cache before the first step"
+            log.figure("page_cache_share", Figure(value=share, unit="", method=method))
+
+
+def say_dropped(spec: RunSpec, log: Log, source: Source) -> None:
+    """A warning where files that were to be dropped from memory are there all the same."""
+    if not spec.program.drop_page_cache or not isinstance(source, Images | ReadOnly):
+        return
+    share = source.in_page_cache()
+    if share is not None and share <= STILL_THERE:
+        return
+    how_many = "nobody can tell whether they went" if share is None else f"{share:.0%} are there"
+    cause = f"Image files were dropped from memory after each reading, and {how_many}."
+    remedy = "Keep them on a local disk, where no other process reads them at the same time."
+    log.warning(warn("page-cache", cause, remedy))
 
 
 def feed(spec: RunSpec, source: Source, usable_cores: float, epochs: int | None = None) -> Feed:
@@ -68,7 +130,7 @@ def say(log: Log, *read: tuple[Source, NDArray[np.bool_] | None]) -> None:
     tallies = [
         source.tally(np.ones(source.samples, np.bool_) if tried is None else tried)
         for source, tried in read
-        if isinstance(source, Images | Kept)
+        if isinstance(source, Images | Kept | ReadOnly)
     ]
     if not tallies:
         return

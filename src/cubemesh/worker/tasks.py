@@ -3,6 +3,7 @@
     train_steps, forward   data ─ build ─ weights ─ warm-up ─ measure      (measure/timer.py)
                            ─ profile, with attribution                     (measure/profiled.py)
     train                  data ─ build ─ weights ─ epochs, evaluations    (training/loop.py)
+    input                  data ─ warm-up ─ measure                        (worker/inputs.py)
     ceiling                build ─ warm-up ─ measure                       (measure/timer.py)
 
 Between build and weights, a program that compiles does so, with one batch, in phase compile. A task
@@ -34,7 +35,7 @@ from cubemesh.measure.profiled import Attributed
 from cubemesh.measure.telemetry import Meter, Telemetry, idle_power, open_meters
 from cubemesh.measure.timer import Measured, measure
 from cubemesh.measure.validity import judge
-from cubemesh.model.spec import NetworkWork, RunSpec, Train
+from cubemesh.model.spec import Input, NetworkWork, RunSpec, Train
 from cubemesh.networks.graph import Network
 from cubemesh.training.loop import train as train_epochs
 from cubemesh.worker import ceilings, inputs
@@ -96,6 +97,28 @@ def train(task: Task) -> None:
             log.warning(warning)
 
 
+def input_stage(task: Task) -> None:
+    """Measure one stage of what feeds a network: a step is a minibatch going through it."""
+    work, log = cast(Input, task.spec.work), task.log
+    meters = meters_of(task)
+    network = network_of(work)
+    with log.phase("data"):
+        source = inputs.open_stage(task.spec, network)
+        feed = inputs.feed(task.spec, source, task.usable_cores)
+        inputs.say_files(log, source, feed.threads)
+    samples = work.batch_per_device
+    with closing(feed):
+        if work.stage == "copy":
+            batch = next(feed)
+            with _built(task, network, lambda: batch) as program:
+                host = inputs.Host(program.synchronize)
+                _timed(task, meters, host, lambda: inputs.discard(program.place(batch)), samples)
+        else:
+            _timed(task, meters, inputs.Host(), lambda: inputs.discard(next(feed)), samples)
+            inputs.say(log, (source, feed.tried))
+            inputs.say_dropped(task.spec, log, source)
+
+
 def ceiling(task: Task) -> None:
     """Measure the rate of one elementary operation: at its fastest, in the first moments, and as
     it goes on."""
@@ -112,6 +135,7 @@ TASKS: dict[str, Callable[[Task], None]] = {
     "train_steps": train_steps,
     "forward": forward,
     "train": train,
+    "input": input_stage,
     "ceiling": ceiling,
 }
 """Kind of work → its task: one for each of `WORK_KINDS`."""
@@ -124,6 +148,7 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
     with log.phase("data"):
         source = inputs.open_split(task.spec, network, "train")
         feed = inputs.feed(task.spec, source, task.usable_cores)
+        inputs.say_files(log, source, feed.threads)
     with closing(feed), _built(task, network, lambda: next(feed.epoch(0))) as program:
         queue = step_of(program)
         attributed = attribute(task.spec, program, feed, queue, log, task.folder)
@@ -145,7 +170,8 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
         telemetry.keep_energy(measured.windows, sum(w.samples for w in measured.windows))
         if task.spec.program.data_on == "host" and attributed is None:
             log.figure("input_wait_s", inputs.wait(measured, feed))
-        inputs.say(log, (feed.source, feed.tried))
+        inputs.say(log, (source, feed.tried))
+        inputs.say_dropped(task.spec, log, source)
         if isinstance(feed.source, Sequences):
             log.figure("tokens_per_s", tokens(measured, feed.source))
         # Once, at the end: reading a loss waits for the device, and a loss that has stopped being
@@ -166,7 +192,7 @@ def meters_of(task: Task) -> tuple[Meter, ...]:
 def _timed(
     task: Task,
     meters: Sequence[Meter],
-    program: Program | CeilingProgram,
+    program: Program | CeilingProgram | inputs.Host,
     step: Callable[[], None],
     samples_per_step: int,
     attributed: Attributed | None = None,
