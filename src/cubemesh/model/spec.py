@@ -223,7 +223,85 @@ class ProgramSettings:
         if self.loss_scale is not None:
             check_loss_scale(self.loss_scale, self.precision)
         if self.precision_of:
+<<<<<<< HEAD
             check_precision_of(self.precision_of, self.precision)
+=======
+            self._check_precision_of()
+
+    def _check_loss_scale(self, scale: LossScale) -> None:
+        if self.precision != "fp16":
+            raise UsageError(
+                f"loss_scale={scale} goes with precision=fp16, and precision is {self.precision}: "
+                "only gradients in float16 become zero for being small. Leave loss_scale out, or "
+                "set precision=fp16."
+            )
+        if scale != "dynamic" and not 0 < scale < float("inf"):
+            raise UsageError(
+                f"loss_scale={scale} does not fit: a finite number above 0 is needed, or 'dynamic'."
+            )
+
+    def _check_precision_of(self) -> None:
+        if self.precision not in ("bf16", "fp16"):
+            raise UsageError(
+                f"precision_of goes with precision=bf16 or fp16, and precision is "
+                f"{self.precision}. Set precision=bf16; precision_of='*=fp32,conv1=bf16' leaves "
+                "all but conv1 in fp32."
+            )
+        allowed = ["fp32", "bf16"] + (["fp16"] if self.precision == "fp16" else [])
+        for line in self.precision_of:
+            name, equals, precision = line.partition("=")
+            if not name or not equals:
+                raise UsageError(
+                    f"precision_of={line} is not understood: write name=precision, as in "
+                    "precision_of=classifier=fp32,conv1=fp32."
+                )
+            if precision not in allowed:
+                raise UsageError(
+                    f"precision_of={line}: under precision={self.precision} a layer can be "
+                    f"computed in {', '.join(allowed)}."
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How long a run is watched, and the limits it runs under."""
+
+    steps: int = 20
+    """Measured steps at least, after the warm-up."""
+    seconds: float = 2.0
+    """Measured seconds at least, after the warm-up."""
+    windows: int = 12
+    """Groups of steps the measured time is cut into at least; the interval comes from them."""
+    warmup_seconds: float = 20.0
+    """The warm-up ends when the step time stops drifting, and after this long at the latest."""
+    repeats: int = 1
+    """Fresh processes that measure the same spec."""
+    time_limit_s: float = 900.0
+    memory_limit_bytes: int | None = None
+    """Memory the worker may use; None is what the machine has free."""
+    interval: float | None = None
+    """Half of the 95 % interval that is wanted, as a share of the figure: 0.01 measures on until it
+    is ± 1 %; None measures no longer than the rest asks for."""
+    most_seconds: float = 60.0
+    """Measured seconds at which that is given up."""
+    instances: int = 4
+    """Programs that are built of each side where two alternate."""
+    attribution: bool = False
+    """Whether to find out what each step spends its time on (docs/attribution.md)."""
+    trace: bool = False
+    """Whether to keep the profiler's trace of a few steps too; brings `attribution` with it."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "steps", "windows", "repeats", "memory_limit_bytes", "instances")
+        _at_least(self, 0, "seconds", "warmup_seconds", "most_seconds")
+        if self.interval is not None and not self.interval > 0:
+            raise UsageError(
+                f"interval={self.interval} must be more than 0: it is half of the 95 % interval as "
+                "a share of the figure. interval=0.01 measures until it is ± 1 %."
+            )
+        if not self.time_limit_s > 0:
+            raise UsageError(f"time_limit_s={self.time_limit_s} must be more than 0.")
+>>>>>>> b-prof
 
 
 @dataclass(frozen=True, kw_only=True)
