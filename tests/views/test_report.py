@@ -191,3 +191,12 @@ def test_a_tail_of_gaps_becomes_one_cell(sample):
     ]
     assert last[1].span == 3
     assert all(sum(cell.span for cell in row) == len(table.headings) for row in table.rows)
+
+
+def test_several_gpus_are_drawn_with_their_rings(written, sample, made):
+    page = written(sample, machine=made.machine(gpus=8)).read_text()
+    assert '<figure class="topology"><svg ' in page
+    assert "18 directed rings, 18 × 25 GB/s = 450 GB/s" in page
+    assert "fill:var(--accent)" in page
+    assert 'class="topology"' not in written(sample, machine=made.machine(gpus=1)).read_text()
+    assert Outline(page).open == []

@@ -258,3 +258,34 @@ def test_stacked_bars_are_one_layer_that_ends_at_the_highest_sum():
     assert {row["line"] for row in rows(spec, layer)} == {"compute", "gaps"}
     assert "xOffset" not in layer["encoding"]
     assert "<svg" in inline_svg(spec)
+
+
+def test_a_scatter_chart_joins_the_front_alone_and_labels_its_points():
+    points = tuple(
+        Point(x=x, y=y, label=label, run_id=f"r{label}")
+        for x, y, label in ((300.0, 400.0, "32"), (400.0, 640.0, "64"), (450.0, 600.0, "128"))
+    )
+    front = Line(
+        name="Pareto front",
+        points=(Point(x=300.0, y=400.0), Point(x=400.0, y=640.0)),
+        role="reference",
+    )
+    drawn = Chart(
+        name="power",
+        title="power",
+        kind="scatter",
+        x=Axis(name="power", unit="W"),
+        y=Axis(name="throughput", unit="samples/s"),
+        lines=(Line(name="fp32", points=points), front),
+    )
+    spec = vega_lite(drawn)
+    (joined,) = marks(spec, "line")
+    assert [row["x"] for row in rows(spec, joined)] == [300.0, 400.0]
+    (mark,) = marks(spec, "point")
+    assert len(rows(spec, mark)) == 3
+    (label,) = marks(spec, "text")
+    assert label["encoding"]["text"]["field"] == "label"
+    assert [row["label"] for row in rows(spec, label)] == ["32", "64", "128"]
+    assert rows(spec, mark)[0]["title"] == "fp32 · 32 · power 300 W"
+    svg = inline_svg(spec)
+    assert all(f">{text}</text>" in svg for text in ("32", "64", "128", "Pareto front", "300"))

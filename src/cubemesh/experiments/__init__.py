@@ -10,6 +10,8 @@ from cubemesh.errors import unknown_name
 from cubemesh.experiments import (
     batch_accuracy,
     ceilings,
+    cluster,
+    cpu_modes,
     devices,
     frameworks,
     image_size,
@@ -48,7 +50,9 @@ EXPERIMENTS: dict[str, Experiment] = {
         seq2seq.EXPERIMENT,
         power.EXPERIMENT,
         devices.EXPERIMENT,
+        cluster.EXPERIMENT,
         ceilings.EXPERIMENT,
+        cpu_modes.EXPERIMENT,
         time_breakdown.EXPERIMENT,
     )
 }

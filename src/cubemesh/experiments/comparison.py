@@ -62,6 +62,12 @@ class Gate:
         return f"The throughput is not surely below {self.below:g}."
 
 
+def gate_of(below: float, records: Iterable[RunRecord]) -> Gate:
+    """The gate of the runs that alternated."""
+    found = (ratio_of_record(record) for record in records)
+    return Gate(below=below, ratios=tuple(ratio for ratio in found if ratio is not None))
+
+
 def ratio_of_record(record: RunRecord) -> Ratio | None:
     """What an alternating run found, from its windows; None for a run of one program, or one that
     ended before a block was whole."""

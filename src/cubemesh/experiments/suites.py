@@ -41,7 +41,23 @@ SUITES: dict[str, Suite] = {
         asks=(
             Ask(experiment="minibatch", settings={"data": "digits"}),
             Ask(experiment="batch-accuracy"),
+            Ask(experiment="cpu-modes", settings={"data": "digits", "batch_per_device": "16"}),
             Ask(experiment="time-breakdown", settings={"batches": "8"}),
+        ),
+    ),
+    "full": Suite(
+        summary="everything this version can find out about one machine, in hours",
+        scale=Scale.FULL,
+        asks=(
+            Ask(experiment="ceilings"),
+            Ask(experiment="minibatch", settings={"data_on": "both"}),
+            Ask(experiment="model-size", settings={"data_on": "both"}),
+            Ask(experiment="precision"),
+            Ask(experiment="frameworks"),
+            Ask(experiment="time-breakdown"),
+            Ask(experiment="power"),
+            Ask(experiment="cpu-modes"),
+            Ask(experiment="batch-accuracy"),
         ),
     ),
     "doc-000": Suite(
@@ -77,6 +93,7 @@ SUITES: dict[str, Suite] = {
         "claims",
         document="004",
         asks=(
+            Ask(experiment="cpu-modes", place="004 figure 5"),
             Ask(experiment="time-breakdown", place="004 figures 7, 9, 11 and 13"),
             Ask(experiment="power", place="004 figures 16 to 19"),
         ),

@@ -16,6 +16,8 @@ from cubemesh.experiments import reduction
 from cubemesh.experiments.base import Context, Experiment, Plan, Scale
 from cubemesh.experiments.conditions import titled
 from cubemesh.experiments.groups import Group, doubts, group_by
+from cubemesh.experiments.roofline import NOTE, rooflines
+from cubemesh.experiments.use import ceilings
 from cubemesh.measure.attribution import OTHER, PARTS
 from cubemesh.measure.losses import biggest_loss
 from cubemesh.model import (
@@ -28,6 +30,7 @@ from cubemesh.model import (
     Finding,
     Line,
     Point,
+    ProgramSettings,
     RunRecord,
     RunSpec,
     Table,
@@ -63,11 +66,16 @@ class Settings:
     batches: tuple[int, ...] = ()
     """Minibatches of each; none given is the document's (8 of a network it has not), less on a
     CPU."""
+    ceiling: bool = True
+    """Whether to measure the fastest matrix product and copy too, to hold the layers against."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:
-    """A run with attribution for each network and minibatch."""
-    yield [
+    """The ceilings that layers are held against, then a run with attribution for each network and
+    minibatch."""
+    effort = replace(context.effort, repeats=1)
+    roof = ceilings(ProgramSettings(), effort) if settings.ceiling else []
+    yield roof + [
         RunSpec(
             work=TrainSteps(
                 network=network,
@@ -94,11 +102,12 @@ def _points(settings: Settings, context: Context) -> Sequence[Key]:
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, tables and charts from the records of one `time-breakdown`."""
-    groups = group_by(records, _key)
+    steps = [r for r in records if isinstance(r.spec.work, TrainSteps)]
+    groups = group_by(steps, _key)
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
-        title=titled("Where the time of a step goes", records),
+        title=titled("Where the time of a step goes", steps),
         findings=tuple(_findings(groups)),
         tables=(
             *_attributions(groups),
@@ -106,10 +115,11 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
             *_layers(groups),
             *_by(groups, "runtime call", "Calls into the device's runtime in a step"),
         ),
-        charts=_chart(groups),
-        warnings=(*_reductions(records), *(w for r in records for w in r.warnings)),
+        charts=(*_chart(groups), *rooflines(r for g in groups if (r := _told(g)))),
+        warnings=(*_reductions(steps), *(w for r in records for w in r.warnings)),
         run_ids=tuple(r.run_id for r in records),
         notes=(
+            NOTE,
             "Every part but other is measured by itself; other is the mean step less all parts, "
             "and says how far they can be believed. docs/attribution.md has what each part is.",
             "Categories, layers and runtime calls are of profiled steps. Their rows may overlap in "

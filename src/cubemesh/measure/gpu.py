@@ -33,6 +33,7 @@ from cubemesh.measure.nvml import (
     Device,
     Refused,
 )
+from cubemesh.measure.sensors import Need, needed
 
 UTILISATION, POWER, ENERGY = "gpu_utilisation_percent", "gpu_power_watts", "gpu_energy_joules"
 RARELY, FIRST_RARE = 10, 3
@@ -93,6 +94,10 @@ class GpuReader:
                 continue
         return found
 
+    def needs(self) -> Need:
+        """How long its power sensor must be watched."""
+        return needed(self.name, self.generation, self.power)
+
     def costs(self) -> dict[str, Ask]:
         """Every question that is asked, so that a benchmark may time each."""
         return {**self._asks, **self._rare}
@@ -151,10 +156,11 @@ class GpuReader:
     def _try(self, name: str, ask: Ask, *, rare: bool = False) -> bool:
         if self._once(name, ask) is None:  # may have to wake something up: it is not timed
             return False
-        before = time.thread_time()
-        self._once(name, ask)
-        dear = time.thread_time() - before > DEAR_S and name not in _ALWAYS
-        (self._rare if rare or dear else self._asks)[name] = ask
+        if not rare and name not in _ALWAYS:
+            before = time.thread_time()
+            self._once(name, ask)
+            rare = time.thread_time() - before > DEAR_S
+        (self._rare if rare else self._asks)[name] = ask
         return True
 
     def _once(self, name: str, ask: Callable[[], Any]) -> Any:

@@ -31,8 +31,8 @@ from cubemesh.measure.patience import Patience
 from cubemesh.measure.timer import Stopwatch
 from cubemesh.measure.validity import not_steady
 from cubemesh.model.comparison import Ratio, judged
+from cubemesh.model.effort import Effort
 from cubemesh.model.record import AGAINST, Window
-from cubemesh.model.spec import Effort
 from cubemesh.statistics import is_steady, mean, median, t_interval, trimmed_mean
 
 WINDOW_S = 0.05

@@ -129,7 +129,11 @@ class Attributed:
 
         read = self.program.profile(run, layers=layers, trace=trace)
         (window,) = windows
-        return window, lambda: read().between(window.start_s, window.end_s)
+        if self.on_host:
+            return window, lambda: read().between(window.start_s, window.end_s)
+        # Read at once: of a GPU's work that one profile holds, the next leaves only the beginning.
+        profile = read().between(window.start_s, window.end_s)
+        return window, lambda: profile
 
     def _plain(self, steps: int) -> StampedWindow:
         watch = Stopwatch(

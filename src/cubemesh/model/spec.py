@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cubemesh.errors import UsageError
+from cubemesh.model.effort import Effort, at_least
 from cubemesh.model.plain import digest
+from cubemesh.model.precision_checks import check_loss_scale, check_precision_of
 
 Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 Layout = Literal["nchw", "nhwc"]
@@ -24,16 +26,10 @@ Optimizer = Literal["sgd", "rmsprop", "adam", "adamw", "lars"]
 LossScale = Literal["dynamic"] | float
 CompileBy = Literal["network", "segment"]
 Device = Literal["auto", "cpu", "cuda"]
+Pinning = Literal["none", "compact", "spread"]
 Operation = Literal["matrix_product", "copy", "host_to_device", "device_to_host", "disk_read"]
 
 Stage = Literal["read", "decode", "copy"]
-
-
-def _at_least(owner: object, low: float, *names: str) -> None:
-    for name in names:
-        value = getattr(owner, name)
-        if value is not None and not value >= low:
-            raise UsageError(f"{name}={value} is too small: {name} must be {low:g} or more.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +58,9 @@ class NetworkWork:
     """Seeds the initial weights, the order of samples, and dropout."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "batch_per_device", "image_size", "classes")
-        _at_least(self, 1, "sequence_length", "vocabulary", "hidden", "max_image_pixels")
-        _at_least(self, 0, "seed")
+        at_least(self, 1, "batch_per_device", "image_size", "classes")
+        at_least(self, 1, "sequence_length", "vocabulary", "hidden", "max_image_pixels")
+        at_least(self, 0, "seed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +83,7 @@ class TrainSteps(NetworkWork):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(self, 0, "learning_rate", "momentum", "weight_decay")
+        at_least(self, 0, "learning_rate", "momentum", "weight_decay")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +99,8 @@ class Train(NetworkWork):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(self, 0, "learning_rate", "momentum", "weight_decay")
-        _at_least(self, 1, "epochs")
+        at_least(self, 0, "learning_rate", "momentum", "weight_decay")
+        at_least(self, 1, "epochs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +131,7 @@ class Ceiling:
     """Of `disk_read`: the folder whose disk is read, by a file that is gone afterwards."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "size")
+        at_least(self, 1, "size")
         if self.shape is not None and (
             self.operation != "matrix_product" or self.size is not None or min(self.shape) < 1
         ):
@@ -174,9 +170,15 @@ class Placement:
     devices: int = 1
     threads: int | None = None
     """CPU threads of the framework; None is one for each core the process may really use."""
+    pinning: Pinning = "none"
+    """Whether the threads are bound to as many processors: `compact`, near one another, or
+    `spread`, far apart; `none` leaves it to the kernel."""
+    numa_node: int | None = None
+    """The NUMA node whose processors, and so whose memory, are used; None is all of them."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "devices", "threads")
+        at_least(self, 1, "devices", "threads")
+        at_least(self, 0, "numa_node")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +205,10 @@ class ProgramSettings:
     keep_decoded: bool = False
     """Whether images are decoded once, before anything is timed, and kept in memory, as many as
     fit 1 GiB; only for data that must be decoded."""
+    stage_folder: str | None = None
+    """Folder on a local disk where image files are kept that came from a slow source."""
+    stage_limit_bytes: int | None = None
+    """Most that is kept there; None is 100 GiB."""
     drop_page_cache: bool = False
     """Whether the pages of an image file are dropped from memory as soon as it was read, as if the
     data were larger than the memory."""
@@ -213,10 +219,13 @@ class ProgramSettings:
     """What the `null` framework plays; no other framework takes one."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 0, "input_threads")
+        at_least(self, 0, "input_threads", "stage_limit_bytes")
         if self.loss_scale is not None:
-            self._check_loss_scale(self.loss_scale)
+            check_loss_scale(self.loss_scale, self.precision)
         if self.precision_of:
+<<<<<<< HEAD
+            check_precision_of(self.precision_of, self.precision)
+=======
             self._check_precision_of()
 
     def _check_loss_scale(self, scale: LossScale) -> None:
@@ -292,6 +301,7 @@ class Effort:
             )
         if not self.time_limit_s > 0:
             raise UsageError(f"time_limit_s={self.time_limit_s} must be more than 0.")
+>>>>>>> b-prof
 
 
 @dataclass(frozen=True, kw_only=True)

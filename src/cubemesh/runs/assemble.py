@@ -67,6 +67,7 @@ def assemble(
             device_uuid=uuid_of(e["device"]),
             outcome=outcome,
             threads=e["threads"],
+            processors=tuple(e.get("processors", ())),
         )
         for e in _of(events, "rank")
     ]

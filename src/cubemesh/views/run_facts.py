@@ -84,6 +84,10 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
         f"{rank.device}{f' ({rank.device_name})' if rank.device_name else ''} on {rank.host}"
         for rank in record.ranks
     )
+    bound = [r for r in record.ranks if r.processors]
+    if bound:
+        numbers = ", ".join(map(str, bound[0].processors))
+        facts.append(("bound to processors", numbers))
     if devices:
         facts.append(("ran on", wording.clean(", ".join(devices))))
     if record.environment is not None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from cubemesh.data import input_threads
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.base import Capabilities, Unsupported, check_supported
+from cubemesh.measure.gpu_processes import Neighbours
 from cubemesh.model.outcome import Outcome, Status
 from cubemesh.model.spec import NetworkWork, RunSpec
 from cubemesh.worker.alternation import alternate_programs
@@ -25,6 +26,7 @@ from cubemesh.worker.job import Job
 from cubemesh.worker.limits import MemoryLimit
 from cubemesh.worker.memory import available_bytes, private_writable_bytes
 from cubemesh.worker.outcomes import outcome_of
+from cubemesh.worker.pinning import pin
 from cubemesh.worker.tasks import TASKS, Task
 
 
@@ -61,6 +63,7 @@ class _Known:
 
 def _run(job: Job, log: EventLog, known: _Known) -> None:
     spec = job.spec
+    neighbours = Neighbours(job.gpu_uuid)  # before the framework wakes the GPU
     with log.phase("import"):
         framework = entry(spec.program.framework).load()
         able = framework.capabilities()
@@ -74,7 +77,12 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
     device = known.device = choose_device(spec, able)
     usable_cores = job.usable_cores or len(os.sched_getaffinity(0))
     threads = spec.placement.threads or usable_cores
-    log.started(host=socket.gethostname(), device=device, threads=threads)
+    log.started(
+        host=socket.gethostname(),
+        device=device,
+        threads=threads,
+        processors=pin(spec.placement, threads),
+    )
     stacks = threads + _input_threads(spec, usable_cores)
     known.limit_bytes, limited = _memory_limit(job, device, stacks)
     with limited:
@@ -85,6 +93,7 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
             threads=threads,
             usable_cores=usable_cores,
             gpu_uuid=None if device == "cpu" else job.gpu_uuid,
+            neighbours=neighbours if device != "cpu" else Neighbours(None),
             log=log,
             folder=job.folder,
         )

@@ -72,6 +72,7 @@ class _Builder:
         self.nodes: list[Node] = []
         self.links: list[Link] = []
         self.notes = list(seen.notes)
+        self.told_sockets = True
 
     def build(self) -> Topology:
         seen = self.seen
@@ -107,6 +108,11 @@ class _Builder:
                 above = self._bridge(cpu, bridge) if told_apart else cpu
                 for switch in (s for s in switches if s[0] in bridge):
                     self._switch(above, switch)
+        if not self.told_sockets:
+            self.notes.append(
+                "Which processor GPUs joined by NVLink are at is not told: as few processors as "
+                "the rest allows are assumed."
+            )
         if len(sockets) > 1:
             self.notes.append("The link between processors is not told: one QPI is assumed.")
         self.links += [
@@ -137,27 +143,31 @@ class _Builder:
             for i, words in enumerate(self.seen.near):
                 if words:
                     joined.append((beside.setdefault(words, i), i))
-            if not beside and self.seen.gpus > 1:
-                joined += self._not_told()
         for a, b in joined:
             first, second = sorted((root(a), root(b)))
             parent[second] = first
         found: dict[int, list[int]] = {}
         for i in range(self.size):
             found.setdefault(root(i), []).append(i)
-        return list(found.values())
+        groups = list(found.values())
+        return self._fewest(groups) if near and not any(self.seen.near) else groups
 
-    def _not_told(self) -> list[tuple[int, int]]:
-        """GPUs of which nothing is told but NVLinks are put at one processor."""
-        silent = [
-            i
-            for i in range(self.seen.gpus)
-            if all(pair.reach == "nvlink" for ends, pair in self.seen.pairs.items() if i in ends)
-        ]
-        if len(silent) > 1:
-            names = ", ".join(self.names[i] for i in silent)
-            self.notes.append(f"The processor is not told of {names}: one is assumed.")
-        return [(silent[0], other) for other in silent[1:]]
+    def _fewest(self, groups: list[list[int]]) -> list[list[int]]:
+        """Groups of which nothing says that they are at different processors, put together."""
+        found: list[list[int]] = []
+        for group in groups:
+            for other in found:
+                if not any(self._apart(a, b) for a in group for b in other):
+                    other += group
+                    self.told_sockets = False
+                    break
+            else:
+                found.append(list(group))
+        return [sorted(group) for group in found]
+
+    def _apart(self, a: int, b: int) -> bool:
+        pair = self.seen.pairs.get((min(a, b), max(a, b)))
+        return pair is not None and pair.reach == "system"
 
     def _bridge(self, cpu: str, members: list[int]) -> str:
         number = sum(node.kind == "host-bridge" for node in self.nodes)
