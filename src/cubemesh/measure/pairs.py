@@ -12,7 +12,8 @@ A block is one observation: the mean of ln(samples/s) of its two B windows less 
 windows. Equal programs in one process can still differ by a percent, by where their arrays happen
 to lie. So several instances of each side are built, each pair of them gives one value (the mean of
 its blocks, a fifth of them left out at both ends), and Student's interval over these values speaks
-of the programs and not of their places in memory. A single pair of instances has an interval over
+of the programs and not of their places in memory. Instances that agree by chance are taken to be no
+surer than their blocks make them. A single pair of instances has an interval over
 its blocks, which leaves that out; nothing is called from it.
 
 Nothing here knows a framework: a side brings its step, its way of waiting and its clock.
@@ -25,6 +26,8 @@ import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from cubemesh.measure.base import Log
 from cubemesh.measure.patience import Patience
@@ -233,7 +236,8 @@ def ratio_of(windows: Iterable[Window]) -> Ratio:
         raise ValueError("there is no whole block of four windows")
     alone = len(values) == 1
     spread = next(iter(by_instance.values())) if alone else values
-    interval = t_interval(spread) if len(spread) > 1 else None
+    within = 0.0 if alone else _variance_within(by_instance.values())
+    interval = t_interval(spread, least_variance=within) if len(spread) > 1 else None
     blocks = sum(map(len, by_instance.values()))
     return judged(
         math.exp(mean(values)),
@@ -245,6 +249,13 @@ def ratio_of(windows: Iterable[Window]) -> Ratio:
         f"{'pair' if alone else 'pairs'} of instances; Student's interval "
         f"{'over the blocks' if alone else 'over the pairs'}",
     )
+
+
+def _variance_within(instances: Iterable[Sequence[float]]) -> float:
+    """The variance of an instance's value that its blocks alone make, in the mean over instances;
+    those of one block tell nothing of it."""
+    known = [np.var(blocks, ddof=1) / len(blocks) for blocks in instances if len(blocks) > 1]
+    return float(np.mean(known)) if known else 0.0
 
 
 def _block_values(windows: Iterable[Window]) -> dict[str, list[float]]:
