@@ -121,7 +121,7 @@ class _Course:
         self._watches = [tuple(_stopwatch(side, log) for side in pair) for pair in instances]
         self._effort, self._log, self._order = effort, log, order
         self._steps = [1, 1]
-        self._blocks = 0
+        self._blocks = self._done = 0
         self.windows: list[Window] = []
 
     def warm_up(self) -> bool:
@@ -142,7 +142,7 @@ class _Course:
                 rounds[side].append(_joined(found))
                 self._steps[side] = steps_per_window(rounds[side][-1].step_s)
             recent = [[w.step_s for w in side[-STEADY_ROUNDS:]] for side in rounds]
-            self._log.progress("warm-up", len(rounds[0]), recent[0][-1], None)
+            self._log.progress("warm-up", self._done, recent[0][-1], None)
             if all(len(r) == STEADY_ROUNDS and is_steady(r) for r in recent):
                 self._settle(recent)
                 return True
@@ -163,7 +163,7 @@ class _Course:
         while fraction < 1 or patience.wants_more(len(self.windows), self._seconds(0)):
             self._two_blocks_of_each()
             fraction = min(self._fraction(side) for side in (0, 1))
-            self._log.progress("measure", len(self.windows), None, fraction)
+            self._log.progress("measure", self._done, None, fraction)
         if (warning := patience.warning()) is not None:
             self._log.warning(warning)
 
@@ -182,6 +182,7 @@ class _Course:
         self, instance: int, side: int, phase: str, steps: int, marks: tuple[str, ...] = ()
     ) -> Window:
         self._sides[instance][side].resume()
+        self._done += steps
         return self._watches[instance][side].window(phase, steps, marks)
 
     def _own(self, side: int) -> list[Window]:
