@@ -9,7 +9,7 @@ import pytest
 from cubemesh.measure.host import HostReader, Reading, Replay
 from cubemesh.measure.kept import KeptLog
 from cubemesh.measure.replay import ReplayedMeter
-from cubemesh.measure.sampled import others_share, percent_series, utilisation_curve
+from cubemesh.measure.sampled import curve_since, others_share, percent_series
 from cubemesh.measure.telemetry import Telemetry, idle_power, open_meters
 from cubemesh.model.record import Window
 
@@ -199,7 +199,7 @@ def test_utilisation_of_the_measured_part_alone() -> None:
 
 
 def test_utilisation_of_a_gpu_is_the_mean_of_its_readings() -> None:
-    said = [{"gpu_utilisation_percent": p} for p in (0.0, 80.0, 90.0)]
+    said = [{"gpu_utilisation_percent": p, "gpu_power_watts": 4 * p} for p in (0.0, 80.0, 90.0)]
     meter = ReplayedMeter([*said, {}], device="gpu")
     log = KeptLog()
     with Telemetry(
@@ -221,11 +221,12 @@ def test_utilisation_of_a_gpu_is_the_mean_of_its_readings() -> None:
     assert (figure.value, figure.n) == (pytest.approx(170 / 3), 3)
     assert log.curves["gpu_utilisation_percent"].y == (0.0, 80.0, 90.0)
     assert "cpu_utilisation_percent" not in log.curves
+    assert log.curves["gpu_power_watts"].y == (0.0, 320.0, 360.0)
 
 
 def test_a_long_curve_is_thinned_to_means() -> None:
     points = [(float(i), float(i % 2)) for i in range(1, 1001)]
-    curve = utilisation_curve("x_percent", points, start=0.0)
+    curve = curve_since("x_percent", points, start=0.0)
     assert len(curve.x) == 200
     assert curve.x[-1] == 1000.0
     assert set(curve.y) <= {0.4, 0.6}

@@ -85,8 +85,8 @@ def cpu_percent(
     return max(0.0, 100 * float(last - first) / (end - start) / cores)
 
 
-def utilisation_curve(name: str, points: Points, start: float) -> Curve:
-    """A percentage against the seconds since `start`, as means of neighbours where there are more
+def curve_since(name: str, points: Points, start: float) -> Curve:
+    """A quantity against the seconds since `start`, as means of neighbours where there are more
     points than anyone can see."""
     several = max(1, -(-len(points) // MOST_IN_CURVE))
     groups = [points[i : i + several] for i in range(0, len(points), several)]

@@ -17,6 +17,7 @@ from typing import Literal
 from cubemesh.errors import UsageError
 from cubemesh.model.effort import Effort, at_least
 from cubemesh.model.plain import digest
+from cubemesh.model.precision_checks import check_loss_scale, check_precision_of
 
 Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 Layout = Literal["nchw", "nhwc"]
@@ -204,6 +205,10 @@ class ProgramSettings:
     keep_decoded: bool = False
     """Whether images are decoded once, before anything is timed, and kept in memory, as many as
     fit 1 GiB; only for data that must be decoded."""
+    stage_folder: str | None = None
+    """Folder on a local disk where image files are kept that came from a slow source."""
+    stage_limit_bytes: int | None = None
+    """Most that is kept there; None is 100 GiB."""
     drop_page_cache: bool = False
     """Whether the pages of an image file are dropped from memory as soon as it was read, as if the
     data were larger than the memory."""
@@ -214,44 +219,11 @@ class ProgramSettings:
     """What the `null` framework plays; no other framework takes one."""
 
     def __post_init__(self) -> None:
-        at_least(self, 0, "input_threads")
+        at_least(self, 0, "input_threads", "stage_limit_bytes")
         if self.loss_scale is not None:
-            self._check_loss_scale(self.loss_scale)
+            check_loss_scale(self.loss_scale, self.precision)
         if self.precision_of:
-            self._check_precision_of()
-
-    def _check_loss_scale(self, scale: LossScale) -> None:
-        if self.precision != "fp16":
-            raise UsageError(
-                f"loss_scale={scale} goes with precision=fp16, and precision is {self.precision}: "
-                "only gradients in float16 become zero for being small. Leave loss_scale out, or "
-                "set precision=fp16."
-            )
-        if scale != "dynamic" and not 0 < scale < float("inf"):
-            raise UsageError(
-                f"loss_scale={scale} does not fit: a finite number above 0 is needed, or 'dynamic'."
-            )
-
-    def _check_precision_of(self) -> None:
-        if self.precision not in ("bf16", "fp16"):
-            raise UsageError(
-                f"precision_of goes with precision=bf16 or fp16, and precision is "
-                f"{self.precision}. Set precision=bf16; precision_of='*=fp32,conv1=bf16' leaves "
-                "all but conv1 in fp32."
-            )
-        allowed = ["fp32", "bf16"] + (["fp16"] if self.precision == "fp16" else [])
-        for line in self.precision_of:
-            name, equals, precision = line.partition("=")
-            if not name or not equals:
-                raise UsageError(
-                    f"precision_of={line} is not understood: write name=precision, as in "
-                    "precision_of=classifier=fp32,conv1=fp32."
-                )
-            if precision not in allowed:
-                raise UsageError(
-                    f"precision_of={line}: under precision={self.precision} a layer can be "
-                    f"computed in {', '.join(allowed)}."
-                )
+            check_precision_of(self.precision_of, self.precision)
 
 
 @dataclass(frozen=True, kw_only=True)

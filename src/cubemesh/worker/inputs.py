@@ -5,8 +5,9 @@ How long the step waited for its minibatches; of images, how many were set aside
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from cubemesh.data.feed import Feed
 from cubemesh.data.images import Images, Kept
 from cubemesh.data.ledger import Tally
 from cubemesh.data.stages import ReadOnly, decode_only
+from cubemesh.data.staging import Staged
 from cubemesh.frameworks.base import Unsupported, monotonic_s
 from cubemesh.measure.base import Log
 from cubemesh.measure.timer import Measured
@@ -35,10 +37,15 @@ def open_split(spec: RunSpec, network: Network, split: Split) -> Source:
     """The samples of `split` that the spec's work names, in the form `network` takes."""
     work = spec.work
     assert isinstance(work, NetworkWork), "only networks are fed"
-    program = spec.program
-    reading = Reading(keep_decoded=program.keep_decoded, drop_page_cache=program.drop_page_cache)
-    if work.max_image_pixels is not None:
-        reading = replace(reading, max_pixels=work.max_image_pixels)
+    program, usual = spec.program, Reading()
+    folder, limit_bytes = program.stage_folder, program.stage_limit_bytes
+    reading = Reading(
+        max_pixels=usual.max_pixels if work.max_image_pixels is None else work.max_image_pixels,
+        keep_decoded=program.keep_decoded,
+        drop_page_cache=program.drop_page_cache,
+        stage_folder=None if folder is None else Path(folder).expanduser(),
+        stage_limit_bytes=usual.stage_limit_bytes if limit_bytes is None else limit_bytes,
+    )
     return open_for(
         network,
         work.data,
@@ -92,7 +99,7 @@ def say_files(log: Log, source: Source, threads: int) -> None:
         if (warning := page_cache(share)) is not None:
             log.warning(warning)
         if share is not None:
-            method = "middle bytes looked for in the page cache before the first step"
+            method = "middle pages looked for in the page cache before the first step"
             log.figure("page_cache_share", Figure(value=share, unit="", method=method))
 
 
@@ -138,6 +145,7 @@ def say(log: Log, *read: tuple[Source, NDArray[np.bool_] | None]) -> None:
     ]
     if not tallies:
         return
+    _say_staged(log, [s for s, _ in read if isinstance(s, Images)])
     tally = sum(tallies, Tally(tried=0))
     log.figure(
         "images_set_aside",
@@ -149,6 +157,23 @@ def say(log: Log, *read: tuple[Source, NDArray[np.bool_] | None]) -> None:
     )
     if warning := set_aside(tally):
         log.warning(warning)
+
+
+def _say_staged(log: Log, read: Sequence[Images]) -> None:
+    """How much lies in the packs on the local disk, which are ended here."""
+    packs = [s.encoded for s in read if isinstance(s.encoded, Staged)]
+    for pack in packs:
+        pack.close()
+    if packs:
+        log.figure(
+            "staged_bytes",
+            Figure(
+                value=sum(p.staged_bytes for p in packs),
+                unit="B",
+                n=sum(p.staged for p in packs),
+                method="; ".join(dict.fromkeys(p.stopped for p in packs if p.stopped)),
+            ),
+        )
 
 
 def set_aside(tally: Tally) -> Warning | None:
