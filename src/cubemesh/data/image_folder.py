@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from cubemesh.data.base import Split
 from cubemesh.data.decode import SUFFIXES
-from cubemesh.data.files import read_whole, readable
+from cubemesh.data.files import identity_of, read_whole, readable
 from cubemesh.data.page_cache import Extent
 from cubemesh.errors import DataError
 from cubemesh.units import format_count
@@ -74,6 +74,10 @@ class ImageFolder:
             return Extent(path, 0, path.stat().st_size)
         except OSError:
             return Extent(path, 0, 0)
+
+    def identity(self) -> str:
+        """By the names, and by when the classes' folders changed."""
+        return identity_of(self._names, (self.root / name for name in self.classes))
 
     def _path(self, number: int) -> str:
         return os.path.join(self.root, self.classes[self.labels[number]], self._names[number])

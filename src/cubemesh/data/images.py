@@ -31,6 +31,7 @@ from cubemesh.data.files import EncodedImages
 from cubemesh.data.image_folder import ImageFolder, check_folder
 from cubemesh.data.ledger import Ledger, Tally
 from cubemesh.data.page_cache import resident_share
+from cubemesh.data.staging import LIMIT_BYTES, Staged
 from cubemesh.data.tar_shards import TarShards, find_shards
 from cubemesh.data.wrapped import Dropping
 from cubemesh.errors import DataError, UsageError
@@ -55,6 +56,10 @@ class Reading:
     """Whether they are decoded once, before anything is timed, and kept in memory."""
     drop_page_cache: bool = False
     """Whether a file's pages are dropped from memory as soon as it was read."""
+    stage_folder: Path | None = None
+    """A folder on a local disk where what was read is kept; None keeps nothing."""
+    stage_limit_bytes: int = LIMIT_BYTES
+    """Most that is kept there."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_pixels <= PILLOW_PIXELS:
@@ -92,6 +97,8 @@ def open_images(
     check_classes(NAME, len(encoded.classes), classes)
     if reading.drop_page_cache:
         encoded = Dropping(encoded)
+    if reading.stage_folder is not None:
+        encoded = Staged(encoded, reading.stage_folder, reading.stage_limit_bytes)
     images = Images(encoded, shape, split, reading.max_pixels)
     return Kept(images) if reading.keep_decoded else images
 

@@ -19,7 +19,7 @@ MEMORY_BYTES = 256 << 20
 """Most that encoded images take which are kept in memory."""
 
 
-class _Wrapped:
+class Wrapped:
     """`EncodedImages` like those given."""
 
     def __init__(self, encoded: EncodedImages) -> None:
@@ -29,6 +29,7 @@ class _Wrapped:
 
     @property
     def ignored(self) -> Mapping[str, int]:
+        """See `EncodedImages.ignored`."""
         return self._encoded.ignored
 
     def name(self, number: int) -> str:
@@ -43,8 +44,12 @@ class _Wrapped:
         """See `EncodedImages.extent`."""
         return self._encoded.extent(number)
 
+    def identity(self) -> str:
+        """See `EncodedImages.identity`."""
+        return self._encoded.identity()
 
-class Dropping(_Wrapped):
+
+class Dropping(Wrapped):
     """Encoded images whose pages are dropped from memory now, and as soon as they were read."""
 
     def __init__(self, encoded: EncodedImages) -> None:
@@ -59,7 +64,7 @@ class Dropping(_Wrapped):
         return data
 
 
-class InMemory(_Wrapped):
+class InMemory(Wrapped):
     """Encoded images whose bytes are read now: the first that fit `MEMORY_BYTES` stand for all."""
 
     def __init__(self, encoded: EncodedImages) -> None:
