@@ -20,8 +20,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import networkx
-
 from cubemesh.errors import UsageError
 from cubemesh.machines.topology.graph import Topology
 from cubemesh.machines.topology.routes import REACHES, Arc, Reach, Route, capacities, routes
@@ -162,6 +160,8 @@ def _turned(order: tuple[str, ...]) -> tuple[str, ...]:
 
 def _bound(names: tuple[str, ...], room: dict[Arc, int], least: int) -> int:
     """The smallest cut between two of the GPUs, in rings; 0 where it is below `least`."""
+    import networkx
+
     graph = networkx.DiGraph()
     graph.add_nodes_from(names)
     for (first, second, _), count in room.items():
