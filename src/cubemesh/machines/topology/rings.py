@@ -26,8 +26,8 @@ from cubemesh.errors import UsageError
 from cubemesh.machines.topology.graph import Topology
 from cubemesh.machines.topology.routes import REACHES, Arc, Reach, Route, capacities, routes
 
-MOST_STEPS = 60_000
-"""GPUs looked at in one search: a fifth of a second."""
+MOST_STEPS = 12_000
+"""GPUs looked at in one search, of which there may be some ten: a twentieth of a second each."""
 SHARES = (1, 2, 3, 4)
 """How many hops of a ring may share a PCIe link in one direction."""
 
