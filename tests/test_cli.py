@@ -195,7 +195,7 @@ def test_report_is_written_from_the_store(tmp_path: Path):
         (("run", "minibtach"), 2, "Nearest: minibatch"),
         (("run", "quick", "--set", "colour=red"), 2, "setting of minibatch or batch-accuracy"),
         (("run", "quick", "--set", "netwerk=a"), 2, "Nearest: network"),
-        (("run", "quick", "--set", "batch_per_device=8"), 2, "Use --set batches="),
+        (("run", "minibatch", "--set", "batch_per_device=8"), 2, "Use --set batches="),
         (("run", "batch-accuracy", "--set", "epochs=0"), 2, "epochs"),
         (("run", "batch-accuracy", "--set", "learning_rate=nan"), 2, "finite"),
         (("run", "batch-accuracy", "--set", "data_on=device"), 2, "data_on"),

@@ -85,7 +85,8 @@ def test_a_faster_arrangement_is_called_with_its_interval_and_how_to_have_it(
     assert first.value == pytest.approx(2, rel=0.05)
     assert first.low < 2 < first.high
     assert first.remedy == "Train with --set threads=2 --set layout=nhwc."
-    assert any(f.text.startswith("The layout: against nhwc") for f in answer.findings)
+    layout = next(f.text for f in answer.findings if f.text.startswith("The layout"))
+    assert "all else being the same: against nhwc, nchw 0.50×" in layout
     assert answer.tables[0].rows[0][5].text == "fastest"
     assert answer.charts[0].lines[0].points[0].x == "2 threads, nhwc"
 

@@ -215,5 +215,11 @@ def test_the_claim_about_the_cost_of_sampling(record_of, machine):
     )
     found = judge(claim, Evidence(records=(cheap, dear), machine=machine), {"power"})
     assert found.state is State.DOES_NOT_HOLD
+    blind = replace(
+        cheap, figures={k: f for k, f in cheap.figures.items() if k != "mean_power_watts"}
+    )
+    unread = judge(claim, Evidence(records=(blind,), machine=machine), {"power"})
+    assert unread.state is State.CANNOT_BE_TESTED_HERE
+    assert "no power sensor" in unread.reason
     nothing = judge(claim, Evidence(records=(), machine=machine), {"power"})
     assert nothing.state is State.CANNOT_BE_TESTED_HERE

@@ -44,7 +44,7 @@ def table(answer, title):
 
 def test_the_plan_is_the_documents_where_a_machine_can_hold_it(machine, play, record_of):
     full = Context(machine=machine, scale=Scale.FULL)
-    asked, _ = play(EXPERIMENT.plan(Settings(), full), record_of)
+    asked, _ = play(EXPERIMENT.plan(Settings(ceiling=False), full), record_of)
     points = [(s.work.network, s.batch_per_device) for s in asked]
     assert points == [("little-cnn", 8), *DOCUMENTED]
     assert all(s.effort.attribution for s in asked)
@@ -52,7 +52,9 @@ def test_the_plan_is_the_documents_where_a_machine_can_hold_it(machine, play, re
 
 
 def test_a_small_machine_takes_less_and_says_so(machine, play, record_of):
-    asked, sent = play(EXPERIMENT.plan(Settings(), Context(machine=machine)), record_of)
+    asked, sent = play(
+        EXPERIMENT.plan(Settings(ceiling=False), Context(machine=machine)), record_of
+    )
     assert ("alexnet", 32) in [(s.work.network, s.batch_per_device) for s in asked]
     (reduced,) = [w for w in EXPERIMENT.answer(Settings(), sent).warnings if w.code == "reduced"]
     assert "resnet-50 at minibatch 8 for 64" in reduced.cause
@@ -60,9 +62,9 @@ def test_a_small_machine_takes_less_and_says_so(machine, play, record_of):
 
 def test_quick_is_one_small_network_and_named_points_are_taken_as_named(machine, play, record_of):
     quick = Context(machine=machine, scale=Scale.QUICK)
-    asked, _ = play(EXPERIMENT.plan(Settings(), quick), record_of)
+    asked, _ = play(EXPERIMENT.plan(Settings(ceiling=False), quick), record_of)
     assert [(s.work.network, s.batch_per_device) for s in asked] == [("little-cnn", 8)]
-    settings = Settings(networks=("vgg16",), batches=(1, 256))
+    settings = Settings(networks=("vgg16",), batches=(1, 256), ceiling=False)
     asked, _ = play(EXPERIMENT.plan(settings, quick), record_of)
     assert [(s.work.network, s.batch_per_device) for s in asked] == [("vgg16", 1), ("vgg16", 256)]
 
@@ -112,3 +114,12 @@ def test_a_point_that_could_not_be_taken_apart_says_why(record_of):
     assert "without attribution" in answer.findings[1].text
     assert answer.charts == ()
     assert all(cell.reason for row in table(answer, "as a sum").rows for cell in row[2:])
+
+
+def test_the_ceilings_that_layers_are_held_against_come_first(machine, play, record_of):
+    quick = Context(machine=machine, scale=Scale.QUICK)
+    asked, sent = play(EXPERIMENT.plan(Settings(), quick), record_of)
+    assert [getattr(s.work, "operation", "") for s in asked] == ["matrix_product", "copy", ""]
+    answer = EXPERIMENT.answer(Settings(), sent)
+    assert len(answer.run_ids) == 3
+    assert "run without attribution" in answer.findings[-1].text

@@ -4,7 +4,7 @@ import time
 import pytest
 
 from cubemesh.measure.gpu import DEAR_S, GpuReader, open_gpu, throttle_words
-from cubemesh.measure.nvml import ALL_LINKS, FIELDS, FieldValue
+from cubemesh.measure.nvml import ALL_LINKS, FIELDS, LIBRARY, FieldValue
 from cubemesh.measure.telemetry import open_meters
 
 NOT_SUPPORTED = 3
@@ -220,6 +220,10 @@ def test_throttle_reasons_in_words() -> None:
 
 @pytest.mark.gpu
 def test_a_real_gpu_tells_power_and_energy() -> None:
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        pytest.skip("no NVIDIA driver")
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("no NVIDIA GPU that PyTorch can use")

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from cubemesh.cli.options import AsJson, show
-from cubemesh.errors import UsageError
 
 
 def probe(
@@ -35,13 +34,7 @@ def probe(
     """What this machine is: processors, memory, GPUs and links, software; or what another is."""
     from cubemesh.views import systems
 
-    if file is not None and not draw:
-        raise UsageError(f"{file}: a file is written with --draw only; to read one: --machine.")
-    drawing = (file or Path("cubemesh-topology.svg")) if draw else None
-    if machine is None:
-        plain, drawn = systems.this_machine(drawing, gpus)
-    else:
-        plain, drawn = systems.named(machine, drawing, gpus)
+    plain, drawn = systems.probed(machine, file, draw=draw, gpus=gpus)
     show(plain, as_json, drawn)
 
 

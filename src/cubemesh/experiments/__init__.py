@@ -10,6 +10,7 @@ from cubemesh.errors import unknown_name
 from cubemesh.experiments import (
     batch_accuracy,
     ceilings,
+    cluster,
     cpu_modes,
     devices,
     frameworks,
@@ -49,6 +50,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         seq2seq.EXPERIMENT,
         power.EXPERIMENT,
         devices.EXPERIMENT,
+        cluster.EXPERIMENT,
         ceilings.EXPERIMENT,
         cpu_modes.EXPERIMENT,
         time_breakdown.EXPERIMENT,

@@ -229,15 +229,19 @@ def _busy(evidence: Evidence, network: str, side: int) -> dict[int, tuple[Group[
 
 
 def sampling_cost() -> Check:
-    """Whether reading the power sensors costs less than a document allows: the most processor time
-    that it took, of the run's own."""
+    """Whether reading power costs less than a document allows: the most processor time that it
+    took, of the run's own. Every processor second that a reading takes is lost to training at the
+    most once, so that this bounds what it costs in performance where processors are the limit."""
 
     def check(claim: Claim, evidence: Evidence) -> Verdict:
         costs = [v for r in evidence.records if (v := r.figure("telemetry_cpu_percent"))]
         if not costs:
             return untested(claim, "no run says what reading its sensors cost")
+        figure = Figure(value=max(costs), unit="%")
+        if not any("mean_power_watts" in r.figures for r in evidence.records):
+            return untested(claim, "no power sensor can be read here; this is all else", figure)
         what = "most processor time of a reading every 0.5 s, of the run's own"
-        return sided(claim, Figure(value=max(costs), unit="%"), claim.values[0], -1.0, what)
+        return sided(claim, figure, claim.values[0], -1.0, what)
 
     return check
 

@@ -216,16 +216,22 @@ def _remedy(mode: Mode) -> str:
 def _effects(ranked: Sequence[Group[Mode]]) -> Iterator[Finding]:
     """What each choice alone does, beside the fastest arrangement that differs in nothing else."""
     best = ranked[0]
-    names = {"layout": "The layout", "pinning": "Pinning", "threads": "The number of threads"}
-    for name, words in names.items():
+    choices: dict[str, tuple[str, str]] = {
+        "layout": ("The layout", "{}"),
+        "pinning": ("Pinning", "{}"),
+        "threads": ("The number of threads", "{} of them"),
+    }
+    for name, (words, spoken) in choices.items():
         others = [g for g in ranked[1:] if _only(name, g.key, best.key)]
         told = [
-            f"{getattr(g.key, name)} {show_ratio(ratio(rate_of(g), rate_of(best)))}" for g in others
+            f"{spoken.format(getattr(g.key, name))} "
+            f"{show_ratio(ratio(rate_of(g), rate_of(best)))} as fast"
+            for g in others
         ]
         if told:
+            base = spoken.format(getattr(best.key, name))
             yield Finding(
-                text=f"{words}: against {getattr(best.key, name)}, all else being the same, "
-                f"{listed(told)} as fast.",
+                text=f"{words}, all else being the same: against {base}, {listed(told)}.",
                 doubts=doubts(best, *others),
             )
 

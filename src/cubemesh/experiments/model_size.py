@@ -227,22 +227,26 @@ def _charts(groups: list[Group[Key]]) -> Iterator[Chart]:
             for on in fed
         ),
     )
-    lines = tuple(line for g in groups if (line := _over_time(g)) is not None)
-    if lines:
-        yield Chart(
-            name="model-size-utilisation",
-            title="Utilisation over time",
-            kind="line",
-            x=Axis(name="seconds of training"),
-            y=Axis(name="utilisation", unit="%", from_zero=True),
-            lines=lines,
-        )
+    for quantity, ending, unit in (
+        ("utilisation", "_utilisation_percent", "%"),
+        ("power", "_power_watts", "W"),
+    ):
+        lines = tuple(line for g in groups if (line := _over_time(g, ending)) is not None)
+        if lines:
+            yield Chart(
+                name=f"model-size-{quantity}",
+                title=f"{quantity.capitalize()} over time",
+                kind="line",
+                x=Axis(name="seconds of training"),
+                y=Axis(name=quantity, unit=unit, from_zero=True),
+                lines=lines,
+            )
 
 
-def _over_time(group: Group[Key]) -> Line | None:
+def _over_time(group: Group[Key], ending: str) -> Line | None:
     for record in group.ok:
         for curve in record.curves:
-            if curve.name.endswith("_utilisation_percent") and curve.x:
+            if curve.name.endswith(ending) and curve.x:
                 pairs = zip(curve.x, curve.y, strict=True)
                 points = tuple(
                     Point(x=round(x, 2), y=round(y, 1), run_id=record.run_id) for x, y in pairs

@@ -109,7 +109,7 @@ def _cost(shown: Shown) -> Iterator[Finding]:
     costs = [v for g in shown.groups for r in g.ok if (v := r.figure("telemetry_cpu_percent"))]
     if costs:
         yield Finding(
-            text=f"Reading the sensors cost at most {_number(max(costs), 2)} % of a run's "
+            text=f"Sampling cost at most {_number(max(costs), 2)} % of a run's "
             f"processor time (document 004 let it cost {DOCUMENT_COST:.0f} % of the performance)."
         )
 

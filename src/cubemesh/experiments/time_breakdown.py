@@ -66,12 +66,15 @@ class Settings:
     batches: tuple[int, ...] = ()
     """Minibatches of each; none given is the document's (8 of a network it has not), less on a
     CPU."""
+    ceiling: bool = True
+    """Whether to measure the fastest matrix product and copy too, to hold the layers against."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:
     """The ceilings that layers are held against, then a run with attribution for each network and
     minibatch."""
-    roof = ceilings(ProgramSettings(), replace(context.effort, repeats=1))
+    effort = replace(context.effort, repeats=1)
+    roof = ceilings(ProgramSettings(), effort) if settings.ceiling else []
     yield roof + [
         RunSpec(
             work=TrainSteps(
@@ -113,7 +116,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
             *_by(groups, "runtime call", "Calls into the device's runtime in a step"),
         ),
         charts=(*_chart(groups), *rooflines(r for g in groups if (r := _told(g)))),
-        warnings=(*_reductions(records), *(w for r in records for w in r.warnings)),
+        warnings=(*_reductions(steps), *(w for r in records for w in r.warnings)),
         run_ids=tuple(r.run_id for r in records),
         notes=(
             NOTE,

@@ -156,10 +156,11 @@ class GpuReader:
     def _try(self, name: str, ask: Ask, *, rare: bool = False) -> bool:
         if self._once(name, ask) is None:  # may have to wake something up: it is not timed
             return False
-        before = time.thread_time()
-        self._once(name, ask)
-        dear = time.thread_time() - before > DEAR_S and name not in _ALWAYS
-        (self._rare if rare or dear else self._asks)[name] = ask
+        if not rare and name not in _ALWAYS:
+            before = time.thread_time()
+            self._once(name, ask)
+            rare = time.thread_time() - before > DEAR_S
+        (self._rare if rare else self._asks)[name] = ask
         return True
 
     def _once(self, name: str, ask: Callable[[], Any]) -> Any:

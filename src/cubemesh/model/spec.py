@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cubemesh.errors import UsageError
+from cubemesh.model.effort import Effort, at_least
 from cubemesh.model.plain import digest
 from cubemesh.model.precision_checks import check_loss_scale, check_precision_of
 
@@ -29,13 +30,6 @@ Pinning = Literal["none", "compact", "spread"]
 Operation = Literal["matrix_product", "copy", "host_to_device", "device_to_host", "disk_read"]
 
 Stage = Literal["read", "decode", "copy"]
-
-
-def _at_least(owner: object, low: float, *names: str) -> None:
-    for name in names:
-        value = getattr(owner, name)
-        if value is not None and not value >= low:
-            raise UsageError(f"{name}={value} is too small: {name} must be {low:g} or more.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +58,9 @@ class NetworkWork:
     """Seeds the initial weights, the order of samples, and dropout."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "batch_per_device", "image_size", "classes")
-        _at_least(self, 1, "sequence_length", "vocabulary", "hidden", "max_image_pixels")
-        _at_least(self, 0, "seed")
+        at_least(self, 1, "batch_per_device", "image_size", "classes")
+        at_least(self, 1, "sequence_length", "vocabulary", "hidden", "max_image_pixels")
+        at_least(self, 0, "seed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +83,7 @@ class TrainSteps(NetworkWork):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(self, 0, "learning_rate", "momentum", "weight_decay")
+        at_least(self, 0, "learning_rate", "momentum", "weight_decay")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +99,8 @@ class Train(NetworkWork):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(self, 0, "learning_rate", "momentum", "weight_decay")
-        _at_least(self, 1, "epochs")
+        at_least(self, 0, "learning_rate", "momentum", "weight_decay")
+        at_least(self, 1, "epochs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +131,7 @@ class Ceiling:
     """Of `disk_read`: the folder whose disk is read, by a file that is gone afterwards."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "size")
+        at_least(self, 1, "size")
         if self.shape is not None and (
             self.operation != "matrix_product" or self.size is not None or min(self.shape) < 1
         ):
@@ -183,8 +177,8 @@ class Placement:
     """The NUMA node whose processors, and so whose memory, are used; None is all of them."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "devices", "threads")
-        _at_least(self, 0, "numa_node")
+        at_least(self, 1, "devices", "threads")
+        at_least(self, 0, "numa_node")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,54 +219,11 @@ class ProgramSettings:
     """What the `null` framework plays; no other framework takes one."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 0, "input_threads", "stage_limit_bytes")
+        at_least(self, 0, "input_threads", "stage_limit_bytes")
         if self.loss_scale is not None:
             check_loss_scale(self.loss_scale, self.precision)
         if self.precision_of:
             check_precision_of(self.precision_of, self.precision)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Effort:
-    """How long a run is watched, and the limits it runs under."""
-
-    steps: int = 20
-    """Measured steps at least, after the warm-up."""
-    seconds: float = 2.0
-    """Measured seconds at least, after the warm-up."""
-    windows: int = 12
-    """Groups of steps the measured time is cut into at least; the interval comes from them."""
-    warmup_seconds: float = 20.0
-    """The warm-up ends when the step time stops drifting, and after this long at the latest."""
-    repeats: int = 1
-    """Fresh processes that measure the same spec."""
-    time_limit_s: float = 900.0
-    memory_limit_bytes: int | None = None
-    """Memory the worker may use; None is what the machine has free."""
-    interval: float | None = None
-    """Half of the 95 % interval that is wanted, as a share of the figure: 0.01 measures on until it
-    is ± 1 %; None measures no longer than the rest asks for."""
-    most_seconds: float = 60.0
-    """Measured seconds at which that is given up."""
-    instances: int = 4
-    """Programs that are built of each side where two alternate."""
-    attribution: bool = False
-    """Whether to find out what each step spends its time on (docs/attribution.md): the host's
-    times are stamped in every step, and further steps run under the framework's profiler."""
-    trace: bool = False
-    """Whether to keep the profiler's trace of a few steps, for Perfetto or chrome://tracing; it
-    brings the attribution with it."""
-
-    def __post_init__(self) -> None:
-        _at_least(self, 1, "steps", "windows", "repeats", "memory_limit_bytes", "instances")
-        _at_least(self, 0, "seconds", "warmup_seconds", "most_seconds")
-        if self.interval is not None and not self.interval > 0:
-            raise UsageError(
-                f"interval={self.interval} must be more than 0: it is half of the 95 % interval as "
-                "a share of the figure. interval=0.01 measures until it is ± 1 %."
-            )
-        if not self.time_limit_s > 0:
-            raise UsageError(f"time_limit_s={self.time_limit_s} must be more than 0.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,20 @@ from cubemesh.views.topology_facts import (
 Shown = tuple[dict[str, Any], Callable[[Console], None]]
 
 
+DRAWING = Path("cubemesh-topology.svg")
+"""Where a drawing goes that no place is named for."""
+
+
+def probed(machine: str | None, file: Path | None, *, draw: bool, gpus: str | None) -> Shown:
+    """What `cubemesh probe` shows; UsageError for options that do not go together."""
+    if file is not None and not draw:
+        raise UsageError(f"{file}: a file is written with --draw only; to read one: --machine.")
+    drawing = (file or DRAWING) if draw else None
+    if machine is None:
+        return this_machine(drawing, gpus)
+    return named(machine, drawing, gpus)
+
+
 def this_machine(drawing: Path | None, gpus: str | None) -> Shown:
     """What the probe found; the drawing of its GPUs is written where one is asked for."""
     machine = probe()

@@ -187,21 +187,22 @@ class _Layers:
             shape=self.frame.looks[index].shape,
         )
         yield mark.encode(y=self.frame.value_channel(), color=self._colour(), **_SAID)
-        # Among many points only some have names: they stand to the right, clear of what is below.
-        place: dict[str, Any] = (
-            {"dx": 9, "align": "left", "fontWeight": 600} if many else {"dy": 15}
-        )
+        # Under a roof only some points have names: to the right, clear of what is below.
+        aside = self.chart.y.scale != "linear"
+        place: dict[str, Any] = {"dx": 9, "align": "left", "fontWeight": 600}
         halo: dict[str, Any] = {
             "stroke": variable("paper"),
             "strokeWidth": 4,
             "strokeJoin": "round",
         }
-        for look in [halo, {}] if many else [{}]:
-            label = base.mark_text(**place, **look, fontSize=11, aria=False)
+        for look in [halo, {}] if aside else [{}]:
+            label = base.mark_text(
+                **(place if aside else {"dy": 15}), **look, fontSize=11, aria=False
+            )
             yield label.encode(
                 y=self.frame.value_channel(),
                 text="label:N",
-                color=alt.value(variable("ink" if many else "soft")),
+                color=alt.value(variable("ink" if aside else "soft")),
             )
         target = base.mark_circle(size=420, opacity=0)
         yield target.encode(y=self.frame.value_channel(), tooltip=self._tooltip(rows), **_SAID)

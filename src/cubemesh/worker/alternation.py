@@ -37,6 +37,7 @@ from cubemesh.model.spec import Forward, NetworkWork, RunSpec, Train
 from cubemesh.networks.graph import Network
 from cubemesh.parallel import exchanges
 from cubemesh.worker import inputs
+from cubemesh.worker.doubts import say_doubts
 from cubemesh.worker.events import EventLog
 from cubemesh.worker.tasks import Task, check_loss, meters_of, network_of
 
@@ -79,7 +80,7 @@ def alternate_programs(task: Task) -> None:
     _check_threads(plans, programs)
     with Telemetry(log, task.usable_cores, meters=meters) as telemetry:
         found = alternate(instances, effort=task.spec.effort, log=log)
-    telemetry.check_host(found.started, found.ended)
+    say_doubts(telemetry, task.neighbours, log, found.started, found.ended)
     telemetry.keep_utilisation(found.started, found.ended)
     _tell(found, log)
     for program in programs:

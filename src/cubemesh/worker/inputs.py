@@ -22,6 +22,7 @@ from cubemesh.data.staging import Staged
 from cubemesh.frameworks.base import Unsupported, monotonic_s
 from cubemesh.measure.base import Log
 from cubemesh.measure.timer import Measured
+from cubemesh.measure.validity import page_cache
 from cubemesh.model.record import Figure
 from cubemesh.model.spec import Input, NetworkWork, RunSpec
 from cubemesh.model.warning import Warning, warn
@@ -100,7 +101,10 @@ def say_files(log: Log, source: Source, threads: int) -> None:
         log.figure("input_threads", Figure(value=threads, unit=""))
     if isinstance(source, Images | ReadOnly):
         log.figure("image_file_bytes", Figure(value=source.mean_bytes(), unit="B"))
-        if (share := source.in_page_cache()) is not None:
+        share = source.in_page_cache()
+        if (warning := page_cache(share)) is not None:
+            log.warning(warning)
+        if share is not None:
             method = "middle pages looked for in the page cache before the first step"
             log.figure("page_cache_share", Figure(value=share, unit="", method=method))
 

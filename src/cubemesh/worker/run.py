@@ -17,6 +17,7 @@ from pathlib import Path
 from cubemesh.data import input_threads
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.base import Capabilities, Unsupported, check_supported
+from cubemesh.measure.gpu_processes import Neighbours
 from cubemesh.model.outcome import Outcome, Status
 from cubemesh.model.spec import NetworkWork, RunSpec
 from cubemesh.worker.alternation import alternate_programs
@@ -62,6 +63,7 @@ class _Known:
 
 def _run(job: Job, log: EventLog, known: _Known) -> None:
     spec = job.spec
+    neighbours = Neighbours(job.gpu_uuid)  # before the framework wakes the GPU
     with log.phase("import"):
         framework = entry(spec.program.framework).load()
         able = framework.capabilities()
@@ -91,6 +93,7 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
             threads=threads,
             usable_cores=usable_cores,
             gpu_uuid=None if device == "cpu" else job.gpu_uuid,
+            neighbours=neighbours if device != "cpu" else Neighbours(None),
             log=log,
             folder=job.folder,
         )

@@ -31,6 +31,7 @@ from cubemesh.frameworks.base import (
     Unsupported,
 )
 from cubemesh.frameworks.ceilings import REST_S, try_out
+from cubemesh.measure.gpu_processes import Neighbours
 from cubemesh.measure.profiled import Attributed
 from cubemesh.measure.telemetry import Meter, Telemetry, idle_power, open_meters
 from cubemesh.measure.timer import Measured, measure
@@ -41,6 +42,7 @@ from cubemesh.training.loop import train as train_epochs
 from cubemesh.worker import ceilings, inputs
 from cubemesh.worker.attributing import attribute
 from cubemesh.worker.built import built
+from cubemesh.worker.doubts import say_doubts
 from cubemesh.worker.events import EventLog
 from cubemesh.worker.step_figures import tokens
 
@@ -57,6 +59,8 @@ class Task:
     """Cores' worth of time this process is granted."""
     gpu_uuid: str | None = None
     """The GPU whose utilisation is sampled; None for none."""
+    neighbours: Neighbours
+    """Who else is on that GPU."""
     log: EventLog
     folder: str = ""
     """Where files to keep beside the record are written."""
@@ -90,7 +94,7 @@ def train(task: Task) -> None:
             started = time.perf_counter()
             windows = train_epochs(program, feed, validation, work, log, task.spec.program.data_on)
             ended = time.perf_counter()
-        telemetry.check_host(started, ended)
+        say_doubts(telemetry, task.neighbours, log, started, ended)
         telemetry.keep_energy(windows, sum(w.samples for w in windows))
         inputs.say(log, (source, feed.tried), (validation, None))
         for warning in judge(windows) if windows else ():
@@ -208,7 +212,7 @@ def _timed(
             log=task.log,
             beside=None if attributed is None else attributed.beside,
         )
-    telemetry.check_host(measured.started, measured.ended)
+    say_doubts(telemetry, task.neighbours, task.log, measured.started, measured.ended)
     telemetry.keep_utilisation(measured.started, measured.ended)
     return measured, telemetry
 
