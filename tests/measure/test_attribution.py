@@ -70,14 +70,23 @@ def test_on_the_host_operators_compute_and_what_lies_between_them_is_a_gap():
 
 
 def test_recording_is_taken_off_where_it_falls():
-    measured, slow = window((0, 0, 9.6, 0)), window((0, 0, 10, 0))
-    nested = operators(slow, (2, 4), (3, 1), (4, 1))  # one operator with two inside
-    scope = operators(slow, (0, 1), kind="scope")
+    measured, slow = window((0, 0, 0.984, 0)), window((0, 0, 1.0, 0))
+    nested = operators(slow, (0.2, 0.4), (0.3, 0.1), (0.4, 0.1))  # one operator with two inside
+    scope = operators(slow, (0, 0.1), kind="scope")
     profile = Profile(events=(*nested, *scope))
     found = ms(on_host([measured], [(slow, profile)]))
-    assert found["compute"] == pytest.approx(4 - 0.1 * 2.5)
-    assert found["launch_gaps"] == pytest.approx(6 - 0.1 * 1.5)
+    assert found["compute"] == pytest.approx(0.4 - 0.004 * 2.5)
+    assert found["launch_gaps"] == pytest.approx(0.6 - 0.004 * 1.5)
     assert found["other"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("profiled_ms", [40, 10])
+def test_a_machine_at_another_speed_changes_both_shares_alike(profiled_ms):
+    measured, other = window((0, 0, 20, 0)), window((0, 0, profiled_ms, 0))
+    profile = Profile(events=operators(other, (0, 0.75 * profiled_ms)))
+    found = ms(on_host([measured], [(other, profile)]))
+    assert found["compute"] == pytest.approx(15, rel=0.01)
+    assert found["launch_gaps"] == pytest.approx(5, rel=0.01)
 
 
 def test_a_hiccup_of_one_measured_window_is_other():

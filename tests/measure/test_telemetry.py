@@ -9,7 +9,7 @@ import pytest
 from cubemesh.measure.host import HostReader, Reading, Replay
 from cubemesh.measure.kept import KeptLog
 from cubemesh.measure.replay import ReplayedMeter
-from cubemesh.measure.sampled import curve_since, others_share, percent_series
+from cubemesh.measure.sampled import curve_since, others_share, percent_series, series_of
 from cubemesh.measure.telemetry import Telemetry, idle_power, open_meters
 from cubemesh.model.record import Window
 
@@ -313,3 +313,14 @@ def test_its_cost_is_told_of_the_processor_time_of_the_run() -> None:
         _work(0.3)
     assert 0 < log.figures["telemetry_cpu_percent"].value < 30
     assert "every 0.05 s" in log.figures["telemetry_cpu_percent"].method
+
+
+def test_a_rate_over_the_last_milliseconds_is_no_rate() -> None:
+    points = [(0.0, 0.0), (0.5, 100.0), (1.0, 200.0), (1.002, 260.0)]
+    told = series_of("dram_joules", points, 4, device="host", first=0.0, least_s=0.1)
+    assert told is not None
+    assert (told.name, told.times_s, told.values) == ("dram_watts", (0.5, 1.0), (200.0, 200.0))
+    assert series_of("dram_joules", points, 1, device="host", first=0.0, least_s=0.1) is None
+    level = series_of("gpu_energy_joules", points, 2, device="gpu", first=100.0, least_s=0.1)
+    assert level is not None
+    assert level.values == (100.0, 160.0)

@@ -139,6 +139,17 @@ def test_gpus_and_links_are_listed(made, written):
     assert "0–1: nvlink, 18 links" in words
 
 
+def test_a_step_that_was_taken_apart_has_a_bar_of_its_parts(made, written):
+    run = made.taken_apart(8)
+    source = written(made.sample(), answers=(), records={run.run_id: run}).read_text("utf-8")
+    words = Outline(source).words()
+    for said in ("Where the step's time goes", "launch gaps", "20.0 %", "Time of a step by layer"):
+        assert said in words
+    assert "raise the minibatch or capture the step" in source
+    assert "flex-grow:20.0000" in source
+    assert embedded(source)["records"][0]["parts"][0]["name"] == "compute"
+
+
 def test_hostile_names_cannot_leave_their_place(made, written):
     source = written(made.hostile()).read_text("utf-8")
     outline = Outline(source)

@@ -128,7 +128,17 @@ def test_reading_and_decoding_need_no_program(tmp_path, stage):
     for number in range(30):
         image.save(tmp_path / "set" / "a" / f"{number}.jpg")
     work = Input(**FEED, stage=stage, data="images", data_path=str(tmp_path / "set"))
-    events = events_of(tmp_path, work, input_threads=2)
+    (tmp_path / "scripted").mkdir()
+    played = outcome(events_of(tmp_path / "scripted", work))
+    assert "a script plays time of its own" in played.message
+    events = run(
+        tmp_path,
+        RunSpec(
+            work=work,
+            program=ProgramSettings(framework="null", input_threads=2),
+            effort=EFFORT,
+        ),
+    )
     assert outcome(events).ok, events[-1]
     assert phases(events) == ["import", "data", "warm-up", "measure"]
     found = figures(events)

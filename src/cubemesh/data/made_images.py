@@ -79,10 +79,10 @@ def _make(root: Path) -> None:
     for number in range(FILES):
         place = root / f"class-{number % CLASSES}"
         place.mkdir(exist_ok=True)
-        with open(place / f"{number:05}.jpg", "wb") as file:
-            file.write(pictures[number % DIFFERENT])
-            file.flush()
-            os.fdatasync(file.fileno())  # what is not on the disk cannot be dropped from memory
+        (place / f"{number:05}.jpg").write_bytes(pictures[number % DIFFERENT])
+    for path in root.rglob("*.jpg"):  # what is not on the disk cannot be dropped from memory
+        with open(path, "rb") as file:
+            os.fdatasync(file.fileno())
 
 
 def _picture(generator: np.random.Generator) -> bytes:

@@ -50,7 +50,6 @@ from cubemesh.model.spec import Stage
 Part = Literal[
     "read", "decode-one", "decode", "copy", "disk", "page-cache", "decoded", "synthetic", "device"
 ]
-CPU_SIDE = 64
 NOT_QUICK = (MEMORY, SYNTHETIC)
 
 
@@ -61,8 +60,7 @@ class Settings:
     network: str | None = None
     """The network to feed; none given is resnet-50 on a GPU and little-cnn on a CPU."""
     image_size: int | None = None
-    """Side of the images in pixels; none given is the network's own on a GPU or where a network is
-    named, else 64."""
+    """Side of the images in pixels; none given is the network's own."""
     batch_per_device: int | None = None
     """The minibatch; none given is 64 on a GPU and 16 on a CPU."""
     parts: tuple[Part, ...] = ()
@@ -76,11 +74,9 @@ def plan(settings: Settings, context: Context) -> Plan:
     """The stages, then the trainings. What is read from the disk comes before what may leave it in
     the page cache."""
     network = settings.network or ("resnet-50" if context.has_gpu else "little-cnn")
-    is_own = context.has_gpu or settings.network is not None
-    side = settings.image_size or (None if is_own else CPU_SIDE)
     batch = settings.batch_per_device or (64 if context.has_gpu else 16)
     data = "images" if settings.data_path else MADE
-    common = {"network": network, "image_size": side, "batch_per_device": batch}
+    common = {"network": network, "image_size": settings.image_size, "batch_per_device": batch}
     files = {**common, "data": data, "data_path": settings.data_path}
 
     def stage(name: Stage, **program: object) -> RunSpec:

@@ -223,7 +223,7 @@ def _number(value: float | None, has_one: bool = True) -> Cell:
 
 
 def charts(groups: Groups) -> Iterator[Chart]:
-    """All rates as bars, on a scale on which stages a thousand times apart can be seen."""
+    """All rates as bars."""
 
     def bars(names: Iterable[str]) -> tuple[Point, ...]:
         shown = (groups[name] for name in names if name in groups)
@@ -236,7 +236,7 @@ def charts(groups: Groups) -> Iterator[Chart]:
         title="images/s by stage, and in training",
         kind="bar",
         x=Axis(name="stage", scale="category"),
-        y=Axis(name="throughput", unit="images/s", scale="log10"),
+        y=Axis(name="throughput", unit="images/s", from_zero=True),
         lines=(
             Line(name="one stage alone", points=bars(STAGES)),
             Line(name="training", points=bars(TRAININGS)),

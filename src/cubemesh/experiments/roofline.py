@@ -41,7 +41,7 @@ def roofline(record: RunRecord, name: str = "roofline") -> Chart | None:
             ends.append(2 * limits.flops_per_s / limits.bytes_per_s)
     span = min(ends), max(ends)
     lines = [*_layers(points, record.run_id)]
-    lines += _roof(roof, span, "measured ceilings", "reference")
+    lines += _roof(roof, span, "measured", "reference")
     lines += _roof(sheet, span, "datasheet", "published")
     work = record.spec.work
     return Chart(

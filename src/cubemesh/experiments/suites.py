@@ -43,6 +43,7 @@ SUITES: dict[str, Suite] = {
             Ask(experiment="batch-accuracy"),
             Ask(experiment="cpu-modes", settings={"data": "digits", "batch_per_device": "16"}),
             Ask(experiment="time-breakdown", settings={"batches": "8"}),
+            Ask(experiment="input-pipeline", settings={"parts": "read,decode,disk,device"}),
         ),
     ),
     "full": Suite(
@@ -57,6 +58,7 @@ SUITES: dict[str, Suite] = {
             Ask(experiment="time-breakdown"),
             Ask(experiment="power"),
             Ask(experiment="cpu-modes"),
+            Ask(experiment="input-pipeline"),
             Ask(experiment="batch-accuracy"),
         ),
     ),

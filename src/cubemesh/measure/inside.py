@@ -2,9 +2,10 @@
 
 The profiler's events say when an operator ran. Recording them takes time itself, and that is taken
 off: as much as the inside of a step takes longer in profiled windows than in the measured ones
-between which they lie, by the number of events recorded. Half of the recording of an operator that
-stands alone falls inside it and half outside; all of that of one inside another falls inside, and
-all of a scope's between operators unless it stands in one.
+between which they lie, by the number of events recorded, and no more than recording can cost; what
+is left of the difference is the machine's, and scales both shares alike. Half of the recording of
+an operator that stands alone falls inside it and half outside; all of that of one inside another
+falls inside, and all of a scope's between operators unless it stands in one.
 
 Windows far from the others of their kind are left out on both sides, by the test of the warning
 `outliers`: what a hiccup took from one window is no operator's and no gap's.
@@ -21,6 +22,9 @@ from cubemesh.measure.stamps import StampedWindow
 from cubemesh.model.profile import Profile
 from cubemesh.statistics import mean, median, outliers
 
+MOST_RECORDING_S = 5e-6
+"""Recording an event takes one to three microseconds; where profiled windows were slower than this
+explains, the machine was, and both shares of the step alike."""
 FAR = 0.05
 """An outlier nearer than this to the median is far only because the others agree so well."""
 
@@ -42,10 +46,12 @@ def inside_steps(
         idle += share * gaps_s
         within, between = _recorded(profile, operators, inside)
         events_in, events_out = events_in + share * within, events_out + share * between
-    cost_s = busy + idle - bare_s
-    events = events_in + events_out
-    between_s = min(idle, cost_s * events_out / events) if events else 0.0
-    return busy - (cost_s - between_s), idle - between_s
+    slower_s = busy + idle - bare_s
+    events = max(events_in + events_out, 1.0)
+    each_s = min(max(slower_s / events, 0.0), MOST_RECORDING_S)
+    busy, idle = busy - events_in * each_s, max(0.0, idle - events_out * each_s)
+    scale = bare_s / (busy + idle) if busy + idle > 0 else 0.0
+    return busy * scale, idle * scale
 
 
 def _inside_s(window: StampedWindow) -> float:

@@ -248,11 +248,17 @@ class Telemetry:
         for name, points in self.sampled.items():
             fresh = len(points) - self._sent_of.get(name, 0)
             self._sent_of[name] = len(points)
-            if fresh and (
-                one := series_of(
-                    name, points, fresh, device=self._devices[name], first=points[0][1]
-                )
-            ):
+            if not fresh:
+                continue
+            one = series_of(
+                name,
+                points,
+                fresh,
+                device=self._devices[name],
+                first=points[0][1],
+                least_s=self._every_s / 5,
+            )
+            if one is not None:
                 self._log.series(one)
         self.cost_s += time.thread_time() - before
 

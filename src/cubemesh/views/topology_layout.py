@@ -214,6 +214,8 @@ class _Trees:
         middle = left + whole / 2
         if 2 * (own / 2 + on_left * step) > whole:
             middle = left + (whole - self.own_width(name)) / 2 + on_left * step + own / 2
+        elif len(below) == 1 and not nics:
+            middle = self.at[below[0]][0]
         is_gpu = self.topology.node(name).kind == "gpu"
         y = 40 + ROW * (self.levels if is_gpu else self.level(name))
         self.at[name] = (middle, y)

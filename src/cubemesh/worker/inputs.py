@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cubemesh.data import Reading, Source, input_threads, open_for
+from cubemesh.data import Reading, Source, entry, input_threads, open_for
 from cubemesh.data.base import Split
 from cubemesh.data.feed import Feed
 from cubemesh.data.images import Images, Kept
@@ -34,10 +34,16 @@ STILL_THERE = 0.25
 
 
 def open_split(spec: RunSpec, network: Network, split: Split) -> Source:
-    """The samples of `split` that the spec's work names, in the form `network` takes."""
+    """The samples of `split` that the spec's work names, in the form `network` takes. Unsupported
+    where a script is to play on images that take real time to decode."""
     work = spec.work
     assert isinstance(work, NetworkWork), "only networks are fed"
     program, usual = spec.program, Reading()
+    if program.script is not None and entry(work.data).is_slow:
+        raise Unsupported(
+            f"a script plays time of its own, and data={work.data} takes real time to read and "
+            "decode. Set data=synthetic, or leave the script out."
+        )
     folder, limit_bytes = program.stage_folder, program.stage_limit_bytes
     reading = Reading(
         max_pixels=usual.max_pixels if work.max_image_pixels is None else work.max_image_pixels,

@@ -11,7 +11,7 @@ slowest that is usual, and a note of the topology says so.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cubemesh.errors import DataError
 from cubemesh.machines.topology import speeds
@@ -116,7 +116,7 @@ class _Builder:
         if len(sockets) > 1:
             self.notes.append("The link between processors is not told: one QPI is assumed.")
         self.links += [
-            smp(f"cpu{a}", f"cpu{b}", USUAL_SMP, 1)
+            _assumed(smp(f"cpu{a}", f"cpu{b}", USUAL_SMP, 1))
             for a in range(len(sockets))
             for b in range(a + 1, len(sockets))
         ]
@@ -173,7 +173,7 @@ class _Builder:
         number = sum(node.kind == "host-bridge" for node in self.nodes)
         name = f"bridge{number}"
         self.nodes.append(Node(name=name, kind="host-bridge", index=number))
-        self.links.append(pcie(name, cpu, *self._lanes(members)))
+        self.links.append(self._pcie(name, cpu, members))
         return name
 
     def _switch(self, above: str, members: list[int]) -> None:
@@ -181,16 +181,16 @@ class _Builder:
             number = sum(node.kind == "pcie-switch" for node in self.nodes)
             name = f"switch{number}"
             self.nodes.append(Node(name=name, kind="pcie-switch", index=number))
-            self.links.append(pcie(name, above, *self._lanes(members)))
+            self.links.append(self._pcie(name, above, members))
             above = name
-        self.links += [pcie(self.names[i], above, *self._lanes([i])) for i in members]
+        self.links += [self._pcie(self.names[i], above, [i]) for i in members]
 
-    def _lanes(self, members: list[int]) -> tuple[int, int]:
-        """The widest of what its members have."""
+    def _pcie(self, name: str, above: str, members: list[int]) -> Link:
+        """A link as wide as the widest of what its members have."""
         told = [
             lanes for i in members if i < len(self.seen.lanes) and (lanes := self.seen.lanes[i])
         ]
-        return max(told, default=USUAL_LANES)
+        return pcie(name, above, *max(told)) if told else _assumed(pcie(name, above, *USUAL_LANES))
 
     def _mesh(self) -> None:
         direct = {
@@ -207,9 +207,7 @@ class _Builder:
         most = MOST_NVLINKS[generation] if generation else max(MOST_NVLINKS.values())
         if max(of_one) <= most:
             for (a, b), count in direct.items():
-                self.links.append(
-                    nvlink(self.names[a], self.names[b], count, generation or USUAL_NVLINK)
-                )
+                self.links.append(self._nvlink(self.names[a], self.names[b], count))
             return
         # More links than a GPU has: each pair shows all of them, since they lead to switches.
         self.nodes.append(Node(name="nvswitch", kind="nvswitch"))
@@ -222,15 +220,19 @@ class _Builder:
                     f"{self.seen.name}: {self.names[i]} has {max(counts)} NVLinks to one other; "
                     f"a GPU has {most} at most."
                 )
-            self.links.append(
-                nvlink(
-                    self.names[i],
-                    "nvswitch",
-                    max(counts),
-                    generation or USUAL_NVLINK,
-                    switched=True,
-                )
-            )
+            self.links.append(self._nvlink(self.names[i], "nvswitch", max(counts)))
+
+    def _nvlink(self, first: str, second: str, count: int) -> Link:
+        generation, switched = self.seen.nvlink_generation, second == "nvswitch"
+        if generation is not None:
+            return nvlink(first, second, count, generation, switched=switched)
+        link = nvlink(first, second, count, USUAL_NVLINK, switched=switched)
+        return _assumed(replace(link, name="NVLink"))
+
+
+def _assumed(link: Link) -> Link:
+    """A link whose kind is not told; its name says so wherever it is shown."""
+    return replace(link, name=f"{link.name} (assumed)")
 
 
 def generation_of(compute_capability: str | None) -> int | None:
