@@ -126,9 +126,9 @@ _PART_COLOURS: Mapping[str, str] = {
     "compute": "c1",
     "exposed_communication": "c5",
     "input_stall": "c2",
-    "launch_gaps": "c4",
+    "launch_gaps": "c3",
     "straggler_wait": "c6",
-    "host": "c3",
+    "host": "c4",
     "other": "published",
 }
 
