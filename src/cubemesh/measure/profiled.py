@@ -44,6 +44,13 @@ MOST_OTHER = 0.05
 """The share of the step that may stay without a name before that is a warning."""
 
 
+_NOTHING_SEEN = warn(
+    "unattributed",
+    "The framework's profiler recorded no work of the device, so the step has no parts.",
+    "End other tools that profile the same GPU (nsys, ncu, dcgm), and measure again.",
+)
+
+
 class Profiled(Profiles, Protocol):
     """What is asked of a program here."""
 
@@ -159,14 +166,17 @@ class Attributed:
         )
 
     def _say_parts(self) -> None:
-        if any(profile.on_device for _, profile in self._profiled):
+        if self.on_host:
+            parts = on_host(self._windows, self._profiled)
+        elif not any(profile.on_device for _, profile in self._profiled):
+            self.log.warning(_NOTHING_SEEN)
+            return
+        else:
             recorded = record(self._profiled)
             parts, busy = on_device(self._windows, recorded)
             method = "time with a kernel or copy on the device, of the measured time"
             figure = Figure(value=100 * busy, unit="%", n=len(self._windows), method=method)
             self.log.figure("device_busy_percent", figure)
-        else:
-            parts = on_host(self._windows, self._profiled)
         for part in parts:
             self.log.part(part)
         self._doubt(parts)
