@@ -2,7 +2,7 @@
 
 For each source a step of `--step-ms` that leaves the processor alone (as a GPU's does) takes
 minibatches made by itself and by threads, in turn, in one process; what counts is the ratio of
-throughputs (threads over none) with its 95 % interval over pairs of windows.
+throughputs (threads over none) with its 95 % interval over three instances of each.
 
     python benchmarks/prefetching.py                      # steps of 2 and of 20 ms, one thread
     python benchmarks/prefetching.py --threads 4 --step-ms 50 --batch 256
@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
 
 from cubemesh.data import open_source
 from cubemesh.data.base import Shape
 from cubemesh.data.feed import Feed
 from pairs import Side, compare
 
+INSTANCES = 3
 SOURCES: dict[str, tuple[str, Shape]] = {
     "digits, 8 x 8": ("digits", (1, 8, 8)),
     "synthetic, 32 x 32": ("synthetic", (3, 32, 32)),
@@ -28,14 +28,14 @@ SOURCES: dict[str, tuple[str, Shape]] = {
 }
 
 
-def step_of(feed: Feed, step_s: float) -> Callable[[], None]:
+def side_of(feed: Feed, step_s: float) -> Side:
     """Take a minibatch, then wait as for a device."""
 
     def step() -> None:
         next(feed)
         time.sleep(step_s)
 
-    return step
+    return Side(step=step, synchronize=lambda: None)
 
 
 def main() -> None:
@@ -49,10 +49,13 @@ def main() -> None:
     for name, (source, shape) in SOURCES.items():
         for step_ms in given.step_ms:
             opened = open_source(source, None, "train", shape=shape, classes=10, seed=0)
-            feeds = [Feed(opened, given.batch, 0, threads=n) for n in (given.threads, 0)]
-            sides = [Side(step_of(feed, step_ms / 1e3), lambda: None) for feed in feeds]
-            found = compare([(sides[0], sides[1])], given.seconds)
-            for feed in feeds:
+            pairs = [
+                [Feed(opened, given.batch, 0, threads=n) for n in (0, given.threads)]
+                for _ in range(INSTANCES)
+            ]
+            sides = [[side_of(feed, step_ms / 1e3) for feed in pair] for pair in pairs]
+            found = compare([(alone, ahead) for alone, ahead in sides], given.seconds)
+            for feed in (feed for pair in pairs for feed in pair):
                 feed.close()
             print(
                 f"{name}, minibatch {given.batch}, steps of {step_ms:g} ms: with "

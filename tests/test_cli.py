@@ -60,7 +60,8 @@ def test_help_imports_nothing_heavy():
     code = (
         "import sys, cubemesh.cli\n"
         "try:\n    cubemesh.cli.app(['--help'])\nexcept SystemExit: pass\n"
-        "heavy = {'torch', 'numpy', 'pandas', 'pydantic', 'sqlalchemy', 'altair', 'psutil'}\n"
+        "heavy = {'torch', 'numpy', 'networkx', 'pandas', 'pydantic', 'sqlalchemy', 'altair',\n"
+        "         'psutil'}\n"
         "sys.exit(','.join(sorted(heavy & set(sys.modules))) or 0)"
     )
     result = subprocess.run(

@@ -169,6 +169,8 @@ def run_name(spec: RunSpec) -> str:
         for name in ("framework", "precision", "layout", "data_on")
         if (value := getattr(program, name)) != getattr(usual, name)
     ]
+    if spec.against is not None:
+        parts.append("alternating with another")
     return clean(" · ".join(parts))
 
 

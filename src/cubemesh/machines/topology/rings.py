@@ -20,14 +20,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import networkx
-
 from cubemesh.errors import UsageError
 from cubemesh.machines.topology.graph import Topology
 from cubemesh.machines.topology.routes import REACHES, Arc, Reach, Route, capacities, routes
 
-MOST_STEPS = 60_000
-"""GPUs looked at in one search: a fifth of a second."""
+MOST_STEPS = 12_000
+"""GPUs looked at in one search, of which there may be some ten: a twentieth of a second each."""
 SHARES = (1, 2, 3, 4)
 """How many hops of a ring may share a PCIe link in one direction."""
 
@@ -162,6 +160,8 @@ def _turned(order: tuple[str, ...]) -> tuple[str, ...]:
 
 def _bound(names: tuple[str, ...], room: dict[Arc, int], least: int) -> int:
     """The smallest cut between two of the GPUs, in rings; 0 where it is below `least`."""
+    import networkx
+
     graph = networkx.DiGraph()
     graph.add_nodes_from(names)
     for (first, second, _), count in room.items():
