@@ -32,7 +32,7 @@ class UsageError(CubemeshError):
 
 
 class DataError(CubemeshError):
-    """A file of samples, a machine or a topology is missing, damaged, or not what it claims."""
+    """A file of samples, a machine or a topology is missing, damaged or not what it says it is."""
 
 
 class StoreError(CubemeshError):
