@@ -124,7 +124,7 @@ def assumed() -> Calibration:
         f"{nccl['source']}: a chunk moves in {nccl['slices_per_chunk']} slices, so the last "
         "receive of a ring overlaps all but one of them",
     )
-    for name, value, unit, source in _GLOO:
+    for name, value, unit, source in (*_GLOO, *_STEP):
         found[name] = _assumed(value, unit, source)
     return Calibration(factors=found)
 
@@ -185,6 +185,19 @@ _GLOO = (
         "",
         "IEEE 802.3, RFC 7323: 1,448 bytes of data in 1,538 on the wire, frames of 1,500",
     ),
+)
+_STEP = (
+    ("attained_flops", 0.4, "", "taken as the share of the peak that training attains"),
+    ("attained_bytes", 0.7, "", "taken as the share of the bandwidth that training attains"),
+    ("overlap_slowdown", 0.1, "", "taken: an exchange takes so much of the device's time"),
+    ("step_spread", 0.01, "", "taken: standard deviation of a device's step, over its mean"),
+    ("overhead_scale", 1.0, "", "taken: what several devices lose, over what is forecast"),
+    ("first_bucket_bytes", 1 << 20, "B", "PyTorch, DistributedDataParallel: 1 MiB"),
+    ("bucket_bytes", 25 << 20, "B", "PyTorch, DistributedDataParallel: 25 MiB"),
+    ("band_uncalibrated", 2.5, "", "taken: a factor up and down, without a measured step"),
+    ("band_one_system", 1.1, "", "taken: likewise, with one, on several devices of a system"),
+    ("band_systems", 1.2, "", "taken: likewise, beyond one system"),
+    ("band_one_device", 1.03, "", "taken: likewise, on one device"),
 )
 
 
