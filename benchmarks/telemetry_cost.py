@@ -143,12 +143,10 @@ def cost(
 
 
 def _step_s(watch: Stopwatch) -> float:
-    """Seconds of a step after some seconds of warm-up."""
-    start = time.perf_counter()
-    window = watch.window("warm-up", 1)
-    while time.perf_counter() - start < WARM_S:
-        window = watch.window("warm-up", max(1, math.ceil(0.2 / window.step_s)))
-    return window.step_s
+    """Seconds of a step once it has settled: the first ones try algorithms."""
+    watch.window("warm-up", 5)
+    first = watch.window("warm-up", 5).step_s
+    return watch.window("warm-up", max(5, round(1.0 / first))).step_s
 
 
 def built(args: argparse.Namespace) -> Side:
