@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cubemesh.machines.catalogue.systems import load_system
-from cubemesh.predict.calibration import Calibration, Sweep, assumed
+from cubemesh.predict.calibration import Calibration, Sweep, defaults
 from cubemesh.predict.communication import collective
 from cubemesh.predict.fabric import fabric
 from cubemesh.results.published import figures
@@ -72,7 +72,7 @@ def errors(
 
 def judged(machine: str, devices: int, points: Points) -> dict[str, float]:
     """Mean errors by what was known beforehand."""
-    alone = errors(points, machine, devices, assumed())
+    alone = errors(points, machine, devices, defaults())
     found = {"topology alone": mean(alone.values())}
     sizes = [size for size in CALIBRATED_WITH if size in points]
     if len(sizes) == len(CALIBRATED_WITH) and len(points) > 2 * len(sizes):
@@ -83,7 +83,7 @@ def judged(machine: str, devices: int, points: Points) -> dict[str, float]:
             seconds=tuple(points[size] for size in sizes),
             source="eleven of its own sizes",
         )
-        known = errors(points, machine, devices, assumed().with_sweeps(sweep))
+        known = errors(points, machine, devices, defaults().with_sweeps(sweep))
         found["calibrated"] = mean(known.values())
         found["calibrated, to 32 MiB"] = mean(e for s, e in known.items() if s <= 32 * MIB)
     return found

@@ -29,7 +29,7 @@ from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.model import PublishedFigure
 from cubemesh.model.spec import Precision
 from cubemesh.networks.graph import Network
-from cubemesh.predict.calibration import Calibration, assumed
+from cubemesh.predict.calibration import Calibration, defaults
 from cubemesh.predict.passes import Speed, passes
 from cubemesh.predict.step import Question, predict
 from cubemesh.results.published import figures
@@ -46,6 +46,8 @@ MACHINES = (  # what a source calls its system → system of the catalogue
 )
 SLOWDOWNS = tuple(i / 20 for i in range(21))
 SPREADS = tuple(i / 400 for i in range(33))
+UNFITTED = (0.1, 0.01)
+"""What the two factors were taken to be before anything was fitted."""
 MOST_EFFICIENT = 1.03
 """More than as many single devices by this is no scaling but another state of the one device."""
 DEFAULT_BATCH = 64
@@ -140,10 +142,10 @@ def forecast(row: Row, known: Calibration) -> dict[str, float] | None:
 
 def efficiency(parts: dict[str, float], slowdown: float, spread: float) -> float:
     """One device's step over that of several, with other values of the two factors; `parts` are
-    those of the assumed ones."""
+    those of the default ones."""
     own = parts["forward"] + parts["backward"] + parts["update"]
-    slow = parts["slowdown"] / assumed()["overlap_slowdown"] * slowdown
-    wait = parts["waiting"] / assumed()["step_spread"] * spread
+    slow = parts["slowdown"] / defaults()["overlap_slowdown"] * slowdown
+    wait = parts["waiting"] / defaults()["step_spread"] * spread
     return own / (own + slow + wait + parts["exposed"])
 
 
@@ -163,7 +165,7 @@ def summary(name: str, judged: Sequence[Row], of: Callable[[Row], float]) -> flo
 
 def without_calibration() -> None:
     """Hold forecasts from datasheets alone against the published rates of one device."""
-    known, within, total = assumed(), 0, 0
+    known, within, total = defaults(), 0, 0
     band = known["band_uncalibrated"]
     for f in figures():
         sheet, precision = find(f.device), precision_of(f.precision)
@@ -188,7 +190,7 @@ def main() -> int:
     found, left = rows()
     parts = {}
     for row in found:
-        known = forecast(row, assumed())
+        known = forecast(row, defaults())
         if known is None:
             left[f"{row.machine} has not so many devices"].append(row.figure)
         else:
@@ -215,7 +217,7 @@ def main() -> int:
         return constant[min(constant, key=lambda count: abs(count - row.devices))]
 
     def assumption(row: Row) -> float:
-        return efficiency(parts[row], assumed()["overlap_slowdown"], assumed()["step_spread"])
+        return efficiency(parts[row], *UNFITTED)
 
     def model(row: Row) -> float:
         return efficiency(parts[row], slowdown, spread)

@@ -1,7 +1,7 @@
 import pytest
 
 from cubemesh.errors import DataError, UsageError
-from cubemesh.predict.calibration import Sweep, assumed, read_sweeps
+from cubemesh.predict.calibration import Sweep, defaults, read_sweeps
 
 HEAD = "operation,devices,bytes,seconds\n"
 
@@ -13,24 +13,26 @@ def sweep(*points: tuple[float, float]) -> Sweep:
     )
 
 
-def test_every_factor_says_that_it_is_assumed_and_whose_it_is() -> None:
-    factors = assumed().factors
-    assert {f.origin for f in factors.values()} == {"assumed"}
+def test_every_factor_says_what_it_is_and_whose() -> None:
+    factors = defaults().factors
+    fitted = {name for name, f in factors.items() if f.origin == "fitted"}
+    assert fitted == {"overlap_slowdown", "step_spread"}
+    assert {f.origin for f in factors.values()} == {"assumed", "fitted"}
     assert all(f.source for f in factors.values())
     assert "NVIDIA/nccl" in factors["ring_hop_nvlink_s"].source
 
 
 def test_a_factor_that_was_measured_replaces_the_assumed_one() -> None:
-    changed = assumed().with_factor("ring_base_s", 9e-6, "measured", "run 17")
+    changed = defaults().with_factor("ring_base_s", 9e-6, "measured", "run 17")
     assert changed["ring_base_s"] == 9e-6
     assert changed.factors["ring_base_s"].origin == "measured"
     assert changed.factors["ring_base_s"].unit == "s"
-    assert assumed()["ring_base_s"] == pytest.approx(8.4e-6)
+    assert defaults()["ring_base_s"] == pytest.approx(8.4e-6)
 
 
 def test_an_unknown_factor_is_refused_with_the_nearest() -> None:
     with pytest.raises(UsageError, match="ring_base_s"):
-        assumed().with_factor("ring_bas_s", 1.0, "measured", "run 17")
+        defaults().with_factor("ring_bas_s", 1.0, "measured", "run 17")
 
 
 def test_between_two_sizes_the_line_is_straight_in_logarithms() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cubemesh.errors import UsageError
 from cubemesh.machines.catalogue.systems import system
-from cubemesh.predict.calibration import OPERATIONS, Operation, Sweep, assumed
+from cubemesh.predict.calibration import OPERATIONS, Operation, Sweep, defaults
 from cubemesh.predict.communication import Library, bus_bytes_per_s, bus_factor, collective
 from cubemesh.predict.fabric import Fabric, fabric
 
@@ -27,7 +27,7 @@ def on(name: str, devices: int) -> Fabric:
 
 
 def seconds(where: Fabric, operation: Operation, size: float, library: Library = "nccl") -> float:
-    return collective(where, operation, size, assumed(), library).seconds
+    return collective(where, operation, size, defaults(), library).seconds
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -76,7 +76,7 @@ def test_rings_carry_what_their_links_sustain() -> None:
 
 
 def test_a_large_all_reduce_by_the_formula() -> None:
-    found = collective(on("dgx-a100", 8), "all-reduce", GB, assumed())
+    found = collective(on("dgx-a100", 8), "all-reduce", GB, defaults())
     assert found.seconds == pytest.approx(8.4e-6 + 14 * 3.4e-6 + 14.5 * GB / 8 / (240 * GB))
     assert (found.algorithm, found.limit, found.origin) == ("ring", "NVLink 3", "assumed")
     assert "NVIDIA/nccl" in found.source
@@ -84,9 +84,9 @@ def test_a_large_all_reduce_by_the_formula() -> None:
 
 def test_over_many_systems_small_arrays_go_by_trees_and_larger_ones_by_levels() -> None:
     where = on("hgx-h100-ndr", 1024)
-    assert collective(where, "all-reduce", 1e4, assumed()).algorithm == "tree"
-    assert collective(where, "all-reduce", 1e4, assumed()).limit == "latency"
-    slow = collective(on("dgx1-v100-10gbe", 992), "all-reduce", 1e8, assumed())
+    assert collective(where, "all-reduce", 1e4, defaults()).algorithm == "tree"
+    assert collective(where, "all-reduce", 1e4, defaults()).limit == "latency"
+    slow = collective(on("dgx1-v100-10gbe", 992), "all-reduce", 1e8, defaults())
     assert (slow.algorithm, slow.limit) == ("hierarchical", "10 Gb Ethernet")
 
 
@@ -94,7 +94,7 @@ def test_ten_gigabit_ethernet_carries_what_its_frames_leave() -> None:
     where = on("c4130-g-10gbe", 16)
     took = seconds(where, "all-reduce", GB)
     assert took > 2 * 3 / 4 * GB / (1.25 * GB * 1448 / 1538)
-    assert collective(where, "all-reduce", GB, assumed()).limit == "10 Gb Ethernet"
+    assert collective(where, "all-reduce", GB, defaults()).limit == "10 Gb Ethernet"
 
 
 def test_gloo_is_slower_than_nccl_on_the_same_devices() -> None:
@@ -111,7 +111,7 @@ def test_a_measured_sweep_stands_for_its_own_collective_alone() -> None:
         seconds=(1e-4, 1e-2),
         source="all_reduce_perf",
     )
-    known, where = assumed().with_sweeps(sweep), on("dgx-a100", 8)
+    known, where = defaults().with_sweeps(sweep), on("dgx-a100", 8)
     found = collective(where, "all-reduce", 1e9, known)
     assert (found.seconds, found.algorithm, found.origin) == (1e-2, "measured", "measured")
     assert collective(where, "broadcast", 1e9, known).origin == "assumed"

@@ -7,7 +7,7 @@ import pytest
 from cubemesh import networks
 from cubemesh.errors import UsageError
 from cubemesh.machines.catalogue.systems import load_system, system
-from cubemesh.predict.calibration import assumed
+from cubemesh.predict.calibration import defaults
 from cubemesh.predict.step import Forecast, Question, Regime, predict, slowest
 
 CLUSTER = """\
@@ -39,7 +39,7 @@ def asked(
 
 def forecast(question: Question, devices: list[int], **measured: float) -> Forecast:
     points = {int(name[1:]): rate for name, rate in measured.items()}
-    return predict(question, devices, assumed(), points)
+    return predict(question, devices, defaults(), points)
 
 
 def test_parts_sum_to_the_step_and_the_step_gives_the_rate() -> None:
@@ -129,6 +129,6 @@ def test_every_system_that_has_a_datasheet_is_forecast() -> None:
         found = predict(
             Question(network=networks.build("alexnet"), system=system(name), batch_per_device=32),
             [1],
-            assumed(),
+            defaults(),
         )
         assert found.points[0].samples_per_s > 0

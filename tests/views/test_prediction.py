@@ -33,7 +33,7 @@ def test_json_has_every_point_with_its_parts() -> None:
     assert first["memory_bytes"] > 1 << 30
     assert first["fits"] is True
     factors = found["calibration"]["factors"]
-    assert {f["origin"] for f in factors.values()} == {"assumed"}
+    assert {f["origin"] for f in factors.values()} == {"assumed", "fitted"}
 
 
 def test_people_get_the_same_and_what_it_rests_on() -> None:

@@ -21,7 +21,7 @@ from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.model import Cell, Column, RunRecord, Table
 from cubemesh.model.spec import NetworkWork, Precision, TrainSteps
 from cubemesh.networks.memory import forecast
-from cubemesh.predict.calibration import Calibration, assumed, read_sweeps
+from cubemesh.predict.calibration import Calibration, defaults, read_sweeps
 from cubemesh.predict.step import Forecast, Point, Question, Regime, predict
 from cubemesh.units import format_quantity
 from cubemesh.views import terminal
@@ -66,7 +66,7 @@ def predicted(
         precision=precision,  # type: ignore[arg-type]
         regime=regime,  # type: ignore[arg-type]
     )
-    points, known = _measured(measured), assumed()
+    points, known = _measured(measured), defaults()
     if isinstance(calibrate, Path):
         known = known.with_sweeps(*read_sweeps(_text(calibrate), str(calibrate)))
     elif calibrate is not None:
