@@ -1,6 +1,7 @@
 """`cubemesh predict` as it is typed: what it prints, and what it says to what cannot be meant."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,16 @@ from typer.testing import CliRunner
 
 from cubemesh.cli import app
 from cubemesh.errors import CubemeshError
+from cubemesh.results import Store
+from cubemesh.views.prediction import predicted
 
 P100 = ("predict", "resnet-50", "--machine", "dgx1-p100")
+
+STORE = Path(__file__).parents[2] / "benchmarks" / "records" / "2026-11-21-one-h200.sqlite"
+H200 = (
+    *("predict", "resnet-50", "--machine", "hgx-h200", "--precision", "bf16"),
+    *("--batch-per-device", "64", "--calibrate", "3c7f2ae09e1e", "--store", str(STORE)),
+)
 
 
 def typed(*arguments: str) -> str:
@@ -40,7 +49,7 @@ def test_people_get_the_same_and_what_it_rests_on() -> None:
     said = typed(*P100, "--measured", "1=219", "--devices", "1,8")
     assert "resnet-50 on dgx1-p100, fp32, weak scaling" in said
     assert "219" in said
-    assert "measured on one device" in said
+    assert "One device: its measured rate." in said
     assert "assumed latencies (nccl)" in said
 
 
@@ -57,6 +66,38 @@ def test_measured_collectives_are_taken_from_a_file(tmp_path: Path) -> None:
     )
     assert found["points"][0]["communication_s"] > 3
     assert found["calibration"]["sweeps"][0]["origin"] == "measured"
+
+
+def test_a_stored_run_of_the_same_work_calibrates() -> None:
+    found = json.loads(typed(*H200, "--json"))
+    # The run in this store: ResNet-50, bf16, minibatch 64, on one H200.
+    assert found["points"][0]["samples_per_s"] == pytest.approx(3894.97, abs=0.01)
+    assert found["measured"] == {"1": pytest.approx(3894.97, abs=0.01)}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--batch-per-device", "32"), "batch_per_device is 64, and 32 is asked for"),
+        (("--precision", "fp32"), "precision is bf16, and fp32"),
+        (("--calibrate", "82015a72e308"), "measured no training steps"),
+    ],
+)
+def test_a_stored_run_of_other_work_does_not(options: tuple[str, ...], says: str) -> None:
+    with pytest.raises(CubemeshError, match=says):
+        typed(*H200, *options)
+
+
+def test_a_run_of_another_device_does_not() -> None:
+    with Store.open(str(STORE), must_exist=True, read_only=True) as store:
+        record = store.record("3c7f2ae09e1e")
+    ranks = tuple(replace(rank, device_name="NVIDIA H200") for rank in record.ranks)
+    known = replace(record, ranks=ranks)
+    options = ("1,8", 64, "bf16", "weak", ())
+    plain, _ = predicted("resnet-50", "hgx-h200", *options, known)
+    assert plain["points"][0]["samples_per_s"] == pytest.approx(3894.97, abs=0.01)
+    with pytest.raises(CubemeshError, match="device is h200-sxm-141gb, and a100-sxm4-80gb"):
+        predicted("resnet-50", "dgx-a100", *options, known)
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ class _Model:
         self.fitted = {n for n in (1, several) if n in self.measured}
         if 1 in self.measured:
             self.scale = self.asked.batch(1) / self.measured[1] / self.passes(1).step_s
-            self.source = "measured on one device"
+            self.source = "its measured rate"
             if several:
                 self._fit_overhead(several)
         elif several:

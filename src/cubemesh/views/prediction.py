@@ -16,10 +16,11 @@ from rich.text import Text
 
 from cubemesh import networks
 from cubemesh.errors import DataError, UsageError, unknown_name
-from cubemesh.machines.catalogue import datasheets
+from cubemesh.machines.catalogue import datasheets, find
 from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.model import Cell, Column, RunRecord, Table
 from cubemesh.model.spec import NetworkWork, Precision, TrainSteps
+from cubemesh.networks.graph import Network
 from cubemesh.networks.memory import forecast
 from cubemesh.predict.calibration import Calibration, defaults, read_sweeps
 from cubemesh.predict.step import Forecast, Point, Question, Regime, predict
@@ -130,11 +131,26 @@ def _one_device_rate(record: RunRecord, network: str, question: Question) -> flo
         "network": (work.network, networks.canonical_name(network)),
         "batch_per_device": (work.batch_per_device, question.batch(1)),
         "precision": (record.spec.program.precision, question.precision),
+        "input": (_inputs(networks.build_for(work)), _inputs(question.network)),
     }
+    if _device(record) and question.system.device:  # where both are known
+        wanted["device"] = (_device(record), question.system.device)
     for field, (given, asked) in wanted.items():
         if given != asked:
             raise UsageError(f"{where}: its {field} is {given}, and {asked} is asked for.")
     return rate
+
+
+def _inputs(network: Network) -> str:
+    return ", ".join(f"{i.name} {'×'.join(map(str, i.shape))}" for i in network.inputs)
+
+
+def _device(record: RunRecord) -> str:
+    """As the catalogue calls it; as the run does where it is in no catalogue; empty where the run
+    did not keep its name."""
+    name = record.ranks[0].device_name if record.ranks else ""
+    sheet = find(name)
+    return name if sheet is None else sheet.id
 
 
 def _text(path: Path) -> str:
