@@ -143,10 +143,13 @@ def cost(
 
 
 def _step_s(watch: Stopwatch) -> float:
-    """Seconds of a step once it has settled: the first ones try algorithms."""
-    watch.window("warm-up", 5)
-    first = watch.window("warm-up", 5).step_s
-    return watch.window("warm-up", max(5, round(1.0 / first))).step_s
+    """Seconds of a step after some seconds of warm-up. The first step stands outside them: it tries
+    algorithms, for seconds."""
+    window = watch.window("warm-up", 1)
+    start = time.perf_counter()
+    while time.perf_counter() - start < WARM_S:
+        window = watch.window("warm-up", max(1, math.ceil(0.2 / window.step_s)))
+    return window.step_s
 
 
 def built(args: argparse.Namespace) -> Side:
