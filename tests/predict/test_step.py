@@ -101,6 +101,13 @@ def test_measured_rates_are_above_zero(rate: float) -> None:
         forecast(asked(), [1], _1=rate)
 
 
+def test_rates_that_cannot_be_are_refused() -> None:
+    with pytest.raises(UsageError, match="more than 8 times what one device reached"):
+        forecast(asked(), [8], _1=219, _8=2000)
+    with pytest.raises(UsageError, match="links of c4130-g-10gbe do not let 16"):
+        forecast(asked("vgg16", "c4130-g-10gbe", 16), [16], _16=1e5)
+
+
 def test_processors_exchange_through_gloo() -> None:
     assert asked(machine="knl-aries").library == "gloo"
     points = forecast(asked(machine="knl-aries"), [1, 16], _1=20).points

@@ -31,6 +31,8 @@ from cubemesh.predict.passes import PROPORTIONS, Passes, passes, speed
 Regime = Literal["weak", "strong"]
 GOOD = 0.9
 """From this efficiency on a device's own speed is named as the limit."""
+NOISE = 0.03
+"""So much more than as many single devices several may reach by chance."""
 ONE = Fabric(devices_per_system=1)
 
 
@@ -171,6 +173,12 @@ class _Model:
                 low = self.scale
             else:
                 high = self.scale
+        if abs(self._rate(devices) / self.measured[devices] - 1) > 1e-3:
+            raise UsageError(
+                f"measured {devices}={self.measured[devices]:g}: the links of "
+                f"{self.asked.system.name} do not let {devices} devices exchange gradients so "
+                "fast, however fast each is. Look again at the rate, the minibatch or the machine."
+            )
         self.source = f"fitted to what was measured on {devices} devices"
 
     def _fit_overhead(self, devices: int) -> None:
@@ -178,6 +186,11 @@ class _Model:
         lost = parts["slowdown"] + parts["exposed"] + parts["waiting"]
         step_s = devices * self.asked.batch(devices) / self.measured[devices]
         own = sum(parts.values()) - lost
+        if step_s < own / (1 + NOISE):
+            raise UsageError(
+                f"measured {devices}={self.measured[devices]:g} is more than {devices} times what "
+                "one device reached. Give rates of the same minibatch, precision and program."
+            )
         source = f"what was measured on {devices} devices"
         self.known = self.known.with_factor(
             "overhead_scale", max(0.0, step_s - own) / lost, "fitted", source
