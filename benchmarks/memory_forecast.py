@@ -64,7 +64,7 @@ class Point:
 def measured(name: str, batch: int, precision: str, layout: str, device: str) -> Point:
     """Train a few steps and read the peak."""
     network = networks.build(name)
-    expected = forecast(network, batch, precision).total_bytes
+    expected = forecast(network, batch, precision, device="cuda", layout=layout).total_bytes
     point = Point(
         network=name, batch=batch, precision=precision, layout=layout, forecast_bytes=expected
     )
@@ -127,8 +127,8 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", default=",".join(NETWORKS), help="names, between commas")
     parser.add_argument("--batches", default=",".join(map(str, BATCHES)))
-    parser.add_argument("--precisions", default="fp32,bf16")
-    parser.add_argument("--layouts", default="nchw,nhwc")
+    parser.add_argument("--precisions", default="fp32,tf32,bf16,fp16")
+    parser.add_argument("--layouts", default="nchw")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--json", metavar="FILE", help="write the points there as well")
     return parser.parse_args(given)

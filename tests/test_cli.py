@@ -155,6 +155,15 @@ def test_results_lists_and_shows(tmp_path: Path):
     shown = document(cubemesh("results", one[:8], *store, "--json"))
     assert shown["record"]["run_id"] == one
     assert shown["record"]["windows"]
+    for option, name, nearest in (
+        ("--network", "litle-cnn", "little-cnn"),
+        ("--framework", "pytorhc", "pytorch"),
+    ):
+        refused = cubemesh("results", *store, option, name)
+        assert refused.returncode == 2
+        assert f"Nearest: {nearest}" in refused.stderr
+    spelt = document(cubemesh("results", *store, "--network", "LittleCNN", "--json"))
+    assert len(spelt["records"]) == len([8, 16, 32])
 
 
 def test_report_is_written_from_the_store(tmp_path: Path):
@@ -246,7 +255,7 @@ def test_a_document_is_replayed_and_its_claims_are_marked_again_by_the_report(tm
     assert "24 claims of document 001" in claims["findings"][0]["text"]
     verdicts = {row[0]["text"]: row[1]["text"] for row in claims["tables"][0]["rows"]}
     assert len(verdicts) == 24
-    assert verdicts["001-3"] == "does not hold"
+    assert verdicts["001-3"].startswith("does not hold")  # disturbed, on a busy machine
     assert verdicts["001-15"] == "cannot be tested here"
     titles = [answer["title"].partition(" · ")[0] for answer in asked["answers"]]
     assert titles[:4] == ["001 figure 1", "001 figure 1", "001 figure 2", "001 figure 3"]

@@ -153,9 +153,14 @@ def results(
     as_json: AsJson = False,
 ) -> None:
     """The runs that are kept; with a run's id, everything about it."""
+    from cubemesh.frameworks import entry
+    from cubemesh.networks import canonical_name
     from cubemesh.views import plain, terminal
 
     filtered = bool(network or framework or outcome)
+    network = network and canonical_name(network)
+    if framework is not None:
+        entry(framework)  # says which is the nearest to a name that is none
     with _open(store, reading=True) as opened:
         if run_id is not None:
             record = opened.record(run_id)

@@ -102,6 +102,21 @@ def test_records_of_another_store_are_read_and_kept(on, machine, tmp_path):
         assert "200×" in again.answer.findings[0].text
 
 
+def test_workloads_that_differ_in_any_setting_are_rows_of_their_own(on):
+    def by(optimizer, device, step_s):
+        made = on(device, step_s)
+        work = dataclasses.replace(made.spec.work, optimizer=optimizer)
+        return dataclasses.replace(made, spec=dataclasses.replace(made.spec, work=work))
+
+    records = [by(o, d, s) for o, s in (("sgd", 1.0), ("adam", 3.0)) for d in (CPU, GPU)]
+    (table,) = EXPERIMENT.answer(Settings(), records).tables
+    assert [row[0].text for row in table.rows] == [
+        "resnet-50 · minibatch 32",
+        "resnet-50 · minibatch 32 · optimizer adam",
+    ]
+    assert [row[1].value for row in table.rows] == pytest.approx([32, 32 / 3])
+
+
 def test_nothing_in_common_says_what_to_do():
     answer = EXPERIMENT.answer(Settings(), [])
     assert "No workload" in answer.findings[0].text

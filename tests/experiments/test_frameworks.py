@@ -6,7 +6,7 @@ from cubemesh.experiments import Context, Scale
 from cubemesh.experiments.frameworks import EXPERIMENT, NETWORKS, Settings, known
 from cubemesh.experiments.settings import request
 from cubemesh.frameworks import FRAMEWORKS
-from cubemesh.model import Forward, ProgramSettings, RunSpec, Status, TrainSteps
+from cubemesh.model import Forward, ProgramSettings, RunSpec, Status, TrainSteps, warn
 from cubemesh.runs import Executor
 from cubemesh.worker.outcomes import not_installed
 
@@ -137,14 +137,40 @@ def test_one_framework_alone_claims_no_victory(record_of):
     assert EXPERIMENT.answer(Settings(), []).charts == ()
 
 
-def test_a_disturbed_run_is_marked(record_of):
-    from cubemesh.model import warn
-
+def test_what_was_disturbed_is_neither_ranked_nor_compared(record_of):
     records = matrix(record_of, STEPS)
     records[1] = dataclasses.replace(records[1], warnings=(warn("busy-host", "others", "stop"),))
     answer = EXPERIMENT.answer(Settings(), records)
-    alexnet = next(f for f in answer.findings if f.text.startswith("alexnet"))
-    assert alexnet.doubts == ("busy-host",)
+    texts = {f.text: f for f in answer.findings}
+    assert not any("alexnet trains fastest" in text for text in texts)
+    assert texts["Not ranked, because a run was disturbed: alexnet (pytorch)."].doubts == (
+        "busy-host",
+    )
+    (compiling,) = [t for t in texts if t.startswith("pytorch-compiled against pytorch")]
+    assert compiling.endswith("was not compared on alexnet, where a run was disturbed.")
+    assert "gains on" not in compiling
+    card = next(f for f in answer.findings if f.question)
+    assert (card.text, card.doubts) == ("pytorch trains 1 of 2 networks fastest.", ())
+
+
+def test_frameworks_that_win_as_often_are_all_named(record_of):
+    answer = EXPERIMENT.answer(Settings(), matrix(record_of, STEPS))
+    card = next(f for f in answer.findings if f.question)
+    assert card.text == "pytorch-compiled and pytorch train 1 of 3 networks fastest each."
+
+
+def test_each_framework_has_its_own_layout_and_the_answer_says_so(machine, play, record_of):
+    wanted = Settings(networks=("alexnet",), frameworks=("pytorch", "keras", "tensorflow"))
+    asked, sent = play(EXPERIMENT.plan(wanted, Context(machine=machine)), record_of)
+    assert {(s.program.framework, s.program.layout) for s in asked} == {
+        ("pytorch", "nchw"),
+        ("keras", "nhwc"),
+        ("tensorflow", "nhwc"),
+    }
+    said = "Images lie as each framework's users lay them: nchw in pytorch; nhwc in keras and"
+    assert any(note.startswith(said) for note in EXPERIMENT.answer(wanted, sent).notes)
+    alike = [r for r in sent if r.spec.program.framework != "pytorch"]
+    assert not any("Images lie" in note for note in EXPERIMENT.answer(wanted, alike).notes)
 
 
 def test_compiled_frameworks_name_one_that_exists():

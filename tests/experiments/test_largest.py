@@ -58,6 +58,13 @@ def test_the_samples_there_are_end_the_search(machine, play, record_of):
     assert "measured is 20" in largest(sent)[0].finding().text
 
 
+def test_where_nothing_ran_it_is_not_said_that_nothing_fits(record_of):
+    spec = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=8))
+    crashed = record_of(spec, status=Status.CRASHED, message="segmentation fault")
+    (found,) = largest([crashed])
+    assert found.finding().text == "No minibatch ran, and none was refused memory."
+
+
 def test_a_hopeless_doubling_is_not_tried(machine, play, record_of):
     limit_bytes = forecast(build("little-cnn"), 40).total_bytes
 

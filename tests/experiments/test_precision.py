@@ -1,8 +1,10 @@
+import dataclasses
+
 import pytest
 
 from cubemesh.experiments import Context, Scale
 from cubemesh.experiments.precision import EXPERIMENT, NETWORKS, PRECISIONS, Settings
-from cubemesh.model import Ceiling, ProgramSettings, RunSpec, Status, TrainSteps
+from cubemesh.model import Ceiling, ProgramSettings, RunSpec, Status, TrainSteps, warn
 
 
 def test_every_network_in_every_precision_after_the_ceilings(machine, play, record_of):
@@ -53,6 +55,24 @@ def test_speedups_against_fp32_and_against_the_ceiling(record_of):
     ceilings = answer.tables[-1]
     assert [row[0].text for row in ceilings.rows] == ["fp32", "bf16"]
     assert ceilings.rows[1][2].value == pytest.approx(15)
+
+
+def test_disturbed_runs_gain_nothing_and_unknown_memory_is_called_so(record_of):
+    busy = measured(record_of, "resnet-50", "bf16", 0.10)
+    busy = dataclasses.replace(busy, warnings=(warn("drift", "slower", "again"),))
+    unknown = {k: v for k, v in busy.figures.items() if k != "peak_memory_bytes"}
+    records = [
+        measured(record_of, "resnet-50", "fp32", 0.31),
+        dataclasses.replace(busy, figures=unknown),
+    ]
+    answer = EXPERIMENT.answer(Settings(), records)
+    (found,) = answer.findings
+    assert found.text == (
+        "bf16 against fp32: it was not compared on resnet-50, where a run was disturbed."
+    )
+    assert found.doubts == ("drift",)
+    memory = next(t for t in answer.tables if t.title.startswith("Memory"))
+    assert [memory.rows[0][1].value, memory.rows[0][2].reason] == [64, "not known"]
 
 
 def test_what_is_not_offered_stands_in_its_place(record_of):

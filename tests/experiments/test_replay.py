@@ -17,6 +17,7 @@ from cubemesh.model import (
     Status,
     Train,
     TrainSteps,
+    warn,
 )
 from cubemesh.results.published import claims
 
@@ -255,6 +256,21 @@ def test_utilisation_figures_belong_to_their_device(record_of, machine):
     assert verdict("001-13", *on_v100(machine, records)).state is HOLDS
     assert verdict("001-10", *on_v100(machine, records)).state is HOLDS
     assert verdict("001-14", records).reason.startswith("the document takes these")
+
+
+@pytest.mark.parametrize("disturbed", [False, True])
+def test_a_verdict_says_when_its_runs_were_disturbed(record_of, machine, disturbed):
+    records = steps(record_of, "little-cnn", {16: 0.016, 64: 0.064 / 2.8, 128: 0.04})
+    busy = (warn("busy-host", "others", "stop"),) if disturbed else ()
+    records = (records[0], dataclasses.replace(records[1], warnings=busy), records[2])
+    found = verdict("001-3", records)
+    assert found.doubts == (("busy-host",) if disturbed else ())
+    assert found.run_id == records[1].run_id
+    answer = replay("doc-001", [("minibatch", records)], machine)
+    told = [f for f in answer.findings if "were disturbed" in f.text]
+    (row,) = [row for row in answer.tables[0].rows if row[0].text == "001-3"]
+    assert row[1].text == ("holds, disturbed" if disturbed else "holds")
+    assert [f.text.partition(" rests")[0] for f in told] == (["001-3"] if disturbed else [])
 
 
 def test_a_claim_is_held_against_its_own_experiment(record_of, machine):

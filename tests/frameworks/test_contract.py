@@ -50,6 +50,10 @@ def request_for(name, make_request, layout):
     return make
 
 
+def test_the_layout_it_is_compared_in_is_offered(name, framework):
+    assert FRAMEWORKS[name].layout in framework.capabilities().layouts
+
+
 def every_layer():
     net = NetworkBuilder("every-layer")
     x = net.input("image", (3, 12, 12))

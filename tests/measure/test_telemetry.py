@@ -8,12 +8,10 @@ import pytest
 
 from cubemesh.measure.host import HostReader, Reading, Replay
 from cubemesh.measure.kept import KeptLog
-from cubemesh.measure.telemetry import (
-    Telemetry,
-    others_share,
-    percent_series,
-    utilisation_curve,
-)
+from cubemesh.measure.replay import ReplayedMeter
+from cubemesh.measure.sampled import others_share, percent_series, utilisation_curve
+from cubemesh.measure.telemetry import Telemetry, idle_power, open_meters
+from cubemesh.model.record import Window
 
 
 def reading(t: float, tree: float, cores: float, host: float, resident: int = 1000) -> Reading:
@@ -201,27 +199,27 @@ def test_utilisation_of_the_measured_part_alone() -> None:
 
 
 def test_utilisation_of_a_gpu_is_the_mean_of_its_readings() -> None:
-    class Scripted:
-        percents = iter([0.0, 80.0, 90.0, None])
-
-        def percent(self) -> float | None:
-            return next(self.percents, None)
-
+    said = [{"gpu_utilisation_percent": p} for p in (0.0, 80.0, 90.0)]
+    meter = ReplayedMeter([*said, {}], device="gpu")
     log = KeptLog()
     with Telemetry(
         log,
         2,
         every_s=0.001,
         reader=Replay(RECORDED, 2, 4),
-        gpu=Scripted(),  # type: ignore[arg-type]
+        meters=[meter],
     ) as telemetry:
         while len(telemetry.readings) < 4:
             time.sleep(0.001)
     assert log.joined("gpu_utilisation_percent").values == (0.0, 80.0, 90.0)
-    telemetry.keep_utilisation(0.0, 3.0)
+    first = telemetry.sampled["gpu_utilisation_percent"][0][0]
+    start, end = first - 3.0, first + 3.0
+    telemetry.readings[0] = reading(start, 5.0, 20.0, 50.0)
+    telemetry.readings[-1] = reading(end, 8.0, 24.0, 55.0)
+    telemetry.keep_utilisation(start, end)
     figure = log.figures["gpu_utilisation_percent"]
-    assert (figure.value, figure.n) == (85.0, 2)
-    assert log.curves["gpu_utilisation_percent"].y == (80.0, 90.0)
+    assert (figure.value, figure.n) == (pytest.approx(170 / 3), 3)
+    assert log.curves["gpu_utilisation_percent"].y == (0.0, 80.0, 90.0)
     assert "cpu_utilisation_percent" not in log.curves
 
 
@@ -231,3 +229,86 @@ def test_a_long_curve_is_thinned_to_means() -> None:
     assert len(curve.x) == 200
     assert curve.x[-1] == 1000.0
     assert set(curve.y) <= {0.4, 0.6}
+
+
+def test_counters_become_rates_and_the_energy_counter_begins_at_nought() -> None:
+    said = [
+        {"gpu_energy_joules": 1e6 + 60.0 * n, "disk_read_bytes": 2e6 * n, "dram_joules": 5.0 * n}
+        for n in range(5)
+    ]
+    log = KeptLog()
+    gpu = ReplayedMeter([{"gpu_energy_joules": s["gpu_energy_joules"]} for s in said], device="gpu")
+    host = ReplayedMeter([{k: v for k, v in s.items() if "gpu" not in k} for s in said])
+    with Telemetry(
+        log, 2, every_s=0.002, reader=Replay(RECORDED, 2, 4), meters=[gpu, host]
+    ) as telemetry:
+        while len(telemetry.readings) < 5:
+            time.sleep(0.001)
+    energy = [c for c in log.chunks if c.name == "gpu_energy_joules"]
+    assert {c.device for c in energy} == {"gpu"}
+    assert log.joined("gpu_energy_joules").values[:5] == (0.0, 60.0, 120.0, 180.0, 240.0)
+    watts, rate = log.joined("dram_watts"), log.joined("disk_read_bytes_per_s")
+    times = [t for t, _ in telemetry.sampled["dram_joules"]]
+    assert watts.times_s[:4] == tuple(times[1:5])
+    assert watts.values[0] == pytest.approx(5.0 / (times[1] - times[0]))
+    assert rate.values[0] == pytest.approx(2e6 / (times[1] - times[0]))
+    assert "dram_joules" not in {c.name for c in log.chunks}
+
+
+def test_the_end_of_a_run_lies_between_two_readings_of_the_meters() -> None:
+    meter = ReplayedMeter([{"gpu_power_watts": 100.0}], device="gpu")
+    with Telemetry(KeptLog(), 1, every_s=0.05, meters=[meter]) as telemetry:
+        time.sleep(0.051)
+        inside = time.perf_counter()
+    assert telemetry.sampled["gpu_power_watts"][-1][0] >= inside
+
+
+def test_energy_of_the_windows_from_played_readings() -> None:
+    said = [{"gpu_energy_joules": 500.0 * n, "gpu_power_watts": 100.0} for n in range(3)]
+    meter = ReplayedMeter(
+        said, device="gpu", name="Tesla P100", generation="pascal", power="instant"
+    )
+    log = KeptLog()
+    with Telemetry(log, 1, every_s=60, meters=[meter]) as telemetry:
+        pass
+    # The readings are moved apart, as if five seconds lay between them.
+    for name, points in telemetry.sampled.items():
+        telemetry.sampled[name] = [(5.0 * n, v) for n, (_, v) in enumerate(points)]
+    telemetry._every_s = 0.1
+    telemetry.keep_energy([Window(start_s=0.5, elapsed_s=4.0, steps=8, samples=80)], 80)
+    assert log.figures["mean_power_watts"].value == pytest.approx(100.0)
+    assert log.figures["energy_joules_per_sample"].value == pytest.approx(5.0)
+    assert log.figures["samples_per_joule"].value == pytest.approx(0.2)
+    assert log.unknown == []
+    assert log.warnings == []
+
+
+def test_idle_power_is_that_of_a_gpu_without_work() -> None:
+    def gpu(percent: float) -> ReplayedMeter:
+        said = {"gpu_utilisation_percent": percent, "gpu_power_watts": 71.0}
+        return ReplayedMeter([said], device="gpu")
+
+    idle = idle_power([gpu(0.0)])
+    assert idle is not None
+    assert idle.value == 71.0
+    assert idle_power([gpu(3.0)]) is None
+    assert idle_power([ReplayedMeter([{}])]) is None
+
+
+def test_this_machine_without_a_gpu_has_meters_that_answer_or_say_why() -> None:
+    rapl, traffic = open_meters(None)
+    for meter, names in (
+        (rapl, ("cpu_package_joules", "dram_joules")),
+        (traffic, ("disk_read_bytes", "network_receive_bytes", "memory_used_bytes")),
+    ):
+        said = meter.read()
+        for name in names:
+            assert (name in said) != (name in meter.missing)
+
+
+def test_its_cost_is_told_of_the_processor_time_of_the_run() -> None:
+    log = KeptLog()
+    with Telemetry(log, 1, every_s=0.05, meters=open_meters(None)):
+        _work(0.3)
+    assert 0 < log.figures["telemetry_cpu_percent"].value < 30
+    assert "every 0.05 s" in log.figures["telemetry_cpu_percent"].method

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import cubemesh.model as model
 from cubemesh.model import (
+    Ceiling,
     Cost,
     Effort,
     Outcome,
@@ -54,6 +55,18 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         fields = {f.name: instances(hints[f.name]) for f in dataclasses.fields(kind) if f.init}
+        if kind is Ceiling:
+            own = {"matrix_product": "shape", "disk_read": "folder", "device_to_host": "pinned"}
+            others = {"shape": st.none(), "folder": st.none(), "pinned": st.just(True)}
+            return st.one_of(
+                st.builds(
+                    kind,
+                    operation=st.just(operation),
+                    size=st.none() if name == "shape" else fields["size"],
+                    **{**others, name: st.just("/tmp") if name == "folder" else fields[name]},
+                )
+                for operation, name in own.items()
+            )
         if kind is not ProgramSettings:
             return st.builds(kind, **fields)
         layers = st.just(("fc1=fp32", "conv*=bf16"))  # of mixed precision alone, as is the scale

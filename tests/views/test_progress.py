@@ -32,6 +32,17 @@ def test_on_a_pipe_each_run_is_a_plain_line(made):
     )
 
 
+def test_a_reason_is_told_once(made):
+    watcher, file = observed(made)
+    records = [made.record(b, outcome=made.OOM) for b in (4096, 8192)]
+    watcher.plan([r.spec for r in records])
+    for record in records:
+        watcher.finish(record, reused=False)
+    first, second = file.getvalue().splitlines()
+    assert "needs 27 GiB" in first
+    assert second == "  2/2  little-cnn · minibatch 8,192  out of memory, for the same reason"
+
+
 def test_time_left_is_the_mean_of_finished_runs_times_those_to_come(made):
     watcher, _ = observed(made)
     records = [made.record(b) for b in (8, 16, 32, 64)]

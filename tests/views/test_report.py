@@ -96,7 +96,7 @@ def test_figures_intervals_reasons_and_remedies_are_text(outline):
         "the hypervisor hides the frequency driver",
         "crashed: the worker ended with signal 11 (SIGSEGV)",
         "batch_per_device 64",
-        "CPU utilisation",
+        "CPU, this run",
     ):
         assert text in words
 
@@ -117,7 +117,7 @@ def test_tables_and_drawings_can_be_heard(outline):
     assert all(
         a.get("aria-label") or a.get("aria-hidden")
         for tag, a in outline.elements
-        if tag == "svg" and a.get("class") in ("spark", "swatch", "mark")
+        if tag == "svg" and a.get("class") in ("spark", "panel", "swatch", "mark")
     )
 
 

@@ -88,6 +88,7 @@ def test_training_has_curves_and_an_accuracy(tmp_path):
     [
         ("matrix_product", 100, "rate_flops_per_s", 2 * 100**3 / 0.01),
         ("copy", 1000, "rate_bytes_per_s", 2 * 1000 / 0.01),
+        ("host_to_device", 1000, "rate_bytes_per_s", 1000 / 0.01),
     ],
 )
 def test_a_ceiling_is_a_rate(tmp_path, operation, size, name, rate):
@@ -97,6 +98,20 @@ def test_a_ceiling_is_a_rate(tmp_path, operation, size, name, rate):
     assert figure.value == pytest.approx(rate)
     assert figure.low <= figure.value <= figure.high
     assert figure.n >= 6
+    best = figures(events)[name.replace("rate", "fastest")]
+    assert best.value == pytest.approx(rate)
+    assert figure.method == best.method != ""
+
+
+def test_a_disk_is_read_whatever_the_framework(tmp_path):
+    work = Ceiling(operation="disk_read", folder=str(tmp_path), size=16 << 20)
+    spec = RunSpec(work=work, program=ProgramSettings(framework="null"), effort=EFFORT)
+    events = run(tmp_path, spec)
+    assert outcome(events).ok, events[-1]
+    figure = figures(events)["rate_bytes_per_s"]
+    assert figure.value > 1e6
+    assert "file of 16 MiB" in figure.method
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".cubemesh")]
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ __all__ = [
     "check",
     "check_feeds",
     "entry",
+    "input_threads",
     "open_for",
     "open_source",
 ]
@@ -69,6 +70,9 @@ class SourceEntry:
     """Raises DataError where the data at a path is not whole; None takes no path."""
     open_sequences: Callable[[TokenRequest], Sequences] | None = None
     """Opens it as sequences of tokens; None has images alone."""
+    is_slow: bool = False
+    """Whether its samples are read and decoded when they are asked for, and so are made ahead by
+    threads unless the spec says otherwise."""
     is_parallel: bool = False
     """Whether its sequences are pairs of source and target, for a translator alone."""
 
@@ -120,6 +124,14 @@ def entry(name: str) -> SourceEntry:
     if name not in SOURCES:
         raise unknown_name("data set", name, SOURCES)
     return SOURCES[name]
+
+
+def input_threads(name: str, asked: int | None, usable_cores: float) -> int:
+    """Threads that make minibatches of `name` ahead of the step: as many as were asked for, or one
+    for each core where making them takes long."""
+    if asked is not None:
+        return asked
+    return max(1, int(usable_cores)) if entry(name).is_slow else 0
 
 
 def check(name: str, path: str | None = None, batch_per_device: int | None = None) -> None:

@@ -7,7 +7,9 @@ when.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,8 +43,28 @@ class Source(Protocol):
         float32, 0 to 1, and labels (n,) in int64.
 
         `into` is a batch of the same size whose arrays are filled and which is returned; without
-        it new arrays are made. IndexError for a sample that is not there.
+        it new arrays are made. IndexError for a sample that is not there. Threads may call it at
+        the same time.
         """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """What one pass over a source reads."""
+
+    source: Source
+    """Hands out the samples as they are in this epoch."""
+    order: Iterable[int]
+    """Every sample once."""
+
+
+@runtime_checkable
+class HasEpochs(Protocol):
+    """A `Source` that decides itself in which order its samples are read, or whose samples look
+    different in every epoch; others need not offer this."""
+
+    def epoch(self, number: int, seed: int) -> Epoch:
+        """The pass counted from 0; the same for the same seed."""
 
 
 def empty_batch(samples: int, shape: Shape) -> Batch:

@@ -8,13 +8,18 @@ samples come in their own order and the short last minibatch is kept, because ev
 
 from __future__ import annotations
 
+import bisect
 import itertools
+import time
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from cubemesh.data.base import Source
+from cubemesh.data.base import Epoch, HasEpochs, Source
+from cubemesh.data.pipeline import Batches, Wanted, batches
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.base import Batch, Program
 from cubemesh.model.spec import DataOn
@@ -22,13 +27,21 @@ from cubemesh.units import format_count
 
 
 class Feed:
-    """Endless full minibatches of `batch_per_device` samples.
+    """Endless full minibatches of `batch_per_device` samples, or as many epochs of them as asked.
 
-    Two minibatches' worth of memory is used in turn: a batch stays as it is until the one after
-    the next is taken. `Program.place` copies, so nothing more is needed.
+    Made ahead by `threads` threads, or by the taker where there are none. A batch stays as it is
+    until the next is taken; `Program.place` copies, so nothing more is needed.
     """
 
-    def __init__(self, source: Source, batch_per_device: int, seed: int) -> None:
+    def __init__(
+        self,
+        source: Source,
+        batch_per_device: int,
+        seed: int,
+        *,
+        threads: int = 0,
+        epochs: int | None = None,
+    ) -> None:
         if batch_per_device > source.samples:
             raise UsageError(
                 f"batch_per_device={batch_per_device} is more than the "
@@ -38,33 +51,67 @@ class Feed:
         self.source = source
         self.batch_per_device = batch_per_device
         self.seed = seed
-        self._buffers = itertools.cycle([source.empty(batch_per_device) for _ in range(2)])
-        self._endless = itertools.chain.from_iterable(map(self.epoch, itertools.count()))
+        self.threads = threads
+        self.tried: NDArray[np.bool_] = np.zeros(source.samples, np.bool_)
+        """Which samples were in a minibatch that was taken."""
+        numbers = itertools.count() if epochs is None else range(epochs)
+        plan = itertools.chain.from_iterable(map(self.plan, numbers))
+        self._batches = batches(plan, source, batch_per_device, threads)
+        self._taken_at, self._waits_s = array("d"), array("d")
 
     @property
     def steps_per_epoch(self) -> int:
         """Full minibatches in an epoch."""
         return self.source.samples // self.batch_per_device
 
+    def waited_s(self, started: float, ended: float) -> float:
+        """Seconds that the taker spent waiting for minibatches, or making them, between two
+        readings of `time.perf_counter()`: what the step has lost to its input."""
+        first, last = (bisect.bisect_left(self._taken_at, t) for t in (started, ended))
+        return sum(self._waits_s[first:last])
+
+    def plan(self, number: int) -> Iterator[Wanted]:
+        """What the minibatches of an epoch, counted from 0, are made from."""
+        if isinstance(self.source, HasEpochs):
+            epoch = self.source.epoch(number, self.seed)
+        else:
+            generator = np.random.default_rng((self.seed, number))
+            epoch = Epoch(source=self.source, order=generator.permutation(self.source.samples))
+        order = iter(epoch.order)
+        size = self.batch_per_device
+        for _ in range(self.steps_per_epoch):
+            numbers = itertools.islice(order, size)
+            yield Wanted(epoch.source, np.fromiter(numbers, np.int64, size))
+
     def epoch(self, number: int) -> Iterator[Batch]:
-        """The minibatches of one epoch, counted from 0."""
-        order = np.random.default_rng((self.seed, number)).permutation(self.source.samples)
-        for step in range(self.steps_per_epoch):
-            start = step * self.batch_per_device
-            indices = order[start : start + self.batch_per_device]
-            yield self.source.batch(indices, next(self._buffers))
+        """The minibatches of one epoch, counted from 0, in arrays of their own."""
+        for wanted in self.plan(number):
+            yield wanted.source.batch(wanted.indices)
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
-        return next(self._endless)
+        before_s = self._batches.waited_s
+        batch = next(self._batches)
+        self._taken_at.append(time.perf_counter())
+        self._waits_s.append(self._batches.waited_s - before_s)
+        assert self._batches.taken is not None, "a minibatch was taken"
+        self.tried[self._batches.taken.indices] = True
+        return batch
+
+    def close(self) -> None:
+        """End its threads and give the memory of its minibatches back."""
+        self._batches.close()
 
 
-def in_order(source: Source, batch: int) -> Iterator[Batch]:
+def in_order(source: Source, batch: int, threads: int = 0) -> Batches:
     """All samples once, in their own order, `batch` at a time; the last may be shorter."""
-    for start in range(0, source.samples, batch):
-        yield source.batch(np.arange(start, min(start + batch, source.samples)))
+    plan = (
+        Wanted(source, np.arange(start, min(start + batch, source.samples)))
+        for start in range(0, source.samples, batch)
+    )
+    return batches(plan, source, min(batch, source.samples), threads)
 
 
 def placed_batches(program: Program, feed: Feed, data_on: DataOn) -> Iterator[Any]:
@@ -75,5 +122,7 @@ def placed_batches(program: Program, feed: Feed, data_on: DataOn) -> Iterator[An
     for computing alone.
     """
     if data_on == "device":
-        return itertools.repeat(program.place(next(feed)))
+        placed = program.place(next(feed))
+        feed.close()
+        return itertools.repeat(placed)
     return (program.place(batch) for batch in feed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from cubemesh.errors import unknown_name
 from cubemesh.experiments import (
     batch_accuracy,
+    ceilings,
     devices,
     frameworks,
     image_size,
@@ -42,6 +43,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         precision.EXPERIMENT,
         seq2seq.EXPERIMENT,
         devices.EXPERIMENT,
+        ceilings.EXPERIMENT,
     )
 }
 

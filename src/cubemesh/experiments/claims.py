@@ -14,7 +14,7 @@ from dataclasses import replace
 from cubemesh.experiments.bends import sample_ms, second_difference
 from cubemesh.experiments.evidence import Evidence
 from cubemesh.experiments.feeding import utilisation
-from cubemesh.experiments.groups import Group
+from cubemesh.experiments.groups import Group, doubts
 from cubemesh.experiments.ratios import bounds, ratio
 from cubemesh.experiments.verdicts import close, every, sided, untested
 from cubemesh.model import Claim, Figure, Train, Verdict
@@ -69,7 +69,7 @@ def throughput_of(network: str, batch: int | None, side: int | None = None) -> C
         key = batch or max(groups, key=lambda b: _throughput(groups[b]).value)
         figure, device = _throughput(groups[key]), claim.system.removeprefix("1 ")
         at = f"at minibatch {key}"
-        return replace(_absolute(claim, evidence, device, figure, at), run_id=groups[key].run_id)
+        return _from(_absolute(claim, evidence, device, figure, at), groups[key])
 
     return check
 
@@ -86,7 +86,7 @@ def step_time_of(network: str, batch: int) -> Check:
         ms = 1e3 * batch
         figure = Figure(value=ms / rate.value, unit="ms", low=ms / high, high=ms / low)
         verdict = _absolute(claim, evidence, claim.system, figure, f"at minibatch {batch}")
-        return replace(verdict, run_id=group.run_id)
+        return _from(verdict, group)
 
     return check
 
@@ -95,11 +95,11 @@ def throughput_ratio(network: str, batch: int, over: int, side: int | None = Non
     """Throughput at one minibatch over that at another, on any machine."""
 
     def check(claim: Claim, evidence: Evidence) -> Verdict:
-        found = _ratio(evidence, network, batch, over, side)
-        if isinstance(found, str):
-            return untested(claim, found)
+        groups = _at(evidence, network, (batch, over), side)
+        if isinstance(groups, str):
+            return untested(claim, groups)
         what = f"{network}, throughput at minibatch {batch} over {over}"
-        return close(claim, found, what)
+        return _from(close(claim, _ratio(*groups), what), *groups)
 
     return check
 
@@ -108,13 +108,14 @@ def dearer_than_double(network: str, batch: int) -> Check:
     """Whether doubling a minibatch more than doubles the time of a step, on any machine."""
 
     def check(claim: Claim, evidence: Evidence) -> Verdict:
-        found = _ratio(evidence, network, 2 * batch, batch)
-        if isinstance(found, str):
-            return untested(claim, found)
+        groups = _at(evidence, network, (2 * batch, batch))
+        if isinstance(groups, str):
+            return untested(claim, groups)
+        found = _ratio(*groups)
         low, high = bounds(found)
         time = Figure(value=2 / found.value, unit="x", low=2 / high, high=2 / low)
         what = f"{network}, step at minibatch {2 * batch} over {batch}, against 2"
-        return sided(claim, time, 2.0, 1.0, what)
+        return _from(sided(claim, time, 2.0, 1.0, what), *groups)
 
     return check
 
@@ -130,11 +131,11 @@ def less_time_per_sample() -> Check:
         batches = list(evidence.steps(network))
         if len(batches) < 2:
             return untested(claim, f"{network} was measured at one minibatch only")
-        found = _ratio(evidence, network, batches[0], batches[-1])
-        if isinstance(found, str):
-            return untested(claim, found)
+        groups = _at(evidence, network, (batches[0], batches[-1]))
+        if isinstance(groups, str):
+            return untested(claim, groups)
         what = f"{network}, time per sample at minibatch {batches[-1]} over {batches[0]}"
-        return sided(claim, found, 1.0, -1.0, what)
+        return _from(sided(claim, _ratio(*groups), 1.0, -1.0, what), *groups)
 
     return check
 
@@ -150,14 +151,13 @@ def bend_at(batch: int, networks: tuple[str, ...] = ()) -> Check:
         return every(claim, full or named, lambda network: one(claim, evidence, network))
 
     def one(claim: Claim, evidence: Evidence, network: str) -> Verdict:
-        groups, wanted = evidence.steps(network), (batch // 2, batch, 2 * batch)
-        missing = [b for b in wanted if b not in groups]
-        if missing:
-            return untested(claim, _not_measured(network, missing[0]))
-        times = [f for b in wanted if (f := sample_ms(groups[b])) is not None]
+        groups = _at(evidence, network, (batch // 2, batch, 2 * batch))
+        if isinstance(groups, str):
+            return untested(claim, groups)
+        times = [f for g in groups if (f := sample_ms(g)) is not None]
         bend = second_difference(times, "ms a sample")
         what = f"{network}, bend of the time per sample at minibatch {batch}"
-        return sided(claim, bend, 0.0, claim.values[0], what)
+        return _from(sided(claim, bend, 0.0, claim.values[0], what), *groups)
 
     return check
 
@@ -178,7 +178,8 @@ def accuracy_of(network: str, batch: int, data: str, epochs: int) -> Check:
         if work.epochs != epochs:
             reason = f"it was learned for {work.epochs} epochs, the document's are {epochs}"
             return untested(claim, reason, figure)
-        return close(claim, figure, f"{network}, accuracy at minibatch {batch}")
+        verdict = close(claim, figure, f"{network}, accuracy at minibatch {batch}")
+        return replace(verdict, run_id=records[-1].run_id)
 
     return check
 
@@ -190,11 +191,11 @@ def utilisation_of(network: str, batch: int, side: int) -> Check:
         found = _busy(evidence, network, side)
         if batch not in found:
             return untested(claim, _not_measured(network, batch, side, evidence))
-        kind, figure = found[batch]
+        group, kind, figure = found[batch]
         if kind != "GPU":
             return untested(claim, f"it speaks of a GPU; this is the {kind}'s", figure)
         device = claim.system.removeprefix("1 ")
-        return _absolute(claim, evidence, device, figure, f"at minibatch {batch}")
+        return _from(_absolute(claim, evidence, device, figure, f"at minibatch {batch}"), group)
 
     return check
 
@@ -207,24 +208,21 @@ def utilisation_at_least(network: str, batches: tuple[int, ...], side: int) -> C
         for batch in batches:
             if batch not in found:
                 return untested(claim, _not_measured(network, batch, side, evidence))
-        batch, (kind, figure) = min(
-            ((b, found[b]) for b in batches), key=lambda pair: pair[1][1].value
-        )
+        group, kind, figure = min((found[b] for b in batches), key=lambda busy: busy[2].value)
         if kind != "GPU":
             return untested(claim, f"it speaks of a GPU; this is the {kind}'s lowest", figure)
-        what = f"{network}, lowest utilisation, at minibatch {batch}"
-        return sided(claim, figure, claim.values[0], 1.0, what)
+        what = f"{network}, lowest utilisation, at minibatch {group.key}"
+        return _from(sided(claim, figure, claim.values[0], 1.0, what), group)
 
     return check
 
 
-def _busy(evidence: Evidence, network: str, side: int) -> dict[int, tuple[str, Figure]]:
-    """Kind of device and its utilisation, by minibatch."""
-    found = {b: utilisation(g) for b, g in evidence.steps(network, side).items()}
+def _busy(evidence: Evidence, network: str, side: int) -> dict[int, tuple[Group[int], str, Figure]]:
+    """The runs, their kind of device and its utilisation, by minibatch."""
     return {
-        b: (pair[0], Figure(value=pair[1], unit="%"))
-        for b, pair in found.items()
-        if pair is not None
+        batch: (group, found[0], Figure(value=found[1], unit="%"))
+        for batch, group in evidence.steps(network, side).items()
+        if (found := utilisation(group)) is not None
     }
 
 
@@ -266,15 +264,25 @@ def _absolute(claim: Claim, evidence: Evidence, device: str, figure: Figure, wha
     return close(claim, figure, what)
 
 
-def _ratio(
-    evidence: Evidence, network: str, batch: int, over: int, side: int | None = None
-) -> Figure | str:
-    """Throughput at `batch` over that at `over`; or why there is none."""
+def _at(
+    evidence: Evidence, network: str, batches: tuple[int, ...], side: int | None = None
+) -> tuple[Group[int], ...] | str:
+    """The runs at each of `batches`; or which one is missing."""
     groups = evidence.steps(network, side)
-    for wanted in (batch, over):
-        if wanted not in groups:
-            return _not_measured(network, wanted, side, evidence)
-    return replace(ratio(_throughput(groups[batch]), _throughput(groups[over])), unit="x")
+    for batch in batches:
+        if batch not in groups:
+            return _not_measured(network, batch, side, evidence)
+    return tuple(groups[batch] for batch in batches)
+
+
+def _ratio(group: Group[int], over: Group[int]) -> Figure:
+    """Throughput of one as a multiple of the other's."""
+    return replace(ratio(_throughput(group), _throughput(over)), unit="x")
+
+
+def _from(verdict: Verdict, *groups: Group[int]) -> Verdict:
+    """`verdict` with the runs it rests on: one to look at, and the doubts of all."""
+    return replace(verdict, run_id=groups[0].run_id, doubts=doubts(*groups))
 
 
 def _throughput(group: Group[int]) -> Figure:

@@ -23,7 +23,7 @@ def conditions(records: Sequence[RunRecord]) -> str:
         for field in fields(usual):
             values = {getattr(getattr(r.spec, part), field.name) for r in records}
             if len(values) == 1 and (value := values.pop()) != getattr(usual, field.name):
-                words.append(_words(field.name, value))
+                words.append(spoken(field.name, value))
     return ", ".join(words)
 
 
@@ -33,7 +33,8 @@ def titled(title: str, records: Sequence[RunRecord]) -> str:
     return f"{title} · {under}" if under else title
 
 
-def _words(name: str, value: object) -> str:
+def spoken(name: str, value: object) -> str:
+    """A setting in words: `bf16`, `data on the device`, `optimizer adam`."""
     if name in _BARE:
         return str(value)
     return _SPOKEN.get(name, f"{name} {{}}").format(value)

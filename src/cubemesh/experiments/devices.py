@@ -13,11 +13,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import combinations
 
 from cubemesh.errors import UsageError
 from cubemesh.experiments.base import Context, Experiment, Plan
+from cubemesh.experiments.conditions import spoken
 from cubemesh.experiments.groups import Group, doubts, group_by
 from cubemesh.experiments.matrix import Key, Matrix
 from cubemesh.model import (
@@ -151,18 +152,22 @@ def _name(record: RunRecord) -> str:
 
 def _workload(record: RunRecord) -> str:
     """Network and minibatch, and whatever of the rest is not usual."""
-    work, program, usual = record.spec.work, record.spec.program, ProgramSettings()
+    work, program = record.spec.work, record.spec.program
     assert isinstance(work, TrainSteps)
     parts = [work.network, f"minibatch {work.batch_per_device}"]
     if work.image_size is not None:
         parts.append(f"{work.image_size} pixels")
     if work.data != "synthetic":
         parts.append(work.data)
-    parts += [
-        f"data on the {value}" if name == "data_on" else value
-        for name in ("framework", "precision", "layout", "data_on")
-        if (value := getattr(program, name)) != getattr(usual, name)
-    ]
+    said = {"kind", "network", "batch_per_device", "image_size", "data"}
+    usual_work = TrainSteps(network=work.network, batch_per_device=work.batch_per_device)
+    for part, other in ((work, usual_work), (program, ProgramSettings())):
+        for field in fields(part):
+            value = getattr(part, field.name)
+            if field.name not in said and value != getattr(other, field.name):
+                parts.append(spoken(field.name, value))
+    if record.spec.placement.devices > 1:
+        parts.append(f"{record.spec.placement.devices} devices")
     return " · ".join(parts)
 
 
@@ -221,7 +226,8 @@ def _findings(settings: Settings, matrix: Matrix, prices: dict[str, float]) -> I
         fast, slow = (one, other) if mean >= 1 else (other, one)
         yield _comparison(fast, slow, list(matrix.ratios(fast, slow)))
         if fast in prices and slow in prices:
-            yield _bargain(fast, slow, max(mean, 1 / mean), prices)
+            told = doubts(*(g for _, _, groups in shares for g in groups))
+            yield _bargain(fast, slow, max(mean, 1 / mean), prices, told)
     for part in priced(settings.prices):
         if not any(part.casefold() in d.casefold() for d in prices):
             yield Finding(text=f"No device compared here is called '{part}': its price is unused.")
@@ -253,12 +259,15 @@ def _comparison(
     )
 
 
-def _bargain(fast: str, slow: str, times: float, prices: dict[str, float]) -> Finding:
+def _bargain(
+    fast: str, slow: str, times: float, prices: dict[str, float], told: tuple[str, ...]
+) -> Finding:
     worth = times * prices[slow] / prices[fast]
     better, other = (fast, slow) if worth >= 1 else (slow, fast)
     return Finding(
         text=f"For the same money {better} trains on {max(worth, 1 / worth):.3g}× as many samples "
-        f"as {other} (an hour at {prices[better]:g} against {prices[other]:g})."
+        f"as {other} (an hour at {prices[better]:g} against {prices[other]:g}).",
+        doubts=told,
     )
 
 

@@ -3,9 +3,9 @@
 Document 000's matrix: seven networks, 64 samples a minibatch, the mean of 100 runs, forward and
 forward+backward apart. Both are measured, as work of their own. The difference between them is not
 the backward pass and is never called so: a training step also updates the weights, and its forward
-pass keeps values that one alone does not. A mean is elapsed time over steps. What a framework
-cannot do is shown in its place with the reason; one that is not installed with the command that
-installs it.
+pass keeps values that one alone does not. A mean is elapsed time over steps. Each framework has its
+images in its own layout. What it cannot do is shown in its place with the reason; one that is not
+installed with the command that installs it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cubemesh.experiments.conditions import titled
 from cubemesh.experiments.groups import Group, doubts
 from cubemesh.experiments.matrix import Key, Matrix, listed
 from cubemesh.experiments.ratios import called, ratio, show_ratio
-from cubemesh.frameworks import FRAMEWORKS
+from cubemesh.frameworks import FRAMEWORKS, entry
 from cubemesh.model import (
     Answer,
     Axis,
@@ -73,7 +73,7 @@ def plan(settings: Settings, context: Context) -> Plan:
                 batch_per_device=batch,
                 image_size=reduction.image_size(network, context),
             ),
-            program=ProgramSettings(framework=framework),
+            program=ProgramSettings(framework=framework, layout=entry(framework).layout),
             effort=effort,
         )
         for network in dict.fromkeys(networks)
@@ -142,8 +142,23 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
             "Forward (in training mode, with the loss) and a training step are measured apart. "
             "Their difference is not the backward pass: a training step also updates the weights "
             "and keeps values for its way back.",
+            *_layouts(records),
         ),
     )
+
+
+def _layouts(records: Sequence[RunRecord]) -> Iterator[str]:
+    """Which framework had its images in which layout, where they differ."""
+    found: dict[str, dict[str, None]] = {}
+    for record in records:
+        program = record.spec.program
+        found.setdefault(program.layout, {})[program.framework] = None
+    if len(found) > 1:
+        told = "; ".join(f"{layout} in {listed(names)}" for layout, names in found.items())
+        yield (
+            f"Images lie as each framework's users lay them: {told}. --set layout=nhwc gives all "
+            "of them the same."
+        )
 
 
 def _matrix(records: Sequence[RunRecord], kind: type[NetworkWork]) -> Matrix:
@@ -167,19 +182,27 @@ def _findings(forward: Matrix, training: Matrix) -> Iterator[Finding]:
     if any(len(training.row(n)) > 1 for n in training.networks):
         yield from _fastest(training)
     for name, line in FRAMEWORKS.items():
-        if line.compiles:
-            yield from _compiling(training, name, line.compiles)
+        if line.compiles and (found := training.gains(name, line.compiles)):
+            yield found
     yield from _forward_share(forward, training)
     yield from _gaps(training)
 
 
 def _fastest(training: Matrix) -> Iterator[Finding]:
-    """Who is the fastest how often, then each network with its two fastest."""
-    compared = [n for n in training.networks if len(training.row(n)) > 1]
+    """Who is the fastest how often, then each network with its two fastest. A network of which a
+    run was disturbed is not ranked: the disturbed framework may be the fastest on a quiet machine.
+    """
     wins: dict[str, int] = {}
-    lines = []
-    for network in compared:
-        (first, fast), (second, slow) = training.row(network)[:2]
+    lines, ranked, disturbed = [], 0, []
+    for network in training.networks:
+        row = training.row(network)
+        if len(row) < 2:
+            continue
+        if slips := [group for group, _ in row if group.doubts]:
+            disturbed.append((network, slips))
+            continue
+        ranked += 1
+        (first, fast), (second, slow) = row[:2]
         found = ratio(fast, slow)
         a, b = first.key[1], second.key[1]
         if called(found) > 0:
@@ -187,36 +210,33 @@ def _fastest(training: Matrix) -> Iterator[Finding]:
             text = f"{network} trains fastest with {a}: {show_ratio(found)} the speed of {b}."
         else:
             text = f"{network}: {a} and {b} are level, {show_ratio(found)}."
-        lines.append(Finding(text=text, doubts=doubts(first, second)))
+        lines.append(Finding(text=text))
     if wins:
-        best = max(wins, key=lambda name: wins[name])
-        yield Finding(
-            question="Which framework trains fastest?",
-            text=f"{best} trains {wins[best]} of {len(compared)} "
-            f"{'network' if len(compared) == 1 else 'networks'} fastest.",
-            value=wins[best],
-            unit=f"of {len(compared)}: {best}",
-            doubts=tuple(dict.fromkeys(code for line in lines for code in line.doubts)),
-        )
-    else:
+        yield _winners(wins, ranked)
+    elif ranked:
         yield Finding(text="No framework trains any network surely fastest.")
     yield from lines
+    if disturbed:
+        where = [f"{n} ({listed(g.key[1] for g in slips)})" for n, slips in disturbed]
+        yield Finding(
+            text=f"Not ranked, because a run was disturbed: {listed(where)}.",
+            remedy="Measure again on a quiet machine, with --fresh.",
+            doubts=doubts(*(group for _, slips in disturbed for group in slips)),
+        )
 
 
-def _compiling(training: Matrix, compiled: str, plain: str) -> Iterator[Finding]:
-    told: dict[int, list[str]] = {1: [], -1: [], 0: []}
-    seen: list[Group[Key]] = []
-    for network, found, groups in training.ratios(compiled, plain):
-        told[called(found)].append(f"{network} {show_ratio(found)}")
-        seen += groups
-    parts = [
-        f"{words} {listed(told[side])}"
-        for side, words in ((1, "gains on"), (-1, "loses on"), (0, "is level on"))
-        if told[side]
-    ]
-    if parts:
-        text = f"{compiled} against {plain}: it {'; '.join(parts)}."
-        yield Finding(text=text, doubts=doubts(*seen))
+def _winners(wins: dict[str, int], ranked: int) -> Finding:
+    most = max(wins.values())
+    best = listed(name for name, times in wins.items() if times == most)
+    several = list(wins.values()).count(most) > 1
+    each = " each" if several else ""
+    return Finding(
+        question="Which framework trains fastest?",
+        text=f"{best} {'train' if several else 'trains'} {most} of {ranked} "
+        f"{'network' if ranked == 1 else 'networks'} fastest{each}.",
+        value=most,
+        unit=f"of {ranked}: {best}",
+    )
 
 
 def _forward_share(forward: Matrix, training: Matrix) -> Iterator[Finding]:

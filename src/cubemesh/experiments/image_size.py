@@ -165,6 +165,13 @@ def _findings(network: str, groups: list[Group[Key]]) -> Iterator[Finding]:
 def _growth(where: str, done: list[tuple[Group[Key], Figure]]) -> Iterator[Finding]:
     (first, slow), (last, fast) = done[0], max(done, key=lambda p: p[1].value)
     found = ratio(fast, slow)
+    if slips := doubts(first, last):
+        text = (
+            f"With {where} a run at minibatch {first.key[1]} or {last.key[1]} was disturbed: "
+            "whether throughput grows is not told."
+        )
+        yield Finding(text=text, doubts=slips)
+        return
     if called(found) > 0:
         text = (
             f"With {where} minibatch {last.key[1]} trains {show_ratio(found)} as many samples a "
@@ -172,7 +179,7 @@ def _growth(where: str, done: list[tuple[Group[Key], Figure]]) -> Iterator[Findi
         )
     else:
         text = f"With {where} throughput does not grow with the minibatch from {first.key[1]} on."
-    yield Finding(text=text, doubts=doubts(first, last))
+    yield Finding(text=text)
 
 
 def _table(groups: list[Group[Key]]) -> Table:

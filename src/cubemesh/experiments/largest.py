@@ -19,11 +19,9 @@ from cubemesh.model import (
     RunRecord,
     RunSpec,
     Status,
-    Train,
-    TrainSteps,
 )
 from cubemesh.networks import build_for
-from cubemesh.networks.memory import forecast
+from cubemesh.networks.memory import forecast, memory_settings
 from cubemesh.units import format_bytes
 
 FIRST = 8
@@ -89,21 +87,24 @@ def _grain(batch: int) -> int:
 def _is_hopeless(record: RunRecord, batch: int, machine: Machine) -> bool:
     """Whether twice what `record` had would not hold `batch`."""
     limit_bytes = record.spec.effort.memory_limit_bytes
+    device = device_of(record)
     if limit_bytes is None and record.ranks:
-        gpu = record.ranks[0].device.startswith("cuda")
+        gpu = device.startswith("cuda")
         limit_bytes = machine.gpus[0].memory_bytes if gpu else machine.memory.usable_bytes
-    needs_bytes = forecast_bytes(record.spec, batch)
+    needs_bytes = forecast_bytes(record.spec, batch, device)
     return limit_bytes is not None and needs_bytes > _HOPELESS * limit_bytes
 
 
-def forecast_bytes(spec: RunSpec, batch: int) -> int:
-    """The memory forecast of `spec`'s network and program at another minibatch."""
+def device_of(record: RunRecord) -> str:
+    """What the run was on; `cpu` where it did not come so far."""
+    return record.ranks[0].device if record.ranks else "cpu"
+
+
+def forecast_bytes(spec: RunSpec, batch: int, device: str) -> int:
+    """The memory forecast of `spec`'s network and program at another minibatch, on `device`."""
     work = spec.work
     assert isinstance(work, NetworkWork)
-    network = build_for(work)
-    training = isinstance(work, (TrainSteps, Train))
-    optimizer = work.optimizer if isinstance(work, (TrainSteps, Train)) else "sgd"
-    return forecast(network, batch, spec.program.precision, optimizer, training).total_bytes
+    return forecast(build_for(work), batch, **memory_settings(spec, device)).total_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,18 +116,21 @@ class Largest:
     refused: int | None
     """The smallest one that was refused memory."""
     spec: RunSpec
+    device: str
 
     def finding(self) -> Finding:
         """What fits, what was forecast for it, and what was refused."""
+        if self.fits is None and self.refused is None:
+            return Finding(text="No minibatch ran, and none was refused memory.")
         if self.fits is None:
             text = "No minibatch fits"
         else:
-            needs = format_bytes(forecast_bytes(self.spec, self.fits))
+            needs = format_bytes(forecast_bytes(self.spec, self.fits, self.device))
             text = f"The largest minibatch that fits is {self.fits} (forecast {needs})"
         if self.refused is None:
             text = text.replace("that fits is", "measured is")
             return Finding(text=f"{text}; none was refused memory.", value=self.fits)
-        needs = format_bytes(forecast_bytes(self.spec, self.refused))
+        needs = format_bytes(forecast_bytes(self.spec, self.refused, self.device))
         text += f"; of those tried, {self.refused} was refused memory (forecast {needs})."
         return Finding(text=text, value=self.fits, unit="samples")
 
@@ -145,5 +149,6 @@ def largest(records: Sequence[RunRecord]) -> list[Largest]:
         fits=max(fits, default=None),
         refused=min(refused, default=None),
         spec=records[-1].spec,
+        device=device_of(records[-1]),
     )
     return [found]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from cubemesh.experiments.groups import Group, group_by
-from cubemesh.experiments.ratios import ratio
-from cubemesh.model import Axis, Cell, Chart, Column, Figure, Line, Point, RunRecord, Table
+from cubemesh.experiments.groups import Group, doubts, group_by
+from cubemesh.experiments.ratios import called, ratio, show_ratio
+from cubemesh.model import Axis, Cell, Chart, Column, Figure, Finding, Line, Point, RunRecord, Table
 
 Key = tuple[str, str]
 """(network, variant)."""
@@ -65,6 +65,28 @@ class Matrix:
             if a and b:
                 yield network, ratio(a[1], b[1]), (a[0], b[0])
 
+    def gains(self, over: str, under: str) -> Finding | None:
+        """What `over` gains on `under`, network by network: "it gains on a 2.00× (1.96–2.04); is
+        level on b 1.01× (0.99–1.03)". Networks of which a run was disturbed are named and not
+        compared; None where no network has both."""
+        told: dict[str, list[str]] = {"gains on": [], "loses on": [], "is level on": []}
+        disturbed: list[str] = []
+        codes: list[str] = []
+        for network, found, groups in self.ratios(over, under):
+            if doubted := doubts(*groups):
+                disturbed.append(network)
+                codes += doubted
+                continue
+            words = {1: "gains on", -1: "loses on", 0: "is level on"}[called(found)]
+            told[words].append(f"{network} {show_ratio(found)}")
+        parts = [f"{words} {listed(where)}" for words, where in told.items() if where]
+        if disturbed:
+            parts.append(f"was not compared on {listed(disturbed)}, where a run was disturbed")
+        if not parts:
+            return None
+        text = f"{over} against {under}: it {'; '.join(parts)}."
+        return Finding(text=text, doubts=tuple(dict.fromkeys(codes)))
+
     def table(self, title: str, unit: str, reading: Reading) -> Table:
         """A row a network, a column a variant; a gap has its reason in two words."""
         columns = (Column(name=self.row_name), *(Column(name=v, unit=unit) for v in self.variants))
@@ -107,7 +129,8 @@ class Matrix:
             return Cell(text="–")
         figure = reading(group)
         if figure is None:
-            return Cell(reason=group.ending, run_id=group.run_id)
+            reason = "not known" if group.ok else group.ending
+            return Cell(reason=reason, run_id=group.run_id)
         return group.cell(figure)
 
 

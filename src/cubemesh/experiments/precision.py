@@ -9,7 +9,7 @@ Speed-ups are ratios of throughput to that in fp32, with the widest interval tha
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cubemesh.experiments import reduction
 from cubemesh.experiments.base import Context, Experiment, Plan
@@ -195,11 +195,9 @@ def _findings(matrix: Matrix, ceilings: list[Group[str]]) -> Iterator[Finding]:
     lines = []
     rates = {g.key: rate for g in ceilings if (rate := _rate(g))}
     for precision in (v for v in matrix.variants if v != AGAINST):
-        told: dict[int, list[str]] = {1: [], -1: [], 0: []}
-        seen: list[Group[Key]] = []
         for network, found, groups in matrix.ratios(precision, AGAINST):
-            told[called(found)].append(f"{network} {show_ratio(found)}")
-            seen += groups
+            if doubts(*groups) or called(found) <= 0 or (best and found.value <= best[0]):
+                continue
             card = Finding(
                 question="What do fewer bits gain?",
                 text=f"{network} trains {show_ratio(found)} as fast in {precision} as in "
@@ -208,18 +206,10 @@ def _findings(matrix: Matrix, ceilings: list[Group[str]]) -> Iterator[Finding]:
                 unit="× the speed",
                 low=found.low,
                 high=found.high,
-                doubts=doubts(*groups),
             )
-            if called(found) > 0 and (best is None or found.value > best[0]):
-                best = found.value, card
-        parts = [
-            f"{words} {listed(told[side])}"
-            for side, words in ((1, "gains on"), (-1, "loses on"), (0, "is level on"))
-            if told[side]
-        ]
-        if parts:
-            text = f"{precision} against {AGAINST}: it {'; '.join(parts)}."
-            lines.append(Finding(text=text + _most(precision, rates), doubts=doubts(*seen)))
+            best = found.value, card
+        if gains := matrix.gains(precision, AGAINST):
+            lines.append(replace(gains, text=gains.text + _most(precision, rates)))
     if best:
         yield best[1]
     yield from lines

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from cubemesh.experiments import EXPERIMENTS, SUITES
 from cubemesh.experiments.claims import CHECKS, judge
 from cubemesh.experiments.evidence import Evidence
+from cubemesh.experiments.matrix import listed
 from cubemesh.model import (
     Answer,
     Cell,
@@ -90,14 +91,28 @@ def _findings(document: str, verdicts: list[Verdict]) -> Iterable[Finding]:
         f"{'does' if fails == 1 else 'do'} not, and {n[State.CANNOT_BE_TESTED_HERE]} cannot be "
         "tested here."
     )
+    if disturbed := [v for v in verdicts if _in_doubt(v)]:
+        yield Finding(
+            text=f"{listed(v.claim.id for v in disturbed)} "
+            f"{'rests' if len(disturbed) == 1 else 'rest'} on runs that were disturbed, so "
+            "other programs may have made the verdict.",
+            remedy="Measure again on a quiet machine, with --fresh.",
+            doubts=tuple(dict.fromkeys(code for v in disturbed for code in v.doubts)),
+        )
     for verdict in verdicts:
         if verdict.state is State.DOES_NOT_HOLD and verdict.measured is not None:
             m = verdict.measured
             yield Finding(
                 text=f"{verdict.claim.id} does not hold: the document has "
                 f"{_values(verdict.claim)}; here it is {format_interval(m.value, m.low, m.high)} "
-                f"({verdict.reason})."
+                f"({verdict.reason}).",
+                doubts=verdict.doubts,
             )
+
+
+def _in_doubt(verdict: Verdict) -> bool:
+    """Whether a claim was settled by runs that another program may have slowed."""
+    return bool(verdict.doubts) and verdict.state is not State.CANNOT_BE_TESTED_HERE
 
 
 def _table(verdicts: list[Verdict]) -> Table:
@@ -125,7 +140,7 @@ def _row(verdict: Verdict) -> tuple[Cell, ...]:
     words = "; ".join(t for t in (what, claim.system, claim.conditions) if t)
     return (
         Cell(text=claim.id),
-        Cell(text=str(verdict.state)),
+        Cell(text=f"{verdict.state}, disturbed" if _in_doubt(verdict) else str(verdict.state)),
         Cell(text=_values(claim)),
         figure,
         Cell(text=textwrap.shorten(words, SHOWN, placeholder=" …")),

@@ -15,6 +15,7 @@ from typing import cast
 from cubemesh.errors import unknown_name
 from cubemesh.frameworks.base import Framework
 from cubemesh.frameworks.null_script import read_script
+from cubemesh.model.spec import Layout
 
 __all__ = ["FRAMEWORKS", "FrameworkEntry", "entry"]
 
@@ -31,6 +32,8 @@ class FrameworkEntry:
     """The module that must be importable; None needs nothing."""
     install: str = ""
     """The command that installs it."""
+    layout: Layout = "nchw"
+    """How its users lay images out; where frameworks are compared each has its own."""
     compiles: str | None = None
     """The framework whose program it compiles: what compiling gains is told against that one."""
     read_script: Callable[[str], object] | None = None
@@ -78,6 +81,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
     ),
     "tensorflow": FrameworkEntry(
         module="cubemesh.frameworks.tensorflow",
+        layout="nhwc",
         summary="TensorFlow, each step a traced graph",
         packages=("tensorflow", "tensorflow-cpu", "numpy"),
         requires="tensorflow",
@@ -85,6 +89,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
     ),
     "tensorflow-xla": FrameworkEntry(
         module="cubemesh.frameworks.tensorflow.xla",
+        layout="nhwc",
         summary="TensorFlow, each step compiled by XLA",
         packages=("tensorflow", "tensorflow-cpu", "numpy"),
         requires="tensorflow",
@@ -92,6 +97,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
     ),
     "keras": FrameworkEntry(
         module="cubemesh.frameworks.keras",
+        layout="nhwc",
         summary="Keras 3 on TensorFlow, train_on_batch; CNNs",
         packages=("keras", "tensorflow", "tensorflow-cpu", "numpy"),
         requires="tensorflow",  # which brings Keras

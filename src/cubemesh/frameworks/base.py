@@ -208,9 +208,12 @@ class CeilingProgram(Protocol):
     """One elementary operation, repeated: what `Ceiling` work measures."""
 
     work_per_call: float
-    """Operations, or bytes read plus written, of one call."""
+    """Operations of one call; of a copy within a device its bytes read plus written, of any other
+    copy the bytes that travel."""
     unit: str
     """`FLOP/s` or `byte/s`."""
+    what: str
+    """What is called, in a few words: the shape of a product, the bytes of a copy."""
 
     def call(self) -> None:
         """Queue the operation once."""

@@ -1,63 +1,158 @@
 """At which size is an elementary operation fastest? A search every framework's ceiling uses.
 
-The size doubles until the rate grows by less than 5 %; the fastest size is kept. Each size is
-called until a tenth of a second is full, and its fastest call counts, which other processes slowed
-least.
+The size doubles until the rate grows by less than a few percent; the fastest size is kept. A matrix
+product is then tried in shapes that are not square, where one call of them would be short enough: a
+device computes tiles, and is only full when the tiles fill its processors a whole number of times.
+Beside the shapes that others found fastest on known devices (stas00/ml-engineering, maximum
+achievable matmul FLOPS) stand some that fill 132 and 108 processors with tiles of 128 × 256.
+
+Calls are timed in groups of some milliseconds, so that waiting for a device weighs nothing, until a
+tenth of a second is full. The fastest group counts, which other processes slowed least, and which a
+power limit has not yet slowed: how fast the operation goes on for seconds is measured afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
 
-from cubemesh.frameworks.base import CeilingProgram
+from cubemesh.frameworks.base import CeilingProgram, Unsupported
+from cubemesh.model.spec import Ceiling
+
+Shape = tuple[int, int, int]
+"""Rows, columns and the inner length of a matrix product: (m × k) · (k × n)."""
+C = TypeVar("C", bound=CeilingProgram)
 
 COPY_SIZES = (1 << 28, 1 << 31)
 """Bytes of the first and the last copy tried: beyond nearly all caches, for it is memory that is
 asked about."""
+LINK_SIZES = (1 << 26, 1 << 29)
+"""Bytes of the first and the last copy between host and device."""
+SHAPES: tuple[Shape, ...] = (
+    *((2048, 2048, 13312), (1024, 15360, 4096)),  # found on H100 and H200, on GH200
+    *((1792, 16128, 3072), (4096, 9728, 2048), (12288, 18432, 1024)),  # B200, GB200, B300
+    *((1024, 10240, 5120), (2048, 5120, 6144)),  # A100 as SXM and as PCIe card
+    *((8448, 8192, 8192), (4224, 8192, 8192), (4224, 4096, 16384)),  # whole waves of 132
+    *((6912, 8192, 8192), (3456, 8192, 8192)),  # and of 108
+)
 
-_GROWTH = 1.05
+GROWTH = 1.05
+"""A product that does not become faster by this factor has stopped growing."""
+COPY_GROWTH = 1.01
 _TRIAL_S = 0.1
-"""Each size is called for this long, three calls at least."""
+"""Each size is called for this long, three groups at least."""
+_GROUP_S = 0.005
 _LONGEST_CALL_S = 0.1
 """No larger size is tried after a call this long."""
 
 
+@dataclass(frozen=True)
+class Trial:
+    """What the first fraction of a second shows of an operation."""
+
+    rate_per_s: float
+    """Work per second of the fastest group of calls."""
+    call_s: float
+    """Seconds of a call in that group."""
+    groups: int
+
+
 def fastest(
-    make: Callable[[int], CeilingProgram],
+    make: Callable[[int], C],
     first: int,
     last: int,
     is_out_of_memory: Callable[[BaseException], bool],
-) -> CeilingProgram:
+    growth: float = GROWTH,
+) -> C:
     """The operation at the size, doubled from `first` to `last` at most, where its rate stops
     growing; a size that memory is refused for ends the search."""
     best = make(first)
-    rate, call_s = _trial(best)
-    size = first
-    while size < last and call_s < _LONGEST_CALL_S:
+    trial = try_out(best)
+    size, rate = first, trial.rate_per_s
+    while size < last and trial.call_s < _LONGEST_CALL_S:
         size *= 2
         try:
             larger = make(size)
-            larger_rate, call_s = _trial(larger)
+            trial = try_out(larger)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             break
-        grew = larger_rate >= _GROWTH * rate
-        if larger_rate > rate:
-            best, rate = larger, larger_rate
+        grew = trial.rate_per_s >= growth * rate
+        if trial.rate_per_s > rate:
+            best, rate = larger, trial.rate_per_s
         if not grew:
             break
     return best
 
 
-def _trial(program: CeilingProgram) -> tuple[float, float]:
-    """(work per second, seconds) of the fastest call."""
+def fastest_product(
+    make: Callable[[Shape], C],
+    sides: tuple[int, int],
+    is_out_of_memory: Callable[[BaseException], bool],
+    shapes: Iterable[Shape] = SHAPES,
+) -> C:
+    """The fastest matrix product: squares from the first to the last of `sides`, then those of
+    `shapes` that one call of does not take too long for. A shape that memory is refused for is
+    passed over."""
+    best = fastest(lambda side: make((side, side, side)), *sides, is_out_of_memory)
+    rate = try_out(best).rate_per_s
+    for m, n, k in shapes:
+        if 2.0 * m * n * k / rate > _LONGEST_CALL_S:
+            continue
+        try:
+            other = make((m, n, k))
+            other_rate = try_out(other).rate_per_s
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            continue
+        if other_rate > rate:
+            best, rate = other, other_rate
+    return best
+
+
+def try_out(program: CeilingProgram) -> Trial:
+    """Call `program` for a tenth of a second, in groups."""
     program.call()
     program.synchronize()
-    calls: list[float] = []
-    while len(calls) < 3 or sum(calls) < _TRIAL_S:
-        start = program.clock()
+    once_s = _group_s(program, 1)
+    if once_s <= 0:
+        raise RuntimeError("the program's clock stood still over a call")
+    calls = max(1, round(_GROUP_S / once_s))
+    groups: list[float] = []
+    while len(groups) < 3 or sum(groups) < _TRIAL_S:
+        groups.append(_group_s(program, calls))
+    best_s = min(groups) / calls
+    return Trial(rate_per_s=program.work_per_call / best_s, call_s=best_s, groups=len(groups))
+
+
+def _group_s(program: CeilingProgram, calls: int) -> float:
+    start = program.clock()
+    for _ in range(calls):
         program.call()
-        program.synchronize()
-        calls.append(program.clock() - start)
-    return program.work_per_call / min(calls), min(calls)
+    program.synchronize()
+    return program.clock() - start
+
+
+def shape_of(work: Ceiling) -> Shape | None:
+    """The shape a matrix product was asked for in; None where it is to be found."""
+    if work.shape is not None:
+        return work.shape
+    return None if work.size is None else (work.size, work.size, work.size)
+
+
+def shape_words(shape: Shape) -> str:
+    """`2,048 × 2,048 × 13,312`: m × n × k."""
+    return " × ".join(f"{length:,}" for length in shape)
+
+
+def check_operation(work: Ceiling, offered: Iterable[str], framework: str) -> None:
+    """`Unsupported` where `framework` does not measure the operation of `work`."""
+    known = sorted(offered)
+    if work.operation not in known:
+        raise Unsupported(
+            f"{framework} does not measure {work.operation} here; it measures {', '.join(known)}. "
+            "pytorch on a GPU measures copies between host and device."
+        )

@@ -8,6 +8,7 @@ the exit, the memory and the blocking are those a framework's fault would cause.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -27,8 +28,10 @@ from cubemesh.frameworks.base import (
     check_weights,
     monotonic_s,
 )
+from cubemesh.frameworks.ceilings import shape_words
 from cubemesh.frameworks.null_script import Event, Script, read_script
 from cubemesh.model.spec import Ceiling, ProgramSettings, Train
+from cubemesh.units import format_bytes
 
 _ALLOCATION_BYTES = 64 << 20
 _DEFAULT_SIDE = 1024
@@ -157,8 +160,14 @@ class NullCeiling:
 
     def __init__(self, work: Ceiling, script: Script) -> None:
         product = work.operation == "matrix_product"
-        size = work.size or (_DEFAULT_SIDE if product else _DEFAULT_COPY_BYTES)
-        self.work_per_call = 2.0 * (size**3 if product else size)
+        if product:
+            side = work.size or _DEFAULT_SIDE
+            shape = work.shape or (side, side, side)
+            self.work_per_call, self.what = 2.0 * math.prod(shape), shape_words(shape)
+        else:
+            size_bytes = work.size or _DEFAULT_COPY_BYTES
+            self.work_per_call = (2.0 if work.operation == "copy" else 1.0) * size_bytes
+            self.what = format_bytes(size_bytes)
         self.unit = "FLOP/s" if product else "byte/s"
         self._script = script
         self._clock = ScriptedClock(script, seed=0)

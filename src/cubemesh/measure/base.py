@@ -10,6 +10,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from cubemesh.model.machine import Unknown
 from cubemesh.model.record import Curve, Figure, Part
 from cubemesh.model.series import Series
 from cubemesh.model.warning import Warning
@@ -50,6 +51,9 @@ class Log(Protocol):
 
     def warning(self, warning: Warning) -> None:
         """A reason for doubt."""
+
+    def unmeasured(self, unknown: Unknown) -> None:
+        """What was to be measured and could not be, and why."""
 
     def series(self, series: Series) -> None:
         """A chunk of samples, its times being readings of `time.perf_counter()`; chunks of one

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from cubemesh.model.machine import Unknown
 from cubemesh.model.record import Curve, Figure, Part, Phase, Window
 from cubemesh.model.series import Series
 from cubemesh.model.warning import Warning
@@ -23,6 +24,7 @@ class KeptLog:
     curves: dict[str, Curve] = field(default_factory=dict)
     parts: list[Part] = field(default_factory=list)
     warnings: list[Warning] = field(default_factory=list)
+    unknown: list[Unknown] = field(default_factory=list)
     chunks: list[Series] = field(default_factory=list)
     fractions: list[float] = field(default_factory=list)
     """Every fraction of the run that `progress` told."""
@@ -79,6 +81,10 @@ class KeptLog:
     def warning(self, warning: Warning) -> None:
         """See `Log.warning`."""
         self.warnings.append(warning)
+
+    def unmeasured(self, unknown: Unknown) -> None:
+        """See `Log.unmeasured`."""
+        self.unknown.append(unknown)
 
     def series(self, series: Series) -> None:
         """See `Log.series`."""

@@ -1,18 +1,16 @@
-"""What do the processors and the memory do while a network is trained?
+"""What does the machine do, hold and draw while a network is trained?
 
-A thread beside the run reads counters (`host.py`) twice a second and makes series of them:
+A thread beside the run reads the processors' counters (`host.py`) twice a second, and with them
+whatever meters it is given: the GPU (`gpu.py`), RAPL (`rapl.py`), disks, network and memory
+(`traffic.py`). It makes series of them (`sampled.py`); docs/measuring.md lists their names.
 
-    cpu_utilisation_percent   this process tree's processor time, of the cores it may use
-    host_cpu_percent          everyone's, of all cores of the machine
-    resident_bytes            memory of this process tree
-    gpu_utilisation_percent   share of the time in which the GPU had work (`gpu.py`)
+A percentage or a rate belongs to the span that ends at its time. There is one reading at the start
+and one at the end, however short the run. The thread adds up its own processor time and says it as
+`telemetry_cpu_share`, in cores (0.001 is a thousandth of one), and as `telemetry_cpu_percent` of
+the processor time that the whole run took meanwhile.
 
-A percentage belongs to the span that ends at its time. There is one reading at the start and one at
-the end, however short the run. The thread adds up its own processor time and says it as
-`telemetry_cpu_share`, in cores: 0.001 is a thousandth of one core.
-
-What fell into the measured part becomes figures of the same names, and a curve of the device that
-trained: for processors the growth of a counter over exactly that part, for a GPU the mean reading.
+What fell into the measured part becomes figures: utilisation, and with `energy.py` joules and
+watts.
 """
 
 from __future__ import annotations
@@ -20,29 +18,67 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-
-import numpy as np
+from typing import Protocol
 
 from cubemesh.measure.base import Log
-from cubemesh.measure.gpu import GpuReader
+from cubemesh.measure.energy import energy
+from cubemesh.measure.gpu import POWER, open_gpu
+from cubemesh.measure.gpu import UTILISATION as GPU
 from cubemesh.measure.host import HostReader, Reader, Reading
+from cubemesh.measure.rapl import RaplReader
+from cubemesh.measure.sampled import (
+    Points,
+    cpu_percent,
+    others_share,
+    percent_series,
+    series_of,
+    utilisation_curve,
+)
+from cubemesh.measure.sensors import Need, needed
+from cubemesh.measure.traffic import TrafficReader
 from cubemesh.measure.validity import busy_host
-from cubemesh.model.record import Curve, Figure
+from cubemesh.model.record import Figure, Window
 from cubemesh.model.series import Series
 
 EVERY_S = 0.5
 CHUNK = 10
 """Readings that are sent to the log together."""
-CPU, GPU = "cpu_utilisation_percent", "gpu_utilisation_percent"
-MOST_IN_CURVE = 240
-"""A curve of more points than this is thinned to means of neighbours."""
+CPU = "cpu_utilisation_percent"
+
+
+class Meter(Protocol):
+    """What is read beside the processors."""
+
+    device: str
+    """`gpu` or `host`: whose quantities these are."""
+    missing: dict[str, str]
+    """Why a quantity is not there, by its name."""
+
+    def read(self) -> Mapping[str, float]:
+        """What it says now, by name; a quantity that does not answer is left out."""
+
+
+def open_meters(gpu_uuid: str | None) -> tuple[Meter, ...]:
+    """Everything that can be read beside a run: the GPU with this UUID, where there is one, and
+    this machine."""
+    gpu = open_gpu(gpu_uuid)
+    return (*([gpu] if gpu else []), RaplReader(), TrafficReader())
+
+
+def idle_power(meters: Sequence[Meter]) -> Figure | None:
+    """What a GPU draws now, if it has no work; None where it has, or does not say."""
+    for meter in meters:
+        if meter.device == "gpu":
+            now = meter.read()
+            if POWER in now and now.get(GPU) == 0:
+                return Figure(value=now[POWER], unit="W", method="before the run, GPU at 0 %")
+    return None
 
 
 class Telemetry:
-    """Samples the host for as long as the `with` block lasts.
+    """Samples the machine for as long as the `with` block lasts.
 
     `usable_cores` is what 100 % of `cpu_utilisation_percent` means: the cores' worth of time the
     process is granted, which a control group may make smaller than the cores it may run on. What
@@ -56,17 +92,20 @@ class Telemetry:
         *,
         every_s: float = EVERY_S,
         reader: Reader | None = None,
-        gpu: GpuReader | None = None,
+        meters: Sequence[Meter] = (),
     ) -> None:
         self.readings: list[Reading] = []
-        self._gpu = gpu
-        self._gpu_percent: list[float | None] = []  # one for each reading
+        self.sampled: dict[str, list[tuple[float, float]]] = {}
+        """What the meters said, by name, as (reading of `time.perf_counter()`, value)."""
+        self.meters = tuple(meters)
+        self._devices: dict[str, str] = {}
         self._log = log
         self._usable_cores = usable_cores
         self._every_s = every_s
         self._reader = reader or HostReader()
         self._sent = 0
-        self._sampled = 0.0
+        self._sent_of: dict[str, int] = {}
+        self._sampled_at = 0.0
         self._cost_s = 0.0
         self._failure: Exception | None = None
         self._stop = threading.Event()
@@ -90,15 +129,16 @@ class Telemetry:
                 raise self._failure
             error.add_note(f"telemetry had failed before: {self._failure!r}")
             return
-        # A last span of some milliseconds would show little but the ticks the kernel counts in.
-        if len(self.readings) < 2 or time.perf_counter() - self._sampled > self._every_s / 5:
-            self._sample()
+        # A last span of some milliseconds would show little but the ticks the kernel counts in;
+        # the meters are asked in any case, so that the end of the run lies between two readings.
+        late = time.perf_counter() - self._sampled_at > self._every_s / 5
+        self._sample(processors=late or len(self.readings) < 2)
         self._send()
-        first, last = self.readings[0], self.readings[-1]
-        if last.time_s > first.time_s:
-            share = self._cost_s / (last.time_s - first.time_s)
-            figure = Figure(value=share, unit="cores", n=len(self.readings))
-            self._log.figure("telemetry_cpu_share", figure)
+        self._say_cost()
+
+    def points(self, name: str, start: float, end: float) -> Points:
+        """What was read of a quantity between two readings of `time.perf_counter()`."""
+        return [(t, v) for t, v in self.sampled.get(name, ()) if start <= t <= end]
 
     def check_host(self, start: float, end: float) -> float | None:
         """Share of the processors that others used between two readings of `time.perf_counter()`,
@@ -117,20 +157,49 @@ class Telemetry:
         if cpu is None:
             return
         self._log.figure(CPU, Figure(value=cpu, unit="%", method="processor seconds over cores"))
-        times = [r.time_s for r in self.readings]
-        pairs = zip(times, self._gpu_percent, strict=True)
-        gpu = [(t, p) for t, p in pairs if p is not None and start < t <= end]
+        gpu = [(t, p) for t, p in self.sampled.get(GPU, ()) if start < t <= end]
         if gpu:
             mean = math.fsum(p for _, p in gpu) / len(gpu)
             self._log.figure(GPU, Figure(value=mean, unit="%", n=len(gpu), method="NVML"))
         if self._gpu is not None:
             self._log.curve(utilisation_curve(GPU, gpu, start))
             return
+        times = [r.time_s for r in self.readings]
         used = [r.tree_cpu_s for r in self.readings]
         series = percent_series(CPU, times, used, self._usable_cores)
-        points = zip(series.times_s, series.values, strict=True)
-        within = [(t, v) for t, v in points if start < t <= end]
+        pairs = zip(series.times_s, series.values, strict=True)
+        within = [(t, v) for t, v in pairs if start < t <= end]
         self._log.curve(utilisation_curve(CPU, within, start))
+
+    def keep_energy(self, windows: Sequence[Window], samples: int | None) -> None:
+        """Log the energy and power of `windows`, whose `start_s` are readings of
+        `time.perf_counter()`, in which `samples` were processed; None where none are counted. To be
+        asked after the block."""
+        gpu = self._gpu
+        found = energy(
+            self.sampled,
+            [(w.start_s, w.start_s + w.elapsed_s) for w in windows],
+            samples,
+            gpu_needs=self._gpu_needs(gpu),
+            every_s=self._every_s,
+            missing={k: v for meter in self.meters for k, v in meter.missing.items()},
+        )
+        for name, figure in found.figures.items():
+            self._log.figure(name, figure)
+        for unmeasured in found.unmeasured:
+            self._log.unmeasured(unmeasured)
+        for warning in found.warnings:
+            self._log.warning(warning)
+
+    @property
+    def _gpu(self) -> Meter | None:
+        return next((m for m in self.meters if m.device == "gpu"), None)
+
+    def _gpu_needs(self, gpu: Meter | None) -> Need | None:
+        if gpu is None:
+            return None
+        named = (getattr(gpu, part, "") for part in ("name", "generation", "power"))
+        return needed(*named)
 
     def _run(self) -> None:
         try:
@@ -141,100 +210,63 @@ class Telemetry:
         except Exception as error:  # raised again by __exit__, in the thread that can act on it
             self._failure = error
 
-    def _sample(self) -> None:
+    def _sample(self, *, processors: bool = True) -> None:
         before = time.thread_time()
-        self._sampled = time.perf_counter()
-        self.readings.append(self._reader.read())
-        self._gpu_percent.append(self._gpu.percent() if self._gpu else None)
+        self._sampled_at = time.perf_counter()
+        if processors:
+            self.readings.append(self._reader.read())
+        for meter in self.meters:
+            now = time.perf_counter()
+            for name, value in meter.read().items():
+                self.sampled.setdefault(name, []).append((now, value))
+                self._devices[name] = meter.device
         self._cost_s += time.thread_time() - before
 
     def _send(self) -> None:
         """What has been read since the last chunk; spans begin at the chunk's predecessor."""
         before = time.thread_time()
         new = self.readings[self._sent :]
-        if not new:
-            return
         spans = self.readings[max(0, self._sent - 1) :]
-        gpu = list(zip(new, self._gpu_percent[self._sent :], strict=True))
         self._sent = len(self.readings)
-        own = [r.tree_cpu_s for r in spans], self._usable_cores
-        everyone = [r.host_busy_s for r in spans], self._reader.host_cores
         times = [r.time_s for r in spans]
-        for name, (counter, cores) in (
-            (CPU, own),
-            ("host_cpu_percent", everyone),
+        for name, counter, cores in (
+            (CPU, [r.tree_cpu_s for r in spans], self._usable_cores),
+            ("host_cpu_percent", [r.host_busy_s for r in spans], self._reader.host_cores),
         ):
             series = percent_series(name, times, counter, cores)
             if series.times_s:
                 self._log.series(series)
-        known = [(r.time_s, p) for r, p in gpu if p is not None]
-        if known:
+        if new:
             self._log.series(
                 Series(
-                    name=GPU,
-                    device="gpu",
-                    times_s=tuple(t for t, _ in known),
-                    values=tuple(p for _, p in known),
+                    name="resident_bytes",
+                    times_s=tuple(r.time_s for r in new),
+                    values=tuple(float(r.resident_bytes) for r in new),
                 )
             )
-        self._log.series(
-            Series(
-                name="resident_bytes",
-                times_s=tuple(r.time_s for r in new),
-                values=tuple(float(r.resident_bytes) for r in new),
-            )
-        )
+        for name, points in self.sampled.items():
+            fresh = len(points) - self._sent_of.get(name, 0)
+            self._sent_of[name] = len(points)
+            if fresh and (
+                one := series_of(
+                    name, points, fresh, device=self._devices[name], first=points[0][1]
+                )
+            ):
+                self._log.series(one)
         self._cost_s += time.thread_time() - before
 
-
-def percent_series(
-    name: str, times_s: Sequence[float], counter_s: Sequence[float], cores: float
-) -> Series:
-    """The growth of a counter of processor seconds as a percentage of `cores`, a value for each
-    span between neighbouring readings at the time of its end; spans of no length are left out."""
-    points = [
-        (end, 100 * max(0.0, b - a) / (end - start) / cores)
-        for (start, end), (a, b) in zip(pairwise(times_s), pairwise(counter_s), strict=True)
-        if end > start
-    ]
-    return Series(
-        name=name, times_s=tuple(t for t, _ in points), values=tuple(v for _, v in points)
-    )
-
-
-def cpu_percent(
-    readings: Sequence[Reading], cores: float, start: float, end: float
-) -> float | None:
-    """Processor time of this process tree between `start` and `end` as a percentage of `cores`;
-    the counter is interpolated between readings. None for a span of no length."""
-    times = [r.time_s for r in readings]
-    start, end = max(start, times[0]), min(end, times[-1])
-    if end <= start:
-        return None
-    first, last = np.interp([start, end], times, [r.tree_cpu_s for r in readings])
-    return max(0.0, 100 * float(last - first) / (end - start) / cores)
-
-
-def utilisation_curve(name: str, points: Sequence[tuple[float, float]], start: float) -> Curve:
-    """A percentage against the seconds since `start`, as means of neighbours where there are more
-    points than anyone can see."""
-    several = max(1, -(-len(points) // MOST_IN_CURVE))
-    groups = [points[i : i + several] for i in range(0, len(points), several)]
-    return Curve(
-        name=name,
-        x_name="seconds",
-        x=tuple(g[-1][0] - start for g in groups),
-        y=tuple(math.fsum(v for _, v in g) / len(g) for g in groups),
-    )
-
-
-def others_share(readings: Sequence[Reading], cores: int, start: float, end: float) -> float | None:
-    """Share (0 to 1) of `cores` processors that was not this process tree's work, yet work, between
-    `start` and `end`; counters are interpolated between readings. None for a span of no length."""
-    times = [r.time_s for r in readings]
-    start, end = max(start, times[0]), min(end, times[-1])
-    if end <= start:
-        return None
-    others = [r.cores_busy_s - r.tree_cpu_s for r in readings]
-    first, last = np.interp([start, end], times, others)
-    return max(0.0, float(last - first) / (end - start) / cores)
+    def _say_cost(self) -> None:
+        first, last = self.readings[0], self.readings[-1]
+        n = len(self.readings)
+        if last.time_s > first.time_s:
+            share = self._cost_s / (last.time_s - first.time_s)
+            self._log.figure("telemetry_cpu_share", Figure(value=share, unit="cores", n=n))
+        used_s = last.tree_cpu_s - first.tree_cpu_s
+        if used_s > 0:
+            percent = Figure(
+                value=100 * self._cost_s / used_s,
+                unit="%",
+                n=n,
+                method=f"of the run's processor time, a reading every {self._every_s:g} s",
+            )
+            self._log.figure("telemetry_cpu_percent", percent)

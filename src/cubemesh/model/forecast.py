@@ -19,6 +19,8 @@ class MemoryForecast:
     workspace_bytes: int
     """Temporaries alive beside them."""
     input_bytes: int
+    library_bytes: int = 0
+    """What libraries keep for themselves all the time."""
 
     @property
     def total_bytes(self) -> int:
@@ -30,4 +32,5 @@ class MemoryForecast:
             + self.activation_bytes
             + self.workspace_bytes
             + self.input_bytes
+            + self.library_bytes
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cubemesh.model.machine import Software
+from cubemesh.model.machine import Software, Unknown
 from cubemesh.model.outcome import Outcome, Status
 from cubemesh.model.plain import digest
 from cubemesh.model.spec import RunSpec
@@ -145,6 +145,8 @@ class RunRecord:
     artifacts: Mapping[str, str] = field(default_factory=dict)
     """Files kept beside the record, by name."""
     warnings: tuple[Warning, ...] = ()
+    unmeasured: tuple[Unknown, ...] = ()
+    """What was to be measured and could not be, and why: energy where no sensor can be read."""
     environment: Environment | None = None
     """Where the worker ran in another Python than the runner's; None is the machine's software."""
     schema: int = SCHEMA

@@ -24,7 +24,7 @@ Optimizer = Literal["sgd", "rmsprop", "adam", "adamw", "lars"]
 LossScale = Literal["dynamic"] | float
 CompileBy = Literal["network", "segment"]
 Device = Literal["auto", "cpu", "cuda"]
-Operation = Literal["matrix_product", "copy"]
+Operation = Literal["matrix_product", "copy", "host_to_device", "device_to_host", "disk_read"]
 
 
 def _at_least(owner: object, low: float, *names: str) -> None:
@@ -109,11 +109,35 @@ class Ceiling:
     kind: Literal["ceiling"] = "ceiling"
     operation: Operation = "matrix_product"
     size: int | None = None
-    """Matrix side in elements, or bytes of a copy; None is found by doubling until the rate
-    stops growing."""
+    """Matrix side in elements, or bytes of a copy or file; None is found by doubling until the rate
+    stops growing, for a matrix product among known shapes too."""
+    shape: tuple[int, int, int] | None = None
+    """Of a matrix product: rows, columns and the inner length, m, n, k; None is square or found."""
+    pinned: bool = True
+    """Of a copy between host and device: whether the host's memory is page-locked; `false` is
+    pageable memory, as NumPy gives it."""
+    folder: str | None = None
+    """Of `disk_read`: the folder whose disk is read, by a file that is gone afterwards."""
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "size")
+        if self.shape is not None and (
+            self.operation != "matrix_product" or self.size is not None or min(self.shape) < 1
+        ):
+            raise UsageError(
+                f"shape={','.join(map(str, self.shape))} does not fit: it is m,n,k of a "
+                "matrix_product, each 1 or more, and stands in place of size."
+            )
+        if (self.operation == "disk_read") != (self.folder is not None):
+            raise UsageError(
+                f"operation={self.operation} with folder={self.folder} does not fit: disk_read "
+                "needs a folder on the disk it is to read, and nothing else takes one."
+            )
+        if not self.pinned and self.operation not in ("host_to_device", "device_to_host"):
+            raise UsageError(
+                f"pinned=false goes with host_to_device and device_to_host, and the operation is "
+                f"{self.operation}. Leave it out."
+            )
 
 
 Work = TrainSteps | Forward | Train | Ceiling
@@ -157,6 +181,9 @@ class ProgramSettings:
     data_on: DataOn = "host"
     """`host`: every batch is copied to the device, as document 001 did; `device`: one batch lies
     there already."""
+    input_threads: int | None = None
+    """Threads that make minibatches ahead of the step; 0 makes each one inside the step, None is 0
+    for data that are ready in memory and one for each usable core for images to be decoded."""
     compile_by: CompileBy = "network"
     """What a compiler sees at once. `segment`: one part of the network after the other (a residual
     stage, say), so that the gradients of the last are complete while the first run backward."""
@@ -164,6 +191,7 @@ class ProgramSettings:
     """What the `null` framework plays; no other framework takes one."""
 
     def __post_init__(self) -> None:
+        _at_least(self, 0, "input_threads")
         if self.loss_scale is not None:
             self._check_loss_scale(self.loss_scale)
         if self.precision_of:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from cubemesh.measure.figures import figures
+from cubemesh.model.machine import Unknown
 from cubemesh.model.outcome import Outcome
 from cubemesh.model.plain import from_plain
 from cubemesh.model.record import (
@@ -84,6 +85,7 @@ def assemble(
         parts=tuple(_nouns(events, "part", Part)),
         series=tuple(dict.fromkeys(s.name for s in series)),
         warnings=tuple(dict.fromkeys(_nouns(events, "warning", Warning))),
+        unmeasured=tuple(dict.fromkeys(_nouns(events, "unmeasured", Unknown))),
     )
     return record, series
 

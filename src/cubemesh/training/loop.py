@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from cubemesh.data.base import Source
 from cubemesh.data.feed import Feed, in_order
+from cubemesh.data.pipeline import Batches
 from cubemesh.frameworks.base import Batch, Diverged, Program, Unsupported
 from cubemesh.measure.base import Log
 from cubemesh.measure.timer import Stopwatch
@@ -36,6 +38,7 @@ def train(
     work: Train,
     log: Log,
     data_on: DataOn = "host",
+    input_threads: int = 0,
 ) -> list[Window]:
     """Train `work.epochs` epochs with an evaluation after each, and tell the log what came of it.
 
@@ -43,22 +46,26 @@ def train(
     validation_accuracy by epoch. Figures, of the last epoch: accuracy, top5_accuracy where there
     are more than five classes, validation_loss. Diverged as soon as a loss that is read is not a
     finite number; UsageError where the batch is larger than the training data; Unsupported for
-    `data_on="device"`. Returns the measured windows.
+    `data_on="device"`. Minibatches are made ahead by `input_threads` threads. Returns the measured
+    windows.
     """
     if data_on == "device":
         raise Unsupported(
             "Training over epochs feeds every sample, so its batches are copied from the host one "
             "by one. Set data_on=host, or measure single steps with train_steps."
         )
-    feed = Feed(train_source, work.batch_per_device, work.seed)
+    feed = Feed(
+        train_source, work.batch_per_device, work.seed, threads=input_threads, epochs=work.epochs
+    )
     training = _Training(program=program, feed=feed, work=work, log=log)
     validation: list[Scored] = []
-    for epoch in range(1, work.epochs + 1):
-        training.run_epoch(epoch)
-        with log.phase("evaluate"):
-            validation.append(_evaluate(program, validation_source, epoch, work, log))
-        training.tell_curve()
-        _tell_curves(validation, log)
+    with closing(feed):
+        for epoch in range(1, work.epochs + 1):
+            training.run_epoch(epoch)
+            with log.phase("evaluate"), closing(_in_order(validation_source, feed)) as batches:
+                validation.append(_evaluate(program, batches, epoch, work, log))
+            training.tell_curve()
+            _tell_curves(validation, log)
     _tell_figures(validation[-1], validation_source.classes, log)
     return training.measured
 
@@ -83,7 +90,7 @@ class _Training:
 
     def run_epoch(self, epoch: int) -> None:
         """One pass over the training data."""
-        batches = self.feed.epoch(epoch - 1)
+        batches = self.feed
         sizes = window_sizes(self.feed.steps_per_epoch, self.work.epochs, first=epoch == 1)
         if epoch == 1:
             with self.log.phase("warm-up"):
@@ -152,21 +159,26 @@ def window_sizes(steps: int, epochs: int, *, first: bool = False) -> list[int]:
     return [steps // count + (n < steps % count) for n in range(count)]
 
 
-def _evaluate(program: Program, source: Source, epoch: int, work: Train, log: Log) -> Scored:
-    """Score every sample of `source`, in its order. Scores come to the host, so each batch is a
+def _in_order(source: Source, feed: Feed) -> Batches:
+    """All samples to validate on, made as those to train on are."""
+    return in_order(source, feed.batch_per_device, feed.threads)
+
+
+def _evaluate(program: Program, batches: Batches, epoch: int, work: Train, log: Log) -> Scored:
+    """Score every sample. Scores come to the host, so each batch is a
     step that waits, and all together are one window."""
     start = program.clock()
-    total, batches, samples = Scored(), 0, 0
-    for batch in in_order(source, work.batch_per_device):
+    total, steps, samples = Scored(), 0, 0
+    for batch in batches:
         total += score(program.evaluate(program.place(batch)), batch.labels)
-        batches += 1
+        steps += 1
         samples += batch.samples
     elapsed_s = program.clock() - start
     log.window(
         phase="evaluate",
         start=start,
         elapsed_s=elapsed_s,
-        steps=batches,
+        steps=steps,
         samples=samples,
         marks=(f"epoch-{epoch}",),
     )

@@ -18,6 +18,7 @@ from cubemesh.views.look import variable
 from cubemesh.views.page import Chip, chips
 from cubemesh.views.run_facts import PhaseShare
 from cubemesh.views.sparks import sparkline
+from cubemesh.views.timeline import Timeline, timeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,7 @@ class ShownRun:
     phases: tuple[tuple[PhaseShare, str], ...]
     """Each with the CSS variable of its colour."""
     small: tuple[SmallChart, ...]
+    timeline: Timeline | None
     chips: tuple[Chip, ...]
     traceback: str
 
@@ -65,7 +67,8 @@ def shown_run(record: RunRecord, series: Sequence[Series]) -> ShownRun:
             (phase, variable(_PHASE_COLOURS.get(phase.name, "c6")))
             for phase in run_facts.phase_shares(record)
         ),
-        small=tuple(_small(record, series)),
+        small=tuple(_small(record)),
+        timeline=timeline(record, series),
         chips=chips(record.warnings),
         traceback=wording.clean(str(record.outcome.facts.get("traceback", ""))),
     )
@@ -90,7 +93,7 @@ _PHASE_COLOURS: Mapping[str, str] = {
 }
 
 
-def _small(record: RunRecord, series: Sequence[Series]) -> list[SmallChart]:
+def _small(record: RunRecord) -> list[SmallChart]:
     charts = []
     steps = [window.step_s for window in record.measured]
     if len(steps) > 1:
@@ -98,26 +101,9 @@ def _small(record: RunRecord, series: Sequence[Series]) -> list[SmallChart]:
         note = f"{ends[0]} to {ends[1]}"
         svg = _steps_spark(steps, f"step time by window: {note}", width=220, height=48)
         charts.append(SmallChart(title="step time by window", svg=Markup(svg), note=note))
-    charts += [_sampled(one) for one in series]
     # What was sampled is drawn already, over the whole run.
     charts += [_curve(curve) for curve in record.curves if curve.name not in record.series]
     return [chart for chart in charts if chart.svg]
-
-
-def _sampled(series: Series) -> SmallChart:
-    title, unit = run_facts.series_name(series)
-    note = run_facts.series_note(series)
-    percent = unit == "%"
-    svg = sparkline(
-        series.values,
-        label=f"{title}: {note}",
-        width=220,
-        height=48,
-        low=0.0 if percent else None,
-        high=100.0 if percent else None,
-        area=True,
-    )
-    return SmallChart(title=title, svg=Markup(svg), note=note)
 
 
 def _curve(curve: Curve) -> SmallChart:

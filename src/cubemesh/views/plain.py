@@ -88,6 +88,7 @@ def record_json(record: RunRecord) -> dict[str, Any]:
             name: to_plain(getattr(record, name))
             for name in ("figures", "phases", "windows", "curves", "parts", "warnings", "ranks")
         },
+        "unmeasured": to_plain(record.unmeasured),
         "series": list(record.series),
         "artifacts": dict(record.artifacts),
         "machine_id": record.key.machine_id,

@@ -47,6 +47,7 @@ class TerminalProgress:
         self._running: RunSpec | None = None
         self._started = 0.0
         self._latest: RunProgress | None = None
+        self._told: set[str] = set()
         self._live: Progress | None = None
         self._task = TaskID(0)
 
@@ -118,13 +119,20 @@ class TerminalProgress:
         text = Text(f"  {self._finished}/{total}  ", style="dim")
         text.append(f"{wording.run_name(record.spec)}  ", style="not dim")
         result = wording.result_text(record) if record.ok else ""
-        text.append(
-            result or wording.outcome_text(record), style=f"not dim {outcome_style(record)}"
-        )
+        text.append(result or self._ending(record), style=f"not dim {outcome_style(record)}")
         if reused:
             text.append("  measured before")
         if record.warnings:
             text.append(f"  ! {len(record.warnings)}", style="not dim yellow")
+        return text
+
+    def _ending(self, record: RunRecord) -> str:
+        """How a run ended, with the reason; in two words where a line above has the same reason."""
+        text = wording.outcome_text(record)
+        short = wording.ENDINGS[record.outcome.status]
+        if text in self._told and text != short:
+            return f"{short}, for the same reason"
+        self._told.add(text)
         return text
 
     def time_left_s(self) -> float | None:

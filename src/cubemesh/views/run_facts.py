@@ -14,6 +14,22 @@ from cubemesh.model import RunRecord, Series
 from cubemesh.units import format_seconds
 from cubemesh.views import wording
 from cubemesh.views.plain import step_statistics
+from cubemesh.views.timeline import REASONS, throttle_text
+
+_NAMES: Mapping[str, str] = {
+    "mean_power_watts": "mean power",
+    "energy_joules_per_sample": "energy of a sample",
+    "samples_per_joule": "samples/s for each watt",
+    "gpu_power_watts": "GPU power",
+    "gpu_idle_watts": "GPU power before the run",
+    "cpu_package_watts": "CPU package power",
+    "dram_watts": "DRAM power",
+    "gpu_energy_joules": "GPU energy by counter",
+    "gpu_energy_integrated_joules": "GPU energy by integrated power",
+    "telemetry_cpu_share": "cost of sampling",
+    "telemetry_cpu_percent": "cost of sampling, of its processor time",
+}
+"""Figure → how it is called, where its own name does not read well."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +57,10 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
         for name, figure in record.figures.items()
         if name not in ("throughput_per_s", "step_s", "wall_s")
     ]
+    if "mean_power_watts" in record.figures:
+        covered = record.figures["mean_power_watts"].method
+        facts.append(("power and energy are of", wording.clean(covered)))
+    facts += [(wording.clean(u.what), wording.clean(u.why)) for u in record.unmeasured]
     facts.append(("wall time", format_seconds(record.elapsed_s)))
     facts.append(("started", wording.moment(record.started_utc)))
     devices = dict.fromkeys(
@@ -88,6 +108,8 @@ def phase_shares(record: RunRecord) -> tuple[PhaseShare, ...]:
 
 def series_note(series: Series) -> str:
     """From where to where a series goes, and over how long; "" where it holds no numbers."""
+    if series.name == REASONS:
+        return throttle_text(series.values)
     _, unit = series_name(series)
     known = [value for value in series.values if math.isfinite(value)]
     if not known:
@@ -97,6 +119,8 @@ def series_note(series: Series) -> str:
 
 
 _SERIES_UNITS: Mapping[str, str] = {
+    "_bytes_per_s": "bytes/s",
+    "_joules": "J",
     "_percent": "%",
     "_bytes": "bytes",
     "_watts": "W",
@@ -113,13 +137,16 @@ def series_name(series: Series) -> tuple[str, str]:
             name, unit = name.removesuffix(ending), known
     if unit == "bytes" and "memory" not in name:
         name += " memory"
-    where = "" if series.device == "host" else f", {series.device}"
+    told = series.device == "host" or name.startswith(series.device)
+    where = "" if told else f", {series.device}"
     rank = f", rank {series.rank}" if series.rank else ""
     return wording.clean(f"{wording.words(name)}{where}{rank}"), unit
 
 
 def _figure_name(name: str) -> str:
     """`peak_memory_bytes` reads "peak memory": the value carries the unit."""
+    if name in _NAMES:
+        return _NAMES[name]
     for ending in ("_flops_per_s", "_bytes_per_s", "_per_s", "_bytes", "_days", "_percent", "_s"):
         name = name.removesuffix(ending)
     return wording.words(name)

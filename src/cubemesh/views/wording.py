@@ -155,6 +155,8 @@ def run_name(spec: RunSpec) -> str:
     else:
         assert isinstance(work, Ceiling)
         parts = [f"{work.operation.replace('_', ' ')} ceiling"]
+        if not work.pinned:
+            parts.append("pageable")
         if work.size is not None:
             parts.append(f"size {work.size:,}")
     if spec.placement.devices > 1:
@@ -185,7 +187,12 @@ def outcome_text(record: RunRecord) -> str:
     return f"{ending}: {message}"
 
 
-_RESULTS = {"throughput_per_s": "", "rate_flops_per_s": "", "accuracy": "accuracy "}
+_RESULTS = {
+    "throughput_per_s": "",
+    "rate_flops_per_s": "",
+    "rate_bytes_per_s": "",
+    "accuracy": "accuracy ",
+}
 
 
 def result_text(record: RunRecord) -> str:

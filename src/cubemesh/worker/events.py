@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cubemesh.model.machine import Unknown
 from cubemesh.model.outcome import Outcome
 from cubemesh.model.plain import to_plain
 from cubemesh.model.record import Curve, Figure, Part, Phase, Window
@@ -46,8 +47,8 @@ class EventLog:
     """The `Log` of a worker (see measure/base.py), written to a rank's event file.
 
     Events are `{"event": NAME, "t": seconds, NAME: noun as plain data}` with the names phase,
-    window, figure (with "name"), curve, part, warning, series, outcome; `rank` (what this rank runs
-    on), `enter` (a phase begins) and `progress` carry fields of their own.
+    window, figure (with "name"), curve, part, warning, unmeasured, series, outcome; `rank` (what
+    this rank runs on), `enter` (a phase begins) and `progress` carry fields of their own.
     """
 
     def __init__(self, path: Path, rank: int, origin: float) -> None:
@@ -124,6 +125,10 @@ class EventLog:
     def warning(self, warning: Warning) -> None:
         """Say a warning."""
         self._noun("warning", warning)
+
+    def unmeasured(self, unknown: Unknown) -> None:
+        """Say what could not be measured."""
+        self._noun("unmeasured", unknown)
 
     def series(self, series: Series) -> None:
         """Say a chunk of samples."""

@@ -20,8 +20,8 @@ from cubemesh.errors import DataError, UsageError
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.base import Diverged, OutOfMemory, Unsupported
 from cubemesh.model.outcome import Outcome, Status
-from cubemesh.model.spec import NetworkWork, RunSpec, Train, TrainSteps
-from cubemesh.networks.memory import forecast, largest_batch
+from cubemesh.model.spec import NetworkWork, RunSpec
+from cubemesh.networks.memory import forecast, largest_batch, memory_settings
 from cubemesh.units import format_bytes
 
 TRACEBACK_LINES = 12
@@ -33,8 +33,9 @@ def outcome_of(
     *,
     limit_bytes: int | None,
     is_out_of_memory: Callable[[BaseException], bool],
+    device: str = "cpu",
 ) -> Outcome:
-    """The outcome that `error`, raised while a worker ran `spec`, amounts to.
+    """The outcome that `error`, raised while a worker ran `spec` on `device`, amounts to.
 
     `limit_bytes` is the memory the run was given, None where that is not known.
     """
@@ -43,7 +44,7 @@ def outcome_of(
     if isinstance(error, Diverged):
         return Outcome(status=Status.DIVERGED, message=str(error))
     if isinstance(error, (OutOfMemory, MemoryError)) or is_out_of_memory(error):
-        return _out_of_memory(error, spec, limit_bytes)
+        return _out_of_memory(error, spec, limit_bytes, device)
     framework = entry(spec.program.framework)
     if isinstance(error, ModuleNotFoundError) and error.name == framework.requires:
         return not_installed(spec.program.framework)
@@ -72,7 +73,9 @@ def _crashed(error: BaseException) -> Outcome:
     )
 
 
-def _out_of_memory(error: BaseException, spec: RunSpec, limit_bytes: int | None) -> Outcome:
+def _out_of_memory(
+    error: BaseException, spec: RunSpec, limit_bytes: int | None, device: str
+) -> Outcome:
     """Says what the run was forecast to need, what it had, and what the same forecast says fits."""
     facts: dict[str, object] = {"error": str(error)[:500]}
     had = ""
@@ -83,17 +86,14 @@ def _out_of_memory(error: BaseException, spec: RunSpec, limit_bytes: int | None)
     if not isinstance(work, NetworkWork):
         message = f"out of memory: {had}." if had else "out of memory."
         return Outcome(status=Status.OOM, message=message, facts=facts)
-    network = networks.build_for(work)
-    training = isinstance(work, (TrainSteps, Train))
-    optimizer = work.optimizer if isinstance(work, (TrainSteps, Train)) else "sgd"
-    precision = spec.program.precision
-    needs = forecast(network, work.batch_per_device, precision, optimizer, training)
+    network, settings = networks.build_for(work), memory_settings(spec, device)
+    needs = forecast(network, work.batch_per_device, **settings)
     needs_bytes = needs.total_bytes
     facts["forecast_bytes"] = needs_bytes
     sentence = f"out of memory: the forecast is {format_bytes(needs_bytes)}"
     if limit_bytes is None:
         return Outcome(status=Status.OOM, message=f"{sentence}.", facts=facts)
-    fits = largest_batch(network, limit_bytes, precision, optimizer, training)
+    fits = largest_batch(network, limit_bytes, **settings)
     if fits < work.batch_per_device:
         facts["largest_batch_that_fits"] = fits
         advice = f"a batch of {fits} should fit" if fits else "not even a batch of 1 should fit"

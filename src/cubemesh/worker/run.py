@@ -14,10 +14,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from cubemesh.data import input_threads
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.base import Capabilities, Unsupported, check_supported
 from cubemesh.model.outcome import Outcome, Status
-from cubemesh.model.spec import RunSpec
+from cubemesh.model.spec import NetworkWork, RunSpec
 from cubemesh.worker.events import EventLog, events_path
 from cubemesh.worker.job import Job
 from cubemesh.worker.limits import MemoryLimit
@@ -39,6 +40,7 @@ def run_job(job: Job) -> Outcome:
             job.spec,
             limit_bytes=known.limit_bytes,
             is_out_of_memory=known.is_out_of_memory,
+            device=known.device,
         )
     else:
         outcome = Outcome(status=Status.OK)
@@ -53,6 +55,7 @@ class _Known:
 
     limit_bytes: int | None = None
     is_out_of_memory: Callable[[BaseException], bool] = lambda error: False
+    device: str = "cpu"
 
 
 def _run(job: Job, log: EventLog, known: _Known) -> None:
@@ -67,11 +70,12 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
             f"devices={spec.placement.devices}: this version of cubemesh trains on one device at a "
             "time. Set devices=1."
         )
-    device = choose_device(spec, able)
+    device = known.device = choose_device(spec, able)
     usable_cores = job.usable_cores or len(os.sched_getaffinity(0))
     threads = spec.placement.threads or usable_cores
     log.started(host=socket.gethostname(), device=device, threads=threads)
-    known.limit_bytes, limited = _memory_limit(job, device, threads)
+    stacks = threads + _input_threads(spec, usable_cores)
+    known.limit_bytes, limited = _memory_limit(job, device, stacks)
     with limited:
         task = Task(
             spec=spec,
@@ -85,6 +89,13 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
         TASKS[spec.work.kind](task)
 
 
+def _input_threads(spec: RunSpec, usable_cores: float) -> int:
+    """The most there may be: training starts them once more to evaluate."""
+    if not isinstance(spec.work, NetworkWork):
+        return 0
+    return 2 * input_threads(spec.work.data, spec.program.input_threads, usable_cores)
+
+
 def choose_device(spec: RunSpec, able: Capabilities) -> str:
     """The device a supported spec runs on: the best the framework has, of the kind asked for."""
     wanted = spec.placement.device
@@ -92,11 +103,12 @@ def choose_device(spec: RunSpec, able: Capabilities) -> str:
 
 
 def _memory_limit(
-    job: Job, device: str, threads: int
+    job: Job, device: str, stacks: int
 ) -> tuple[int | None, AbstractContextManager[None]]:
     """The memory the run may take, where known, and what enforces it.
 
-    A GPU refuses by itself what it has not got; on the CPU the kernel would rather kill.
+    A GPU refuses by itself what it has not got; on the CPU the kernel would rather kill. `stacks`
+    are the threads there may be, whose stacks are allowed on top.
     """
     asked = job.spec.effort.memory_limit_bytes
     if device.split(":")[0] != "cpu":
@@ -116,4 +128,4 @@ def _memory_limit(
     # More than there is would end with a kill, not with a refusal.
     free_bytes = available_bytes()
     limit_bytes = free_bytes if asked is None else min(asked, free_bytes)
-    return limit_bytes, MemoryLimit(limit_bytes, threads)
+    return limit_bytes, MemoryLimit(limit_bytes, stacks)

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import cast
 
 from cubemesh import networks
-from cubemesh.data import Source, open_for
+from cubemesh.data import Source, disk, input_threads, open_for
 from cubemesh.data.base import Split
 from cubemesh.data.feed import Feed, placed_batches
 from cubemesh.data.sequences import Sequences
@@ -39,9 +39,9 @@ from cubemesh.frameworks.base import (
     ScalesLoss,
     Unsupported,
 )
+from cubemesh.frameworks.ceilings import try_out
 from cubemesh.measure.figures import figures
-from cubemesh.measure.gpu import open_gpu
-from cubemesh.measure.telemetry import Telemetry
+from cubemesh.measure.telemetry import Meter, Telemetry, idle_power, open_meters
 from cubemesh.measure.timer import Measured, measure
 from cubemesh.measure.validity import judge
 from cubemesh.model.record import Figure
@@ -85,6 +85,7 @@ def forward(task: Task) -> None:
 def train(task: Task) -> None:
     """Train over epochs, with an evaluation after each."""
     work, log = cast(Train, task.spec.work), task.log
+    meters = _meters(task)
     network = _network(work)
     with log.phase("data"):
         sources = _open(work, network, "train"), _open(work, network, "validation")
@@ -93,21 +94,34 @@ def train(task: Task) -> None:
         return next(Feed(sources[0], work.batch_per_device, work.seed).epoch(0))
 
     with _built(task, network, sample) as program:
-        with Telemetry(log, task.usable_cores, gpu=open_gpu(task.gpu_uuid)) as telemetry:
+        with Telemetry(log, task.usable_cores, meters=meters) as telemetry:
             started = time.perf_counter()
-            windows = train_epochs(program, *sources, work, log, task.spec.program.data_on)
+            windows = train_epochs(
+                program, *sources, work, log, task.spec.program.data_on, _input_threads(task)
+            )
             ended = time.perf_counter()
         telemetry.check_host(started, ended)
+        telemetry.keep_energy(windows, sum(w.samples for w in windows))
         for warning in judge(windows) if windows else ():
             log.warning(warning)
 
 
 def ceiling(task: Task) -> None:
-    """Measure the rate of one elementary operation."""
-    work = cast(Ceiling, task.spec.work)
+    """Measure the rate of one elementary operation: at its fastest, in the first moments, and as
+    it goes on. Reading a disk takes no framework: a scripted program alone plays it."""
+    work, program_settings = cast(Ceiling, task.spec.work), task.spec.program
+    meters = _meters(task)
     with task.log.phase("build"):
-        program = task.framework.build_ceiling(work, task.spec.program, task.device, task.threads)
-    measured = _timed(task, program, program.call, samples_per_step=1)
+        program: CeilingProgram
+        if work.operation == "disk_read" and program_settings.script is None:
+            program = disk.build(work)
+        else:
+            program = task.framework.build_ceiling(
+                work, program_settings, task.device, task.threads
+            )
+        trial = try_out(program)
+    measured, telemetry = _timed(task, meters, program, program.call, samples_per_step=1)
+    telemetry.keep_energy(measured.windows, None)
     calls = figures(measured.windows, wall_s=0.0)["throughput_per_s"]
     name, unit = RATES[program.unit]
     rate = Figure(
@@ -116,8 +130,21 @@ def ceiling(task: Task) -> None:
         low=None if calls.low is None else calls.low * program.work_per_call,
         high=None if calls.high is None else calls.high * program.work_per_call,
         n=calls.n,
+        method=program.what,
     )
     task.log.figure(name, rate)
+    best_s = min(trial.call_s, *(w.step_s for w in measured.windows))
+    fastest = Figure(
+        value=program.work_per_call / best_s,
+        unit=unit,
+        n=trial.groups + calls.n,
+        method=program.what,
+    )
+    task.log.figure(name.replace("rate", "fastest"), fastest)
+    if isinstance(program, disk.DiskRead):
+        if (doubt := program.doubt()) is not None:
+            task.log.warning(doubt)
+        program.close()
 
 
 TASKS: dict[str, Callable[[Task], None]] = {
@@ -131,22 +158,46 @@ TASKS: dict[str, Callable[[Task], None]] = {
 
 def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -> None:
     work, log = cast(NetworkWork, task.spec.work), task.log
+    meters = _meters(task)
     network = _network(work)
     with log.phase("data"):
-        feed = Feed(_open(work, network, "train"), work.batch_per_device, work.seed)
-    with _built(task, network, lambda: next(feed.epoch(0))) as program:
+        source = _open(work, network, "train")
+        threads = _input_threads(task)
+        feed = Feed(source, work.batch_per_device, work.seed, threads=threads)
+    with closing(feed), _built(task, network, lambda: next(feed.epoch(0))) as program:
         queue = step_of(program)
         batches = placed_batches(program, feed, task.spec.program.data_on)
 
         def step() -> None:
             queue(next(batches))
 
-        measured = _timed(task, program, step, samples_per_step=work.batch_per_device)
+        measured, telemetry = _timed(
+            task, meters, program, step, samples_per_step=work.batch_per_device
+        )
+        telemetry.keep_energy(measured.windows, sum(w.samples for w in measured.windows))
+        if task.spec.program.data_on == "host":
+            log.figure("input_wait_s", _input_wait(measured, feed))
         if isinstance(feed.source, Sequences):
             log.figure("tokens_per_s", _tokens(measured, feed.source))
         # Once, at the end: reading a loss waits for the device, and a loss that has stopped being
         # a number does not become one again.
         _check_loss(program)
+
+
+def _input_threads(task: Task) -> int:
+    """None are needed where one batch lies on the device for good."""
+    work, program = cast(NetworkWork, task.spec.work), task.spec.program
+    if program.data_on == "device":
+        return 0
+    return input_threads(work.data, program.input_threads, task.usable_cores)
+
+
+def _input_wait(measured: Measured, feed: Feed) -> Figure:
+    """What a step waited for its minibatch, in the mean; without threads, what making it took."""
+    steps = sum(w.steps for w in measured.windows)
+    waited_s = feed.waited_s(measured.started, measured.ended)
+    method = f"by {feed.threads} threads ahead of the step" if feed.threads else "made in the step"
+    return Figure(value=waited_s / steps, unit="s", n=steps, method=method)
 
 
 def _tokens(measured: Measured, source: Sequences) -> Figure:
@@ -161,14 +212,25 @@ def _tokens(measured: Measured, source: Sequences) -> Figure:
     )
 
 
+def _meters(task: Task) -> tuple[Meter, ...]:
+    """What is read beside the run. A GPU's power is read here already, before the run touches it:
+    where it has no work, that is its idle power."""
+    meters = open_meters(task.gpu_uuid)
+    idle = idle_power(meters)
+    if idle is not None:
+        task.log.figure("gpu_idle_watts", idle)
+    return meters
+
+
 def _timed(
     task: Task,
+    meters: Sequence[Meter],
     program: Program | CeilingProgram,
     step: Callable[[], None],
     samples_per_step: int,
-) -> Measured:
-    """Time `step`, with the host watched beside it."""
-    with Telemetry(task.log, task.usable_cores, gpu=open_gpu(task.gpu_uuid)) as telemetry:
+) -> tuple[Measured, Telemetry]:
+    """Time `step`, with the machine watched beside it."""
+    with Telemetry(task.log, task.usable_cores, meters=meters) as telemetry:
         measured = measure(
             step,
             program.synchronize,
@@ -179,7 +241,7 @@ def _timed(
         )
     telemetry.check_host(measured.started, measured.ended)
     telemetry.keep_utilisation(measured.started, measured.ended)
-    return measured
+    return measured, telemetry
 
 
 def _network(work: NetworkWork) -> Network:

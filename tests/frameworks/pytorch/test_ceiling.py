@@ -2,7 +2,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cubemesh.frameworks.base import monotonic_s  # noqa: E402
+from cubemesh.frameworks.base import Unsupported, monotonic_s  # noqa: E402
+from cubemesh.frameworks.ceilings import try_out  # noqa: E402
 from cubemesh.frameworks.pytorch import build_ceiling  # noqa: E402
 from cubemesh.frameworks.pytorch.ceiling import Copy, MatrixProduct  # noqa: E402
 from cubemesh.model.spec import Ceiling, ProgramSettings  # noqa: E402
@@ -42,3 +43,55 @@ def test_without_a_size_one_is_found():
     program = build_ceiling(Ceiling(), ProgramSettings(), "cpu", 2)
     assert program.work_per_call >= 2 * 512**3
     assert monotonic_s() - start < 30
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_product_has_the_shape_asked_for(transposed):
+    program = MatrixProduct((3, 5, 7), torch.float64, "cpu", transposed)
+    program.call()
+    assert program.work_per_call == 2 * 3 * 5 * 7
+    assert program._a.shape == (3, 7)
+    assert program._b.is_contiguous() is not transposed
+    assert torch.allclose(program._c, program._a @ program._b)
+    assert ("transposed" in program.what) is transposed
+    asked = build_ceiling(Ceiling(shape=(3, 5, 7)), ProgramSettings(), "cpu", 1)
+    assert asked.shape == (3, 5, 7)
+
+
+def test_a_cpu_has_no_link_to_itself():
+    with pytest.raises(Unsupported, match="host_to_device"):
+        build_ceiling(Ceiling(operation="host_to_device"), ProgramSettings(), "cpu", 1)
+
+
+def on_gpu(test):
+    reason = "PyTorch finds no GPU here"
+    return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason=reason)(test))
+
+
+@on_gpu
+@pytest.mark.parametrize("operation", ["host_to_device", "device_to_host"])
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_transfer_crosses_the_link(operation, pinned):
+    work = Ceiling(operation=operation, pinned=pinned, size=1 << 20)
+    program = build_ceiling(work, ProgramSettings(), "cuda:0", 1)
+    program.call()
+    program.synchronize()
+    host, there = program._source, program._target
+    if operation == "device_to_host":
+        host, there = there, host
+    assert (host.is_cuda, there.is_cuda) == (False, True)
+    assert host.is_pinned() is pinned
+    assert torch.equal(host, there.cpu())
+    assert program.work_per_call == 1 << 20
+
+
+@on_gpu
+@pytest.mark.parametrize(
+    ("name", "operation", "least"), [("H200", "matrix_product", 750e12), ("H200", "copy", 4.2e12)]
+)
+def test_an_h200_reaches_what_is_known_of_it(name, operation, least):
+    if name not in torch.cuda.get_device_name():
+        pytest.skip(f"this GPU is no {name}")
+    settings = ProgramSettings(precision="bf16")
+    program = build_ceiling(Ceiling(operation=operation), settings, "cuda:0", 1)
+    assert max(try_out(program).rate_per_s for _ in range(5)) >= least, program.what

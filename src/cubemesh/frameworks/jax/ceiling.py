@@ -1,10 +1,10 @@
 """How fast does this device multiply matrices, or copy memory, at best through JAX?
 
-A product of two square matrices of side n is 2 n³ operations; a copy of b bytes reads b and writes
-b. The result goes into an array that is donated for it, so no call asks for memory. Where the size
-is not given it doubles until the rate grows by less than 5 %; the fastest size is kept. Copies
-start at 256 MiB, beyond nearly all caches: it is memory that is asked about. Elements are random,
-because a GPU multiplies zeros faster than anything real.
+A product of (m × k) and (k × n) is 2 m n k operations; a copy of b bytes reads b and writes b. The
+result goes into an array that is donated for it, so no call asks for memory.
+`frameworks/ceilings.py` looks for the fastest size and shape where none is given. Elements are
+drawn from the normal distribution, because a GPU at its power limit multiplies zeros faster than
+anything real.
 """
 
 from __future__ import annotations
@@ -16,20 +16,32 @@ import jax.numpy as jnp
 import numpy as np
 
 from cubemesh.frameworks.base import CeilingProgram, monotonic_s
-from cubemesh.frameworks.ceilings import COPY_SIZES, fastest
+from cubemesh.frameworks.ceilings import (
+    COPY_GROWTH,
+    COPY_SIZES,
+    Shape,
+    check_operation,
+    fastest,
+    fastest_product,
+    shape_of,
+    shape_words,
+)
 from cubemesh.frameworks.jax.runtime import NUMERICS, Numerics, is_out_of_memory, prepare
 from cubemesh.model.spec import Ceiling, ProgramSettings
+from cubemesh.units import format_bytes
 
 
 class _Compiled:
     """What both operations share: a compiled function of sources and of the array to write to."""
 
-    def __init__(self, function: Callable[..., jax.Array], *sources: jax.Array) -> None:
+    def __init__(
+        self, target: jax.Array, function: Callable[..., jax.Array], *sources: jax.Array
+    ) -> None:
         self._sources = sources
         self._call = jax.jit(
             lambda target, *sources: function(*sources), donate_argnums=0, keep_unused=True
         )
-        self._target = jnp.zeros_like(sources[0])
+        self._target = target
 
     def call(self) -> None:
         """Queue the operation once."""
@@ -45,20 +57,23 @@ class _Compiled:
 
 
 class MatrixProduct(_Compiled):
-    """c = a b, all three `side` × `side`."""
+    """c = a b, with a (m, k) and b (k, n)."""
 
     unit = "FLOP/s"
 
-    def __init__(self, side: int, numerics: Numerics, device: jax.Device) -> None:
+    def __init__(self, shape: Shape, numerics: Numerics, device: jax.Device) -> None:
         random = np.random.default_rng(0)
+        m, n, k = shape
         a, b = (
-            jax.device_put(random.standard_normal((side, side), np.float32), device).astype(
+            jax.device_put(random.standard_normal(sides, np.float32), device).astype(
                 numerics.products
             )
-            for _ in range(2)
+            for sides in ((m, k), (k, n))
         )
-        self.work_per_call = 2.0 * side**3
-        super().__init__(lambda a, b: jnp.matmul(a, b, precision=numerics.precision), a, b)
+        self.work_per_call = 2.0 * m * n * k
+        self.what = f"{shape_words(shape)} (m × n × k)"
+        target = jnp.zeros((m, n), numerics.products, device=device)
+        super().__init__(target, lambda a, b: jnp.matmul(a, b, precision=numerics.precision), a, b)
 
 
 class Copy(_Compiled):
@@ -71,20 +86,25 @@ class Copy(_Compiled):
         drawn = np.random.default_rng(0).bytes(min(size_bytes, 1 << 20))
         source = np.resize(np.frombuffer(drawn, np.uint8), size_bytes)
         self.work_per_call = 2.0 * size_bytes
-        super().__init__(jnp.copy, jax.device_put(source, device))
+        self.what = f"{format_bytes(size_bytes)}, read plus written"
+        placed = jax.device_put(source, device)
+        super().__init__(jnp.zeros_like(placed), jnp.copy, placed)
 
 
 def build_ceiling(
     work: Ceiling, program: ProgramSettings, device: str, threads: int
 ) -> CeilingProgram:
     """The operation of `work` in the program's precision, at its size or at the fastest found."""
+    check_operation(work, {"matrix_product", "copy"}, "jax")
     place, numerics = prepare(device, threads), NUMERICS[program.precision]
     if work.operation == "copy":
-        sizes = COPY_SIZES
-        make: Callable[[int], CeilingProgram] = lambda size: Copy(size, place)  # noqa: E731
-    else:
-        sizes = (1 << 10, 1 << 14) if device != "cpu" else (1 << 9, 1 << 13)
-        make = lambda side: MatrixProduct(side, numerics, place)  # noqa: E731
-    if work.size is not None:
-        return make(work.size)
-    return fastest(make, *sizes, is_out_of_memory)
+        if work.size is not None:
+            return Copy(work.size, place)
+        return fastest(lambda size: Copy(size, place), *COPY_SIZES, is_out_of_memory, COPY_GROWTH)
+    asked = shape_of(work)
+    if asked is not None:
+        return MatrixProduct(asked, numerics, place)
+    sides = (1 << 10, 1 << 14) if device != "cpu" else (1 << 9, 1 << 13)
+    return fastest_product(
+        lambda shape: MatrixProduct(shape, numerics, place), sides, is_out_of_memory
+    )

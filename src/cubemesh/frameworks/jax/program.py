@@ -75,16 +75,25 @@ class JaxProgram:
         self._turn = jax.jit(self._turn_images)
 
     def place(self, batch: Batch) -> Placed:
-        """Copy to the device: first to memory of the placed batch's own, which a CPU computes from
-        as it lies and a GPU is sent; then, on the device, to the program's layout and type."""
-        return tuple(map(self._place, (*batch.inputs, batch.labels)))
+        """Copy to the device, then turn to the program's layout and type there. A CPU computes from
+        memory of the placed batch's own, as it lies; a GPU is sent the batch itself and waited for
+        until it has it, which spares the host a copy and the pages of it."""
+        on_cpu = self._device.platform == "cpu"
+        sent = [self._send(array, on_cpu) for array in (*batch.inputs, batch.labels)]
+        if not on_cpu:
+            jax.block_until_ready(sent)
+        return tuple(map(self._turned, sent))
 
-    def _place(self, array: Array) -> jax.Array:
-        if array.dtype.kind != "f":
-            return jax.device_put(_aligned_copy(array, np.int32), self._device)
-        images = jax.device_put(_aligned_copy(array), self._device)
-        converts = self._function.layout == "nhwc" or self._numerics.arrays != images.dtype
-        return self._turn(images) if converts else images
+    def _send(self, array: Array, on_cpu: bool) -> jax.Array:
+        dtype = array.dtype if array.dtype.kind == "f" else np.dtype(np.int32)
+        host = _aligned_copy(array, dtype) if on_cpu else np.ascontiguousarray(array, dtype)
+        return jax.device_put(host, self._device)
+
+    def _turned(self, sent: jax.Array) -> jax.Array:
+        if sent.dtype.kind != "f":
+            return sent
+        converts = self._function.layout == "nhwc" or self._numerics.arrays != sent.dtype
+        return self._turn(sent) if converts else sent
 
     def _turn_images(self, images: jax.Array) -> jax.Array:
         images = images.astype(self._numerics.arrays)
@@ -225,12 +234,12 @@ def make_forward(function: NetworkFunction) -> Any:
     return forward
 
 
-def _aligned_copy(array: Array, dtype: type | None = None) -> Array:
+def _aligned_copy(array: Array, dtype: np.dtype[Any]) -> Array:
     """A copy of `array` that XLA can compute from where it lies."""
-    dtype_ = np.dtype(dtype or array.dtype)
-    room = np.empty(array.size * dtype_.itemsize + _ALIGNMENT_BYTES, np.uint8)
+    size_bytes = array.size * dtype.itemsize
+    room = np.empty(size_bytes + _ALIGNMENT_BYTES, np.uint8)
     start = -room.ctypes.data % _ALIGNMENT_BYTES
-    copy = room[start : start + array.size * dtype_.itemsize].view(dtype_).reshape(array.shape)
+    copy = room[start : start + size_bytes].view(dtype).reshape(array.shape)
     np.copyto(copy, array)
     return copy
 

@@ -62,6 +62,7 @@ class KerasProgram:
 
     def __init__(self, request: BuildRequest) -> None:
         runtime.prepare(request.threads)
+        _check_fed(request.network)
         check_network(request.network, LOWERINGS, "keras")
         self.device = request.device
         self._network, self._work = request.network, request.work
@@ -183,6 +184,16 @@ class KerasProgram:
         """Drop the models and their arrays."""
         del self.model, self._judge, self._variables, self._pass
         self._loss = float("nan")
+
+
+def _check_fed(network: Network) -> None:
+    """Unsupported for a network that is not fed images and labels."""
+    fed = (*network.inputs, *network.targets)
+    if len(fed) != 2 or network.inputs[0].dtype != "float":
+        raise Unsupported(
+            f"keras feeds a network images and labels; {network.name} takes "
+            f"{', '.join(i.name for i in fed)}."
+        )
 
 
 def _cross_entropy(labels: Any, scores: Any) -> Any:

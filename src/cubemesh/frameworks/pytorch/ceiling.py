@@ -1,20 +1,32 @@
 """How fast does this device multiply matrices, or copy memory, at best through PyTorch?
 
-A product of two square matrices of side n is 2 n³ operations; a copy of b bytes reads b and writes
-b. Where the size is not given it doubles until the rate grows by less than 5 %; the fastest
-size is kept. Copies start at 256 MiB, beyond nearly all caches: it is memory that is asked about.
-Elements are random, because a GPU multiplies zeros faster than anything real.
+A product of (m × k) and (k × n) is 2 m n k operations; a copy within the device of b bytes reads b
+and writes b; one between host and device moves b across the link between them, from or to
+page-locked memory, or pageable memory, which the driver first copies to page-locked memory of its
+own. `frameworks/ceilings.py` looks for the fastest size and shape where none is given. Elements are
+normally distributed: what is multiplied decides how many transistors switch, and a GPU at its power
+limit multiplies zeros, or whole numbers, faster than anything real.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 
 from cubemesh.frameworks.base import CeilingProgram, monotonic_s
-from cubemesh.frameworks.ceilings import COPY_SIZES, fastest
+from cubemesh.frameworks.ceilings import (
+    COPY_GROWTH,
+    COPY_SIZES,
+    LINK_SIZES,
+    Shape,
+    check_operation,
+    fastest,
+    fastest_product,
+    shape_of,
+    shape_words,
+    try_out,
+)
 from cubemesh.frameworks.pytorch.runtime import (
     ARRAY_TYPES,
     NARROW_TYPES,
@@ -23,10 +35,11 @@ from cubemesh.frameworks.pytorch.runtime import (
     synchronize,
 )
 from cubemesh.model.spec import Ceiling, ProgramSettings
+from cubemesh.units import format_bytes
 
 
 class _OnDevice:
-    """What both operations share."""
+    """What all operations share."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -41,54 +54,111 @@ class _OnDevice:
 
 
 class MatrixProduct(_OnDevice):
-    """c = a b, all three `side` × `side`."""
+    """c = a b, with a (m, k) and b (k, n); `transposed` lays b out as a linear layer's weights are,
+    its columns one after the other."""
 
     unit = "FLOP/s"
 
-    def __init__(self, side: int, dtype: torch.dtype, device: str) -> None:
+    def __init__(
+        self, shape: Shape, dtype: torch.dtype, device: str, transposed: bool = False
+    ) -> None:
         super().__init__(device)
-        self.work_per_call = 2.0 * side**3
-        self._a, self._b = (torch.randn(side, side, dtype=dtype, device=device) for _ in range(2))
-        self._c = torch.empty_like(self._a)
+        m, n, k = self.shape = shape
+        self.work_per_call = 2.0 * m * n * k
+        self.what = f"{shape_words(shape)} (m × n × k{', b transposed' if transposed else ''})"
+        self._a = torch.randn(m, k, dtype=dtype, device=device)
+        b = torch.randn(*((n, k) if transposed else (k, n)), dtype=dtype, device=device)
+        self._b = b.t() if transposed else b
+        self._c = torch.empty(m, n, dtype=dtype, device=device)
 
     def call(self) -> None:
         """Queue one product."""
         torch.mm(self._a, self._b, out=self._c)
 
 
-class Copy(_OnDevice):
-    """A copy from one array of `size_bytes` to another."""
+class _Copying(_OnDevice):
+    """A copy of `_source` into `_target`."""
 
     unit = "byte/s"
+    work_per_call: float
+    what: str
+    _source: torch.Tensor
+    _target: torch.Tensor
+
+    def call(self) -> None:
+        """Queue one copy."""
+        self._target.copy_(self._source, non_blocking=True)
+
+
+class Copy(_Copying):
+    """A copy from one array of `size_bytes` to another on the same device."""
 
     def __init__(self, size_bytes: int, device: str) -> None:
         super().__init__(device)
         self.work_per_call = 2.0 * size_bytes
-        # Random once, then repeated: drawing 2 GiB would take a CPU half a minute.
-        drawn = torch.randint(0, 256, (min(size_bytes, 1 << 20),), dtype=torch.uint8, device=device)
-        self._source = drawn.repeat(math.ceil(size_bytes / len(drawn)))[:size_bytes]
+        self.what = f"{format_bytes(size_bytes)}, read plus written"
+        self._source = _random_bytes(size_bytes, device)
         self._target = torch.empty_like(self._source)
 
-    def call(self) -> None:
-        """Queue one copy."""
-        self._target.copy_(self._source)
+
+class Transfer(_Copying):
+    """A copy of `size_bytes` from the host to the device, or the other way."""
+
+    def __init__(self, size_bytes: int, device: str, *, to_device: bool, pinned: bool) -> None:
+        super().__init__(device)
+        self.work_per_call = float(size_bytes)
+        self.what = f"{format_bytes(size_bytes)}, {'pinned' if pinned else 'pageable'} host memory"
+        host = _random_bytes(size_bytes, "cpu")
+        host = host.pin_memory() if pinned else host
+        there = host.to(device)
+        self._source, self._target = (host, there) if to_device else (there, host)
+
+
+def _random_bytes(size_bytes: int, device: str) -> torch.Tensor:
+    """Random once, then repeated: drawing 2 GiB would take a CPU half a minute."""
+    drawn = torch.randint(0, 256, (min(size_bytes, 1 << 20),), dtype=torch.uint8, device=device)
+    return drawn.repeat(math.ceil(size_bytes / len(drawn)))[:size_bytes]
 
 
 def build_ceiling(
     work: Ceiling, program: ProgramSettings, device: str, threads: int
 ) -> CeilingProgram:
     """The operation of `work` in the program's precision, at its size or at the fastest found."""
+    on_gpu = torch.device(device).type == "cuda"
+    links = {"host_to_device", "device_to_host"} if on_gpu else set()
+    check_operation(work, {"matrix_product", "copy"} | links, "pytorch")
     prepare(device, program.precision, threads)
     torch.manual_seed(0)
-    on_gpu = torch.device(device).type == "cuda"
-    if work.operation == "copy":
-        sizes = COPY_SIZES
-        make: Callable[[int], CeilingProgram] = lambda size: Copy(size, device)  # noqa: E731
-    else:
+    if work.operation == "matrix_product":
         exact = ARRAY_TYPES.get(program.precision, torch.float32)
         dtype = NARROW_TYPES.get(program.precision, exact)
-        sizes = (1 << 10, 1 << 14) if on_gpu else (1 << 9, 1 << 13)
-        make = lambda side: MatrixProduct(side, dtype, device)  # noqa: E731
+        return _product(work, dtype, device, (1 << 10, 1 << 14) if on_gpu else (1 << 9, 1 << 13))
+    if work.operation == "copy":
+
+        def make(size: int) -> _Copying:
+            return Copy(size, device)
+
+    else:
+
+        def make(size: int) -> _Copying:
+            to_device = work.operation == "host_to_device"
+            return Transfer(size, device, to_device=to_device, pinned=work.pinned)
+
     if work.size is not None:
         return make(work.size)
-    return fastest(make, *sizes, is_out_of_memory)
+    sizes = COPY_SIZES if work.operation == "copy" else LINK_SIZES
+    return fastest(make, *sizes, is_out_of_memory, COPY_GROWTH)
+
+
+def _product(
+    work: Ceiling, dtype: torch.dtype, device: str, sides: tuple[int, int]
+) -> MatrixProduct:
+    """As asked for; else the fastest shape, b laid out in the faster way."""
+    asked = shape_of(work)
+    if asked is not None:
+        return MatrixProduct(asked, dtype, device)
+    plain = fastest_product(
+        lambda shape: MatrixProduct(shape, dtype, device), sides, is_out_of_memory
+    )
+    other = MatrixProduct(plain.shape, dtype, device, transposed=True)
+    return max(plain, other, key=lambda program: try_out(program).rate_per_s)

@@ -1,8 +1,8 @@
 """How fast does this CPU multiply matrices, or copy memory, at best through TensorFlow?
 
-A product of two square matrices of side n is 2 n³ operations; a copy of b bytes reads b and writes
-b. A result is a new array each time, as TensorFlow has it. `frameworks/ceilings.py` looks for the
-fastest size where none is given.
+A product of (m × k) and (k × n) is 2 m n k operations; a copy of b bytes reads b and writes b. A
+result is a new array each time, as TensorFlow has it. `frameworks/ceilings.py` looks for the
+fastest size and shape where none is given.
 """
 
 from __future__ import annotations
@@ -14,9 +14,19 @@ import numpy as np
 import tensorflow as tf
 
 from cubemesh.frameworks.base import CeilingProgram, monotonic_s
-from cubemesh.frameworks.ceilings import COPY_SIZES, fastest
+from cubemesh.frameworks.ceilings import (
+    COPY_GROWTH,
+    COPY_SIZES,
+    Shape,
+    check_operation,
+    fastest,
+    fastest_product,
+    shape_of,
+    shape_words,
+)
 from cubemesh.frameworks.tensorflow.runtime import NUMERICS, is_out_of_memory, prepare
 from cubemesh.model.spec import Ceiling, ProgramSettings
+from cubemesh.units import format_bytes
 
 
 class _Graph:
@@ -41,16 +51,18 @@ class _Graph:
 
 
 class MatrixProduct(_Graph):
-    """c = a b, all three `side` × `side`."""
+    """c = a b, with a (m, k) and b (k, n)."""
 
     unit = "FLOP/s"
 
-    def __init__(self, side: int, dtype: Any) -> None:
-        self.work_per_call = 2.0 * side**3
+    def __init__(self, shape: Shape, dtype: Any) -> None:
+        m, n, k = shape
+        self.work_per_call = 2.0 * m * n * k
+        self.what = f"{shape_words(shape)} (m × n × k)"
         random = np.random.default_rng(0)
         a, b = (
-            tf.cast(tf.constant(random.standard_normal((side, side), np.float32)), dtype)
-            for _ in range(2)
+            tf.cast(tf.constant(random.standard_normal(sides, np.float32)), dtype)
+            for sides in ((m, k), (k, n))
         )
         super().__init__(tf.matmul, a, b)
 
@@ -62,6 +74,7 @@ class Copy(_Graph):
 
     def __init__(self, size_bytes: int) -> None:
         self.work_per_call = 2.0 * size_bytes
+        self.what = f"{format_bytes(size_bytes)}, read plus written"
         # Random once, then repeated: drawing 2 GiB would take half a minute.
         drawn = np.random.default_rng(0).bytes(min(size_bytes, 1 << 20))
         source = tf.constant(np.resize(np.frombuffer(drawn, np.uint8), size_bytes))
@@ -72,14 +85,16 @@ def build_ceiling(
     work: Ceiling, program: ProgramSettings, device: str, threads: int
 ) -> CeilingProgram:
     """The operation of `work` in the program's precision, at its size or at the fastest found."""
+    check_operation(work, {"matrix_product", "copy"}, "tensorflow")
     prepare(threads)
     dtype = NUMERICS[program.precision].products
     if work.operation == "copy":
-        sizes = COPY_SIZES
-        make: Callable[[int], CeilingProgram] = Copy
-    else:
-        sizes = (1 << 9, 1 << 13)
-        make = lambda side: MatrixProduct(side, dtype)  # noqa: E731
-    if work.size is not None:
-        return make(work.size)
-    return fastest(make, *sizes, is_out_of_memory)
+        if work.size is not None:
+            return Copy(work.size)
+        return fastest(Copy, *COPY_SIZES, is_out_of_memory, COPY_GROWTH)
+    asked = shape_of(work)
+    if asked is not None:
+        return MatrixProduct(asked, dtype)
+    return fastest_product(
+        lambda shape: MatrixProduct(shape, dtype), (1 << 9, 1 << 13), is_out_of_memory
+    )

@@ -3,13 +3,12 @@
 A lowering is a function of the layer's settings, of where it stands (`Place`) and of its inputs.
 Values hold the batch on their first axis; images have their channels on the last (`nhwc`) or, where
 XLA compiles, on the second (`nchw`). It runs once, while the step is traced. Where XLA and
-TensorFlow's CPU kernels do not know the same operation, `Place.compiled` decides.
+TensorFlow's CPU kernels do not know the same operation, `Place.compiled` decides. Layers of
+sequences are in `sequence_lowerings.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,8 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from cubemesh.frameworks.base import Unsupported
-from cubemesh.frameworks.tensorflow.runtime import Numerics
+from cubemesh.frameworks.tensorflow.place import Lowering, Place
+from cubemesh.frameworks.tensorflow.sequence_lowerings import SEQUENCE_LOWERINGS
 from cubemesh.networks.layers import (
     Add,
     AveragePool,
@@ -34,68 +34,6 @@ from cubemesh.networks.layers import (
     ReLU,
     Shape,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """A layer in its network and program, as a lowering sees it."""
-
-    arrays: Mapping[str, Any]
-    """Parameters and state, by their role in the layer."""
-    shape: Shape
-    """Of one sample of the result, channels first."""
-    layout: str
-    numerics: Numerics
-    training: bool
-    compiled: bool
-    """Whether XLA compiles the step."""
-    seed: Callable[[], Any]
-    """Gives two integers of this layer and step's own."""
-    new_state: dict[str, Any] = field(default_factory=dict)
-    """Where a layer puts the state it updates, by role."""
-
-    @property
-    def format(self) -> str:
-        """TensorFlow's name of the layout."""
-        return self.layout.upper()
-
-    @property
-    def positions(self) -> tuple[int, int]:
-        """The axes of an image's height and width."""
-        return (1, 2) if self.layout == "nhwc" else (2, 3)
-
-    def channels(self, x: Any) -> int:
-        """The axis of the channels; of the features, where there is no image."""
-        return 3 if self.layout == "nhwc" and len(x.shape) == 4 else 1
-
-    def per_channel(self, array: Any, x: Any) -> Any:
-        """One value a channel, made to combine with `x`."""
-        shape = [1] * len(x.shape)
-        shape[self.channels(x)] = -1
-        return tf.reshape(array, shape)
-
-    def pad(self, x: Any, padding: Any, value: float = 0.0) -> Any:
-        """`x` with cells of `value` around the image: (before, after) for height and width."""
-        return tf.pad(x, self.around(padding), constant_values=tf.constant(value, x.dtype))
-
-    def around(self, padding: Any) -> list[list[int]]:
-        """(before, after) of height and width as TensorFlow wants it, for every axis."""
-        every = [[0, 0] for _ in range(4)]
-        for axis, (before, after) in zip(self.positions, padding, strict=True):
-            every[axis] = [before, after]
-        return every
-
-    def narrow(self, *arrays: Any) -> list[Any]:
-        """The arrays in the type that products are computed in."""
-        return [tf.cast(a, self.numerics.products) for a in arrays]
-
-    def wide(self, x: Any) -> Any:
-        """`x` in the type of statistics."""
-        return tf.cast(x, self.numerics.arrays)
-
-
-Lowering = Callable[..., Any]
-"""(layer, place, input, …) → result."""
 
 
 def _convolution(layer: Convolution, place: Place, x: Any) -> Any:
@@ -128,9 +66,13 @@ def _convolution(layer: Convolution, place: Place, x: Any) -> Any:
 
 
 def _linear(layer: Linear, place: Place, x: Any) -> Any:
+    """Positions of a sequence are rows of one product, as samples are."""
     x, weight = place.narrow(x, place.arrays["weight"])
-    y = tf.matmul(x, weight, transpose_b=True)  # the weight lies (out, in)
-    return tf.nn.bias_add(y, *place.narrow(place.arrays["bias"])) if layer.bias else y
+    rows = x if len(x.shape) == 2 else tf.reshape(x, [-1, x.shape[-1]])
+    y = tf.matmul(rows, weight, transpose_b=True)  # the weight lies (out, in)
+    if layer.bias:
+        y = tf.nn.bias_add(y, *place.narrow(place.arrays["bias"]))
+    return y if rows is x else tf.reshape(y, [*x.shape[:-1], layer.features])
 
 
 def _batch_norm(layer: BatchNorm, place: Place, x: Any) -> Any:
@@ -285,11 +227,12 @@ LOWERINGS: dict[type[Layer], Lowering] = {
     BatchNorm: _batch_norm,
     LocalResponseNorm: _response_norm,
     ReLU: lambda layer, place, x: tf.nn.relu(x),
-    Add: lambda layer, place, x, y: x + y,
+    Add: lambda layer, place, x, y: tf.add(*place.alike(x, y)),
     Concat: lambda layer, place, *values: tf.concat(values, place.channels(values[0])),
     Dropout: _dropout,
     Flatten: _flatten,
     MaxPool: _max_pool,
     AveragePool: _average_pool,
     GlobalAveragePool: _global_average_pool,
+    **SEQUENCE_LOWERINGS,
 }

@@ -1,6 +1,6 @@
 """How does a graph become a function that TensorFlow can trace and differentiate?
 
-    images ──nodes in their order──▶ value of each head, new state
+    images or tokens ──nodes in their order──▶ value of each head, new state
 
 The function walks over the nodes while it is traced; the traced graph holds the operations alone.
 The arrays are variables under the graph's names. Weights of convolutions lie (height, width, in,
@@ -9,14 +9,15 @@ out), as TensorFlow has them in either layout: `to_program` and `to_graph` turn 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from cubemesh.frameworks.base import Array, Unsupported, check_layers
-from cubemesh.frameworks.tensorflow.lowerings import LOWERINGS, Place
+from cubemesh.frameworks.base import PADDING, Array, Unsupported, check_layers
+from cubemesh.frameworks.tensorflow.lowerings import LOWERINGS
+from cubemesh.frameworks.tensorflow.place import Place
 from cubemesh.frameworks.tensorflow.runtime import Numerics
 from cubemesh.networks.graph import Network, Node
 from cubemesh.networks.layers import Convolution, LocalResponseNorm
@@ -26,8 +27,8 @@ SeedOf = Callable[[int], Any]
 
 
 class NetworkFunction:
-    """A network as functions of its variables, in one layout and precision. Unsupported when the
-    network is not one of images and labels, or has a layer that has no lowering."""
+    """A network as functions of its variables, in one layout and precision. Unsupported when it has
+    a layer that has no lowering."""
 
     def __init__(self, network: Network, layout: str, numerics: Numerics, compiled: bool) -> None:
         check_network(network, LOWERINGS, "tensorflow")
@@ -43,20 +44,20 @@ class NetworkFunction:
             shape = (*shape[2:], shape[1], shape[0])
         return tf.Variable(tf.zeros(shape, self.numerics.arrays), trainable=False)
 
-    def loss(self, images: Any, labels: Any, seed: SeedOf) -> Any:
+    def loss(self, inputs: Sequence[Any], labels: Any, seed: SeedOf) -> Any:
         """The weighted sum over the heads of the batch's mean cross entropy; the statistics take
         the batch in."""
-        values = self._run(self.network.nodes, images, seed)
+        values = self._run(self.network.nodes, inputs, seed)
         losses = [
             head.weight * self._cross_entropy(values[head.value], labels)
             for head in self.network.heads
         ]
         return losses[0] if len(losses) == 1 else tf.add_n(losses)
 
-    def scores(self, images: Any) -> Any:
-        """What the network says in evaluation, (batch, classes)."""
+    def scores(self, *inputs: Any) -> Any:
+        """What the network says in evaluation, (batch, …, classes)."""
         output = self.network.output
-        values = self._run(self.network.needed(output), images, None)
+        values = self._run(self.network.needed(output), inputs, None)
         return tf.cast(values[output], self.numerics.arrays)
 
     def to_program(self, name: str, array: Array) -> Array:
@@ -67,9 +68,11 @@ class NetworkFunction:
         """An array of the program's layout in the graph's."""
         return array.transpose(3, 2, 0, 1) if name in self._turned else array
 
-    def _run(self, nodes: tuple[Node, ...], images: Any, seed: SeedOf | None) -> dict[str, Any]:
+    def _run(
+        self, nodes: tuple[Node, ...], fed: Sequence[Any], seed: SeedOf | None
+    ) -> dict[str, Any]:
         """Every node's value; in training where there is a seed."""
-        values = {self.network.inputs[0].name: images}
+        values = {i.name: array for i, array in zip(self.network.inputs, fed, strict=True)}
         for i, node in enumerate(nodes):
             place = Place(
                 arrays={role: self.parameters[name] for role, name in node.parameters.items()}
@@ -88,18 +91,19 @@ class NetworkFunction:
         return values
 
     def _cross_entropy(self, scores: Any, labels: Any) -> Any:
+        """The mean over all labels but those of padding."""
         wide = tf.cast(scores, self.numerics.arrays)
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=wide)
-        return tf.reduce_mean(losses)
+        cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
+        if not self.network.targets[0].shape:
+            return tf.reduce_mean(cross_entropy(labels=labels, logits=wide))
+        counted = labels != PADDING
+        losses = cross_entropy(labels=tf.where(counted, labels, 0), logits=wide)
+        kept = tf.where(counted, losses, tf.zeros_like(losses))
+        return tf.reduce_sum(kept) / tf.cast(tf.math.count_nonzero(counted), wide.dtype)
 
 
 def check_network(network: Network, lowerings: Any, framework: str) -> None:
     """Unsupported for what `framework`, with these lowerings, cannot run."""
-    if len(network.inputs) != 1 or len(network.targets) != 1:
-        raise Unsupported(
-            f"{framework} feeds a network images and labels; {network.name} takes "
-            f"{', '.join(i.name for i in (*network.inputs, *network.targets))}."
-        )
     check_layers(network, lowerings, framework)
     for node in network.nodes:
         norm = node.layer

@@ -1,6 +1,6 @@
 """What is one training step in TensorFlow? A `tf.function` of a batch, over variables:
 
-    images, labels ──▶ forward, mean loss ──▶ tape's gradients ──▶ update ──▶ loss
+    inputs, labels ──▶ forward, mean loss ──▶ tape's gradients ──▶ update ──▶ loss
 
 It is traced at the first step of a batch size; from then on a call runs the graph, and returns when
 it is done. The weights stay in the variables they lie in, which the update writes over.
@@ -27,8 +27,8 @@ from cubemesh.frameworks.tensorflow.network import NetworkFunction
 from cubemesh.frameworks.tensorflow.optimizers import make_optimizer
 from cubemesh.frameworks.tensorflow.runtime import NUMERICS, prepare
 
-Placed = tuple[Any, Any]
-"""Images and labels, as tensors."""
+Placed = tuple[Any, ...]
+"""Images, or what else the network's inputs are, then labels, as tensors."""
 
 
 class TensorFlowProgram:
@@ -61,11 +61,14 @@ class TensorFlowProgram:
 
     def place(self, batch: Batch) -> Placed:
         """Copy to tensors of the program's layout and type, which `tf.constant` owns."""
-        images: Array = batch.images
-        if self._layout == "nhwc":
-            images = images.transpose(0, 2, 3, 1)
-        images = images.astype(self._numerics.arrays.as_numpy_dtype, copy=False)
-        return tf.constant(images), tf.constant(batch.labels)
+        return (*map(self._place, batch.inputs), tf.constant(batch.labels))
+
+    def _place(self, array: Array) -> Any:
+        """Images in the program's layout and type; tokens as they are."""
+        if array.dtype.kind == "f":
+            array = array.transpose(0, 2, 3, 1) if self._layout == "nhwc" else array
+            array = array.astype(self._numerics.arrays.as_numpy_dtype, copy=False)
+        return tf.constant(array)
 
     def train_step(self, placed: Placed) -> None:
         """Forward, backward and update."""
@@ -79,29 +82,31 @@ class TensorFlowProgram:
         self._check_loaded()
         self._loss = self._pass(*placed)
 
-    def _make_step(self, images: Any, labels: Any) -> Any:
+    def _make_step(self, *placed: Any) -> Any:
         assert self._optimizer is not None
         scale = self._numerics.loss_scale
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._weights)
-            loss = self._make_pass(images, labels)
+            loss = self._make_pass(*placed)
             scaled = loss if scale == 1 else scale * loss
-        gradients = tape.gradient(scaled, self._weights)
+        # Those of an embedding come as rows, and are updated like all others: as a whole.
+        gradients = list(map(tf.convert_to_tensor, tape.gradient(scaled, self._weights)))
         if scale != 1:
             gradients = [g / scale for g in gradients]
         self._optimizer.apply(gradients)
         return loss
 
-    def _make_pass(self, images: Any, labels: Any) -> Any:
+    def _make_pass(self, *placed: Any) -> Any:
+        *inputs, labels = placed
         count = self._passes.assign_add(1)
         return self._function.loss(
-            images, labels, lambda node: tf.stack([tf.constant(self._seed, tf.int64) + node, count])
+            inputs, labels, lambda node: tf.stack([tf.constant(self._seed, tf.int64) + node, count])
         )
 
     def evaluate(self, placed: Placed) -> Array:
-        """Scores (batch, classes) in float32, or float64 where the program computes in it."""
+        """Scores (batch, …, classes) in float32, or float64 where the program computes in it."""
         self._check_loaded()
-        scores: Array = self._scores(placed[0]).numpy()
+        scores: Array = self._scores(*placed[:-1]).numpy()
         return scores
 
     def loss(self) -> float:

@@ -1,0 +1,52 @@
+"""Which datasheet does a name mean? All of its words must be accounted for.
+
+A name is taken apart into words. Makers, sizes of memory, watts and clocks say nothing of the model
+and may be missing from a datasheet's names; every other word must be there, on both sides: "GTX
+1080 Ti" is no "GTX 1080", and "H100" alone is neither of its two forms.
+"""
+
+from __future__ import annotations
+
+import re
+
+from cubemesh.machines.catalogue.datasheet import Datasheet
+from cubemesh.machines.catalogue.load import datasheets
+
+_SAYS_NOTHING = re.compile(
+    r"nvidia|tesla|geforce|intel|r|tm|cpu|gpu|processor|\d|\d+(?:gb|gib|w|ghz|mhz)"
+)
+"""A single digit is a part of a clock ("2.20GHz") or of a system's name ("DGX-1")."""
+_FORMS = frozenset({"sxm", "sxm2", "sxm4", "sxm5", "pcie", "hbm2", "hbm2e", "hbm3", "gen5", "cts"})
+"""Words for a form, of which none that is not in the catalogue is faster than all that are."""
+
+
+def find(name: str) -> Datasheet | None:
+    """The datasheet of the very device that a driver, a kernel or a table calls `name`; None where
+    there is none, or where the name leaves open which form it is."""
+    given = _words(name)
+    matching = [
+        sheet
+        for sheet in datasheets().values()
+        if any(_means(given, _words(own), frozenset()) for own in sheet.named)
+    ]
+    return matching[0] if len(matching) == 1 else None
+
+
+def forms(name: str) -> tuple[Datasheet, ...]:
+    """The datasheets that `name` may mean: the one of `find`, else every form of the model it
+    names; none where the model is unknown."""
+    exact = find(name)
+    if exact is not None:
+        return (exact,)
+    given = _words(name)
+    return tuple(s for s in datasheets().values() if _means(given, _words(s.family), _FORMS))
+
+
+def _means(given: frozenset[str], own: frozenset[str], may_stand: frozenset[str]) -> bool:
+    """Whether all words of `own` are given, and the others say nothing or are in `may_stand`."""
+    rest = given - own - may_stand
+    return own <= given and all(_SAYS_NOTHING.fullmatch(word) for word in rest)
+
+
+def _words(name: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[a-z0-9]+", name.lower()))

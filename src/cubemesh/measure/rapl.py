@@ -1,0 +1,110 @@
+"""How much energy have the processors and their memory used? As RAPL counts it.
+
+Linux shows Intel's and AMD's running average power limit counters under /sys/class/powercap: a
+folder `intel-rapl:N` for each package (AMD's stand under that name too), inside it
+`intel-rapl:N:M` for its parts, each with a `name`, the energy so far in microjoules and the value
+after which that starts at nought again (Documentation/power/powercap/powercap.rst of the Linux
+kernel). The package's figure does not hold the memory's. Since 2020 only root may read them
+(CVE-2020-8694); a virtual machine mostly has none. What is missing is said, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path("/sys/class/powercap")
+PACKAGE, DRAM = "cpu_package_joules", "dram_joules"
+READABLE = "sudo chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj"
+
+
+@dataclass
+class _Zone:
+    """One counter, made one that only grows."""
+
+    file: Path
+    range_uj: int
+    last_uj: int
+    grown_uj: int = 0
+
+    def joules(self) -> float:
+        now = _number(self.file)
+        self.grown_uj += grown(self.last_uj, now, self.range_uj)
+        self.last_uj = now
+        return self.grown_uj / 1e6
+
+
+class RaplReader:
+    """Reads the energy of the packages and of their memory, joules since it was made, summed over
+    packages. `missing` says why where there is none."""
+
+    device = "host"
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self.missing: dict[str, str] = {}
+        self._zones: dict[str, list[_Zone]] = {}
+        found: dict[str, list[Path]] = {PACKAGE: [], DRAM: []}
+        for folder in _folders(root):
+            part = _part(folder)
+            if part:
+                found[part].append(folder)
+        for part, folders in found.items():
+            self._open(part, folders, root)
+
+    def read(self) -> dict[str, float]:
+        """Joules so far, by name."""
+        return {part: sum(z.joules() for z in zones) for part, zones in self._zones.items()}
+
+    def _open(self, part: str, folders: list[Path], root: Path) -> None:
+        if not folders:
+            self.missing[part] = _why_none(part, root)
+            return
+        try:
+            self._zones[part] = [
+                _Zone(
+                    file=folder / "energy_uj",
+                    range_uj=_number(folder / "max_energy_range_uj"),
+                    last_uj=_number(folder / "energy_uj"),
+                )
+                for folder in folders
+            ]
+        except PermissionError:
+            self.missing[part] = f"only root may read {folders[0]}/energy_uj"
+        except (OSError, ValueError) as error:
+            self.missing[part] = f"{folders[0]} cannot be read: {error}"
+
+
+def grown(before_uj: int, now_uj: int, range_uj: int) -> int:
+    """How far a counter has come that starts again at nought after `range_uj`; it is read often
+    enough to do so once at most."""
+    if now_uj >= before_uj:
+        return now_uj - before_uj
+    return range_uj - before_uj + now_uj
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    # A second driver (intel-rapl-mmio) may show the same package again: it is left out.
+    if root.is_dir():
+        yield from sorted(f for f in root.iterdir() if f.name.startswith("intel-rapl:"))
+
+
+def _part(folder: Path) -> str | None:
+    try:
+        name = (folder / "name").read_text().strip()
+    except OSError:
+        return None
+    if name.startswith("package"):
+        return PACKAGE
+    return DRAM if name == "dram" else None
+
+
+def _why_none(part: str, root: Path) -> str:
+    if not root.is_dir():
+        return f"{root} does not exist: a virtual machine or container without RAPL counters"
+    what = "package" if part == PACKAGE else "dram"
+    return f"there is no RAPL counter of the name {what} in {root}"
+
+
+def _number(file: Path) -> int:
+    return int(file.read_text())

@@ -1,0 +1,120 @@
+"""Datasheets are complete, sourced, and found by the names devices really have."""
+
+import pytest
+
+from cubemesh.errors import DataError
+from cubemesh.machines.catalogue import PRECISIONS, datasheets, find, forms, read_datasheets
+
+
+@pytest.mark.parametrize(
+    ("name", "id"),
+    [
+        ("NVIDIA H200", "h200-sxm-141gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm5-80gb"),
+        ("NVIDIA H100 PCIe", "h100-pcie-80gb"),
+        ("NVIDIA B200", "b200-192gb"),
+        ("Tesla V100-SXM2-16GB", "v100-sxm2-16gb"),
+        ("NVIDIA A100-SXM4-40GB", "a100-sxm4-40gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb"),
+        ("Tesla P100-PCIE-16GB", "p100-pcie-16gb"),
+        ("Tesla P100-SXM2-16GB", "p100-sxm2-16gb"),
+        ("NVIDIA GeForce GTX 1080", "gtx-1080"),
+        ("NVIDIA TITAN X (Pascal)", "titan-x-pascal"),
+        ("NVIDIA GeForce GTX TITAN X", "titan-x-maxwell"),
+        ("Tesla K80", "k80"),
+        ("Tesla K40m", "k40"),
+        ("Intel(R) Xeon(R) CPU E5-2698 v4 @ 2.20GHz", "xeon-e5-2698-v4"),
+        ("Intel(R) Xeon Phi(TM) CPU 7250 @ 1.40GHz", "xeon-phi-7250"),
+    ],
+)
+def test_a_device_is_found_by_what_its_driver_calls_it(name, id):
+    sheet = find(name)
+    assert sheet is not None
+    assert sheet.id == id
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "NVIDIA", "NVIDIA GeForce GTX 1080 Ti", "NVIDIA H100", "Tesla V100S-PCIE-32GB"),
+        *("NVIDIA H20", "NVIDIA GH200 480GB", "Intel(R) Xeon(R) Processor @ 2.50GHz", "P100X"),
+    ],
+)
+def test_what_is_not_in_the_catalogue_is_unknown(name):
+    assert find(name) is None
+
+
+def test_a_model_without_its_form_may_be_each_of_them():
+    assert {s.id for s in forms("P100")} == {"p100-pcie-16gb", "p100-sxm2-16gb"}
+    assert [s.id for s in forms("Tesla P100-SXM2-16GB")] == ["p100-sxm2-16gb"]
+    assert {s.id for s in forms("H100 80GB")} == {"h100-pcie-80gb", "h100-sxm5-80gb"}
+    assert forms("GTX 1080 Ti") == ()
+
+
+def test_every_name_of_every_datasheet_means_that_datasheet():
+    for sheet in datasheets().values():
+        for name in sheet.named:
+            assert find(name) == sheet, name
+
+
+def test_every_figure_has_a_source_and_a_plausible_size():
+    for sheet in datasheets().values():
+        assert all(figure.source for figure in sheet.figures.values())
+        peaks = [sheet.value(p) for p in PRECISIONS if sheet.value(p)]
+        assert peaks, sheet.id
+        assert all(5e11 < p < 1e16 for p in peaks), sheet.id
+        assert 5e10 < sheet.value("memory_bytes_per_s") < 1e13, sheet.id
+        base = sheet.value("fp32_at_base_clock")
+        assert base is None or base < sheet.value("fp32")
+
+
+def test_a_precision_without_a_unit_is_computed_in_another():
+    halves = find("GTX 1080").peak("fp16")
+    assert (halves.flops_per_s, halves.computed_in) == (9e12, "fp32")
+    assert find("H200").peak("bf16").flops_per_s == 989.4e12
+    assert find("Tesla V100-SXM2-16GB").peak("bf16") is None
+    assert find("H200").peak("sparse") is None
+
+
+GOOD = """
+[sources]
+a = "A"
+[x1]
+name = "X1"
+kind = "gpu"
+family = "X1"
+architecture = "First"
+named = ["X1"]
+[[x1.figures]]
+source = "a"
+fp32 = 1e12
+"""
+
+
+def test_a_table_of_ones_own_is_read():
+    sheet = read_datasheets(GOOD, "own.toml")["x1"]
+    assert sheet.peak("fp32").source == "A"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("fp32 = 1e12", "fp33 = 1e12", r"\[x1\]: unknown figure 'fp33'"),
+        ("fp32 = 1e12", 'fp32 = "fast"', "fp32 is 'fast' and must be a number"),
+        ("fp32 = 1e12", "fp32 = -1", "must be a number above 0"),
+        ("fp32 = 1e12", "fp32 = nan", "must be a number above 0"),
+        ('source = "a"', 'source = "b"', "source is 'b'"),
+        ('kind = "gpu"', 'kind = "abacus"', "must be gpu or cpu"),
+        ('named = ["X1"]', "named = []", "at least one name"),
+        ('family = "X1"', "", "family must be a text"),
+        ('a = "A"', 'a = "A"\nb = "B"', "'b' is the source of no figure"),
+        ("[sources]", "[sources", "own.toml"),
+        ("[sources]", "[sauces]", r"\[sources\]"),
+        ("[x1]", "x2 = 3\n[x1]", r"\[sources\] of texts"),
+        ("fp32 = 1e12", "", "no \\[\\[figures"),
+        ("fp32 = 1e12", 'fp32 = 1e12\n[[x1.figures]]\nsource = "a"\nfp32 = 2', "given twice"),
+    ],
+)
+def test_what_does_not_fit_is_named(old, new, words):
+    with pytest.raises(DataError, match=words):
+        read_datasheets(GOOD.replace(old, new), "own.toml")
