@@ -16,6 +16,7 @@ from typing import Any, Literal, NoReturn, Protocol, runtime_checkable
 from numpy.typing import NDArray
 
 from cubemesh.errors import UsageError, unknown_name
+from cubemesh.frameworks.exchange import Bucket, Exchange, Group
 from cubemesh.model.spec import Ceiling, NetworkWork, Placement, ProgramSettings, RunSpec
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Layer
@@ -71,31 +72,6 @@ class Batch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bucket:
-    """Neighbouring gradients that travel as one flat array. `gradients` is the framework's own
-    array; an exchange replaces its content by the mean over all ranks, in place."""
-
-    index: int
-    parameters: tuple[str, ...]
-    size_bytes: int
-    gradients: Any
-
-
-class Exchange(Protocol):
-    """How ranks come to the same gradients (parallel/ implements it)."""
-
-    name: str
-    capturable: bool
-    """Whether it can be recorded with the step into one graph."""
-
-    def ready(self, bucket: Bucket) -> None:
-        """The bucket's gradients are complete: the exchange may begin. Does not wait."""
-
-    def finish(self) -> None:
-        """Return when every bucket given since the last call holds its exchanged gradients."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Capabilities:
     """What a framework can do here, with this Python and this machine."""
 
@@ -106,8 +82,8 @@ class Capabilities:
     """Kind of device (`cpu`, `cuda`) → precisions it trains in there."""
     layouts: frozenset[str]
     optimizers: frozenset[str]
-    exchanges_gradients: bool = False
-    """Whether its programs call an exchange; False means one device only."""
+    exchanges: frozenset[str] = frozenset({"none"})
+    """Exchanges its programs can run under; `none` alone means one device only."""
     loss_scales: frozenset[str] = frozenset()
     """Ways to scale the loss in fp16 that can be chosen: `dynamic`, `static`."""
     precision_by_layer: bool = False
@@ -182,6 +158,15 @@ class Program(Protocol):
 
     def close(self) -> None:
         """Give memory and threads back."""
+
+
+@runtime_checkable
+class Distributes(Protocol):
+    """A framework whose programs train on several devices; others need not offer this."""
+
+    def join(self, device: str, timeout_s: float) -> Group:
+        """Meet the other ranks, as the launcher's environment names them (RANK, WORLD_SIZE,
+        MASTER_ADDR, MASTER_PORT). A rank that does not come within `timeout_s` is an error."""
 
 
 @runtime_checkable
@@ -312,13 +297,13 @@ def check_supported(spec: RunSpec, able: Capabilities) -> None:
     if program.layout not in able.layouts:
         hint = f"Set layout={min(able.layouts)}." if len(able.layouts) == 1 else ""
         _refuse("layout", program.layout, able.layouts, program.framework, hint)
-    if spec.placement.devices > 1 and not able.exchanges_gradients:
+    if spec.placement.devices > 1 and able.exchanges == {"none"}:
         raise Unsupported(
             f"{program.framework} trains on one device at a time; devices={spec.placement.devices} "
             "needs a framework that exchanges gradients. Set devices=1."
         )
-    if program.exchange != "none" and not able.exchanges_gradients:
-        _refuse("exchange", program.exchange, {"none"}, program.framework)
+    if program.exchange not in able.exchanges:
+        _refuse("exchange", program.exchange, able.exchanges, program.framework)
     if program.compile_by == "segment" and not able.compiles_segments:
         _refuse("compile_by", "segment", {"network"}, program.framework)
     optimizer = getattr(work, "optimizer", None)
