@@ -88,10 +88,45 @@ def jax(network: Network, request: BuildRequest, batch: Batch) -> Side:
     return Side(step=step, synchronize=wait)
 
 
+def tensorflow(
+    network: Network, request: BuildRequest, batch: Batch, compiled: bool = False
+) -> Side:
+    """Functions over variables, one traced step; on a CPU it returns when it is done."""
+    weights = network.draw(0)
+    step = importlib.import_module("handwritten_tensorflow").train_step(
+        network.name,
+        [weights[name] for name in network.parameters],
+        [weights[name] for name in network.state],
+        batch.images,
+        batch.labels,
+        rate=RATE,
+        momentum=MOMENTUM,
+        compiled=compiled,
+    )
+    return Side(step=step, synchronize=lambda: None)
+
+
+def keras(network: Network, request: BuildRequest, batch: Batch) -> Side:
+    """A functional model and `train_on_batch`."""
+    weights = network.draw(0)
+    step = importlib.import_module("handwritten_keras").train_step(
+        network.name,
+        [weights[name] for name in network.parameters],
+        batch.images,
+        batch.labels,
+        rate=RATE,
+        momentum=MOMENTUM,
+    )
+    return Side(step=step, synchronize=lambda: None)
+
+
 PEERS: dict[str, Peer] = {
     "pytorch": Peer(requires="torch", make=pytorch),
     "pytorch-compiled": Peer(requires="torch", make=lambda *of: pytorch(*of, compiled=True)),
     "jax": Peer(requires="jax", make=jax),
+    "tensorflow": Peer(requires="tensorflow", make=tensorflow),
+    "tensorflow-xla": Peer(requires="tensorflow", make=lambda *of: tensorflow(*of, compiled=True)),
+    "keras": Peer(requires="tensorflow", make=keras),  # which brings Keras
 }
 
 
@@ -159,7 +194,9 @@ def run(framework: str, name: str, samples: int, args: argparse.Namespace) -> Co
             network=name, batch_per_device=samples, learning_rate=RATE, momentum=MOMENTUM
         ),
         placement=Placement(),
-        program=ProgramSettings(framework=framework, precision=args.precision),
+        program=ProgramSettings(
+            framework=framework, precision=args.precision, layout=entry(framework).layout
+        ),
         exchange=exchanges.make("none"),
         device=args.device,
         threads=args.threads,

@@ -66,12 +66,13 @@ def wrong_way(room: str, source: str) -> list[str]:
 
 def heavy(path: Path, source: str) -> list[str]:
     """The imports of a worker's file that are not the standard library, numpy or psutil, nor the
-    framework in whose own folder or file it stands."""
+    framework (or decoder) in whose own folder or file it stands."""
     own = {
         "pytorch": {"torch"},
         "jax": {"jax"},
         "tensorflow": {"tensorflow"},
         "keras": {"keras", "tensorflow"},
+        "decode": {"PIL"},
     }
     parts = {p.removesuffix(".py") for p in path.relative_to(PACKAGE).parts}
     allowed = {"cubemesh", "numpy", "psutil"}.union(*(own[p] for p in parts & set(own)))

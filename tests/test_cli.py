@@ -44,6 +44,7 @@ def test_the_flags_are_frozen():
         "probe": ["--json"],
         "networks": ["--json"],
         "experiments": ["--json"],
+        "published": ["--above-peak", "--device", "--json", "--limit"],
         "run": ["--fresh", "--full", "--json", "--python", "--quick", "--set", "--store"],
         "results": ["--framework", "--json", "--limit", "--network", "--outcome", "--store"],
         "report": ["--charts", "--json", "--output", "--store"],
@@ -279,3 +280,19 @@ def test_the_quick_suite_on_a_machine_faster_than_any(tmp_path: Path):
     assert 2048 not in batches
     reduced = [w["cause"] for w in said["answers"][0]["warnings"] if w["code"] == "reduced"]
     assert "1,438 samples" in reduced[0]
+
+
+def test_published_figures_are_listed_with_their_share_of_the_peak():
+    told = document(cubemesh("published", "vgg19", "--device", "v100", "--json"))
+    assert told["kind"] == "published"
+    assert told["matching"] == len(told["figures"])
+    above = [f for f in told["figures"] if f["warning"]]
+    assert above
+    assert all(f["peak_share"] > 1 and "Winograd" in f["warning"]["cause"] for f in above)
+    shown = cubemesh("published", "vgg19", "--above-peak", "--limit", "3")
+    assert shown.returncode == 0
+    assert "119 !" in shown.stdout
+    assert "The first 3 are shown" in shown.stdout
+    wrong = cubemesh("published", "vgg19", "--device", "abacus")
+    assert wrong.returncode == 2
+    assert "'abacus' is not a device" in wrong.stderr

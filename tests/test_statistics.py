@@ -22,8 +22,11 @@ from cubemesh.statistics import (
     nested_throughput_interval,
     outliers,
     percentile,
+    student_t,
+    t_interval,
     throughput,
     throughput_interval,
+    trimmed_mean,
 )
 
 quick = settings(deadline=None, max_examples=40)
@@ -267,3 +270,34 @@ def test_a_noisy_but_steady_step_time_ends_the_warm_up_soon():
     rng = np.random.default_rng(0)
     steady = [is_steady(rng.lognormal(0, 0.2, 8)) for _ in range(300)]
     assert sum(steady) / 300 > 0.7
+
+
+@pytest.mark.parametrize(
+    ("freedom", "t"), [(1, 12.7062), (2, 4.30265), (3, 3.18245), (10, 2.22814), (100, 1.98397)]
+)
+def test_student_s_t_as_in_the_tables(freedom, t):
+    assert student_t(0.95, freedom) == pytest.approx(t, rel=1e-4)
+
+
+def test_t_falls_with_freedom_to_the_normal_distribution_s():
+    values = [student_t(0.95, f) for f in (1, 1.5, 2, 2.7, 10, 999, 1001)]
+    assert values == sorted(values, reverse=True)
+    assert values[-1] == pytest.approx(1.95996, rel=1e-5)
+    with pytest.raises(ValueError, match="below 1"):
+        student_t(0.95, 0.5)
+
+
+def test_t_intervals_cover_what_they_promise():
+    rng = np.random.default_rng(0)
+    covered = sum(
+        interval.low <= 5 <= interval.high
+        for interval in (t_interval(rng.normal(5, 2, 4)) for _ in range(1000))
+    )
+    assert 925 <= covered <= 975
+    with pytest.raises(ValueError, match="no spread"):
+        t_interval([1.0])
+
+
+def test_a_trimmed_mean_leaves_out_both_ends():
+    assert trimmed_mean([100, 1, 2, 3, -50]) == 2
+    assert trimmed_mean([1, 2, 6]) == 3

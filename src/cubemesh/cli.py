@@ -92,6 +92,25 @@ def experiments(
 
 
 @app.command()
+def published(
+    network: Annotated[str | None, typer.Argument(help="Only figures of this network.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Only devices whose name holds this text.")
+    ] = None,
+    above_peak: Annotated[
+        bool, typer.Option("--above-peak", help="Only figures above their device's peak.")
+    ] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="How many, the first ones.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What others published, and how much of their devices' peaks they reached."""
+    from cubemesh.views.published import published as shown
+
+    plain, table = shown(network, device, above_peak=above_peak, limit=limit)
+    _show(plain, as_json, table)
+
+
+@app.command()
 def run(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Experiments or suites.")],
     settings: Annotated[

@@ -1,4 +1,5 @@
 from cubemesh.experiments.beside import (
+    nearest_rows,
     nearest_table,
     published_line,
     published_note,
@@ -59,4 +60,15 @@ def test_nothing_measured_has_nothing_beside_it(record_of):
     for groups in ([], [Group(8, (failed,))]):
         found = published_sweep("resnet-50", groups)
         assert (found, published_line(found), published_note(found)) == ((), (), ())
-        assert nearest_table("resnet-50", groups) == ()
+        assert nearest_table(nearest_rows("resnet-50", groups)) == ()
+
+
+def test_published_rows_above_their_peak_are_shown_with_their_cause(record_of):
+    made = answer(record_of, 300.0, "vgg16")
+    table = made.tables[1]
+    shares = [row[[c.name for c in table.columns].index("of peak")] for row in table.rows]
+    above = [s for s in shares if (s.value or 0) > 100 or s.text.startswith("≥ 1")]
+    warnings = [w for w in made.warnings if w.code == "above-peak"]
+    assert above
+    assert len(warnings) == len(above)
+    assert all("Winograd" in w.cause for w in warnings)

@@ -1,16 +1,19 @@
+import dataclasses
+
 from cubemesh.experiments import Context, Scale
 from cubemesh.experiments.ask import ask
 from cubemesh.experiments.model_size import EXPERIMENT, Settings
 from cubemesh.experiments.settings import request
 from cubemesh.machines import probe
-from cubemesh.model import ProgramSettings, RunSpec, TrainSteps
+from cubemesh.model import Figure, ProgramSettings, RunSpec, TrainSteps
 from cubemesh.results import Store
 from cubemesh.runs import Executor
 
 
 def test_full_settings_are_the_documents(machine, play, record_of):
     context = Context(machine=machine, scale=Scale.FULL)
-    asked, sent = play(EXPERIMENT.plan(Settings(), context), record_of)
+    settings = Settings(ceiling=False)
+    asked, sent = play(EXPERIMENT.plan(settings, context), record_of)
     assert [s.work.network for s in asked] == ["little-cnn", "resnet-50", "vgg16"]
     assert {(s.work.image_size, s.batch_per_device, s.effort.steps) for s in asked} == {
         (224, 32, 960)
@@ -19,7 +22,8 @@ def test_full_settings_are_the_documents(machine, play, record_of):
 
 
 def test_a_cpu_takes_less_and_says_so(machine, play, record_of):
-    asked, sent = play(EXPERIMENT.plan(Settings(), Context(machine=machine)), record_of)
+    settings = Settings(ceiling=False)
+    asked, sent = play(EXPERIMENT.plan(settings, Context(machine=machine)), record_of)
     assert {(s.work.image_size, s.batch_per_device) for s in asked} == {(80, 4)}
     (warning,) = EXPERIMENT.answer(Settings(), sent).warnings
     assert "minibatch 4 for 32" in warning.cause
@@ -67,6 +71,7 @@ def test_a_run_for_real_samples_utilisation_over_time(tmp_path):
     """The scripted framework on the real clock: the sampler, the record and the chart are real."""
     texts = {
         "networks": "little-cnn",
+        "ceiling": "false",
         "framework": "null",
         "script": "step=0.01,real=1",
         "seconds": "1.2",
@@ -84,3 +89,16 @@ def test_a_run_for_real_samples_utilisation_over_time(tmp_path):
     (line,) = answered.answer.charts[1].lines
     assert len(line.points) >= 1
     assert all(0 < p.x <= 2 for p in line.points)
+
+
+def test_ceilings_come_first_and_shares_of_them_stand_in_the_table(machine, play, record_of):
+    context = Context(machine=machine)
+    asked, sent = play(EXPERIMENT.plan(Settings(networks=("resnet-50",)), context), record_of)
+    assert [getattr(s.work, "operation", "") for s in asked] == ["matrix_product", "copy", ""]
+    known = {"mfu_percent": Figure(value=41.0, unit="%")}
+    sent[-1] = dataclasses.replace(sent[-1], figures={**sent[-1].figures, **known})
+    answer = EXPERIMENT.answer(Settings(), sent)
+    (table,) = answer.tables
+    assert table.columns[-1].name == "MFU"
+    assert [row[-1].value for row in table.rows] == [41.0]
+    assert any("dense peak" in note for note in answer.notes)

@@ -199,7 +199,7 @@ def test_a_replay_stands_on_the_latest_question_of_each_experiment_and_network()
 
 
 def test_suites_that_replay_a_document_have_claims_of_it():
-    assert documents() == ["doc-000", "doc-001"]
+    assert documents() == ["doc-000", "doc-001", "doc-004"]
     for name in documents():
         assert any(c.document == SUITES[name].document for c in claims())
         assert all(ask.experiment in EXPERIMENTS for ask in SUITES[name].asks)

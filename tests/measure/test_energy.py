@@ -183,3 +183,22 @@ def test_without_a_count_of_samples_there_is_power_alone() -> None:
     assert found.figures["mean_power_watts"].value == pytest.approx(100.0)
     assert "energy_joules_per_sample" not in found.figures
     assert "integrated power" in found.figures["mean_power_watts"].method
+
+
+def test_a_sensor_that_fell_silent_while_steps_were_measured_has_no_energy() -> None:
+    times = [0.5 * n for n in range(40) if not 3 < 0.5 * n < 8]
+    sampled = {"gpu_power_watts": [(t, 100.0) for t in times]}
+    found = energy(sampled, [(1.0, 15.0)], 5, gpu_needs=HOPPER, every_s=0.5, missing={})
+    assert not found.figures
+    assert "fell silent" in found.unmeasured[0].why
+    before = energy(sampled, [(0.5, 2.5)], 5, gpu_needs=HOPPER, every_s=0.5, missing={})
+    assert before.figures["mean_power_watts"].value == pytest.approx(100.0)
+
+
+def test_stretches_between_evaluations_are_held_to_the_sensor_one_by_one() -> None:
+    times = [0.1 * n for n in range(1000)]
+    sampled = {"gpu_power_watts": [(t, 100.0) for t in times]}
+    short = [(2.0 * n, 2.0 * n + 0.4) for n in range(1, 20)]
+    found = energy(sampled, short, 5, gpu_needs=HOPPER, every_s=0.1, missing={})
+    assert not found.figures
+    assert "a stretch of steps took 400 ms, and 1 s are needed" in found.unmeasured[0].why

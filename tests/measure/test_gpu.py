@@ -131,6 +131,8 @@ def test_everything_that_a_current_gpu_says() -> None:
     [
         (9, b"NVIDIA H100 PCIe", "average"),
         (7, b"NVIDIA A100-SXM4-40GB", "instant"),
+        (7, b"NVIDIA A30", "instant"),
+        (7, b"NVIDIA RTX A3000", "average"),
         (7, b"NVIDIA GeForce RTX 3090", "average"),
         (4, b"Tesla P100", "instant"),
     ],

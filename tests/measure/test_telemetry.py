@@ -274,7 +274,7 @@ def test_energy_of_the_windows_from_played_readings() -> None:
     # The readings are moved apart, as if five seconds lay between them.
     for name, points in telemetry.sampled.items():
         telemetry.sampled[name] = [(5.0 * n, v) for n, (_, v) in enumerate(points)]
-    telemetry._every_s = 0.1
+    telemetry._every_s = 1.0
     telemetry.keep_energy([Window(start_s=0.5, elapsed_s=4.0, steps=8, samples=80)], 80)
     assert log.figures["mean_power_watts"].value == pytest.approx(100.0)
     assert log.figures["energy_joules_per_sample"].value == pytest.approx(5.0)

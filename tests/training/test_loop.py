@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cubemesh.data.arrays import Ready
+from cubemesh.data.feed import Feed
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.base import Batch, Diverged, Unsupported
 from cubemesh.measure.kept import KeptLog
@@ -81,6 +82,10 @@ def source(samples: int, classes: int = CLASSES) -> Ready:
     return Ready("numbers", np.zeros((samples, 1, 2, 2), np.float32), labels, classes)
 
 
+def feed(samples: int, work: Train) -> Feed:
+    return Feed(source(samples), work.batch_per_device, work.seed, epochs=work.epochs)
+
+
 def run(
     pupil: Pupil,
     *,
@@ -91,7 +96,7 @@ def run(
 ) -> KeptLog:
     log = KeptLog()
     work = Train(network="little-cnn", batch_per_device=batch, epochs=epochs)
-    train(pupil, source(samples), validation(), work, log)
+    train(pupil, feed(samples, work), validation(), work, log)
     return log
 
 
@@ -167,7 +172,7 @@ def test_divergence_says_where_and_what_was_before(loss: float) -> None:
     log = KeptLog()
     work = Train(network="little-cnn", batch_per_device=4, epochs=3, learning_rate=0.5)
     with pytest.raises(Diverged) as caught:
-        train(Pupil({13: loss}), source(42), source(30), work, log)
+        train(Pupil({13: loss}), feed(42, work), source(30), work, log)
     message = str(caught.value)
     assert f"was {loss} at step 13, in epoch 2 of 3" in message
     assert "0.1 at step 10" in message
@@ -192,7 +197,7 @@ def test_scores_that_are_no_numbers() -> None:
 def test_batches_on_the_device_make_no_sense() -> None:
     work = Train(network="little-cnn", batch_per_device=4)
     with pytest.raises(Unsupported, match="data_on=host"):
-        train(Pupil(), source(8), source(8), work, KeptLog(), data_on="device")
+        train(Pupil(), feed(8, work), source(8), work, KeptLog(), data_on="device")
 
 
 def test_a_batch_larger_than_the_data() -> None:

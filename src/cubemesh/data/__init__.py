@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cubemesh.data import cifar10, digits, parallel_text, sequences, synthetic
+from cubemesh.data import cifar10, digits, images, parallel_text, sequences, synthetic
 from cubemesh.data.base import Shape, Source, Split
+from cubemesh.data.images import Reading
 from cubemesh.data.sequences import Sequences, takes_tokens
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.networks.graph import Network
@@ -20,6 +21,7 @@ from cubemesh.units import format_count
 __all__ = [
     "SOURCES",
     "OpenRequest",
+    "Reading",
     "Source",
     "SourceEntry",
     "check",
@@ -42,6 +44,8 @@ class OpenRequest:
     """Classes the network tells apart."""
     seed: int
     samples_needed: int
+    reading: Reading
+    """Of images that are decoded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +91,13 @@ def _open_parallel_text(request: TokenRequest) -> Sequences:
     return parallel_text.open_parallel_text(request.path, request.split, request.network)
 
 
+def _open_images(request: OpenRequest) -> Source:
+    assert request.path is not None  # `check` has seen to it
+    return images.open_images(
+        request.path, request.split, request.shape, request.classes, request.reading
+    )
+
+
 SOURCES: dict[str, SourceEntry] = {
     "synthetic": SourceEntry(
         about="1,024 random images, as document 001 made them, or sequences; for speed only",
@@ -109,6 +120,12 @@ SOURCES: dict[str, SourceEntry] = {
         classes=cifar10.CLASSES,
         train_samples=cifar10.TRAIN_SAMPLES,
         check_path=cifar10.check_files,
+    ),
+    images.NAME: SourceEntry(
+        about="photographs, from the folders of classes or the tar shards that data_path names",
+        open=_open_images,
+        check_path=images.check_files,
+        is_slow=True,
     ),
     parallel_text.NAME: SourceEntry(
         about="sentences and their translations, from the folder or file data_path names",
@@ -198,6 +215,7 @@ def open_for(
     *,
     seed: int,
     samples_needed: int = 1,
+    reading: Reading | None = None,
 ) -> Source:
     """The data set `name` in the form that `network` is fed; the rest as in `open_source`."""
     check_feeds(name, network)
@@ -222,6 +240,7 @@ def open_for(
         classes=network.targets[0].classes or 1,
         seed=seed,
         samples_needed=samples_needed,
+        reading=reading,
     )
 
 
@@ -234,12 +253,14 @@ def open_source(
     classes: int,
     seed: int,
     samples_needed: int = 1,
+    reading: Reading | None = None,
 ) -> Source:
     """The data set `name`, split `train` or `validation`, in a network's `shape`.
 
-    `classes` is what the network tells apart, `seed` decides what is drawn at random, and
-    `samples_needed` (a minibatch) is how many samples made to order there must be at least.
-    UsageError and DataError as in `check`, and where the network has fewer classes than the data.
+    `classes` is what the network tells apart, `seed` decides what is drawn at random,
+    `samples_needed` (a minibatch) is how many samples made to order there must be at least, and
+    `reading` says how images are read that must be decoded. UsageError and DataError as in `check`,
+    and where the network has fewer classes than the data.
     """
     check(name, path)
     opens = entry(name).open
@@ -253,5 +274,6 @@ def open_source(
             classes=classes,
             seed=seed,
             samples_needed=samples_needed,
+            reading=reading or Reading(),
         )
     )

@@ -27,16 +27,8 @@ CACHE_BYTES = 256 * 2**20
 brought into shape a batch at a time."""
 
 
-class Source(Protocol):
-    """A set of samples and labels in the shape a network takes."""
-
-    name: str
-    samples: int
-    classes: int
-    """Labels are below this."""
-
-    def empty(self, samples: int) -> Batch:
-        """Arrays for `samples` samples, to be filled by `batch`."""
+class Fills(Protocol):
+    """What makes minibatches of numbered samples."""
 
     def batch(self, indices: Indices, into: Batch | None = None) -> Batch:
         """The samples numbered `indices`, in that order: images (n, channels, height, width) in
@@ -48,11 +40,23 @@ class Source(Protocol):
         """
 
 
+class Source(Fills, Protocol):
+    """A set of samples and labels in the shape a network takes."""
+
+    name: str
+    samples: int
+    classes: int
+    """Labels are below this."""
+
+    def empty(self, samples: int) -> Batch:
+        """Arrays for `samples` samples, to be filled by `batch`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
     """What one pass over a source reads."""
 
-    source: Source
+    source: Fills
     """Hands out the samples as they are in this epoch."""
     order: Iterable[int]
     """Every sample once."""

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from cubemesh.data.base import Indices, Source
+from cubemesh.data.base import Fills, Indices, Source
 from cubemesh.frameworks.base import Batch
 
 SLOTS = 3
@@ -39,7 +39,7 @@ takes some hundred times longer to fill than to hand out."""
 class Wanted:
     """One minibatch of a plan."""
 
-    source: Source
+    source: Fills
     indices: Indices
 
 

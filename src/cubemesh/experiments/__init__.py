@@ -15,8 +15,10 @@ from cubemesh.experiments import (
     image_size,
     minibatch,
     model_size,
+    power,
     precision,
     seq2seq,
+    time_breakdown,
 )
 from cubemesh.experiments.base import Context, Experiment, Scale
 from cubemesh.experiments.suites import SUITES, Ask, Suite
@@ -42,8 +44,10 @@ EXPERIMENTS: dict[str, Experiment] = {
         model_size.EXPERIMENT,
         precision.EXPERIMENT,
         seq2seq.EXPERIMENT,
+        power.EXPERIMENT,
         devices.EXPERIMENT,
         ceilings.EXPERIMENT,
+        time_breakdown.EXPERIMENT,
     )
 }
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cubemesh.experiments.groups import Group
-from cubemesh.model import Cell, Column, Line, Point, PublishedFigure, RunRecord, Table
-from cubemesh.results.published import Series, figures, nearest, sweep
+from cubemesh.model import Cell, Column, Line, Point, PublishedFigure, RunRecord, Table, Warning
+from cubemesh.results.published import Series, figures, nearest, peak_share, sweep
+from cubemesh.units import format_number
 
 ROWS = 5
 FORWARD_BACKWARD = "forward+backward time"
@@ -19,18 +20,15 @@ HIGHEST = 3.0
 """A published line is left out where it would rise above the measured one this many times."""
 
 
-def nearest_table(network: str, groups: Sequence[Group[int]]) -> tuple[Table, ...]:
+def nearest_rows(network: str, groups: Sequence[Group[int]]) -> list[PublishedFigure]:
     """The published rows nearest to the fastest of `groups` (keyed by minibatch); none where
-    nothing was measured or nothing is published.
-
-    The source of a row stands last, so that its name may run on.
-    """
+    nothing was measured or nothing is published."""
     done = [(f.value, g) for g in groups if (f := g.throughput) is not None]
     if not done:
-        return ()
+        return []
     best = max(done, key=lambda p: p[0])[1]
     record = best.ok[0]
-    found = nearest(
+    return nearest(
         figures(),
         network=network,
         devices=_devices(record),
@@ -38,6 +36,11 @@ def nearest_table(network: str, groups: Sequence[Group[int]]) -> tuple[Table, ..
         batch_per_device=best.key,
         limit=ROWS,
     )
+
+
+def nearest_table(found: Sequence[PublishedFigure]) -> tuple[Table, ...]:
+    """Published rows as a table; none for none. The source of a row stands last, so that its name
+    may run on."""
     if not found:
         return ()
     columns = (
@@ -46,6 +49,7 @@ def nearest_table(network: str, groups: Sequence[Group[int]]) -> tuple[Table, ..
         Column(name="precision"),
         Column(name="minibatch"),
         Column(name="samples/s"),
+        Column(name="of peak", unit="%"),
         Column(name="network"),
         Column(name="system"),
         Column(name="source"),
@@ -54,10 +58,27 @@ def nearest_table(network: str, groups: Sequence[Group[int]]) -> tuple[Table, ..
     return (Table(title=title, columns=columns, rows=tuple(map(_row, found))),)
 
 
-def nearest_times(groups: Sequence[Group[tuple[str, str]]]) -> tuple[Table, ...]:
+def above_peak(found: Sequence[PublishedFigure]) -> tuple[Warning, ...]:
+    """Why published rows that are shown reached more than all of their device's peak."""
+    shares = (peak_share(figure) for figure in found)
+    return tuple(share.warning for share in shares if share.warning is not None)
+
+
+def share_cell(figure: PublishedFigure) -> Cell:
+    """How much of its device's peak a published figure reached, in percent; or that it cannot be
+    told, and why."""
+    found = peak_share(figure)
+    if found.share is None:
+        return Cell(text="–")
+    if found.at_least:
+        return Cell(text=f"≥ {format_number(100 * found.share)}")
+    return Cell(value=100 * found.share)
+
+
+def time_rows(groups: Sequence[Group[tuple[str, str]]]) -> list[PublishedFigure]:
     """Published times of a minibatch forward and backward, nearest to what was measured: two rows
     a network of `groups` (keyed by network and framework). They leave out the update."""
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[PublishedFigure] = []
     for network in dict.fromkeys(g.key[0] for g in groups):
         record = next((g.ok[0] for g in groups if g.key[0] == network and g.ok), None)
         if record is None:
@@ -71,17 +92,24 @@ def nearest_times(groups: Sequence[Group[tuple[str, str]]]) -> tuple[Table, ...]
             metric=FORWARD_BACKWARD,
             limit=2,
         )
-        rows += [_time_row(f) for f in found]
+        rows += found
+    return rows
+
+
+def time_table(found: Sequence[PublishedFigure]) -> tuple[Table, ...]:
+    """Such times as a table; none for none."""
     columns = (
         Column(name="network"),
         Column(name="device"),
         Column(name="framework"),
         Column(name="minibatch"),
         Column(name="forward + backward", unit="ms"),
+        Column(name="of peak", unit="%"),
         Column(name="source"),
     )
     title = "Beside the published record"
-    return (Table(title=title, columns=columns, rows=tuple(rows)),) if rows else ()
+    rows = tuple(map(_time_row, found))
+    return (Table(title=title, columns=columns, rows=rows),) if rows else ()
 
 
 def _time_row(figure: PublishedFigure) -> tuple[Cell, ...]:
@@ -91,6 +119,7 @@ def _time_row(figure: PublishedFigure) -> tuple[Cell, ...]:
         Cell(text=_short(figure.framework) or "not stated"),
         Cell(text=str(figure.batch_per_device or "not stated")),
         Cell(value=figure.value),
+        share_cell(figure),
         Cell(text=figure.source),
     )
 
@@ -144,6 +173,7 @@ def _row(figure: PublishedFigure) -> tuple[Cell, ...]:
         Cell(text=f"{figure.precision or 'not stated'}{implied}"),
         Cell(text=str(figure.batch_per_device or "not stated")),
         Cell(value=figure.value),
+        share_cell(figure),
         Cell(text=figure.network),
         Cell(text=figure.system),
         Cell(text=figure.source),

@@ -226,6 +226,20 @@ def _busy(evidence: Evidence, network: str, side: int) -> dict[int, tuple[Group[
     }
 
 
+def sampling_cost() -> Check:
+    """Whether reading the power sensors costs less than a document allows: the most processor time
+    that it took, of the run's own."""
+
+    def check(claim: Claim, evidence: Evidence) -> Verdict:
+        costs = [v for r in evidence.records if (v := r.figure("telemetry_cpu_percent"))]
+        if not costs:
+            return untested(claim, "no run says what reading its sensors cost")
+        what = "most processor time of a reading every 0.5 s, of the run's own"
+        return sided(claim, Figure(value=max(costs), unit="%"), claim.values[0], -1.0, what)
+
+    return check
+
+
 def never(reason: str) -> Check:
     """A claim that no measurement here can settle."""
     return lambda claim, evidence: untested(claim, reason)
@@ -253,6 +267,7 @@ CHECKS: dict[str, Check] = {
     "001-13": utilisation_of("vgg16", 32, 224),
     "001-14": never("the document takes these from TensorFlow's own page: no device is named"),
     "001-24": never("it is a definition, and cubemesh keeps to it"),
+    "004-12": sampling_cost(),
 }
 """The claims that records can settle. Document 000's "VGG" is taken for VGG-16."""
 

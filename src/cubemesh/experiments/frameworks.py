@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from cubemesh.experiments import reduction
 from cubemesh.experiments.base import Context, Experiment, Plan, Scale
-from cubemesh.experiments.beside import nearest_times
+from cubemesh.experiments.beside import above_peak, time_rows, time_table
 from cubemesh.experiments.conditions import titled
 from cubemesh.experiments.groups import Group, doubts
 from cubemesh.experiments.matrix import Key, Matrix, listed
@@ -104,6 +104,7 @@ def _effort(settings: Settings, context: Context) -> Effort:
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, tables and charts from the records of one `frameworks`."""
     forward, training = _matrix(records, Forward), _matrix(records, TrainSteps)
+    beside = time_rows(training.groups)
     batches = sorted({b for r in records if (b := r.spec.batch_per_device)})
     at = f"minibatch {', '.join(map(str, batches))}" if batches else "no minibatch"
     y = Axis(name="a minibatch", unit="ms", from_zero=True)
@@ -118,7 +119,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         findings=tuple(_findings(forward, training)),
         tables=(
             *(m.table(title, "ms", _step_ms) for m, title, _ in passes if m.groups),
-            *nearest_times(training.groups),
+            *time_table(beside),
         ),
         charts=tuple(
             chart
@@ -132,6 +133,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
                 steps=RUNS,
                 missing=() if settings.networks else _left_out(training),
             ),
+            *above_peak(beside),
             *(w for r in records for w in r.warnings),
         ),
         run_ids=tuple(r.run_id for r in records),

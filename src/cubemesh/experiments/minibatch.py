@@ -19,7 +19,13 @@ from cubemesh.errors import UsageError
 from cubemesh.experiments import minibatch_shown
 from cubemesh.experiments.base import Context, Experiment, Plan, Scale
 from cubemesh.experiments.bends import bend_findings, bends, bends_table, dear_doublings
-from cubemesh.experiments.beside import nearest_table, published_note, published_sweep
+from cubemesh.experiments.beside import (
+    above_peak,
+    nearest_rows,
+    nearest_table,
+    published_note,
+    published_sweep,
+)
 from cubemesh.experiments.conditions import titled
 from cubemesh.experiments.feeding import Fed, data_on, programs, starving
 from cubemesh.experiments.groups import Group, doubts, group_by
@@ -141,6 +147,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     steps = [r for r in records if isinstance(r.spec.work, NetworkWork)]
     groups = shown.training
     found = largest(steps) if settings.batches == "auto" else []
+    beside = nearest_rows(settings.network, groups)
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
@@ -148,13 +155,14 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         findings=(*_findings(shown), *(f.finding() for f in found)),
         tables=(
             minibatch_shown.table(shown),
-            *nearest_table(settings.network, groups),
+            *nearest_table(beside),
             *bends_table(bends(groups)),
         ),
         charts=tuple(minibatch_shown.charts(shown)),
         warnings=(
             *_reduced(settings, groups),
             *minibatch_shown.above_ceiling(shown),
+            *above_peak(beside),
             *(w for r in records for w in r.warnings),
         ),
         run_ids=tuple(r.run_id for r in records),

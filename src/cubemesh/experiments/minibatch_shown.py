@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from cubemesh.experiments.beside import published_line, published_sweep
 from cubemesh.experiments.feeding import device_word, utilisation, utilisation_cell
 from cubemesh.experiments.groups import Group
+from cubemesh.experiments.use import COLUMNS, NOTE, use_cells, use_columns, used
 from cubemesh.model import (
     Axis,
     Cell,
@@ -69,8 +70,16 @@ def table(shown: Shown) -> Table:
     if shown.rate:
         columns.append(Column(name="matrix use", unit="%", digits=2))
     names = [c.name for c in columns]
-    rows = tuple(_row(group, shown, names) for group in shown.training)
-    return Table(title="", columns=tuple(columns), rows=rows)
+    shares = _shares(shown)
+    rows = tuple(
+        (*_row(group, shown, names), *use_cells(group, shares)) for group in shown.training
+    )
+    return Table(title="", columns=(*columns, *use_columns(shares)), rows=rows)
+
+
+def _shares(shown: Shown) -> list[str]:
+    """Shares beside "matrix use", which is told here against the ceiling of the same question."""
+    return used(shown.training, [name for name in COLUMNS if name != "ceiling_mfu_percent"])
 
 
 def _row(group: Group[int], shown: Shown, names: list[str]) -> tuple[Cell, ...]:
@@ -179,4 +188,6 @@ def notes(shown: Shown) -> tuple[str, ...]:
             "Matrix use is the network's matrix FLOPs per second over the fastest matrix product "
             f"measured on this device, {format_quantity(shown.rate, 'FLOP/s')}."
         )
+    if _shares(shown):
+        told.append(NOTE)
     return tuple(told)

@@ -26,6 +26,7 @@ from cubemesh.experiments.feeding import (
 )
 from cubemesh.experiments.groups import Group, doubts, group_by
 from cubemesh.experiments.matrix import listed
+from cubemesh.experiments.use import NOTE, ceilings, use_cells, use_columns, used
 from cubemesh.model import (
     Answer,
     Axis,
@@ -37,6 +38,7 @@ from cubemesh.model import (
     Line,
     NetworkWork,
     Point,
+    ProgramSettings,
     RunRecord,
     RunSpec,
     Table,
@@ -70,6 +72,8 @@ class Settings:
     data_on: Fed = "host"
     """Where the data lie: on the host (every batch is copied, as document 001 did), on the device,
     or both, side by side."""
+    ceiling: bool = True
+    """Whether to measure the fastest matrix product and copy too, to hold the steps against."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:
@@ -80,7 +84,8 @@ def plan(settings: Settings, context: Context) -> Plan:
         steps=STEPS if context.scale is Scale.FULL else context.effort.steps,
         seconds=SECONDS[context.scale],
     )
-    yield [
+    first = ceilings(ProgramSettings(), context.effort) if settings.ceiling else []
+    yield first + [
         RunSpec(
             work=TrainSteps(
                 network=network,
@@ -97,18 +102,19 @@ def plan(settings: Settings, context: Context) -> Plan:
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, table and charts from the records of one `model-size`."""
-    groups = group_by(records, _key)
+    steps = [r for r in records if isinstance(r.spec.work, NetworkWork)]
+    groups = group_by(steps, _key)
     kinds = {f"minibatch {g.records[0].spec.batch_per_device}" for g in groups}
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
-        title=titled(f"Small and deep networks, {', '.join(sorted(kinds))}", records),
+        title=titled(f"Small and deep networks, {', '.join(sorted(kinds))}", steps),
         findings=tuple(_findings(groups)),
         tables=(_table(groups),),
         charts=tuple(_charts(groups)),
         warnings=(
             *reduction.reductions(
-                records,
+                steps,
                 batch_per_device=BATCH,
                 steps=0,
                 image_size=SIDE,
@@ -118,6 +124,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         ),
         run_ids=tuple(r.run_id for r in records),
         notes=(
+            *([NOTE] if used(groups) else []),
             "Utilisation is the percent of the measured time in which the GPU had work (NVML); on "
             "a CPU, the processor time of the run over the cores it may use.",
             "Document 001 figure 3 (one V100, Keras, images of 224 pixels copied every step): "
@@ -177,6 +184,7 @@ def _show(figure: Figure) -> str:
 
 
 def _table(groups: list[Group[Key]]) -> Table:
+    shares = used(groups)
     columns = (
         Column(name="network"),
         Column(name="data on"),
@@ -184,11 +192,12 @@ def _table(groups: list[Group[Key]]) -> Table:
         Column(name="samples/s"),
         Column(name="step", unit="ms"),
         Column(name="utilisation", unit="%"),
+        *use_columns(shares),
     )
-    return Table(title="", columns=columns, rows=tuple(map(_row, groups)))
+    return Table(title="", columns=columns, rows=tuple(_row(g, shares) for g in groups))
 
 
-def _row(group: Group[Key]) -> tuple[Cell, ...]:
+def _row(group: Group[Key], shares: list[str]) -> tuple[Cell, ...]:
     work = group.records[0].spec.work
     assert isinstance(work, NetworkWork)
     count = build_for(work).parameter_count
@@ -199,6 +208,7 @@ def _row(group: Group[Key]) -> tuple[Cell, ...]:
         group.cell(group.throughput),
         group.cell(group.step_ms),
         utilisation_cell(group),
+        *use_cells(group, shares),
     )
 
 

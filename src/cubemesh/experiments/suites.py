@@ -41,6 +41,7 @@ SUITES: dict[str, Suite] = {
         asks=(
             Ask(experiment="minibatch", settings={"data": "digits"}),
             Ask(experiment="batch-accuracy"),
+            Ask(experiment="time-breakdown", settings={"batches": "8"}),
         ),
     ),
     "doc-000": Suite(
@@ -70,5 +71,10 @@ SUITES: dict[str, Suite] = {
             Ask(experiment="image-size", settings={"data_on": "both"}, place="001 figure 2"),
             Ask(experiment="model-size", settings={"data_on": "both"}, place="001 figure 3"),
         ),
+    ),
+    "doc-004": Suite(
+        summary="document 004 on one device: power against performance, and its claims",
+        document="004",
+        asks=(Ask(experiment="power", place="004 figures 16 to 19"),),
     ),
 }

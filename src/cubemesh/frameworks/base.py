@@ -9,7 +9,7 @@ refuses with `Unsupported`, which becomes an outcome.
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, Protocol, runtime_checkable
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.frameworks.exchange import Bucket, Exchange, Group
+from cubemesh.model.profile import Profile
 from cubemesh.model.spec import Ceiling, NetworkWork, Placement, ProgramSettings, RunSpec
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Layer
@@ -189,6 +190,18 @@ class ScalesLoss(Protocol):
         None where the loss is not scaled."""
 
 
+@runtime_checkable
+class Profiles(Protocol):
+    """A `Program` whose framework tells where the time of its steps goes; others need not."""
+
+    def profile(
+        self, run: Callable[[], None], *, layers: bool = False, trace: str | None = None
+    ) -> Profile:
+        """Call `run`, which queues steps and waits for them, under the framework's profiler, which
+        records as little as tells the device's work, or with `layers` the layer of all work too.
+        `trace` names a file for the trace as Chrome and Perfetto read it."""
+
+
 class CeilingProgram(Protocol):
     """One elementary operation, repeated: what `Ceiling` work measures."""
 
@@ -259,7 +272,7 @@ def check_layers(network: Network, lowered: Container[type[Layer]], framework: s
         if type(node.layer) not in lowered:
             raise Unsupported(
                 f"{framework} has no {type(node.layer).__name__} layer, and {network.name} needs "
-                "one. pytorch and jax have every layer."
+                "one. pytorch, jax and tensorflow have every layer."
             )
 
 

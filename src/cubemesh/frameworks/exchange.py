@@ -1,9 +1,9 @@
 """How a program and an exchange of gradients speak with one another.
 
-    backward ─ gradient ─ gradient ─▶ bucket full ─▶ exchange.ready(bucket)   (begins, does not wait)
-             ─ gradient ─ …                        ─▶ exchange.ready(bucket)
-    backward done ──────────────────────────────────▶ exchange.finish()       (all exchanged)
-                                                    ─▶ exchange.update(apply, weights)
+    backward ─ gradient ─ gradient ─▶ bucket full ─▶ exchange.ready(bucket)   begins, does not wait
+             ─ gradient ─ …                       ─▶ exchange.ready(bucket)
+    backward done ────────────────────────────────▶ exchange.finish()         all exchanged
+                                                  ─▶ exchange.update(apply, weights)
 
 A `Group` is what an exchange moves arrays with; a framework offers it for its own arrays. The
 exchanges themselves (parallel/) name no framework.
@@ -54,6 +54,12 @@ class Group(Protocol):
 
     def broadcast(self, arrays: Sequence[Any], root: int) -> Pending:
         """Replace `arrays` on every rank by those of rank `root`."""
+
+    def agree(self, value: Any) -> Any:
+        """Rank 0's `value`, plain data, on every rank."""
+
+    def close(self) -> None:
+        """Leave the group."""
 
 
 class Exchange(Protocol):

@@ -30,6 +30,7 @@ from cubemesh.frameworks.base import (
 )
 from cubemesh.frameworks.ceilings import shape_words
 from cubemesh.frameworks.null_script import Event, Script, read_script
+from cubemesh.model.profile import Profile, ProfileEvent
 from cubemesh.model.spec import Ceiling, ProgramSettings, Train
 from cubemesh.units import format_bytes
 
@@ -91,6 +92,8 @@ class NullProgram:
         self._evaluations = 0  # calls of `evaluate` with no step between them are one
         self._evaluated_after = -1
         self._judged = 0  # samples of the evaluation under way
+        self._recording = False
+        self._recorded: list[ProfileEvent] = []
 
     def place(self, batch: Batch) -> NDArray[np.int64]:
         """A copy of the labels: all that a script looks at."""
@@ -101,7 +104,25 @@ class NullProgram:
         self._steps += 1
         for event in self._script.events_at(self._steps):
             happen(event)
+        start = self._clock.read()
         self._clock.spend(self._steps, len(placed))
+        taken_s = self._clock.read() - start
+        if self._recording:
+            played = ProfileEvent(
+                name="scripted step", kind="operator", start_s=start, duration_s=taken_s
+            )
+            self._recorded.append(played)
+
+    def profile(
+        self, run: Callable[[], None], *, layers: bool = False, trace: str | None = None
+    ) -> Profile:
+        """Each step as one operator that computes from its begin to its end; keeps no trace."""
+        self._recording = True
+        run()
+        self._recording = False
+        events = tuple(self._recorded)
+        self._recorded.clear()
+        return Profile(events=events)
 
     def forward(self, placed: NDArray[np.int64]) -> None:
         """A step like any other: the script does not tell them apart."""

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from cubemesh.model.machine import Unknown
-from cubemesh.model.record import Curve, Figure, Part
+from cubemesh.model.record import Breakdown, Curve, Figure, Part
 from cubemesh.model.series import Series
 from cubemesh.model.warning import Warning
 
@@ -48,6 +48,9 @@ class Log(Protocol):
 
     def part(self, part: Part) -> None:
         """A measured part of the step."""
+
+    def breakdown(self, breakdown: Breakdown) -> None:
+        """The time of a step, sorted in one way."""
 
     def warning(self, warning: Warning) -> None:
         """A reason for doubt."""

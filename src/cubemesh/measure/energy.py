@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -38,9 +39,11 @@ AGREE = 0.05
 """Share by which the counter and the integral may differ."""
 GAP_S = 0.05
 """Windows nearer to one another than this belong to one stretch."""
+SILENT = 5
+"""A sensor without an answer for so many times the interval of the readings has fallen silent."""
 RAPL_S = 0.05
-"""RAPL's counters move every millisecond or so, unevenly; over this they are good to a few percent
-(Hackenberg et al., "Power measurement techniques on standard compute nodes", ISPASS 2013)."""
+"""RAPL's counters move every millisecond or so, unevenly: over this they are good to 5 % (Khan et
+al., "RAPL in Action", ACM TOMPECS 3(2), 2018)."""
 WHAT = "energy and power"
 INTEGRATED = "gpu_energy_integrated_joules"
 _OUTSIDE = (
@@ -123,66 +126,113 @@ def energy(
         return Energy(figures={})
     if not any(sampled.get(name) for name in (POWER, ENERGY, PACKAGE, DRAM)):
         return Energy(figures={}, unmeasured=(_unknown(_no_sensor(missing)),))
-    lengths = [end - start for start, end in stretches(spans)]
-    length = math.fsum(lengths) / len(lengths)
-    parts: list[_Part] = []
-    why: list[str] = []
-    figures: dict[str, Figure] = {}
-    warnings: list[Warning] = []
+    ledger = _Ledger(sampled=sampled, spans=spans, every_s=every_s, missing=missing)
     if gpu_needs is not None:
-        need = max(gpu_needs.seconds, 2 * every_s)
-        if length < need:
-            why.append(f"{_too_short(length, lengths, need)}: {gpu_needs.why}")
-        else:
-            own = _board(sampled, spans)
-            figures |= own
-            warnings += _disagreement(own)
-            for name in (ENERGY, INTEGRATED):
-                if name in own:
-                    parts.append(
-                        _Part(
-                            name="GPU board",
-                            how=own[name].method,
-                            joules=own[name].value,
-                            mean_name=POWER,
-                        )
-                    )
-                    break
-            else:
-                why.append(f"GPU board: {_missing_gpu(missing)}")
-    for name, words in _PARTS.items():
-        need = max(RAPL_S, 2 * every_s)
-        if name in missing:
-            continue
-        if length < need:
-            why.append(f"{words}: {_too_short(length, lengths, need)}, two readings")
-        elif (joules := counted(sampled.get(name, ()), spans)) is not None:
-            parts.append(_Part(name=words, how="RAPL", joules=joules, mean_name=_MEANS[name]))
-    if not parts:
-        return Energy(figures={}, unmeasured=(_unknown("; ".join(why) or _OUTSIDE),))
-    seconds = math.fsum(end - start for start, end in spans)
-    figures |= {
-        p.mean_name: Figure(value=p.joules / seconds, unit="W", n=len(spans), method=p.how)
-        for p in parts
-    }
+        ledger.enter_board(gpu_needs)
+    for name in _PARTS:
+        if sampled.get(name):
+            ledger.enter_counter(name)
+    figures = ledger.figures
     # Of a run on a GPU, a sum without the GPU is no answer.
-    if gpu_needs is None or any(part.mean_name == POWER for part in parts):
-        figures |= _totals(parts, seconds, samples, len(spans))
-    unmeasured = tuple(_unknown(w) for w in why)
-    return Energy(figures=figures, unmeasured=unmeasured, warnings=tuple(warnings))
+    if ledger.parts and (gpu_needs is None or ledger.parts[0].mean_name == POWER):
+        figures |= ledger.totals(samples)
+    return Energy(
+        figures=figures,
+        unmeasured=tuple(map(_unknown, ledger.why)),
+        warnings=tuple(_disagreement(figures)),
+    )
 
 
-def _board(sampled: Mapping[str, Points], spans: Sequence[Span]) -> dict[str, Figure]:
-    """The board's energy by its counter and by integrated power, as far as they are there."""
-    found = {}
-    by_counter = counted(sampled.get(ENERGY, ()), spans)
-    if by_counter is not None:
-        found[ENERGY] = Figure(value=by_counter, unit="J", method="energy counter")
-    by_power = integrated(sampled.get(POWER, ()), spans)
-    if by_power is not None:
-        n = sum(spans[0][0] <= t <= spans[-1][1] for t, _ in sampled[POWER])
-        found[INTEGRATED] = Figure(value=by_power, unit="J", n=n, method="integrated power")
-    return found
+@dataclass(kw_only=True)
+class _Ledger:
+    """What is known part by part."""
+
+    sampled: Mapping[str, Points]
+    spans: Sequence[Span]
+    every_s: float
+    missing: Mapping[str, str]
+    parts: list[_Part] = field(default_factory=list)
+    figures: dict[str, Figure] = field(default_factory=dict)
+    why: list[str] = field(default_factory=list)
+    """Reasons for what is not measurable."""
+
+    def enter_board(self, need: Need) -> None:
+        """The GPU's board, by its counter and by integrated power as far as they are there; the
+        counter is what counts where there is one."""
+        if self._too_short("", need.seconds, need.why):
+            return
+        by_counter = counted(self._read(ENERGY), self.spans)
+        by_power = integrated(self._read(POWER), self.spans)
+        for name, how, joules in (
+            (ENERGY, "energy counter", by_counter),
+            (INTEGRATED, "integrated power", by_power),
+        ):
+            if joules is not None:
+                n = sum(a <= t <= b for t, _ in self._read(POWER) for a, b in stretches(self.spans))
+                self.figures[name] = Figure(value=joules, unit="J", n=max(1, n), method=how)
+        for name in (ENERGY, INTEGRATED):
+            if name in self.figures:
+                figure = self.figures[name]
+                self._enter("GPU board", figure.method, figure.value, POWER)
+                return
+        told = (self.missing.get(name) for name in ("gpu", POWER, ENERGY))
+        self.why.append(f"GPU board: {next(filter(None, told), _OUTSIDE)}")
+
+    def enter_counter(self, name: str) -> None:
+        """What RAPL counts."""
+        words = _PARTS[name]
+        if self._too_short(f"{words}: ", RAPL_S, "RAPL needs two readings"):
+            return
+        joules = counted(self._read(name), self.spans)
+        if joules is None:
+            self.why.append(f"{words}: {_OUTSIDE}")
+        else:
+            self._enter(words, "RAPL", joules, _MEANS[name])
+
+    def totals(self, samples: int | None) -> dict[str, Figure]:
+        """The sum of the parts, with what it covers."""
+        joules, n = math.fsum(part.joules for part in self.parts), len(self.spans)
+        covered = " + ".join(f"{p.name} ({p.how})" for p in self.parts)
+        names = {p.name for p in self.parts}
+        absent = [words for words in _PARTS.values() if words not in names]
+        method = f"{covered}; not in it: {', '.join([*absent, 'the rest of the machine'])}"
+        values = {"mean_power_watts": (joules / self._seconds, "W")}
+        if samples and joules > 0:
+            values["energy_joules_per_sample"] = joules / samples, "J/sample"
+            values["samples_per_joule"] = samples / joules, "samples/J"
+        return {
+            name: Figure(value=value, unit=unit, n=n, method=method)
+            for name, (value, unit) in values.items()
+        }
+
+    @property
+    def _seconds(self) -> float:
+        return math.fsum(end - start for start, end in self.spans)
+
+    def _enter(self, name: str, how: str, joules: float, mean_name: str) -> None:
+        self.parts.append(_Part(name=name, how=how, joules=joules, mean_name=mean_name))
+        watts = joules / self._seconds
+        self.figures[mean_name] = Figure(value=watts, unit="W", n=len(self.spans), method=how)
+
+    def _read(self, name: str) -> Points:
+        """The readings of a sensor; none where it fell silent while steps were measured."""
+        points = self.sampled.get(name, ())
+        start, end = self.spans[0][0], self.spans[-1][1]
+        gaps = [b - a for (a, _), (b, _) in pairwise(points) if b > start and a < end]
+        return () if gaps and max(gaps) > SILENT * self.every_s else points
+
+    def _too_short(self, whose: str, need_s: float, why: str) -> bool:
+        """Whether a stretch of windows, in the mean, is shorter than `need_s` or two readings."""
+        lengths = [end - start for start, end in stretches(self.spans)]
+        length, need_s = math.fsum(lengths) / len(lengths), max(need_s, 2 * self.every_s)
+        if length >= need_s:
+            return False
+        what = "steps were measured for" if len(lengths) == 1 else "a stretch of steps took"
+        self.why.append(
+            f"{whose}{what} {format_seconds(length)}, and {format_seconds(need_s)} are needed: "
+            f"{why}"
+        )
+        return True
 
 
 def _disagreement(own: Mapping[str, Figure]) -> list[Warning]:
@@ -203,28 +253,6 @@ def _disagreement(own: Mapping[str, Figure]) -> list[Warning]:
     ]
 
 
-def _totals(
-    parts: Sequence[_Part],
-    seconds: float,
-    samples: int | None,
-    n: int,
-) -> dict[str, Figure]:
-    joules = math.fsum(part.joules for part in parts)
-    covered = " + ".join(f"{p.name} ({p.how})" for p in parts)
-    absent = [words for words in _PARTS.values() if words not in {p.name for p in parts}]
-    rest = ", ".join([*absent, "the rest of the machine"])
-    method = f"{covered}; not in it: {rest}"
-    found = {"mean_power_watts": Figure(value=joules / seconds, unit="W", n=n, method=method)}
-    if samples and joules > 0:
-        found["energy_joules_per_sample"] = Figure(
-            value=joules / samples, unit="J/sample", n=n, method=method
-        )
-        found["samples_per_joule"] = Figure(
-            value=samples / joules, unit="samples/J", n=n, method=method
-        )
-    return found
-
-
 def _covers(points: Points, spans: Sequence[Span]) -> bool:
     return (
         len(points) > 1
@@ -232,15 +260,6 @@ def _covers(points: Points, spans: Sequence[Span]) -> bool:
         and points[0][0] <= min(start for start, _ in spans)
         and max(end for _, end in spans) <= points[-1][0]
     )
-
-
-def _too_short(length: float, lengths: Sequence[float], need: float) -> str:
-    what = "steps were measured for" if len(lengths) == 1 else "a stretch of steps took"
-    return f"{what} {format_seconds(length)}, and {format_seconds(need)} are needed"
-
-
-def _missing_gpu(missing: Mapping[str, str]) -> str:
-    return missing.get("gpu") or missing.get(POWER) or missing.get(ENERGY) or _OUTSIDE
 
 
 def _no_sensor(missing: Mapping[str, str]) -> str:

@@ -44,6 +44,14 @@ def figures(windows: Sequence[Window], wall_s: float) -> dict[str, Figure]:
     }
 
 
+def half_width(windows: Sequence[Window]) -> float | None:
+    """Half of the throughput's interval as a share of it; None for fewer than six windows."""
+    found = _throughput(windows)
+    if found.low is None or found.high is None:
+        return None
+    return (found.high - found.low) / 2 / found.value
+
+
 def _throughput(windows: Sequence[Window]) -> Figure:
     samples = [w.samples for w in windows]
     seconds = [w.elapsed_s for w in windows]

@@ -48,6 +48,8 @@ THROTTLE_REASONS: Mapping[int, str] = {
 }
 """Bit of `gpu_throttle_reasons` → in words (nvml.h, nvmlClocksEventReasons)."""
 
+_GA100 = {"A100", "A30", "A800"}
+
 Ask = Callable[[], float]
 
 
@@ -122,7 +124,7 @@ class GpuReader:
         elif self._try(POWER, lambda: gpu.number("nvmlDeviceGetPowerUsage") / 1e3):
             # GA100 and everything before Ampere gives what it draws at the moment.
             before = ("kepler", "maxwell", "pascal", "volta", "turing")
-            momentary = self.generation in before or "A100" in self.name
+            momentary = self.generation in before or bool(_GA100 & set(_words(self.name)))
             self.power = "instant" if momentary else "average"
             self.missing.pop(POWER, None)
 
@@ -162,6 +164,10 @@ def open_gpu(uuid: str | None) -> GpuReader | None:
         return GpuReader(ctypes.CDLL(LIBRARY), uuid)
     except OSError:
         return None
+
+
+def _words(name: str) -> list[str]:
+    return name.replace("-", " ").split()
 
 
 def throttle_words(reasons: float) -> tuple[str, ...]:

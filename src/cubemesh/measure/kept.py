@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from cubemesh.model.machine import Unknown
-from cubemesh.model.record import Curve, Figure, Part, Phase, Window
+from cubemesh.model.record import Breakdown, Curve, Figure, Part, Phase, Window
 from cubemesh.model.series import Series
 from cubemesh.model.warning import Warning
 
@@ -23,6 +23,7 @@ class KeptLog:
     figures: dict[str, Figure] = field(default_factory=dict)
     curves: dict[str, Curve] = field(default_factory=dict)
     parts: list[Part] = field(default_factory=list)
+    breakdowns: list[Breakdown] = field(default_factory=list)
     warnings: list[Warning] = field(default_factory=list)
     unknown: list[Unknown] = field(default_factory=list)
     chunks: list[Series] = field(default_factory=list)
@@ -77,6 +78,10 @@ class KeptLog:
     def part(self, part: Part) -> None:
         """See `Log.part`."""
         self.parts.append(part)
+
+    def breakdown(self, breakdown: Breakdown) -> None:
+        """See `Log.breakdown`."""
+        self.breakdowns.append(breakdown)
 
     def warning(self, warning: Warning) -> None:
         """See `Log.warning`."""

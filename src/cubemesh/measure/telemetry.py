@@ -106,7 +106,8 @@ class Telemetry:
         self._sent = 0
         self._sent_of: dict[str, int] = {}
         self._sampled_at = 0.0
-        self._cost_s = 0.0
+        self.cost_s = 0.0
+        """Processor time that sampling took."""
         self._failure: Exception | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
@@ -220,7 +221,7 @@ class Telemetry:
             for name, value in meter.read().items():
                 self.sampled.setdefault(name, []).append((now, value))
                 self._devices[name] = meter.device
-        self._cost_s += time.thread_time() - before
+        self.cost_s += time.thread_time() - before
 
     def _send(self) -> None:
         """What has been read since the last chunk; spans begin at the chunk's predecessor."""
@@ -253,18 +254,18 @@ class Telemetry:
                 )
             ):
                 self._log.series(one)
-        self._cost_s += time.thread_time() - before
+        self.cost_s += time.thread_time() - before
 
     def _say_cost(self) -> None:
         first, last = self.readings[0], self.readings[-1]
         n = len(self.readings)
         if last.time_s > first.time_s:
-            share = self._cost_s / (last.time_s - first.time_s)
+            share = self.cost_s / (last.time_s - first.time_s)
             self._log.figure("telemetry_cpu_share", Figure(value=share, unit="cores", n=n))
         used_s = last.tree_cpu_s - first.tree_cpu_s
         if used_s > 0:
             percent = Figure(
-                value=100 * self._cost_s / used_s,
+                value=100 * self.cost_s / used_s,
                 unit="%",
                 n=n,
                 method=f"of the run's processor time, a reading every {self._every_s:g} s",

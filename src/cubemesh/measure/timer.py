@@ -23,6 +23,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cubemesh.measure.base import Log
+from cubemesh.measure.figures import half_width
+from cubemesh.measure.patience import Patience
 from cubemesh.measure.validity import judge, not_steady
 from cubemesh.model.record import Window
 from cubemesh.model.spec import Effort
@@ -97,12 +99,15 @@ def measure(
     samples_per_step: int,
     effort: Effort,
     log: Log,
+    beside: Callable[[Window], None] | None = None,
 ) -> Measured:
     """Warm up, then time windows of `step` until there are at least `effort.steps` steps,
-    `effort.seconds` seconds and `effort.windows` windows.
+    `effort.seconds` seconds and `effort.windows` windows, and the interval of the throughput is as
+    narrow as `effort.interval` asks, or `effort.most_seconds` have been measured.
 
     The phases "warm-up" and "measure", every window, and warnings where the figures deserve doubt
-    go to `log`. RuntimeError where the clock does not advance.
+    go to `log`. `beside` is called after each measured window, outside its time. RuntimeError where
+    the clock does not advance.
     """
     watch = Stopwatch(
         step=step,
@@ -118,7 +123,7 @@ def measure(
         log.warning(not_steady(warm[-STEADY_WINDOWS:], effort.warmup_seconds, STEADY_WINDOWS))
     with log.phase("measure"):
         started = time.perf_counter()
-        windows = _measure(watch, effort, warm[-1].step_s)
+        windows = _measure(watch, effort, warm[-1].step_s, beside)
         ended = time.perf_counter()
     for warning in judge(windows):
         log.warning(warning)
@@ -161,13 +166,21 @@ def _warm_up(watch: Stopwatch, effort: Effort) -> tuple[list[Window], bool]:
         steps = max(1, round(WARMUP_WINDOW_S / window.step_s))
 
 
-def _measure(watch: Stopwatch, effort: Effort, step_s: float) -> tuple[Window, ...]:
+def _measure(
+    watch: Stopwatch,
+    effort: Effort,
+    step_s: float,
+    beside: Callable[[Window], None] | None,
+) -> tuple[Window, ...]:
     steps = steps_per_window(effort, step_s)
     windows: list[Window] = []
     done, fraction, elapsed_s = 0, 0.0, 0.0
-    while fraction < 1:
+    patience = Patience(effort, lambda: half_width(windows))
+    while fraction < 1 or patience.wants_more(len(windows), elapsed_s):
         window = watch.window("measure", steps)
         windows.append(window)
+        if beside is not None:
+            beside(window)
         done += steps
         elapsed_s += window.elapsed_s
         fraction = min(
@@ -177,4 +190,6 @@ def _measure(watch: Stopwatch, effort: Effort, step_s: float) -> tuple[Window, .
             1.0,
         )
         watch.log.progress("measure", done, window.step_s, fraction)
+    if (warning := patience.warning()) is not None:
+        watch.log.warning(warning)
     return tuple(windows)

@@ -49,6 +49,24 @@ def not_steady(last: Sequence[Window], budget_s: float, needed: int) -> Warning:
     )
 
 
+def wide_interval(wanted: float, reached: float | None, spent_s: float) -> Warning:
+    """The half-width `reached` (a share of the figure; None for no interval) in `spent_s` of
+    measuring stayed above the one that was `wanted`."""
+    if reached is None:
+        seen = f"There is no interval after {format_seconds(spent_s)} of measuring"
+        much_s = 4 * spent_s
+    else:
+        spent = format_seconds(spent_s)
+        seen = f"The interval is ± {_percent(reached)} after {spent} of measuring"
+        much_s = spent_s * (reached / wanted) ** 2
+    return warn(
+        "wide-interval",
+        f"{seen}; interval={wanted:g} asked for ± {_percent(wanted)}.",
+        f"Set most_seconds={math.ceil(much_s)}, about what it takes at this rate, or stop other "
+        "programs: they make windows differ.",
+    )
+
+
 def busy_host(share: float) -> Warning | None:
     """A warning where others used more than `BUSY_SHARE` of the processors (0 to 1)."""
     if share <= BUSY_SHARE:

@@ -20,9 +20,11 @@ from cubemesh.model.machine import (
     Unknown,
 )
 from cubemesh.model.outcome import Outcome, Status
+from cubemesh.model.profile import Profile, ProfileEvent
 from cubemesh.model.published import Claim, PublishedFigure, State, Verdict
 from cubemesh.model.question import Question, new_question_id
 from cubemesh.model.record import (
+    Breakdown,
     Curve,
     Environment,
     Figure,
@@ -31,6 +33,7 @@ from cubemesh.model.record import (
     Rank,
     RunKey,
     RunRecord,
+    TimeRow,
     Window,
 )
 from cubemesh.model.series import Series
@@ -54,6 +57,7 @@ __all__ = [
     "WORK_KINDS",
     "Answer",
     "Axis",
+    "Breakdown",
     "Cache",
     "Ceiling",
     "Cell",
@@ -81,6 +85,8 @@ __all__ = [
     "Phase",
     "Placement",
     "Point",
+    "Profile",
+    "ProfileEvent",
     "ProgramSettings",
     "PublishedFigure",
     "Question",
@@ -93,6 +99,7 @@ __all__ = [
     "State",
     "Status",
     "Table",
+    "TimeRow",
     "Train",
     "TrainSteps",
     "Unknown",

@@ -84,6 +84,8 @@ class Point:
     high: float | None = None
     reason: str = ""
     run_id: str = ""
+    label: str = ""
+    """What stands beside the point of a scatter chart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,12 +104,15 @@ class Chart:
     name: str
     """Letters, digits and dashes: the name of its file."""
     title: str
-    kind: Literal["line", "bar", "heat"]
+    kind: Literal["line", "bar", "heat", "scatter"]
+    """In a scatter chart the points of a measured line are not joined, those of a reference are."""
     x: Axis
     y: Axis
     lines: tuple[Line, ...]
     rows: str = ""
     """What the lines of a heat map go through, the lowest row first; `y` is what cells say."""
+    stacked: bool = False
+    """Of bars: whether the lines of a category stand on one another, being parts of a whole."""
 
 
 @dataclass(frozen=True, kw_only=True)

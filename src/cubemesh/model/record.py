@@ -18,6 +18,8 @@ from cubemesh.model.warning import Warning
 
 SCHEMA = 1
 """Version of the record's plain form."""
+AGAINST = "against"
+"""Phase of the windows of the other program, where two alternate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +94,29 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TimeRow:
+    """One line of a breakdown."""
+
+    name: str
+    seconds: float
+    """Of a step, on average."""
+    calls: float
+    """How often in a step, on average."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Breakdown:
+    """Where the time of a step went by one way of sorting it: `category`, `layer`,
+    `runtime call`. Rows may overlap in time, so they need not add up to the step."""
+
+    name: str
+    rows: tuple[TimeRow, ...]
+    """The longest first."""
+    method: str
+    """What was timed, and how it was sorted."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Curve:
     """One quantity against another: loss against step, accuracy against epoch."""
 
@@ -140,6 +165,8 @@ class RunRecord:
     figures: Mapping[str, Figure] = field(default_factory=dict)
     curves: tuple[Curve, ...] = ()
     parts: tuple[Part, ...] = ()
+    """The step as a sum: all parts with `other` are the mean step."""
+    breakdowns: tuple[Breakdown, ...] = ()
     series: tuple[str, ...] = ()
     """Names of the series kept beside the record."""
     artifacts: Mapping[str, str] = field(default_factory=dict)

@@ -53,12 +53,15 @@ class NetworkWork:
     data: str = "synthetic"
     data_path: str | None = None
     """Folder (or file) of the data set, for data that is not carried by cubemesh."""
+    max_image_pixels: int | None = None
+    """Images of more pixels are set aside before they are decoded; None is what the decoder takes
+    at most, 89 million."""
     seed: int = 0
     """Seeds the initial weights, the order of samples, and dropout."""
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "batch_per_device", "image_size", "classes")
-        _at_least(self, 1, "sequence_length", "vocabulary", "hidden")
+        _at_least(self, 1, "sequence_length", "vocabulary", "hidden", "max_image_pixels")
         _at_least(self, 0, "seed")
 
 
@@ -184,6 +187,9 @@ class ProgramSettings:
     input_threads: int | None = None
     """Threads that make minibatches ahead of the step; 0 makes each one inside the step, None is 0
     for data that are ready in memory and one for each usable core for images to be decoded."""
+    keep_decoded: bool = False
+    """Whether images are decoded once, before anything is timed, and kept in memory, as many as
+    fit 1 GiB; only for data that must be decoded."""
     compile_by: CompileBy = "network"
     """What a compiler sees at once. `segment`: one part of the network after the other (a residual
     stage, say), so that the gradients of the last are complete while the first run backward."""
@@ -248,10 +254,28 @@ class Effort:
     time_limit_s: float = 900.0
     memory_limit_bytes: int | None = None
     """Memory the worker may use; None is what the machine has free."""
+    interval: float | None = None
+    """Half of the 95 % interval that is wanted, as a share of the figure: 0.01 measures on until it
+    is ± 1 %; None measures no longer than the rest asks for."""
+    most_seconds: float = 60.0
+    """Measured seconds at which that is given up."""
+    instances: int = 4
+    """Programs that are built of each side where two alternate."""
+    attribution: bool = False
+    """Whether to find out what each step spends its time on (docs/attribution.md): the host's
+    times are stamped in every step, and further steps run under the framework's profiler."""
+    trace: bool = False
+    """Whether to keep the profiler's trace of a few steps, for Perfetto or chrome://tracing; it
+    brings the attribution with it."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "steps", "windows", "repeats", "memory_limit_bytes")
-        _at_least(self, 0, "seconds", "warmup_seconds")
+        _at_least(self, 1, "steps", "windows", "repeats", "memory_limit_bytes", "instances")
+        _at_least(self, 0, "seconds", "warmup_seconds", "most_seconds")
+        if self.interval is not None and not self.interval > 0:
+            raise UsageError(
+                f"interval={self.interval} must be more than 0: it is half of the 95 % interval as "
+                "a share of the figure. interval=0.01 measures until it is ± 1 %."
+            )
         if not self.time_limit_s > 0:
             raise UsageError(f"time_limit_s={self.time_limit_s} must be more than 0.")
 

@@ -3,7 +3,7 @@
 | name | what travels, and when |
 |---|---|
 | `none` | nothing: one device has the mean already |
-| `all-reduce` | each bucket of gradients, as soon as it is full; every rank updates its own weights |
+| `all-reduce` | each bucket of gradients, as soon as it is full; every rank updates its weights |
 | `all-reduce-16` | the same as 16-bit floats (bfloat16): half the bytes, rounded |
 | `parameter-server` | gradients to rank 0, which averages them and updates; its weights to all |
 | `local-sgd` | nothing for most steps; every `AVERAGE_EVERY` steps the weights, averaged |
@@ -146,6 +146,13 @@ class Alone:
     def broadcast(self, arrays: Sequence[Any], root: int) -> Pending:
         """Nobody else is there."""
         return _Done()
+
+    def agree(self, value: Any) -> Any:
+        """Whatever it says."""
+        return value
+
+    def close(self) -> None:
+        """There is nothing to leave."""
 
 
 class _Done:

@@ -7,6 +7,7 @@ The default follows the XDG Base Directory Specification 0.8: `$XDG_DATA_HOME`, 
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +59,26 @@ def locate(given: str | None) -> Location:
     if url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:"):
         return _file(Path(str(url.database)))
     return Location(url=url, path=None)
+
+
+def files_folder(location: Location) -> Path:
+    """Where files that belong to runs lie: beside the store's own file, or for a database elsewhere
+    where the default store would be."""
+    path = location.path or default_path()
+    return path.with_name(f"{path.stem}-files")
+
+
+def move_beside(location: Location, run_id: str, file: Path) -> str:
+    """Move a file of a run into `files_folder`; where it then is. StoreError where that fails."""
+    folder = files_folder(location) / run_id
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return str(shutil.move(file, folder / file.name))
+    except OSError as error:
+        raise StoreError(
+            f"{file.name} of run {run_id} cannot be kept in {folder}: {error.strerror}. Make room "
+            "there, or name another store with --store."
+        ) from error
 
 
 def make_folder(path: Path) -> None:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -31,7 +32,7 @@ from cubemesh.model import Machine, Question, RunKey, RunRecord, Series, Status
 from cubemesh.results import schema
 from cubemesh.results.engine import connect
 from cubemesh.results.failures import explained
-from cubemesh.results.location import Location, locate, make_folder
+from cubemesh.results.location import Location, locate, make_folder, move_beside
 from cubemesh.results.rows import (
     MOST_CANDIDATES,
     ambiguous,
@@ -116,6 +117,11 @@ class Store:
             if chunks:
                 connection.execute(insert(schema.series), chunks)
 
+    def keep(self, run_id: str, file: Path) -> str:
+        """Move `file`, which belongs to a run, into the folder of files beside the store; where it
+        then is. StoreError when it cannot be written."""
+        return move_beside(self._location, run_id, file)
+
     def find(self, key: RunKey) -> RunRecord | None:
         """The newest stored record that may stand for a new run of `key`: one that came to an
         answer (ok, out of memory, unsupported, …), not a crash, a kill or a time limit."""
@@ -190,6 +196,22 @@ class Store:
                 self._check_stored(connection, run_ids)
             rows = connection.execute(newest_first.limit(limit)).all()
         return [from_text(RunRecord, row.record, f"Run {row.run_id}") for row in reversed(rows)]
+
+    def ceilings(self, machine_id: str) -> list[RunRecord]:
+        """The records of ceilings that were measured on a machine, oldest first; those that ended
+        well."""
+        query = (
+            select(records.c.run_id, records.c.record)
+            .where(
+                records.c.machine_id == machine_id,
+                records.c.work == "ceiling",
+                records.c.outcome == Status.OK.value,
+            )
+            .order_by(records.c.sequence)
+        )
+        with self._read() as connection:
+            rows = connection.execute(query).all()
+        return [from_text(RunRecord, row.record, f"Run {row.run_id}") for row in rows]
 
     def series(self, run_id: str, name: str | None = None) -> list[Series]:
         """The series kept beside a run, all or those of one name; empty where there are none."""

@@ -15,6 +15,7 @@ from cubemesh.model.machine import Unknown
 from cubemesh.model.outcome import Outcome
 from cubemesh.model.plain import from_plain
 from cubemesh.model.record import (
+    Breakdown,
     Curve,
     Figure,
     Part,
@@ -83,6 +84,7 @@ def assemble(
         figures={**measured, **said},
         curves=tuple({c.name: c for c in _nouns(events, "curve", Curve)}.values()),
         parts=tuple(_nouns(events, "part", Part)),
+        breakdowns=tuple(_nouns(events, "breakdown", Breakdown)),
         series=tuple(dict.fromkeys(s.name for s in series)),
         warnings=tuple(dict.fromkeys(_nouns(events, "warning", Warning))),
         unmeasured=tuple(dict.fromkeys(_nouns(events, "unmeasured", Unknown))),

@@ -28,6 +28,7 @@ from cubemesh.model.plain import digest
 from cubemesh.model.record import Environment, RunKey, RunRecord, new_run_id
 from cubemesh.model.series import Series
 from cubemesh.model.spec import RunSpec
+from cubemesh.predict.usage import with_usage
 from cubemesh.runs import folders
 from cubemesh.runs.assemble import assemble
 from cubemesh.runs.code_version import code_version
@@ -55,8 +56,14 @@ class Keeper(Protocol):
     def attempts(self, key: RunKey) -> int:
         """How many records with this key are stored."""
 
+    def ceilings(self, machine_id: str) -> list[RunRecord]:
+        """The records of ceilings that were measured on a machine."""
+
     def save(self, record: RunRecord, series: Iterable[Series] = ()) -> None:
         """Keep a record with its series, both or neither."""
+
+    def keep(self, run_id: str, file: Path) -> str:
+        """Move a file that belongs to a run beside the store; where it then is."""
 
     def save_machine(self, machine: Machine) -> None:
         """Keep what the machine is."""
@@ -204,10 +211,20 @@ class Executor:
             name_of=self._name_of,
         )
         other = self._environments.get(spec.program.framework)
-        record = dataclasses.replace(record, environment=other)
+        record = dataclasses.replace(
+            record, environment=other, artifacts=self._kept(record.run_id, events)
+        )
+        record = with_usage(record, self._store.ceilings(key.machine_id))
         self._store.save(record, series)
         folders.remove(folder)
         return record
+
+    def _kept(self, run_id: str, events: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """The files that a run names, moved to where they stay; name → path."""
+        named = {e["name"]: Path(e["file"]) for e in events if e["event"] == "artifact"}
+        return {
+            name: self._store.keep(run_id, file) for name, file in named.items() if file.is_file()
+        }
 
     def _not_installed(self, spec: RunSpec, key: RunKey) -> RunRecord:
         """Kept as well, so that a report can say why a figure is missing."""

@@ -12,14 +12,13 @@ window. After each epoch every validation sample is scored (`evaluation.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 
 from cubemesh.data.base import Source
 from cubemesh.data.feed import Feed, in_order
 from cubemesh.data.pipeline import Batches
-from cubemesh.frameworks.base import Batch, Diverged, Program, Unsupported
+from cubemesh.frameworks.base import Diverged, Program, Unsupported
 from cubemesh.measure.base import Log
 from cubemesh.measure.timer import Stopwatch
 from cubemesh.model.record import Curve, Figure, Window
@@ -33,39 +32,34 @@ WINDOWS = 12
 
 def train(
     program: Program,
-    train_source: Source,
+    feed: Feed,
     validation_source: Source,
     work: Train,
     log: Log,
     data_on: DataOn = "host",
-    input_threads: int = 0,
 ) -> list[Window]:
-    """Train `work.epochs` epochs with an evaluation after each, and tell the log what came of it.
+    """Train `work.epochs` epochs of `feed`, which has as many at least, with an evaluation after
+    each, and tell the log what came of it.
 
     Windows are marked `epoch-N`. Curves: training_loss by step, validation_loss and
     validation_accuracy by epoch. Figures, of the last epoch: accuracy, top5_accuracy where there
-    are more than five classes, validation_loss. Diverged as soon as a loss that is read is not a
-    finite number; UsageError where the batch is larger than the training data; Unsupported for
-    `data_on="device"`. Minibatches are made ahead by `input_threads` threads. Returns the measured
-    windows.
+    are more than five classes, validation_loss. Samples to validate on are made as the feed's are.
+    Diverged as soon as a loss that is read is not a finite number; Unsupported for
+    `data_on="device"`. Returns the measured windows.
     """
     if data_on == "device":
         raise Unsupported(
             "Training over epochs feeds every sample, so its batches are copied from the host one "
             "by one. Set data_on=host, or measure single steps with train_steps."
         )
-    feed = Feed(
-        train_source, work.batch_per_device, work.seed, threads=input_threads, epochs=work.epochs
-    )
     training = _Training(program=program, feed=feed, work=work, log=log)
     validation: list[Scored] = []
-    with closing(feed):
-        for epoch in range(1, work.epochs + 1):
-            training.run_epoch(epoch)
-            with log.phase("evaluate"), closing(_in_order(validation_source, feed)) as batches:
-                validation.append(_evaluate(program, batches, epoch, work, log))
-            training.tell_curve()
-            _tell_curves(validation, log)
+    for epoch in range(1, work.epochs + 1):
+        training.run_epoch(epoch)
+        with log.phase("evaluate"), closing(_in_order(validation_source, feed)) as batches:
+            validation.append(_evaluate(program, batches, epoch, work, log))
+        training.tell_curve()
+        _tell_curves(validation, log)
     _tell_figures(validation[-1], validation_source.classes, log)
     return training.measured
 
@@ -90,16 +84,15 @@ class _Training:
 
     def run_epoch(self, epoch: int) -> None:
         """One pass over the training data."""
-        batches = self.feed
         sizes = window_sizes(self.feed.steps_per_epoch, self.work.epochs, first=epoch == 1)
         if epoch == 1:
             with self.log.phase("warm-up"):
-                self._run_windows("warm-up", epoch, batches, sizes[:1])
+                self._run_windows("warm-up", epoch, sizes[:1])
             sizes = sizes[1:]
         if not sizes:
             return
         with self.log.phase("measure"):
-            self._run_windows("measure", epoch, batches, sizes)
+            self._run_windows("measure", epoch, sizes)
 
     def tell_curve(self) -> None:
         """The training loss so far."""
@@ -112,12 +105,10 @@ class _Training:
             )
         )
 
-    def _run_windows(
-        self, phase: str, epoch: int, batches: Iterator[Batch], sizes: list[int]
-    ) -> None:
-        program = self.program
+    def _run_windows(self, phase: str, epoch: int, sizes: list[int]) -> None:
+        program, feed = self.program, self.feed
         watch = Stopwatch(
-            step=lambda: program.train_step(program.place(next(batches))),
+            step=lambda: program.train_step(program.place(next(feed))),
             synchronize=program.synchronize,
             clock=program.clock,
             samples_per_step=self.work.batch_per_device,

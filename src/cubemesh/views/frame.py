@@ -55,7 +55,7 @@ class Frame:
         self.sideways = chart.kind == "bar" and any(len(text) > _SHORT_NAME for text in texts)
         """Whether categories run downwards and values to the right."""
         places = [x for line in chart.lines for x in {x_text(p) for p in line.points}]
-        self.shared = len(places) > len(set(places))
+        self.shared = len(places) > len(set(places)) and not chart.stacked
         """Whether two lines have a value for the same category."""
         self.along = "y" if self.sideways else "x"
         self.value = "x" if self.sideways else "y"
@@ -88,7 +88,7 @@ class Frame:
         row = self._named_row(index, point)
         row |= {
             "y": point.y,
-            "label": number(point.y),
+            "label": clean(point.label) if self.chart.kind == "scatter" else number(point.y),
             "value": quantity(point.y, self.chart.y.unit, low, high),
         }
         row["said"] = f"{row['title']}: {row['value']}"
@@ -105,7 +105,9 @@ class Frame:
         role = self.chart.lines[index].role
         place = x_text(point)
         if not self.category:
-            place = f"{clean(self.chart.x.name)} {place}".strip()
+            place = f"{clean(self.chart.x.name)} {place} {clean(self.chart.x.unit)}".strip()
+        if point.label:
+            place = f"{clean(point.label)} · {place}"
         return {
             "line": self.names[index],
             "x": self._category(point) if self.category else float(point.x),
@@ -143,7 +145,8 @@ class Frame:
             scale = alt.Scale(type="log", base=base, nice=False, padding=16)
         if all(value.is_integer() for value in values):
             axis["tickMinStep"] = 1
-        return channel("x:Q", scale=scale, axis=alt.Axis(**axis, format=","))
+        plain = ",.4~r" if self.chart.kind == "scatter" else ","
+        return channel("x:Q", scale=scale, axis=alt.Axis(**axis, format=plain))
 
     def value_channel(self, field: str = "y") -> Any:
         """The channel of y, for the field of the rows that holds it."""
@@ -165,6 +168,11 @@ class Frame:
             return alt.Scale(type="log", base=base)
         drawn = [p for p in self.points if gap_reason(self.chart, p) is None]
         ends = [p.y for p in drawn if p.y is not None]
+        if self.chart.stacked:
+            sums: dict[str, float] = {}
+            for p in drawn:
+                sums[x_text(p)] = sums.get(x_text(p), 0.0) + (p.y or 0.0)
+            return alt.Scale(domainMin=0, domainMax=max(sums.values(), default=1.0))
         ends += [end for p in drawn for end in _interval(p) or ()]
         if not ends:
             return alt.Scale(domain=[0, 1])

@@ -16,7 +16,7 @@ from cubemesh.units import format_number
 from cubemesh.views import run_facts, wording
 from cubemesh.views.look import variable
 from cubemesh.views.page import Chip, chips
-from cubemesh.views.run_facts import PhaseShare
+from cubemesh.views.run_facts import PartShare, PhaseShare
 from cubemesh.views.sparks import sparkline
 from cubemesh.views.timeline import Timeline, timeline
 
@@ -44,6 +44,10 @@ class ShownRun:
     settings: tuple[tuple[str, str], ...]
     phases: tuple[tuple[PhaseShare, str], ...]
     """Each with the CSS variable of its colour."""
+    parts: tuple[tuple[PartShare, str], ...]
+    """The same for the parts of the step."""
+    breakdowns: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+    """(title, its longest rows)."""
     small: tuple[SmallChart, ...]
     timeline: Timeline | None
     chips: tuple[Chip, ...]
@@ -66,6 +70,14 @@ def shown_run(record: RunRecord, series: Sequence[Series]) -> ShownRun:
         phases=tuple(
             (phase, variable(_PHASE_COLOURS.get(phase.name, "c6")))
             for phase in run_facts.phase_shares(record)
+        ),
+        parts=tuple(
+            (part, variable(_PART_COLOURS[named.name]))
+            for part, named in zip(run_facts.part_shares(record), record.parts, strict=True)
+        ),
+        breakdowns=tuple(
+            (f"Time of a step by {wording.clean(b.name)}", run_facts.breakdown_facts(b))
+            for b in record.breakdowns
         ),
         small=tuple(_small(record)),
         timeline=timeline(record, series),
@@ -90,6 +102,17 @@ _PHASE_COLOURS: Mapping[str, str] = {
     "warm-up": "c4",
     "measure": "c1",
     "evaluate": "c5",
+}
+
+
+_PART_COLOURS: Mapping[str, str] = {
+    "compute": "c1",
+    "exposed_communication": "c5",
+    "input_stall": "c2",
+    "launch_gaps": "c4",
+    "straggler_wait": "c6",
+    "host": "c3",
+    "other": "published",
 }
 
 

@@ -56,6 +56,12 @@ def step_statistics(record: RunRecord) -> dict[str, float | int | None] | None:
     }
 
 
+def attribution(record: RunRecord) -> dict[str, float] | None:
+    """Seconds of the mean step by part; they add up to `step_s.mean`. None where no attribution
+    was asked for. A part that cannot be on this many devices is absent, not 0."""
+    return {part.name: part.seconds for part in record.parts} or None
+
+
 def spec_json(spec: RunSpec) -> dict[str, Any]:
     """A spec in its four parts, with what people look for first at the top level as well."""
     work = spec.work
@@ -84,11 +90,21 @@ def record_json(record: RunRecord) -> dict[str, Any]:
         },
         "throughput_per_s": record.figure("throughput_per_s"),
         "step_s": step_statistics(record),
+        "attribution_s": attribution(record),
         **{
             name: to_plain(getattr(record, name))
-            for name in ("figures", "phases", "windows", "curves", "parts", "warnings", "ranks")
+            for name in (
+                "figures",
+                "phases",
+                "windows",
+                "curves",
+                "parts",
+                "breakdowns",
+                "warnings",
+            )
         },
         "unmeasured": to_plain(record.unmeasured),
+        "ranks": to_plain(record.ranks),
         "series": list(record.series),
         "artifacts": dict(record.artifacts),
         "machine_id": record.key.machine_id,

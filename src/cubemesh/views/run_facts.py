@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cubemesh.frameworks import entry
-from cubemesh.model import RunRecord, Series
+from cubemesh.model import Breakdown, Figure, RunRecord, Series
 from cubemesh.units import format_seconds
 from cubemesh.views import wording
 from cubemesh.views.plain import step_statistics
@@ -26,10 +26,24 @@ _NAMES: Mapping[str, str] = {
     "dram_watts": "DRAM power",
     "gpu_energy_joules": "GPU energy by counter",
     "gpu_energy_integrated_joules": "GPU energy by integrated power",
+    "rate_flops_per_s": "for seconds",
+    "rate_bytes_per_s": "for seconds",
+    "fastest_flops_per_s": "fastest",
+    "fastest_bytes_per_s": "fastest",
+    "model_flops_per_s": "matrix operations",
+    "model_bytes_per_s": "bytes moved, as counted",
+    "mfu_percent": "MFU, of the datasheet",
+    "memory_use_percent": "memory use, of the datasheet",
+    "ceiling_mfu_percent": "MFU, of the measured ceiling",
+    "ceiling_memory_use_percent": "memory use, of the measured ceiling",
     "telemetry_cpu_share": "cost of sampling",
     "telemetry_cpu_percent": "cost of sampling, of its processor time",
 }
 """Figure → how it is called, where its own name does not read well."""
+_SHARES = ("mfu_percent", "memory_use_percent")
+
+MOST_ROWS = 10
+"""Rows of a breakdown that are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +67,7 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
         facts.append(("step, median", wording.quantity(median, "s", low, high)))
         facts.append(("windows", wording.number(len(record.measured))))
     facts += [
-        (_figure_name(name), wording.quantity(figure.value, figure.unit, figure.low, figure.high))
+        (_figure_name(name), _figure_text(name, figure))
         for name, figure in record.figures.items()
         if name not in ("throughput_per_s", "step_s", "wall_s")
     ]
@@ -69,10 +83,6 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
     )
     if devices:
         facts.append(("ran on", wording.clean(", ".join(devices))))
-    facts += [
-        (wording.clean(f"{part.name} ({part.method})"), format_seconds(part.seconds))
-        for part in record.parts
-    ]
     if record.environment is not None:
         packages = record.environment.software.packages
         own = [p for p in entry(record.spec.program.framework).packages if p in packages]
@@ -83,6 +93,47 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
     if record.attempt > 1:
         facts.append(("attempt", str(record.attempt)))
     return tuple(facts)
+
+
+def _figure_text(name: str, figure: Figure) -> str:
+    """A figure with its interval; of ceilings and shares of them also what stands behind it."""
+    text = wording.quantity(figure.value, figure.unit, figure.low, figure.high)
+    tells = name.startswith(("rate_", "fastest_")) or name.endswith(_SHARES)
+    return wording.clean(f"{text}, {figure.method}") if tells and figure.method else text
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartShare:
+    """A part of the step, its time, and its share of the mean step."""
+
+    name: str
+    seconds: str
+    share: float
+    method: str
+
+
+def part_shares(record: RunRecord) -> tuple[PartShare, ...]:
+    """The attribution of the step; nothing where none was asked for."""
+    step_s = math.fsum(part.seconds for part in record.parts)
+    return tuple(
+        PartShare(
+            name=wording.words(part.name),
+            seconds=format_seconds(part.seconds),
+            share=part.seconds / step_s if step_s > 0 else 0.0,
+            method=wording.clean(part.method),
+        )
+        for part in record.parts
+    )
+
+
+def breakdown_facts(breakdown: Breakdown) -> tuple[tuple[str, str], ...]:
+    """The longest rows of a breakdown, and what the others come to."""
+    rows = breakdown.rows
+    shown = [(wording.clean(r.name), format_seconds(r.seconds)) for r in rows[:MOST_ROWS]]
+    if len(rows) > MOST_ROWS:
+        rest = math.fsum(row.seconds for row in rows[MOST_ROWS:])
+        shown.append((f"{len(rows) - MOST_ROWS} more", format_seconds(rest)))
+    return tuple(shown)
 
 
 def phase_shares(record: RunRecord) -> tuple[PhaseShare, ...]:

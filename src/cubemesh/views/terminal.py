@@ -120,6 +120,18 @@ def print_record(console: Console, record: RunRecord, series: Sequence[Series] =
     for title, pairs in (
         ("Settings that differ from the default", wording.own_settings(record.spec)),
         (
+            "Where the step's time goes",
+            [
+                (p.name, f"{p.seconds}, {100 * p.share:.1f} %")
+                for p in run_facts.part_shares(record)
+            ],
+        ),
+        *(
+            (f"Time of a step by {wording.clean(b.name)}", run_facts.breakdown_facts(b))
+            for b in record.breakdowns
+        ),
+        ("Files", [(wording.clean(n), wording.clean(f)) for n, f in record.artifacts.items()]),
+        (
             "Where the run's time went",
             [(p.name, p.seconds) for p in run_facts.phase_shares(record)],
         ),

@@ -3,7 +3,8 @@
 `vega_lite` makes a Vega-Lite specification of a `Chart`. Each line is drawn in its role: what was
 measured as marks joined by a line, with its interval as a bar; a forecast dotted, with its interval
 as a band; what was published dashed and grey; a reference with long dashes. A missing point is a
-cross on the baseline that tells its reason. Heat maps are drawn in `heat.py`.
+cross on the baseline that tells its reason. In a scatter chart points stand alone, each with its
+label; a reference joins those that form a front. Heat maps are drawn in `heat.py`.
 
 Colours are CSS variables (see `look`), so the picture follows the page it stands in; `charts`
 puts real colours in their place for files.
@@ -87,6 +88,9 @@ class _Layers:
     def all(self) -> Iterator[alt.Chart]:
         """The layers of every line; where no point has a value, one that only makes the axes."""
         indices = range(len(self.chart.lines))
+        if self.chart.kind == "bar" and self.chart.stacked:
+            yield from self._stack()
+            return
         if not any(self.frame.rows(index) for index in indices):
             rows = [row | {"y": 0} for i in indices for row in self.frame.missing_rows(i)]
             axes = self._base(rows).mark_point(opacity=0, aria=False)
@@ -94,7 +98,9 @@ class _Layers:
         for index, line in enumerate(self.chart.lines):
             rows, missing = self.frame.rows(index), self.frame.missing_rows(index)
             if rows:
-                draw = self._bars if self.chart.kind == "bar" else self._marks
+                draw = {"bar": self._bars, "scatter": self._scattered}.get(
+                    self.chart.kind, self._marks
+                )
                 yield from draw(index, line, rows)
             if missing:
                 yield self._crosses(index, missing)
@@ -158,6 +164,24 @@ class _Layers:
         target = base.mark_circle(size=420 if len(rows) <= _MOST_MARKS else 120, opacity=0)
         yield target.encode(y=self.frame.value_channel(), tooltip=self._tooltip(rows), **_SAID)
 
+    def _scattered(self, index: int, line: Line, rows: list[Row]) -> Iterator[alt.Chart]:
+        base = self._base(rows)
+        if line.role == "reference":
+            front = base.mark_line(strokeWidth=1.75, aria=False)
+            yield front.encode(y=self.frame.value_channel(), color=self._colour())
+            return
+        intervals = [row for row in rows if "low" in row]
+        if intervals:
+            yield from self._interval_bars(self._base(intervals), self.frame.looks[index].colour)
+        mark = base.mark_point(size=70, filled=True, opacity=1, shape=self.frame.looks[index].shape)
+        yield mark.encode(y=self.frame.value_channel(), color=self._colour(), **_SAID)
+        label = base.mark_text(dy=15, fontSize=11, aria=False)
+        yield label.encode(
+            y=self.frame.value_channel(), text="label:N", color=alt.value(variable("soft"))
+        )
+        target = base.mark_circle(size=420, opacity=0)
+        yield target.encode(y=self.frame.value_channel(), tooltip=self._tooltip(rows), **_SAID)
+
     def _points(self, index: int, base: alt.Chart, *, filled: bool) -> alt.Chart:
         look = self.frame.looks[index]
         points: alt.Chart = base.mark_point(
@@ -201,6 +225,22 @@ class _Layers:
             **{self.frame.value: self.frame.value_channel(field)},
             text="label:N",
             color=alt.value(variable("ink")),
+        )
+
+    def _stack(self) -> Iterator[alt.Chart]:
+        """The bars of all lines on one another, the first line nearest to the axis."""
+        rows = [
+            row | {"place": i} for i in range(len(self.frame.names)) for row in self.frame.rows(i)
+        ]
+        bar = self._base(rows).mark_bar(stroke=variable("paper"), strokeWidth=1)
+        value = self.frame.value_channel()
+        value.stack = "zero"
+        yield bar.encode(
+            **{self.frame.value: value},
+            color=self._colour(),
+            order=alt.Order("place:Q"),
+            tooltip=self._tooltip(rows),
+            **_SAID,
         )
 
     def _interval_bars(
@@ -258,6 +298,7 @@ _SAID = {"description": alt.Description("said:N")}
 _SYMBOLS: Mapping[str, dict[str, Any]] = {
     "line": {"symbolType": "stroke", "symbolStrokeWidth": 3, "symbolSize": 500},
     "bar": {"symbolType": "square"},
+    "scatter": {"symbolType": "circle"},
 }
 
 _CONFIG: dict[str, Any] = {

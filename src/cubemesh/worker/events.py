@@ -23,7 +23,7 @@ from typing import Any
 from cubemesh.model.machine import Unknown
 from cubemesh.model.outcome import Outcome
 from cubemesh.model.plain import to_plain
-from cubemesh.model.record import Curve, Figure, Part, Phase, Window
+from cubemesh.model.record import Breakdown, Curve, Figure, Part, Phase, Window
 from cubemesh.model.series import Series
 from cubemesh.model.warning import Warning
 
@@ -47,8 +47,9 @@ class EventLog:
     """The `Log` of a worker (see measure/base.py), written to a rank's event file.
 
     Events are `{"event": NAME, "t": seconds, NAME: noun as plain data}` with the names phase,
-    window, figure (with "name"), curve, part, warning, unmeasured, series, outcome; `rank` (what
-    this rank runs on), `enter` (a phase begins) and `progress` carry fields of their own.
+    window, figure (with "name"), curve, part, breakdown, warning, unmeasured, series, outcome;
+    `rank` (what this rank runs on), `enter` (a phase begins), `artifact` (a file in the run's
+    folder) and `progress` carry fields of their own.
     """
 
     def __init__(self, path: Path, rank: int, origin: float) -> None:
@@ -121,6 +122,14 @@ class EventLog:
     def part(self, part: Part) -> None:
         """Say a part of the step."""
         self._noun("part", part)
+
+    def breakdown(self, breakdown: Breakdown) -> None:
+        """Say where the time of a step goes."""
+        self._noun("breakdown", breakdown)
+
+    def artifact(self, name: str, file: str) -> None:
+        """Say that a file of the run's folder is to be kept beside the record."""
+        self._say("artifact", name=name, file=file)
 
     def warning(self, warning: Warning) -> None:
         """Say a warning."""

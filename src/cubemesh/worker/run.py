@@ -85,6 +85,7 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
             usable_cores=usable_cores,
             gpu_uuid=None if device == "cpu" else job.gpu_uuid,
             log=log,
+            folder=job.folder,
         )
         TASKS[spec.work.kind](task)
 

@@ -1,57 +1,50 @@
 """What a worker does for each kind of work: a table of tasks, built from the other rooms' parts.
 
     train_steps, forward   data ─ build ─ weights ─ warm-up ─ measure      (measure/timer.py)
+                           ─ profile, with attribution                     (measure/profiled.py)
     train                  data ─ build ─ weights ─ epochs, evaluations    (training/loop.py)
     ceiling                build ─ warm-up ─ measure                       (measure/timer.py)
 
 Between build and weights, a program that compiles does so, with one batch, in phase compile. A task
 says what it finds to its log and raises what ends it (worker/outcomes.py).
-
-Peak memory is the program's own count where its device keeps one. On the CPU it is the most that
-the process held from the loading of the weights on, less what it held, data and all, before the
-program was built, and less what compiling it has left in the process; the kernel counts it
-(worker/memory.py), so nothing is slowed down.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from typing import cast
 
 from cubemesh import networks
-from cubemesh.data import Source, disk, input_threads, open_for
-from cubemesh.data.base import Split
-from cubemesh.data.feed import Feed, placed_batches
+from cubemesh.data import disk
+from cubemesh.data.feed import placed_batches
 from cubemesh.data.sequences import Sequences
 from cubemesh.frameworks.base import (
     Batch,
-    BuildRequest,
     CeilingProgram,
-    Compiles,
     Diverged,
     Framework,
-    OutOfMemory,
     Program,
-    ScalesLoss,
     Unsupported,
 )
 from cubemesh.frameworks.ceilings import try_out
 from cubemesh.measure.figures import figures
+from cubemesh.measure.profiled import Attributed
 from cubemesh.measure.telemetry import Meter, Telemetry, idle_power, open_meters
 from cubemesh.measure.timer import Measured, measure
 from cubemesh.measure.validity import judge
 from cubemesh.model.record import Figure
 from cubemesh.model.spec import Ceiling, NetworkWork, RunSpec, Train
 from cubemesh.networks.graph import Network
-from cubemesh.parallel import exchanges
 from cubemesh.training.loop import train as train_epochs
-from cubemesh.units import format_bytes
-from cubemesh.worker import memory
+from cubemesh.worker import inputs
+from cubemesh.worker.attributing import attribute
+from cubemesh.worker.built import built
 from cubemesh.worker.events import EventLog
+from cubemesh.worker.step_figures import tokens
 
 RATES = {"FLOP/s": ("rate_flops_per_s", "FLOP/s"), "byte/s": ("rate_bytes_per_s", "B/s")}
 """Unit of a ceiling → the name of its figure, and the figure's unit."""
@@ -70,6 +63,8 @@ class Task:
     gpu_uuid: str | None = None
     """The GPU whose utilisation is sampled; None for none."""
     log: EventLog
+    folder: str = ""
+    """Where files to keep beside the record are written."""
 
 
 def train_steps(task: Task) -> None:
@@ -88,20 +83,21 @@ def train(task: Task) -> None:
     meters = _meters(task)
     network = _network(work)
     with log.phase("data"):
-        sources = _open(work, network, "train"), _open(work, network, "validation")
+        source = inputs.open_split(task.spec, network, "train")
+        validation = inputs.open_split(task.spec, network, "validation")
+        feed = inputs.feed(task.spec, source, task.usable_cores, epochs=work.epochs)
 
     def sample() -> Batch:
-        return next(Feed(sources[0], work.batch_per_device, work.seed).epoch(0))
+        return next(feed.epoch(0))
 
-    with _built(task, network, sample) as program:
+    with closing(feed), _built(task, network, sample) as program:
         with Telemetry(log, task.usable_cores, meters=meters) as telemetry:
             started = time.perf_counter()
-            windows = train_epochs(
-                program, *sources, work, log, task.spec.program.data_on, _input_threads(task)
-            )
+            windows = train_epochs(program, feed, validation, work, log, task.spec.program.data_on)
             ended = time.perf_counter()
         telemetry.check_host(started, ended)
         telemetry.keep_energy(windows, sum(w.samples for w in windows))
+        inputs.say(log, (source, feed.tried), (validation, None))
         for warning in judge(windows) if windows else ():
             log.warning(warning)
 
@@ -161,55 +157,35 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
     meters = _meters(task)
     network = _network(work)
     with log.phase("data"):
-        source = _open(work, network, "train")
-        threads = _input_threads(task)
-        feed = Feed(source, work.batch_per_device, work.seed, threads=threads)
+        source = inputs.open_split(task.spec, network, "train")
+        feed = inputs.feed(task.spec, source, task.usable_cores)
     with closing(feed), _built(task, network, lambda: next(feed.epoch(0))) as program:
         queue = step_of(program)
-        batches = placed_batches(program, feed, task.spec.program.data_on)
+        attributed = attribute(task.spec, program, feed, queue, log, task.folder)
+        if attributed is None:
+            batches = placed_batches(program, feed, task.spec.program.data_on)
 
-        def step() -> None:
-            queue(next(batches))
+            def step() -> None:
+                queue(next(batches))
 
-        measured, telemetry = _timed(
-            task, meters, program, step, samples_per_step=work.batch_per_device
-        )
+            measured, telemetry = _timed(task, meters, program, step, work.batch_per_device)
+        else:
+            measured, telemetry = _timed(
+                task, meters, program, attributed.steps, work.batch_per_device, attributed
+            )
+            with log.phase("profile"):
+                attributed.finish()
+            if attributed.trace is not None:
+                log.artifact("trace", attributed.trace)
         telemetry.keep_energy(measured.windows, sum(w.samples for w in measured.windows))
-        if task.spec.program.data_on == "host":
-            log.figure("input_wait_s", _input_wait(measured, feed))
+        if task.spec.program.data_on == "host" and attributed is None:
+            log.figure("input_wait_s", inputs.wait(measured, feed))
+        inputs.say(log, (feed.source, feed.tried))
         if isinstance(feed.source, Sequences):
-            log.figure("tokens_per_s", _tokens(measured, feed.source))
+            log.figure("tokens_per_s", tokens(measured, feed.source))
         # Once, at the end: reading a loss waits for the device, and a loss that has stopped being
         # a number does not become one again.
         _check_loss(program)
-
-
-def _input_threads(task: Task) -> int:
-    """None are needed where one batch lies on the device for good."""
-    work, program = cast(NetworkWork, task.spec.work), task.spec.program
-    if program.data_on == "device":
-        return 0
-    return input_threads(work.data, program.input_threads, task.usable_cores)
-
-
-def _input_wait(measured: Measured, feed: Feed) -> Figure:
-    """What a step waited for its minibatch, in the mean; without threads, what making it took."""
-    steps = sum(w.steps for w in measured.windows)
-    waited_s = feed.waited_s(measured.started, measured.ended)
-    method = f"by {feed.threads} threads ahead of the step" if feed.threads else "made in the step"
-    return Figure(value=waited_s / steps, unit="s", n=steps, method=method)
-
-
-def _tokens(measured: Measured, source: Sequences) -> Figure:
-    """Positions that count a second: samples a second times those of a sample, in the mean."""
-    rate, each = figures(measured.windows, wall_s=0.0)["throughput_per_s"], source.tokens_per_sample
-    return Figure(
-        value=rate.value * each,
-        unit="tokens/s",
-        low=None if rate.low is None else rate.low * each,
-        high=None if rate.high is None else rate.high * each,
-        n=rate.n,
-    )
 
 
 def _meters(task: Task) -> tuple[Meter, ...]:
@@ -228,8 +204,10 @@ def _timed(
     program: Program | CeilingProgram,
     step: Callable[[], None],
     samples_per_step: int,
+    attributed: Attributed | None = None,
 ) -> tuple[Measured, Telemetry]:
-    """Time `step`, with the machine watched beside it."""
+    """Time `step`, with the machine watched beside it. How busy the processors are is not kept
+    where reading profiles between the windows has kept them busy too."""
     with Telemetry(task.log, task.usable_cores, meters=meters) as telemetry:
         measured = measure(
             step,
@@ -238,9 +216,11 @@ def _timed(
             samples_per_step=samples_per_step,
             effort=task.spec.effort,
             log=task.log,
+            beside=None if attributed is None else attributed.beside,
         )
     telemetry.check_host(measured.started, measured.ended)
-    telemetry.keep_utilisation(measured.started, measured.ended)
+    if attributed is None or not attributed.on_host:
+        telemetry.keep_utilisation(measured.started, measured.ended)
     return measured, telemetry
 
 
@@ -255,88 +235,10 @@ def _network(work: NetworkWork) -> Network:
     return network
 
 
-@contextmanager
-def _built(task: Task, network: Network, sample: Callable[[], Batch]) -> Iterator[Program]:
-    """A program of `network` that holds its initial weights; one that compiles is compiled for
-    `sample()`. The most memory it held until the end is said there. An error leaves it as it is,
-    because the process ends with it."""
-    spec, log = task.spec, task.log
-    work = cast(NetworkWork, spec.work)
-    before_bytes = memory.held_bytes()
-    with log.phase("build"):
-        request = BuildRequest(
-            network=network,
-            work=work,
-            placement=spec.placement,
-            program=spec.program,
-            exchange=exchanges.make(spec.program.exchange),
-            device=task.device,
-            threads=task.threads,
-        )
-        program = task.framework.build(request)
-    if isinstance(program, Compiles):
-        compiling_bytes = _compile(program, sample, log)
-        before_bytes = None if before_bytes is None else before_bytes + compiling_bytes
-    with log.phase("weights"):
-        program.load(network.draw(work.seed))
-    since = "the weights were loaded" if memory.reset_peak() else "the process began"
-    yield program
-    _say_loss_scale(program, log)
-    peak = _peak_memory(program, before_bytes, since)
-    if peak is not None:
-        log.figure("peak_memory_bytes", peak)
-        _check_limit(peak, spec.effort.memory_limit_bytes)
-    program.close()
-
-
-def _say_loss_scale(program: Program, log: EventLog) -> None:
-    """What the loss was multiplied by in the end, for a program that does so."""
-    if isinstance(program, ScalesLoss) and (scaled := program.loss_scale()) is not None:
-        value, method = scaled
-        log.figure("loss_scale", Figure(value=value, unit="", method=method))
-
-
-def _check_limit(peak: Figure, limit_bytes: int | None) -> None:
-    """What the kernel refuses counts whole mappings, with room for stacks; a limit that was asked
-    for holds to the byte."""
-    if limit_bytes is not None and peak.value > limit_bytes:
-        raise OutOfMemory(f"it held {format_bytes(peak.value)}, past {format_bytes(limit_bytes)}")
-
-
-def _compile(program: Program, sample: Callable[[], Batch], log: EventLog) -> int:
-    """Compile a program that offers it; how many bytes more the process holds after it."""
-    assert isinstance(program, Compiles)
-    before_bytes = memory.held_bytes()
-    with log.phase("compile") as phase:
-        phase.cached = program.compile(program.place(sample()))
-    after_bytes = memory.held_bytes()
-    if before_bytes is None or after_bytes is None:
-        return 0
-    return max(0, after_bytes - before_bytes)
-
-
-def _peak_memory(program: Program, before_bytes: int | None, since: str) -> Figure | None:
-    counted = program.peak_memory_bytes()
-    if counted is not None:
-        return Figure(value=counted, unit="B", method="the framework's own count")
-    held_bytes = memory.peak_held_bytes()
-    if held_bytes is None or before_bytes is None:
-        return None
-    method = f"most that the process held since {since}, less what it held before building"
-    if isinstance(program, Compiles):
-        method += " and what compiling has left"
-    return Figure(value=max(0, held_bytes - before_bytes), unit="B", method=method)
-
-
-def _open(work: NetworkWork, network: Network, split: Split) -> Source:
-    return open_for(
-        network,
-        work.data,
-        work.data_path,
-        split,
-        seed=work.seed,
-        samples_needed=work.batch_per_device,
-    )
+def _built(
+    task: Task, network: Network, sample: Callable[[], Batch]
+) -> AbstractContextManager[Program]:
+    return built(task.spec, task.framework, task.device, task.threads, network, sample, task.log)
 
 
 def _check_loss(program: Program) -> None:

@@ -20,11 +20,11 @@ from cubemesh.errors import UsageError
 from cubemesh.frameworks.base import (
     Array,
     Batch,
-    Bucket,
     BuildRequest,
     check_weights,
     monotonic_s,
 )
+from cubemesh.frameworks.exchange import Bucket
 from cubemesh.frameworks.jax.network import NetworkFunction
 from cubemesh.frameworks.jax.optimizers import Optimizer, make_optimizer
 from cubemesh.frameworks.jax.runtime import NUMERICS, Numerics, prepare
@@ -37,6 +37,10 @@ Placed = tuple[jax.Array, ...]
 _ALIGNMENT_BYTES = 64
 """Where an array must begin for XLA's CPU client to take it as it lies, without a copy of its own
 (xla/cpu_function_runtime.h, MinAlign)."""
+_WAITED_BYTES = 4 * 2**20
+"""From here on a copy on the host, in pages that are new each time, takes longer than waiting for
+the transfer: on an H200 waiting makes AlexNet's step (39 MB) 1.40 times as fast as a copy does,
+and LittleCNN's (0.8 MB) 0.87 times."""
 
 
 class Carry(NamedTuple):
@@ -76,17 +80,17 @@ class JaxProgram:
 
     def place(self, batch: Batch) -> Placed:
         """Copy to the device, then turn to the program's layout and type there. A CPU computes from
-        memory of the placed batch's own, as it lies; a GPU is sent the batch itself and waited for
-        until it has it, which spares the host a copy and the pages of it."""
-        on_cpu = self._device.platform == "cpu"
-        sent = [self._send(array, on_cpu) for array in (*batch.inputs, batch.labels)]
-        if not on_cpu:
+        memory of the placed batch's own, as it lies. A GPU is sent such a copy too; a large batch
+        is sent as it is, and waited for until the GPU has it."""
+        waits = self._device.platform != "cpu" and batch.size_bytes >= _WAITED_BYTES
+        sent = [self._send(array, waits) for array in (*batch.inputs, batch.labels)]
+        if waits:
             jax.block_until_ready(sent)
         return tuple(map(self._turned, sent))
 
-    def _send(self, array: Array, on_cpu: bool) -> jax.Array:
+    def _send(self, array: Array, waits: bool) -> jax.Array:
         dtype = array.dtype if array.dtype.kind == "f" else np.dtype(np.int32)
-        host = _aligned_copy(array, dtype) if on_cpu else np.ascontiguousarray(array, dtype)
+        host = np.ascontiguousarray(array, dtype) if waits else _aligned_copy(array, dtype)
         return jax.device_put(host, self._device)
 
     def _turned(self, sent: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from cubemesh.frameworks.tensorflow.lowerings import far_padding, window_shares
+from cubemesh.frameworks.tensorflow.lowerings import far_padding, pads_as_same, window_shares
 from cubemesh.networks.layers import (
     Add,
     AveragePool,
@@ -84,10 +84,17 @@ Lowering = Callable[..., Any]
 
 
 def _convolution(layer: Convolution, site: Site, x: Any) -> Any:
-    if any(layer.padding):
+    """`same` where it pads the same cells, as one writes it; else the image is padded before."""
+    same = pads_as_same(layer)
+    if any(layer.padding) and not same:
         x = layers.ZeroPadding2D(layer.padding)(x)
     made = layers.Conv2D(
-        layer.filters, layer.kernel, layer.stride, groups=layer.groups, use_bias=layer.bias
+        layer.filters,
+        layer.kernel,
+        layer.stride,
+        padding="same" if same else "valid",
+        groups=layer.groups,
+        use_bias=layer.bias,
     )
     return _weighted(made, site, x)
 

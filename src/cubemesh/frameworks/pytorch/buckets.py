@@ -40,7 +40,9 @@ class GradientBuckets:
         self._missing: list[int] = []
         self._next = 0
         for name, parameter in self._parameters.items():
-            parameter.register_post_accumulate_grad_hook(self._hook(name))
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                self._hook(name)
+            )
         self.start()
 
     def start(self) -> None:
@@ -61,7 +63,7 @@ class GradientBuckets:
         first = self._parameters[names[0]]
         sizes = [self._parameters[name].numel() for name in names]
         flat = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
-        for name, part in zip(names, flat.split(sizes), strict=True):
+        for name, part in zip(names, torch.split(flat, sizes), strict=True):
             like = self._parameters[name]
             self._places[name] = part.as_strided(like.size(), like.stride(), part.storage_offset())
             self._bucket_of[name] = index
@@ -88,7 +90,8 @@ def packed(parameters: Mapping[str, Tensor], bucket_bytes: int) -> Iterable[list
     `bucket_bytes` or more, or the next parameter is of another type."""
     names: list[str] = []
     held = 0
-    for name, parameter in reversed(parameters.items()):
+    for name in reversed(list(parameters)):
+        parameter = parameters[name]
         other = bool(names) and parameters[names[0]].dtype != parameter.dtype
         if names and (held >= bucket_bytes or other):
             yield names

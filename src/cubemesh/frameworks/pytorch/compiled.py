@@ -52,6 +52,7 @@ class CompiledProgram(PyTorchProgram):
     """The eager program, its forward pass, loss and backward pass compiled."""
 
     overwrites = False  # the compiler decides; a stage that changes its input would copy it back
+    shows_layers = False  # a compiled kernel may compute several
 
     def __init__(self, request: BuildRequest) -> None:
         _set_up_compiler()

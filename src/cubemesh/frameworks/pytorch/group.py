@@ -7,6 +7,7 @@ who is who; see https://docs.pytorch.org/docs/stable/elastic/run.html.
 from __future__ import annotations
 
 import datetime
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +35,8 @@ class TorchGroup:
         )
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
+        self._store = dist.distributed_c10d._get_default_store()
+        self._agreed = 0
 
     def all_reduce_mean(self, array: Tensor, narrow: bool = False) -> Pending:
         """See `Group`."""
@@ -53,9 +56,14 @@ class TorchGroup:
         return _Transfers([dist.broadcast(a, root, async_op=True) for a in arrays])
 
     def agree(self, value: Any) -> Any:
-        """Rank 0's `value`, on every rank; it travels as plain data through the launcher's store,
-        so no GPU waits for it."""
-        return _agree(value, self.rank, self.size)
+        """Rank 0's `value`, plain data, on every rank. It goes through the launcher's store, so no
+        device waits for it."""
+        self._agreed += 1
+        key = f"cubemesh/agreed/{self._agreed}"
+        if self.rank == 0:
+            self._store.set(key, json.dumps(value))
+            return value
+        return json.loads(self._store.get(key))
 
     def close(self) -> None:
         """Leave the group."""

@@ -4,13 +4,15 @@
     zero_grad comes first and drops the arrays, so no gradient lives through a forward pass
 
 On one device it does what handwritten PyTorch does and nothing more: no hooks, no copies but the
-batch's, no waiting. On several, gradients are gathered into buckets and exchanged (`buckets.py`). In `nhwc` the weights are converted when they are loaded and the batch when it is placed.
+batch's, no waiting. On several, gradients are gathered into buckets and exchanged (`buckets.py`).
+In `nhwc` the weights are converted when they are loaded and the batch when it is placed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -19,6 +21,7 @@ from torch import Tensor
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.base import PADDING, Array, Batch, BuildRequest, monotonic_s
 from cubemesh.frameworks.exchange import Bucket
+from cubemesh.frameworks.pytorch import profiling
 from cubemesh.frameworks.pytorch.buckets import GradientBuckets
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.frameworks.pytorch.optimizers import make_optimizer
@@ -30,6 +33,7 @@ from cubemesh.frameworks.pytorch.runtime import (
     synchronize,
 )
 from cubemesh.frameworks.pytorch.scaling import make_scaling
+from cubemesh.model.profile import Profile
 from cubemesh.model.spec import Train, TrainSteps
 from cubemesh.networks.precision import layer_precisions
 
@@ -42,6 +46,8 @@ class PyTorchProgram:
 
     overwrites = True
     """Whether a layer may write over its input where nobody needs it any more."""
+    shows_layers = True
+    """Whether the profiler can tell its layers apart."""
 
     def __init__(self, request: BuildRequest) -> None:
         settings, work, self.device = request.program, request.work, request.device
@@ -176,6 +182,22 @@ class PyTorchProgram:
     def state(self) -> dict[str, Array]:
         """A copy of every array on the host, in float32, or float64 where it is computed in."""
         return self._built.arrays()
+
+    def profile(
+        self, run: Callable[[], None], *, layers: bool = False, trace: str | None = None
+    ) -> Profile:
+        """See `Profiles` in frameworks/base."""
+        return profiling.profile(
+            run,
+            kind=self._kind,
+            layers=self._built.layers if layers and self.shows_layers else {},
+            trace=trace,
+            recording_s=self._recording_s,
+        )
+
+    @cached_property
+    def _recording_s(self) -> float:
+        return profiling.recording_s() if self._kind == "cpu" else 0.0
 
     def peak_memory_bytes(self) -> int | None:
         """Of the arrays PyTorch held on the GPU at once, without its cache; None on a CPU."""

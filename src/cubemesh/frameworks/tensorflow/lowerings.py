@@ -42,7 +42,7 @@ def _convolution(layer: Convolution, place: Place, x: Any) -> Any:
     long. `SAME` is named where it pads the same cells; else the image is padded before."""
     x, weight = place.narrow(x, place.arrays["weight"])
     around = [(p, p) for p in layer.padding]
-    same = layer.stride == (1, 1) and layer.kernel == tuple(2 * p + 1 for p in layer.padding)
+    same = pads_as_same(layer)
     padding: Any = place.around(around)
     if not place.compiled:
         padding = "SAME" if same else "VALID"
@@ -63,6 +63,11 @@ def _convolution(layer: Convolution, place: Place, x: Any) -> Any:
         return y
     (bias,) = place.narrow(place.arrays["bias"])
     return tf.nn.bias_add(y, bias, data_format=place.format)
+
+
+def pads_as_same(layer: Convolution) -> bool:
+    """Whether TensorFlow's padding `SAME` pads the cells that `layer` does."""
+    return layer.stride == (1, 1) and layer.kernel == tuple(2 * p + 1 for p in layer.padding)
 
 
 def _linear(layer: Linear, place: Place, x: Any) -> Any:

@@ -18,11 +18,11 @@ from cubemesh.errors import UsageError
 from cubemesh.frameworks.base import (
     Array,
     Batch,
-    Bucket,
     BuildRequest,
     check_weights,
     monotonic_s,
 )
+from cubemesh.frameworks.exchange import Bucket
 from cubemesh.frameworks.tensorflow.network import NetworkFunction
 from cubemesh.frameworks.tensorflow.optimizers import make_optimizer
 from cubemesh.frameworks.tensorflow.runtime import NUMERICS, prepare

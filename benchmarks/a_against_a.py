@@ -1,0 +1,248 @@
+"""How often is a program called different from itself, and how seldom is a real 3 % missed?
+
+Three trials, each repeat of which is a whole comparison with the noise this machine has:
+
+    hot       a program against itself, alternating in one process (`run … --against`)
+    planted   the same, but B works 3 % of the measured step longer: it must be called slower
+    cold      a program against itself in fresh processes, three for each side (`compare A B`)
+
+The goals: of 200 hot and of 200 cold repeats at most 18 are called different, of 100 planted ones
+at least 90 are called slower. The program is LittleCNN in PyTorch on one thread. The 3 % are work:
+B's step goes on until this thread's processor time has grown by 3 % of what a step was measured to
+take, in processor time too, so that both are stretched alike by whoever shares the processor.
+
+    python benchmarks/a_against_a.py --keep aa.jsonl --minutes 20
+
+does some repeats of each trial in turn, up to the number asked for, and adds the windows of each to
+the file; the same command goes on from there. Without `--minutes` it ends when all are done. What
+is printed is always computed from the windows of the whole file, by the methods as they are now:
+`--minutes 0` only judges again. A hot repeat measures one to four seconds and a planted one up to
+24, each after some seconds of building and warming up; a cold one takes six processes of a second
+or two: 40 minutes in all on a quiet machine, some hours on a busy one. All of it is niced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from cubemesh import networks
+from cubemesh.frameworks import entry
+from cubemesh.frameworks.base import Batch, BuildRequest
+from cubemesh.machines import probe
+from cubemesh.measure.kept import KeptLog
+from cubemesh.measure.pairs import Side, alternate, ratio_of
+from cubemesh.model import Effort, Placement, ProgramSettings, RunSpec, TrainSteps, Window
+from cubemesh.model.comparison import Called, Ratio
+from cubemesh.model.plain import from_plain, to_plain
+from cubemesh.parallel import exchanges
+from cubemesh.results import Store
+from cubemesh.results.between import ratio_of_runs
+from cubemesh.runs import Executor
+from cubemesh.training.evaluation import wilson_interval
+from pairs import random_batch
+
+GOALS = {"hot": (200, 18), "planted": (100, 90), "cold": (200, 18)}
+"""Trial → (repeats, those that may be called different at most, or of `planted` must at least)."""
+PLANTED = 0.03
+RUNS = 3
+"""Fresh processes of each side of a cold repeat."""
+IMAGE_SIZE, BATCH = 16, 1
+HOT = Effort(
+    steps=1, seconds=0.5, warmup_seconds=4.0, interval=0.012, most_seconds=2.0, instances=6
+)
+PLANTED_EFFORT = dataclasses.replace(HOT, most_seconds=12.0)
+COLD = Effort(steps=6, seconds=0.4, windows=8, warmup_seconds=2.0, repeats=2 * RUNS)
+"""A and B take turns among the repeats of one spec."""
+Line = dict[str, Any]
+
+
+def main() -> None:
+    """Do what is missing, then judge all there is; the exit code says nothing."""
+    args = arguments()
+    os.nice(args.nice)
+    deadline = None if args.minutes is None else time.monotonic() + 60 * args.minutes
+    kept = read(args.keep)
+    missing = {t: args.repeats.get(t, n) - count(kept, t) for t, (n, _) in GOALS.items()}
+    with open(args.keep, "a") as file:
+        for line in repeats(missing, args.folder):
+            if deadline is not None and time.monotonic() > deadline:
+                break
+            made = line()
+            kept.append(made)
+            file.write(json.dumps(made) + "\n")
+            file.flush()
+            print(told(made), flush=True)
+    for trial in GOALS:
+        print(summed_up(trial, kept))
+
+
+def repeats(missing: dict[str, int], folder: str) -> Iterator[Callable[[], Line]]:
+    """The repeats that are missing, the trials taking turns."""
+    trials = {"hot": hot, "planted": planted, "cold": lambda: cold(folder)}
+    for turn in range(max(0, *missing.values())):
+        yield from (trials[t] for t, left in missing.items() if turn < left)
+
+
+def hot() -> Line:
+    """LittleCNN against itself in this process."""
+    return alternated("hot", HOT, 0.0)
+
+
+def planted() -> Line:
+    """LittleCNN against one that works longer."""
+    return alternated("planted", PLANTED_EFFORT, PLANTED)
+
+
+def alternated(trial: str, effort: Effort, more: float) -> Line:
+    """Build instances of both and alternate them, B working `more` of a step longer."""
+    network = networks.build("little-cnn", IMAGE_SIZE, None)
+    batch = random_batch(network, BATCH)
+    request = BuildRequest(
+        network=network,
+        work=TrainSteps(network="little-cnn", batch_per_device=BATCH),
+        placement=Placement(threads=1),
+        program=ProgramSettings(),
+        exchange=exchanges.make("none"),
+        device="cpu",
+        threads=1,
+    )
+    steps = [step_of(request, batch) for _ in range(2 * effort.instances)]
+    extra_s = more * cpu_s(steps[0]) if more else 0.0
+    pairs = [
+        (side(a), side(longer(b, extra_s) if more else b))
+        for a, b in zip(steps[::2], steps[1::2], strict=True)
+    ]
+    found = alternate(pairs, effort=effort, log=KeptLog(), seed=time.time_ns())
+    return {"trial": trial, "extra_s": extra_s, "windows": to_plain(found.windows)}
+
+
+def step_of(request: BuildRequest, batch: Batch) -> Callable[[], None]:
+    """A training step of a program of its own."""
+    program = entry("pytorch").load().build(request)
+    program.load(request.network.draw(0))
+    return lambda: program.train_step(program.place(batch))
+
+
+def side(step: Callable[[], None]) -> Side:
+    """A step on the CPU has ended when it returns."""
+    return Side(step=step, synchronize=lambda: None)
+
+
+def cpu_s(step: Callable[[], None]) -> float:
+    """The processor time that a step takes, the median of 40 after 10."""
+    taken = []
+    for _ in range(50):
+        start = time.thread_time()
+        step()
+        taken.append(time.thread_time() - start)
+    return sorted(taken[10:])[20]
+
+
+def longer(step: Callable[[], None], extra_s: float) -> Callable[[], None]:
+    """`step`, and then work for so much processor time."""
+
+    def worked() -> None:
+        step()
+        end = time.thread_time() + extra_s
+        while time.thread_time() < end:
+            pass
+
+    return worked
+
+
+def cold(folder: str) -> Line:
+    """LittleCNN in six fresh processes, as `cubemesh run` measures it."""
+    spec = RunSpec(
+        work=TrainSteps(network="little-cnn", batch_per_device=BATCH, image_size=IMAGE_SIZE),
+        placement=Placement(device="cpu", threads=1),
+        effort=COLD,
+    )
+    path = Path(folder, f"cold-{time.time_ns()}.sqlite")
+    with Store.open(str(path)) as store, Executor(store, machine=probe()) as executor:
+        records = executor.run([spec])
+    path.unlink()
+    failed = [r.outcome.message for r in records if not r.ok]
+    if failed:
+        raise SystemExit(f"a run of the cold trial failed: {failed[0]}")
+    return {"trial": "cold", "runs": [to_plain(r.measured) for r in records]}
+
+
+def ratio(line: Line) -> Ratio:
+    """What the comparison of one repeat says."""
+    if line["trial"] != "cold":
+        return ratio_of(_windows(line["windows"]))
+    runs = [_windows(run) for run in line["runs"]]
+    order = [i % 4 in (1, 2) for i in range(len(runs))]  # A B B A A B: drifts cancel
+    sides = [
+        [r for r, is_b in zip(runs, order, strict=True) if is_b is which] for which in (False, True)
+    ]
+    return ratio_of_runs(*sides, stored=None)
+
+
+def _windows(plain: list[Any]) -> list[Window]:
+    return [from_plain(Window, window) for window in plain]
+
+
+def told(line: Line) -> str:
+    """A repeat in a line."""
+    found = ratio(line)
+    return (
+        f"{line['trial']:8} {found.value:.4f} ({found.low:.4f} to {found.high:.4f})  "
+        f"{found.verdict.value}"
+    )
+
+
+def summed_up(trial: str, kept: list[Line]) -> str:
+    """How often a difference was called, with Wilson's interval of that share."""
+    ratios = [ratio(line) for line in kept if line["trial"] == trial]
+    wanted, goal = GOALS[trial]
+    if not ratios:
+        return f"{trial:8} no repeat yet of {wanted}"
+    sought = {Called.SLOWER} if trial == "planted" else {Called.SLOWER, Called.FASTER}
+    called = sum(r.verdict in sought for r in ratios)
+    share = wilson_interval(called, len(ratios))
+    widths = sorted(r.half_width or 0.0 for r in ratios)
+    word, bound = ("slower", "at least") if trial == "planted" else ("different", "at most")
+    return (
+        f"{trial:8} {called} of {len(ratios)} called {word}: {100 * called / len(ratios):.1f} % "
+        f"({100 * share.low:.1f} to {100 * share.high:.1f}); the goal is {bound} {goal} of "
+        f"{wanted}; the interval is ± {100 * widths[len(widths) // 2]:.2f} % in the median"
+    )
+
+
+def count(kept: list[Line], trial: str) -> int:
+    """Repeats of a trial that are kept."""
+    return sum(line["trial"] == trial for line in kept)
+
+
+def read(path: Path) -> list[Line]:
+    """The repeats in a file, none where it does not exist yet."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--keep", type=Path, required=True, metavar="FILE", help="of all windows")
+    parser.add_argument("--minutes", type=float, help="begin no repeat later than this")
+    parser.add_argument("--nice", type=int, default=5, help="added to the niceness; 5")
+    for trial, (wanted, _) in GOALS.items():
+        parser.add_argument(f"--{trial}", type=int, default=wanted, help=f"repeats; {wanted}")
+    args = parser.parse_args()
+    args.repeats = {trial: getattr(args, trial) for trial in GOALS}
+    args.folder = tempfile.mkdtemp(prefix="cubemesh-a-against-a-")
+    return args
+
+
+if __name__ == "__main__":
+    main()

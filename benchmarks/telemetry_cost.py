@@ -1,0 +1,233 @@
+"""What does telemetry cost a training? Under 1 % of its processor time and no throughput.
+
+First every question is timed alone: what it takes by the clock, and how much of that is processor
+time (the driver sleeps in some). Then one program trains in one process, sampled and not sampled by
+turns: blocks of four windows of some seconds, on off off on or the other way round as it is drawn,
+each window long enough for several readings. Printed for each rate: the sampler's share of the
+process's processor seconds, and the ratio of throughputs, sampled over not sampled, with Student's
+interval over the blocks. Both sides are the very same program, so that nothing but the sampling
+differs.
+
+    python benchmarks/telemetry_cost.py                                       # CPU, LittleCNN
+    python benchmarks/telemetry_cost.py --device cuda:0 --network resnet-50 --batch 64 \
+        --precision bf16 --every 0.5,0.1 --seconds 48 --json telemetry.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+from cubemesh import networks
+from cubemesh.frameworks.base import BuildRequest
+from cubemesh.measure.gpu import GpuReader
+from cubemesh.measure.host import HostReader
+from cubemesh.measure.kept import KeptLog
+from cubemesh.measure.pairs import ORDERS, ratio_of
+from cubemesh.measure.telemetry import EVERY_S, Meter, Telemetry, open_meters
+from cubemesh.measure.timer import Stopwatch
+from cubemesh.model.record import AGAINST, Window
+from cubemesh.model.spec import Placement, ProgramSettings, TrainSteps
+from cubemesh.parallel import exchanges
+from pairs import Side, cubemesh_side, random_batch
+
+RATIO_GOAL, SHARE_GOAL = 0.99, 1.0
+WARM_S = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What it costs to ask one sensor once."""
+
+    name: str
+    wall_ms: float
+    cpu_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What sampling at one rate costs."""
+
+    every_s: float
+    blocks: int
+    readings: int
+    cpu_percent: float
+    """The sampler's share of the processor seconds of the process, in sampled windows."""
+    ratio: float
+    """Throughput sampled over not sampled."""
+    low: float
+    high: float
+
+    @property
+    def reached(self) -> bool:
+        """Whether both goals are."""
+        return self.high >= RATIO_GOAL and self.cpu_percent < SHARE_GOAL
+
+
+def questions(meters: Sequence[Meter], times: int = 20) -> list[Question]:
+    """Each question of a GPU, and the rest by reader."""
+    asks: dict[str, Callable[[], object]] = {"processors and memory of the run": HostReader().read}
+    for meter in meters:
+        if isinstance(meter, GpuReader):
+            asks |= meter.costs()
+        elif meter.read():
+            asks[" ".join(meter.read())] = meter.read
+    return [_question(name, ask, times) for name, ask in asks.items()]
+
+
+def _question(name: str, ask: Callable[[], object], times: int) -> Question:
+    ask()
+    wall, cpu = time.perf_counter(), time.thread_time()
+    for _ in range(times):
+        ask()
+    wall, cpu = time.perf_counter() - wall, time.thread_time() - cpu
+    return Question(name=name, wall_ms=1e3 * wall / times, cpu_ms=1e3 * cpu / times)
+
+
+def cost(
+    side: Side,
+    *,
+    samples: int,
+    meters: Sequence[Meter],
+    every_s: float,
+    seconds: float,
+    window_s: float,
+) -> Cost:
+    """Alternate sampled and unsampled windows of `side` for about `seconds`, three blocks at
+    least."""
+    watch = Stopwatch(
+        step=side.step,
+        synchronize=side.synchronize,
+        clock=time.perf_counter,
+        samples_per_step=samples,
+        log=KeptLog(),
+    )
+    steps = max(1, math.ceil(window_s / _step_s(watch)))
+    order = random.Random(0)
+    windows: list[Window] = []
+    readings, cost_s, used_s = 0, 0.0, 0.0
+    for block in range(max(3, round(seconds / window_s / 4))):
+        marks = ("instance-0", f"block-{block}")
+        for sampled in order.choice(ORDERS):
+            if not sampled:
+                windows.append(watch.window("measure", steps, marks))
+                continue
+            telemetry = Telemetry(
+                KeptLog(), torch.get_num_threads(), every_s=every_s, meters=meters
+            )
+            before_s = time.process_time()
+            with telemetry:
+                windows.append(watch.window(AGAINST, steps, marks))
+            used_s += time.process_time() - before_s
+            cost_s += telemetry.cost_s
+            readings += len(telemetry.readings)
+    found = ratio_of(windows)
+    assert found.low is not None
+    assert found.high is not None
+    return Cost(
+        every_s=every_s,
+        blocks=len(windows) // 4,
+        readings=readings,
+        cpu_percent=100 * cost_s / used_s,
+        ratio=found.value,
+        low=found.low,
+        high=found.high,
+    )
+
+
+def _step_s(watch: Stopwatch) -> float:
+    """Seconds of a step after some seconds of warm-up."""
+    start = time.perf_counter()
+    window = watch.window("warm-up", 1)
+    while time.perf_counter() - start < WARM_S:
+        window = watch.window("warm-up", max(1, math.ceil(0.2 / window.step_s)))
+    return window.step_s
+
+
+def built(args: argparse.Namespace) -> Side:
+    """The program that is trained."""
+    network = networks.build(args.network, args.image_size, None)
+    request = BuildRequest(
+        network=network,
+        work=TrainSteps(network=args.network, batch_per_device=args.batch),
+        placement=Placement(),
+        program=ProgramSettings(precision=args.precision),
+        exchange=exchanges.make("none"),
+        device=args.device,
+        threads=args.threads or torch.get_num_threads(),
+    )
+    return cubemesh_side("pytorch", request, random_batch(network, args.batch))
+
+
+def uuid_of(device: str) -> str | None:
+    """The UUID of a CUDA device as NVML has it; None for the CPU."""
+    if device == "cpu":
+        return None
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0].replace("%", "%%"))
+    parser.add_argument("--network", default="little-cnn")
+    parser.add_argument("--image-size", type=int, help="pixels; the network's own unless given")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--precision", choices=["fp32", "tf32", "bf16"], default="fp32")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda:0")
+    parser.add_argument("--threads", type=int, help="PyTorch's own choice unless given")
+    parser.add_argument("--every", default=f"{EVERY_S:g},0.1", help="seconds between readings")
+    parser.add_argument("--seconds", type=float, default=48.0, help="of measuring, for each rate")
+    parser.add_argument("--window", type=float, default=2.0, help="seconds of a window")
+    parser.add_argument("--json", metavar="FILE", help="write the result there as well")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure and print; how it came out is for the reader, so the exit code is always 0."""
+    args = arguments()
+    side = built(args)
+    meters = open_meters(uuid_of(args.device))
+    asked = questions(meters)
+    print("one question takes, by the clock and in processor time:")
+    for one in asked:
+        print(f"  {one.wall_ms:9.3f} ms  {one.cpu_ms:9.3f} ms  {one.name}")
+    for meter in meters:
+        for name, why in meter.missing.items():
+            print(f"  not asked: {name} ({why})")
+    print(f"{args.network}, minibatch {args.batch}, {args.precision} on {args.device}:")
+    costs = []
+    for every_s in map(float, args.every.split(",")):
+        found = cost(
+            side,
+            samples=args.batch,
+            meters=meters,
+            every_s=every_s,
+            seconds=args.seconds,
+            window_s=max(args.window, 4 * every_s),
+        )
+        costs.append(found)
+        goal = "reaches" if found.reached else "misses"
+        print(
+            f"  every {every_s:g} s: {found.cpu_percent:.3f} % of the processor time; throughput "
+            f"sampled / not sampled {found.ratio:.4f} (95 % interval {found.low:.4f} to "
+            f"{found.high:.4f}), {found.blocks} blocks, {found.readings} readings; {goal} "
+            f"under {SHARE_GOAL:g} % and an interval that includes or exceeds {RATIO_GOAL}",
+            flush=True,
+        )
+    if args.json:
+        with open(args.json, "w") as file:
+            told = {"schema": 1, "device": args.device, "network": args.network}
+            told |= {"batch": args.batch, "precision": args.precision, "torch": torch.__version__}
+            told |= {"questions": [asdict(q) for q in asked], "costs": [asdict(c) for c in costs]}
+            json.dump(told, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""How does an encoded image become pixels of the size a network takes, whoever made the file?
+
+Pillow decodes (its C code leaves Python's lock, so threads help). Nothing in a file is trusted: the
+header alone decides whether it is decoded at all, by its format and its number of pixels, and
+whatever the decoder then says against it is a reason to set the image aside. What converts well is
+converted and told of: grey, CMYK, palettes, transparency (left out), 16 bits (the upper 8), the
+first frame of an animation, a name for another format. EXIF and colour profiles are not read, as
+the usual training programs do not.
+
+A crop is cut and resized in one go from the decoded image, with Pillow's bilinear filter that
+averages where the image shrinks. JPEG is decoded at 1/2, 1/4 or 1/8 where the crop allows.
+
+- Training: a crop of 8 to 100 % of the area and of sides 3:4 to 4:3, both drawn at random, ten
+  tries, mirrored half the time (C. Szegedy et al., Going Deeper with Convolutions, CVPR 2015).
+- Evaluation: the shorter side is brought to 8/7 of the network's (256 for 224), the middle is cut
+  out (A. Krizhevsky et al., ImageNet Classification, NIPS 2012).
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import PurePath
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cubemesh.frameworks.base import Unsupported
+
+FORMATS = ("JPEG", "PNG", "GIF", "BMP")
+"""What is tried on a file."""
+JPEGS = ("JPEG", "MPO")
+"""MPO is what a JPEG is called that has a second image behind it, as some cameras write."""
+SUFFIXES = {
+    ".jpg": "JPEG",
+    ".jpeg": "JPEG",
+    ".png": "PNG",
+    ".gif": "GIF",
+    ".bmp": "BMP",
+}
+"""Endings of files that are taken for images → their format."""
+LARGE_PIXELS = 1 << 23
+"""Of images with more, one at a time is decoded, so that memory does not grow with the threads."""
+PILLOW_PIXELS = 89_478_485
+"""What Pillow itself warns of, and the most that can be asked for."""
+EVALUATED_SHARE = 224 / 256
+"""Side of what is cut out for evaluation, as a share of the shorter side."""
+AREA, RATIO, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10
+
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom in pixels."""
+
+
+class SetAside(Exception):
+    """An image that cannot be used; the message is the reason, the same for all of its kind."""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """An image of the network's size."""
+
+    pixels: NDArray[np.uint8]
+    """(channels, height, width)."""
+    converted: tuple[str, ...]
+    """What had to be converted, in a word each; empty for an ordinary image."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What decides how an image looks in one epoch of training."""
+
+    seed: int
+    epoch: int
+
+    def box(self, number: int, width: int, height: int) -> tuple[Box, bool]:
+        """The crop of image `number`, and whether it is mirrored."""
+        generator = np.random.default_rng((self.seed, self.epoch, number))
+        return random_crop(generator, width, height), bool(generator.random() < 0.5)
+
+
+def load_decoder() -> ModuleType:
+    """Pillow's `Image`; `Unsupported` with the command that installs it where it is missing."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise Unsupported(
+            f"Images are decoded by Pillow, which is not there ({error}). Install it with: "
+            "pip install 'cubemesh[images]'"
+        ) from error
+    Image.preinit()  # here, because it is not made for threads that come to it at once
+    return Image
+
+
+class Decoder:
+    """Decodes images for a network that takes `channels` (1 or 3) × `height` × `width`."""
+
+    def __init__(self, channels: int, height: int, width: int, max_pixels: int) -> None:
+        self._image = load_decoder()
+        self._mode = {1: "L", 3: "RGB"}[channels]
+        self._size = (width, height)
+        self._max_pixels = max_pixels
+        self._large = threading.Lock()
+
+    def decode(self, data: bytes, name: str, number: int = 0, draw: Draw | None = None) -> Decoded:
+        """The image in `data`, cropped as `draw` says for image `number`, or for evaluation.
+
+        SetAside with the reason where it cannot be used; MemoryError is left to the caller.
+        """
+        if not data:
+            raise SetAside("empty file")
+        with _reasons(), self._image.open(io.BytesIO(data), formats=FORMATS) as image:
+            width, height = image.size
+            if width * height > self._max_pixels:
+                raise SetAside("too many pixels")
+            box, mirrored = (
+                (middle(width, height, *self._size), False)
+                if draw is None
+                else draw.box(number, width, height)
+            )
+            converted = tuple(self._conversions(image, name))
+            if width * height > LARGE_PIXELS:
+                with self._large:
+                    pixels = self._pixels(image, box)
+            else:
+                pixels = self._pixels(image, box)
+        if mirrored:
+            pixels = pixels[:, :, ::-1]
+        return Decoded(pixels, converted)
+
+    def _pixels(self, image: Any, box: Box) -> NDArray[np.uint8]:
+        width, height = image.size
+        across, down = box[2] - box[0], box[3] - box[1]
+        wanted = (
+            math.ceil(width * self._size[0] / across),
+            math.ceil(height * self._size[1] / down),
+        )
+        if image.format in JPEGS and image.mode in ("RGB", "L"):
+            image.draft(self._mode, wanted)
+            scale_x, scale_y = image.size[0] / width, image.size[1] / height
+            box = (box[0] * scale_x, box[1] * scale_y, box[2] * scale_x, box[3] * scale_y)
+        plain = self._plain(image)
+        # What rounding puts beyond the edge, Pillow would refuse.
+        box = (box[0], box[1], min(box[2], plain.size[0]), min(box[3], plain.size[1]))
+        resized = plain.resize(self._size, self._image.Resampling.BILINEAR, box=box)
+        pixels = np.asarray(resized)
+        return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+    def _plain(self, image: Any) -> Any:
+        """The image in 8 bits a channel and in the channels the network takes."""
+        if image.mode.startswith("I"):
+            upper = np.asarray(image).clip(0, 65535) >> 8
+            image = self._image.fromarray(upper.astype(np.uint8))
+        elif image.mode == "P":
+            image = image.convert("RGBA")  # a palette may hold transparency in a form of its own
+        if image.mode != self._mode:
+            return image.convert(self._mode)
+        image.load()
+        return image
+
+    @staticmethod
+    def _conversions(image: Any, name: str) -> Iterator[str]:
+        named = SUFFIXES.get(PurePath(name).suffix.lower())
+        found = "JPEG" if image.format in JPEGS else image.format
+        if named is not None and named != found:
+            yield f"{found} named as {named}"
+        if found in ("GIF", "PNG") and getattr(image, "is_animated", False):
+            yield "animated (first frame)"
+        if image.mode.startswith("I"):
+            yield "16 bits"
+        elif image.mode != "RGB":
+            yield _MODES.get(image.mode, image.mode)
+
+
+_MODES = {
+    "1": "grey",
+    "L": "grey",
+    "LA": "transparent",
+    "RGBA": "transparent",
+    "P": "palette",
+    "PA": "palette",
+}
+
+
+@contextmanager
+def _reasons() -> Iterator[None]:
+    """Whatever a decoder raises about a file made to confuse it, as a reason."""
+    try:
+        yield
+    except (SetAside, MemoryError):
+        raise
+    except Exception as error:
+        raise SetAside(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    kind, words = type(error).__name__, str(error).lower()
+    if kind == "UnidentifiedImageError":
+        return "not an image that is read"
+    if kind == "DecompressionBombError":
+        return "too many pixels"
+    if "truncated" in words or isinstance(error, EOFError):
+        return "truncated"
+    return "damaged"
+
+
+def middle(width: int, height: int, to_width: int, to_height: int) -> Box:
+    """What is cut from the middle for evaluation: 7/8 of as much as fits, in the shape wanted."""
+    scale = EVALUATED_SHARE * min(width / to_width, height / to_height)
+    across, down = to_width * scale, to_height * scale
+    left, top = (width - across) / 2, (height - down) / 2
+    return left, top, left + across, top + down
+
+
+def random_crop(generator: np.random.Generator, width: int, height: int) -> Box:
+    """A crop for training; where ten tries find none that fits, the largest of an allowed shape
+    from the middle."""
+    low, high = np.log(RATIO)
+    for _ in range(TRIES):
+        area = width * height * generator.uniform(*AREA)
+        ratio = math.exp(generator.uniform(low, high))
+        across, down = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < across <= width and 0 < down <= height:
+            left = int(generator.integers(width - across + 1))
+            top = int(generator.integers(height - down + 1))
+            return left, top, left + across, top + down
+    shape = min(max(width / height, RATIO[0]), RATIO[1])
+    across_, down_ = min(width, height * shape), min(height, width / shape)
+    left_, top_ = (width - across_) / 2, (height - down_) / 2
+    return left_, top_, left_ + across_, top_ + down_

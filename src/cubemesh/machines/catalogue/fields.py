@@ -1,0 +1,158 @@
+"""Where in a TOML text does a field stand? So that a complaint can name its line.
+
+The standard library's reader gives values without their lines; they are found again by the table's
+heading and the key. What does not fit is a DataError that names file, line, field, the value that
+was given and what is allowed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import tomllib
+from collections.abc import Collection, Mapping
+from typing import Any, NoReturn
+
+from cubemesh.errors import DataError
+
+MOST_BYTES = 1 << 20
+
+_HEADING = re.compile(r"^\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?$")
+
+
+def read_toml(text: str, file: str) -> Fields:
+    """A TOML text as its top table; DataError with the line where it is no TOML."""
+    if len(text) > MOST_BYTES:
+        raise DataError(f"{file}: {len(text):,} characters; a machine file has {MOST_BYTES:,}.")
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:  # its words end in "(at line 3, column 5)"
+        raise DataError(f"{file}: {error}.") from None
+    except RecursionError:
+        raise DataError(f"{file}: arrays or tables stand too deep in one another.") from None
+    return Fields(values, file, text.splitlines())
+
+
+class Fields:
+    """One table of a TOML text, and the complaints about it."""
+
+    def __init__(
+        self, values: Mapping[str, Any], file: str, lines: list[str], path: str = ""
+    ) -> None:
+        self.values, self.file, self.lines, self.path = values, file, lines, path
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.values
+
+    def wrong(self, key: str, why: str) -> NoReturn:
+        """Complain about a field, or about the table where it lacks the field."""
+        field = f"{self.path}.{key}" if self.path else key
+        raise DataError(f"{self.file}, line {self._line(key)}, {field}: {why}")
+
+    def _line(self, key: str) -> int:
+        """Where a key of this table stands, else the table's heading, else line 1. Of an array's
+        element (`pairs[3]`) it is the array's."""
+        key = key.partition("[")[0]
+        table, heading = "", 1
+        assignment = re.compile(rf"""^\s*["']?{re.escape(key)}["']?\s*[=.]""")
+        for number, line in enumerate(self.lines, start=1):
+            found = _HEADING.match(line)
+            if found:
+                table = found[1].replace('"', "").replace("'", "")
+                heading = number if table == self.path else heading
+                if table == (f"{self.path}.{key}" if self.path else key):
+                    return number
+            elif table == self.path and assignment.match(line):
+                return number
+        return heading
+
+    def only(self, known: Collection[str]) -> None:
+        """Complain about a key that is not known, naming the nearest."""
+        for key in self.values:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                allowed = f"nearest: {near[0]}" if near else f"known: {', '.join(known)}"
+                self.wrong(key, f"there is no such field; {allowed}.")
+
+    def table(self, key: str) -> Fields | None:
+        """A table below this one; None where it is missing."""
+        if key not in self.values:
+            return None
+        value = self.values[key]
+        if not isinstance(value, dict):
+            self.wrong(key, f"is {value!r} and must be a table, [{key}].")
+        return Fields(value, self.file, self.lines, f"{self.path}.{key}" if self.path else key)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A text that is not empty; `default` where the key is missing and there is one."""
+        if key not in self.values and default is not None:
+            return default
+        value = self.values.get(key)
+        if not isinstance(value, str) or not value.strip():
+            self.wrong(key, f"{self._given(key)} and must be a text.")
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """One text or more."""
+        value = self.values.get(key)
+        if (
+            not isinstance(value, list)
+            or not value
+            or not all(isinstance(v, str) and v.strip() for v in value)
+        ):
+            self.wrong(key, f"{self._given(key)} and must list one text or more.")
+        return tuple(value)
+
+    def whole(self, key: str, least: int, most: int = 1_000_000, default: int | None = None) -> int:
+        """A whole number within bounds."""
+        if key not in self.values and default is not None:
+            return default
+        value = self.values.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            self.wrong(
+                key, f"{self._given(key)} and must be a whole number from {least} to {most:,}."
+            )
+        return value
+
+    def maybe_whole(self, key: str, least: int, most: int = 1_000_000) -> int | None:
+        """A whole number within bounds; None where the key is missing."""
+        return self.whole(key, least, most) if key in self.values else None
+
+    def above_zero(self, key: str) -> float | None:
+        """A finite number above zero; None where the key is missing."""
+        if key not in self.values:
+            return None
+        value = self.values[key]
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not (math.isfinite(value) and value > 0):
+            self.wrong(key, f"{self._given(key)} and must be a number above 0.")
+        return float(value)
+
+    def places(self, key: str, count: int, among: int, what: str) -> tuple[int, ...]:
+        """`count` whole numbers, each the number of one of `among` things."""
+        value = self.values.get(key)
+        if not isinstance(value, list) or len(value) != count:
+            self.wrong(key, f"{self._given(key)} and must list {count} numbers, one for each.")
+        for position, place in enumerate(value):
+            if not isinstance(place, int) or isinstance(place, bool) or not 0 <= place < among:
+                self.wrong(
+                    f"{key}[{position}]",
+                    f"is {place!r}; {what} are numbered 0 to {among - 1}.",
+                )
+        return tuple(value)
+
+    def one_of(self, key: str, known: Collection[Any], default: Any = None) -> Any:
+        """One of the values that are known."""
+        if key not in self.values and default is not None:
+            return default
+        value = self.values.get(key)
+        if isinstance(value, (dict, list)) or value not in known:
+            names = ", ".join(map(str, known))
+            near = difflib.get_close_matches(str(value), list(map(str, known)), n=1)
+            hint = f" Nearest: {near[0]}." if near else ""
+            self.wrong(key, f"{self._given(key)}; known: {names}.{hint}")
+        return value
+
+    def _given(self, key: str) -> str:
+        return f"is {self.values[key]!r}" if key in self.values else "is missing"

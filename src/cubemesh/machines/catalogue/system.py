@@ -1,0 +1,69 @@
+"""What a system of the catalogue, or a user's own, consists of; and where several are a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cubemesh.machines.topology.fat_tree import Design
+from cubemesh.machines.topology.graph import Topology
+from cubemesh.machines.topology.networks import NETWORKS, Network
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """How many systems are joined, and by what."""
+
+    systems: int
+    network: Network
+    ports_per_system: int
+    switch_ports: int
+    ports_used: int | None = None
+    """Of a switch, at most; all where None."""
+    systems_per_leaf: int | None = None
+
+    def design(self) -> Design:
+        """The fat tree it would be built as."""
+        return Design(
+            network=self.network,
+            ports_per_system=self.ports_per_system,
+            switch_ports=self.switch_ports,
+            ports_used=self.ports_used,
+            systems_per_leaf=self.systems_per_leaf,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """A system by its makers' descriptions; sources stand beside what was read from them."""
+
+    name: str
+    """`dgx1-v100`."""
+    title: str
+    sources: tuple[str, ...]
+    topology: Topology
+    device: str = ""
+    """What computes, as the catalogue of devices calls it; empty where it may be any."""
+    host_device: str = ""
+    """The processor, likewise."""
+    network: str = ""
+    """What its network adapters are, an id of NETWORKS; empty where it has none that is known."""
+    ports: int = 0
+    """Its network ports."""
+    cluster: Cluster | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What else was said of it, in words."""
+
+    @property
+    def devices(self) -> int:
+        """Of one system; times `cluster.systems` where it is a cluster."""
+        return len(self.topology.devices)
+
+    @property
+    def network_bytes_per_s(self) -> float | None:
+        """Peak of all network ports of one system, one way."""
+        if self.cluster is not None:
+            return self.cluster.ports_per_system * self.cluster.network.port_bytes_per_s
+        if not self.network or not self.ports:
+            return None
+        return self.ports * NETWORKS[self.network].port_bytes_per_s

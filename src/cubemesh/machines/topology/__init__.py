@@ -1,0 +1,40 @@
+"""How are the parts of a system linked, and what do its links carry together?
+
+`graph.py` holds the nouns; `smi_matrix.py`, `nccl_xml.py` and `probed.py` read them from what
+machines tell of themselves, the catalogue from TOML; `routes.py`, `rings.py`, `trees.py` and
+`cuts.py` answer questions about them, `fat_tree.py` about clusters of systems.
+"""
+
+from cubemesh.machines.topology.cuts import Bisection, bisection
+from cubemesh.machines.topology.fat_tree import Design, FatTree, Level, fat_tree
+from cubemesh.machines.topology.graph import Link, Node, Topology
+from cubemesh.machines.topology.networks import NETWORKS, Network
+from cubemesh.machines.topology.rings import Ring, RingSet, find_rings
+from cubemesh.machines.topology.routes import REACHES, Route, hops, route, routes, shared_rates
+from cubemesh.machines.topology.trees import Step, broadcast_steps, double_tree
+
+__all__ = [
+    "NETWORKS",
+    "REACHES",
+    "Bisection",
+    "Design",
+    "FatTree",
+    "Level",
+    "Link",
+    "Network",
+    "Node",
+    "Ring",
+    "RingSet",
+    "Route",
+    "Step",
+    "Topology",
+    "bisection",
+    "broadcast_steps",
+    "double_tree",
+    "fat_tree",
+    "find_rings",
+    "hops",
+    "route",
+    "routes",
+    "shared_rates",
+]

@@ -1,0 +1,117 @@
+"""How fast are the networks between systems, and how far does a message travel in time?
+
+Rates are one way, of one port. Where a network's makers state a latency from system to system and
+one of a switch, the two are kept apart; where they do not, the figure is NCCL's hardware latency of
+a network hop (NVIDIA/nccl 2.30.7, src/graph/tuning.cc: ring, LL), and its note says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+NCCL_LATENCY_S = 2.7e-6
+_NCCL = "latency: NCCL's tuning model, a fallback that no maker states"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """What one port of a network does."""
+
+    id: str
+    name: str
+    gbit_per_s: float
+    """Of one port, one way, as it is sold."""
+    coding: float
+    """The part of the bits on the wire that carry data."""
+    latency_s: float
+    """From system to system, without the switches where `hop_latency_s` has them."""
+    hop_latency_s: float
+    """Of one switch; 0 where the latency has it already."""
+    switch_ports: int
+    """Of the switch that is usual for it."""
+    sources: tuple[str, ...]
+
+    @property
+    def port_bytes_per_s(self) -> float:
+        """Peak of one port, one way."""
+        return self.gbit_per_s * 1e9 * self.coding / 8
+
+
+NETWORKS: Mapping[str, Network] = {
+    n.id: n
+    for n in (
+        Network(
+            id="10gbe",
+            name="10 Gb Ethernet",
+            gbit_per_s=10,
+            coding=1.0,
+            latency_s=5e-6,
+            hop_latency_s=0.0,
+            switch_ports=48,
+            sources=("document 002, table 1: 5 µs over the whole system, no coding deducted",),
+        ),
+        Network(
+            id="edr",
+            name="InfiniBand EDR",
+            gbit_per_s=100,
+            coding=64 / 66,
+            latency_s=1.01e-6,
+            hop_latency_s=0.09e-6,
+            switch_ports=36,
+            sources=("document 002, table 1 and its notes a and b",),
+        ),
+        Network(
+            id="hdr",
+            name="InfiniBand HDR",
+            gbit_per_s=200,
+            coding=64 / 66,
+            latency_s=NCCL_LATENCY_S,
+            hop_latency_s=0.0,
+            switch_ports=40,
+            sources=("NVIDIA Quantum QM8700: 40 ports of 200 Gb/s", _NCCL),
+        ),
+        Network(
+            id="ndr",
+            name="InfiniBand NDR",
+            gbit_per_s=400,
+            coding=1.0,
+            latency_s=NCCL_LATENCY_S,
+            hop_latency_s=0.0,
+            switch_ports=64,
+            sources=(
+                "NVIDIA Quantum-2 QM9700: 64 ports of 400 Gb/s, after error correction",
+                _NCCL,
+            ),
+        ),
+        Network(
+            id="omni-path",
+            name="Intel Omni-Path",
+            gbit_per_s=100,
+            coding=1.0,
+            latency_s=NCCL_LATENCY_S,
+            hop_latency_s=0.0,
+            switch_ports=48,
+            sources=(
+                "document 004, section 2.2: 12.5 GB/s a node; figure 14 measures 10 GB/s",
+                "Intel Omni-Path Edge Switch 100: 48 ports",
+                _NCCL,
+            ),
+        ),
+        Network(
+            id="aries",
+            name="Cray Aries",
+            gbit_per_s=64,
+            coding=1.0,
+            latency_s=NCCL_LATENCY_S,
+            hop_latency_s=0.0,
+            switch_ports=48,
+            sources=(
+                "document 004, section 2.2: 8 GB/s a node; figure 14 measures 7 GB/s",
+                "Cray XC Series Network, WP-Aries01-1112: 48 ports; a dragonfly, no fat tree",
+                _NCCL,
+            ),
+        ),
+    )
+}
+"""Every network that the catalogue knows, by id."""

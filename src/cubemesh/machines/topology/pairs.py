@@ -1,0 +1,228 @@
+"""What graph do pairs of devices tell of, each of which says how near its two are?
+
+`nvidia-smi topo -m` and the probe know of every two GPUs (and network adapters) the nearest thing
+that they share: a PCIe switch, a host bridge, a NUMA node, or nothing but the link between sockets.
+Whatever shares a switch is put under one switch, then what shares a host bridge under one bridge,
+and so on up. Between GPUs with NVLink no nearness over PCIe is told: there the processor that each
+GPU says it is near decides. What is not told at all (a PCIe generation, say) is taken as the
+slowest that is usual, and a note of the topology says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cubemesh.errors import DataError
+from cubemesh.machines.topology import speeds
+from cubemesh.machines.topology.graph import Link, Node, Topology
+from cubemesh.machines.topology.make import nvlink, pcie, smp
+from cubemesh.machines.topology.routes import REACHES, Reach
+
+USUAL_LANES = (3, 16)
+USUAL_NVLINK = 2
+USUAL_SMP = "qpi-9.6"
+MOST_NVLINKS = {1: 4, 2: 6, 3: 12, 4: 18, 5: 18}
+"""Of one GPU, by generation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """How two devices reach one another."""
+
+    reach: Reach
+    nvlinks: int = 0
+    """Where `reach` is nvlink."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What is told about a system. Devices are counted through, GPUs first, then adapters."""
+
+    name: str
+    gpus: int
+    pairs: Mapping[tuple[int, int], Pair]
+    """By (smaller, larger) number; a pair that is missing is not told."""
+    numbers: Sequence[int] = ()
+    """The number of each GPU; 0, 1, 2… where empty."""
+    devices: Sequence[str] = ()
+    """Each GPU's id in the catalogue, where known."""
+    nics: Sequence[str] = ()
+    """What the adapters are called."""
+    near: Sequence[str] = ()
+    """Of each GPU something that is the same for those near the same processor; "" is not told."""
+    lanes: Sequence[tuple[int, int] | None] = ()
+    """PCIe generation and width of each GPU."""
+    nvlink_generation: int | None = None
+    notes: tuple[str, ...] = field(default=())
+
+
+def from_pairs(seen: Seen) -> Topology:
+    """The graph; DataError where what is told contradicts itself."""
+    return _Builder(seen).build()
+
+
+class _Builder:
+    def __init__(self, seen: Seen) -> None:
+        self.seen = seen
+        self.size = seen.gpus + len(seen.nics)
+        numbers = seen.numbers or range(seen.gpus)
+        self.names = [f"gpu{i}" for i in numbers] + [f"nic{i}" for i in range(len(seen.nics))]
+        self.numbers = list(numbers)
+        self.nodes: list[Node] = []
+        self.links: list[Link] = []
+        self.notes = list(seen.notes)
+
+    def build(self) -> Topology:
+        seen = self.seen
+        for i, number in enumerate(self.numbers):
+            device = seen.devices[i] if seen.devices else ""
+            self.nodes.append(Node(name=f"gpu{number}", kind="gpu", index=number, device=device))
+        for i, name in enumerate(seen.nics):
+            self.nodes.append(Node(name=f"nic{i}", kind="nic", index=i, label=name))
+        self._tree()
+        self._mesh()
+        return Topology(
+            name=seen.name,
+            nodes=tuple(self.nodes),
+            links=tuple(self.links),
+            notes=tuple(self.notes),
+        )
+
+    def _tree(self) -> None:
+        """Processors, bridges and switches above the devices."""
+        if any(lanes is None for lanes in self.seen.lanes or [None]):
+            self.notes.append("The PCIe generation is not told: PCIe 3 x16 is assumed.")
+        switches = self._groups("pcie-switch", [[i] for i in range(self.size)])
+        bridges = self._groups("host-bridge", switches)
+        sockets = self._groups("numa-node", bridges, near=True)
+        for number, socket in enumerate(sockets):
+            cpu = f"cpu{number}"
+            self.nodes.append(Node(name=cpu, kind="cpu", index=number))
+            told_apart = any(
+                p.reach == "numa-node" and set(ends) <= set(socket)
+                for ends, p in self.seen.pairs.items()
+            )
+            for bridge in (b for b in bridges if b[0] in socket):
+                above = self._bridge(cpu, bridge) if told_apart else cpu
+                for switch in (s for s in switches if s[0] in bridge):
+                    self._switch(above, switch)
+        if len(sockets) > 1:
+            self.notes.append("The link between processors is not told: one QPI is assumed.")
+        self.links += [
+            smp(f"cpu{a}", f"cpu{b}", USUAL_SMP, 1)
+            for a in range(len(sockets))
+            for b in range(a + 1, len(sockets))
+        ]
+
+    def _groups(
+        self, reach: Reach, groups: list[list[int]], *, near: bool = False
+    ) -> list[list[int]]:
+        """`groups` joined wherever two of their members are within `reach` of one another."""
+        parent = {i: group[0] for group in groups for i in group}
+
+        def root(i: int) -> int:
+            while parent[i] != i:
+                i = parent[i]
+            return i
+
+        farthest = REACHES.index(reach)
+        joined = [
+            ends
+            for ends, pair in self.seen.pairs.items()
+            if 0 < REACHES.index(pair.reach) <= farthest
+        ]
+        if near:
+            beside: dict[str, int] = {}
+            for i, words in enumerate(self.seen.near):
+                if words:
+                    joined.append((beside.setdefault(words, i), i))
+            if not beside and self.seen.gpus > 1:
+                joined += self._not_told()
+        for a, b in joined:
+            first, second = sorted((root(a), root(b)))
+            parent[second] = first
+        found: dict[int, list[int]] = {}
+        for i in range(self.size):
+            found.setdefault(root(i), []).append(i)
+        return list(found.values())
+
+    def _not_told(self) -> list[tuple[int, int]]:
+        """GPUs of which nothing is told but NVLinks are put at one processor."""
+        silent = [
+            i
+            for i in range(self.seen.gpus)
+            if all(pair.reach == "nvlink" for ends, pair in self.seen.pairs.items() if i in ends)
+        ]
+        if len(silent) > 1:
+            names = ", ".join(self.names[i] for i in silent)
+            self.notes.append(f"The processor is not told of {names}: one is assumed.")
+        return [(silent[0], other) for other in silent[1:]]
+
+    def _bridge(self, cpu: str, members: list[int]) -> str:
+        number = sum(node.kind == "host-bridge" for node in self.nodes)
+        name = f"bridge{number}"
+        self.nodes.append(Node(name=name, kind="host-bridge", index=number))
+        self.links.append(pcie(name, cpu, *self._lanes(members)))
+        return name
+
+    def _switch(self, above: str, members: list[int]) -> None:
+        if len(members) > 1:
+            number = sum(node.kind == "pcie-switch" for node in self.nodes)
+            name = f"switch{number}"
+            self.nodes.append(Node(name=name, kind="pcie-switch", index=number))
+            self.links.append(pcie(name, above, *self._lanes(members)))
+            above = name
+        self.links += [pcie(self.names[i], above, *self._lanes([i])) for i in members]
+
+    def _lanes(self, members: list[int]) -> tuple[int, int]:
+        """The widest of what its members have."""
+        told = [
+            lanes for i in members if i < len(self.seen.lanes) and (lanes := self.seen.lanes[i])
+        ]
+        return max(told, default=USUAL_LANES)
+
+    def _mesh(self) -> None:
+        direct = {
+            ends: pair.nvlinks for ends, pair in self.seen.pairs.items() if pair.reach == "nvlink"
+        }
+        if not direct:
+            return
+        generation = self.seen.nvlink_generation
+        if generation is None:
+            self.notes.append(
+                "The generation of NVLink is not told: 25 GB/s a link one way is assumed."
+            )
+        of_one = [sum(n for ends, n in direct.items() if i in ends) for i in range(self.seen.gpus)]
+        most = MOST_NVLINKS[generation] if generation else max(MOST_NVLINKS.values())
+        if max(of_one) <= most:
+            for (a, b), count in direct.items():
+                self.links.append(
+                    nvlink(self.names[a], self.names[b], count, generation or USUAL_NVLINK)
+                )
+            return
+        # More links than a GPU has: each pair shows all of them, since they lead to switches.
+        self.nodes.append(Node(name="nvswitch", kind="nvswitch"))
+        for i in range(self.seen.gpus):
+            counts = {n for ends, n in direct.items() if i in ends}
+            if not counts:
+                continue
+            if max(counts) > most:
+                raise DataError(
+                    f"{self.seen.name}: {self.names[i]} has {max(counts)} NVLinks to one other; "
+                    f"a GPU has {most} at most."
+                )
+            self.links.append(
+                nvlink(
+                    self.names[i],
+                    "nvswitch",
+                    max(counts),
+                    generation or USUAL_NVLINK,
+                    switched=True,
+                )
+            )
+
+
+def generation_of(compute_capability: str | None) -> int | None:
+    """The NVLink generation of a GPU by its CUDA compute capability; None where not known."""
+    return speeds.NVLINK_OF_CAPABILITY.get(compute_capability or "")

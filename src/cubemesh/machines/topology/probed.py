@@ -1,0 +1,60 @@
+"""What graph does the probe of this machine tell of?
+
+GPUs and the nearness of each two come from NVML (nvidia.py); NVLink's generation from the GPUs'
+compute capability, PCIe's generation and width from NVML too.
+"""
+
+from __future__ import annotations
+
+from cubemesh.errors import DataError
+from cubemesh.machines.catalogue.names import find
+from cubemesh.machines.topology.graph import Topology
+from cubemesh.machines.topology.pairs import Pair, Seen, from_pairs, generation_of
+from cubemesh.machines.topology.routes import REACHES, Reach
+from cubemesh.model import GpuLink, Machine
+
+
+def topology_of(machine: Machine) -> Topology:
+    """The graph of a probed machine's GPUs.
+
+    DataError, with the reason, for a machine without GPUs, or where NVML does not tell how two of
+    them reach one another.
+    """
+    gpus = machine.gpus
+    if not gpus:
+        raise DataError(f"{machine.hostname} has 0 GPUs: there is no topology to draw.")
+    place = {gpu.index: i for i, gpu in enumerate(gpus)}
+    pairs = {
+        (min(ends), max(ends)): _pair(link)
+        for link in machine.gpu_links
+        if len(ends := {place.get(link.first, -1), place.get(link.second, -1)} - {-1}) == 2
+    }
+    for a in range(len(gpus)):
+        for b in range(a + 1, len(gpus)):
+            if (a, b) not in pairs:
+                raise DataError(
+                    f"How GPU {gpus[a].index} and GPU {gpus[b].index} of {machine.hostname} reach "
+                    "one another is not known; `cubemesh probe` says why under Not known."
+                )
+    sheets = [find(gpu.name) for gpu in gpus]
+    return from_pairs(
+        Seen(
+            name=machine.hostname,
+            gpus=len(gpus),
+            numbers=[gpu.index for gpu in gpus],
+            devices=["" if sheet is None else sheet.id for sheet in sheets],
+            pairs=pairs,
+            lanes=[
+                (g.pcie_generation, g.pcie_width) if g.pcie_generation and g.pcie_width else None
+                for g in gpus
+            ],
+            nvlink_generation=generation_of(gpus[0].compute_capability),
+        )
+    )
+
+
+def _pair(link: GpuLink) -> Pair:
+    reach: dict[str, Reach] = {word: word for word in REACHES}
+    if link.kind not in reach:
+        raise DataError(f"A link between GPUs is of kind '{link.kind}', which is not known.")
+    return Pair(reach=reach[link.kind], nvlinks=link.links or 0)

@@ -1,0 +1,232 @@
+"""Where does a measured step spend its time?
+
+    step = compute + exposed communication + input stall + launch gaps
+           + straggler wait + host + other
+
+Every part but `other` is measured by itself; `other` is what the measured step has left, and says
+how far the rest can be believed. Two kinds of programs are told apart by what the profiler saw:
+
+- *One that computes on the host* (a CPU): the host's stamps give the wait for batches (input
+  stall), the hand-over and the loop (host). Inside the step the profiler's operators are the
+  computing, and what lies between them the launch gaps, each less what recording cost.
+- *One that runs ahead of a device* (a GPU): the device's timeline in each measured window
+  (`timeline.py`). While it works, that is compute, or where nothing computes exposed communication
+  or a copy (host). While it idles, the next piece of work says why: from its launch to its begin
+  that is a launch gap, before its launch it is what the host was doing then.
+
+docs/attribution.md has the reasons and the limits.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cubemesh.measure.intervals import Interval, length, outside, union
+from cubemesh.measure.stamps import StampedWindow, boundaries
+from cubemesh.measure.timeline import Busy, Recorded, play
+from cubemesh.model.profile import Profile
+from cubemesh.model.record import Part
+
+COMPUTE = "compute"
+COMMUNICATION = "exposed_communication"
+INPUT = "input_stall"
+GAPS = "launch_gaps"
+STRAGGLER = "straggler_wait"
+HOST = "host"
+OTHER = "other"
+PARTS = (COMPUTE, COMMUNICATION, INPUT, GAPS, STRAGGLER, HOST, OTHER)
+_REASONS = {"feed": INPUT, "place": HOST, "loop": HOST, "step": GAPS, "wait": OTHER}
+"""What the host does while the device idles → the part that this time is."""
+MOST_LAUNCHES = 200_000
+"""Of all windows that are played; windows are left out evenly where there would be more."""
+
+
+def on_host(
+    windows: Sequence[StampedWindow], profiled: Sequence[tuple[StampedWindow, Profile]]
+) -> tuple[Part, ...]:
+    """The parts of a step that is computed by the host itself."""
+    steps = sum(len(w.stamps) for w in windows)
+    stamps = [s for w in windows for s in w.stamps]
+    feed = math.fsum(s.place - s.feed for s in stamps) / steps
+    place = math.fsum(s.step - s.place for s in stamps) / steps
+    loop = math.fsum(_loop_s(w) for w in windows) / steps
+    compute, gaps = _inside_steps(profiled)
+    return _with_other(
+        mean_step_s(windows),
+        (
+            Part(
+                name=COMPUTE,
+                seconds=compute,
+                method="time in which an operator ran inside profiled steps, less recording",
+            ),
+            Part(name=INPUT, seconds=feed, method="stamps around the taking of a batch"),
+            Part(
+                name=GAPS,
+                seconds=gaps,
+                method="time between operators inside profiled steps, less recording",
+            ),
+            Part(
+                name=HOST,
+                seconds=place + loop,
+                method="stamps around the hand-over of a batch, and between steps",
+            ),
+        ),
+    )
+
+
+def _loop_s(window: StampedWindow) -> float:
+    """What lies before the first step and between the steps."""
+    starts = [s.feed for s in window.stamps]
+    ends = [window.start_s, *(s.done for s in window.stamps[:-1])]
+    return math.fsum(start - end for start, end in zip(starts, ends, strict=True))
+
+
+def _inside_steps(profiled: Sequence[tuple[StampedWindow, Profile]]) -> tuple[float, float]:
+    """Seconds in a step (in operators, between them), less what recording them cost.
+
+    Half of an outermost operator's recording falls inside it and half outside; all of that of an
+    operator inside another falls inside, and all of a scope's outside unless it stands in one.
+    """
+    steps, busy, idle = 0, 0.0, 0.0
+    for window, profile in profiled:
+        steps += len(window.stamps)
+        operators = union((e.start_s, e.end_s) for e in profile.events if e.kind == "operator")
+        inside = [(s.step, s.done) for s in window.stamps]
+        gaps = outside(inside, operators)
+        in_all, in_gaps = length(inside), length(gaps)
+        recorded_in, recorded_out = _recorded(profile, operators, inside)
+        busy += in_all - in_gaps - recorded_in * profile.recording_s
+        idle += in_gaps - recorded_out * profile.recording_s
+    return max(0.0, busy / steps), max(0.0, idle / steps)
+
+
+def _recorded(
+    profile: Profile, operators: Sequence[Interval], steps: Sequence[Interval]
+) -> tuple[float, float]:
+    """How many events' recording falls (inside operators, between them) in `steps`."""
+    within = union(steps)
+    found = [e for e in profile.events if e.kind in ("operator", "scope")]
+    found = [e for e in found if _holds(within, e.start_s)]
+    outermost = sum(1 for start, _ in operators if _holds(within, start))
+    inside = sum(1 for e in found if _holds(operators, e.start_s)) - outermost
+    return inside + outermost / 2, len(found) - inside - outermost / 2
+
+
+def _holds(intervals: Sequence[Interval], time: float) -> bool:
+    at = bisect_right(intervals, (time, math.inf)) - 1
+    return at >= 0 and intervals[at][0] <= time < intervals[at][1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceTime:
+    """Seconds of one window by part, and how long the device was at work in it."""
+
+    parts: dict[str, float]
+    busy_s: float
+
+
+def on_device(windows: Sequence[StampedWindow], recorded: Recorded) -> tuple[Part, ...]:
+    """The parts of a step that a device computes while the host runs ahead."""
+    played = _evenly(windows, recorded)
+    steps = sum(len(w.stamps) for w in played)
+    times = [device_time(w, play(w, recorded, i)) for i, w in enumerate(played)]
+    seconds = {
+        name: math.fsum(t.parts.get(name, 0.0) for t in times) / steps
+        for name in PARTS
+        if name != OTHER and any(name in t.parts for t in times)
+    }
+    played_on = "played on the stamps of the measured windows"
+    methods = {
+        COMPUTE: f"kernels of profiled steps, {played_on}",
+        COMMUNICATION: f"communication while nothing computed, {played_on}",
+        INPUT: f"device idle while the host waited for a batch, {played_on}",
+        GAPS: f"device idle while the host queued a step, or between launch and begin, {played_on}",
+        HOST: f"device idle, or only copying, at the hand-over of a batch and between steps, "
+        f"{played_on}",
+    }
+    parts = (Part(name=n, seconds=s, method=methods[n]) for n, s in seconds.items())
+    return _with_other(mean_step_s(windows), tuple(parts))
+
+
+def busy_share(windows: Sequence[StampedWindow], recorded: Recorded) -> float:
+    """The share of the measured time in which the device was at work."""
+    played = _evenly(windows, recorded)
+    busy = math.fsum(device_time(w, play(w, recorded, i)).busy_s for i, w in enumerate(played))
+    return busy / math.fsum(w.elapsed_s for w in played)
+
+
+def device_time(window: StampedWindow, work: Sequence[Busy]) -> DeviceTime:
+    """The time of a window by part, from what the device did in it and when the host stamped."""
+    compute = union((b.start_s, b.end_s) for b in work if b.use == "compute")
+    talking = union((b.start_s, b.end_s) for b in work if b.use == "communication")
+    copying = union((b.start_s, b.end_s) for b in work if b.use == "copy")
+    parts = {
+        COMPUTE: length(compute),
+        INPUT: 0.0,
+        GAPS: 0.0,
+        HOST: length(outside(outside(copying, compute), talking)),
+    }
+    if talking:
+        parts[COMMUNICATION] = length(outside(talking, compute))
+    busy_s = length(union([*compute, *talking, *copying]))
+    edges = list(boundaries(window))
+    free = window.start_s
+    for piece in work:
+        if piece.start_s > free:
+            launched = min(max(piece.launched_s, free), piece.start_s)
+            for part, seconds in _host_did(edges, free, launched):
+                parts[part] = parts.get(part, 0.0) + seconds
+            parts[GAPS] += piece.start_s - launched
+        free = max(free, piece.end_s)
+    queued = window.stamps[-1].done
+    for part, seconds in _host_did(edges, free, max(free, queued)):
+        parts[part] = parts.get(part, 0.0) + seconds
+    return DeviceTime(parts=parts, busy_s=busy_s)
+
+
+def _host_did(
+    edges: Sequence[tuple[float, str]], start: float, end: float
+) -> Iterable[tuple[str, float]]:
+    """What the host did between two times, as the parts that an idle device makes of it."""
+    at = max(0, bisect_right(edges, start, key=lambda edge: edge[0]) - 1)
+    while start < end:
+        until = min(end, edges[at + 1][0]) if at + 1 < len(edges) else end
+        if until > start:
+            yield _REASONS[edges[at][1]], until - start
+            start = until
+        at += 1
+
+
+def straggler_wait(own: Sequence[Interval], last_arrival: Sequence[float]) -> tuple[float, float]:
+    """Seconds of a rank's collectives spent (waiting for the last rank, moving data).
+
+    `own` are its collectives from the begin of its kernel to the end; `last_arrival` is when the
+    last rank began each, on the same clock. A collective cannot move data before all are there.
+    """
+    waits = [
+        min(max(arrived - start, 0.0), end - start)
+        for (start, end), arrived in zip(own, last_arrival, strict=True)
+    ]
+    waiting = math.fsum(waits)
+    return waiting, math.fsum(end - start for start, end in own) - waiting
+
+
+def mean_step_s(windows: Sequence[StampedWindow]) -> float:
+    """The mean over windows of a step's time, as `step_s.mean` has it."""
+    return math.fsum(w.elapsed_s / len(w.stamps) for w in windows) / len(windows)
+
+
+def _with_other(step_s: float, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    known = math.fsum(part.seconds for part in parts)
+    left = Part(name=OTHER, seconds=step_s - known, method="the mean step less all other parts")
+    ordered = sorted(parts, key=lambda part: PARTS.index(part.name))
+    return (*ordered, left)
+
+
+def _evenly(windows: Sequence[StampedWindow], recorded: Recorded) -> Sequence[StampedWindow]:
+    launches = sum(map(len, recorded.steps)) / len(recorded.steps)
+    total = launches * sum(len(w.stamps) for w in windows)
+    return windows[:: max(1, math.ceil(total / MOST_LAUNCHES))]

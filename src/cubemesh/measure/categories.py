@@ -1,0 +1,87 @@
+"""What kind of work is an operator or kernel, going by its name?
+
+One table of rules, the first that matches decides. The names are those that PyTorch's operators
+(`aten::…`), oneDNN's and MKL's operators, cuDNN, cuBLAS and cuBLASLt, CUTLASS, Triton (as
+TorchInductor names its kernels), NCCL and CUPTI's copies have; tests hold it against names that
+were seen. What no rule knows is `unnamed`, and shown as that.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+CONVOLUTION = "convolution"
+MATRIX = "matrix product"
+POINTWISE = "normalisation and elementwise"
+POOLING = "pooling"
+COMMUNICATION = "communication"
+COPIES = "copies"
+OPTIMIZER = "optimizer"
+UNNAMED = "unnamed"
+
+_RULES: tuple[tuple[str, str], ...] = (
+    (COMMUNICATION, r"nccl|c10d::|gloo|all_?reduce|all_?gather|reduce_?scatter"),
+    (OPTIMIZER, r"multi_tensor_apply|_fused_(sgd|adam|adamw|adagrad)|fused_?(sgd|adam)|_foreach_"),
+    (
+        COPIES,
+        r"^memcpy|^memset|copy_device_to_device|direct_copy_kernel|copykernel|catarraybatched",
+    ),
+    (COPIES, r"^aten::(to|_to_copy|copy_|contiguous|clone|pin_memory|lift_fresh)$"),
+    (COPIES, r"nchwtonhwc|nhwctonchw|nchw_?to_?nhwc|nhwc_?to_?nchw|transpose_readwrite"),
+    (POOLING, r"pool"),
+    (POINTWISE, r"^triton_|cpp_fused|## call compiledfxgraph"),
+    (POINTWISE, r"batch_?norm|bn_(fw|bw)|layer_?norm|group_?norm|rmsnorm|local_?response|lrn"),
+    (POINTWISE, r"softmax|nll_loss|cross_entropy|dropout|bernoulli|distribution|philox"),
+    (
+        CONVOLUTION,
+        r"conv(?!ert)|fprop|dgrad|wgrad|winograd|implicit_|cudnn_infer|xmma.*(nhwc|nchw)",
+    ),
+    (MATRIX, r"gemm|gemv|nvjet|cublas|cutlass|splitk|s\d+_xmma|wgmma|flash|fmha|attention|mha_"),
+    (
+        MATRIX,
+        r"^(aten|mkl|mkldnn|onednn)::_?(mkl_)?(addmm|mm|bmm|baddbmm|matmul|linear|einsum|lstm|"
+        r"linear_pointwise|mkldnn_rnn\w*)|dot_kernel|lstm|rnn|gru",
+    ),
+    (
+        POINTWISE,
+        r"elementwise|reduce_kernel|vectorized|unrolled|indexing|index_|embedding|gather|scatter|"
+        r"fill|cumsum|sort",
+    ),
+    (
+        POINTWISE,
+        r"^aten::_?(relu|threshold|clamp|gelu|tanh|sigmoid|silu|add|sub|mul|div|sum|mean|stack|cat|"
+        r"zero|ones|log|exp|sqrt|pow|where|neg|native_|masked|random|rand|norm|isfinite|amp_|"
+        r"cudnn_batch|std|var|rsqrt|max|min|eq|ne|lt|gt|flip|bitwise|detach|view|reshape|flatten|"
+        r"transpose|permute|t$|expand|slice|select|split|unbind|squeeze|unsqueeze|as_strided|empty|"
+        r"resize|set_|resolve|alias|narrow|chunk|item|_local_scalar|is_nonzero|arange|tril|triu)",
+    ),
+)
+_COMPILED = tuple((category, re.compile(rule, re.IGNORECASE)) for category, rule in _RULES)
+
+
+@lru_cache(maxsize=4096)
+def category_of(name: str) -> str | None:
+    """The category of an operator or kernel; None where no rule knows its name."""
+    for category, rule in _COMPILED:
+        if rule.search(name):
+            return category
+    return None
+
+
+_CALLS: tuple[tuple[str, str], ...] = (
+    ("launch", r"launch"),
+    ("synchronise", r"synchronize"),
+    ("malloc", r"malloc|hostalloc|memalloc|memcreate|memmap"),
+    ("free", r"free|memunmap|memrelease"),
+    ("copy", r"memcpy|memset"),
+    ("event", r"event|streamwait"),
+)
+_COMPILED_CALLS = tuple((kind, re.compile(rule, re.IGNORECASE)) for kind, rule in _CALLS)
+
+
+@lru_cache(maxsize=512)
+def call_of(name: str) -> str:
+    """What a call into the device's runtime does: launch, synchronise, malloc, free, copy, event,
+    or other."""
+    return next((kind for kind, rule in _COMPILED_CALLS if rule.search(name)), "other")

@@ -1,0 +1,187 @@
+"""Which steps are profiled, and when, so that their attribution is that of the measured steps?
+
+    host        W P W P W P …  L         W  measured window: stamps, no profiler
+    device      W W W W … (w P)×3  L     P  the same under the profiler
+                                         w  without it, to see what the profiler costs
+                                         L  a few steps with every layer annotated
+
+A program that computes on the host is profiled between its measured windows, so that whatever else
+the machine does meets both alike. One that runs ahead of a device is profiled after them, because
+a GPU's profiler leaves launches slower than it found them; there only the device's own times are
+taken from the profile. Windows P and L count for nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cubemesh.frameworks.base import Profiles
+from cubemesh.measure.attribution import OTHER, busy_share, mean_step_s, on_device, on_host
+from cubemesh.measure.base import Log
+from cubemesh.measure.breakdown import by_category, by_layer, by_runtime_call, occupancy
+from cubemesh.measure.stamps import StampedSteps, StampedWindow
+from cubemesh.measure.timeline import record
+from cubemesh.measure.timer import Stopwatch
+from cubemesh.model.profile import Profile
+from cubemesh.model.record import Breakdown, Figure, Part, TimeRow, Window
+from cubemesh.model.warning import warn
+
+EVENTS_PER_WINDOW = 6_000
+"""Events that one profiled window may record: reading them takes some tenths of a second."""
+MOST_EVENTS = 120_000
+ROUNDS = 3
+"""Profiled windows of a program that runs ahead."""
+LAYER_STEPS = 3
+MOST_OTHER = 0.05
+"""The share of the step that may stay without a name before that is a warning."""
+
+
+class Profiled(Profiles, Protocol):
+    """What is asked of a program here."""
+
+    device: str
+
+    def synchronize(self) -> None:
+        """Wait until everything queued is done."""
+
+    def clock(self) -> float:
+        """Seconds."""
+
+
+@dataclass
+class Attributed:
+    """The profiled side of one measurement: `beside` it while it runs, `finish` it after."""
+
+    program: Profiled
+    steps: StampedSteps
+    samples_per_step: int
+    log: Log
+    fed: bool = True
+    """Whether each step takes a batch from the feed."""
+    trace: str | None = None
+    """The file to keep a trace in."""
+    _windows: list[StampedWindow] = field(default_factory=list)
+    _profiled: list[tuple[StampedWindow, Profile]] = field(default_factory=list)
+    _events_per_step: float = 0.0
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the program computes where it is called from."""
+        return self.program.device == "cpu"
+
+    def beside(self, window: Window) -> None:
+        """Take the stamps of a measured window; profile another like it, where that is on time."""
+        self._windows.append(self.steps.cut(window))
+        recorded = sum(len(profile.events) for _, profile in self._profiled)
+        if self.on_host and recorded < MOST_EVENTS:
+            self._profile(window.steps)
+
+    def finish(self) -> None:
+        """Profile what is left to profile, and tell the log all that was found."""
+        unprofiled = self._windows
+        if not self.on_host:
+            steps = len(self._windows[0].stamps)
+            unprofiled = []
+            for _ in range(ROUNDS):
+                unprofiled.append(self._plain(steps))
+                self._profile(steps)
+        self._say_cost(unprofiled)
+        self._say_parts()
+        profiles = [profile for _, profile in self._profiled]
+        count = sum(len(window.stamps) for window, _ in self._profiled)
+        self.log.breakdown(self._with_input(by_category(profiles, count)))
+        calls = by_runtime_call(profiles, count)
+        if calls is not None:
+            self.log.breakdown(calls)
+        occupied = occupancy(profiles)
+        if occupied is not None:
+            self.log.figure("occupancy_percent", occupied)
+        self._layers()
+
+    def _profile(self, steps: int) -> None:
+        """Profile a window of `steps`, or as many as record no more than is read in good time."""
+        if not self._events_per_step:
+            # The first profile of a process pays for its start: it only tells how much is recorded.
+            _, profile = self._recorded(1)
+            self._events_per_step = max(1, len(profile.events))
+        fit = math.floor(EVENTS_PER_WINDOW / self._events_per_step)
+        self._profiled.append(self._recorded(max(1, min(steps, fit))))
+
+    def _recorded(
+        self, steps: int, *, layers: bool = False, trace: str | None = None
+    ) -> tuple[StampedWindow, Profile]:
+        windows: list[StampedWindow] = []
+        profile = self.program.profile(
+            lambda: windows.append(self._plain(steps)), layers=layers, trace=trace
+        )
+        return windows[0], profile
+
+    def _plain(self, steps: int) -> StampedWindow:
+        watch = Stopwatch(
+            step=self.steps,
+            synchronize=self.program.synchronize,
+            clock=self.program.clock,
+            samples_per_step=self.samples_per_step,
+            log=self.log,
+        )
+        return self.steps.cut(watch.window("profile", steps))
+
+    def _say_cost(self, unprofiled: list[StampedWindow]) -> None:
+        recorded = mean_step_s([window for window, _ in self._profiled])
+        bare = mean_step_s(unprofiled)
+        self.log.figure(
+            "profiled_step_s",
+            Figure(
+                value=recorded,
+                unit="s",
+                n=len(self._profiled),
+                method=f"mean step under the profiler; {bare:.6g} s without it, in turn",
+            ),
+        )
+
+    def _say_parts(self) -> None:
+        if any(profile.on_device for _, profile in self._profiled):
+            recorded = record(self._profiled)
+            parts = on_device(self._windows, recorded)
+            busy = busy_share(self._windows, recorded)
+            method = "time with a kernel or copy on the device, of the measured time"
+            figure = Figure(value=100 * busy, unit="%", n=len(self._windows), method=method)
+            self.log.figure("device_busy_percent", figure)
+        else:
+            parts = on_host(self._windows, self._profiled)
+        for part in parts:
+            self.log.part(part)
+        self._doubt(parts)
+
+    def _doubt(self, parts: tuple[Part, ...]) -> None:
+        step_s = math.fsum(part.seconds for part in parts)
+        other = next(part.seconds for part in parts if part.name == OTHER)
+        if abs(other) > MOST_OTHER * step_s:
+            cause = (
+                f"The measured parts of the step come to {100 * (1 - other / step_s):.0f} % of it, "
+                f"not to 95 to 105 %: {100 * abs(other) / step_s:.0f} % is other."
+            )
+            remedy = "Stop other programs and measure longer (seconds), or profile with trace=true."
+            self.log.warning(warn("unattributed", cause, remedy))
+
+    def _with_input(self, breakdown: Breakdown) -> Breakdown:
+        """With the host's wait for batches as a line of its own, where there are batches."""
+        if not self.fed:
+            return breakdown
+        stamps = [stamp for window in self._windows for stamp in window.stamps]
+        seconds = math.fsum(s.place - s.feed for s in stamps) / len(stamps)
+        rows = (*breakdown.rows, TimeRow(name="input", seconds=seconds, calls=1.0))
+        method = f"{breakdown.method}; input: the host's stamps around the taking of a batch"
+        return Breakdown(
+            name=breakdown.name,
+            rows=tuple(sorted(rows, key=lambda row: -row.seconds)),
+            method=method,
+        )
+
+    def _layers(self) -> None:
+        steps = min(LAYER_STEPS, len(self._profiled[0][0].stamps))
+        window, profile = self._recorded(steps, layers=True, trace=self.trace)
+        if profile.by_layer:
+            self.log.breakdown(by_layer([profile], len(window.stamps)))

@@ -1,0 +1,110 @@
+"""A program made ready to run: built, compiled where it compiles, and holding its first weights.
+
+What it needed is said when it is done with. Peak memory is the program's own count where its device
+keeps one. On the CPU it is the most that the process held from the loading of the weights on, less
+what it held, data and all, before the program was built, and less what compiling it has left in the
+process; the kernel counts it (worker/memory.py), so nothing is slowed down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import cast
+
+from cubemesh.frameworks.base import (
+    Batch,
+    BuildRequest,
+    Compiles,
+    Framework,
+    OutOfMemory,
+    Program,
+    ScalesLoss,
+)
+from cubemesh.model.record import Figure
+from cubemesh.model.spec import NetworkWork, RunSpec
+from cubemesh.networks.graph import Network
+from cubemesh.parallel import exchanges
+from cubemesh.units import format_bytes
+from cubemesh.worker import memory
+from cubemesh.worker.events import EventLog
+
+
+@contextmanager
+def built(
+    spec: RunSpec,
+    framework: Framework,
+    device: str,
+    threads: int,
+    network: Network,
+    sample: Callable[[], Batch],
+    log: EventLog,
+) -> Iterator[Program]:
+    """A program of `network` that holds its initial weights; one that compiles is compiled for
+    `sample()`. The most memory it held until the end is said there. An error leaves it as it is,
+    because the process ends with it."""
+    work = cast(NetworkWork, spec.work)
+    before_bytes = memory.held_bytes()
+    with log.phase("build"):
+        request = BuildRequest(
+            network=network,
+            work=work,
+            placement=spec.placement,
+            program=spec.program,
+            exchange=exchanges.make(spec.program.exchange),
+            device=device,
+            threads=threads,
+        )
+        program = framework.build(request)
+    if isinstance(program, Compiles):
+        compiling_bytes = _compile(program, sample, log)
+        before_bytes = None if before_bytes is None else before_bytes + compiling_bytes
+    with log.phase("weights"):
+        program.load(network.draw(work.seed))
+    since = "the weights were loaded" if memory.reset_peak() else "the process began"
+    yield program
+    _say_loss_scale(program, log)
+    peak = _peak_memory(program, before_bytes, since)
+    if peak is not None:
+        log.figure("peak_memory_bytes", peak)
+        _check_limit(peak, spec.effort.memory_limit_bytes)
+    program.close()
+
+
+def _say_loss_scale(program: Program, log: EventLog) -> None:
+    """What the loss was multiplied by in the end, for a program that does so."""
+    if isinstance(program, ScalesLoss) and (scaled := program.loss_scale()) is not None:
+        value, method = scaled
+        log.figure("loss_scale", Figure(value=value, unit="", method=method))
+
+
+def _check_limit(peak: Figure, limit_bytes: int | None) -> None:
+    """What the kernel refuses counts whole mappings, with room for stacks; a limit that was asked
+    for holds to the byte."""
+    if limit_bytes is not None and peak.value > limit_bytes:
+        raise OutOfMemory(f"it held {format_bytes(peak.value)}, past {format_bytes(limit_bytes)}")
+
+
+def _compile(program: Program, sample: Callable[[], Batch], log: EventLog) -> int:
+    """Compile a program that offers it; how many bytes more the process holds after it."""
+    assert isinstance(program, Compiles)
+    before_bytes = memory.held_bytes()
+    with log.phase("compile") as phase:
+        phase.cached = program.compile(program.place(sample()))
+    after_bytes = memory.held_bytes()
+    if before_bytes is None or after_bytes is None:
+        return 0
+    return max(0, after_bytes - before_bytes)
+
+
+def _peak_memory(program: Program, before_bytes: int | None, since: str) -> Figure | None:
+    counted = program.peak_memory_bytes()
+    if counted is not None:
+        return Figure(value=counted, unit="B", method="the framework's own count")
+    held_bytes = memory.peak_held_bytes()
+    if held_bytes is None or before_bytes is None:
+        return None
+    method = f"most that the process held since {since}, less what it held before building"
+    if isinstance(program, Compiles):
+        method += " and what compiling has left"
+    return Figure(value=max(0, held_bytes - before_bytes), unit="B", method=method)

@@ -1,0 +1,66 @@
+"""The trials of A against A: work is really planted, and repeats are judged and counted."""
+
+import time
+
+import pytest
+
+from cubemesh.model.plain import to_plain
+from cubemesh.model.record import AGAINST, Window
+
+
+def windows(second_s):
+    """Two instances' blocks of steps that take 1 s, or `second_s`, and a little more each time."""
+    return [
+        Window(
+            phase=phase,
+            start_s=0.0,
+            elapsed_s=step_s * (1 + 0.001 * instance * (phase == AGAINST)),
+            steps=1,
+            samples=1,
+            marks=(f"instance-{instance}", f"block-{instance}"),
+        )
+        for instance in range(3)
+        for phase, step_s in (("measure", 1.0), (AGAINST, second_s)) * 2
+    ]
+
+
+def test_what_is_planted_is_work(script):
+    worked = script("a_against_a").longer(lambda: None, 0.02)
+    before = time.thread_time()
+    worked()
+    assert 0.02 <= time.thread_time() - before < 0.03
+
+
+def test_repeats_are_counted_by_what_was_called(script):
+    trials = script("a_against_a")
+    kept = [
+        {"trial": "planted", "windows": to_plain(windows(s))} for s in (1.03, 1.05, 1.0, 0.97, 1.04)
+    ]
+    assert trials.summed_up("planted", kept).startswith("planted  3 of 5 called slower: 60.0 %")
+    hot = [{"trial": "hot", "windows": line["windows"]} for line in kept]
+    assert "4 of 5 called different" in trials.summed_up("hot", hot)
+    assert trials.summed_up("cold", kept) == "cold     no repeat yet of 200"
+    run = [to_plain(w) for w in windows(1.0)]
+    cold = [{"trial": "cold", "runs": [run] * 6}]
+    assert "0 of 1 called different" in trials.summed_up("cold", cold)
+
+
+def test_trials_take_turns_until_nothing_is_missing(script, monkeypatch):
+    trials = script("a_against_a")
+    made = []
+    for name in ("hot", "planted"):
+        monkeypatch.setattr(trials, name, lambda name=name: made.append(name))
+    for line in trials.repeats({"hot": 2, "planted": 1, "cold": -3}, "unused"):
+        line()
+    assert made == ["hot", "planted", "hot"]
+    assert list(trials.repeats({"hot": 0}, "unused")) == []
+
+
+@pytest.mark.parametrize("extra", [0.0, 0.5])
+def test_a_real_repeat_compares_real_windows(script, extra):
+    trials = script("a_against_a")
+    effort = trials.Effort(steps=1, seconds=0.0, windows=2, warmup_seconds=0.0, instances=2)
+    line = trials.alternated("hot", effort, extra)
+    assert (line["extra_s"] > 0) == (extra > 0)
+    assert len(line["windows"]) == 16
+    assert trials.ratio(line).n == 2

@@ -1,0 +1,66 @@
+"""From a probed machine to its graph."""
+
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+
+from cubemesh.errors import DataError
+from cubemesh.machines.topology import find_rings
+from cubemesh.machines.topology.probed import topology_of
+from cubemesh.model import Cpu, Gpu, GpuLink, Machine, Memory, Software
+
+
+def machine(count: int, kind: str, links: int | None, capability: str = "9.0") -> Machine:
+    return Machine(
+        hostname="node7",
+        cpu=Cpu(),
+        memory=Memory(),
+        gpus=tuple(
+            Gpu(
+                index=i,
+                name="NVIDIA H200",
+                uuid=f"GPU-{i}",
+                compute_capability=capability,
+                pcie_generation=5,
+                pcie_width=16,
+            )
+            for i in range(count)
+        ),
+        gpu_links=tuple(
+            GpuLink(first=a, second=b, kind=kind, links=links)
+            for a, b in combinations(range(count), 2)
+        ),
+        software=Software(python="3.12", system="Linux"),
+    )
+
+
+def test_eight_h200_behind_switches():
+    topology = topology_of(machine(8, "nvlink", 18))
+    found = find_rings(topology)
+    assert [len(found.rings), found.bandwidth_bytes_per_s] == [18, 450e9]
+    assert {n.device for n in topology.gpus} == {"h200-sxm-141gb"}
+    assert topology.links_of("gpu0", "pcie")[0].name == "PCIe 5 x16"
+    assert not any("PCIe" in note for note in topology.notes)
+
+
+def test_two_b200_have_faster_links():
+    assert find_rings(topology_of(machine(2, "nvlink", 18, "10.0"))).bandwidth_bytes_per_s == 900e9
+
+
+def test_pcie_alone():
+    found = find_rings(topology_of(machine(4, "host-bridge", None)))
+    assert (found.reach, len(found.rings)) == ("host-bridge", 1)
+
+
+def test_one_gpu_has_a_graph_too():
+    assert [n.name for n in topology_of(machine(1, "system", None)).gpus] == ["gpu0"]
+
+
+def test_without_gpus_or_links_the_reason_is_told():
+    with pytest.raises(DataError, match="node7 has 0 GPUs"):
+        topology_of(machine(0, "system", None))
+    with pytest.raises(DataError, match="How GPU 0 and GPU 1 of node7 reach"):
+        topology_of(replace(machine(2, "system", None), gpu_links=()))
+    with pytest.raises(DataError, match="kind 'tin-can'"):
+        topology_of(machine(2, "tin-can", None))

@@ -1,0 +1,256 @@
+"""The parts of a step, on timelines whose parts are known."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cubemesh.measure.attribution import (
+    PARTS,
+    device_time,
+    mean_step_s,
+    on_device,
+    on_host,
+    straggler_wait,
+)
+from cubemesh.measure.stamps import Stamp, StampedWindow
+from cubemesh.measure.timeline import Launch, Recorded, play, record
+from cubemesh.model import Profile, ProfileEvent
+
+MS = 1e-3
+
+
+def window(*steps, start=100.0, wait=0.0, before=0.0):
+    """A window of steps (feed, place, step, loop after it) in milliseconds, and a wait."""
+    now, stamps = start + before * MS, []
+    for feed, place, step, loop in steps:
+        times = [now, now + feed * MS, now + (feed + place) * MS]
+        stamps.append(Stamp(*times, times[2] + step * MS))
+        now = stamps[-1].done + loop * MS
+    end = stamps[-1].done + wait * MS
+    return StampedWindow(start_s=start, end_s=end, stamps=tuple(stamps))
+
+
+def launched(fraction, ms, stretch="step", use="compute", lane=7):
+    return Launch(stretch=stretch, fraction=fraction, duration_s=ms * MS, lane=lane, use=use)
+
+
+def recorded(*steps, latency=0.0, turnaround=0.0):
+    return Recorded(steps=steps, latency_s=latency * MS, turnaround_s=turnaround * MS)
+
+
+def ms(parts):
+    return {part.name: part.seconds / MS for part in parts}
+
+
+def operators(stamped, *spans, kind="operator"):
+    """An operator for each (begin, length) in milliseconds after the begin of each step."""
+    return tuple(
+        ProfileEvent(name="aten::mm", kind=kind, start_s=s.step + a * MS, duration_s=b * MS)
+        for s in stamped.stamps
+        for a, b in spans
+    )
+
+
+def test_on_the_host_operators_compute_and_what_lies_between_them_is_a_gap():
+    measured = window((2, 1, 10, 0.5), (2, 1, 10, 0.5), wait=0.5)
+    profile = Profile(events=operators(measured, (1, 4), (6, 3)))
+    found = ms(on_host([measured], [(measured, profile)]))
+    assert found == pytest.approx(
+        {
+            "compute": 7,
+            "input_stall": 2,
+            "launch_gaps": 3,
+            "host": 1.25,
+            "other": 0.25,
+        }
+    )
+
+
+def test_recording_is_taken_off_where_it_falls():
+    measured = window((0, 0, 10, 0))
+    nested = operators(measured, (2, 4), (3, 1), (4, 1))  # one operator with two inside
+    scope = operators(measured, (0, 1), kind="scope")
+    profile = Profile(events=(*nested, *scope), recording_s=0.1 * MS)
+    found = ms(on_host([measured], [(measured, profile)]))
+    assert found["compute"] == pytest.approx(4 - 0.1 * 2.5)
+    assert found["launch_gaps"] == pytest.approx(6 - 0.1 * 1.5)
+    assert found["other"] == pytest.approx(0.4)
+
+
+def test_a_step_slowed_only_while_it_was_profiled_is_other():
+    measured, slow = window((0, 0, 10, 0)), window((0, 0, 12, 0))
+    profile = Profile(events=operators(slow, (0, 12)))
+    found = ms(on_host([measured], [(slow, profile)]))
+    assert found["compute"] == pytest.approx(12)
+    assert found["other"] == pytest.approx(-2)
+
+
+def test_a_device_that_waits_for_launches_has_gaps():
+    """Two kernels of 1 ms in a step of 10 ms on the host."""
+    stamped = window((0, 0, 10, 0), (0, 0, 10, 0), wait=0.2)
+    found = ms(on_device([stamped], recorded((launched(0.2, 1), launched(0.8, 1)))))
+    assert found == pytest.approx(
+        {"compute": 2, "input_stall": 0, "launch_gaps": 8, "host": 0, "other": 0.1}
+    )
+
+
+def test_a_device_that_is_always_busy_hides_what_the_host_does():
+    """20 ms of work a step, 3 + 1 + 5 ms of the host: only the first filling is seen."""
+    steps = [(3, 1, 5, 1)] * 4
+    stamped = window(*steps, wait=4 * 20 + 4 - 4 * 10 + 1)
+    found = ms(on_device([stamped], recorded((launched(0.0, 20),))))
+    assert found["compute"] == pytest.approx(20)
+    assert found["input_stall"] == pytest.approx(3 / 4)
+    assert found["host"] == pytest.approx(1 / 4)
+    assert found["launch_gaps"] == pytest.approx(0)
+    assert found["other"] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_slow_batch_stalls_the_device_by_what_the_step_does_not_hide():
+    """Batches every 30 ms, 12 ms of work: after the first, 18 ms of each are a stall."""
+    stamped = window(*[(29, 0, 1, 0)] * 50, wait=11)
+    found = ms(on_device([stamped], recorded((launched(0.0, 12),))))
+    assert found["input_stall"] == pytest.approx((49 * 18 + 29) / 50)
+    assert found["launch_gaps"] == pytest.approx(0)
+    assert found["compute"] == pytest.approx(12)
+    assert found["other"] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_slow_hand_over_is_the_hosts():
+    stamped = window(*[(0, 5, 1, 0)] * 10, wait=0)
+    found = ms(on_device([stamped], recorded((launched(0.0, 0.5),))))
+    assert found["host"] == pytest.approx(5)
+    assert found["launch_gaps"] == pytest.approx(0.5)
+
+
+def test_a_copy_counts_for_the_hand_over_only_where_nothing_hides_it():
+    copy = launched(0.0, 2, stretch="place", use="copy")
+    alone = window(*[(0, 1, 3, 0)] * 10, wait=0)
+    found = ms(on_device([alone], recorded((copy, launched(0.5, 1.0)))))
+    assert found["compute"] == pytest.approx(1)
+    assert found["host"] == pytest.approx(2)
+    hidden = window(*[(0, 1, 3, 0)] * 10, wait=1)
+    other_lane = launched(0.0, 3.0, lane=8)
+    behind = ms(on_device([hidden], recorded((copy, other_lane))))
+    assert behind["host"] < 2
+
+
+def test_communication_is_exposed_where_nothing_computes():
+    stamped = window((0, 0, 1, 0), wait=9)
+    work = recorded(
+        (launched(0.0, 6), launched(0.0, 10, use="communication", lane=20)),
+    )
+    found = ms(on_device([stamped], work))
+    assert found["compute"] == pytest.approx(6)
+    assert found["exposed_communication"] == pytest.approx(4)
+    assert found["other"] == pytest.approx(0, abs=1e-6)
+
+
+def test_on_one_device_what_needs_several_is_absent():
+    stamped = window((0, 0, 1, 0), wait=5)
+    found = ms(on_device([stamped], recorded((launched(0.0, 6),))))
+    assert "exposed_communication" not in found
+    assert "straggler_wait" not in found
+
+
+def test_delays_of_the_device_are_launch_gaps():
+    stamped = window((0, 0, 1, 0), wait=3.3)
+    work = recorded((launched(0.0, 2), launched(0.1, 2)), latency=0.2, turnaround=0.1)
+    found = ms(on_device([stamped], work))
+    assert found["launch_gaps"] == pytest.approx(0.3)
+    assert found["compute"] == pytest.approx(4)
+    assert found["other"] == pytest.approx(0, abs=1e-6)
+
+
+def test_waiting_for_the_last_rank_is_told_from_moving_data():
+    own = [(0.0, 10.0), (20.0, 25.0), (30.0, 31.0)]
+    waiting, moving = straggler_wait(own, [4.0, 19.0, 35.0])
+    assert (waiting, moving) == (5.0, 11.0)
+
+
+spans = st.floats(0.0, 5.0)
+steps_of_host = st.lists(st.tuples(spans, spans, spans, spans), min_size=1, max_size=5)
+launches = st.builds(
+    launched,
+    fraction=st.floats(0, 1),
+    ms=st.floats(0.01, 8),
+    stretch=st.sampled_from(["feed", "place", "step", "loop"]),
+    use=st.sampled_from(["compute", "communication", "copy"]),
+    lane=st.sampled_from([7, 20]),
+)
+
+
+@given(steps_of_host, st.lists(st.lists(launches, min_size=1, max_size=4), min_size=1, max_size=3))
+def test_the_parts_of_a_window_are_the_time_until_host_and_device_are_done(hosts, device):
+    stamped = window(*hosts, wait=1000.0)
+    work = play(stamped, recorded(*map(tuple, device), latency=0.01, turnaround=0.005))
+    found = device_time(stamped, work).parts
+    until = max(stamped.stamps[-1].done, *(b.end_s for b in work))
+    in_wait = found.pop("other", 0.0)
+    assert all(seconds >= 0 for seconds in found.values())
+    assert math.fsum(found.values()) + in_wait == pytest.approx(until - stamped.start_s, abs=1e-9)
+
+
+@given(steps_of_host, st.lists(st.lists(launches, min_size=1, max_size=4), min_size=1, max_size=3))
+def test_all_parts_with_other_are_the_step(hosts, device):
+    stamped = window(*hosts, wait=30.0)
+    parts = on_device([stamped, stamped], recorded(*map(tuple, device)))
+    assert math.fsum(p.seconds for p in parts) == pytest.approx(mean_step_s([stamped]))
+    names = [p.name for p in parts]
+    assert names == [n for n in PARTS if n in names]
+    assert names[-1] == "other"
+
+
+def on_gpu(stamped, kernels, *, latency=0.0):
+    """A profile of `stamped`: kernels (launched, duration) in milliseconds from the first feed,
+    one after the other on one stream."""
+    events, free = [], -math.inf
+    for number, (at, duration) in enumerate(kernels, start=1):
+        called = stamped.stamps[0].feed + at * MS
+        call = ProfileEvent(
+            name="cudaLaunchKernel", kind="runtime", start_s=called, duration_s=2e-6, launch=number
+        )
+        start = max(called + latency * MS, free)
+        free = start + duration * MS
+        kernel = ProfileEvent(
+            name="gemm",
+            kind="kernel",
+            start_s=start,
+            duration_s=duration * MS,
+            launch=number,
+            lane=7,
+        )
+        events += [call, kernel]
+    return Profile(events=tuple(events))
+
+
+def test_what_was_recorded_is_played_back_as_it_was():
+    stamped = window((1, 1, 4, 0), (1, 1, 4, 0), wait=1)
+    kernels = [(2.5, 0.5), (4.0, 1.0), (8.5, 0.5), (10.0, 1.0)]
+    profile = on_gpu(stamped, kernels, latency=0.05)
+    found = record([(stamped, profile)])
+    assert [len(step) for step in found.steps] == [2, 2]
+    assert found.latency_s == pytest.approx(0.05 * MS)
+    played = play(stamped, found)
+    wanted = [e for e in profile.events if e.kind == "kernel"]
+    assert [b.start_s for b in played] == pytest.approx([e.start_s for e in wanted])
+    assert [b.end_s for b in played] == pytest.approx([e.end_s for e in wanted])
+
+
+def test_a_profile_that_slows_the_host_does_not_make_the_measured_step_wait():
+    """The device is busy all the time when nobody looks, and waits when the profiler does."""
+    slow = window(*[(0, 0, 20, 0)] * 3, wait=5)
+    kernels = [(20 * step + at, 5) for step in range(3) for at in (1, 11)]
+    measured = window(*[(0, 0, 8, 0)] * 3, wait=3 * 10 - 24 + 0.4)
+    found = ms(on_device([measured], record([(slow, on_gpu(slow, kernels))])))
+    assert found["compute"] == pytest.approx(10)
+    assert found["launch_gaps"] == pytest.approx(0.4 / 3)
+    assert found["other"] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_profile_without_a_device_cannot_be_played():
+    stamped = window((0, 0, 1, 0))
+    with pytest.raises(ValueError, match="no kernel"):
+        record([(stamped, Profile(events=operators(stamped, (0, 1))))])
