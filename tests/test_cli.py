@@ -45,7 +45,11 @@ def test_the_flags_are_frozen():
         "networks": ["--json"],
         "experiments": ["--json"],
         "published": ["--above-peak", "--device", "--json", "--limit"],
-        "run": ["--fresh", "--full", "--json", "--python", "--quick", "--set", "--store"],
+        "run": [
+            *("--against", "--fail-below", "--fresh", "--full", "--json", "--python", "--quick"),
+            *("--set", "--store"),
+        ],
+        "compare": ["--fail-below", "--json", "--store", "--store-b"],
         "results": ["--framework", "--json", "--limit", "--network", "--outcome", "--store"],
         "report": ["--charts", "--json", "--output", "--store"],
     }

@@ -22,6 +22,15 @@ if TYPE_CHECKING:
     from cubemesh.results import Store
 
 INTERRUPTED = 130
+FailBelow = Annotated[
+    float | None,
+    typer.Option(
+        "--fail-below",
+        min=0.0,
+        metavar="RATIO",
+        help="Exit with 99 where the whole 95 % interval of B's throughput over A's is lower.",
+    ),
+]
 
 app = typer.Typer(
     name="cubemesh",
@@ -123,6 +132,15 @@ def run(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Measure again what is stored already.")
     ] = False,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--against",
+            metavar="KEY=VALUE",
+            help="Alternate with a program that differs in this; may be repeated.",
+        ),
+    ] = None,
+    fail_below: FailBelow = None,
     pythons: Annotated[
         list[str] | None,
         typer.Option(
@@ -134,12 +152,18 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Ask one or more questions: measure what is missing, keep it, and print the answer."""
+    from cubemesh.experiments.comparison import Gate, ratio_of_record
     from cubemesh.experiments.session import replays, run_names
     from cubemesh.views import plain, terminal
     from cubemesh.views.progress import TerminalProgress
 
     if quick and full:
         raise UsageError("--quick and --full exclude one another: give one of them, or neither.")
+    if fail_below is not None and not against:
+        raise UsageError(
+            "--fail-below judges a comparison: add --against KEY=VALUE, or compare stored runs "
+            "with `cubemesh compare A B --fail-below RATIO`."
+        )
     with _open(store) as opened:
         answered = run_names(
             names,
@@ -149,6 +173,7 @@ def run(
             observer=TerminalProgress(terminal.stderr_console()),
             fresh=fresh,
             pythons=pythons or [],
+            against=against or [],
         )
         answers = [*(a.answer for a in answered), *replays(answered, opened)]
     _show(
@@ -156,7 +181,47 @@ def run(
         as_json,
         lambda console: terminal.print_answers(console, answers),
     )
-    raise typer.Exit(_run_exit_code(answered))
+    code = _run_exit_code(answered)
+    if fail_below is not None:
+        ratios = [r for a in answered for one in a.records if (r := ratio_of_record(one))]
+        gate = Gate(below=fail_below, ratios=tuple(ratios))
+        print(f"cubemesh: {gate.sentence}", file=sys.stderr)
+        code = code or gate.exit_code
+    raise typer.Exit(code)
+
+
+@app.command()
+def compare(
+    first: Annotated[str, typer.Argument(metavar="A", help="Runs: an id, or KEY=VALUE,KEY=VALUE.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="The runs to hold against them.")],
+    store: StoreAt = None,
+    store_b: Annotated[
+        str | None,
+        typer.Option("--store-b", metavar="PATH|URL", help="Where B's are kept; default: as A's."),
+    ] = None,
+    fail_below: FailBelow = None,
+    as_json: AsJson = False,
+) -> None:
+    """Is B faster than A? Stored runs side by side, with what differs between them."""
+    from contextlib import nullcontext
+
+    from cubemesh.experiments.comparison import Gate, comparison_answer
+    from cubemesh.results.compare import compare_texts
+    from cubemesh.views import plain, terminal
+
+    with (
+        _open(store, reading=True) as a,
+        _open(store_b, reading=True) if store_b else nullcontext(a) as b,
+    ):
+        found = compare_texts(first, second, a, b)
+    gate = None if fail_below is None else Gate(below=fail_below, ratios=(found.ratio,))
+    answer = comparison_answer(found, gate)
+    _show(
+        plain.comparison_json(found, answer, gate),
+        as_json,
+        lambda console: terminal.print_answer(console, answer),
+    )
+    raise typer.Exit(gate.exit_code if gate else 0)
 
 
 @app.command()

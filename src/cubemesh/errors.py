@@ -6,6 +6,9 @@
     ├── StoreError           1   the store of results cannot be read or written
     └── BusyError           75   a device or store is taken; the same command may work later
 
+Two more exit codes are no error's: 99, a threshold of `--fail-below` is breached, and 130, the
+command was interrupted.
+
 What happens *to a measurement* (out of memory, a crash, a time limit) is no error: it is an
 `Outcome`, kept in the record. An exception of any other class is a bug in cubemesh.
 """

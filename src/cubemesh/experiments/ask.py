@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from cubemesh.experiments.against import alternating
 from cubemesh.experiments.base import Context, Experiment
+from cubemesh.experiments.comparison import with_comparisons
 from cubemesh.experiments.preflight import check
 from cubemesh.experiments.settings import Request, apply
-from cubemesh.model import Answer, Question, RunRecord, RunSpec, new_question_id
+from cubemesh.model import Answer, Environment, Question, RunRecord, RunSpec, new_question_id
 from cubemesh.model.plain import from_plain, to_plain
 from cubemesh.results import Store
 from cubemesh.runs import Executor
@@ -45,6 +47,8 @@ def ask(
     """
     asked_utc = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     settings, overrides = to_plain(request.settings), to_plain(request.overrides)
+    if request.against:
+        overrides["against"] = to_plain(request.against)
     question = Question(
         question_id=new_question_id(
             experiment.name, settings | overrides, asked_utc, context.machine.machine_id
@@ -65,7 +69,7 @@ def ask(
         specs = next(plan)
         while True:
             got: list[RunRecord] = []
-            for record in executor.each(_prepare(specs, request)):
+            for record in executor.each(_prepare(specs, request, executor.environments)):
                 got.append(record)
                 question = _kept(store, question, [*records, *got], complete=False)
             records += got
@@ -77,7 +81,7 @@ def ask(
     return Answered(
         question=question,
         records=tuple(records),
-        answer=_placed(experiment.answer(request.settings, records), question),
+        answer=_shown(experiment.answer(request.settings, records), question, records),
     )
 
 
@@ -88,20 +92,26 @@ def answer_again(experiment: Experiment, question: Question, store: Store) -> An
     return Answered(
         question=question,
         records=tuple(records),
-        answer=_placed(experiment.answer(settings, records), question),
+        answer=_shown(experiment.answer(settings, records), question, records),
     )
 
 
-def _placed(answer: Answer, question: Question) -> Answer:
-    """What re-runs a figure of a document carries that figure's number in its title."""
+def _shown(answer: Answer, question: Question, records: Sequence[RunRecord]) -> Answer:
+    """What alternated comes first; what re-runs a figure of a document carries that figure's number
+    in its title."""
+    answer = with_comparisons(answer, records)
     if not question.place:
         return answer
     return dataclasses.replace(answer, title=f"{question.place} · {answer.title}")
 
 
-def _prepare(specs: Sequence[RunSpec], request: Request) -> list[RunSpec]:
-    prepared = [apply(spec, request.overrides) for spec in specs]
-    check(prepared)
+def _prepare(
+    specs: Sequence[RunSpec], request: Request, environments: Mapping[str, Environment]
+) -> list[RunSpec]:
+    prepared = [
+        alternating(apply(spec, request.overrides), request.against, environments) for spec in specs
+    ]
+    check([*prepared, *(other for spec in prepared if (other := spec.other) is not None)])
     return prepared
 
 

@@ -6,12 +6,14 @@ and goes to every one it fits; everything is checked before the first run starts
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cubemesh.errors import unknown_name
 from cubemesh.experiments import EXPERIMENTS, SUITES, Context, Experiment, Scale, entry
+from cubemesh.experiments.against import parse_against
 from cubemesh.experiments.ask import Answered, ask
 from cubemesh.experiments.replay import documents, replay
 from cubemesh.experiments.settings import Request, request, settable, split, takes
@@ -43,11 +45,13 @@ def run_names(
     observer: Observer,
     fresh: bool = False,
     pythons: Sequence[str] = (),
+    against: Sequence[str] = (),
 ) -> list[Answered]:
     """Ask everything `names` stand for, in order. `pythons` are lines FRAMEWORK=PATH
-    (runs/interpreters.py). Raises UsageError before anything runs when a name or a setting is
+    (runs/interpreters.py), `against` lines KEY=VALUE that differ in a program to
+    alternate with (against.py). Raises UsageError before anything runs when a name or a setting is
     unknown, or a path is no Python with its framework."""
-    asked = resolve(names, settings, scale)
+    asked = resolve(names, settings, scale, against)
     machine = probe()
     others = environments(pythons, os.environ, machine.software)
     with Executor(
@@ -78,9 +82,14 @@ def replays(answered: Sequence[Answered], store: Store) -> list[Answer]:
     return found
 
 
-def resolve(names: Sequence[str], settings: Sequence[str], scale: Scale | None) -> list[Asked]:
+def resolve(
+    names: Sequence[str],
+    settings: Sequence[str],
+    scale: Scale | None,
+    against: Sequence[str] = (),
+) -> list[Asked]:
     """Each experiment that `names` stand for, with its request, its scale and its suite."""
-    texts = split(settings)
+    texts, other = split(settings), split(against, "--against")
     lines = [line for name in names for line in _lines(name, scale)]
     for key in texts:
         if not any(takes(experiment, key) for experiment, *_ in lines):
@@ -94,8 +103,9 @@ def resolve(names: Sequence[str], settings: Sequence[str], scale: Scale | None) 
     return [
         Asked(
             experiment=experiment,
-            request=request(
-                experiment, own | {k: v for k, v in texts.items() if takes(experiment, k)}
+            request=dataclasses.replace(
+                request(experiment, own | {k: v for k, v in texts.items() if takes(experiment, k)}),
+                against=parse_against(experiment, other),
             ),
             scale=own_scale,
             suite=suite,

@@ -33,18 +33,23 @@ class Request:
 
     settings: Any
     overrides: Mapping[str, Any]
+    against: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What differs in the program that alternates with each; nothing is no such program."""
 
 
-def split(pairs: Iterable[str]) -> dict[str, str]:
-    """`["a=1", "b=x"]` as a dict; UsageError for text without an equals sign, or a key twice."""
+def split(pairs: Iterable[str], option: str = "--set") -> dict[str, str]:
+    """`["a=1", "b=x"]` as a dict; UsageError, naming the `option`, for text without an equals sign,
+    or a key twice."""
     texts: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         key = key.strip().replace("-", "_")
         if not equals or not key:
-            raise UsageError(f"--set {pair}: write it as key=value, as in --set network=resnet-50.")
+            raise UsageError(
+                f"{option} {pair}: write it as key=value, as in {option} network=resnet-50."
+            )
         if key in texts:
-            raise UsageError(f"--set {key} is given twice: '{texts[key]}' and '{value}'.")
+            raise UsageError(f"{option} {key} is given twice: '{texts[key]}' and '{value}'.")
         texts[key] = value
     return texts
 
@@ -64,7 +69,7 @@ def request(experiment: Experiment, texts: Mapping[str, str]) -> Request:
     for key, text in texts.items():
         if key in own:
             value = parse_value(key, text, own[key])
-            given[key] = _canonical(key, value)
+            given[key] = canonical(key, value)
         elif key in experiment.varies:
             raise UsageError(
                 f"{experiment.name} sets {key} itself. Use --set "
@@ -79,7 +84,7 @@ def request(experiment: Experiment, texts: Mapping[str, str]) -> Request:
     return Request(experiment.settings(**given), overrides)
 
 
-def _canonical(key: str, value: Any) -> Any:
+def canonical(key: str, value: Any) -> Any:
     """Names of networks as their table spells them."""
     if key == "networks":
         return tuple(map(canonical_name, value))

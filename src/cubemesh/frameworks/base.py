@@ -196,10 +196,20 @@ class Profiles(Protocol):
 
     def profile(
         self, run: Callable[[], None], *, layers: bool = False, trace: str | None = None
-    ) -> Profile:
-        """Call `run`, which queues steps and waits for them, under the framework's profiler, which
-        records as little as tells the device's work, or with `layers` the layer of all work too.
-        `trace` names a file for the trace as Chrome and Perfetto read it."""
+    ) -> Callable[[], Profile]:
+        """Call `run`, which queues steps and waits for them, under the framework's profiler, that
+        records what tells the device's work and little more, or with `layers` its layers too; what
+        is returned reads it. `trace` names a file for the form of Chrome and Perfetto."""
+
+
+@runtime_checkable
+class Resumes(Protocol):
+    """A `Program` of a framework that keeps settings for the whole process, which another program
+    in it may have changed; others need not offer this."""
+
+    def resume(self) -> None:
+        """Set threads, precision and the like for the whole process again, as this program's steps
+        need them. Nothing may be in flight."""
 
 
 class CeilingProgram(Protocol):

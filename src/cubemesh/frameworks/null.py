@@ -115,14 +115,14 @@ class NullProgram:
 
     def profile(
         self, run: Callable[[], None], *, layers: bool = False, trace: str | None = None
-    ) -> Profile:
+    ) -> Callable[[], Profile]:
         """Each step as one operator that computes from its begin to its end; keeps no trace."""
         self._recording = True
         run()
         self._recording = False
-        events = tuple(self._recorded)
+        profile = Profile(events=tuple(self._recorded))
         self._recorded.clear()
-        return Profile(events=events)
+        return lambda: profile
 
     def forward(self, placed: NDArray[np.int64]) -> None:
         """A step like any other: the script does not tell them apart."""

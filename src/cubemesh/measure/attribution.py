@@ -29,6 +29,7 @@ from cubemesh.measure.stamps import StampedWindow, boundaries
 from cubemesh.measure.timeline import Busy, Recorded, play
 from cubemesh.model.profile import Profile
 from cubemesh.model.record import Part
+from cubemesh.statistics import median
 
 COMPUTE = "compute"
 COMMUNICATION = "exposed_communication"
@@ -47,13 +48,14 @@ MOST_LAUNCHES = 200_000
 def on_host(
     windows: Sequence[StampedWindow], profiled: Sequence[tuple[StampedWindow, Profile]]
 ) -> tuple[Part, ...]:
-    """The parts of a step that is computed by the host itself."""
+    """The parts of a step that is computed by the host itself. Each profiled window follows the
+    measured one of the same place."""
     steps = sum(len(w.stamps) for w in windows)
     stamps = [s for w in windows for s in w.stamps]
     feed = math.fsum(s.place - s.feed for s in stamps) / steps
     place = math.fsum(s.step - s.place for s in stamps) / steps
     loop = math.fsum(_loop_s(w) for w in windows) / steps
-    compute, gaps = _inside_steps(profiled)
+    compute, gaps = _inside_steps(windows, profiled)
     return _with_other(
         mean_step_s(windows),
         (
@@ -84,23 +86,46 @@ def _loop_s(window: StampedWindow) -> float:
     return math.fsum(start - end for start, end in zip(starts, ends, strict=True))
 
 
-def _inside_steps(profiled: Sequence[tuple[StampedWindow, Profile]]) -> tuple[float, float]:
+def _inside_steps(
+    windows: Sequence[StampedWindow], profiled: Sequence[tuple[StampedWindow, Profile]]
+) -> tuple[float, float]:
     """Seconds in a step (in operators, between them), less what recording them cost.
 
     Half of an outermost operator's recording falls inside it and half outside; all of that of an
     operator inside another falls inside, and all of a scope's outside unless it stands in one.
     """
     steps, busy, idle = 0, 0.0, 0.0
+    recorded_in, recorded_out = 0.0, 0.0
     for window, profile in profiled:
         steps += len(window.stamps)
         operators = union((e.start_s, e.end_s) for e in profile.events if e.kind == "operator")
         inside = [(s.step, s.done) for s in window.stamps]
         gaps = outside(inside, operators)
         in_all, in_gaps = length(inside), length(gaps)
-        recorded_in, recorded_out = _recorded(profile, operators, inside)
-        busy += in_all - in_gaps - recorded_in * profile.recording_s
-        idle += in_gaps - recorded_out * profile.recording_s
-    return max(0.0, busy / steps), max(0.0, idle / steps)
+        counted_in, counted_out = _recorded(profile, operators, inside)
+        busy, idle = busy + in_all - in_gaps, idle + in_gaps
+        recorded_in, recorded_out = recorded_in + counted_in, recorded_out + counted_out
+    slowing = _slowing(windows, [window for window, _ in profiled])
+    events = max(1.0, recorded_in + recorded_out)
+    each_s = (busy + idle) * (1 - 1 / slowing) / events
+    between_s = min(idle, recorded_out * each_s)  # no more than there is: the rest was inside
+    cost_s = (recorded_in + recorded_out) * each_s
+    return (busy - (cost_s - between_s)) / steps, (idle - between_s) / steps
+
+
+def _slowing(windows: Sequence[StampedWindow], profiled: Sequence[StampedWindow]) -> float:
+    """How many times longer the inside of a step takes under the profiler: the median over pairs of
+    a profiled window and the measured one before it."""
+    return median(
+        [
+            _inside_s(recorded) / _inside_s(bare)
+            for bare, recorded in zip(windows, profiled, strict=False)
+        ]
+    )
+
+
+def _inside_s(window: StampedWindow) -> float:
+    return math.fsum(s.done - s.step for s in window.stamps) / len(window.stamps)
 
 
 def _recorded(

@@ -8,12 +8,16 @@
 A program that computes on the host is profiled between its measured windows, so that whatever else
 the machine does meets both alike. One that runs ahead of a device is profiled after them, because
 a GPU's profiler leaves launches slower than it found them; there only the device's own times are
-taken from the profile. Windows P and L count for nothing else.
+taken from the profile. Each window, measured or profiled, that follows a start or stop of the
+profiler comes after some steps that count for nothing, which use up caches gone cold and
+minibatches made ahead meanwhile. Profiles are read when all windows are over. Windows P and L count
+for nothing else.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -34,6 +38,8 @@ MOST_EVENTS = 120_000
 ROUNDS = 3
 """Profiled windows of a program that runs ahead."""
 LAYER_STEPS = 3
+SETTLING_STEPS = 4
+"""Between a profiled window and the next measured one; no more than a window has."""
 MOST_OTHER = 0.05
 """The share of the step that may stay without a name before that is a warning."""
 
@@ -63,6 +69,7 @@ class Attributed:
     trace: str | None = None
     """The file to keep a trace in."""
     _windows: list[StampedWindow] = field(default_factory=list)
+    _recorded: list[tuple[StampedWindow, Callable[[], Profile]]] = field(default_factory=list)
     _profiled: list[tuple[StampedWindow, Profile]] = field(default_factory=list)
     _events_per_step: float = 0.0
 
@@ -74,9 +81,10 @@ class Attributed:
     def beside(self, window: Window) -> None:
         """Take the stamps of a measured window; profile another like it, where that is on time."""
         self._windows.append(self.steps.cut(window))
-        recorded = sum(len(profile.events) for _, profile in self._profiled)
+        recorded = sum(len(w.stamps) for w, _ in self._recorded) * self._events_per_step
         if self.on_host and recorded < MOST_EVENTS:
             self._profile(window.steps)
+            self._plain(min(SETTLING_STEPS, window.steps))
 
     def finish(self) -> None:
         """Profile what is left to profile, and tell the log all that was found."""
@@ -87,6 +95,7 @@ class Attributed:
             for _ in range(ROUNDS):
                 unprofiled.append(self._plain(steps))
                 self._profile(steps)
+        self._profiled = [(window, read()) for window, read in self._recorded]
         self._say_cost(unprofiled)
         self._say_parts()
         profiles = [profile for _, profile in self._profiled]
@@ -104,19 +113,23 @@ class Attributed:
         """Profile a window of `steps`, or as many as record no more than is read in good time."""
         if not self._events_per_step:
             # The first profile of a process pays for its start: it only tells how much is recorded.
-            _, profile = self._recorded(1)
-            self._events_per_step = max(1, len(profile.events))
+            _, read = self._record(1)
+            self._events_per_step = max(1, len(read().events))
         fit = math.floor(EVENTS_PER_WINDOW / self._events_per_step)
-        self._profiled.append(self._recorded(max(1, min(steps, fit))))
+        self._recorded.append(self._record(max(1, min(steps, fit))))
 
-    def _recorded(
+    def _record(
         self, steps: int, *, layers: bool = False, trace: str | None = None
-    ) -> tuple[StampedWindow, Profile]:
+    ) -> tuple[StampedWindow, Callable[[], Profile]]:
         windows: list[StampedWindow] = []
-        profile = self.program.profile(
-            lambda: windows.append(self._plain(steps)), layers=layers, trace=trace
-        )
-        return windows[0], profile
+
+        def run() -> None:
+            self._plain(1)
+            windows.append(self._plain(steps))
+
+        read = self.program.profile(run, layers=layers, trace=trace)
+        (window,) = windows
+        return window, lambda: read().between(window.start_s, window.end_s)
 
     def _plain(self, steps: int) -> StampedWindow:
         watch = Stopwatch(
@@ -182,6 +195,7 @@ class Attributed:
 
     def _layers(self) -> None:
         steps = min(LAYER_STEPS, len(self._profiled[0][0].stamps))
-        window, profile = self._recorded(steps, layers=True, trace=self.trace)
+        window, read = self._record(steps, layers=True, trace=self.trace)
+        profile = read()
         if profile.by_layer:
             self.log.breakdown(by_layer([profile], len(window.stamps)))

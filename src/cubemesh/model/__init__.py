@@ -39,6 +39,7 @@ from cubemesh.model.record import (
 from cubemesh.model.series import Series
 from cubemesh.model.spec import (
     WORK_KINDS,
+    Against,
     Ceiling,
     Effort,
     Forward,
@@ -55,6 +56,7 @@ from cubemesh.model.warning import WARNINGS, Warning, warn
 __all__ = [
     "WARNINGS",
     "WORK_KINDS",
+    "Against",
     "Answer",
     "Axis",
     "Breakdown",

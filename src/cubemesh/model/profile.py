@@ -6,7 +6,7 @@ Only a framework knows its profiler; everything that is made of a profile (`meas
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 EventKind = Literal["operator", "scope", "runtime", "kernel", "copy"]
@@ -49,10 +49,13 @@ class Profile:
 
     events: tuple[ProfileEvent, ...]
     """By the time they began."""
-    recording_s: float = 0.0
-    """What recording one event costs the host, found apart from any step."""
     by_layer: bool = False
     """Whether events name their layer."""
+
+    def between(self, start_s: float, end_s: float) -> Profile:
+        """What began in that time."""
+        kept = tuple(e for e in self.events if start_s <= e.start_s < end_s)
+        return replace(self, events=kept)
 
     @property
     def on_device(self) -> tuple[ProfileEvent, ...]:

@@ -281,6 +281,15 @@ class Effort:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Against:
+    """The other program of a run in which two alternate; the effort is the same for both."""
+
+    work: Work
+    placement: Placement = field(default_factory=Placement)
+    program: ProgramSettings = field(default_factory=ProgramSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunSpec:
     """One run, described completely."""
 
@@ -288,6 +297,21 @@ class RunSpec:
     placement: Placement = field(default_factory=Placement)
     program: ProgramSettings = field(default_factory=ProgramSettings)
     effort: Effort = field(default_factory=Effort)
+    against: Against | None = None
+    """The program that alternates with this one in the same process; None where it runs alone."""
+
+    @property
+    def other(self) -> RunSpec | None:
+        """The other program of an alternating run, as a run of its own."""
+        other = self.against
+        if other is None:
+            return None
+        return RunSpec(
+            work=other.work,
+            placement=other.placement,
+            program=other.program,
+            effort=self.effort,
+        )
 
     @property
     def spec_id(self) -> str:
@@ -297,7 +321,8 @@ class RunSpec:
     @property
     def workload_id(self) -> str:
         """As `spec_id`, with the effort left out: the same for a reduced and a full run."""
-        return digest((self.work, self.placement, self.program))
+        parts = (self.work, self.placement, self.program)
+        return digest(parts if self.against is None else (*parts, self.against))
 
     @property
     def batch_per_device(self) -> int | None:

@@ -104,6 +104,11 @@ class Executor:
         self._measured: set[RunKey] = set()
         self._machine_saved = False
 
+    @property
+    def environments(self) -> Mapping[str, Environment]:
+        """The frameworks whose workers run in another Python than this one."""
+        return self._environments
+
     def run(self, specs: Sequence[RunSpec]) -> list[RunRecord]:
         """A record for each repeat of each spec, in their order."""
         return list(self.each(specs))

@@ -11,8 +11,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from cubemesh.experiments.comparison import Gate, ratio_of_record
 from cubemesh.model import Answer, Machine, NetworkWork, RunRecord, RunSpec
+from cubemesh.model.comparison import Ratio
 from cubemesh.model.plain import to_plain
+from cubemesh.results.compare import Compared
 from cubemesh.statistics import FEWEST_FOR_INTERVAL, bootstrap_interval, mad, median, percentile
 
 SCHEMA = 1
@@ -107,6 +110,7 @@ def record_json(record: RunRecord) -> dict[str, Any]:
         "ranks": to_plain(record.ranks),
         "series": list(record.series),
         "artifacts": dict(record.artifacts),
+        "comparison": ratio_json(ratio_of_record(record)),
         "machine_id": record.key.machine_id,
         "software_id": record.key.software_id,
         "code_version": record.key.code_version,
@@ -132,6 +136,32 @@ def machine_json(machine: Machine) -> dict[str, Any]:
         usable_memory_bytes=machine.memory.usable_bytes,
         **to_plain(machine),
     )
+
+
+def comparison_json(found: Compared, answer: Answer, gate: Gate | None) -> dict[str, Any]:
+    """The document of `cubemesh compare`."""
+    sides = {
+        name: {
+            "asked": side.text,
+            "run_ids": [r.run_id for r in side.records],
+            "records": [record_json(r) for r in side.records],
+        }
+        for name, side in (("a", found.first), ("b", found.second))
+    }
+    return envelope(
+        "comparison",
+        ratio=ratio_json(found.ratio),
+        fail_below=None if gate is None else gate.below,
+        breached=None if gate is None else found.ratio.breaches(gate.below),
+        differences=[to_plain(d) for d in found.differences],
+        answer=answer_json(answer),
+        **sides,
+    )
+
+
+def ratio_json(ratio: Ratio | None) -> dict[str, Any] | None:
+    """B's throughput over A's, its interval, and the verdict."""
+    return None if ratio is None else {**to_plain(ratio), "half_width": ratio.half_width}
 
 
 class Answered(Protocol):

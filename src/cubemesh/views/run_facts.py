@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cubemesh.experiments.comparison import changes, ratio_of_record
 from cubemesh.frameworks import entry
 from cubemesh.model import Breakdown, Figure, RunRecord, Series
 from cubemesh.units import format_seconds
@@ -75,6 +76,7 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
         covered = record.figures["mean_power_watts"].method
         facts.append(("power and energy are of", wording.clean(covered)))
     facts += [(wording.clean(u.what), wording.clean(u.why)) for u in record.unmeasured]
+    facts += _comparison(record)
     facts.append(("wall time", format_seconds(record.elapsed_s)))
     facts.append(("started", wording.moment(record.started_utc)))
     devices = dict.fromkeys(
@@ -134,6 +136,19 @@ def breakdown_facts(breakdown: Breakdown) -> tuple[tuple[str, str], ...]:
         rest = math.fsum(row.seconds for row in rows[MOST_ROWS:])
         shown.append((f"{len(rows) - MOST_ROWS} more", format_seconds(rest)))
     return tuple(shown)
+
+
+def _comparison(record: RunRecord) -> list[tuple[str, str]]:
+    """What an alternating run alternated with, and what came of it."""
+    if record.spec.against is None:
+        return []
+    pairs = changes(record)
+    other = ", ".join(f"{name}={b} (here {a})" for name, a, b in pairs) or "the same program"
+    facts = [("alternated with", wording.clean(other))]
+    ratio = ratio_of_record(record)
+    if ratio is not None:
+        facts.append(("which is", wording.clean(f"{ratio.verdict.value} ({ratio.method})")))
+    return facts
 
 
 def phase_shares(record: RunRecord) -> tuple[PhaseShare, ...]:

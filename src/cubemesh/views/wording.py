@@ -6,6 +6,7 @@ full; anything else is rounded to the significant digits its column asks for.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import math
 import re
@@ -172,7 +173,7 @@ def run_name(spec: RunSpec) -> str:
 
 def own_settings(spec: RunSpec) -> tuple[tuple[str, str], ...]:
     """The settings of a spec that differ from their defaults, as (name, value)."""
-    plain: dict[str, Any] = to_plain(spec, defaults=False)
+    plain: dict[str, Any] = to_plain(dataclasses.replace(spec, against=None), defaults=False)
     return tuple(
         (clean(name), clean(str(value))) for part in plain.values() for name, value in part.items()
     )

@@ -19,6 +19,7 @@ from cubemesh.frameworks import entry
 from cubemesh.frameworks.base import Capabilities, Unsupported, check_supported
 from cubemesh.model.outcome import Outcome, Status
 from cubemesh.model.spec import NetworkWork, RunSpec
+from cubemesh.worker.alternation import alternate_programs
 from cubemesh.worker.events import EventLog, events_path
 from cubemesh.worker.job import Job
 from cubemesh.worker.limits import MemoryLimit
@@ -87,7 +88,7 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
             log=log,
             folder=job.folder,
         )
-        TASKS[spec.work.kind](task)
+        (alternate_programs if spec.against else TASKS[spec.work.kind])(task)
 
 
 def _input_threads(spec: RunSpec, usable_cores: float) -> int:

@@ -10,11 +10,17 @@ from cubemesh.model.record import Figure
 
 def tokens(measured: Measured, source: Sequences) -> Figure:
     """Positions that count a second: samples a second times those of a sample, in the mean."""
-    rate, each = figures(measured.windows, wall_s=0.0)["throughput_per_s"], source.tokens_per_sample
+    rate = figures(measured.windows, wall_s=0.0)["throughput_per_s"]
+    return times(rate, source.tokens_per_sample, "tokens/s")
+
+
+def times(figure: Figure, factor: float, unit: str, method: str = "") -> Figure:
+    """A figure and its interval, `factor` times as large, in another unit."""
     return Figure(
-        value=rate.value * each,
-        unit="tokens/s",
-        low=None if rate.low is None else rate.low * each,
-        high=None if rate.high is None else rate.high * each,
-        n=rate.n,
+        value=figure.value * factor,
+        unit=unit,
+        low=None if figure.low is None else figure.low * factor,
+        high=None if figure.high is None else figure.high * factor,
+        n=figure.n,
+        method=method,
     )

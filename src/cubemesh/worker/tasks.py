@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import cast
 
 from cubemesh import networks
-from cubemesh.data import disk
 from cubemesh.data.feed import placed_batches
 from cubemesh.data.sequences import Sequences
 from cubemesh.frameworks.base import (
@@ -31,23 +30,18 @@ from cubemesh.frameworks.base import (
     Unsupported,
 )
 from cubemesh.frameworks.ceilings import try_out
-from cubemesh.measure.figures import figures
 from cubemesh.measure.profiled import Attributed
 from cubemesh.measure.telemetry import Meter, Telemetry, idle_power, open_meters
 from cubemesh.measure.timer import Measured, measure
 from cubemesh.measure.validity import judge
-from cubemesh.model.record import Figure
-from cubemesh.model.spec import Ceiling, NetworkWork, RunSpec, Train
+from cubemesh.model.spec import NetworkWork, RunSpec, Train
 from cubemesh.networks.graph import Network
 from cubemesh.training.loop import train as train_epochs
-from cubemesh.worker import inputs
+from cubemesh.worker import ceilings, inputs
 from cubemesh.worker.attributing import attribute
 from cubemesh.worker.built import built
 from cubemesh.worker.events import EventLog
 from cubemesh.worker.step_figures import tokens
-
-RATES = {"FLOP/s": ("rate_flops_per_s", "FLOP/s"), "byte/s": ("rate_bytes_per_s", "B/s")}
-"""Unit of a ceiling → the name of its figure, and the figure's unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +74,8 @@ def forward(task: Task) -> None:
 def train(task: Task) -> None:
     """Train over epochs, with an evaluation after each."""
     work, log = cast(Train, task.spec.work), task.log
-    meters = _meters(task)
-    network = _network(work)
+    meters = meters_of(task)
+    network = network_of(work)
     with log.phase("data"):
         source = inputs.open_split(task.spec, network, "train")
         validation = inputs.open_split(task.spec, network, "validation")
@@ -104,43 +98,14 @@ def train(task: Task) -> None:
 
 def ceiling(task: Task) -> None:
     """Measure the rate of one elementary operation: at its fastest, in the first moments, and as
-    it goes on. Reading a disk takes no framework: a scripted program alone plays it."""
-    work, program_settings = cast(Ceiling, task.spec.work), task.spec.program
-    meters = _meters(task)
+    it goes on."""
+    meters = meters_of(task)
     with task.log.phase("build"):
-        program: CeilingProgram
-        if work.operation == "disk_read" and program_settings.script is None:
-            program = disk.build(work)
-        else:
-            program = task.framework.build_ceiling(
-                work, program_settings, task.device, task.threads
-            )
+        program = ceilings.build(task.spec, task.framework.build_ceiling, task.device, task.threads)
         trial = try_out(program)
     measured, telemetry = _timed(task, meters, program, program.call, samples_per_step=1)
     telemetry.keep_energy(measured.windows, None)
-    calls = figures(measured.windows, wall_s=0.0)["throughput_per_s"]
-    name, unit = RATES[program.unit]
-    rate = Figure(
-        value=calls.value * program.work_per_call,
-        unit=unit,
-        low=None if calls.low is None else calls.low * program.work_per_call,
-        high=None if calls.high is None else calls.high * program.work_per_call,
-        n=calls.n,
-        method=program.what,
-    )
-    task.log.figure(name, rate)
-    best_s = min(trial.call_s, *(w.step_s for w in measured.windows))
-    fastest = Figure(
-        value=program.work_per_call / best_s,
-        unit=unit,
-        n=trial.groups + calls.n,
-        method=program.what,
-    )
-    task.log.figure(name.replace("rate", "fastest"), fastest)
-    if isinstance(program, disk.DiskRead):
-        if (doubt := program.doubt()) is not None:
-            task.log.warning(doubt)
-        program.close()
+    ceilings.say(task.log, program, trial, measured.windows)
 
 
 TASKS: dict[str, Callable[[Task], None]] = {
@@ -154,8 +119,8 @@ TASKS: dict[str, Callable[[Task], None]] = {
 
 def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -> None:
     work, log = cast(NetworkWork, task.spec.work), task.log
-    meters = _meters(task)
-    network = _network(work)
+    meters = meters_of(task)
+    network = network_of(work)
     with log.phase("data"):
         source = inputs.open_split(task.spec, network, "train")
         feed = inputs.feed(task.spec, source, task.usable_cores)
@@ -185,10 +150,10 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
             log.figure("tokens_per_s", tokens(measured, feed.source))
         # Once, at the end: reading a loss waits for the device, and a loss that has stopped being
         # a number does not become one again.
-        _check_loss(program)
+        check_loss(program)
 
 
-def _meters(task: Task) -> tuple[Meter, ...]:
+def meters_of(task: Task) -> tuple[Meter, ...]:
     """What is read beside the run. A GPU's power is read here already, before the run touches it:
     where it has no work, that is its idle power."""
     meters = open_meters(task.gpu_uuid)
@@ -206,8 +171,7 @@ def _timed(
     samples_per_step: int,
     attributed: Attributed | None = None,
 ) -> tuple[Measured, Telemetry]:
-    """Time `step`, with the machine watched beside it. How busy the processors are is not kept
-    where reading profiles between the windows has kept them busy too."""
+    """Time `step`, with the machine watched beside it."""
     with Telemetry(task.log, task.usable_cores, meters=meters) as telemetry:
         measured = measure(
             step,
@@ -219,12 +183,12 @@ def _timed(
             beside=None if attributed is None else attributed.beside,
         )
     telemetry.check_host(measured.started, measured.ended)
-    if attributed is None or not attributed.on_host:
-        telemetry.keep_utilisation(measured.started, measured.ended)
+    telemetry.keep_utilisation(measured.started, measured.ended)
     return measured, telemetry
 
 
-def _network(work: NetworkWork) -> Network:
+def network_of(work: NetworkWork) -> Network:
+    """The network of a work; Unsupported where its batch is too small for it."""
     network = networks.build_for(work)
     if work.batch_per_device < network.smallest_batch:
         raise Unsupported(
@@ -241,7 +205,8 @@ def _built(
     return built(task.spec, task.framework, task.device, task.threads, network, sample, task.log)
 
 
-def _check_loss(program: Program) -> None:
+def check_loss(program: Program) -> None:
+    """Diverged where the loss is no finite number any more."""
     loss = program.loss()
     if not math.isfinite(loss):
         raise Diverged(

@@ -27,9 +27,6 @@ from cubemesh.frameworks.base import monotonic_s
 from cubemesh.frameworks.pytorch.kineto import LAYER, read_trace
 from cubemesh.model.profile import Profile
 
-_CALLS = 500
-_LOOPS = 5
-
 
 def profile(
     run: Callable[[], None],
@@ -37,10 +34,9 @@ def profile(
     kind: str,
     layers: Mapping[str, nn.Module],
     trace: str | None,
-    recording_s: float,
-) -> Profile:
-    """What `run` did on a device of `kind` (`cpu`, `cuda`), by layer where `layers` are given;
-    `trace` names a file to keep the trace in."""
+) -> Callable[[], Profile]:
+    """Call `run`; what is returned reads what it did on a device of `kind` (`cpu`, `cuda`), by
+    layer where `layers` are given. `trace` names a file to keep the trace in."""
     activities = [ProfilerActivity.CUDA] if kind == "cuda" else [ProfilerActivity.CPU]
     if layers and kind == "cuda":
         activities.append(ProfilerActivity.CPU)
@@ -49,31 +45,15 @@ def profile(
         profiler = stack.enter_context(torch.profiler.profile(activities=activities))
         offset_ns = _offset_ns()
         run()
-    found = _exported(profiler, trace)
-    return Profile(
-        events=read_trace(found, lambda ns: (ns - offset_ns) / 1e9),
-        recording_s=recording_s,
-        by_layer=bool(layers),
-    )
 
+    def read() -> Profile:
+        found = _exported(profiler, trace)
+        return Profile(
+            events=read_trace(found, lambda ns: (ns - offset_ns) / 1e9),
+            by_layer=bool(layers),
+        )
 
-def recording_s() -> float:
-    """What recording one operator costs: the least of several short loops of one that does next to
-    nothing, with the profiler less the least without."""
-
-    def loop_s() -> float:
-        start = monotonic_s()
-        for _ in range(_CALLS):
-            torch.empty(0)
-        return monotonic_s() - start
-
-    loop_s()
-    bare, recorded = [], []
-    for _ in range(_LOOPS):
-        bare.append(loop_s())
-        with torch.profiler.profile(activities=[ProfilerActivity.CPU]):
-            recorded.append(loop_s())
-    return max(0.0, min(recorded) - min(bare)) / _CALLS
+    return read
 
 
 def _offset_ns() -> int:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import cached_property
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -52,7 +51,8 @@ class PyTorchProgram:
     def __init__(self, request: BuildRequest) -> None:
         settings, work, self.device = request.program, request.work, request.device
         self._kind = torch.device(self.device).type
-        prepare(self.device, settings.precision, request.threads)
+        self._threads = request.threads
+        prepare(self.device, settings.precision, self._threads)
         torch.manual_seed(work.seed)
         if self._kind == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -185,19 +185,14 @@ class PyTorchProgram:
 
     def profile(
         self, run: Callable[[], None], *, layers: bool = False, trace: str | None = None
-    ) -> Profile:
+    ) -> Callable[[], Profile]:
         """See `Profiles` in frameworks/base."""
         return profiling.profile(
             run,
             kind=self._kind,
             layers=self._built.layers if layers and self.shows_layers else {},
             trace=trace,
-            recording_s=self._recording_s,
         )
-
-    @cached_property
-    def _recording_s(self) -> float:
-        return profiling.recording_s() if self._kind == "cpu" else 0.0
 
     def peak_memory_bytes(self) -> int | None:
         """Of the arrays PyTorch held on the GPU at once, without its cache; None on a CPU."""
@@ -206,6 +201,10 @@ class PyTorchProgram:
     def clock(self) -> float:
         """The process's monotonic clock."""
         return monotonic_s()
+
+    def resume(self) -> None:
+        """See `Resumes` in frameworks/base."""
+        prepare(self.device, self._settings.precision, self._threads)
 
     def close(self) -> None:
         """Drop every array; on a GPU, the allocator's cache as well."""

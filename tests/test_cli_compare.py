@@ -1,0 +1,131 @@
+"""Comparing as a user does it: alternating runs, stored runs, and the exit code for CI."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cubemesh.cli import app
+from cubemesh.errors import UsageError
+
+SCRIPT = "script=step=0.01,jitter=0.02"
+RUN = (
+    *("run", "minibatch", "--quick", "--set", "framework=null", "--set", SCRIPT),
+    *("--set", "ceiling=false", "--set", "forward=false", "--set", "batches=8"),
+)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three runs each at minibatch 8, and at 8 of a script that takes 6 % longer."""
+    path = tmp_path_factory.mktemp("compare") / "s.sqlite"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(path.parent))  # locks of its own, as tests have
+        for script in (SCRIPT, "script=step=0.0106,jitter=0.02"):
+            settings = ("--set", script, "--set", "repeats=3")
+            done = cubemesh(*RUN[:5], *RUN[7:], *settings, store=path)
+            assert done.exit_code == 0, done.exception
+    return path
+
+
+def cubemesh(*arguments: str, store: Path) -> Any:
+    """Run the command as a user would, in this process; its workers have their own."""
+    return CliRunner().invoke(app, [*arguments, "--store", str(store)])
+
+
+@pytest.mark.parametrize(("threshold", "code"), [("0.5", 0), ("0.99", 99)])
+def test_a_run_against_a_slower_program_breaches_a_threshold(tmp_path, threshold, code):
+    path = tmp_path / "s.sqlite"
+    slower = ("--against", "script=step=0.0106,jitter=0.02", "--fail-below", threshold)
+    done = cubemesh(*RUN, *slower, "--json", store=path)
+    assert done.exit_code == code, done.stderr
+    assert ("Threshold breached" in done.stderr) == (code == 99)
+    said = json.loads(done.stdout)
+    (record,) = said["records"]
+    assert record["comparison"]["verdict"] == "slower"
+    assert record["comparison"]["value"] == pytest.approx(1 / 1.06, rel=0.02)
+    assert record["figures"]["throughput_ratio"]["value"] == record["comparison"]["value"]
+    assert record["spec"]["against"]["program"]["script"].startswith("step=0.0106")
+    assert record["step_s"]["median"] == pytest.approx(0.01, rel=0.02), "figures are A's"
+    assert "% slower" in said["answer"]["findings"][0]["text"]
+    shown = cubemesh("results", record["run_id"][:8], store=path).stdout
+    assert "alternated with" in shown
+    assert "slower" in shown
+
+
+def test_stored_runs_are_compared_and_what_differs_is_said(store):
+    a, b = (f"script=step={s}" for s in ("0.01", "0.0106"))
+    runs = json.loads(cubemesh("results", "--json", store=store).stdout)["records"]
+    spec = {r["spec"]["program"]["script"]: r["spec_id"] for r in runs}
+    first, second = spec["step=0.01,jitter=0.02"], spec["step=0.0106,jitter=0.02"]
+    done = cubemesh("compare", first, second, "--json", store=store)
+    assert done.exit_code == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert (said["schema"], said["kind"]) == (1, "comparison")
+    assert len(said["a"]["run_ids"]) == len(said["b"]["run_ids"]) == 3
+    assert said["ratio"]["value"] == pytest.approx(1 / 1.06, rel=0.03)
+    assert {d["what"] for d in said["differences"]} >= {"script"}
+    assert said["ratio"]["low"] < said["ratio"]["value"] < said["ratio"]["high"]
+    text = cubemesh("compare", first, second, "--fail-below", "0.2", store=store)
+    assert text.exit_code == 0
+    assert "What differs" in text.stdout
+    assert a.removeprefix("script=") in text.stdout
+    assert b.removeprefix("script=") in text.stdout
+
+
+def test_single_runs_are_told_apart_only_by_a_stored_spread(store, tmp_path):
+    alone = tmp_path / "alone.sqlite"
+    assert cubemesh(*RUN, store=alone).exit_code == 0
+    run = json.loads(cubemesh("results", "--json", store=alone).stdout)["records"][0]["run_id"]
+    runs = json.loads(cubemesh("results", "--json", store=store).stdout)["records"]
+    repeats = [r["run_id"] for r in runs[:2]]
+    known = cubemesh("compare", *repeats, "--json", store=store)
+    assert "3 stored runs" in json.loads(known.stdout)["ratio"]["method"]
+    unknown = cubemesh(
+        "compare", run, "framework=null,batch_per_device=16", "--store-b", str(store), store=alone
+    )
+    assert isinstance(unknown.exception, UsageError)
+    assert "fits no stored run" in str(unknown.exception)
+    other = tmp_path / "other.sqlite"
+    again = cubemesh(*RUN, "--set", "seed=1", store=other)
+    assert again.exit_code == 0, again.stderr
+    done = cubemesh(
+        *("compare", run, "network=little-cnn", "--store-b", str(other)),
+        *("--fail-below", "0.9"),
+        store=alone,
+    )
+    assert done.exit_code == 1
+    assert "Too little data" in done.stdout
+    assert "repeats=3" in done.stdout
+    assert "cannot be judged" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("compare", "network=little-cnn", "network=little-cnn"), "different things"),
+        (("compare", "abcd", "abce"), "begins with 'abcd'"),
+        (("compare", "ab", "abce"), "too short"),
+        (("compare", "netwrok=x", "abce"), "Nearest: network"),
+        ((*RUN, "--fail-below", "0.9"), "--against"),
+        ((*RUN, "--against", "steps=3"), "the effort is the same"),
+        ((*RUN, "--against", "device=cuda"), "cubemesh compare A B"),
+        ((*RUN, "--against", "framework=pytorch"), "do not share a process"),
+        ((*RUN, "--against", "presision=fp64"), "Nearest: precision"),
+        ((*RUN, "--against", "network"), "--against network: write it as key=value"),
+    ],
+)
+def test_what_cannot_be_compared_says_what_can(arguments, says, store):
+    done = CliRunner().invoke(app, [*arguments, "--store", str(store)])
+    assert isinstance(done.exception, UsageError)
+    assert says in str(done.exception)
+
+
+def test_a_thread_count_that_the_framework_cannot_change_is_an_outcome(tmp_path):
+    done = cubemesh(*RUN, "--against", "threads=7", "--json", store=tmp_path / "s.sqlite")
+    (record,) = json.loads(done.stdout)["records"]
+    assert record["outcome"] == "unsupported"
+    assert "takes its number of threads once" in record["outcome_detail"]["message"]
+    assert record["comparison"] is None
