@@ -109,6 +109,8 @@ class BuildRequest:
     device: str
     """One of `Capabilities.devices`."""
     threads: int
+    rank: int = 0
+    """Which of the run's processes this is: each draws another dropout."""
 
 
 class Program(Protocol):
@@ -165,9 +167,14 @@ class Program(Protocol):
 class Distributes(Protocol):
     """A framework whose programs train on several devices; others need not offer this."""
 
+    def launch(self, run_rank: Callable[[str], None], job: str, ranks: int) -> dict[int, int]:
+        """Call `run_rank(job)` in `ranks` forked processes of this host, each knowing itself by its
+        environment (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). The exit code of each
+        that failed, negative for a signal; the others are ended then."""
+
     def join(self, device: str, timeout_s: float) -> Group:
-        """Meet the other ranks, as the launcher's environment names them (RANK, WORLD_SIZE,
-        MASTER_ADDR, MASTER_PORT). A rank that does not come within `timeout_s` is an error."""
+        """Meet the other ranks, as the launcher's environment names them. A rank that does not come
+        within `timeout_s`, or does not take part in an operation for so long, is an error."""
 
 
 @runtime_checkable

@@ -80,3 +80,34 @@ class Exchange(Protocol):
     def update(self, apply: Callable[[], None], weights: Sequence[Any]) -> None:
         """Bring `weights`, the framework's own arrays, to where the exchanged gradients lead;
         `apply` runs this rank's optimizer on its gradients."""
+
+
+class Alone:
+    """The group of a rank that has nobody beside it."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce_mean(self, array: Any, narrow: bool = False) -> Pending:
+        """It is the mean already."""
+        return _Done()
+
+    def reduce_mean(self, array: Any, root: int) -> Pending:
+        """It is the mean already."""
+        return _Done()
+
+    def broadcast(self, arrays: Sequence[Any], root: int) -> Pending:
+        """Nobody else is there."""
+        return _Done()
+
+    def agree(self, value: Any) -> Any:
+        """Whatever it says."""
+        return value
+
+    def close(self) -> None:
+        """There is nothing to leave."""
+
+
+class _Done:
+    def wait(self) -> None:
+        """Nothing is under way."""

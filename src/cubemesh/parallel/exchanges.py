@@ -18,7 +18,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cubemesh.errors import unknown_name
-from cubemesh.frameworks.exchange import BUCKET_BYTES, Bucket, Exchange, Group, Pending
+from cubemesh.frameworks.exchange import (
+    BUCKET_BYTES,
+    Alone,
+    Bucket,
+    Exchange,
+    Group,
+    Pending,
+)
 
 SERVER = 0
 """The rank that keeps the weights under `parameter-server`."""
@@ -127,37 +134,6 @@ EXCHANGES: dict[str, Callable[[Group], Exchange]] = {
     "parameter-server": ParameterServer,
     "local-sgd": LocalSgd,
 }
-
-
-class Alone:
-    """The group of a rank that has nobody beside it."""
-
-    rank = 0
-    size = 1
-
-    def all_reduce_mean(self, array: Any, narrow: bool = False) -> Pending:
-        """It is the mean already."""
-        return _Done()
-
-    def reduce_mean(self, array: Any, root: int) -> Pending:
-        """It is the mean already."""
-        return _Done()
-
-    def broadcast(self, arrays: Sequence[Any], root: int) -> Pending:
-        """Nobody else is there."""
-        return _Done()
-
-    def agree(self, value: Any) -> Any:
-        """Whatever it says."""
-        return value
-
-    def close(self) -> None:
-        """There is nothing to leave."""
-
-
-class _Done:
-    def wait(self) -> None:
-        """Nothing is under way."""
 
 
 def check(name: str) -> None:

@@ -16,6 +16,7 @@ from cubemesh.data.base import Split
 from cubemesh.data.feed import Feed
 from cubemesh.data.images import Images, Kept
 from cubemesh.data.ledger import Tally
+from cubemesh.frameworks.exchange import Group
 from cubemesh.measure.base import Log
 from cubemesh.measure.timer import Measured
 from cubemesh.model.record import Figure
@@ -43,14 +44,29 @@ def open_split(spec: RunSpec, network: Network, split: Split) -> Source:
     )
 
 
-def feed(spec: RunSpec, source: Source, usable_cores: float, epochs: int | None = None) -> Feed:
-    """Minibatches of `source`; where one is to lie on the device for good, made without threads."""
+def feed(
+    spec: RunSpec,
+    source: Source,
+    usable_cores: float,
+    epochs: int | None = None,
+    group: Group | None = None,
+) -> Feed:
+    """Minibatches of `source` for this rank of `group`; where one is to lie on the device for good,
+    made without threads."""
     work, program = spec.work, spec.program
     assert isinstance(work, NetworkWork), "only networks are fed"
     threads = input_threads(work.data, program.input_threads, usable_cores)
     if program.data_on == "device":
         threads = 0
-    return Feed(source, work.batch_per_device, work.seed, threads=threads, epochs=epochs)
+    return Feed(
+        source,
+        work.batch_per_device,
+        work.seed,
+        threads=threads,
+        epochs=epochs,
+        rank=group.rank if group else 0,
+        ranks=group.size if group else 1,
+    )
 
 
 def wait(measured: Measured, fed: Feed) -> Figure:

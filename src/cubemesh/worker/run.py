@@ -19,6 +19,7 @@ from cubemesh.frameworks import entry
 from cubemesh.frameworks.base import Capabilities, Unsupported, check_supported
 from cubemesh.model.outcome import Outcome, Status
 from cubemesh.model.spec import NetworkWork, RunSpec
+from cubemesh.worker import ranks
 from cubemesh.worker.alternation import alternate_programs
 from cubemesh.worker.events import EventLog, events_path
 from cubemesh.worker.job import Job
@@ -66,18 +67,19 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
         able = framework.capabilities()
     known.is_out_of_memory = framework.is_out_of_memory
     check_supported(spec, able)
-    if spec.placement.devices > 1:
-        raise Unsupported(
-            f"devices={spec.placement.devices}: this version of cubemesh trains on one device at a "
-            "time. Set devices=1."
-        )
-    device = known.device = choose_device(spec, able)
-    usable_cores = job.usable_cores or len(os.sched_getaffinity(0))
-    threads = spec.placement.threads or usable_cores
+    own = ranks.whoami()
+    device = known.device = _own_device(spec, able, own)
+    usable_cores: float = job.usable_cores or len(os.sched_getaffinity(0))
+    threads = spec.placement.threads or int(usable_cores)
+    if own.ranks > 1 and device == "cpu":
+        cores = ranks.own_cores(spec, own, tuple(sorted(os.sched_getaffinity(0))))
+        os.sched_setaffinity(0, cores)
+        usable_cores = threads = len(cores)
     log.started(host=socket.gethostname(), device=device, threads=threads)
     stacks = threads + _input_threads(spec, usable_cores)
     known.limit_bytes, limited = _memory_limit(job, device, stacks)
     with limited:
+        group = ranks.join(framework, device, own)
         task = Task(
             spec=spec,
             framework=framework,
@@ -87,8 +89,10 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
             gpu_uuid=None if device == "cpu" else job.gpu_uuid,
             log=log,
             folder=job.folder,
+            group=group,
         )
         (alternate_programs if spec.against else TASKS[spec.work.kind])(task)
+        group.close()
 
 
 def _input_threads(spec: RunSpec, usable_cores: float) -> int:
@@ -96,6 +100,14 @@ def _input_threads(spec: RunSpec, usable_cores: float) -> int:
     if not isinstance(spec.work, NetworkWork):
         return 0
     return 2 * input_threads(spec.work.data, spec.program.input_threads, usable_cores)
+
+
+def _own_device(spec: RunSpec, able: Capabilities, own: ranks.Self) -> str:
+    device = choose_device(spec, able)
+    if own.ranks == 1:
+        return device
+    kind = device.split(":")[0]
+    return ranks.own_device(kind, own, sum(d.startswith("cuda") for d in able.devices))
 
 
 def choose_device(spec: RunSpec, able: Capabilities) -> str:

@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from cubemesh import networks
@@ -30,6 +30,7 @@ from cubemesh.frameworks.base import (
     Unsupported,
 )
 from cubemesh.frameworks.ceilings import try_out
+from cubemesh.frameworks.exchange import Alone, Group
 from cubemesh.measure.profiled import Attributed
 from cubemesh.measure.telemetry import Meter, Telemetry, idle_power, open_meters
 from cubemesh.measure.timer import Measured, measure
@@ -57,6 +58,8 @@ class Task:
     gpu_uuid: str | None = None
     """The GPU whose utilisation is sampled; None for none."""
     log: EventLog
+    group: Group = field(default_factory=Alone)
+    """The ranks of this run."""
     folder: str = ""
     """Where files to keep beside the record are written."""
 
@@ -79,7 +82,9 @@ def train(task: Task) -> None:
     with log.phase("data"):
         source = inputs.open_split(task.spec, network, "train")
         validation = inputs.open_split(task.spec, network, "validation")
-        feed = inputs.feed(task.spec, source, task.usable_cores, epochs=work.epochs)
+        feed = inputs.feed(
+            task.spec, source, task.usable_cores, epochs=work.epochs, group=task.group
+        )
 
     def sample() -> Batch:
         return next(feed.epoch(0))
@@ -123,7 +128,7 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
     network = network_of(work)
     with log.phase("data"):
         source = inputs.open_split(task.spec, network, "train")
-        feed = inputs.feed(task.spec, source, task.usable_cores)
+        feed = inputs.feed(task.spec, source, task.usable_cores, group=task.group)
     with closing(feed), _built(task, network, lambda: next(feed.epoch(0))) as program:
         queue = step_of(program)
         attributed = attribute(task.spec, program, feed, queue, log, task.folder)
@@ -181,6 +186,7 @@ def _timed(
             effort=task.spec.effort,
             log=task.log,
             beside=None if attributed is None else attributed.beside,
+            agree=task.group.agree,
         )
     telemetry.check_host(measured.started, measured.ended)
     telemetry.keep_utilisation(measured.started, measured.ended)
@@ -202,7 +208,9 @@ def network_of(work: NetworkWork) -> Network:
 def _built(
     task: Task, network: Network, sample: Callable[[], Batch]
 ) -> AbstractContextManager[Program]:
-    return built(task.spec, task.framework, task.device, task.threads, network, sample, task.log)
+    return built(
+        task.spec, task.framework, task.device, task.threads, network, sample, task.log, task.group
+    )
 
 
 def check_loss(program: Program) -> None:

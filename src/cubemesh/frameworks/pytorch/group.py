@@ -93,3 +93,8 @@ class _Transfers:
         """See `Pending`."""
         for work in self._works:
             work.wait()
+
+
+def join(device: str, timeout_s: float) -> TorchGroup:
+    """Meet the other ranks; see `Distributes` in frameworks/base."""
+    return TorchGroup(device, timeout_s)

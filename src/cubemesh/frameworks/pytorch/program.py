@@ -40,6 +40,10 @@ Placed = tuple[Tensor, ...]
 """Images, or what else the network's inputs are, then labels, on the device."""
 
 
+RANK_SEEDS = 1_000_003
+"""Between the seeds of two ranks: a prime that nobody asks for as a seed."""
+
+
 class PyTorchProgram:
     """A network and its optimizer on one device, run eagerly; see `Program` in frameworks/base."""
 
@@ -53,7 +57,7 @@ class PyTorchProgram:
         self._kind = torch.device(self.device).type
         self._threads = request.threads
         prepare(self.device, settings.precision, self._threads)
-        torch.manual_seed(work.seed)
+        torch.manual_seed(work.seed + RANK_SEEDS * request.rank)
         if self._kind == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self._work = work
