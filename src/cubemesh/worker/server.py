@@ -178,7 +178,8 @@ def _work_as_rank(job_path: str) -> None:
     limits.die_with_parent(os.getppid())
     code = work(Path(job_path))
     sys.stdout.flush()
-    os._exit(code)
+    if code:  # a rank that is done returns: the agent waits for that
+        os._exit(code)
 
 
 def _prepare(output: Path) -> None:
