@@ -7,18 +7,22 @@ Three trials, each repeat of which is a whole comparison with the noise this mac
     cold      a program against itself in fresh processes, three for each side (`compare A B`)
 
 The goals: of 200 hot and of 200 cold repeats at most 18 are called different, of 100 planted ones
-at least 90 are called slower. The program is LittleCNN in PyTorch on one thread. The 3 % are work:
-B's step goes on until this thread's processor time has grown by 3 % of what a step was measured to
-take, in processor time too, so that both are stretched alike by whoever shares the processor.
+at least 90 are called slower. The program is LittleCNN in PyTorch on one thread. The 3 %
+are work: each of B's steps goes on until this thread's processor time has grown by 3 % of what that
+very step took, in processor time too, so that both are stretched alike by whoever shares the
+processor.
 
     python benchmarks/a_against_a.py --keep aa.jsonl --minutes 20
 
 does some repeats of each trial in turn, up to the number asked for, and adds the windows of each to
 the file; the same command goes on from there. Without `--minutes` it ends when all are done. What
 is printed is always computed from the windows of the whole file, by the methods as they are now:
-`--minutes 0` only judges again. A hot repeat measures one to four seconds and a planted one up to
-24, each after some seconds of building and warming up; a cold one takes six processes of a second
-or two: 40 minutes in all on a quiet machine, some hours on a busy one. All of it is niced.
+`--minutes 0` only judges again. All of it is niced. A hot repeat measures one to four seconds and a
+planted one up to two minutes, each after some seconds of building and warming up; a cold one takes
+six processes of a second or two: 40 minutes in all on a quiet machine, and many hours on one whose
+windows differ by a tenth, where each interval needs the longest time. Where there are cores to
+spare several may run at once, each with its own `--keep`, `taskset` and XDG_RUNTIME_DIR (which has
+the locks); the files are then joined with `cat`.
 """
 
 from __future__ import annotations
@@ -58,7 +62,7 @@ IMAGE_SIZE, BATCH = 16, 1
 HOT = Effort(
     steps=1, seconds=0.5, warmup_seconds=4.0, interval=0.012, most_seconds=2.0, instances=6
 )
-PLANTED_EFFORT = dataclasses.replace(HOT, most_seconds=12.0)
+PLANTED_EFFORT = dataclasses.replace(HOT, most_seconds=60.0)
 COLD = Effort(steps=6, seconds=0.4, windows=8, warmup_seconds=2.0, repeats=2 * RUNS)
 """A and B take turns among the repeats of one spec."""
 Line = dict[str, Any]
@@ -115,13 +119,12 @@ def alternated(trial: str, effort: Effort, more: float) -> Line:
         threads=1,
     )
     steps = [step_of(request, batch) for _ in range(2 * effort.instances)]
-    extra_s = more * cpu_s(steps[0]) if more else 0.0
     pairs = [
-        (side(a), side(longer(b, extra_s) if more else b))
+        (side(a), side(longer(b, more) if more else b))
         for a, b in zip(steps[::2], steps[1::2], strict=True)
     ]
     found = alternate(pairs, effort=effort, log=KeptLog(), seed=time.time_ns())
-    return {"trial": trial, "extra_s": extra_s, "windows": to_plain(found.windows)}
+    return {"trial": trial, "planted": more, "windows": to_plain(found.windows)}
 
 
 def step_of(request: BuildRequest, batch: Batch) -> Callable[[], None]:
@@ -136,22 +139,14 @@ def side(step: Callable[[], None]) -> Side:
     return Side(step=step, synchronize=lambda: None)
 
 
-def cpu_s(step: Callable[[], None]) -> float:
-    """The processor time that a step takes, the median of 40 after 10."""
-    taken = []
-    for _ in range(50):
-        start = time.thread_time()
-        step()
-        taken.append(time.thread_time() - start)
-    return sorted(taken[10:])[20]
-
-
-def longer(step: Callable[[], None], extra_s: float) -> Callable[[], None]:
-    """`step`, and then work for so much processor time."""
+def longer(step: Callable[[], None], more: float) -> Callable[[], None]:
+    """`step`, and then work for `more` times the processor time that it took."""
 
     def worked() -> None:
+        start = time.thread_time()
         step()
-        end = time.thread_time() + extra_s
+        end = time.thread_time()
+        end += more * (end - start)
         while time.thread_time() < end:
             pass
 

@@ -23,7 +23,7 @@ import torch
 from cubemesh.measure.energy import INTEGRATED, energy
 from cubemesh.measure.gpu import ENERGY, GpuReader
 from cubemesh.measure.kept import KeptLog
-from cubemesh.measure.sensors import Need, needed
+from cubemesh.measure.sensors import Need
 from cubemesh.measure.telemetry import EVERY_S, Telemetry, open_meters
 from pairs import Side
 from telemetry_cost import built, uuid_of
@@ -114,7 +114,7 @@ def main() -> int:
     if gpu is None or not gpu.power:
         print(f"absent: a power reading ({gpu.missing if gpu else 'no NVML'})")
         return 2
-    need = needed(gpu.name, gpu.generation, gpu.power)
+    need = gpu.needs()
     print(f"{gpu.name}, power {gpu.power}, a reading every {args.every:g} s; {need.why}")
     side = built(args)
     start, end, steps = trained(side, WARM_S, WARM_S)

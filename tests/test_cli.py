@@ -10,6 +10,7 @@ import pytest
 import typer
 
 from cubemesh.cli import app
+from cubemesh.experiments import SUITES
 
 SCRIPTED = ("--set", "framework=null", "--set", "script=step=0.002,per_sample=0.0001,jitter=0.02")
 MINIBATCH = ("run", "minibatch", "--set", "batches=8,16,32", *SCRIPTED)
@@ -41,7 +42,7 @@ def test_the_flags_are_frozen():
         for name, verb in verbs.items()
     }
     assert flags == {
-        "probe": ["--json"],
+        "probe": ["--draw", "--gpus", "--json", "--machine"],
         "networks": ["--json"],
         "experiments": ["--json"],
         "published": ["--above-peak", "--device", "--json", "--limit"],
@@ -59,7 +60,8 @@ def test_help_imports_nothing_heavy():
     code = (
         "import sys, cubemesh.cli\n"
         "try:\n    cubemesh.cli.app(['--help'])\nexcept SystemExit: pass\n"
-        "heavy = {'torch', 'numpy', 'pandas', 'pydantic', 'sqlalchemy', 'altair', 'psutil'}\n"
+        "heavy = {'torch', 'numpy', 'networkx', 'pandas', 'pydantic', 'sqlalchemy', 'altair',\n"
+        "         'psutil'}\n"
         "sys.exit(','.join(sorted(heavy & set(sys.modules))) or 0)"
     )
     result = subprocess.run(
@@ -194,7 +196,7 @@ def test_report_is_written_from_the_store(tmp_path: Path):
         (("run", "minibtach"), 2, "Nearest: minibatch"),
         (("run", "quick", "--set", "colour=red"), 2, "setting of minibatch or batch-accuracy"),
         (("run", "quick", "--set", "netwerk=a"), 2, "Nearest: network"),
-        (("run", "quick", "--set", "batch_per_device=8"), 2, "Use --set batches="),
+        (("run", "minibatch", "--set", "batch_per_device=8"), 2, "Use --set batches="),
         (("run", "batch-accuracy", "--set", "epochs=0"), 2, "epochs"),
         (("run", "batch-accuracy", "--set", "learning_rate=nan"), 2, "finite"),
         (("run", "batch-accuracy", "--set", "data_on=device"), 2, "data_on"),
@@ -278,7 +280,9 @@ def test_the_quick_suite_on_a_machine_faster_than_any(tmp_path: Path):
         *("--set", "seconds=0", "--set", "windows=6"),
     )
     said = document(cubemesh(*command, "--json", "--store", str(tmp_path / "s.sqlite")))
-    assert [a["experiment"] for a in said["answers"]] == ["minibatch", "batch-accuracy"]
+    assert [a["experiment"] for a in said["answers"]] == [
+        a.experiment for a in SUITES["quick"].asks
+    ]
     batches = [r["spec"]["batch_per_device"] for r in said["records"]]
     assert 1024 in batches
     assert 2048 not in batches

@@ -298,6 +298,13 @@ def test_t_intervals_cover_what_they_promise():
         t_interval([1.0])
 
 
+def test_values_that_agree_by_chance_are_no_surer_than_is_known():
+    lucky = [5.0, 5.0, 5.0]
+    assert t_interval(lucky) == Interval(low=5.0, high=5.0)
+    known = t_interval(lucky, least_variance=0.03)
+    assert known.high - 5.0 == pytest.approx(student_t(0.95, 2) * 0.1)
+
+
 def test_a_trimmed_mean_leaves_out_both_ends():
     assert trimmed_mean([100, 1, 2, 3, -50]) == 2
     assert trimmed_mean([1, 2, 6]) == 3

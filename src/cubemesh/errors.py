@@ -2,7 +2,7 @@
 
     CubemeshError            1   something failed; the message says what and what to do
     ├── UsageError           2   a name, value or combination that cannot be meant
-    ├── DataError            1   a file of samples that is not what it claims to be
+    ├── DataError            1   a file of samples or a machine, not what it claims to be
     ├── StoreError           1   the store of results cannot be read or written
     └── BusyError           75   a device or store is taken; the same command may work later
 
@@ -32,7 +32,7 @@ class UsageError(CubemeshError):
 
 
 class DataError(CubemeshError):
-    """A data file is missing, truncated or of another format than it claims."""
+    """A file of samples, a machine or a topology is missing, damaged or not what it says it is."""
 
 
 class StoreError(CubemeshError):

@@ -182,13 +182,17 @@ def student_t(confidence: float, freedom: float) -> float:
     return math.sqrt(freedom) * math.tan(np.interp(confidence, below / below[-1], angles))
 
 
-def t_interval(values: Values, confidence: float = 0.95) -> Interval:
+def t_interval(
+    values: Values, confidence: float = 0.95, *, least_variance: float = 0.0
+) -> Interval:
     """Student's interval of the mean of values that are drawn independently from a distribution
-    near the normal. ValueError for fewer than two."""
+    near the normal, whose variance is known to be `least_variance` or more: values that agree by
+    chance are then no surer than that. ValueError for fewer than two."""
     x = _array(values)
     if x.size < 2:
         raise ValueError("one value has no spread, and so no interval")
-    half = student_t(confidence, x.size - 1) * float(x.std(ddof=1)) / math.sqrt(x.size)
+    variance = max(float(x.var(ddof=1)), least_variance)
+    half = student_t(confidence, x.size - 1) * math.sqrt(variance / x.size)
     return Interval(low=float(x.mean()) - half, high=float(x.mean()) + half)
 
 

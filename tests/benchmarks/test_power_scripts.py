@@ -20,6 +20,9 @@ def test_sampling_is_told_by_its_cost_and_by_the_ratio(script, monkeypatch):
                 pass
             return {"memory_used_bytes": 1.0}
 
+        def needs(self):
+            return None
+
     def step():
         end = time.perf_counter() + 0.002
         while time.perf_counter() < end:

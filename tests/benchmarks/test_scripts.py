@@ -2,8 +2,12 @@
 
 import argparse
 import importlib.util
+import time
 
+import numpy as np
 import pytest
+
+from cubemesh.data.synthetic import open_synthetic
 
 torch = pytest.importorskip("torch")
 
@@ -68,6 +72,44 @@ def test_weights_go_over_by_order_and_wrong_shapes_are_named(script):
         outputs.copy_into(torch.nn.Linear(3, 5), drawn, ["a", "b"], [])
     with pytest.raises(ValueError, match="1 parameters and 0 buffers, the graph 2 and 0"):
         outputs.copy_into(torch.nn.Linear(3, 2, bias=False), drawn, ["a", "b"], [])
+
+
+def taken(bench, *, step_ms=10.0, **parts_ms):
+    parts = {name: ms / 1e3 for name, ms in parts_ms.items()}
+    return bench.Taken(step_s=step_ms / 1e3, parts=parts, profiled_step_s=0.011, warnings=())
+
+
+def test_an_attribution_passes_where_little_is_other(script):
+    check = script("attribution_check")
+    assert check._sums_up("a", taken(check, compute=9.6, other=0.4)).passed
+    assert not check._sums_up("a", taken(check, compute=9.4, other=0.6)).passed
+    assert not check._sums_up("a", taken(check, compute=9.4, other=0.3)).passed
+
+
+@pytest.mark.parametrize(("stall_ms", "passed"), [(9.2, True), (10.9, True), (8.9, False)])
+def test_a_slow_source_passes_within_a_tenth(script, stall_ms, passed):
+    check = script("attribution_check")
+
+    class Bench:
+        point = check.Point(network="little-cnn", batch=8)
+        source = None
+
+        def take_apart(self, source, threads, data_on):
+            assert (source.seconds, threads, data_on) == (pytest.approx(0.02), 1, "host")
+            return taken(check, step_ms=20, compute=10, input_stall=stall_ms)
+
+    fed = taken(check, compute=10, input_stall=0)
+    assert check._slow_source("a", Bench(), fed, 2.0).passed is passed
+
+
+def test_a_slow_source_takes_its_time(script):
+    check = script("attribution_check")
+    source = open_synthetic("train", (3, 4, 4), 10, 0, 8)
+    slow = check.SlowSource(source, 8, 0.02)
+    start = time.perf_counter()
+    assert slow.batch(np.arange(4)).samples == 4
+    assert time.perf_counter() - start >= 0.01
+    assert slow.samples == source.samples
 
 
 @pytest.mark.gpu

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cubemesh import data
+from cubemesh.data import made_images
 from cubemesh.data.cifar10 import FILE_BYTES, FILES
 from cubemesh.data.feed import in_order
 from cubemesh.errors import DataError, UsageError
@@ -14,12 +15,14 @@ IMAGES = [name for name, line in data.SOURCES.items() if line.open is not None]
 
 
 @pytest.fixture
-def paths(tmp_path: Path) -> dict[str, str | None]:
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
     """A path for every source that takes one."""
     for names in FILES.values():
         for name in names:
             with open(tmp_path / name, "wb") as file:
                 file.truncate(FILE_BYTES)
+    monkeypatch.setattr(made_images, "FILES", 200)
+    monkeypatch.setattr(made_images, "DIFFERENT", 2)
     image = pytest.importorskip("PIL.Image").new("RGB", (20, 20), (9, 99, 199))
     for number in range(20):
         folder = tmp_path / f"class-{number % 2}"

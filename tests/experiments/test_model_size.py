@@ -5,7 +5,7 @@ from cubemesh.experiments.ask import ask
 from cubemesh.experiments.model_size import EXPERIMENT, Settings
 from cubemesh.experiments.settings import request
 from cubemesh.machines import probe
-from cubemesh.model import Figure, ProgramSettings, RunSpec, TrainSteps
+from cubemesh.model import Curve, Figure, ProgramSettings, RunSpec, TrainSteps
 from cubemesh.results import Store
 from cubemesh.runs import Executor
 
@@ -102,3 +102,14 @@ def test_ceilings_come_first_and_shares_of_them_stand_in_the_table(machine, play
     assert table.columns[-1].name == "MFU"
     assert [row[-1].value for row in table.rows] == [41.0]
     assert any("dense peak" in note for note in answer.notes)
+
+
+def test_a_gpus_power_is_drawn_over_time_beside_its_utilisation(record_of):
+    work = TrainSteps(network="vgg16", batch_per_device=32, image_size=224)
+    record = record_of(RunSpec(work=work), gpu_percent=92.0)
+    power = Curve(name="gpu_power_watts", x_name="seconds", x=(0.5, 1.0), y=(610.0, 640.0))
+    record = dataclasses.replace(record, curves=(*record.curves, power))
+    charts = EXPERIMENT.answer(Settings(), [record]).charts
+    assert [c.title for c in charts[1:]] == ["Utilisation over time", "Power over time"]
+    assert [p.y for p in charts[2].lines[0].points] == [610.0, 640.0]
+    assert charts[2].y.unit == "W"

@@ -97,12 +97,12 @@ def test_energy_of_a_sample_and_the_front(record_of):
     assert fastest.text.startswith("resnet-50 is fastest at minibatch 256, fp32, with 700")
     assert fastest.text.endswith("at 700 W: 1.6 times the energy of a sample.")
     assert line.text == (
-        "resnet-50's Pareto front is fp32 at minibatch 32, 64 and 256; the other setting is no "
-        "faster for no less power."
+        "resnet-50's Pareto front is fp32 at minibatch 32, 64 and 256; to the other one of these "
+        "is at least as fast for no more power."
     )
     (chart,) = answer.charts
     assert chart.kind == "scatter"
-    measured, best = chart.lines
+    best, measured = chart.lines
     assert [(p.x, p.label) for p in measured.points] == [
         *((300.0, "32"), (400.0, "64"), (450.0, "128"), (700.0, "256"))
     ]
@@ -162,6 +162,14 @@ def test_power_of_other_parts_is_not_compared(record_of):
     assert any("covers other parts" in f.text for f in answer.findings)
 
 
+def test_counter_and_integrated_power_are_held_against_each_other(record_of):
+    near = {"gpu_energy_joules": 1000.0, "gpu_energy_integrated_joules": 1010.0}
+    far = {"gpu_energy_joules": 1000.0, "gpu_energy_integrated_joules": 979.0}
+    records = [run(record_of, 32, 400.0, 300.0, **near), run(record_of, 64, 640.0, 400.0, **far)]
+    texts = [f.text for f in EXPERIMENT.answer(Settings(), records).findings]
+    assert any("differ by 2.1 % at the most" in t for t in texts)
+
+
 def test_parts_idle_power_and_failures_are_told(record_of):
     parts = {"gpu_power_watts": 350.0, "cpu_package_watts": 50.0, "gpu_idle_watts": 70.0}
     spec = RunSpec(work=TrainSteps(network="resnet-50", batch_per_device=512))
@@ -207,5 +215,11 @@ def test_the_claim_about_the_cost_of_sampling(record_of, machine):
     )
     found = judge(claim, Evidence(records=(cheap, dear), machine=machine), {"power"})
     assert found.state is State.DOES_NOT_HOLD
+    blind = replace(
+        cheap, figures={k: f for k, f in cheap.figures.items() if k != "mean_power_watts"}
+    )
+    unread = judge(claim, Evidence(records=(blind,), machine=machine), {"power"})
+    assert unread.state is State.CANNOT_BE_TESTED_HERE
+    assert "no power sensor" in unread.reason
     nothing = judge(claim, Evidence(records=(), machine=machine), {"power"})
     assert nothing.state is State.CANNOT_BE_TESTED_HERE

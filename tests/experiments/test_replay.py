@@ -8,6 +8,8 @@ from cubemesh.experiments.evidence import Evidence
 from cubemesh.experiments.replay import documents, replay, replayed
 from cubemesh.experiments.session import resolve
 from cubemesh.model import (
+    Breakdown,
+    Figure,
     Gpu,
     ProgramSettings,
     Question,
@@ -15,6 +17,7 @@ from cubemesh.model import (
     RunSpec,
     State,
     Status,
+    TimeRow,
     Train,
     TrainSteps,
     warn,
@@ -294,3 +297,31 @@ def test_every_figure_of_a_suite_is_asked_under_its_own_number():
     networks = [one.request.settings.network for one in lines[1:]]
     assert networks == ["alexnet", "googlenet", "resnet-50"]
     assert len(resolve(["doc-000"], [], None)) == 8
+
+
+def test_document_004s_shares_are_held_against_a_taken_apart_step(record_of, machine):
+    def taken_apart(network, batch, busy):
+        spec = RunSpec(work=TrainSteps(network=network, batch_per_device=batch))
+        rows = (
+            TimeRow(name="synchronise", seconds=0.094, calls=1),
+            TimeRow(name="launch", seconds=0.006, calls=9),
+        )
+        record = record_of(spec)
+        return dataclasses.replace(
+            record,
+            figures={**record.figures, "device_busy_percent": Figure(value=busy, unit="%")},
+            breakdowns=(Breakdown(name="runtime call", rows=rows, method=""),),
+            ranks=(Rank(rank=0, host="a", device="cuda:0", outcome=record.outcome),),
+        )
+
+    records = (taken_apart("alexnet", 256, 90.0), taken_apart("resnet-50", 32, 97.0))
+    waiting, busy, missing = (verdict(f"004-{n}", records) for n in (7, 8, 9))
+    assert (waiting.state, busy.state, missing.state) == (UNTOLD, UNTOLD, UNTOLD)
+    assert waiting.measured.value == pytest.approx(94)
+    assert busy.measured.value == pytest.approx(97)
+    assert "not measured on a GPU" in missing.reason
+    p100 = dataclasses.replace(
+        machine, gpus=(Gpu(index=0, name="Tesla P100-SXM2-16GB", uuid="GPU-0"),)
+    )
+    assert verdict("004-7", records, p100).state is HOLDS
+    assert verdict("004-8", records, p100).state is HOLDS

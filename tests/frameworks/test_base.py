@@ -3,20 +3,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from cubemesh import networks
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS, entry
-from cubemesh.frameworks.base import (
-    Batch,
-    Capabilities,
-    Unsupported,
-    check_layers,
-    check_supported,
-    check_weights,
-    monotonic_s,
-)
+from cubemesh.frameworks.base import Batch, Capabilities, Unsupported, check_supported, monotonic_s
 from cubemesh.model.spec import Ceiling, Placement, ProgramSettings, RunSpec, TrainSteps
-from cubemesh.networks.layers import LAYERS, Dropout
 
 ABLE = Capabilities(
     works=frozenset({"train_steps"}),
@@ -44,14 +34,6 @@ def test_a_batch_of_tokens_has_an_array_for_each_input():
     assert batch.inputs == (source, target)
     assert batch.samples == 3
     assert batch.size_bytes == 8 * 3 * (7 + 5 + 5)
-
-
-def test_a_network_with_a_layer_that_is_not_lowered_is_refused():
-    network = networks.build("little-cnn")
-    check_layers(network, LAYERS.values(), "tensorflow")
-    few = [kind for kind in LAYERS.values() if kind is not Dropout]
-    with pytest.raises(Unsupported, match="tensorflow has no Dropout layer, and little-cnn needs"):
-        check_layers(network, few, "tensorflow")
 
 
 def test_what_is_offered_passes():
@@ -92,18 +74,6 @@ def test_a_device_that_is_not_there_is_refused():
         check_supported(varied(placement=Placement(device="cuda")), able)
     with pytest.raises(Unsupported, match="no device"):
         check_supported(SPEC, dataclasses.replace(ABLE, devices=()))
-
-
-def test_weights_must_be_those_of_the_network():
-    network = networks.build("little-cnn")
-    weights = network.draw(0)
-    check_weights(weights, network)
-    with pytest.raises(UsageError, match=r"1 of its 12 arrays are missing .*'fc2.bias'"):
-        check_weights({n: a for n, a in weights.items() if n != "fc2.bias"}, network)
-    with pytest.raises(UsageError, match=r"'fc3\.bias' is not an array of little-cnn\. Nearest:"):
-        check_weights({**weights, "fc3.bias": weights["fc2.bias"]}, network)
-    with pytest.raises(UsageError, match=r"of shape \(512,\) and must be \(10,\)"):
-        check_weights({**weights, "fc2.bias": weights["fc1.bias"]}, network)
 
 
 def test_the_clock_never_goes_back():

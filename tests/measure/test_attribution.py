@@ -40,7 +40,8 @@ def recorded(*steps, latency=0.0, turnaround=0.0):
     return Recorded(steps=steps, latency_s=latency * MS, turnaround_s=turnaround * MS)
 
 
-def ms(parts):
+def ms(found):
+    parts = found[0] if isinstance(found[-1], float) else found
     return {part.name: part.seconds / MS for part in parts}
 
 
@@ -69,14 +70,23 @@ def test_on_the_host_operators_compute_and_what_lies_between_them_is_a_gap():
 
 
 def test_recording_is_taken_off_where_it_falls():
-    measured, slow = window((0, 0, 9.6, 0)), window((0, 0, 10, 0))
-    nested = operators(slow, (2, 4), (3, 1), (4, 1))  # one operator with two inside
-    scope = operators(slow, (0, 1), kind="scope")
+    measured, slow = window((0, 0, 0.984, 0)), window((0, 0, 1.0, 0))
+    nested = operators(slow, (0.2, 0.4), (0.3, 0.1), (0.4, 0.1))  # one operator with two inside
+    scope = operators(slow, (0, 0.1), kind="scope")
     profile = Profile(events=(*nested, *scope))
     found = ms(on_host([measured], [(slow, profile)]))
-    assert found["compute"] == pytest.approx(4 - 0.1 * 2.5)
-    assert found["launch_gaps"] == pytest.approx(6 - 0.1 * 1.5)
+    assert found["compute"] == pytest.approx(0.4 - 0.004 * 2.5)
+    assert found["launch_gaps"] == pytest.approx(0.6 - 0.004 * 1.5)
     assert found["other"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("profiled_ms", [40, 10])
+def test_a_machine_at_another_speed_changes_both_shares_alike(profiled_ms):
+    measured, other = window((0, 0, 20, 0)), window((0, 0, profiled_ms, 0))
+    profile = Profile(events=operators(other, (0, 0.75 * profiled_ms)))
+    found = ms(on_host([measured], [(other, profile)]))
+    assert found["compute"] == pytest.approx(15, rel=0.01)
+    assert found["launch_gaps"] == pytest.approx(5, rel=0.01)
 
 
 def test_a_hiccup_of_one_measured_window_is_other():
@@ -197,7 +207,8 @@ def test_the_parts_of_a_window_are_the_time_until_host_and_device_are_done(hosts
 @given(steps_of_host, st.lists(st.lists(launches, min_size=1, max_size=4), min_size=1, max_size=3))
 def test_all_parts_with_other_are_the_step(hosts, device):
     stamped = window(*hosts, wait=30.0)
-    parts = on_device([stamped, stamped], recorded(*map(tuple, device)))
+    parts, busy = on_device([stamped, stamped], recorded(*map(tuple, device)))
+    assert busy >= 0
     assert math.fsum(p.seconds for p in parts) == pytest.approx(mean_step_s([stamped]))
     names = [p.name for p in parts]
     assert names == [n for n in PARTS if n in names]

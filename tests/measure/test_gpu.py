@@ -1,9 +1,10 @@
 import ctypes
+import time
 
 import pytest
 
-from cubemesh.measure.gpu import GpuReader, open_gpu, throttle_words
-from cubemesh.measure.nvml import ALL_LINKS, FIELDS, FieldValue
+from cubemesh.measure.gpu import DEAR_S, GpuReader, open_gpu, throttle_words
+from cubemesh.measure.nvml import ALL_LINKS, FIELDS, LIBRARY, FieldValue
 from cubemesh.measure.telemetry import open_meters
 
 NOT_SUPPORTED = 3
@@ -161,10 +162,29 @@ def test_narrow_byte_counters_are_left_for_the_slow_question_asked_rarely() -> N
     narrow = {"pcie_tx_bytes": (5, UNSIGNED), "pcie_rx_bytes": (7, UNSIGNED)}
     numbers = {"nvmlDeviceGetPcieThroughput(0)": 10, "nvmlDeviceGetPcieThroughput(1)": 20}
     gpu = GpuReader(Library(numbers, narrow), "GPU-1")
-    said = [gpu.read() for _ in range(11)]
+    said = [gpu.read() for _ in range(14)]
     told = {"pcie_tx_bytes_per_s": 10_240.0, "pcie_rx_bytes_per_s": 20_480.0}
-    assert [bool(s) for s in said] == [True, *[False] * 9, True]
-    assert said[0] == said[10] == told
+    assert [bool(s) for s in said] == [n in (3, 13) for n in range(14)]
+    assert said[3] == said[13] == told
+
+
+def test_what_takes_the_processor_long_is_asked_rarely_but_for_power_and_energy() -> None:
+    class Slow(Library):
+        def __getattr__(self, function: str):
+            answer = super().__getattr__(function)
+
+            def slowly(*arguments: object) -> int:
+                end = time.thread_time() + 2 * DEAR_S
+                while time.thread_time() < end:
+                    pass
+                return answer(*arguments)
+
+            return slowly if "Temperature" in function or "Energy" in function else answer
+
+    gpu = GpuReader(Slow(NUMBERS), "GPU-1")
+    said = [gpu.read() for _ in range(4)]
+    assert ["gpu_temperature_celsius" in s for s in said] == [False, False, False, True]
+    assert all("gpu_energy_joules" in s for s in said)
 
 
 def test_a_gpu_that_falls_silent_is_left_out_for_the_moment() -> None:
@@ -200,6 +220,10 @@ def test_throttle_reasons_in_words() -> None:
 
 @pytest.mark.gpu
 def test_a_real_gpu_tells_power_and_energy() -> None:
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        pytest.skip("no NVIDIA driver")
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("no NVIDIA GPU that PyTorch can use")

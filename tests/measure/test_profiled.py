@@ -81,7 +81,7 @@ def taken_apart(program, take=lambda: None, place=lambda batch: batch):
     attributed.finish()
     step_s = np.mean([w.step_s for w in measured.windows])
     parts = {part.name: part.seconds for part in log.parts}
-    assert math.fsum(parts.values()) == pytest.approx(step_s, rel=1e-9)
+    assert not parts or math.fsum(parts.values()) == pytest.approx(step_s, rel=1e-9)
     return parts, log
 
 
@@ -231,3 +231,14 @@ def test_losses_planted_beside_a_gpu_are_found():
     stalled, _ = taken_apart(slow, take=Ahead(slow.clock, 0.03))
     assert stalled["input_stall"] == pytest.approx(0.02, rel=0.1)
     assert stalled["compute"] == pytest.approx(0.01)
+
+
+def test_a_profiler_that_sees_no_device_gives_no_parts_and_a_warning():
+    program = ScriptedGpu(kernel_s=100e-6, launch_s=10e-6)
+    seen = program.profile
+    program.profile = lambda run, **how: (seen(run, **how), lambda: Profile(events=()))[1]
+    parts, log = taken_apart(program)
+    assert parts == {}
+    (warning,) = log.warnings
+    assert warning.code == "unattributed"
+    assert "no work of the device" in warning.cause

@@ -46,6 +46,15 @@ def test_packages_and_their_memory_are_summed_up(tmp_path: Path) -> None:
     assert said["dram_joules"] == pytest.approx(30 / 1e6)
 
 
+def test_a_counter_that_cannot_be_read_for_a_moment_is_left_out(tmp_path: Path) -> None:
+    file = zone(tmp_path / "intel-rapl:0", "package-0", 100)
+    reader = RaplReader(tmp_path)
+    file.unlink()
+    assert reader.read() == {}
+    file.write_text("400")
+    assert reader.read() == {"cpu_package_joules": pytest.approx(300 / 1e6)}
+
+
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     none = RaplReader(tmp_path / "absent")
     assert none.read() == {}

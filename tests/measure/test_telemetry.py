@@ -9,7 +9,7 @@ import pytest
 from cubemesh.measure.host import HostReader, Reading, Replay
 from cubemesh.measure.kept import KeptLog
 from cubemesh.measure.replay import ReplayedMeter
-from cubemesh.measure.sampled import others_share, percent_series, utilisation_curve
+from cubemesh.measure.sampled import curve_since, others_share, percent_series, series_of
 from cubemesh.measure.telemetry import Telemetry, idle_power, open_meters
 from cubemesh.model.record import Window
 
@@ -199,7 +199,7 @@ def test_utilisation_of_the_measured_part_alone() -> None:
 
 
 def test_utilisation_of_a_gpu_is_the_mean_of_its_readings() -> None:
-    said = [{"gpu_utilisation_percent": p} for p in (0.0, 80.0, 90.0)]
+    said = [{"gpu_utilisation_percent": p, "gpu_power_watts": 4 * p} for p in (0.0, 80.0, 90.0)]
     meter = ReplayedMeter([*said, {}], device="gpu")
     log = KeptLog()
     with Telemetry(
@@ -221,11 +221,12 @@ def test_utilisation_of_a_gpu_is_the_mean_of_its_readings() -> None:
     assert (figure.value, figure.n) == (pytest.approx(170 / 3), 3)
     assert log.curves["gpu_utilisation_percent"].y == (0.0, 80.0, 90.0)
     assert "cpu_utilisation_percent" not in log.curves
+    assert log.curves["gpu_power_watts"].y == (0.0, 320.0, 360.0)
 
 
 def test_a_long_curve_is_thinned_to_means() -> None:
     points = [(float(i), float(i % 2)) for i in range(1, 1001)]
-    curve = utilisation_curve("x_percent", points, start=0.0)
+    curve = curve_since("x_percent", points, start=0.0)
     assert len(curve.x) == 200
     assert curve.x[-1] == 1000.0
     assert set(curve.y) <= {0.4, 0.6}
@@ -312,3 +313,14 @@ def test_its_cost_is_told_of_the_processor_time_of_the_run() -> None:
         _work(0.3)
     assert 0 < log.figures["telemetry_cpu_percent"].value < 30
     assert "every 0.05 s" in log.figures["telemetry_cpu_percent"].method
+
+
+def test_a_rate_over_the_last_milliseconds_is_no_rate() -> None:
+    points = [(0.0, 0.0), (0.5, 100.0), (1.0, 200.0), (1.002, 260.0)]
+    told = series_of("dram_joules", points, 4, device="host", first=0.0, least_s=0.1)
+    assert told is not None
+    assert (told.name, told.times_s, told.values) == ("dram_watts", (0.5, 1.0), (200.0, 200.0))
+    assert series_of("dram_joules", points, 1, device="host", first=0.0, least_s=0.1) is None
+    level = series_of("gpu_energy_joules", points, 2, device="gpu", first=100.0, least_s=0.1)
+    assert level is not None
+    assert level.values == (100.0, 160.0)

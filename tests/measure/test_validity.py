@@ -2,7 +2,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from cubemesh.measure.validity import busy_host, judge
+from cubemesh.measure.gpu_processes import GpuProcess
+from cubemesh.measure.validity import (
+    busy_host,
+    changing_clock,
+    judge,
+    page_cache,
+    shared_gpu,
+    throttled,
+    wide_interval,
+)
 from cubemesh.model.record import Window
 
 
@@ -55,3 +64,47 @@ def test_the_share_of_others_is_told() -> None:
     warning = busy_host(0.49)
     assert warning is not None
     assert "49 %" in warning.cause
+
+
+def test_others_on_the_gpu_are_counted_and_named() -> None:
+    assert shared_gpu(()) is None
+    others = [GpuProcess(pid=5, memory_bytes=1 << 30), GpuProcess(pid=6)]
+    warning = shared_gpu(others)
+    assert warning is not None
+    assert warning.code == "shared-gpu"
+    assert "2 other processes" in warning.cause
+    assert "(5, 6), holding 1 GiB" in warning.cause
+
+
+def test_a_clock_that_changes_is_told_from_one_that_wavers() -> None:
+    assert changing_clock([1980, 1965, 1980, 1950]) is None
+    assert changing_clock([1980, 1200]) is None, "two readings may lie at the ends"
+    warning = changing_clock([1980, 1980, 1500, 1980])
+    assert warning is not None
+    assert "from 1500 to 1980 MHz in 4 readings" in warning.cause
+
+
+def test_reasons_that_hold_a_gpu_back_are_told_with_their_share() -> None:
+    assert throttled([]) is None
+    assert throttled([1.0] * 10) is None, "an idle GPU is held back by nothing"
+    assert throttled([0.0] * 29 + [4.0]) is None, "less than a twentieth of the readings"
+    warning = throttled([4.0, 0x24, 4.0, 0.0])
+    assert warning is not None
+    assert "power cap in 75 %, heat (software) in 25 % of 4 readings" in warning.cause
+
+
+def test_files_in_the_page_cache() -> None:
+    assert page_cache(0.0) is None
+    assert page_cache(0.04) is None
+    warm, unknown = page_cache(0.5), page_cache(None)
+    assert warm is not None
+    assert unknown is not None
+    assert "50 % of the files were in memory" in warm.cause
+    assert "not known" in unknown.cause
+
+
+def test_an_interval_that_stayed_wide_says_how_long_it_would_take() -> None:
+    warning = wide_interval(0.01, 0.02, 30.0)
+    assert "± 2 % after 30 s" in warning.cause
+    assert "most_seconds=120," in warning.remedy
+    assert "no interval" in wide_interval(0.01, None, 30.0).cause

@@ -258,3 +258,17 @@ def test_a_store_in_memory_holds_what_it_is_given(saving):
     with Store.open("sqlite://") as store:
         store.save(saving.make_record(), [saving.make_series()])
         assert len(store.records()) == 1
+
+
+def test_ceilings_are_those_of_one_machine_that_ended_well(store, saving):
+    def ceiling(number, **changed):
+        record = saving.make_record(number, **changed)
+        return dataclasses.replace(record, spec=RunSpec(work=Ceiling()))
+
+    good, other = ceiling(1), ceiling(2)
+    other = dataclasses.replace(other, key=dataclasses.replace(other.key, machine_id="another"))
+    for record in (saving.make_record(0), good, other, ceiling(3, status=Status.OOM)):
+        store.save(record)
+    assert store.ceilings(good.key.machine_id) == [good]
+    assert store.ceilings("another") == [other]
+    assert store.ceilings("none") == []

@@ -80,9 +80,12 @@ def test_the_latest_curve_of_a_name_and_each_warning_once():
 
     doubt = {"code": "drift", "cause": "c", "remedy": "r"}
     warning = {"event": "warning", "t": 0.0, "warning": doubt}
-    record = record_of([curve(2.0), curve(1.0), warning, warning])
+    why = {"what": "energy and power", "why": "not measurable: no sensor"}
+    unmeasured = {"event": "unmeasured", "t": 0.0, "unmeasured": why}
+    record = record_of([curve(2.0), curve(1.0), warning, warning, unmeasured, unmeasured])
     assert [c.y for c in record.curves] == [(1.0,)]
     assert [w.code for w in record.warnings] == ["drift"]
+    assert [(u.what, u.why) for u in record.unmeasured] == [tuple(why.values())]
 
 
 def test_a_rank_says_what_it_ran_on():

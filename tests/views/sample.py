@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from cubemesh.model import (
     Answer,
     Axis,
+    Breakdown,
     Cache,
     Cell,
     Chart,
@@ -26,6 +27,7 @@ from cubemesh.model import (
     Machine,
     Memory,
     Outcome,
+    Part,
     Phase,
     Point,
     Rank,
@@ -36,6 +38,7 @@ from cubemesh.model import (
     Software,
     Status,
     Table,
+    TimeRow,
     Train,
     TrainSteps,
     Unknown,
@@ -105,6 +108,18 @@ def machine(gpus: int = 0) -> Machine:
         ),
         virtualization="kvm",
         unknown=(Unknown(what="highest clock", why="the hypervisor hides the frequency driver"),),
+    )
+
+
+def taken_apart(batch: int) -> RunRecord:
+    """A run with an attribution, a fifth of its step launch gaps."""
+    ms = {"compute": 16.0, "input_stall": 0.1, "launch_gaps": 4.3, "host": 0.9, "other": 0.2}
+    layers = tuple(TimeRow(name=f"conv{i}", seconds=(20 - i) / 1e4, calls=3) for i in range(12))
+    return dataclasses.replace(
+        record(batch),
+        parts=tuple(Part(name=n, seconds=v / 1e3, method="made up") for n, v in ms.items()),
+        breakdowns=(Breakdown(name="layer", rows=layers, method="made up"),),
+        artifacts={"trace": "/home/a/results-files/1/trace.json"},
     )
 
 

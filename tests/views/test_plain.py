@@ -104,3 +104,16 @@ def test_machine_and_envelope_carry_the_schema(sample):
     assert document["usable_memory_bytes"] == 24 * 1024**3
     assert document["cpu"]["usable_cores"] == 2
     assert envelope("x", a=math.nan) == {"schema": 1, "kind": "x", "a": None}
+
+
+def test_an_attribution_is_seconds_by_part_or_null(made):
+    document = record_json(made.taken_apart(8))
+    assert document["attribution_s"] == {
+        "compute": 0.016,
+        "input_stall": 0.0001,
+        "launch_gaps": 0.0043,
+        "host": 0.0009,
+        "other": 0.0002,
+    }
+    assert document["breakdowns"][0]["rows"][0] == {"name": "conv0", "seconds": 0.002, "calls": 3}
+    assert record_json(made.record(8))["attribution_s"] is None

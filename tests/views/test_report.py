@@ -139,6 +139,17 @@ def test_gpus_and_links_are_listed(made, written):
     assert "0–1: nvlink, 18 links" in words
 
 
+def test_a_step_that_was_taken_apart_has_a_bar_of_its_parts(made, written):
+    run = made.taken_apart(8)
+    source = written(made.sample(), answers=(), records={run.run_id: run}).read_text("utf-8")
+    words = Outline(source).words()
+    for said in ("Where the step's time goes", "launch gaps", "20.0 %", "Time of a step by layer"):
+        assert said in words
+    assert "raise the minibatch or capture the step" in source
+    assert "flex-grow:20.0000" in source
+    assert embedded(source)["records"][0]["parts"][0]["name"] == "compute"
+
+
 def test_hostile_names_cannot_leave_their_place(made, written):
     source = written(made.hostile()).read_text("utf-8")
     outline = Outline(source)
@@ -191,3 +202,12 @@ def test_a_tail_of_gaps_becomes_one_cell(sample):
     ]
     assert last[1].span == 3
     assert all(sum(cell.span for cell in row) == len(table.headings) for row in table.rows)
+
+
+def test_several_gpus_are_drawn_with_their_rings(written, sample, made):
+    page = written(sample, machine=made.machine(gpus=8)).read_text()
+    assert '<figure class="topology"><svg ' in page
+    assert "18 directed rings, 18 × 25 GB/s = 450 GB/s" in page
+    assert "fill:var(--accent)" in page
+    assert 'class="topology"' not in written(sample, machine=made.machine(gpus=1)).read_text()
+    assert Outline(page).open == []

@@ -78,3 +78,14 @@ def test_no_color_means_none(monkeypatch, made):
     console = Console(file=io.StringIO(), force_terminal=True, width=80)
     terminal.print_record(console, made.record(64, outcome=made.OOM))
     assert "\x1b[3" not in text(console)
+
+
+def test_a_step_that_was_taken_apart_tells_its_parts_and_its_biggest_loss(console, made):
+    terminal.print_record(console, made.taken_apart(8))
+    lines = text(console).splitlines()
+    at = lines.index("Where the step's time goes")
+    assert lines[at + 1].split() == ["compute", "16", "ms,", "74.4", "%"]
+    assert lines[at + 3].split() == ["launch", "gaps", "4.3", "ms,", "20.0", "%"]
+    assert "20 % launch gaps at minibatch 8: raise the minibatch or capture" in lines[at + 6]
+    assert "  2 more  1.9 ms" in lines
+    assert "trace.json" in text(console)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from typing import Any
@@ -245,3 +246,46 @@ def test_many_upright_bars_go_without_their_values() -> None:
     assert "text" in marks(bars(7))
     assert "text" not in marks(bars(8))
     assert "bar" in marks(bars(8))
+
+
+def test_stacked_bars_are_one_layer_that_ends_at_the_highest_sum():
+    parts = (line(60.0, 90.0, name="compute"), line(40.0, 5.0, name="gaps"))
+    stacked = dataclasses.replace(chart(*parts, kind="bar"), stacked=True)
+    spec = vega_lite(stacked)
+    (layer,) = spec["layer"]
+    assert layer["encoding"]["y"]["stack"] == "zero"
+    assert layer["encoding"]["y"]["scale"]["domainMax"] == 100.0
+    assert {row["line"] for row in rows(spec, layer)} == {"compute", "gaps"}
+    assert "xOffset" not in layer["encoding"]
+    assert "<svg" in inline_svg(spec)
+
+
+def test_a_scatter_chart_joins_the_front_alone_and_labels_its_points():
+    points = tuple(
+        Point(x=x, y=y, label=label, run_id=f"r{label}")
+        for x, y, label in ((300.0, 400.0, "32"), (400.0, 640.0, "64"), (450.0, 600.0, "128"))
+    )
+    front = Line(
+        name="Pareto front",
+        points=(Point(x=300.0, y=400.0), Point(x=400.0, y=640.0)),
+        role="reference",
+    )
+    drawn = Chart(
+        name="power",
+        title="power",
+        kind="scatter",
+        x=Axis(name="power", unit="W"),
+        y=Axis(name="throughput", unit="samples/s"),
+        lines=(Line(name="fp32", points=points), front),
+    )
+    spec = vega_lite(drawn)
+    (joined,) = marks(spec, "line")
+    assert [row["x"] for row in rows(spec, joined)] == [300.0, 400.0]
+    (mark,) = marks(spec, "point")
+    assert len(rows(spec, mark)) == 3
+    (label,) = marks(spec, "text")
+    assert label["encoding"]["text"]["field"] == "label"
+    assert [row["label"] for row in rows(spec, label)] == ["32", "64", "128"]
+    assert rows(spec, mark)[0]["title"] == "fp32 · 32 · power 300 W"
+    svg = inline_svg(spec)
+    assert all(f">{text}</text>" in svg for text in ("32", "64", "128", "Pareto front", "300"))

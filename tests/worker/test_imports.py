@@ -15,7 +15,7 @@ from cubemesh.worker.job import Job
 
 BLOCKED = (
     *("pydantic", "sqlalchemy", "rich", "typer", "altair", "jinja2", "scipy", "sklearn"),
-    *("pandas", "pynvml", "vl_convert"),
+    *("pandas", "pynvml", "vl_convert", "networkx"),
 )
 
 RUN = f'''

@@ -6,12 +6,15 @@ import sys
 
 import pytest
 
+from cubemesh.frameworks.base import Unsupported
+from cubemesh.measure import replay
 from cubemesh.model import (
     WORK_KINDS,
     Ceiling,
     Effort,
     Figure,
     Forward,
+    Input,
     Outcome,
     Placement,
     ProgramSettings,
@@ -21,6 +24,7 @@ from cubemesh.model import (
     TrainSteps,
 )
 from cubemesh.model.plain import from_plain
+from cubemesh.worker.attributing import attribute
 from cubemesh.worker.events import events_path, read_events
 from cubemesh.worker.job import Job
 from cubemesh.worker.tasks import TASKS
@@ -53,6 +57,42 @@ def phases(events):
     return [e["phase"]["name"] for e in events if e["event"] == "phase"]
 
 
+REPLAYED = """
+import sys
+from pathlib import Path
+from cubemesh.measure import replay
+from cubemesh.worker import tasks
+from cubemesh.worker.job import read_job
+from cubemesh.worker.run import run_job
+
+_, meters = replay.load(Path(sys.argv[1]))
+tasks.open_meters = lambda uuid: meters
+run_job(read_job(Path(sys.argv[2])))
+"""
+
+
+def test_sensors_that_are_played_reach_the_record(tmp_path):
+    said = {"gpu_power_watts": 72.5, "gpu_utilisation_percent": 0.0, "gpu_throttle_reasons": 4.0}
+    gpu = replay.ReplayedMeter([said], device="gpu", name="NVIDIA H200", generation="hopper")
+    recording = tmp_path / "readings.jsonl"
+    replay.record(recording, [gpu], readings=2, every_s=0.01)
+    settings = ProgramSettings(framework="null", script="step=0.01")
+    spec = RunSpec(work=TrainSteps(**FEED), program=settings, effort=EFFORT)
+    path = Job(spec=spec, folder=str(tmp_path)).write()
+    command = [sys.executable, "-c", REPLAYED, recording, path]
+    subprocess.run(command, check=True, timeout=60)
+    events = read_events(events_path(tmp_path, 0))
+    assert outcome(events).ok, events[-1]
+    series = {e["series"]["name"]: e["series"] for e in events if e["event"] == "series"}
+    assert set(series["gpu_power_watts"]["values"]) == {72.5}
+    assert series["gpu_throttle_reasons"]["device"] == "gpu"
+    assert figures(events)["gpu_idle_watts"].value == 72.5
+    # The script has a clock of its own, so that its windows lie nowhere among the readings.
+    (unmeasured,) = [e["unmeasured"] for e in events if e["event"] == "unmeasured"]
+    assert unmeasured["what"] == "energy and power"
+    assert unmeasured["why"].startswith("not measurable: ")
+
+
 def test_there_is_a_task_for_each_kind_of_work():
     assert set(TASKS) == set(WORK_KINDS)
 
@@ -67,6 +107,44 @@ def test_steps_are_measured(tmp_path, work, data_on):
     assert memory.unit == "B"
     assert "held" in memory.method
     assert events[-1]["event"] == "outcome"
+
+
+def test_a_copy_of_a_minibatch_is_measured_by_itself(tmp_path):
+    events = events_of(tmp_path, Input(**FEED, stage="copy"))
+    assert outcome(events).ok, events[-1]
+    assert phases(events) == ["import", "data", "build", "weights", "warm-up", "measure"]
+
+
+def test_data_without_files_have_nothing_to_decode(tmp_path):
+    ended = outcome(events_of(tmp_path, Input(**FEED, stage="decode")))
+    assert ended.status is Status.UNSUPPORTED
+    assert "data=synthetic is neither read nor decoded" in ended.message
+
+
+@pytest.mark.parametrize("stage", ["read", "decode"])
+def test_reading_and_decoding_need_no_program(tmp_path, stage):
+    image = pytest.importorskip("PIL.Image").new("RGB", (40, 30))
+    (tmp_path / "set" / "a").mkdir(parents=True)
+    for number in range(30):
+        image.save(tmp_path / "set" / "a" / f"{number}.jpg")
+    work = Input(**FEED, stage=stage, data="images", data_path=str(tmp_path / "set"))
+    (tmp_path / "scripted").mkdir()
+    played = outcome(events_of(tmp_path / "scripted", work))
+    assert "a script plays time of its own" in played.message
+    events = run(
+        tmp_path,
+        RunSpec(
+            work=work,
+            program=ProgramSettings(framework="null", input_threads=2),
+            effort=EFFORT,
+        ),
+    )
+    assert outcome(events).ok, events[-1]
+    assert phases(events) == ["import", "data", "warm-up", "measure"]
+    found = figures(events)
+    assert found["image_file_bytes"].value == (tmp_path / "set/a/0.jpg").stat().st_size
+    assert found["input_threads"].value == 2
+    assert (found["images_set_aside"].value, found["images_set_aside"].n) == (0, 27)
 
 
 def test_the_frameworks_own_count_of_memory_comes_first(tmp_path):
@@ -165,3 +243,33 @@ def test_a_network_of_tokens_is_trained_and_judged_by_position(tmp_path):
     assert outcome(events).status is Status.OK, outcome(events).message
     accuracy = figures(events)["accuracy"]
     assert (accuracy.value, accuracy.n) == (0.5, 512 * 4)  # never fewer than a minibatch
+
+
+def test_an_attribution_is_parts_that_add_up_to_the_step(tmp_path):
+    work = TrainSteps(**FEED)
+    settings = ProgramSettings(framework="null", script="step=0.01")
+    effort = dataclasses.replace(EFFORT, attribution=True)
+    events = run(tmp_path, RunSpec(work=work, program=settings, effort=effort))
+    assert outcome(events).ok, events[-1]
+    assert phases(events)[-2:] == ["measure", "profile"]
+    parts = {e["part"]["name"]: e["part"]["seconds"] for e in events if e["event"] == "part"}
+    assert set(parts) == {"compute", "input_stall", "launch_gaps", "host", "other"}
+    assert parts["compute"] == pytest.approx(0.01)
+    assert sum(parts.values()) == pytest.approx(0.01)
+    (by_category,) = [e["breakdown"] for e in events if e["event"] == "breakdown"]
+    assert {row["name"] for row in by_category["rows"]} == {"unnamed", "input"}
+
+
+def test_a_framework_whose_profile_is_not_read_refuses_an_attribution(tmp_path):
+    class Plain:
+        """A program without a profiler."""
+
+        device = "cpu"
+
+    spec = RunSpec(
+        work=TrainSteps(**FEED),
+        program=ProgramSettings(framework="null"),
+        effort=dataclasses.replace(EFFORT, attribution=True),
+    )
+    with pytest.raises(Unsupported, match="pytorch or pytorch-compiled"):
+        attribute(spec, Plain(), None, None, None, "")

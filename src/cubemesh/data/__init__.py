@@ -10,7 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cubemesh.data import cifar10, digits, images, parallel_text, sequences, synthetic
+from cubemesh.data import (
+    cifar10,
+    digits,
+    images,
+    made_images,
+    parallel_text,
+    sequences,
+    synthetic,
+)
 from cubemesh.data.base import Shape, Source, Split
 from cubemesh.data.images import Reading
 from cubemesh.data.sequences import Sequences, takes_tokens
@@ -125,6 +133,12 @@ SOURCES: dict[str, SourceEntry] = {
         about="photographs, from the folders of classes or the tar shards that data_path names",
         open=_open_images,
         check_path=images.check_files,
+        is_slow=True,
+    ),
+    made_images.NAME: SourceEntry(
+        about="1,024 photographs made of chance, JPEG files in the cache folder; for speed only",
+        open=lambda r: made_images.open_made(r.split, r.shape, r.classes, r.reading),
+        classes=made_images.CLASSES,
         is_slow=True,
     ),
     parallel_text.NAME: SourceEntry(

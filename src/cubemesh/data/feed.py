@@ -51,8 +51,8 @@ class Feed:
             raise UsageError(
                 f"batch_per_device={batch_per_device}{each} is more than the "
                 f"{format_count(source.samples)} samples {source.name} has to train on. Set it to "
-                f"{source.samples // ranks} or less, or use data=synthetic, which has as many as it "
-                "needs."
+                f"{source.samples // ranks} or less, or use data=synthetic, which has as many as "
+                "it needs."
             )
         self.source = source
         self.batch_per_device = batch_per_device

@@ -8,6 +8,7 @@ pipe, a device or a link in a circle called `x.jpg` is no reason to wait or to s
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 from collections.abc import Iterable, Mapping
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubemesh.data.decode import SetAside
+from cubemesh.data.page_cache import Extent
 
 MAX_FILE_BYTES = 64 << 20
 """Most bytes that an encoded image may have."""
@@ -53,8 +55,12 @@ class EncodedImages(Protocol):
     def order(self, generator: np.random.Generator) -> Iterable[int]:
         """All numbers once, in the order in which an epoch reads them."""
 
-    def paths(self) -> Iterable[Path]:
-        """The files they lie in."""
+    def extent(self, number: int) -> Extent:
+        """Where its bytes lie."""
+
+    def identity(self) -> str:
+        """Sixteen hexadecimal digits: other ones for other files, or for files that were added,
+        taken away or replaced since."""
 
 
 def read_whole(path: str | Path) -> bytes:
@@ -88,3 +94,15 @@ def pread(descriptor: int, size: int, offset: int) -> bytes:
 def readable(name: str) -> str:
     """A file's name as text that can be stored and shown."""
     return name.encode("utf-8", "backslashreplace").decode()
+
+
+def identity_of(images: Iterable[str], folders: Iterable[Path]) -> str:
+    """What `EncodedImages.identity` says of images of these names, whose files and folders changed
+    when the system says they did."""
+    told = hashlib.sha256()
+    for name in images:
+        told.update(os.fsencode(name) + b"\0")
+    for folder in folders:
+        found = folder.stat()
+        told.update(f"{folder} {found.st_size} {found.st_mtime_ns}\0".encode(errors="replace"))
+    return told.hexdigest()[:16]

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from cubemesh.data.base import Split
 from cubemesh.data.decode import SUFFIXES
-from cubemesh.data.files import read_whole, readable
+from cubemesh.data.files import identity_of, read_whole, readable
+from cubemesh.data.page_cache import Extent
 from cubemesh.errors import DataError
 from cubemesh.units import format_count
 
@@ -66,9 +67,17 @@ class ImageFolder:
         """Any order is as good as any other."""
         return generator.permutation(len(self.labels))
 
-    def paths(self) -> Iterator[Path]:
-        """Every image's own file."""
-        return (Path(self._path(n)) for n in range(len(self.labels)))
+    def extent(self, number: int) -> Extent:
+        """A file of its own; nothing where there is none."""
+        path = Path(self._path(number))
+        try:
+            return Extent(path, 0, path.stat().st_size)
+        except OSError:
+            return Extent(path, 0, 0)
+
+    def identity(self) -> str:
+        """By the names, and by when the classes' folders changed."""
+        return identity_of(self._names, (self.root / name for name in self.classes))
 
     def _path(self, number: int) -> str:
         return os.path.join(self.root, self.classes[self.labels[number]], self._names[number])

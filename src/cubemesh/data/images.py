@@ -30,7 +30,10 @@ from cubemesh.data.decode import PILLOW_PIXELS, Decoder, Draw, SetAside
 from cubemesh.data.files import EncodedImages
 from cubemesh.data.image_folder import ImageFolder, check_folder
 from cubemesh.data.ledger import Ledger, Tally
+from cubemesh.data.page_cache import resident_share
+from cubemesh.data.staging import LIMIT_BYTES, Staged
 from cubemesh.data.tar_shards import TarShards, find_shards
+from cubemesh.data.wrapped import Dropping
 from cubemesh.errors import DataError, UsageError
 from cubemesh.frameworks.base import PADDING, Batch
 from cubemesh.units import format_count
@@ -38,6 +41,7 @@ from cubemesh.units import format_count
 NAME = "images"
 KEPT_BYTES = 1 << 30
 """Most memory that images take which are kept decoded."""
+LOOKED_AT = 512
 DECODED = 255
 """The value that becomes 1.0."""
 
@@ -50,6 +54,12 @@ class Reading:
     """An image of more pixels is set aside before it is decoded."""
     keep_decoded: bool = False
     """Whether they are decoded once, before anything is timed, and kept in memory."""
+    drop_page_cache: bool = False
+    """Whether a file's pages are dropped from memory as soon as it was read."""
+    stage_folder: Path | None = None
+    """A folder on a local disk where what was read is kept; None keeps nothing."""
+    stage_limit_bytes: int = LIMIT_BYTES
+    """Most that is kept there."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_pixels <= PILLOW_PIXELS:
@@ -83,8 +93,12 @@ def open_images(
         )
     check_files(path)
     shards = find_shards(path)
-    encoded = TarShards(shards, split) if shards else ImageFolder(path, split)
+    encoded: EncodedImages = TarShards(shards, split) if shards else ImageFolder(path, split)
     check_classes(NAME, len(encoded.classes), classes)
+    if reading.drop_page_cache:
+        encoded = Dropping(encoded)
+    if reading.stage_folder is not None:
+        encoded = Staged(encoded, reading.stage_folder, reading.stage_limit_bytes)
     images = Images(encoded, shape, split, reading.max_pixels)
     return Kept(images) if reading.keep_decoded else images
 
@@ -101,6 +115,7 @@ class Images:
         self.samples = len(encoded.labels)
         self.classes = len(encoded.classes)
         self.split = split
+        self.max_pixels = max_pixels
         self.ledger = Ledger()
         self._decoder = Decoder(*shape, max_pixels)
 
@@ -116,6 +131,16 @@ class Images:
         """See `HasEpochs`: cropped and mirrored by chance, in an order that suits the files."""
         order = self.encoded.order(np.random.default_rng((seed, number)))
         return Epoch(source=_Drawn(self, Draw(seed, number)), order=order)
+
+    def in_page_cache(self) -> float | None:
+        """The share of the files that is in memory, looked at in 512 of them; None: not known."""
+        looked = np.linspace(0, self.samples - 1, min(self.samples, LOOKED_AT)).astype(np.int64)
+        return resident_share(map(self.encoded.extent, looked.tolist()))
+
+    def mean_bytes(self) -> float:
+        """Bytes of an encoded image, in the mean of the same ones."""
+        looked = np.linspace(0, self.samples - 1, min(self.samples, LOOKED_AT)).astype(np.int64)
+        return float(np.mean([self.encoded.extent(n).size for n in looked.tolist()]))
 
     def tally(self, tried: NDArray[np.bool_]) -> Tally:
         """What was set aside and converted of the samples marked in `tried`."""

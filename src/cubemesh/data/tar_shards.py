@@ -32,8 +32,9 @@ from numpy.typing import NDArray
 
 from cubemesh.data.base import Split
 from cubemesh.data.decode import SUFFIXES, SetAside
-from cubemesh.data.files import MAX_FILE_BYTES, pread, readable
+from cubemesh.data.files import MAX_FILE_BYTES, identity_of, pread, readable
 from cubemesh.data.image_folder import SPLITS, is_of
+from cubemesh.data.page_cache import Extent
 from cubemesh.errors import DataError
 
 BUFFER = 2048
@@ -109,9 +110,14 @@ class TarShards:
         stream = (n for s in shards for n in range(int(first[s]), int(first[s + 1])))
         return shuffled(self._reading_ahead(stream), BUFFER, generator)
 
-    def paths(self) -> Sequence[Path]:
-        """The shards."""
-        return self._files
+    def extent(self, number: int) -> Extent:
+        """Its part of the shard."""
+        path = self._files[self._shard[number]]
+        return Extent(path, int(self._offset[number]), int(self._size[number]))
+
+    def identity(self) -> str:
+        """By the names, and by the sizes and dates of the shards."""
+        return identity_of(self._names, self._files)
 
     def _reading_ahead(self, stream: Iterable[int]) -> Iterator[int]:
         shard, asked = -1, 0

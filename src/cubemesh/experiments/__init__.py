@@ -10,9 +10,12 @@ from cubemesh.errors import unknown_name
 from cubemesh.experiments import (
     batch_accuracy,
     ceilings,
+    cluster,
+    cpu_modes,
     devices,
     frameworks,
     image_size,
+    input_pipeline,
     minibatch,
     model_size,
     power,
@@ -41,12 +44,15 @@ EXPERIMENTS: dict[str, Experiment] = {
         batch_accuracy.EXPERIMENT,
         frameworks.EXPERIMENT,
         image_size.EXPERIMENT,
+        input_pipeline.EXPERIMENT,
         model_size.EXPERIMENT,
         precision.EXPERIMENT,
         seq2seq.EXPERIMENT,
         power.EXPERIMENT,
         devices.EXPERIMENT,
+        cluster.EXPERIMENT,
         ceilings.EXPERIMENT,
+        cpu_modes.EXPERIMENT,
         time_breakdown.EXPERIMENT,
     )
 }

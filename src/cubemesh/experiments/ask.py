@@ -77,6 +77,8 @@ def ask(
     except StopIteration:
         if experiment.gather is not None:
             records += experiment.gather(request.settings, store)
+        if not experiment.measures:
+            store.save_machine(context.machine)  # as the executor does before the first run
         question = _kept(store, question, records, complete=True)
     return Answered(
         question=question,

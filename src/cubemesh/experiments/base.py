@@ -70,3 +70,5 @@ class Experiment:
     those of the plan."""
     documents: str = ""
     """Where the five documents ask it."""
+    measures: bool = True
+    """Whether it looks at runs, new or stored; one that only computes has an answer without any."""

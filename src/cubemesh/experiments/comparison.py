@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from cubemesh.experiments.groups import DOUBTS
 from cubemesh.measure.pairs import ratio_of
 from cubemesh.model import (
     Answer,
@@ -60,6 +61,12 @@ class Gate:
         if code:
             return f"Whether the throughput is below {self.below:g} cannot be judged from this."
         return f"The throughput is not surely below {self.below:g}."
+
+
+def gate_of(below: float, records: Iterable[RunRecord]) -> Gate:
+    """The gate of the runs that alternated."""
+    found = (ratio_of_record(record) for record in records)
+    return Gate(below=below, ratios=tuple(ratio for ratio in found if ratio is not None))
 
 
 def ratio_of_record(record: RunRecord) -> Ratio | None:
@@ -136,7 +143,13 @@ def _finding(record: RunRecord) -> Finding:
         unit="×",
         low=ratio.low,
         high=ratio.high,
+        doubts=_doubts([record]),
     )
+
+
+def _doubts(records: Sequence[RunRecord]) -> tuple[str, ...]:
+    codes = dict.fromkeys(w.code for record in records for w in record.warnings)
+    return tuple(code for code in codes if code in DOUBTS)
 
 
 def _name(record: RunRecord) -> str:
@@ -222,6 +235,7 @@ def comparison_answer(found: Compared, gate: Gate | None = None) -> Answer:
                 unit="×",
                 low=ratio.low,
                 high=ratio.high,
+                doubts=_doubts((*found.first.records, *found.second.records)),
             ),
         ),
         tables=(_sides(found), *_different(found)),

@@ -15,11 +15,21 @@ from typing import Any, Literal
 from cubemesh.experiments.groups import Group, doubts
 from cubemesh.experiments.matrix import listed
 from cubemesh.experiments.ratios import called, ratio
-from cubemesh.model import Cell, Finding, ProgramSettings, RunRecord
+from cubemesh.model import Cell, Column, Finding, ProgramSettings, RunRecord
 
 Fed = Literal["host", "device", "both"]
 FULL = 80.0
 """Percent of the time with work that count as full (document 001)."""
+UTILISATION_NOTE = (
+    "Utilisation is the percent of the measured time in which the GPU had work (NVML); on a CPU, "
+    "the processor time of the run over the cores it may use."
+)
+SPEED_COLUMNS = (
+    Column(name="samples/s"),
+    Column(name="step", unit="ms"),
+    Column(name="utilisation", unit="%"),
+)
+"""What tables of studies of how a device is fed end with; `speed_cells` fills them."""
 Pair = tuple[str, Group[Any], Group[Any]]
 """(where, fed from the host, fed from the device)."""
 
@@ -54,6 +64,11 @@ def utilisation_cell(group: Group[Any]) -> Cell:
     if found is None:
         return Cell(reason="not sampled")
     return Cell(value=round(found[1], 1), run_id=group.run_id)
+
+
+def speed_cells(group: Group[Any]) -> tuple[Cell, ...]:
+    """How fast a point trained and how busy it kept the device, for `SPEED_COLUMNS`."""
+    return group.cell(group.throughput), group.cell(group.step_ms), utilisation_cell(group)
 
 
 def device_word(groups: Iterable[Group[Any]]) -> str:

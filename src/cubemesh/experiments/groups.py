@@ -18,7 +18,7 @@ from cubemesh.statistics import median, nested_throughput_interval
 
 K = TypeVar("K", bound=Hashable)
 
-DOUBTS = ("not-steady", "drift", "busy-host")
+DOUBTS = ("not-steady", "drift", "busy-host", "shared-gpu")
 """Warnings of a run whose speed may have been another's doing."""
 
 _REASONS = {

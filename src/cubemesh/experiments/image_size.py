@@ -15,9 +15,12 @@ from cubemesh.experiments import reduction
 from cubemesh.experiments.base import Context, Experiment, Plan
 from cubemesh.experiments.conditions import titled
 from cubemesh.experiments.feeding import (
+    SPEED_COLUMNS,
+    UTILISATION_NOTE,
     Fed,
     data_on,
     programs,
+    speed_cells,
     starving,
     utilisation,
     utilisation_cell,
@@ -112,8 +115,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         ),
         run_ids=tuple(r.run_id for r in records),
         notes=(
-            "Utilisation is the percent of the measured time in which the GPU had work (NVML); on "
-            "a CPU, the processor time of the run over the cores it may use.",
+            UTILISATION_NOTE,
             "Document 001 figure 2 saw 64 at 1.3 times the throughput of 16 with images of 224 "
             "pixels (2.8 times with CIFAR-10's 32), and a GPU at work for over 70 % of the time.",
         ),
@@ -148,7 +150,8 @@ def _findings(network: str, groups: list[Group[Key]]) -> Iterator[Finding]:
             low, high = min(busy, key=lambda b: b[2]), max(busy, key=lambda b: b[2])
             yield Finding(
                 text=f"With {where} {low[1]} utilisation is {low[2]:.0f} % at minibatch {low[0]}"
-                + (f" and {high[2]:.0f} % at {high[0]}." if high[0] != low[0] else ".")
+                + (f" and {high[2]:.0f} % at {high[0]}." if high[0] != low[0] else "."),
+                doubts=doubts(*(g for g, _ in done)),
             )
     pairs = [
         (f"{size} pixels, minibatch {batch}", group, places[size, batch, "device"])
@@ -187,9 +190,7 @@ def _table(groups: list[Group[Key]]) -> Table:
         Column(name="side", unit="pixels"),
         Column(name="minibatch"),
         Column(name="data on"),
-        Column(name="samples/s"),
-        Column(name="step", unit="ms"),
-        Column(name="utilisation", unit="%"),
+        *SPEED_COLUMNS,
     )
     return Table(title="", columns=columns, rows=tuple(map(_row, groups)))
 
@@ -200,9 +201,7 @@ def _row(group: Group[Key]) -> tuple[Cell, ...]:
         Cell(text=str(size), run_id=group.run_id),
         Cell(text=str(batch)),
         Cell(text=fed),
-        group.cell(group.throughput),
-        group.cell(group.step_ms),
-        utilisation_cell(group),
+        *speed_cells(group),
     )
 
 

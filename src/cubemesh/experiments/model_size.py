@@ -17,12 +17,14 @@ from cubemesh.experiments.base import Context, Experiment, Plan, Scale
 from cubemesh.experiments.conditions import titled
 from cubemesh.experiments.feeding import (
     FULL,
+    SPEED_COLUMNS,
+    UTILISATION_NOTE,
     Fed,
     data_on,
     programs,
+    speed_cells,
     starving,
     utilisation,
-    utilisation_cell,
 )
 from cubemesh.experiments.groups import Group, doubts, group_by
 from cubemesh.experiments.matrix import listed
@@ -125,8 +127,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         run_ids=tuple(r.run_id for r in records),
         notes=(
             *([NOTE] if used(groups) else []),
-            "Utilisation is the percent of the measured time in which the GPU had work (NVML); on "
-            "a CPU, the processor time of the run over the cores it may use.",
+            UTILISATION_NOTE,
             "Document 001 figure 3 (one V100, Keras, images of 224 pixels copied every step): "
             "442, 192 and 156 images/s and 82, 88 and 92 % for LittleCNN, ResNet-50 and VGG-16.",
         ),
@@ -189,9 +190,7 @@ def _table(groups: list[Group[Key]]) -> Table:
         Column(name="network"),
         Column(name="data on"),
         Column(name="parameters", digits=12),
-        Column(name="samples/s"),
-        Column(name="step", unit="ms"),
-        Column(name="utilisation", unit="%"),
+        *SPEED_COLUMNS,
         *use_columns(shares),
     )
     return Table(title="", columns=columns, rows=tuple(_row(g, shares) for g in groups))
@@ -205,9 +204,7 @@ def _row(group: Group[Key], shares: list[str]) -> tuple[Cell, ...]:
         Cell(text=group.key[0], run_id=group.run_id),
         Cell(text=group.key[1]),
         Cell(value=count),
-        group.cell(group.throughput),
-        group.cell(group.step_ms),
-        utilisation_cell(group),
+        *speed_cells(group),
         *use_cells(group, shares),
     )
 
@@ -230,22 +227,26 @@ def _charts(groups: list[Group[Key]]) -> Iterator[Chart]:
             for on in fed
         ),
     )
-    lines = tuple(line for g in groups if (line := _over_time(g)) is not None)
-    if lines:
-        yield Chart(
-            name="model-size-utilisation",
-            title="Utilisation over time",
-            kind="line",
-            x=Axis(name="seconds of training"),
-            y=Axis(name="utilisation", unit="%", from_zero=True),
-            lines=lines,
-        )
+    for quantity, ending, unit in (
+        ("utilisation", "_utilisation_percent", "%"),
+        ("power", "_power_watts", "W"),
+    ):
+        lines = tuple(line for g in groups if (line := _over_time(g, ending)) is not None)
+        if lines:
+            yield Chart(
+                name=f"model-size-{quantity}",
+                title=f"{quantity.capitalize()} over time",
+                kind="line",
+                x=Axis(name="seconds of training"),
+                y=Axis(name=quantity, unit=unit, from_zero=True),
+                lines=lines,
+            )
 
 
-def _over_time(group: Group[Key]) -> Line | None:
+def _over_time(group: Group[Key], ending: str) -> Line | None:
     for record in group.ok:
         for curve in record.curves:
-            if curve.name.endswith("_utilisation_percent") and curve.x:
+            if curve.name.endswith(ending) and curve.x:
                 pairs = zip(curve.x, curve.y, strict=True)
                 points = tuple(
                     Point(x=round(x, 2), y=round(y, 1), run_id=record.run_id) for x, y in pairs

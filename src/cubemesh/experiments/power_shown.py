@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from cubemesh.experiments.groups import Group, doubts
 from cubemesh.experiments.matrix import listed
 from cubemesh.experiments.power_front import Key, Measured, Shown, front, measured
+from cubemesh.measure.energy import INTEGRATED
 from cubemesh.measure.rapl import READABLE
 from cubemesh.model import (
     Axis,
@@ -34,6 +35,7 @@ def findings(shown: Shown) -> Iterator[Finding]:
             card = False
             yield finding
     yield from _without_power(shown)
+    yield from _agreement(shown)
     yield from _idle(shown)
     yield from _cost(shown)
     for group in shown.groups:
@@ -73,8 +75,23 @@ def _front_words(network: str, settings: Sequence[Measured]) -> str:
     beaten = len(settings) - sum(map(len, chosen.values()))
     if not beaten:
         return f"{network}'s Pareto front is {told}: all of them."
-    others = "the other setting is" if beaten == 1 else f"the other {beaten} settings are"
-    return f"{network}'s Pareto front is {told}; {others} no faster for no less power."
+    others = "the other" if beaten == 1 else f"each of the other {beaten}"
+    return (
+        f"{network}'s Pareto front is {told}; to {others} one of these is at least as fast for no "
+        "more power."
+    )
+
+
+def _agreement(shown: Shown) -> Iterator[Finding]:
+    """Between the two ways to know a GPU's energy."""
+    records = [r for m in shown.measured for r in m.group.ok]
+    both = [(r.figure("gpu_energy_joules"), r.figure(INTEGRATED)) for r in records]
+    shares = [abs(power / counter - 1) for counter, power in both if counter and power]
+    if shares:
+        yield Finding(
+            text="The GPU's energy counter and its power, integrated over the readings, differ by "
+            f"{100 * max(shares):.1f} % at the most; the figures use the counter."
+        )
 
 
 def _idle(shown: Shown) -> Iterator[Finding]:
@@ -92,7 +109,7 @@ def _cost(shown: Shown) -> Iterator[Finding]:
     costs = [v for g in shown.groups for r in g.ok if (v := r.figure("telemetry_cpu_percent"))]
     if costs:
         yield Finding(
-            text=f"Reading the sensors cost at most {_number(max(costs), 2)} % of a run's "
+            text=f"Sampling cost at most {_number(max(costs), 2)} % of a run's "
             f"processor time (document 004 let it cost {DOCUMENT_COST:.0f} % of the performance)."
         )
 
@@ -111,7 +128,6 @@ def _without_power(shown: Shown) -> Iterator[Finding]:
         everything = len(groups) == len(shown.groups)
         where = "here" if everything else f"of {listed(_name(g) for g in groups)}"
         yield Finding(
-            question="What is trained for a watt?" if everything and not shown.measured else None,
             text=f"Power {where} is {reason}. Performance is shown without it.",
             remedy=remedy(reason),
         )
@@ -206,7 +222,7 @@ def _scatter(network: str, settings: Sequence[Measured]) -> Chart:
     best = front(settings)
     if len(best) > 1:
         points = tuple(Point(x=round(m.watts, 2), y=m.throughput.value) for m in best)
-        lines.append(Line(name="Pareto front", points=points, role="reference"))
+        lines.insert(0, Line(name="Pareto front", points=points, role="reference"))
     return Chart(
         name=f"power-{network}",
         title=f"{network}: samples/s against power, by minibatch",

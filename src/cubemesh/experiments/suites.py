@@ -41,7 +41,25 @@ SUITES: dict[str, Suite] = {
         asks=(
             Ask(experiment="minibatch", settings={"data": "digits"}),
             Ask(experiment="batch-accuracy"),
+            Ask(experiment="cpu-modes", settings={"data": "digits", "batch_per_device": "16"}),
             Ask(experiment="time-breakdown", settings={"batches": "8"}),
+            Ask(experiment="input-pipeline", settings={"parts": "read,decode,disk,device"}),
+        ),
+    ),
+    "full": Suite(
+        summary="everything this version can find out about one machine, in hours",
+        scale=Scale.FULL,
+        asks=(
+            Ask(experiment="ceilings"),
+            Ask(experiment="minibatch", settings={"data_on": "both"}),
+            Ask(experiment="model-size", settings={"data_on": "both"}),
+            Ask(experiment="precision"),
+            Ask(experiment="frameworks"),
+            Ask(experiment="time-breakdown"),
+            Ask(experiment="power"),
+            Ask(experiment="cpu-modes"),
+            Ask(experiment="input-pipeline"),
+            Ask(experiment="batch-accuracy"),
         ),
     ),
     "doc-000": Suite(
@@ -73,8 +91,13 @@ SUITES: dict[str, Suite] = {
         ),
     ),
     "doc-004": Suite(
-        summary="document 004 on one device: power against performance, and its claims",
+        summary="document 004 on one device: where time goes, power against performance, and its "
+        "claims",
         document="004",
-        asks=(Ask(experiment="power", place="004 figures 16 to 19"),),
+        asks=(
+            Ask(experiment="cpu-modes", place="004 figure 5"),
+            Ask(experiment="time-breakdown", place="004 figures 7, 9, 11 and 13"),
+            Ask(experiment="power", place="004 figures 16 to 19"),
+        ),
     ),
 }

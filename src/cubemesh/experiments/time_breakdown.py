@@ -16,6 +16,8 @@ from cubemesh.experiments import reduction
 from cubemesh.experiments.base import Context, Experiment, Plan, Scale
 from cubemesh.experiments.conditions import titled
 from cubemesh.experiments.groups import Group, doubts, group_by
+from cubemesh.experiments.roofline import NOTE, rooflines
+from cubemesh.experiments.use import ceilings
 from cubemesh.measure.attribution import OTHER, PARTS
 from cubemesh.measure.losses import biggest_loss
 from cubemesh.model import (
@@ -28,16 +30,27 @@ from cubemesh.model import (
     Finding,
     Line,
     Point,
+    ProgramSettings,
     RunRecord,
     RunSpec,
     Table,
     TrainSteps,
+    Warning,
+    warn,
 )
-from cubemesh.networks import entry
 
-NETWORKS = ("little-cnn", "resnet-50")
-QUICK_NETWORKS = ("little-cnn",)
-BATCHES = (8, 64)
+DOCUMENTED = (
+    ("cifarnet", 192),
+    ("alexnet", 256),
+    ("googlenet", 256),
+    ("resnet-50", 32),
+    ("resnet-50", 64),
+)
+"""What figures 7, 9, 11 and 13 of document 004 (and its section 5.4) take apart."""
+SMALL = (("little-cnn", 8),)
+"""Where a step is short, and most is lost around it."""
+LEAST = 8
+"""The smallest minibatch that is chosen."""
 MOST_LAYERS = 10
 Key = tuple[str, int]
 """(network, minibatch)."""
@@ -48,15 +61,21 @@ class Settings:
     """What can be set in `time-breakdown` besides the fields of its specs."""
 
     networks: tuple[str, ...] = ()
-    """Networks to take apart; none given is LittleCNN and ResNet-50, LittleCNN with --quick."""
+    """Networks to take apart; none given is document 004's four and LittleCNN, LittleCNN alone with
+    --quick."""
     batches: tuple[int, ...] = ()
-    """Minibatches; none given is 8 and 64, for large networks on a CPU 8 alone."""
+    """Minibatches of each; none given is the document's (8 of a network it has not), less on a
+    CPU."""
+    ceiling: bool = True
+    """Whether to measure the fastest matrix product and copy too, to hold the layers against."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:
-    """A run with attribution for each network and minibatch."""
-    quick = context.scale is Scale.QUICK
-    yield [
+    """The ceilings that layers are held against, then a run with attribution for each network and
+    minibatch."""
+    effort = replace(context.effort, repeats=1)
+    roof = ceilings(ProgramSettings(), effort) if settings.ceiling else []
+    yield roof + [
         RunSpec(
             work=TrainSteps(
                 network=network,
@@ -65,25 +84,30 @@ def plan(settings: Settings, context: Context) -> Plan:
             ),
             effort=replace(context.effort, attribution=True),
         )
-        for network in dict.fromkeys(settings.networks or (QUICK_NETWORKS if quick else NETWORKS))
-        for batch in dict.fromkeys(settings.batches or _batches(network, context))
+        for network, batch in _points(settings, context)
     ]
 
 
-def _batches(network: str, context: Context) -> tuple[int, ...]:
-    small = entry(network).image_size <= reduction.SMALL_SIDE
-    return (
-        BATCHES if small else tuple(max(BATCHES[0], reduction.batch(b, context)) for b in BATCHES)
-    )
+def _points(settings: Settings, context: Context) -> Sequence[Key]:
+    """(network, minibatch), each once."""
+    usual = SMALL if context.scale is Scale.QUICK else (*SMALL, *DOCUMENTED)
+    networks = settings.networks or tuple(network for network, _ in usual)
+    if settings.batches:
+        return tuple(dict.fromkeys((n, b) for n in networks for b in settings.batches))
+    known: dict[str, list[int]] = {}
+    for network, batch in (*SMALL, *DOCUMENTED):
+        known.setdefault(network, []).append(max(LEAST, reduction.batch(batch, context)))
+    return tuple(dict.fromkeys((n, b) for n in networks for b in known.get(n, [LEAST])))
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, tables and charts from the records of one `time-breakdown`."""
-    groups = group_by(records, _key)
+    steps = [r for r in records if isinstance(r.spec.work, TrainSteps)]
+    groups = group_by(steps, _key)
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
-        title=titled("Where the time of a step goes", records),
+        title=titled("Where the time of a step goes", steps),
         findings=tuple(_findings(groups)),
         tables=(
             *_attributions(groups),
@@ -91,16 +115,31 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
             *_layers(groups),
             *_by(groups, "runtime call", "Calls into the device's runtime in a step"),
         ),
-        charts=_chart(groups),
-        warnings=tuple(w for r in records for w in r.warnings),
+        charts=(*_chart(groups), *rooflines(r for g in groups if (r := _told(g)))),
+        warnings=(*_reductions(steps), *(w for r in records for w in r.warnings)),
         run_ids=tuple(r.run_id for r in records),
         notes=(
+            NOTE,
             "Every part but other is measured by itself; other is the mean step less all parts, "
             "and says how far they can be believed. docs/attribution.md has what each part is.",
             "Categories, layers and runtime calls are of profiled steps. Their rows may overlap in "
             "time: they add up to the profiler's total, not to the step.",
         ),
     )
+
+
+def _reductions(records: Sequence[RunRecord]) -> tuple[Warning, ...]:
+    """The warning `reduced` where networks of the document were run at less than it ran them."""
+    told = []
+    for group in group_by(records, lambda r: _key(r)[0]):
+        documented = [batch for network, batch in DOCUMENTED if network == group.key]
+        largest = max(_key(r)[1] for r in group.records)
+        if documented and largest < max(documented):
+            told.append(f"{group.key} at minibatch {largest} for {max(documented)}")
+    if not told:
+        return ()
+    cause = f"Less than the document: {', '.join(told)}. {reduction.RULE}"
+    return (warn("reduced", cause, "Use --full, or name the settings."),)
 
 
 def _key(record: RunRecord) -> Key:

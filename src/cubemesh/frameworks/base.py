@@ -9,23 +9,21 @@ refuses with `Unsupported`, which becomes an outcome.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-from cubemesh.errors import UsageError, unknown_name
 from cubemesh.frameworks.exchange import Bucket, Exchange, Group
 from cubemesh.model.profile import Profile
 from cubemesh.model.spec import Ceiling, NetworkWork, Placement, ProgramSettings, RunSpec
 from cubemesh.networks.graph import Network
-from cubemesh.networks.layers import Layer
 
 Array = NDArray[Any]
 PADDING = -1
 """Label of a position that does not count."""
-WorkKind = Literal["train_steps", "forward", "train", "ceiling"]
+WorkKind = Literal["train_steps", "forward", "train", "input", "ceiling"]
 
 
 class Unsupported(Exception):
@@ -261,36 +259,6 @@ class Framework(Protocol):
     def preload(self) -> None:
         """Import all that a first step needs, so that forks of this process need not. Touches no
         GPU and starts no thread."""
-
-
-def check_weights(given: Mapping[str, Array], network: Network) -> None:
-    """UsageError unless `given` holds every parameter and state array of `network`, no other, each
-    in its shape."""
-    wanted = {**network.parameters, **network.state}
-    missing = [name for name in wanted if name not in given]
-    if missing:
-        raise UsageError(
-            f"{network.name}: {len(missing)} of its {len(wanted)} arrays are missing from the "
-            f"weights, '{missing[0]}' first. Take them from draw() or state() of this network."
-        )
-    for name, array in given.items():
-        if name not in wanted:
-            raise unknown_name(f"array of {network.name}", name, wanted, plural="arrays")
-        if array.shape != wanted[name].shape:
-            raise UsageError(
-                f"{network.name}: '{name}' is of shape {array.shape} and must be "
-                f"{wanted[name].shape}."
-            )
-
-
-def check_layers(network: Network, lowered: Container[type[Layer]], framework: str) -> None:
-    """`Unsupported` where `network` has a layer that is not among those `framework` lowers."""
-    for node in network.nodes:
-        if type(node.layer) not in lowered:
-            raise Unsupported(
-                f"{framework} has no {type(node.layer).__name__} layer, and {network.name} needs "
-                "one. pytorch, jax and tensorflow have every layer."
-            )
 
 
 def monotonic_s() -> float:

@@ -24,10 +24,10 @@ from cubemesh.frameworks.base import (
     Capabilities,
     CeilingProgram,
     OutOfMemory,
-    check_weights,
     monotonic_s,
 )
 from cubemesh.frameworks.ceilings import shape_words
+from cubemesh.frameworks.checks import check_weights
 from cubemesh.frameworks.exchange import Bucket
 from cubemesh.frameworks.null_script import Event, Script, read_script
 from cubemesh.model.profile import Profile, ProfileEvent
@@ -42,7 +42,7 @@ _DEFAULT_COPY_BYTES = 1 << 28
 def capabilities() -> Capabilities:
     """Everything, on a CPU, for nothing of it is computed."""
     return Capabilities(
-        works=frozenset({"train_steps", "forward", "train", "ceiling"}),
+        works=frozenset({"train_steps", "forward", "train", "input", "ceiling"}),
         devices=("cpu",),
         precisions={"cpu": frozenset({"fp64", "fp32", "tf32", "bf16", "fp16"})},
         layouts=frozenset({"nchw", "nhwc"}),

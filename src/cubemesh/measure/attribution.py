@@ -8,7 +8,8 @@ how far the rest can be believed. Two kinds of programs are told apart by what t
 
 - *One that computes on the host* (a CPU): the host's stamps give the wait for batches (input
   stall), the hand-over and the loop (host). Inside the step the profiler's operators are the
-  computing, and what lies between them the launch gaps, each less what recording cost.
+  computing, and what lies between them the launch gaps, each less what recording cost
+  (`inside.py`).
 - *One that runs ahead of a device* (a GPU): the device's timeline in each measured window
   (`timeline.py`). While it works, that is compute, or where nothing computes exposed communication
   or a copy (host). While it idles, the next piece of work says why: from its launch to its begin
@@ -24,12 +25,12 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from cubemesh.measure.inside import inside_steps
 from cubemesh.measure.intervals import Interval, length, outside, union
 from cubemesh.measure.stamps import StampedWindow, boundaries
 from cubemesh.measure.timeline import Busy, Recorded, play
 from cubemesh.model.profile import Profile
 from cubemesh.model.record import Part
-from cubemesh.statistics import median
 
 COMPUTE = "compute"
 COMMUNICATION = "exposed_communication"
@@ -55,7 +56,7 @@ def on_host(
     feed = math.fsum(s.place - s.feed for s in stamps) / steps
     place = math.fsum(s.step - s.place for s in stamps) / steps
     loop = math.fsum(_loop_s(w) for w in windows) / steps
-    compute, gaps = _inside_steps(windows, profiled)
+    compute, gaps = inside_steps(windows, profiled)
     return _with_other(
         mean_step_s(windows),
         (
@@ -86,65 +87,6 @@ def _loop_s(window: StampedWindow) -> float:
     return math.fsum(start - end for start, end in zip(starts, ends, strict=True))
 
 
-def _inside_steps(
-    windows: Sequence[StampedWindow], profiled: Sequence[tuple[StampedWindow, Profile]]
-) -> tuple[float, float]:
-    """Seconds in a step (in operators, between them), less what recording them cost.
-
-    Half of an outermost operator's recording falls inside it and half outside; all of that of an
-    operator inside another falls inside, and all of a scope's outside unless it stands in one.
-    """
-    steps, busy, idle = 0, 0.0, 0.0
-    recorded_in, recorded_out = 0.0, 0.0
-    for window, profile in profiled:
-        steps += len(window.stamps)
-        operators = union((e.start_s, e.end_s) for e in profile.events if e.kind == "operator")
-        inside = [(s.step, s.done) for s in window.stamps]
-        gaps = outside(inside, operators)
-        in_all, in_gaps = length(inside), length(gaps)
-        counted_in, counted_out = _recorded(profile, operators, inside)
-        busy, idle = busy + in_all - in_gaps, idle + in_gaps
-        recorded_in, recorded_out = recorded_in + counted_in, recorded_out + counted_out
-    slowing = _slowing(windows, [window for window, _ in profiled])
-    events = max(1.0, recorded_in + recorded_out)
-    each_s = (busy + idle) * (1 - 1 / slowing) / events
-    between_s = min(idle, recorded_out * each_s)  # no more than there is: the rest was inside
-    cost_s = (recorded_in + recorded_out) * each_s
-    return (busy - (cost_s - between_s)) / steps, (idle - between_s) / steps
-
-
-def _slowing(windows: Sequence[StampedWindow], profiled: Sequence[StampedWindow]) -> float:
-    """How many times longer the inside of a step takes under the profiler: the median over pairs of
-    a profiled window and the measured one before it."""
-    return median(
-        [
-            _inside_s(recorded) / _inside_s(bare)
-            for bare, recorded in zip(windows, profiled, strict=False)
-        ]
-    )
-
-
-def _inside_s(window: StampedWindow) -> float:
-    return math.fsum(s.done - s.step for s in window.stamps) / len(window.stamps)
-
-
-def _recorded(
-    profile: Profile, operators: Sequence[Interval], steps: Sequence[Interval]
-) -> tuple[float, float]:
-    """How many events' recording falls (inside operators, between them) in `steps`."""
-    within = union(steps)
-    found = [e for e in profile.events if e.kind in ("operator", "scope")]
-    found = [e for e in found if _holds(within, e.start_s)]
-    outermost = sum(1 for start, _ in operators if _holds(within, start))
-    inside = sum(1 for e in found if _holds(operators, e.start_s)) - outermost
-    return inside + outermost / 2, len(found) - inside - outermost / 2
-
-
-def _holds(intervals: Sequence[Interval], time: float) -> bool:
-    at = bisect_right(intervals, (time, math.inf)) - 1
-    return at >= 0 and intervals[at][0] <= time < intervals[at][1]
-
-
 @dataclass(frozen=True, kw_only=True)
 class DeviceTime:
     """Seconds of one window by part, and how long the device was at work in it."""
@@ -153,8 +95,11 @@ class DeviceTime:
     busy_s: float
 
 
-def on_device(windows: Sequence[StampedWindow], recorded: Recorded) -> tuple[Part, ...]:
-    """The parts of a step that a device computes while the host runs ahead."""
+def on_device(
+    windows: Sequence[StampedWindow], recorded: Recorded
+) -> tuple[tuple[Part, ...], float]:
+    """The parts of a step that a device computes while the host runs ahead, and the share of the
+    time in which the device is at work."""
     played = _evenly(windows, recorded)
     steps = sum(len(w.stamps) for w in played)
     times = [device_time(w, play(w, recorded, i)) for i, w in enumerate(played)]
@@ -173,14 +118,8 @@ def on_device(windows: Sequence[StampedWindow], recorded: Recorded) -> tuple[Par
         f"{played_on}",
     }
     parts = (Part(name=n, seconds=s, method=methods[n]) for n, s in seconds.items())
-    return _with_other(mean_step_s(windows), tuple(parts))
-
-
-def busy_share(windows: Sequence[StampedWindow], recorded: Recorded) -> float:
-    """The share of the measured time in which the device was at work."""
-    played = _evenly(windows, recorded)
-    busy = math.fsum(device_time(w, play(w, recorded, i)).busy_s for i, w in enumerate(played))
-    return busy / math.fsum(w.elapsed_s for w in played)
+    busy = math.fsum(t.busy_s for t in times) / math.fsum(w.elapsed_s for w in played)
+    return _with_other(mean_step_s(windows), tuple(parts)), busy
 
 
 def device_time(window: StampedWindow, work: Sequence[Busy]) -> DeviceTime:

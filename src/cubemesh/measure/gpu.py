@@ -8,15 +8,17 @@ Power is the field NVML_FI_DEV_POWER_INSTANT where the GPU has it. Elsewhere it 
 nvmlDeviceGetPowerUsage, which on Ampere (but GA100) and later is the mean over a second; `power`
 says which. Both are of the whole board.
 
-Questions that were refused once, with the reason in `missing`, are not asked again. PCIe traffic
-comes from byte counters where the driver has wide ones. Where it has not,
-nvmlDeviceGetPcieThroughput watches the bus for 20 ms a direction, so it is asked at every tenth
-reading only.
+Questions that were refused once, with the reason in `missing`, are not asked again. Each is timed
+once, and those that take the processor long, but for power, energy and utilisation, are asked at
+every tenth reading only. PCIe traffic comes from byte counters where the driver has wide ones.
+Where it has not, nvmlDeviceGetPcieThroughput watches the bus for 20 ms a direction: that is asked
+as rarely.
 """
 
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,10 +33,15 @@ from cubemesh.measure.nvml import (
     Device,
     Refused,
 )
+from cubemesh.measure.sensors import Need, needed
 
 UTILISATION, POWER, ENERGY = "gpu_utilisation_percent", "gpu_power_watts", "gpu_energy_joules"
-RARELY = 10
-"""Readings from one of a slow sensor to the next."""
+RARELY, FIRST_RARE = 10, 3
+"""Readings from one of a slow sensor to the next, and the first that asks it: a run of two seconds
+has one, and the one that looks for idle power does not wait for it."""
+DEAR_S = 0.0005
+"""Processor time of a question that is asked rarely: a thousandth of the usual interval."""
+_ALWAYS = frozenset({UTILISATION, POWER, ENERGY})
 THROTTLE_REASONS: Mapping[int, str] = {
     0x001: "idle",
     0x002: "clocks set by a user",
@@ -77,7 +84,7 @@ class GpuReader:
 
     def read(self) -> dict[str, float]:
         """What the GPU says now, by name. Joules and bytes of links are counters that only grow."""
-        rare = self._rare if self._turn % RARELY == 0 else {}
+        rare = self._rare if self._turn % RARELY == FIRST_RARE else {}
         self._turn += 1
         found = {}
         for name, ask in (*self._asks.items(), *rare.items()):
@@ -86,6 +93,10 @@ class GpuReader:
             except Refused:  # for the moment: it answered at the start
                 continue
         return found
+
+    def needs(self) -> Need:
+        """How long its power sensor must be watched."""
+        return needed(self.name, self.generation, self.power)
 
     def costs(self) -> dict[str, Ask]:
         """Every question that is asked, so that a benchmark may time each."""
@@ -143,8 +154,12 @@ class GpuReader:
         )
 
     def _try(self, name: str, ask: Ask, *, rare: bool = False) -> bool:
-        if self._once(name, ask) is None:
+        if self._once(name, ask) is None:  # may have to wake something up: it is not timed
             return False
+        if not rare and name not in _ALWAYS:
+            before = time.thread_time()
+            self._once(name, ask)
+            rare = time.thread_time() - before > DEAR_S
         (self._rare if rare else self._asks)[name] = ask
         return True
 

@@ -12,7 +12,8 @@ A block is one observation: the mean of ln(samples/s) of its two B windows less 
 windows. Equal programs in one process can still differ by a percent, by where their arrays happen
 to lie. So several instances of each side are built, each pair of them gives one value (the mean of
 its blocks, a fifth of them left out at both ends), and Student's interval over these values speaks
-of the programs and not of their places in memory. A single pair of instances has an interval over
+of the programs and not of their places in memory. Instances that agree by chance are taken to be no
+surer than their blocks make them. A single pair of instances has an interval over
 its blocks, which leaves that out; nothing is called from it.
 
 Nothing here knows a framework: a side brings its step, its way of waiting and its clock.
@@ -26,13 +27,15 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from cubemesh.measure.base import Log
 from cubemesh.measure.patience import Patience
 from cubemesh.measure.timer import Stopwatch
 from cubemesh.measure.validity import not_steady
 from cubemesh.model.comparison import Ratio, judged
+from cubemesh.model.effort import Effort
 from cubemesh.model.record import AGAINST, Window
-from cubemesh.model.spec import Effort
 from cubemesh.statistics import is_steady, mean, median, t_interval, trimmed_mean
 
 WINDOW_S = 0.05
@@ -118,7 +121,7 @@ class _Course:
         self._watches = [tuple(_stopwatch(side, log) for side in pair) for pair in instances]
         self._effort, self._log, self._order = effort, log, order
         self._steps = [1, 1]
-        self._blocks = 0
+        self._blocks = self._done = 0
         self.windows: list[Window] = []
 
     def warm_up(self) -> bool:
@@ -139,7 +142,7 @@ class _Course:
                 rounds[side].append(_joined(found))
                 self._steps[side] = steps_per_window(rounds[side][-1].step_s)
             recent = [[w.step_s for w in side[-STEADY_ROUNDS:]] for side in rounds]
-            self._log.progress("warm-up", len(rounds[0]), recent[0][-1], None)
+            self._log.progress("warm-up", self._done, recent[0][-1], None)
             if all(len(r) == STEADY_ROUNDS and is_steady(r) for r in recent):
                 self._settle(recent)
                 return True
@@ -160,7 +163,7 @@ class _Course:
         while fraction < 1 or patience.wants_more(len(self.windows), self._seconds(0)):
             self._two_blocks_of_each()
             fraction = min(self._fraction(side) for side in (0, 1))
-            self._log.progress("measure", len(self.windows), None, fraction)
+            self._log.progress("measure", self._done, None, fraction)
         if (warning := patience.warning()) is not None:
             self._log.warning(warning)
 
@@ -179,6 +182,7 @@ class _Course:
         self, instance: int, side: int, phase: str, steps: int, marks: tuple[str, ...] = ()
     ) -> Window:
         self._sides[instance][side].resume()
+        self._done += steps
         return self._watches[instance][side].window(phase, steps, marks)
 
     def _own(self, side: int) -> list[Window]:
@@ -233,7 +237,8 @@ def ratio_of(windows: Iterable[Window]) -> Ratio:
         raise ValueError("there is no whole block of four windows")
     alone = len(values) == 1
     spread = next(iter(by_instance.values())) if alone else values
-    interval = t_interval(spread) if len(spread) > 1 else None
+    within = 0.0 if alone else _variance_within(by_instance.values())
+    interval = t_interval(spread, least_variance=within) if len(spread) > 1 else None
     blocks = sum(map(len, by_instance.values()))
     return judged(
         math.exp(mean(values)),
@@ -245,6 +250,13 @@ def ratio_of(windows: Iterable[Window]) -> Ratio:
         f"{'pair' if alone else 'pairs'} of instances; Student's interval "
         f"{'over the blocks' if alone else 'over the pairs'}",
     )
+
+
+def _variance_within(instances: Iterable[Sequence[float]]) -> float:
+    """The variance of an instance's value that its blocks alone make, in the mean over instances;
+    those of one block tell nothing of it."""
+    known = [np.var(blocks, ddof=1) / len(blocks) for blocks in instances if len(blocks) > 1]
+    return float(np.mean(known)) if known else 0.0
 
 
 def _block_values(windows: Iterable[Window]) -> dict[str, list[float]]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from cubemesh.measure.validity import wide_interval
-from cubemesh.model.spec import Effort
+from cubemesh.model.effort import Effort
 from cubemesh.model.warning import Warning
 
 GROWTH = 1.25

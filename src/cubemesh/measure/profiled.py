@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from cubemesh.frameworks.base import Profiles
-from cubemesh.measure.attribution import OTHER, busy_share, mean_step_s, on_device, on_host
+from cubemesh.measure.attribution import OTHER, mean_step_s, on_device, on_host
 from cubemesh.measure.base import Log
 from cubemesh.measure.breakdown import by_category, by_layer, by_runtime_call, occupancy
 from cubemesh.measure.stamps import StampedSteps, StampedWindow
@@ -42,6 +42,13 @@ SETTLING_STEPS = 4
 """Between a profiled window and the next measured one; no more than a window has."""
 MOST_OTHER = 0.05
 """The share of the step that may stay without a name before that is a warning."""
+
+
+_NOTHING_SEEN = warn(
+    "unattributed",
+    "The framework's profiler recorded no work of the device, so the step has no parts.",
+    "End other tools that profile the same GPU (nsys, ncu, dcgm), and measure again.",
+)
 
 
 class Profiled(Profiles, Protocol):
@@ -129,7 +136,11 @@ class Attributed:
 
         read = self.program.profile(run, layers=layers, trace=trace)
         (window,) = windows
-        return window, lambda: read().between(window.start_s, window.end_s)
+        if self.on_host:
+            return window, lambda: read().between(window.start_s, window.end_s)
+        # Read at once: of a GPU's work that one profile holds, the next leaves only the beginning.
+        profile = read().between(window.start_s, window.end_s)
+        return window, lambda: profile
 
     def _plain(self, steps: int) -> StampedWindow:
         watch = Stopwatch(
@@ -155,15 +166,17 @@ class Attributed:
         )
 
     def _say_parts(self) -> None:
-        if any(profile.on_device for _, profile in self._profiled):
+        if self.on_host:
+            parts = on_host(self._windows, self._profiled)
+        elif not any(profile.on_device for _, profile in self._profiled):
+            self.log.warning(_NOTHING_SEEN)
+            return
+        else:
             recorded = record(self._profiled)
-            parts = on_device(self._windows, recorded)
-            busy = busy_share(self._windows, recorded)
+            parts, busy = on_device(self._windows, recorded)
             method = "time with a kernel or copy on the device, of the measured time"
             figure = Figure(value=100 * busy, unit="%", n=len(self._windows), method=method)
             self.log.figure("device_busy_percent", figure)
-        else:
-            parts = on_host(self._windows, self._profiled)
         for part in parts:
             self.log.part(part)
         self._doubt(parts)

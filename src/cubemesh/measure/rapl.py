@@ -11,6 +11,7 @@ kernel). The package's figure does not hold the memory's. Since 2020 only root m
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,8 +54,15 @@ class RaplReader:
             self._open(part, folders, root)
 
     def read(self) -> dict[str, float]:
-        """Joules so far, by name."""
-        return {part: sum(z.joules() for z in zones) for part, zones in self._zones.items()}
+        """Joules so far, by name; what cannot be read for the moment is left out."""
+        found = {}
+        for part, zones in self._zones.items():
+            with suppress(OSError):
+                found[part] = sum(zone.joules() for zone in zones)
+        return found
+
+    def needs(self) -> None:
+        """See `Meter.needs`."""
 
     def _open(self, part: str, folders: list[Path], root: Path) -> None:
         if not folders:

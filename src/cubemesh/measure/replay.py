@@ -21,6 +21,7 @@ from typing import Any
 
 from cubemesh.errors import DataError
 from cubemesh.measure.host import HostReader, Reader, Reading, Replay
+from cubemesh.measure.sensors import Need, needed
 from cubemesh.measure.telemetry import Meter
 
 SCHEMA = 1
@@ -43,6 +44,10 @@ class ReplayedMeter:
         found = self._values[min(self._next, len(self._values) - 1)]
         self._next += 1
         return found
+
+    def needs(self) -> Need | None:
+        """See `Meter.needs`."""
+        return needed(self.name, self.generation, self.power) if self.device == "gpu" else None
 
 
 def record(

@@ -37,13 +37,17 @@ MOST_IN_CURVE = 240
 """A curve of more points than this is thinned to means of neighbours."""
 
 
-def series_of(name: str, points: Points, new: int, *, device: str, first: float) -> Series | None:
+def series_of(
+    name: str, points: Points, new: int, *, device: str, first: float, least_s: float
+) -> Series | None:
     """The series that the last `new` of `points` make of a quantity as it was read; `first` is its
-    first value of all. None where there is nothing to show yet."""
+    first value of all. A rate over less than `least_s` is left out: it would show how a counter
+    moves, not what it counts. None where there is nothing to show yet."""
     if name in RATES:
-        spans = pairwise(points[-new - 1 :])
         shown = [
-            (end, max(0.0, b - a) / (end - start)) for (start, a), (end, b) in spans if end > start
+            (end, max(0.0, b - a) / (end - start))
+            for (start, a), (end, b) in pairwise(points[-new - 1 :])
+            if end - start >= least_s
         ]
         return _series(RATES[name], shown, device)
     less = first if name in FROM_ZERO else 0.0
@@ -85,8 +89,8 @@ def cpu_percent(
     return max(0.0, 100 * float(last - first) / (end - start) / cores)
 
 
-def utilisation_curve(name: str, points: Points, start: float) -> Curve:
-    """A percentage against the seconds since `start`, as means of neighbours where there are more
+def curve_since(name: str, points: Points, start: float) -> Curve:
+    """A quantity against the seconds since `start`, as means of neighbours where there are more
     points than anyone can see."""
     several = max(1, -(-len(points) // MOST_IN_CURVE))
     groups = [points[i : i + several] for i in range(0, len(points), several)]

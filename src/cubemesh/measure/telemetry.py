@@ -31,12 +31,12 @@ from cubemesh.measure.rapl import RaplReader
 from cubemesh.measure.sampled import (
     Points,
     cpu_percent,
+    curve_since,
     others_share,
     percent_series,
     series_of,
-    utilisation_curve,
 )
-from cubemesh.measure.sensors import Need, needed
+from cubemesh.measure.sensors import Need
 from cubemesh.measure.traffic import TrafficReader
 from cubemesh.measure.validity import busy_host
 from cubemesh.model.record import Figure, Window
@@ -58,6 +58,9 @@ class Meter(Protocol):
 
     def read(self) -> Mapping[str, float]:
         """What it says now, by name; a quantity that does not answer is left out."""
+
+    def needs(self) -> Need | None:
+        """How long the power sensor of a GPU must be watched; None for what is none."""
 
 
 def open_meters(gpu_uuid: str | None) -> tuple[Meter, ...]:
@@ -153,7 +156,7 @@ class Telemetry:
 
     def keep_utilisation(self, start: float, end: float) -> None:
         """Log how busy the processors and the GPU were between two readings of
-        `time.perf_counter()`. To be asked after the block."""
+        `time.perf_counter()`, and a GPU's power over time. To be asked after the block."""
         cpu = cpu_percent(self.readings, self._usable_cores, start, end)
         if cpu is None:
             return
@@ -162,15 +165,18 @@ class Telemetry:
         if gpu:
             mean = math.fsum(p for _, p in gpu) / len(gpu)
             self._log.figure(GPU, Figure(value=mean, unit="%", n=len(gpu), method="NVML"))
+        power = self.points(POWER, start, end)
+        if power:
+            self._log.curve(curve_since(POWER, power, start))
         if self._gpu is not None:
-            self._log.curve(utilisation_curve(GPU, gpu, start))
+            self._log.curve(curve_since(GPU, gpu, start))
             return
         times = [r.time_s for r in self.readings]
         used = [r.tree_cpu_s for r in self.readings]
         series = percent_series(CPU, times, used, self._usable_cores)
         pairs = zip(series.times_s, series.values, strict=True)
         within = [(t, v) for t, v in pairs if start < t <= end]
-        self._log.curve(utilisation_curve(CPU, within, start))
+        self._log.curve(curve_since(CPU, within, start))
 
     def keep_energy(self, windows: Sequence[Window], samples: int | None) -> None:
         """Log the energy and power of `windows`, whose `start_s` are readings of
@@ -181,7 +187,7 @@ class Telemetry:
             self.sampled,
             [(w.start_s, w.start_s + w.elapsed_s) for w in windows],
             samples,
-            gpu_needs=self._gpu_needs(gpu),
+            gpu_needs=gpu.needs() if gpu else None,
             every_s=self._every_s,
             missing={k: v for meter in self.meters for k, v in meter.missing.items()},
         )
@@ -195,12 +201,6 @@ class Telemetry:
     @property
     def _gpu(self) -> Meter | None:
         return next((m for m in self.meters if m.device == "gpu"), None)
-
-    def _gpu_needs(self, gpu: Meter | None) -> Need | None:
-        if gpu is None:
-            return None
-        named = (getattr(gpu, part, "") for part in ("name", "generation", "power"))
-        return needed(*named)
 
     def _run(self) -> None:
         try:
@@ -248,11 +248,17 @@ class Telemetry:
         for name, points in self.sampled.items():
             fresh = len(points) - self._sent_of.get(name, 0)
             self._sent_of[name] = len(points)
-            if fresh and (
-                one := series_of(
-                    name, points, fresh, device=self._devices[name], first=points[0][1]
-                )
-            ):
+            if not fresh:
+                continue
+            one = series_of(
+                name,
+                points,
+                fresh,
+                device=self._devices[name],
+                first=points[0][1],
+                least_s=self._every_s / 5,
+            )
+            if one is not None:
                 self._log.series(one)
         self.cost_s += time.thread_time() - before
 

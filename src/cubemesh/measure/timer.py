@@ -27,8 +27,8 @@ from cubemesh.measure.base import Log
 from cubemesh.measure.figures import half_width
 from cubemesh.measure.patience import Patience
 from cubemesh.measure.validity import judge, not_steady
+from cubemesh.model.effort import Effort
 from cubemesh.model.record import Window
-from cubemesh.model.spec import Effort
 from cubemesh.statistics import is_steady
 
 WARMUP_WINDOW_S = 0.05

@@ -48,6 +48,9 @@ class TrafficReader:
             found["memory_used_bytes"] = self._memory()
         return found
 
+    def needs(self) -> None:
+        """See `Meter.needs`."""
+
     def _disk(self) -> tuple[float, float]:
         read = written = 0
         for line in self._disk_file.read_text().splitlines():

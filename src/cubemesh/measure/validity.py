@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from cubemesh.measure.gpu import THROTTLE_REASONS
+from cubemesh.measure.gpu_processes import GpuProcess
 from cubemesh.model.record import Window
 from cubemesh.model.warning import Warning, warn
 from cubemesh.statistics import FEWEST_FOR_INTERVAL, drift, median, outliers
-from cubemesh.units import format_number, format_seconds
+from cubemesh.units import format_bytes, format_number, format_seconds
 
 OUTLIER_SHARE = 0.05
 """An outlier nearer than this to the median is far only because the others agree so well."""
@@ -20,6 +22,18 @@ SHORT_WINDOW_S = 0.001
 """Below this, waiting for the device and reading the clock are no longer small beside the steps."""
 BUSY_SHARE = 0.05
 """Share of the processors that others may use before the figures are in doubt."""
+
+
+CLOCK_SHARE = 0.05
+"""From lowest to highest, as a share of the median, before a clock is called changing."""
+FEWEST_READINGS = 3
+"""Readings of a clock that show a change."""
+SLOWING = (0x002, 0x004, 0x008, 0x010, 0x020, 0x040, 0x080)
+"""Bits of `gpu_throttle_reasons` that hold a busy GPU back."""
+THROTTLED_SHARE = 0.05
+"""Share of the readings in which a reason must have held."""
+CACHED_SHARE = 0.05
+"""Share of the files in the page cache before that is told."""
 
 
 def judge(windows: Sequence[Window]) -> list[Warning]:
@@ -76,6 +90,76 @@ def busy_host(share: float) -> Warning | None:
         f"Other processes used {_percent(share)} of the processors this run may use.",
         "Stop them, or give this run processors of its own (taskset, a Slurm allocation), and "
         "measure again.",
+    )
+
+
+def shared_gpu(others: Sequence[GpuProcess]) -> Warning | None:
+    """A warning where other processes had a context on the GPU."""
+    if not others:
+        return None
+    held = sum(p.memory_bytes or 0 for p in others)
+    who = "Another process" if len(others) == 1 else f"{len(others)} other processes"
+    pids = ", ".join(str(p.pid) for p in others[:5])
+    memory = f", holding {format_bytes(held)} of its memory" if held else ""
+    return warn(
+        "shared-gpu",
+        f"{who} had a context on this GPU ({pids}{', …' if len(others) > 5 else ''}){memory}.",
+        "Stop them, or give this run a GPU of its own (CUDA_VISIBLE_DEVICES), and measure again.",
+    )
+
+
+def changing_clock(mhz: Sequence[float]) -> Warning | None:
+    """A warning where readings of the GPU's clock (MHz) while steps were measured lie apart."""
+    if len(mhz) < FEWEST_READINGS or (max(mhz) - min(mhz)) <= CLOCK_SHARE * median(mhz):
+        return None
+    return warn(
+        "changing-clock",
+        f"The GPU's clock went from {min(mhz):.0f} to {max(mhz):.0f} MHz in {len(mhz)} readings, "
+        f"{median(mhz):.0f} MHz in the median.",
+        "Measure longer (set seconds), so that the mean is that of a long training; the series of "
+        "power, heat and clock beside the run show which came first.",
+    )
+
+
+def throttled(reasons: Sequence[float]) -> Warning | None:
+    """A warning where the GPU was held back while steps were measured; `reasons` are readings of
+    `gpu_throttle_reasons`, a bit for each."""
+    if not reasons:
+        return None
+    held = {
+        words: sum(bool(int(r) & bit) for r in reasons) / len(reasons)
+        for bit, words in THROTTLE_REASONS.items()
+        if bit in SLOWING
+    }
+    told = {words: share for words, share in held.items() if share >= THROTTLED_SHARE}
+    if not told:
+        return None
+    seen = ", ".join(f"{words} in {_percent(share)}" for words, share in told.items())
+    return warn(
+        "throttled",
+        f"The GPU was held back below its clocks: {seen} of {len(reasons)} readings.",
+        "A power cap is usual where a GPU has much to do, and holds in training too. Against heat, "
+        "cool it; against other reasons, ask whoever administers the machine.",
+    )
+
+
+def page_cache(share: float | None) -> Warning | None:
+    """A warning where a `share` of the files that a run reads was in the page cache before it, or
+    where nobody can tell (None)."""
+    if share is not None and share < CACHED_SHARE:
+        return None
+    remedy = (
+        "Right for the later epochs of a data set that fits into memory. For the disk's own speed "
+        "set drop_page_cache=true."
+    )
+    if share is None:
+        cause = "Whether the files were in memory before they were read is not known here."
+        return warn("page-cache", cause, remedy)
+    return warn(
+        "page-cache",
+        f"{_percent(share)} of the files were in memory before they were read: reading these "
+        "measures memory and no disk.",
+        remedy,
     )
 
 

@@ -7,6 +7,7 @@ library, so a worker in any Python environment can use it.
 
 from cubemesh.model.answer import Answer, Axis, Cell, Chart, Column, Finding, Line, Point, Table
 from cubemesh.model.cost import Cost
+from cubemesh.model.effort import Effort
 from cubemesh.model.forecast import MemoryForecast
 from cubemesh.model.machine import (
     Cache,
@@ -41,8 +42,8 @@ from cubemesh.model.spec import (
     WORK_KINDS,
     Against,
     Ceiling,
-    Effort,
     Forward,
+    Input,
     NetworkWork,
     Placement,
     ProgramSettings,
@@ -76,6 +77,7 @@ __all__ = [
     "Forward",
     "Gpu",
     "GpuLink",
+    "Input",
     "Line",
     "Machine",
     "Memory",

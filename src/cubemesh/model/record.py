@@ -35,6 +35,8 @@ class Rank:
     device_uuid: str | None = None
     outcome: Outcome
     threads: int | None = None
+    processors: tuple[int, ...] = ()
+    """Those its threads were bound to; none where they were not."""
     clock_offset_s: float = 0.0
     """Seconds to add to this host's clock to get the first rank's."""
 

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cubemesh.errors import UsageError
+from cubemesh.model.effort import Effort, at_least
 from cubemesh.model.plain import digest
+from cubemesh.model.precision_checks import check_loss_scale, check_precision_of
 
 Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 Layout = Literal["nchw", "nhwc"]
@@ -24,14 +26,10 @@ Optimizer = Literal["sgd", "rmsprop", "adam", "adamw", "lars"]
 LossScale = Literal["dynamic"] | float
 CompileBy = Literal["network", "segment"]
 Device = Literal["auto", "cpu", "cuda"]
+Pinning = Literal["none", "compact", "spread"]
 Operation = Literal["matrix_product", "copy", "host_to_device", "device_to_host", "disk_read"]
 
-
-def _at_least(owner: object, low: float, *names: str) -> None:
-    for name in names:
-        value = getattr(owner, name)
-        if value is not None and not value >= low:
-            raise UsageError(f"{name}={value} is too small: {name} must be {low:g} or more.")
+Stage = Literal["read", "decode", "copy"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +58,9 @@ class NetworkWork:
     """Seeds the initial weights, the order of samples, and dropout."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "batch_per_device", "image_size", "classes")
-        _at_least(self, 1, "sequence_length", "vocabulary", "hidden", "max_image_pixels")
-        _at_least(self, 0, "seed")
+        at_least(self, 1, "batch_per_device", "image_size", "classes")
+        at_least(self, 1, "sequence_length", "vocabulary", "hidden", "max_image_pixels")
+        at_least(self, 0, "seed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +83,7 @@ class TrainSteps(NetworkWork):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(self, 0, "learning_rate", "momentum", "weight_decay")
+        at_least(self, 0, "learning_rate", "momentum", "weight_decay")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +99,18 @@ class Train(NetworkWork):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(self, 0, "learning_rate", "momentum", "weight_decay")
-        _at_least(self, 1, "epochs")
+        at_least(self, 0, "learning_rate", "momentum", "weight_decay")
+        at_least(self, 1, "epochs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input(NetworkWork):
+    """One stage of what feeds a network, on its own: a step is a minibatch going through it."""
+
+    kind: Literal["input"] = "input"
+    stage: Stage = "decode"
+    """`read`: files are read. `decode`: images in memory are decoded, cropped and scaled. `copy`:
+    a minibatch on the host is copied to the device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +131,7 @@ class Ceiling:
     """Of `disk_read`: the folder whose disk is read, by a file that is gone afterwards."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "size")
+        at_least(self, 1, "size")
         if self.shape is not None and (
             self.operation != "matrix_product" or self.size is not None or min(self.shape) < 1
         ):
@@ -143,11 +151,12 @@ class Ceiling:
             )
 
 
-Work = TrainSteps | Forward | Train | Ceiling
+Work = TrainSteps | Forward | Train | Input | Ceiling
 WORK_KINDS: dict[str, type[Work]] = {
     "train_steps": TrainSteps,
     "forward": Forward,
     "train": Train,
+    "input": Input,
     "ceiling": Ceiling,
 }
 
@@ -161,9 +170,15 @@ class Placement:
     devices: int = 1
     threads: int | None = None
     """CPU threads of the framework; None is one for each core the process may really use."""
+    pinning: Pinning = "none"
+    """Whether the threads are bound to as many processors: `compact`, near one another, or
+    `spread`, far apart; `none` leaves it to the kernel."""
+    numa_node: int | None = None
+    """The NUMA node whose processors, and so whose memory, are used; None is all of them."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "devices", "threads")
+        at_least(self, 1, "devices", "threads")
+        at_least(self, 0, "numa_node")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +205,13 @@ class ProgramSettings:
     keep_decoded: bool = False
     """Whether images are decoded once, before anything is timed, and kept in memory, as many as
     fit 1 GiB; only for data that must be decoded."""
+    stage_folder: str | None = None
+    """Folder on a local disk where image files are kept that came from a slow source."""
+    stage_limit_bytes: int | None = None
+    """Most that is kept there; None is 100 GiB."""
+    drop_page_cache: bool = False
+    """Whether the pages of an image file are dropped from memory as soon as it was read, as if the
+    data were larger than the memory."""
     compile_by: CompileBy = "network"
     """What a compiler sees at once. `segment`: one part of the network after the other (a residual
     stage, say), so that the gradients of the last are complete while the first run backward."""
@@ -197,87 +219,11 @@ class ProgramSettings:
     """What the `null` framework plays; no other framework takes one."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 0, "input_threads")
+        at_least(self, 0, "input_threads", "stage_limit_bytes")
         if self.loss_scale is not None:
-            self._check_loss_scale(self.loss_scale)
+            check_loss_scale(self.loss_scale, self.precision)
         if self.precision_of:
-            self._check_precision_of()
-
-    def _check_loss_scale(self, scale: LossScale) -> None:
-        if self.precision != "fp16":
-            raise UsageError(
-                f"loss_scale={scale} goes with precision=fp16, and precision is {self.precision}: "
-                "only gradients in float16 become zero for being small. Leave loss_scale out, or "
-                "set precision=fp16."
-            )
-        if scale != "dynamic" and not 0 < scale < float("inf"):
-            raise UsageError(
-                f"loss_scale={scale} does not fit: a finite number above 0 is needed, or 'dynamic'."
-            )
-
-    def _check_precision_of(self) -> None:
-        if self.precision not in ("bf16", "fp16"):
-            raise UsageError(
-                f"precision_of goes with precision=bf16 or fp16, and precision is "
-                f"{self.precision}. Set precision=bf16; precision_of='*=fp32,conv1=bf16' leaves "
-                "all but conv1 in fp32."
-            )
-        allowed = ["fp32", "bf16"] + (["fp16"] if self.precision == "fp16" else [])
-        for line in self.precision_of:
-            name, equals, precision = line.partition("=")
-            if not name or not equals:
-                raise UsageError(
-                    f"precision_of={line} is not understood: write name=precision, as in "
-                    "precision_of=classifier=fp32,conv1=fp32."
-                )
-            if precision not in allowed:
-                raise UsageError(
-                    f"precision_of={line}: under precision={self.precision} a layer can be "
-                    f"computed in {', '.join(allowed)}."
-                )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Effort:
-    """How long a run is watched, and the limits it runs under."""
-
-    steps: int = 20
-    """Measured steps at least, after the warm-up."""
-    seconds: float = 2.0
-    """Measured seconds at least, after the warm-up."""
-    windows: int = 12
-    """Groups of steps the measured time is cut into at least; the interval comes from them."""
-    warmup_seconds: float = 20.0
-    """The warm-up ends when the step time stops drifting, and after this long at the latest."""
-    repeats: int = 1
-    """Fresh processes that measure the same spec."""
-    time_limit_s: float = 900.0
-    memory_limit_bytes: int | None = None
-    """Memory the worker may use; None is what the machine has free."""
-    interval: float | None = None
-    """Half of the 95 % interval that is wanted, as a share of the figure: 0.01 measures on until it
-    is ± 1 %; None measures no longer than the rest asks for."""
-    most_seconds: float = 60.0
-    """Measured seconds at which that is given up."""
-    instances: int = 4
-    """Programs that are built of each side where two alternate."""
-    attribution: bool = False
-    """Whether to find out what each step spends its time on (docs/attribution.md): the host's
-    times are stamped in every step, and further steps run under the framework's profiler."""
-    trace: bool = False
-    """Whether to keep the profiler's trace of a few steps, for Perfetto or chrome://tracing; it
-    brings the attribution with it."""
-
-    def __post_init__(self) -> None:
-        _at_least(self, 1, "steps", "windows", "repeats", "memory_limit_bytes", "instances")
-        _at_least(self, 0, "seconds", "warmup_seconds", "most_seconds")
-        if self.interval is not None and not self.interval > 0:
-            raise UsageError(
-                f"interval={self.interval} must be more than 0: it is half of the 95 % interval as "
-                "a share of the figure. interval=0.01 measures until it is ± 1 %."
-            )
-        if not self.time_limit_s > 0:
-            raise UsageError(f"time_limit_s={self.time_limit_s} must be more than 0.")
+            check_precision_of(self.precision_of, self.precision)
 
 
 @dataclass(frozen=True, kw_only=True)

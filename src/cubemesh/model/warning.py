@@ -15,6 +15,9 @@ WARNINGS: dict[str, str] = {
     "drift": "the step time drifted during the measurement",
     "outliers": "some windows lie far from the others",
     "busy-host": "other processes used the processors during the measurement",
+    "shared-gpu": "other processes had a context on the GPU",
+    "throttled": "the GPU was held back below its clocks",
+    "changing-clock": "the GPU's clock changed during the measurement",
     "few-host-memory": "the host has less than twice the memory of its GPUs",
     "reduced": "the settings were reduced to what this machine can do in reasonable time",
     "above-ceiling": "training did more counted operations a second than the ceiling measured",
@@ -22,7 +25,7 @@ WARNINGS: dict[str, str] = {
     "above-peak": "more counted operations a second than the device's datasheet allows",
     "unattributed": "more than 5 % of the step has no name in its attribution",
     "energy-disagrees": "the GPU's energy counter and its integrated power differ by over 5 %",
-    "page-cache": "what should have come from the disk came from memory",
+    "page-cache": "what was read came from memory and not from the disk, or may have",
     "short-window": "windows were too short for the clock to resolve well",
 }
 

@@ -73,6 +73,7 @@ def assemble(
             device_uuid=uuid_of(e["device"]),
             outcome=outcomes[e.get("of_rank", 0)],
             threads=e["threads"],
+            processors=tuple(e.get("processors", ())),
         )
         for e in _of(events, "rank")
     ]

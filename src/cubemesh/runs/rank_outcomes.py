@@ -33,6 +33,8 @@ def of_run(outcomes: list[Outcome]) -> Outcome:
     if not failed:
         return outcomes[0]
     rank, reason = next(((n, o) for n, o in failed if "ended_with" not in o.facts), failed[0])
+    if reason.status is Status.UNSUPPORTED:  # what the spec asks for, not what one of them did
+        return reason
     message = f"rank {rank} of {len(outcomes)}: {reason.message}"
     return dataclasses.replace(reason, message=message, facts={**reason.facts, "rank": rank})
 

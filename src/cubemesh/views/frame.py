@@ -32,6 +32,10 @@ _LABEL_LETTERS = 20
 _AXIS_TOP = 1.06
 """Room above the highest mark, as a factor, for its label."""
 _LOG_BASE = {"log2": 2, "log10": 10}
+_ROOF_PIXELS = 340
+"""Least height of a scatter chart over several powers of ten."""
+_ON_LOG = ("line", "scatter")
+"""Kinds of chart whose axes may be logarithmic."""
 _BYTES_LABEL = (
     "datum.value >= 1073741824 ? format(datum.value / 1073741824, '~g') + ' GiB' : "
     "format(datum.value / 1048576, '~g') + ' MiB'"
@@ -61,7 +65,10 @@ class Frame:
         self.value = "x" if self.sideways else "y"
 
     def height(self, height: int) -> int:
-        """Of the plot in pixels: sideways bars take what their number asks for."""
+        """Of the plot in pixels: sideways bars take what their number asks for, a scatter over
+        powers of ten a little more than others."""
+        if self.chart.kind == "scatter" and self.chart.y.scale in _LOG_BASE:
+            return max(height, _ROOF_PIXELS)
         if not self.sideways:
             return height
         abreast = len(self.chart.lines) if self.shared else 1
@@ -141,7 +148,8 @@ class Frame:
         elif base:
             own = [p for ln in self.chart.lines if ln.role == "measured" for p in ln.points]
             ran = {float(p.x) for p in own if _has_place(self.chart, p)}
-            axis |= {"values": sorted(ran or values), "labelOverlap": "greedy"}
+            ticks = _decades(values) if self.chart.kind == "scatter" else sorted(ran or values)
+            axis |= {"values": ticks, "labelOverlap": "greedy"}
             scale = alt.Scale(type="log", base=base, nice=False, padding=16)
         if all(value.is_integer() for value in values):
             axis["tickMinStep"] = 1
@@ -159,13 +167,21 @@ class Frame:
             axis |= {"titleBaseline": "bottom", "titleX": 0, "titleY": -22}
         if self.chart.y.unit in ("bytes", "B"):
             axis["labelExpr"] = _BYTES_LABEL
+        if self.chart.kind == "scatter" and self.chart.y.scale in _LOG_BASE:
+            axis |= {"values": _decades(self._drawn_values()), "format": "~s"}
         scale = self._value_scale()
         return channel(f"{field}:Q", scale=scale, axis=alt.Axis(**axis, labelOverlap=True))
+
+    def _drawn_values(self) -> set[float]:
+        drawn = (p.y for p in self.points if gap_reason(self.chart, p) is None)
+        return {y for y in drawn if y is not None}
 
     def _value_scale(self) -> alt.Scale:
         base = _LOG_BASE.get(self.chart.y.scale)
         if base and self.chart.kind == "line":
             return alt.Scale(type="log", base=base)
+        if base and self.chart.kind == "scatter":
+            return alt.Scale(type="log", base=base, nice=False, padding=18)
         drawn = [p for p in self.points if gap_reason(self.chart, p) is None]
         ends = [p.y for p in drawn if p.y is not None]
         if self.chart.stacked:
@@ -191,7 +207,7 @@ def gap_reason(chart: Chart, point: Point) -> str | None:
         return clean(point.reason) or "not measured"
     if not math.isfinite(point.y):
         return clean(point.reason) or f"the value is {number(point.y)}"
-    if chart.kind == "line" and chart.y.scale in _LOG_BASE and point.y <= 0:
+    if chart.kind in _ON_LOG and chart.y.scale in _LOG_BASE and point.y <= 0:
         return f"{number(point.y)} has no place on a logarithmic axis"
     if not _has_place(chart, point):
         return f"{x_text(point)} has no place on a logarithmic axis"
@@ -204,8 +220,16 @@ def x_text(point: Point) -> str:
 
 
 def _has_place(chart: Chart, point: Point) -> bool:
-    on_log = chart.kind == "line" and chart.x.scale in _LOG_BASE
+    on_log = chart.kind in _ON_LOG and chart.x.scale in _LOG_BASE
     return not on_log or isinstance(point.x, str) or point.x > 0
+
+
+def _decades(values: set[float]) -> list[float]:
+    """The powers of ten among and around `values`, all above 0; none for none."""
+    if not values:
+        return []
+    first, last = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    return [10.0**power for power in range(first, last + 1)]
 
 
 def _interval(point: Point) -> tuple[float, float] | None:

@@ -115,3 +115,37 @@ def resolved(value: Any, colours: Mapping[str, str] = LIGHT) -> Any:
     if isinstance(value, str) and value.startswith("var(--") and value.endswith(")"):
         return colours.get(value[len("var(--") : -1], value)
     return value
+
+
+CONFIG: dict[str, Any] = {
+    "font": FONT,
+    "background": "transparent",
+    "padding": 4,
+    "view": {"stroke": None},
+    "axis": {
+        "labelColor": variable("soft"),
+        "labelFontSize": 12,
+        "labelPadding": 6,
+        "titleColor": variable("soft"),
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+        "titlePadding": 10,
+        "gridColor": variable("line"),
+        "ticks": False,
+        "domain": False,
+    },
+    "text": {"font": FONT, "fontSize": 12},
+    "title": {
+        "color": variable("ink"),
+        "fontSize": 15,
+        "fontWeight": 600,
+        "anchor": "start",
+        "offset": 16,
+    },
+    "legend": {
+        "labelColor": variable("soft"),
+        "labelFontSize": 12,
+        "labelLimit": 240,
+    },
+}
+"""The same for every chart; plain data, as Vega-Lite's own names have it."""

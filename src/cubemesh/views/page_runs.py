@@ -11,14 +11,17 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from cubemesh.experiments.roofline import losses, roofline
 from cubemesh.model import Curve, RunRecord, Series
 from cubemesh.units import format_number
 from cubemesh.views import run_facts, wording
+from cubemesh.views.charts import inline_svg
 from cubemesh.views.look import variable
-from cubemesh.views.page import Chip, chips
+from cubemesh.views.page import Chip, PrintedTable, chips, printed
 from cubemesh.views.run_facts import PartShare, PhaseShare
 from cubemesh.views.sparks import sparkline
 from cubemesh.views.timeline import Timeline, timeline
+from cubemesh.views.vega import vega_lite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +49,14 @@ class ShownRun:
     """Each with the CSS variable of its colour."""
     parts: tuple[tuple[PartShare, str], ...]
     """The same for the parts of the step."""
+    loss: str
+    """The biggest of them that is a loss, with its remedy."""
     breakdowns: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
     """(title, its longest rows)."""
+    roofline: Markup
+    """The layers under the roof, drawn; empty where layers were not timed."""
+    losses: PrintedTable | None
+    """Those that lose most."""
     small: tuple[SmallChart, ...]
     timeline: Timeline | None
     chips: tuple[Chip, ...]
@@ -75,15 +84,23 @@ def shown_run(record: RunRecord, series: Sequence[Series]) -> ShownRun:
             (part, variable(_PART_COLOURS[named.name]))
             for part, named in zip(run_facts.part_shares(record), record.parts, strict=True)
         ),
+        loss=run_facts.loss_sentence(record),
         breakdowns=tuple(
             (f"Time of a step by {wording.clean(b.name)}", run_facts.breakdown_facts(b))
             for b in record.breakdowns
         ),
+        roofline=_roofline(record),
+        losses=None if (table := losses(record)) is None else printed(table),
         small=tuple(_small(record)),
         timeline=timeline(record, series),
         chips=chips(record.warnings),
         traceback=wording.clean(str(record.outcome.facts.get("traceback", ""))),
     )
+
+
+def _roofline(record: RunRecord) -> Markup:
+    chart = roofline(record)
+    return Markup(inline_svg(vega_lite(chart, title=False))) if chart else Markup("")
 
 
 def _steps_spark(steps: Sequence[float], label: str, *, width: int, height: int) -> str:
@@ -109,9 +126,9 @@ _PART_COLOURS: Mapping[str, str] = {
     "compute": "c1",
     "exposed_communication": "c5",
     "input_stall": "c2",
-    "launch_gaps": "c4",
+    "launch_gaps": "c3",
     "straggler_wait": "c6",
-    "host": "c3",
+    "host": "c4",
     "other": "published",
 }
 

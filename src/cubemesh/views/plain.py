@@ -15,6 +15,7 @@ from cubemesh.experiments.comparison import Gate, ratio_of_record
 from cubemesh.model import Answer, Machine, NetworkWork, RunRecord, RunSpec
 from cubemesh.model.comparison import Ratio
 from cubemesh.model.plain import to_plain
+from cubemesh.predict.roofline import measured_roof, points_of
 from cubemesh.results.compare import Compared
 from cubemesh.statistics import FEWEST_FOR_INTERVAL, bootstrap_interval, mad, median, percentile
 
@@ -77,6 +78,20 @@ def spec_json(spec: RunSpec) -> dict[str, Any]:
     }
 
 
+def roofline_json(record: RunRecord) -> list[dict[str, Any]]:
+    """The layers of a run whose layers were timed, those that lose most first, with what the chart
+    shows of them; empty of any other."""
+    return [
+        {
+            **to_plain(point),
+            "flops_per_byte": point.intensity,
+            "flops_per_s": point.flops_per_s,
+            "lost_s": None if point.floor_s is None else point.lost_s,
+        }
+        for point in points_of(record, measured_roof(record))
+    ]
+
+
 def record_json(record: RunRecord) -> dict[str, Any]:
     """A record with its figures where a program looks for them; see docs/report.md."""
     outcome = record.outcome
@@ -106,6 +121,7 @@ def record_json(record: RunRecord) -> dict[str, Any]:
                 "warnings",
             )
         },
+        "roofline": roofline_json(record),
         "unmeasured": to_plain(record.unmeasured),
         "ranks": to_plain(record.ranks),
         "series": list(record.series),
@@ -129,11 +145,13 @@ def answer_json(answer: Answer) -> dict[str, Any]:
 
 
 def machine_json(machine: Machine) -> dict[str, Any]:
-    """The document of a machine, with its id and the memory that is really usable."""
+    """The document of a machine, with its id, the memory that is really usable, and of several
+    GPUs the topology (null where it is not known)."""
     return envelope(
         "machine",
         machine_id=machine.machine_id,
         usable_memory_bytes=machine.memory.usable_bytes,
+        topology=_topology(machine),
         **to_plain(machine),
     )
 
@@ -162,6 +180,15 @@ def comparison_json(found: Compared, answer: Answer, gate: Gate | None) -> dict[
 def ratio_json(ratio: Ratio | None) -> dict[str, Any] | None:
     """B's throughput over A's, its interval, and the verdict."""
     return None if ratio is None else {**to_plain(ratio), "half_width": ratio.half_width}
+
+
+def _topology(machine: Machine) -> dict[str, Any] | None:
+    if len(machine.gpus) < 2:
+        return None
+    from cubemesh.views.topology_facts import seen_of  # only several GPUs need graphs
+
+    seen = seen_of(machine)
+    return None if seen is None else seen.plain()
 
 
 class Answered(Protocol):

@@ -101,13 +101,13 @@ def _replays(store: Store, machine: Machine, names: Sequence[str]) -> list[Answe
 
 def latest(questions: Sequence[Question], names: Sequence[str]) -> list[Question]:
     """Of the machine measured on last, the latest question of each experiment and settings that
-    has records, in the order of the table of experiments, or of the suites where only suites are
-    named."""
+    has records or needs none, in the order of the table of experiments, or of the suites where
+    only suites are named."""
     asked = [
         q
         for q in questions
-        if q.run_ids
-        and q.experiment in EXPERIMENTS
+        if q.experiment in EXPERIMENTS
+        and (q.run_ids or not EXPERIMENTS[q.experiment].measures)
         and (not names or q.experiment in names or q.suite in names)
     ]
     if not asked:

@@ -82,6 +82,7 @@ def render(report: Report) -> str:
             groups=machine_facts.machine_groups(report.machine),
             gpus=page.printed(machine_facts.gpu_table(report.machine.gpus)),
             links=machine_facts.link_sentences(report.machine.gpu_links),
+            topology=_topology(report.machine),
             machine_line=wording.machine_line(report.machine),
             runs=[
                 page_runs.shown_run(record, report.series.get(record.run_id, ()))
@@ -95,6 +96,22 @@ def render(report: Report) -> str:
             script_json=_json,
         )
     )
+
+
+def _topology(machine: Machine) -> dict[str, Any] | None:
+    """The drawing of several GPUs with its rings, and what they carry in words."""
+    if len(machine.gpus) < 2:
+        return None
+    from cubemesh.views.topology_facts import seen_of  # only several GPUs need graphs
+
+    seen = seen_of(machine)
+    if seen is None:
+        return None
+    return {
+        "svg": Markup(seen.draw(in_page=True)),
+        "facts": seen.facts(),
+        "notes": seen.topology.notes,
+    }
 
 
 def _raw(report: Report) -> dict[str, Any]:

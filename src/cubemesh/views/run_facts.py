@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from cubemesh.experiments.comparison import changes, ratio_of_record
 from cubemesh.frameworks import entry
+from cubemesh.measure.losses import biggest_loss
 from cubemesh.model import Breakdown, Figure, RunRecord, Series
 from cubemesh.units import format_seconds
 from cubemesh.views import wording
@@ -83,6 +84,10 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
         f"{rank.device}{f' ({rank.device_name})' if rank.device_name else ''} on {rank.host}"
         for rank in record.ranks
     )
+    bound = [r for r in record.ranks if r.processors]
+    if bound:
+        numbers = ", ".join(map(str, bound[0].processors))
+        facts.append(("bound to processors", numbers))
     if devices:
         facts.append(("ran on", wording.clean(", ".join(devices))))
     if record.environment is not None:
@@ -126,6 +131,14 @@ def part_shares(record: RunRecord) -> tuple[PartShare, ...]:
         )
         for part in record.parts
     )
+
+
+def loss_sentence(record: RunRecord) -> str:
+    """The biggest loss of the step and its remedy; empty where the step was not taken apart."""
+    loss = biggest_loss(record.parts, record.spec)
+    if loss is None:
+        return ""
+    return wording.clean(f"{loss.text}: {loss.remedy}." if loss.remedy else f"{loss.text}.")
 
 
 def breakdown_facts(breakdown: Breakdown) -> tuple[tuple[str, str], ...]:

@@ -12,6 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from cubemesh.experiments.roofline import losses
 from cubemesh.model import Answer, Finding, Machine, RunRecord, Series, Status, Table, Warning
 from cubemesh.units import format_seconds
 from cubemesh.views import machine_facts, run_facts, wording
@@ -94,18 +95,32 @@ def print_machine(console: Console, machine: Machine) -> None:
     for group in machine_facts.machine_groups(machine):
         console.print()
         _line(console, group.title, style=ACCENT)
-        _print_facts(console, group.facts)
+        print_facts(console, group.facts)
     if machine.gpus:
         console.print()
         print_table(console, machine_facts.gpu_table(machine.gpus))
         for sentence in machine_facts.link_sentences(machine.gpu_links):
             _line(console, f"  {sentence}", style=SOFT)
+        _print_topology(console, machine)
     if machine.unknown:
         console.print()
         _line(console, "Not known", style=ACCENT)
-        _print_facts(
+        print_facts(
             console, [(wording.clean(u.what), wording.clean(u.why)) for u in machine.unknown]
         )
+
+
+def _print_topology(console: Console, machine: Machine) -> None:
+    """Rings and bisection of a machine of several GPUs."""
+    if len(machine.gpus) < 2:
+        return
+    from cubemesh.views.topology_facts import seen_of  # only here does a terminal need graphs
+
+    seen = seen_of(machine)
+    if seen is not None:
+        console.print()
+        print_heading(console, "Topology")
+        print_facts(console, seen.facts())
 
 
 def print_record(console: Console, record: RunRecord, series: Sequence[Series] = ()) -> None:
@@ -116,14 +131,17 @@ def print_record(console: Console, record: RunRecord, series: Sequence[Series] =
     else:
         _line(console, wording.outcome_text(record), style=outcome_style(record))
     console.print()
-    _print_facts(console, run_facts.run_facts(record))
+    print_facts(console, run_facts.run_facts(record))
     for title, pairs in (
         ("Settings that differ from the default", wording.own_settings(record.spec)),
         (
             "Where the step's time goes",
             [
-                (p.name, f"{p.seconds}, {100 * p.share:.1f} %")
-                for p in run_facts.part_shares(record)
+                *(
+                    (p.name, f"{p.seconds}, {100 * p.share:.1f} %")
+                    for p in run_facts.part_shares(record)
+                ),
+                *(("biggest loss", text) for text in (run_facts.loss_sentence(record),) if text),
             ],
         ),
         *(
@@ -143,7 +161,10 @@ def print_record(console: Console, record: RunRecord, series: Sequence[Series] =
         if pairs:
             console.print()
             _line(console, title, style=ACCENT)
-            _print_facts(console, pairs)
+            print_facts(console, pairs)
+    if (table := losses(record)) is not None:
+        console.print()
+        print_table(console, table)
     traceback = record.outcome.facts.get("traceback")
     if traceback:
         console.print()
@@ -219,7 +240,13 @@ def _print_finding(console: Console, finding: Finding) -> None:
     console.print(text, soft_wrap=True)
 
 
-def _print_facts(console: Console, pairs: Iterable[tuple[str, str]]) -> None:
+def print_heading(console: Console, text: str, *, first: bool = False) -> None:
+    """A line above what follows; `first` for what all of it is about."""
+    _line(console, wording.clean(text), style="bold" if first else ACCENT)
+
+
+def print_facts(console: Console, pairs: Iterable[tuple[str, str]]) -> None:
+    """Names and values, the values below one another."""
     known = list(pairs)
     width = max((cell_len(name) for name, _ in known), default=0)
     for name, value in known:

@@ -27,7 +27,9 @@ SIZES: Mapping[str, tuple[float, float]] = {
 MARGIN, GAP, ROW = 24.0, 18.0, 92.0
 _CUBE_FACE = ((0.0, 80.0), (150.0, 0.0), (150.0, 200.0), (0.0, 280.0))
 """Corners of the near face: front top, back top, back bottom, front bottom."""
-_CUBE_SHIFT, _CUBE_AT = 350.0, (172.0, 118.0)
+_CUBE_SHIFT, _CUBE_LEFT = 350.0, 172.0
+_CUBE_EDGE = 72.0
+"""How far above and below the cube its PCIe switches stand."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,8 @@ def arc_dip(ranks: int) -> float:
 
 def lay_out(topology: Topology) -> Layout:
     """The layout that suits a topology."""
-    corners = cube_corners(topology)
+    # Beside a cube there is room for one processor on either side.
+    corners = cube_corners(topology) if len(topology.of_kind("cpu")) <= 2 else None
     return _tree(topology) if corners is None else _cube(topology, corners)
 
 
@@ -120,26 +123,24 @@ def _place(topology: Topology, name: str, x: float, y: float) -> Place:
 
 def _cube(topology: Topology, corners: tuple[tuple[str, ...], tuple[str, ...]]) -> Layout:
     at: dict[str, tuple[float, float]] = {}
-    left, top = _CUBE_AT
+    edge = _CUBE_EDGE if topology.of_kind("pcie-switch") else 0.0
+    top = 46.0 + edge
     for side, face in enumerate(corners):
         for name, (x, y) in zip(face, _CUBE_FACE, strict=True):
-            at[name] = (left + side * _CUBE_SHIFT + x, top + y)
-    width = 2 * left + _CUBE_SHIFT + 150
-    bottom = top + 280
-    uppers = {n: i for i, n in enumerate([c[0] for c in corners] + [c[1] for c in corners])}
+            at[name] = (_CUBE_LEFT + side * _CUBE_SHIFT + x, top + y)
+    width = 2 * _CUBE_LEFT + _CUBE_SHIFT + 150
+    bottom = top + 280 + edge
+    uppers = {name for face in corners for name in face[:2]}
     for switch in topology.of_kind("pcie-switch"):
         below = [n for n in at if _above(topology, n) == switch.name]
         if below:
             x = sum(at[n][0] for n in below) / len(below)
-            at[switch.name] = (x, 46.0 if below[0] in uppers else bottom + 72)
-    cpus = topology.of_kind("cpu")
-    for number, cpu in enumerate(cpus):
-        half = 0 if len(cpus) == 1 or number < len(cpus) / 2 else 1
-        x = 60.0 if half == 0 else width - 60
-        at[cpu.name] = (x, (46 + bottom + 72) / 2 + 70 * (number // 2))
+            at[switch.name] = (x, 46.0 if below[0] in uppers else bottom)
+    for number, cpu in enumerate(topology.of_kind("cpu")):
+        at[cpu.name] = (60.0 if number == 0 else width - 60, (46 + bottom) / 2)
     _put_aside(topology, at, width)
     places = {name: _place(topology, name, x, y) for name, (x, y) in at.items()}
-    return Layout(shape="cube", width=width, height=bottom + 128, places=places)
+    return Layout(shape="cube", width=width, height=bottom + 56, places=places)
 
 
 def _put_aside(topology: Topology, at: dict[str, tuple[float, float]], width: float) -> None:
@@ -213,6 +214,8 @@ class _Trees:
         middle = left + whole / 2
         if 2 * (own / 2 + on_left * step) > whole:
             middle = left + (whole - self.own_width(name)) / 2 + on_left * step + own / 2
+        elif len(below) == 1 and not nics:
+            middle = self.at[below[0]][0]
         is_gpu = self.topology.node(name).kind == "gpu"
         y = 40 + ROW * (self.levels if is_gpu else self.level(name))
         self.at[name] = (middle, y)

@@ -4,7 +4,8 @@
 measured as marks joined by a line, with its interval as a bar; a forecast dotted, with its interval
 as a band; what was published dashed and grey; a reference with long dashes. A missing point is a
 cross on the baseline that tells its reason. In a scatter chart points stand alone, each with its
-label; a reference joins those that form a front. Heat maps are drawn in `heat.py`.
+label; a reference joins those that form a front or a roof, what was published does so dashed. Heat
+maps are drawn in `heat.py`.
 
 Colours are CSS variables (see `look`), so the picture follows the page it stands in; `charts`
 puts real colours in their place for files.
@@ -19,7 +20,7 @@ from cubemesh.errors import UsageError
 from cubemesh.model import Chart, Line
 from cubemesh.views.frame import Frame, Row, gap_reason, x_text
 from cubemesh.views.heat import heat_layers
-from cubemesh.views.look import FONT, variable
+from cubemesh.views.look import CONFIG, variable
 from cubemesh.views.wording import clean
 
 try:
@@ -32,6 +33,8 @@ except ImportError as error:
 
 _MOST_MARKS = 40
 """A line with more points than this is drawn without marks."""
+_MOST_ABREAST = 4
+"""Entries of a legend that stand in one row."""
 _MOST_LABELS = 14
 """More upright bars than this stand too close for their values to be written above them."""
 
@@ -60,7 +63,7 @@ def vega_lite(
     if width == "container":
         picture = picture.properties(autosize=alt.AutoSizeParams(type="fit-x", contains="padding"))
     spec: dict[str, Any] = picture.to_dict()
-    spec["config"] = _CONFIG
+    spec["config"] = CONFIG
     del spec["$schema"]  # a newer Vega-Lite reads it just as well, without a warning
     return spec
 
@@ -83,6 +86,8 @@ class _Layers:
         self.chart = frame.chart
         shown = legend and len(self.chart.lines) > 1
         symbol = _SYMBOLS[self.chart.kind]
+        if len(self.chart.lines) > _MOST_ABREAST:
+            symbol = {**symbol, "columns": _MOST_ABREAST}
         self.legend = alt.Legend(orient="top", offset=40, title=None, **symbol) if shown else None
 
     def all(self) -> Iterator[alt.Chart]:
@@ -166,19 +171,39 @@ class _Layers:
 
     def _scattered(self, index: int, line: Line, rows: list[Row]) -> Iterator[alt.Chart]:
         base = self._base(rows)
-        if line.role == "reference":
-            front = base.mark_line(strokeWidth=1.75, aria=False)
+        if line.role in ("reference", "published"):
+            dash = list(self.frame.looks[index].dash) if line.role == "published" else [1, 0]
+            front = base.mark_line(strokeWidth=1.75, strokeDash=dash, aria=False)
             yield front.encode(y=self.frame.value_channel(), color=self._colour())
             return
         intervals = [row for row in rows if "low" in row]
         if intervals:
             yield from self._interval_bars(self._base(intervals), self.frame.looks[index].colour)
-        mark = base.mark_point(size=70, filled=True, opacity=1, shape=self.frame.looks[index].shape)
-        yield mark.encode(y=self.frame.value_channel(), color=self._colour(), **_SAID)
-        label = base.mark_text(dy=15, fontSize=11, aria=False)
-        yield label.encode(
-            y=self.frame.value_channel(), text="label:N", color=alt.value(variable("soft"))
+        many = len(self.frame.points) > _MOST_MARKS
+        mark = base.mark_point(
+            size=45 if many else 70,
+            filled=True,
+            opacity=0.75 if many else 1,
+            shape=self.frame.looks[index].shape,
         )
+        yield mark.encode(y=self.frame.value_channel(), color=self._colour(), **_SAID)
+        # Under a roof only some points have names: to the right, clear of what is below.
+        aside = self.chart.y.scale != "linear"
+        place: dict[str, Any] = {"dx": 9, "align": "left", "fontWeight": 600}
+        halo: dict[str, Any] = {
+            "stroke": variable("paper"),
+            "strokeWidth": 4,
+            "strokeJoin": "round",
+        }
+        for look in [halo, {}] if aside else [{}]:
+            label = base.mark_text(
+                **(place if aside else {"dy": 15}), **look, fontSize=11, aria=False
+            )
+            yield label.encode(
+                y=self.frame.value_channel(),
+                text="label:N",
+                color=alt.value(variable("ink" if aside else "soft")),
+            )
         target = base.mark_circle(size=420, opacity=0)
         yield target.encode(y=self.frame.value_channel(), tooltip=self._tooltip(rows), **_SAID)
 
@@ -300,36 +325,3 @@ _SYMBOLS: Mapping[str, dict[str, Any]] = {
     "bar": {"symbolType": "square"},
     "scatter": {"symbolType": "circle"},
 }
-
-_CONFIG: dict[str, Any] = {
-    "font": FONT,
-    "background": "transparent",
-    "padding": 4,
-    "view": {"stroke": None},
-    "axis": {
-        "labelColor": variable("soft"),
-        "labelFontSize": 12,
-        "labelPadding": 6,
-        "titleColor": variable("soft"),
-        "titleFontSize": 12,
-        "titleFontWeight": "normal",
-        "titlePadding": 10,
-        "gridColor": variable("line"),
-        "ticks": False,
-        "domain": False,
-    },
-    "text": {"font": FONT, "fontSize": 12},
-    "title": {
-        "color": variable("ink"),
-        "fontSize": 15,
-        "fontWeight": 600,
-        "anchor": "start",
-        "offset": 16,
-    },
-    "legend": {
-        "labelColor": variable("soft"),
-        "labelFontSize": 12,
-        "labelLimit": 240,
-    },
-}
-"""The same for every chart; plain data, as Vega-Lite's own names have it."""

@@ -162,13 +162,28 @@ def run_name(spec: RunSpec) -> str:
             parts.append(f"size {work.size:,}")
     if spec.placement.devices > 1:
         parts.append(f"{spec.placement.devices} devices")
+    parts += _arrangement(spec)
     program, usual = spec.program, ProgramSettings()
     parts += [
         f"data on the {value}" if name == "data_on" else value
-        for name in ("framework", "precision", "data_on")
+        for name in ("framework", "precision", "layout", "data_on")
         if (value := getattr(program, name)) != getattr(usual, name)
     ]
+    if spec.against is not None:
+        parts.append("alternating with another")
     return clean(" · ".join(parts))
+
+
+def _arrangement(spec: RunSpec) -> list[str]:
+    """How the threads of a run are placed, where that was asked for."""
+    place, told = spec.placement, []
+    if place.threads is not None:
+        told.append(f"{place.threads} thread{'' if place.threads == 1 else 's'}")
+    if place.pinning != "none":
+        told.append(place.pinning)
+    if place.numa_node is not None:
+        told.append(f"node {place.numa_node}")
+    return told
 
 
 def own_settings(spec: RunSpec) -> tuple[tuple[str, str], ...]:

@@ -23,10 +23,10 @@ from cubemesh.frameworks.base import (
     Compiles,
     Framework,
     Program,
-    Resumes,
     Unsupported,
     check_supported,
 )
+from cubemesh.frameworks.process import Resumes
 from cubemesh.measure.figures import figures
 from cubemesh.measure.pairs import Paired, Side, alternate
 from cubemesh.measure.telemetry import Telemetry
@@ -37,6 +37,7 @@ from cubemesh.model.spec import Forward, NetworkWork, RunSpec, Train
 from cubemesh.networks.graph import Network
 from cubemesh.parallel import exchanges
 from cubemesh.worker import inputs
+from cubemesh.worker.doubts import say_doubts
 from cubemesh.worker.events import EventLog
 from cubemesh.worker.tasks import Task, check_loss, meters_of, network_of
 
@@ -79,7 +80,7 @@ def alternate_programs(task: Task) -> None:
     _check_threads(plans, programs)
     with Telemetry(log, task.usable_cores, meters=meters) as telemetry:
         found = alternate(instances, effort=task.spec.effort, log=log)
-    telemetry.check_host(found.started, found.ended)
+    say_doubts(telemetry, task.neighbours, log, found.started, found.ended)
     telemetry.keep_utilisation(found.started, found.ended)
     _tell(found, log)
     for program in programs:
@@ -95,6 +96,11 @@ def check_alternating(spec: RunSpec) -> None:
         raise Unsupported("two programs alternate in the same work on networks, step by step.")
     if isinstance(spec.work, Train):
         raise Unsupported("training over epochs does not alternate; compare steps (train_steps).")
+    if max(spec.placement.devices, other.placement.devices) > 1:
+        raise Unsupported(
+            "two programs alternate on one device. Measure both with devices set, and compare the "
+            "runs: cubemesh compare A B."
+        )
     if spec.placement.device != other.placement.device:
         raise Unsupported(
             f"device={spec.placement.device} and device={other.placement.device} are two devices, "

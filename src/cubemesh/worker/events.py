@@ -14,7 +14,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,9 +151,12 @@ class EventLog:
         )
         self._noun("series", chunk)
 
-    def started(self, *, host: str, device: str, threads: int) -> None:
+    def started(
+        self, *, host: str, device: str, threads: int, processors: Sequence[int] = ()
+    ) -> None:
         """Say what this rank runs on: once, before anything is built."""
-        self._say("rank", host=host, device=device, threads=threads)
+        bound = list(processors)
+        self._say("rank", host=host, device=device, threads=threads, processors=bound)
 
     def outcome(self, outcome: Outcome) -> None:
         """Say how the run ended: the last event of every rank that ends by itself."""

@@ -5,34 +5,54 @@ How long the step waited for its minibatches; of images, how many were set aside
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cubemesh.data import Reading, Source, input_threads, open_for
+from cubemesh.data import Reading, Source, entry, input_threads, open_for
 from cubemesh.data.base import Split
 from cubemesh.data.feed import Feed
 from cubemesh.data.images import Images, Kept
 from cubemesh.data.ledger import Tally
+from cubemesh.data.stages import ReadOnly, decode_only
+from cubemesh.data.staging import Staged
+from cubemesh.frameworks.base import Unsupported, monotonic_s
 from cubemesh.frameworks.exchange import Group
 from cubemesh.measure.base import Log
 from cubemesh.measure.timer import Measured
+from cubemesh.measure.validity import page_cache
 from cubemesh.model.record import Figure
-from cubemesh.model.spec import NetworkWork, RunSpec
+from cubemesh.model.spec import Input, NetworkWork, RunSpec
 from cubemesh.model.warning import Warning, warn
 from cubemesh.networks.graph import Network
 from cubemesh.units import format_count
 
+STILL_THERE = 0.25
+"""Files with a larger share in memory were not read from the disk. Reading ahead leaves some."""
+
 
 def open_split(spec: RunSpec, network: Network, split: Split) -> Source:
-    """The samples of `split` that the spec's work names, in the form `network` takes."""
+    """The samples of `split` that the spec's work names, in the form `network` takes. Unsupported
+    where a script is to play on images that take real time to decode."""
     work = spec.work
     assert isinstance(work, NetworkWork), "only networks are fed"
-    reading = Reading(keep_decoded=spec.program.keep_decoded)
-    if work.max_image_pixels is not None:
-        reading = replace(reading, max_pixels=work.max_image_pixels)
+    program, usual = spec.program, Reading()
+    if program.script is not None and entry(work.data).is_slow:
+        raise Unsupported(
+            f"a script plays time of its own, and data={work.data} takes real time to read and "
+            "decode. Set data=synthetic, or leave the script out."
+        )
+    folder, limit_bytes = program.stage_folder, program.stage_limit_bytes
+    reading = Reading(
+        max_pixels=usual.max_pixels if work.max_image_pixels is None else work.max_image_pixels,
+        keep_decoded=program.keep_decoded,
+        drop_page_cache=program.drop_page_cache,
+        stage_folder=None if folder is None else Path(folder).expanduser(),
+        stage_limit_bytes=usual.stage_limit_bytes if limit_bytes is None else limit_bytes,
+    )
     return open_for(
         network,
         work.data,
@@ -42,6 +62,65 @@ def open_split(spec: RunSpec, network: Network, split: Split) -> Source:
         samples_needed=work.batch_per_device,
         reading=reading,
     )
+
+
+def open_stage(spec: RunSpec, network: Network) -> Source:
+    """What a stage of the input is measured on; Unsupported where the data have no such stage."""
+    work = spec.work
+    assert isinstance(work, Input), "asked of an input's stage alone"
+    source = open_split(spec, network, "train")
+    if work.stage == "copy":
+        return source
+    if not isinstance(source, Images):
+        raise Unsupported(
+            f"data={work.data} is neither read nor decoded in the step. Set data=images, without "
+            "keep_decoded, or stage=copy."
+        )
+    return ReadOnly(source) if work.stage == "read" else decode_only(source)
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where a stage runs: on the host's own clock, whatever a scripted program's says."""
+
+    synchronize: Callable[[], None] = lambda: None
+    """A minibatch that was taken is there; one that was copied must be waited for."""
+
+    def clock(self) -> float:
+        """The process's monotonic clock."""
+        return monotonic_s()
+
+
+def discard(made: object) -> None:
+    """What a stage makes is wanted by nobody."""
+
+
+def say_files(log: Log, source: Source, threads: int) -> None:
+    """The threads that make minibatches; of images read from files, the mean size of one, and how
+    much of them is in memory before anything is timed."""
+    if threads:
+        log.figure("input_threads", Figure(value=threads, unit=""))
+    if isinstance(source, Images | ReadOnly):
+        log.figure("image_file_bytes", Figure(value=source.mean_bytes(), unit="B"))
+        share = source.in_page_cache()
+        if (warning := page_cache(share)) is not None:
+            log.warning(warning)
+        if share is not None:
+            method = "middle pages looked for in the page cache before the first step"
+            log.figure("page_cache_share", Figure(value=share, unit="", method=method))
+
+
+def say_dropped(spec: RunSpec, log: Log, source: Source) -> None:
+    """A warning where files that were to be dropped from memory are there all the same."""
+    if not spec.program.drop_page_cache or not isinstance(source, Images | ReadOnly):
+        return
+    share = source.in_page_cache()
+    if share is not None and share <= STILL_THERE:
+        return
+    how_many = "nobody can tell whether they went" if share is None else f"{share:.0%} are there"
+    cause = f"Image files were dropped from memory after each reading, and {how_many}."
+    remedy = "Keep them on a local disk, where no other process reads them at the same time."
+    log.warning(warn("page-cache", cause, remedy))
 
 
 def feed(
@@ -84,10 +163,11 @@ def say(log: Log, *read: tuple[Source, NDArray[np.bool_] | None]) -> None:
     tallies = [
         source.tally(np.ones(source.samples, np.bool_) if tried is None else tried)
         for source, tried in read
-        if isinstance(source, Images | Kept)
+        if isinstance(source, Images | Kept | ReadOnly)
     ]
     if not tallies:
         return
+    _say_staged(log, [s for s, _ in read if isinstance(s, Images)])
     tally = sum(tallies, Tally(tried=0))
     log.figure(
         "images_set_aside",
@@ -99,6 +179,23 @@ def say(log: Log, *read: tuple[Source, NDArray[np.bool_] | None]) -> None:
     )
     if warning := set_aside(tally):
         log.warning(warning)
+
+
+def _say_staged(log: Log, read: Sequence[Images]) -> None:
+    """How much lies in the packs on the local disk, which are ended here."""
+    packs = [s.encoded for s in read if isinstance(s.encoded, Staged)]
+    for pack in packs:
+        pack.close()
+    if packs:
+        log.figure(
+            "staged_bytes",
+            Figure(
+                value=sum(p.staged_bytes for p in packs),
+                unit="B",
+                n=sum(p.staged for p in packs),
+                method="; ".join(dict.fromkeys(p.stopped for p in packs if p.stopped)),
+            ),
+        )
 
 
 def set_aside(tally: Tally) -> Warning | None:

@@ -40,6 +40,8 @@ class Job:
     """Memory of the GPU the run is placed on, as the runner's probe found it."""
     gpu_uuid: str | None = None
     """That GPU; None for a run on the CPU."""
+    gpu_uuids: tuple[str, ...] = ()
+    """Those of all ranks, in their order, where the run has several devices."""
 
     @property
     def output_path(self) -> Path:

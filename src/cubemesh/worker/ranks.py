@@ -63,7 +63,19 @@ def launch(framework: Framework, job: Job, run_rank: Callable[[str], None]) -> N
 
 def as_rank(job: Job) -> Job:
     """The job as this process, one of the ranks, has to do it."""
-    return dataclasses.replace(job, rank=whoami().rank)
+    own = whoami()
+    uuid = job.gpu_uuids[own.local_rank] if own.local_rank < len(job.gpu_uuids) else job.gpu_uuid
+    return dataclasses.replace(job, rank=own.rank, gpu_uuid=uuid)
+
+
+def check_devices(devices: int, cores: int) -> None:
+    """Unsupported where `devices` processes would have less than a core each. That holds for GPUs
+    as well: a core drives each of them."""
+    if devices > cores:
+        raise Unsupported(
+            f"devices={devices}: each needs a core of its own, a GPU as well to be driven by, and "
+            f"this process may use {cores}. Set devices={cores} or less."
+        )
 
 
 def own_device(kind: str, own: Self, available: int) -> str:
@@ -81,11 +93,11 @@ def own_device(kind: str, own: Self, available: int) -> str:
 def own_cores(spec: RunSpec, own: Self, cores: tuple[int, ...]) -> tuple[int, ...]:
     """The cores of this rank, of the `cores` there are: `threads` of them, or an even share."""
     each = spec.placement.threads or len(cores) // own.ranks
-    if each < 1 or each * own.ranks > len(cores):
+    if each * own.ranks > len(cores):
         raise Unsupported(
-            f"devices={own.ranks} of {max(each, 1)} cores each: this process may use "
-            f"{len(cores)} cores. Set devices={len(cores) // max(each, 1)} or less, or fewer "
-            "threads."
+            f"devices={own.ranks} of threads={each} each: a device on a CPU is as many cores of "
+            f"its own, and this process may use {len(cores)}. Set threads="
+            f"{len(cores) // own.ranks} or fewer devices."
         )
     return cores[own.local_rank * each : (own.local_rank + 1) * each]
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from cubemesh.data import input_threads
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.base import Capabilities, Unsupported, check_supported
+from cubemesh.measure.gpu_processes import Neighbours
 from cubemesh.model.outcome import Outcome, Status
 from cubemesh.model.spec import NetworkWork, RunSpec
 from cubemesh.worker import ranks
@@ -26,6 +27,7 @@ from cubemesh.worker.job import Job
 from cubemesh.worker.limits import MemoryLimit
 from cubemesh.worker.memory import available_bytes, private_writable_bytes
 from cubemesh.worker.outcomes import outcome_of
+from cubemesh.worker.pinning import pin
 from cubemesh.worker.tasks import TASKS, Task
 
 
@@ -62,20 +64,24 @@ class _Known:
 
 def _run(job: Job, log: EventLog, known: _Known) -> None:
     spec = job.spec
+    neighbours = Neighbours(job.gpu_uuid)  # before the framework wakes the GPU
     with log.phase("import"):
         framework = entry(spec.program.framework).load()
         able = framework.capabilities()
     known.is_out_of_memory = framework.is_out_of_memory
     check_supported(spec, able)
     own = ranks.whoami()
+    ranks.check_devices(spec.placement.devices, len(os.sched_getaffinity(0)))
     device = known.device = _own_device(spec, able, own)
     usable_cores: float = job.usable_cores or len(os.sched_getaffinity(0))
     threads = spec.placement.threads or int(usable_cores)
     if own.ranks > 1 and device == "cpu":
-        cores = ranks.own_cores(spec, own, tuple(sorted(os.sched_getaffinity(0))))
-        os.sched_setaffinity(0, cores)
-        usable_cores = threads = len(cores)
-    log.started(host=socket.gethostname(), device=device, threads=threads)
+        processors = ranks.own_cores(spec, own, tuple(sorted(os.sched_getaffinity(0))))
+        os.sched_setaffinity(0, processors)
+        usable_cores = threads = len(processors)
+    else:
+        processors = pin(spec.placement, threads)
+    log.started(host=socket.gethostname(), device=device, threads=threads, processors=processors)
     stacks = threads + _input_threads(spec, usable_cores)
     known.limit_bytes, limited = _memory_limit(job, device, stacks)
     with limited:
@@ -87,6 +93,7 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
             threads=threads,
             usable_cores=usable_cores,
             gpu_uuid=None if device == "cpu" else job.gpu_uuid,
+            neighbours=neighbours if device != "cpu" else Neighbours(None),
             log=log,
             folder=job.folder,
             group=group,
@@ -140,6 +147,6 @@ def _memory_limit(
             )
         return None, nullcontext()
     # More than there is would end with a kill, not with a refusal.
-    free_bytes = available_bytes()
+    free_bytes = available_bytes() // ranks.whoami().ranks
     limit_bytes = free_bytes if asked is None else min(asked, free_bytes)
     return limit_bytes, MemoryLimit(limit_bytes, stacks)

@@ -3,6 +3,7 @@
     train_steps, forward   data ─ build ─ weights ─ warm-up ─ measure      (measure/timer.py)
                            ─ profile, with attribution                     (measure/profiled.py)
     train                  data ─ build ─ weights ─ epochs, evaluations    (training/loop.py)
+    input                  data ─ warm-up ─ measure                        (worker/inputs.py)
     ceiling                build ─ warm-up ─ measure                       (measure/timer.py)
 
 Between build and weights, a program that compiles does so, with one batch, in phase compile. A task
@@ -29,18 +30,20 @@ from cubemesh.frameworks.base import (
     Program,
     Unsupported,
 )
-from cubemesh.frameworks.ceilings import try_out
+from cubemesh.frameworks.ceilings import REST_S, try_out
 from cubemesh.frameworks.exchange import Alone, Group
+from cubemesh.measure.gpu_processes import Neighbours
 from cubemesh.measure.profiled import Attributed
 from cubemesh.measure.telemetry import Meter, Telemetry, idle_power, open_meters
 from cubemesh.measure.timer import Measured, measure
 from cubemesh.measure.validity import judge
-from cubemesh.model.spec import NetworkWork, RunSpec, Train
+from cubemesh.model.spec import Input, NetworkWork, RunSpec, Train
 from cubemesh.networks.graph import Network
 from cubemesh.training.loop import train as train_epochs
 from cubemesh.worker import ceilings, inputs
 from cubemesh.worker.attributing import attribute
 from cubemesh.worker.built import built
+from cubemesh.worker.doubts import say_doubts
 from cubemesh.worker.events import EventLog
 from cubemesh.worker.step_figures import tokens
 
@@ -57,6 +60,8 @@ class Task:
     """Cores' worth of time this process is granted."""
     gpu_uuid: str | None = None
     """The GPU whose utilisation is sampled; None for none."""
+    neighbours: Neighbours
+    """Who else is on that GPU."""
     log: EventLog
     group: Group = field(default_factory=Alone)
     """The ranks of this run."""
@@ -94,11 +99,33 @@ def train(task: Task) -> None:
             started = time.perf_counter()
             windows = train_epochs(program, feed, validation, work, log, task.spec.program.data_on)
             ended = time.perf_counter()
-        telemetry.check_host(started, ended)
+        say_doubts(telemetry, task.neighbours, log, started, ended)
         telemetry.keep_energy(windows, sum(w.samples for w in windows))
         inputs.say(log, (source, feed.tried), (validation, None))
         for warning in judge(windows) if windows else ():
             log.warning(warning)
+
+
+def input_stage(task: Task) -> None:
+    """Measure one stage of what feeds a network: a step is a minibatch going through it."""
+    work, log = cast(Input, task.spec.work), task.log
+    meters = meters_of(task)
+    network = network_of(work)
+    with log.phase("data"):
+        source = inputs.open_stage(task.spec, network)
+        feed = inputs.feed(task.spec, source, task.usable_cores)
+        inputs.say_files(log, source, feed.threads)
+    samples = work.batch_per_device
+    with closing(feed):
+        if work.stage == "copy":
+            batch = next(feed)
+            with _built(task, network, lambda: batch) as program:
+                host = inputs.Host(program.synchronize)
+                _timed(task, meters, host, lambda: inputs.discard(program.place(batch)), samples)
+        else:
+            _timed(task, meters, inputs.Host(), lambda: inputs.discard(next(feed)), samples)
+            inputs.say(log, (source, feed.tried))
+            inputs.say_dropped(task.spec, log, source)
 
 
 def ceiling(task: Task) -> None:
@@ -107,7 +134,7 @@ def ceiling(task: Task) -> None:
     meters = meters_of(task)
     with task.log.phase("build"):
         program = ceilings.build(task.spec, task.framework.build_ceiling, task.device, task.threads)
-        trial = try_out(program)
+        trial = try_out(program, 0.0 if task.device == "cpu" else REST_S)
     measured, telemetry = _timed(task, meters, program, program.call, samples_per_step=1)
     telemetry.keep_energy(measured.windows, None)
     ceilings.say(task.log, program, trial, measured.windows)
@@ -117,6 +144,7 @@ TASKS: dict[str, Callable[[Task], None]] = {
     "train_steps": train_steps,
     "forward": forward,
     "train": train,
+    "input": input_stage,
     "ceiling": ceiling,
 }
 """Kind of work → its task: one for each of `WORK_KINDS`."""
@@ -129,6 +157,7 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
     with log.phase("data"):
         source = inputs.open_split(task.spec, network, "train")
         feed = inputs.feed(task.spec, source, task.usable_cores, group=task.group)
+        inputs.say_files(log, source, feed.threads)
     with closing(feed), _built(task, network, lambda: next(feed.epoch(0))) as program:
         queue = step_of(program)
         attributed = attribute(task.spec, program, feed, queue, log, task.folder)
@@ -150,7 +179,8 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
         telemetry.keep_energy(measured.windows, sum(w.samples for w in measured.windows))
         if task.spec.program.data_on == "host" and attributed is None:
             log.figure("input_wait_s", inputs.wait(measured, feed))
-        inputs.say(log, (feed.source, feed.tried))
+        inputs.say(log, (source, feed.tried))
+        inputs.say_dropped(task.spec, log, source)
         if isinstance(feed.source, Sequences):
             log.figure("tokens_per_s", tokens(measured, feed.source))
         # Once, at the end: reading a loss waits for the device, and a loss that has stopped being
@@ -171,7 +201,7 @@ def meters_of(task: Task) -> tuple[Meter, ...]:
 def _timed(
     task: Task,
     meters: Sequence[Meter],
-    program: Program | CeilingProgram,
+    program: Program | CeilingProgram | inputs.Host,
     step: Callable[[], None],
     samples_per_step: int,
     attributed: Attributed | None = None,
@@ -188,7 +218,7 @@ def _timed(
             beside=None if attributed is None else attributed.beside,
             agree=task.group.agree,
         )
-    telemetry.check_host(measured.started, measured.ended)
+    say_doubts(telemetry, task.neighbours, task.log, measured.started, measured.ended)
     telemetry.keep_utilisation(measured.started, measured.ended)
     return measured, telemetry
 

@@ -3,7 +3,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cubemesh.frameworks.base import Unsupported, monotonic_s  # noqa: E402
-from cubemesh.frameworks.ceilings import try_out  # noqa: E402
+from cubemesh.frameworks.ceilings import REST_S, try_out  # noqa: E402
 from cubemesh.frameworks.pytorch import build_ceiling  # noqa: E402
 from cubemesh.frameworks.pytorch.ceiling import Copy, MatrixProduct  # noqa: E402
 from cubemesh.model.spec import Ceiling, ProgramSettings  # noqa: E402
@@ -94,4 +94,4 @@ def test_an_h200_reaches_what_is_known_of_it(name, operation, least):
         pytest.skip(f"this GPU is no {name}")
     settings = ProgramSettings(precision="bf16")
     program = build_ceiling(Ceiling(operation=operation), settings, "cuda:0", 1)
-    assert max(try_out(program).rate_per_s for _ in range(5)) >= least, program.what
+    assert try_out(program, REST_S).rate_per_s >= least, program.what

@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -6,6 +8,7 @@ F = torch.nn.functional
 
 from cubemesh import networks  # noqa: E402
 from cubemesh.errors import UsageError  # noqa: E402
+from cubemesh.frameworks.process import Resumes  # noqa: E402
 from cubemesh.frameworks.pytorch import build  # noqa: E402
 from cubemesh.model.spec import Forward  # noqa: E402
 from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
@@ -227,3 +230,17 @@ def test_closing_gives_memory_back(make_request):
     program.close()
     gc.collect()
     assert weight() is None
+
+
+def test_a_program_sets_again_what_another_has_changed_for_the_process(make_request):
+    network = networks.build("little-cnn", 16, 10)
+    before = torch.get_num_threads()
+    try:
+        one = build(dataclasses.replace(make_request(network), threads=1))
+        build(dataclasses.replace(make_request(network), threads=2))
+        assert torch.get_num_threads() == 2
+        assert isinstance(one, Resumes)
+        one.resume()
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)

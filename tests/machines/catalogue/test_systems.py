@@ -137,6 +137,13 @@ def test_a_file_of_ones_own(tmp_path):
         ('title = "Four H100"', "", "line 1, title: is missing"),
         ('sources = ["its maker\'s manual"]', "sources = []", "line 3, sources: is"),
         ("[network]", "[network", "line 22"),
+        (
+            "generation = 4",
+            "generation = 4\ngb_per_s = 0",
+            "line 20, nvlink.gb_per_s: is 0 and must",
+        ),
+        ("generation = 5", "generation = 5\nlatency_us = -1", "line 15, pcie.latency_us: is -1"),
+        ("generation = 5", "generation = 5\ngb_per_s = nan", "line 15, pcie.gb_per_s: is nan"),
         ("[pcie]\ngeneration = 5", "[pcie]\ngpu_to_cpu = [0]\ngeneration = 5", "one or the other"),
     ],
 )
@@ -144,6 +151,21 @@ def test_what_does_not_fit_is_named_with_line_and_field(old: str, new: str, mess
     assert old in OWN
     with pytest.raises(DataError, match=message):
         read_system(OWN.replace(old, new), "own.toml", system)
+
+
+def test_figures_of_ones_own_stand_instead_of_the_kinds():
+    text = OWN.replace("generation = 4", "generation = 4\ngb_per_s = 50\nlatency_us = 2")
+    (link,) = read_system(text, "own.toml", system).topology.links_of("gpu0", "nvlink")
+    assert (link.bandwidth_bytes_per_s, link.latency_s) == (6 * 50e9, pytest.approx(2e-6))
+    assert link.sustained_bytes_per_s is None
+    cluster = (
+        'name = "c"\ntitle = "C"\nsources = ["x"]\nsystem = "dgx1-v100"\n[cluster]\n'
+        'systems = 2\ntechnology = "10gbe"\nports = 1\ngbit_per_s = 25\nlatency_us = 3\n'
+    )
+    found = read_system(cluster, "c.toml", system)
+    assert found.network_bytes_per_s == 25e9 / 8
+    assert found.cluster is not None
+    assert found.cluster.network.latency_s == pytest.approx(3e-6)
 
 
 def test_a_disconnected_system_is_refused():

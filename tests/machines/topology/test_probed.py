@@ -1,13 +1,16 @@
 """From a probed machine to its graph."""
 
+import subprocess
 from dataclasses import replace
 from itertools import combinations
 
 import pytest
 
 from cubemesh.errors import DataError
+from cubemesh.machines import probe
 from cubemesh.machines.topology import find_rings
 from cubemesh.machines.topology.probed import topology_of
+from cubemesh.machines.topology.smi_matrix import read_smi_matrix
 from cubemesh.model import Cpu, Gpu, GpuLink, Machine, Memory, Software
 
 
@@ -64,3 +67,48 @@ def test_without_gpus_or_links_the_reason_is_told():
         topology_of(replace(machine(2, "system", None), gpu_links=()))
     with pytest.raises(DataError, match="kind 'tin-can'"):
         topology_of(machine(2, "tin-can", None))
+
+
+def test_a_cube_mesh_has_two_processors_though_nvlink_hides_which(dgx1_v100):
+    """Pairs across the sockets that NVLink does not join say that they are; the others nothing."""
+    joined = {
+        (a.index, b.index): links[0].count
+        for a, b in combinations(dgx1_v100.gpus, 2)
+        if (
+            links := [
+                x for x in dgx1_v100.links_of(a.name, "nvlink") if b.name in (x.first, x.second)
+            ]
+        )
+    }
+    bare = machine(8, "system", None, "7.0")
+    told = replace(
+        bare,
+        gpu_links=tuple(
+            replace(x, kind="nvlink", links=joined[x.first, x.second])
+            if (x.first, x.second) in joined
+            else x
+            for x in bare.gpu_links
+        ),
+    )
+    topology = topology_of(told)
+    assert len(topology.of_kind("cpu")) == 2
+    assert len(topology.links_of("cpu0", "pcie")) == 4
+    assert len(find_rings(topology).rings) == 6
+
+
+@pytest.mark.gpu
+def test_the_probe_and_nvidia_smi_agree_on_this_machine():
+    own = probe()
+    if len(own.gpus) < 2:
+        pytest.skip("links need two GPUs, and there are fewer")
+    text = subprocess.run(
+        ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=True
+    ).stdout
+    probed, told = topology_of(own), read_smi_matrix(text)
+    assert [n.name for n in probed.gpus] == [n.name for n in told.gpus]
+    counts = [
+        {(x.first, x.second): x.count for x in t.links if x.kind == "nvlink"}
+        for t in (probed, told)
+    ]
+    assert counts[0] == counts[1]
+    assert len(find_rings(probed).rings) == len(find_rings(told).rings)

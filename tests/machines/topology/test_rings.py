@@ -101,7 +101,7 @@ def test_one_gpu_needs_no_ring_and_none_is_an_error(dgx1_v100: Topology):
 PAIRS = [(a, b) for a in range(6) for b in range(a + 1, 6)]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     counts=st.lists(st.integers(0, 3), min_size=15, max_size=15),
     gpus=st.sets(st.integers(0, 5), min_size=2),
@@ -109,8 +109,8 @@ PAIRS = [(a, b) for a in range(6) for b in range(a + 1, 6)]
 def test_rings_are_disjoint_and_hamiltonian_on_any_mesh(meshed, counts, gpus):
     mesh = [(a, b, n) for (a, b), n in zip(PAIRS, counts, strict=True) if n]
     topology = meshed(6, mesh)
-    started = time.perf_counter()
+    started = time.process_time()
     found = find_rings(topology, sorted(gpus))
-    assert time.perf_counter() - started < 2  # steps are limited; a busy host is slower
+    assert time.process_time() - started < 1  # steps are limited
     assert found.rings
     check(topology.subset(sorted(gpus)), found, {f"gpu{i}" for i in gpus})

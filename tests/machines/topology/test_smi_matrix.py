@@ -82,7 +82,8 @@ def test_a_board_with_switches_and_host_bridges():
 def test_two_gpus_without_anything_else():
     topology = read_smi_matrix("\tGPU0\tGPU1\nGPU0\tX\tNV4\nGPU1\tNV4\tX\n")
     assert len(find_rings(topology).rings) == 4
-    assert any("one is assumed" in note for note in topology.notes)
+    assert len(topology.of_kind("cpu")) == 1
+    assert any("as few processors" in note for note in topology.notes)
 
 
 @pytest.mark.parametrize(

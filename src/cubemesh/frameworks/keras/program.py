@@ -24,9 +24,9 @@ from cubemesh.frameworks.base import (
     BuildRequest,
     Capabilities,
     Unsupported,
-    check_weights,
     monotonic_s,
 )
+from cubemesh.frameworks.checks import check_weights
 from cubemesh.frameworks.exchange import Bucket
 from cubemesh.frameworks.keras.layers import LOWERINGS, Site, TorchRules
 from cubemesh.frameworks.tensorflow import runtime

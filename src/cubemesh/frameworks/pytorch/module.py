@@ -26,7 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cubemesh.frameworks.base import Array, check_layers, check_weights
+from cubemesh.frameworks.base import Array
+from cubemesh.frameworks.checks import check_layers, check_weights
 from cubemesh.frameworks.pytorch.lowerings import (
     ATTRIBUTES,
     LOWERINGS,

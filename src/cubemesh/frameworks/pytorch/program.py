@@ -207,7 +207,7 @@ class PyTorchProgram:
         return monotonic_s()
 
     def resume(self) -> None:
-        """See `Resumes` in frameworks/base."""
+        """See `Resumes` in frameworks/process."""
         prepare(self.device, self._settings.precision, self._threads)
 
     def close(self) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from cubemesh.frameworks.base import PADDING, Array, Unsupported, check_layers
+from cubemesh.frameworks.base import PADDING, Array, Unsupported
+from cubemesh.frameworks.checks import check_layers
 from cubemesh.frameworks.tensorflow.lowerings import LOWERINGS
 from cubemesh.frameworks.tensorflow.place import Place
 from cubemesh.frameworks.tensorflow.runtime import Numerics

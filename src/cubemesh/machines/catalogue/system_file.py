@@ -30,6 +30,7 @@ names the line and the field.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from cubemesh.errors import DataError, UsageError
@@ -45,6 +46,8 @@ MOST_GPUS = 64
 
 _WORDS = ("name", "title", "sources", "facts")
 _PARTS = ("gpus", "cpus", "pcie", "nvlink", "network")
+_RATES = ("gb_per_s", "latency_us")
+"""What a table of links may say instead of its kind's own figures: of one link, one way."""
 
 
 def read_system(text: str, file: str, known: Callable[[str], System]) -> System:
@@ -94,6 +97,15 @@ def _device(part: Fields | None, kind: str) -> str:
     return found
 
 
+def _rated(table: Fields, link: Link) -> Link:
+    """A link with the table's own bandwidth and latency, where it has them."""
+    rate, latency = (table.above_zero(name) for name in _RATES)
+    if rate is not None:
+        bandwidth = rate * 1e9 * link.count
+        link = replace(link, bandwidth_bytes_per_s=bandwidth, sustained_bytes_per_s=None)
+    return link if latency is None else replace(link, latency_s=latency * 1e-6)
+
+
 def _read_cluster(top: Fields, known: Callable[[str], System]) -> System:
     top.only((*_WORDS, "system", "cluster"))
     try:
@@ -105,8 +117,18 @@ def _read_cluster(top: Fields, known: Callable[[str], System]) -> System:
     table = top.table("cluster")
     if table is None:
         top.wrong("cluster", "is missing: it tells how many systems there are, and their network.")
-    table.only(("systems", "technology", "ports", "switch_ports", "ports_used", "systems_per_leaf"))
+    table.only(
+        (
+            *("systems", "technology", "ports", "switch_ports", "ports_used", "systems_per_leaf"),
+            *("gbit_per_s", "latency_us"),
+        )
+    )
     network = NETWORKS[table.one_of("technology", NETWORKS)]
+    rate, latency = table.above_zero("gbit_per_s"), table.above_zero("latency_us")
+    if rate is not None:
+        network = replace(network, gbit_per_s=rate)
+    if latency is not None:
+        network = replace(network, latency_s=latency * 1e-6)
     cluster = Cluster(
         systems=table.whole("systems", least=1),
         network=network,
@@ -160,7 +182,8 @@ class _Parts:
     def _devices(self, part: Fields | None, kind: Any) -> int:
         if part is None:
             return 0
-        part.only(("device", "count") if kind == "gpu" else ("device", "count", "link", "links"))
+        fields = ("device", "count")
+        part.only(fields if kind == "gpu" else (*fields, "link", "links", *_RATES))
         count = part.whole("count", least=1, most=MOST_GPUS)
         device = _device(part, kind)
         self.nodes += [
@@ -172,20 +195,20 @@ class _Parts:
         if cpus is None:
             return
         if self.cpus == 1:
-            for key in ("link", "links"):
+            for key in ("link", "links", *_RATES):
                 if key in cpus:
                     cpus.wrong(key, "there is one processor; a link joins two or more.")
             return
         kind = cpus.one_of("link", speeds.SMP)
         count = cpus.whole("links", 1, 16, default=1)
         self.links += [
-            smp(f"cpu{a}", f"cpu{b}", kind, count)
+            _rated(cpus, smp(f"cpu{a}", f"cpu{b}", kind, count))
             for a in range(self.cpus)
             for b in range(a + 1, self.cpus)
         ]
 
     def _pcie(self, table: Fields) -> None:
-        table.only(("generation", "width", "gpu_to_switch", "switch_to_cpu", "gpu_to_cpu"))
+        table.only(("generation", "width", "gpu_to_switch", "switch_to_cpu", "gpu_to_cpu", *_RATES))
         generation, width = self._lanes(table)
         if not self.cpus:
             table.wrong("switch_to_cpu", "there are no processors: add [cpus].")
@@ -196,7 +219,7 @@ class _Parts:
             for gpu, cpu in enumerate(
                 table.places("gpu_to_cpu", self.gpus, self.cpus, "processors")
             ):
-                self.links.append(pcie(f"gpu{gpu}", f"cpu{cpu}", generation, width))
+                self.links.append(_rated(table, pcie(f"gpu{gpu}", f"cpu{cpu}", generation, width)))
             return
         above = table.values.get("switch_to_cpu")
         self.switches = len(above) if isinstance(above, list) else 0
@@ -207,9 +230,11 @@ class _Parts:
         for switch, cpu in enumerate(over):
             name = f"switch{switch}"
             self.nodes.append(Node(name=name, kind="pcie-switch", index=switch))
-            self.links.append(pcie(name, f"cpu{cpu}", generation, width))
+            self.links.append(_rated(table, pcie(name, f"cpu{cpu}", generation, width)))
         for gpu, switch in enumerate(under):
-            self.links.append(pcie(f"gpu{gpu}", f"switch{switch}", generation, width))
+            self.links.append(
+                _rated(table, pcie(f"gpu{gpu}", f"switch{switch}", generation, width))
+            )
 
     @staticmethod
     def _lanes(table: Fields) -> tuple[int, int]:
@@ -217,7 +242,7 @@ class _Parts:
         return generation, table.one_of("width", speeds.PCIE_WIDTHS, default=16)
 
     def _nvlink(self, table: Fields) -> None:
-        table.only(("generation", "pairs", "switches", "links_per_gpu"))
+        table.only(("generation", "pairs", "switches", "links_per_gpu", *_RATES))
         generation = table.one_of("generation", tuple(speeds.NVLINK_BYTES_PER_S))
         if not self.gpus:
             table.wrong("generation", "there are no GPUs: add [gpus].")
@@ -231,7 +256,7 @@ class _Parts:
         per_gpu = table.whole("links_per_gpu", 1, 64)
         self.nodes.append(Node(name="nvswitch", kind="nvswitch", count=switches))
         self.links += [
-            nvlink(f"gpu{gpu}", "nvswitch", per_gpu, generation, switched=True)
+            _rated(table, nvlink(f"gpu{gpu}", "nvswitch", per_gpu, generation, switched=True))
             for gpu in range(self.gpus)
         ]
 
@@ -260,7 +285,8 @@ class _Parts:
             if frozenset((first, second)) in seen:
                 table.wrong(key, f"GPUs {first} and {second} are given twice.")
             seen.add(frozenset((first, second)))
-            self.links.append(nvlink(f"gpu{first}", f"gpu{second}", count, generation))
+            link = nvlink(f"gpu{first}", f"gpu{second}", count, generation)
+            self.links.append(_rated(table, link))
 
     def _network(self, table: Fields, lanes: Fields | None) -> None:
         table.only(("technology", "ports", "port_to_switch", "port_to_cpu", "generation", "width"))

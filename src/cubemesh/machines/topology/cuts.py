@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-
-import networkx
+from typing import Any
 
 from cubemesh.errors import UsageError
 from cubemesh.machines.topology.graph import Topology
@@ -47,7 +46,9 @@ def bisection(topology: Topology, gpus: Sequence[int] | None = None) -> Bisectio
     return Bisection(bandwidth_bytes_per_s=flow, half=half, exact=exact)
 
 
-def _flow_graph(topology: Topology, names: set[str]) -> networkx.DiGraph:
+def _flow_graph(topology: Topology, names: set[str]) -> Any:
+    import networkx
+
     left_out = {n.name for n in topology.devices} - names if topology.gpus else set()
     kept = [x for x in topology.links if not {x.first, x.second} & left_out]
     nvlinks = [link for link in kept if link.kind == "nvlink"]
@@ -78,8 +79,10 @@ def _neighbouring_halves(names: tuple[str, ...]) -> list[tuple[str, ...]]:
     ]
 
 
-def _flow(graph: networkx.DiGraph, half: tuple[str, ...], names: tuple[str, ...]) -> float:
+def _flow(graph: Any, half: tuple[str, ...], names: tuple[str, ...]) -> float:
     """From one half to the other, with a source before the one and a sink behind the other."""
+    import networkx
+
     graph = graph.copy()
     for name in names:
         # An edge without a capacity carries any flow.

@@ -4,6 +4,9 @@ Nodes are GPUs, processors, PCIe switches, host bridges, NVSwitches and network 
 a bandwidth for one way (both ways may be used at once) and a latency. All NVSwitches of a system
 are one node, as in NCCL's own graph (NVIDIA/nccl, src/graph/topo.cc): every GPU has the same number
 of links to each of them, so that they never are the narrow place before a GPU's own links are.
+
+networkx is imported where it is used, here and beside: it takes a fifth of a second, which only
+questions about graphs need.
 """
 
 from __future__ import annotations
@@ -13,8 +16,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
-
-import networkx
 
 from cubemesh.errors import DataError, UsageError
 
@@ -99,6 +100,8 @@ class Topology:
     @cached_property
     def graph(self) -> Any:
         """The same as a `networkx.MultiGraph`: nodes carry `node`, edges `link`, keyed by kind."""
+        import networkx
+
         graph = networkx.MultiGraph(name=self.name)
         for node in self.nodes:
             graph.add_node(node.name, node=node)
@@ -186,6 +189,8 @@ def _check_link(name: str, link: Link, nodes: set[str]) -> None:
 
 def _check_connected(topology: Topology) -> None:
     """Every device must reach every other, over whatever links there are."""
+    import networkx
+
     first, *others = topology.devices
     reached = networkx.node_connected_component(topology.graph, first.name)
     lost = [node.name for node in others if node.name not in reached]

@@ -11,7 +11,7 @@ slowest that is usual, and a note of the topology says so.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cubemesh.errors import DataError
 from cubemesh.machines.topology import speeds
@@ -72,6 +72,7 @@ class _Builder:
         self.nodes: list[Node] = []
         self.links: list[Link] = []
         self.notes = list(seen.notes)
+        self.told_sockets = True
 
     def build(self) -> Topology:
         seen = self.seen
@@ -107,10 +108,15 @@ class _Builder:
                 above = self._bridge(cpu, bridge) if told_apart else cpu
                 for switch in (s for s in switches if s[0] in bridge):
                     self._switch(above, switch)
+        if not self.told_sockets:
+            self.notes.append(
+                "Which processor GPUs joined by NVLink are at is not told: as few processors as "
+                "the rest allows are assumed."
+            )
         if len(sockets) > 1:
             self.notes.append("The link between processors is not told: one QPI is assumed.")
         self.links += [
-            smp(f"cpu{a}", f"cpu{b}", USUAL_SMP, 1)
+            _assumed(smp(f"cpu{a}", f"cpu{b}", USUAL_SMP, 1))
             for a in range(len(sockets))
             for b in range(a + 1, len(sockets))
         ]
@@ -137,33 +143,37 @@ class _Builder:
             for i, words in enumerate(self.seen.near):
                 if words:
                     joined.append((beside.setdefault(words, i), i))
-            if not beside and self.seen.gpus > 1:
-                joined += self._not_told()
         for a, b in joined:
             first, second = sorted((root(a), root(b)))
             parent[second] = first
         found: dict[int, list[int]] = {}
         for i in range(self.size):
             found.setdefault(root(i), []).append(i)
-        return list(found.values())
+        groups = list(found.values())
+        return self._fewest(groups) if near and not any(self.seen.near) else groups
 
-    def _not_told(self) -> list[tuple[int, int]]:
-        """GPUs of which nothing is told but NVLinks are put at one processor."""
-        silent = [
-            i
-            for i in range(self.seen.gpus)
-            if all(pair.reach == "nvlink" for ends, pair in self.seen.pairs.items() if i in ends)
-        ]
-        if len(silent) > 1:
-            names = ", ".join(self.names[i] for i in silent)
-            self.notes.append(f"The processor is not told of {names}: one is assumed.")
-        return [(silent[0], other) for other in silent[1:]]
+    def _fewest(self, groups: list[list[int]]) -> list[list[int]]:
+        """Groups of which nothing says that they are at different processors, put together."""
+        found: list[list[int]] = []
+        for group in groups:
+            for other in found:
+                if not any(self._apart(a, b) for a in group for b in other):
+                    other += group
+                    self.told_sockets = False
+                    break
+            else:
+                found.append(list(group))
+        return [sorted(group) for group in found]
+
+    def _apart(self, a: int, b: int) -> bool:
+        pair = self.seen.pairs.get((min(a, b), max(a, b)))
+        return pair is not None and pair.reach == "system"
 
     def _bridge(self, cpu: str, members: list[int]) -> str:
         number = sum(node.kind == "host-bridge" for node in self.nodes)
         name = f"bridge{number}"
         self.nodes.append(Node(name=name, kind="host-bridge", index=number))
-        self.links.append(pcie(name, cpu, *self._lanes(members)))
+        self.links.append(self._pcie(name, cpu, members))
         return name
 
     def _switch(self, above: str, members: list[int]) -> None:
@@ -171,16 +181,16 @@ class _Builder:
             number = sum(node.kind == "pcie-switch" for node in self.nodes)
             name = f"switch{number}"
             self.nodes.append(Node(name=name, kind="pcie-switch", index=number))
-            self.links.append(pcie(name, above, *self._lanes(members)))
+            self.links.append(self._pcie(name, above, members))
             above = name
-        self.links += [pcie(self.names[i], above, *self._lanes([i])) for i in members]
+        self.links += [self._pcie(self.names[i], above, [i]) for i in members]
 
-    def _lanes(self, members: list[int]) -> tuple[int, int]:
-        """The widest of what its members have."""
+    def _pcie(self, name: str, above: str, members: list[int]) -> Link:
+        """A link as wide as the widest of what its members have."""
         told = [
             lanes for i in members if i < len(self.seen.lanes) and (lanes := self.seen.lanes[i])
         ]
-        return max(told, default=USUAL_LANES)
+        return pcie(name, above, *max(told)) if told else _assumed(pcie(name, above, *USUAL_LANES))
 
     def _mesh(self) -> None:
         direct = {
@@ -197,9 +207,7 @@ class _Builder:
         most = MOST_NVLINKS[generation] if generation else max(MOST_NVLINKS.values())
         if max(of_one) <= most:
             for (a, b), count in direct.items():
-                self.links.append(
-                    nvlink(self.names[a], self.names[b], count, generation or USUAL_NVLINK)
-                )
+                self.links.append(self._nvlink(self.names[a], self.names[b], count))
             return
         # More links than a GPU has: each pair shows all of them, since they lead to switches.
         self.nodes.append(Node(name="nvswitch", kind="nvswitch"))
@@ -212,15 +220,19 @@ class _Builder:
                     f"{self.seen.name}: {self.names[i]} has {max(counts)} NVLinks to one other; "
                     f"a GPU has {most} at most."
                 )
-            self.links.append(
-                nvlink(
-                    self.names[i],
-                    "nvswitch",
-                    max(counts),
-                    generation or USUAL_NVLINK,
-                    switched=True,
-                )
-            )
+            self.links.append(self._nvlink(self.names[i], "nvswitch", max(counts)))
+
+    def _nvlink(self, first: str, second: str, count: int) -> Link:
+        generation, switched = self.seen.nvlink_generation, second == "nvswitch"
+        if generation is not None:
+            return nvlink(first, second, count, generation, switched=switched)
+        link = nvlink(first, second, count, USUAL_NVLINK, switched=switched)
+        return _assumed(replace(link, name="NVLink"))
+
+
+def _assumed(link: Link) -> Link:
+    """A link whose kind is not told; its name says so wherever it is shown."""
+    return replace(link, name=f"{link.name} (assumed)")
 
 
 def generation_of(compute_capability: str | None) -> int | None:

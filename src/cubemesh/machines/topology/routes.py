@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import networkx
-
 from cubemesh.errors import UsageError
 from cubemesh.machines.topology.graph import Link, Topology
 
@@ -89,6 +87,8 @@ def routes(topology: Topology, names: Sequence[str]) -> dict[tuple[str, str], Ro
 def hops(topology: Topology, first: str, second: str) -> int | None:
     """NVLinks on the shortest way between two GPUs, forwarding GPUs included; an NVSwitch is no
     stop. None where NVLink does not join them."""
+    import networkx
+
     graph = networkx.Graph()
     for link in topology.links:
         if link.kind == "nvlink":
@@ -140,6 +140,8 @@ def _hop_weight(topology: Topology, link: Link) -> int:
 def _shortest(topology: Topology, first: str, second: str, kinds: set[str]) -> Route | None:
     """The way of fewest links of these kinds, of those the widest, that passes no other device;
     None where there is none."""
+    import networkx
+
     stops = {n.name for n in topology.nodes if n.kind in ("gpu", "nic")} - {first, second}
     graph = networkx.Graph()
     best: dict[frozenset[str], Link] = {}

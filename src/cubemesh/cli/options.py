@@ -1,0 +1,46 @@
+"""What verbs share: options, the store they open, and how they show what they found."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from cubemesh.results import Store
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object with its schema.")]
+StoreAt = Annotated[
+    str | None,
+    typer.Option("--store", metavar="PATH|URL", help="Where results are kept; default: XDG data."),
+]
+FailBelow = Annotated[
+    float | None,
+    typer.Option(
+        "--fail-below",
+        min=0.0,
+        metavar="RATIO",
+        help="Exit with 99 where the whole 95 % interval of B's throughput over A's is lower.",
+    ),
+]
+
+
+def open_store(location: str | None, *, reading: bool = False) -> Store:
+    """The store at `location`; one that is only read must exist."""
+    from cubemesh.results import Store
+
+    return Store.open(location, must_exist=reading, read_only=reading)
+
+
+def show(plain: Any, as_json: bool, draw: Any) -> None:
+    """One JSON object on stdout, or the same for people."""
+    if as_json:
+        import json
+
+        json.dump(plain, sys.stdout, indent=1, allow_nan=False)
+        sys.stdout.write("\n")
+        return
+    from cubemesh.views import terminal
+
+    draw(terminal.stdout_console())

@@ -1,0 +1,14 @@
+"""What is kept for a whole process, and changed by the next program that is built in it?"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Resumes(Protocol):
+    """A `Program` of a framework that keeps settings for the whole process, such as threads, which
+    another program in it may have changed; others need not offer this."""
+
+    def resume(self) -> None:
+        """Set them again as this program's steps need them. Nothing may be in flight."""
