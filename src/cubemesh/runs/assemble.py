@@ -56,9 +56,10 @@ def assemble(
     device as the worker names it.
     """
     own = [e for e in events if not e.get("of_rank")]
-    told = {e.get("of_rank", 0): from_plain(Outcome, e["outcome"]) for e in _of(events, "outcome")}
+    ends = sorted(_of(events, "outcome"), key=lambda e: float(e["t"]))
+    told = {e.get("of_rank", 0): from_plain(Outcome, e["outcome"]) for e in ends}
     outcomes = rank_outcomes.of_ranks(told, ending, spec.placement.devices)
-    outcome = rank_outcomes.of_run(outcomes)
+    outcome = rank_outcomes.of_run(outcomes, told)
     windows = tuple(_nouns(events, "window", Window))
     series = join(_nouns(events, "series", Series))
     measured = _figures(spec, windows, ending.elapsed_s)

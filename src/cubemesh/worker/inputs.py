@@ -59,7 +59,7 @@ def open_split(spec: RunSpec, network: Network, split: Split) -> Source:
         work.data_path,
         split,
         seed=work.seed,
-        samples_needed=work.batch_per_device,
+        samples_needed=work.batch_per_device * spec.placement.devices,
         reading=reading,
     )
 

@@ -28,6 +28,10 @@ EXITS_FILE = "exits.json"
 FAILED = 3
 """Exit code of a rank whose outcome is not ok: the agent then ends the others, which would wait for
 it for ever."""
+LOST_S = 1.0
+"""How long a rank that has crashed waits before it says so. Where it crashed because another died
+in the middle of an operation, the agent sees that one first and ends this one meanwhile, so that
+the reason of the run is the one that died."""
 JOIN_S = 120.0
 """How long a rank waits for the others, at the start and in every operation."""
 

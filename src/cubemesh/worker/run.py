@@ -46,6 +46,8 @@ def run_job(job: Job) -> Outcome:
             is_out_of_memory=known.is_out_of_memory,
             device=known.device,
         )
+        if outcome.status is Status.CRASHED and ranks.whoami().ranks > 1:
+            time.sleep(ranks.LOST_S)
     else:
         outcome = Outcome(status=Status.OK)
     log.outcome(outcome)

@@ -176,6 +176,9 @@ def work(job_path: Path) -> int:
 def _work_as_rank(job_path: str) -> None:
     """The life of a rank, forked from the agent."""
     limits.die_with_parent(os.getppid())
+    # The agent's own handler, inherited, would make an exception of the signal by which it ends the
+    # ranks when one of them fails, and each would tell that as an outcome of its own.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     code = work(Path(job_path))
     sys.stdout.flush()
     if code:  # a rank that is done returns: the agent waits for that
