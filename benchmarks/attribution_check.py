@@ -42,6 +42,7 @@ from cubemesh.measure.stamps import StampedSteps
 from cubemesh.measure.timer import measure
 from cubemesh.model.spec import Effort, Placement, ProgramSettings, TrainSteps
 from cubemesh.parallel import exchanges
+from cubemesh.statistics import median
 
 MOST_OTHER = 0.05
 HAND_OVER_S, HAND_OVER_WITHIN_S = 5e-3, 0.5e-3
@@ -111,9 +112,10 @@ class SlowSource:
 
     @property
     def minibatch_s(self) -> float:
-        """What a whole minibatch really took."""
-        samples = sum(n for n, _ in self.made)
-        return math.fsum(s for _, s in self.made) * self.batch_size / samples
+        """What a whole minibatch really took, in the median over the later half of them: in the
+        first ones memory is touched for the first time."""
+        later = self.made[len(self.made) // 2 :]
+        return median([seconds / samples * self.batch_size for samples, seconds in later])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.source, name)

@@ -143,9 +143,10 @@ def cost(
 
 
 def _step_s(watch: Stopwatch) -> float:
-    """Seconds of a step after some seconds of warm-up."""
-    start = time.perf_counter()
+    """Seconds of a step after some seconds of warm-up. The first step stands outside them: it tries
+    algorithms, for seconds."""
     window = watch.window("warm-up", 1)
+    start = time.perf_counter()
     while time.perf_counter() - start < WARM_S:
         window = watch.window("warm-up", max(1, math.ceil(0.2 / window.step_s)))
     return window.step_s

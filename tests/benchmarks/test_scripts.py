@@ -96,6 +96,7 @@ def test_a_slow_source_passes_within_a_tenth(script, stall_ms, passed):
 
         def take_apart(self, source, threads, data_on):
             assert (source.seconds, threads, data_on) == (pytest.approx(0.02), 1, "host")
+            source.made.append((8, 0.02))
             return taken(check, step_ms=20, compute=10, input_stall=stall_ms)
 
     fed = taken(check, compute=10, input_stall=0)

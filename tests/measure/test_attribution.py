@@ -175,6 +175,26 @@ def test_delays_of_the_device_are_launch_gaps():
     assert found["other"] == pytest.approx(0, abs=1e-6)
 
 
+def test_the_way_to_the_device_is_told_by_what_found_all_of_it_idle():
+    stamped = window((0, 0, 1, 0), wait=20)
+    begin = stamped.stamps[0].step
+    calls_and_work = [  # (called, began, lasted, stream), in milliseconds
+        (0.0, 0.2, 10.0, 7),
+        (0.1, 10.2, 1.0, 9),  # waits for the other stream: the device was at work
+        (0.3, 10.3, 5.0, 7),
+    ]
+    events = []
+    for number, (called, began, lasted, lane) in enumerate(calls_and_work, start=1):
+        at = {"start_s": begin + called * MS, "duration_s": 0.01 * MS}
+        events.append(ProfileEvent(name="cudaLaunchKernel", kind="runtime", launch=number, **at))
+        at = {"start_s": begin + began * MS, "duration_s": lasted * MS, "lane": lane}
+        events.append(ProfileEvent(name="gemm", kind="kernel", launch=number, **at))
+    profile = Profile(events=tuple(sorted(events, key=lambda event: event.start_s)))
+    found = record([(stamped, profile)])
+    assert found.latency_s == pytest.approx(0.2 * MS)
+    assert found.turnaround_s == pytest.approx(0.1 * MS)
+
+
 def test_waiting_for_the_last_rank_is_told_from_moving_data():
     own = [(0.0, 10.0), (20.0, 25.0), (30.0, 31.0)]
     waiting, moving = straggler_wait(own, [4.0, 19.0, 35.0])

@@ -1,6 +1,7 @@
 """Operations and bytes of a run against a datasheet and against what was measured, by hand."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 
@@ -8,6 +9,7 @@ from cubemesh.model import (
     Ceiling,
     Figure,
     Forward,
+    Input,
     Outcome,
     Placement,
     ProgramSettings,
@@ -142,8 +144,9 @@ def test_more_than_a_peak_is_a_warning_with_its_cause():
         dataclasses.replace(steps(), figures={}),
         dataclasses.replace(steps(), ranks=()),
         steps(framework="null", script="step=0.1"),
+        steps(kind=partial(Input, stage="read")),
     ],
-    ids=["a ceiling", "nothing measured", "never began", "a script"],
+    ids=["a ceiling", "nothing measured", "never began", "a script", "a stage of the input"],
 )
 def test_where_nothing_was_computed_nothing_is_added(run):
     assert with_usage(run, []) == run

@@ -20,6 +20,8 @@ WIDE, HIGH = 0.7, 0.25
 """Powers of ten between two names, to the side and upwards, that keep them apart."""
 MOST_CATEGORIES = 6
 """Colours there are: further categories, which lose least, are left out."""
+CATEGORIES = ("convolution", "matrix product", "normalisation", "elementwise", "pooling")
+"""In the order of their colours."""
 ROWS = 8
 NOTE = (
     "Roofline: operations for each byte moved against operations a second, forward and backward. "
@@ -43,10 +45,10 @@ def roofline(record: RunRecord, name: str = "roofline") -> Chart | None:
     lines = [*_layers(points, record.run_id)]
     lines += _roof(roof, span, "measured", "reference")
     lines += _roof(sheet, span, "datasheet", "published")
-    work = record.spec.work
+    network, batch = getattr(record.spec.work, "network", ""), record.spec.batch_per_device
     return Chart(
         name=name,
-        title=f"{getattr(work, 'network', '')}: layers under the roof",
+        title=f"{network} at minibatch {batch}: layers under the roof",
         kind="scatter",
         x=Axis(name="operations for each byte moved", unit="FLOP/B", scale="log10"),
         y=Axis(name="operations a second", unit="FLOP/s", scale="log10"),
@@ -97,12 +99,15 @@ def _row(point: LayerPoint, run_id: str) -> tuple[Cell, ...]:
 
 
 def _layers(points: Sequence[LayerPoint], run_id: str) -> list[Line]:
-    """A line of points for each category, the category that loses most first."""
+    """A line of points for each category that loses most, in an order that gives a category the
+    same colour in most charts."""
     lost: dict[str, float] = {}
     for point in points:
         lost[point.category] = lost.get(point.category, 0.0) + point.lost_s
     named = _named(points)
-    order = sorted(lost, key=lambda category: -lost[category])
+    most = sorted(lost, key=lambda category: -lost[category])[:MOST_CATEGORIES]
+    usual = [category for category in CATEGORIES if category in most]
+    order = [*usual, *(category for category in most if category not in usual)]
     return [
         Line(
             name=category,
@@ -117,7 +122,7 @@ def _layers(points: Sequence[LayerPoint], run_id: str) -> list[Line]:
                 if p.category == category
             ),
         )
-        for category in order[:MOST_CATEGORIES]
+        for category in order
     ]
 
 

@@ -10,8 +10,8 @@ give the device's timeline without the profiler's slowing the host:
                ended, `turnaround_s` later
     lasts      as long as in the profile
 
-Both delays are medians over the profile: of kernels that found their stream idle, and of those that
-did not. Waiting of one stream for another is not played.
+Both delays are medians over the profile: of kernels that found the device idle, and of those that
+found their stream at work. Waiting of one stream for another is not played.
 """
 
 from __future__ import annotations
@@ -160,13 +160,15 @@ def _delays(
     latencies: list[float],
     turnarounds: list[float],
 ) -> None:
-    """Add what the device's work of one profile tells of both delays."""
+    """Add what the device's work of one profile tells of both delays. What is launched on an idle
+    stream while another works may wait for that one: it tells nothing of the way to the device."""
     last_end: dict[int, float] = {}
     for event in work:
         call = called.get(event.launch) if event.launch else None
         before = last_end.get(event.lane, -math.inf)
         if call is not None and call.start_s >= before:
-            latencies.append(max(0.0, event.start_s - call.start_s))
+            if call.start_s >= max(last_end.values(), default=-math.inf):
+                latencies.append(max(0.0, event.start_s - call.start_s))
         elif call is not None and call.end_s < before:
             turnarounds.append(max(0.0, event.start_s - before))
         last_end[event.lane] = max(before, event.end_s)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from cubemesh.machines.catalogue import find
 from cubemesh.model.record import Figure, RunRecord
-from cubemesh.model.spec import Ceiling, Forward, NetworkWork
+from cubemesh.model.spec import Ceiling, Forward, Train, TrainSteps
 from cubemesh.model.warning import Warning
 from cubemesh.networks import build_for
 from cubemesh.networks.cost import totals
@@ -55,8 +55,8 @@ def with_usage(record: RunRecord, measured: Sequence[RunRecord]) -> RunRecord:
     nothing was trained. `measured` are records of ceilings, those of other devices too."""
     work = record.spec.work
     rate = record.figures.get("throughput_per_s")
-    if not isinstance(work, NetworkWork) or rate is None or not record.ranks:
-        return record
+    if not isinstance(work, (TrainSteps, Forward, Train)) or rate is None or not record.ranks:
+        return record  # a stage of the input computes no network, though it names one
     if record.spec.program.script is not None:  # nothing was computed
         return record
     network, batch = build_for(work), work.batch_per_device

@@ -1,0 +1,64 @@
+"""The verb that says what to expect before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cubemesh.cli.options import AsJson, StoreAt, open_store, show
+
+if TYPE_CHECKING:
+    from cubemesh.model import RunRecord
+
+
+def predict(
+    network: Annotated[str, typer.Argument(help="The network that is trained.")],
+    machine: Annotated[
+        str,
+        typer.Option(
+            "--machine",
+            metavar="NAME|FILE",
+            help="A system or cluster of the catalogue, or of a .toml, .xml or .txt file.",
+        ),
+    ],
+    devices: Annotated[
+        str, typer.Option("--devices", metavar="1,2,…", help="On how many devices.")
+    ] = "1,2,4,8",
+    batch_per_device: Annotated[
+        int, typer.Option("--batch-per-device", min=1, help="Samples of each device in a step.")
+    ] = 64,
+    precision: Annotated[str, typer.Option(help="fp32, tf32, bf16, fp16 or fp64.")] = "fp32",
+    regime: Annotated[
+        str,
+        typer.Option(
+            help="weak: the minibatch stands for each device; strong: all devices share it."
+        ),
+    ] = "weak",
+    measured: Annotated[
+        list[str] | None,
+        typer.Option(metavar="N=SAMPLES_PER_S", help="What N devices reached; may be repeated."),
+    ] = None,
+    calibrate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN|FILE.csv", help="A stored run of one device, or measured collectives."
+        ),
+    ] = None,
+    store: StoreAt = None,
+    as_json: AsJson = False,
+) -> None:
+    """How fast so many devices will train a network, and what will limit them."""
+    from cubemesh.views.prediction import predicted
+
+    known: RunRecord | Path | None = None
+    if calibrate is not None and calibrate.lower().endswith(".csv"):
+        known = Path(calibrate)
+    elif calibrate is not None:
+        with open_store(store, reading=True) as opened:
+            known = opened.record(calibrate)
+    plain, drawn = predicted(
+        network, machine, devices, batch_per_device, precision, regime, measured or (), known
+    )
+    show(plain, as_json, drawn)

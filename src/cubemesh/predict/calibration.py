@@ -1,0 +1,223 @@
+"""Which numbers does a prediction rest on, and who says so?
+
+A `Calibration` is a value: factors, each measured, fitted or assumed, with its source, and sweeps
+of collectives that were measured. The default has assumed factors alone; what is measured replaces
+them one by one. NCCL's are the constants of its own tuning model for the Simple protocol
+(`nccl_constants.json`); that model is off by 6 to 40 % against measurement.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
+from typing import Literal, get_args
+
+from cubemesh.errors import DataError, unknown_name
+
+Origin = Literal["measured", "fitted", "assumed"]
+Operation = Literal["all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce"]
+OPERATIONS: tuple[Operation, ...] = get_args(Operation)
+
+SWEEP_COLUMNS = ("operation", "devices", "bytes", "seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factor:
+    """One number of the model."""
+
+    value: float
+    unit: str
+    """Empty for a plain ratio."""
+    origin: Origin
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """Measured times of one collective on so many devices; sizes rise, and there are two at
+    least. DataError for what does not fit."""
+
+    operation: Operation
+    devices: int
+    size_bytes: tuple[float, ...]
+    """As nccl-tests counts them: of the whole array, for all-gather of the gathered one."""
+    seconds: tuple[float, ...]
+    source: str
+
+    def __post_init__(self) -> None:
+        where = f"{self.source}: {self.operation} on {self.devices} devices"
+        if self.devices < 2:
+            raise DataError(f"{where}: a collective has 2 devices at least.")
+        if len(self.size_bytes) != len(self.seconds) or len(self.size_bytes) < 2:
+            raise DataError(f"{where} needs two sizes at least, and a time for each.")
+        if not all(math.isfinite(v) and v > 0 for v in (*self.size_bytes, *self.seconds)):
+            raise DataError(f"{where}: every size and every time must be above 0.")
+        if any(b <= a for a, b in zip(self.size_bytes, self.size_bytes[1:], strict=False)):
+            raise DataError(f"{where}: the sizes must rise, each given once.")
+
+    def at(self, size_bytes: float) -> float:
+        """Seconds for this size: straight lines between logarithms. Below the smallest size its
+        time stands (latency), above the largest its bandwidth does. A time that fell as sizes rose
+        was noise: the longest of the smaller sizes stands."""
+        sizes, times = self.size_bytes, _rising(self.seconds)
+        if size_bytes <= sizes[0]:
+            return times[0]
+        if size_bytes >= sizes[-1]:
+            return times[-1] * size_bytes / sizes[-1]
+        i = next(i for i, size in enumerate(sizes) if size > size_bytes)
+        part = math.log(size_bytes / sizes[i - 1]) / math.log(sizes[i] / sizes[i - 1])
+        return float(times[i - 1] * (times[i] / times[i - 1]) ** part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """The factors by name, and the sweeps."""
+
+    factors: Mapping[str, Factor]
+    sweeps: tuple[Sweep, ...] = field(default=())
+
+    def __getitem__(self, name: str) -> float:
+        """The value of a factor; UsageError for one that there is not."""
+        if name not in self.factors:
+            raise unknown_name("factor of a calibration", name, self.factors, plural="factors")
+        return self.factors[name].value
+
+    def with_factor(self, name: str, value: float, origin: Origin, source: str) -> Calibration:
+        """The same with another value for a factor that there is."""
+        _ = self[name]
+        changed = replace(self.factors[name], value=value, origin=origin, source=source)
+        return replace(self, factors={**self.factors, name: changed})
+
+    def with_sweeps(self, *sweeps: Sweep) -> Calibration:
+        """The same with these sweeps; each replaces one of its operation and device count."""
+        kept = {(s.operation, s.devices): s for s in (*self.sweeps, *sweeps)}
+        return replace(self, sweeps=tuple(kept.values()))
+
+    def sweep(self, operation: Operation, devices: int) -> Sweep | None:
+        """The measured times of this collective on so many devices; None where there are none."""
+        alike = [s for s in self.sweeps if (s.operation, s.devices) == (operation, devices)]
+        return alike[-1] if alike else None
+
+
+@cache
+def assumed() -> Calibration:
+    """What is taken where nothing was measured: every factor says so, and whose it is."""
+    text = resources.files(__package__).joinpath("nccl_constants.json").read_text("utf-8")
+    nccl = json.loads(text)
+    found = {
+        f"{shape}_base_s": _assumed(us * 1e-6, "s", nccl["source"])
+        for shape, us in nccl["base_latency_us"].items()
+    }
+    for over, shapes in nccl["hop_latency_us"].items():
+        for shape, us in shapes.items():
+            found[f"{shape}_hop_{over}_s"] = _assumed(us * 1e-6, "s", nccl["source"])
+    found["tree_efficiency"] = _assumed(nccl["tree_efficiency"], "", nccl["source"])
+    found["ring_fill_steps"] = _assumed(
+        1 / nccl["slices_per_chunk"],
+        "",
+        f"{nccl['source']}: a chunk moves in {nccl['slices_per_chunk']} slices, so the last "
+        "receive of a ring overlaps all but one of them",
+    )
+    for name, value, unit, source in (*_GLOO, *_STEP):
+        found[name] = _assumed(value, unit, source)
+    return Calibration(factors=found)
+
+
+def read_sweeps(text: str, file: str) -> tuple[Sweep, ...]:
+    """The sweeps of a CSV text with the columns `SWEEP_COLUMNS`, a line a size; DataError naming
+    line and field for what does not fit."""
+    reader = csv.reader(io.StringIO(text, newline=""))
+    if tuple(next(reader, ())) != SWEEP_COLUMNS:
+        raise DataError(f"{file}, line 1: the columns must be {','.join(SWEEP_COLUMNS)}.")
+    points: dict[tuple[Operation, int], dict[float, float]] = {}
+    for line in reader:
+        where = f"{file}, line {reader.line_num}"
+        if len(line) != len(SWEEP_COLUMNS):
+            raise DataError(f"{where}: {len(line)} fields where {len(SWEEP_COLUMNS)} belong.")
+        operation = next((o for o in OPERATIONS if o == line[0]), None)
+        if operation is None:
+            known = ", ".join(OPERATIONS)
+            raise DataError(f"{where}, field operation: {line[0]!r} is none of {known}.")
+        devices = _number(where, "devices", line[1])
+        if devices != int(devices) or devices < 2:
+            raise DataError(f"{where}, field devices: {line[1]!r} is no whole number above 1.")
+        at = points.setdefault((operation, int(devices)), {})
+        size = _number(where, "bytes", line[2])
+        if size in at:
+            raise DataError(f"{where}, field bytes: {line[2]} comes twice.")
+        at[size] = _number(where, "seconds", line[3])
+    if not points:
+        raise DataError(f"{file} has no lines below its heading.")
+    return tuple(
+        Sweep(
+            operation=operation,
+            devices=devices,
+            size_bytes=tuple(sorted(at)),
+            seconds=tuple(at[size] for size in sorted(at)),
+            source=file,
+        )
+        for (operation, devices), at in points.items()
+    )
+
+
+_GLOO = (
+    (
+        "gloo_step_s",
+        50e-6,
+        "s",
+        "taken as a round trip over TCP between two processes; measure it",
+    ),
+    (
+        "gloo_local_bytes_per_s",
+        2e9,
+        "B/s",
+        "taken as a TCP stream inside one machine, two copies by a core; measure it",
+    ),
+    (
+        "tcp_efficiency",
+        1448 / 1538,
+        "",
+        "IEEE 802.3, RFC 7323: 1,448 bytes of data in 1,538 on the wire, frames of 1,500",
+    ),
+)
+_STEP = (
+    ("attained_flops", 0.4, "", "taken as the share of the peak that training attains"),
+    ("attained_bytes", 0.7, "", "taken as the share of the bandwidth that training attains"),
+    ("overlap_slowdown", 0.1, "", "taken: an exchange takes so much of the device's time"),
+    ("step_spread", 0.01, "", "taken: standard deviation of a device's step, over its mean"),
+    ("overhead_scale", 1.0, "", "taken: what several devices lose, over what is forecast"),
+    ("first_bucket_bytes", 1 << 20, "B", "PyTorch, DistributedDataParallel: 1 MiB"),
+    ("bucket_bytes", 25 << 20, "B", "PyTorch, DistributedDataParallel: 25 MiB"),
+    ("band_uncalibrated", 2.5, "", "taken: a factor up and down, without a measured step"),
+    ("band_one_system", 1.1, "", "taken: likewise, with one, on several devices of a system"),
+    ("band_systems", 1.2, "", "taken: likewise, beyond one system"),
+    ("band_one_device", 1.03, "", "taken: likewise, on one device"),
+)
+
+
+def _assumed(value: float, unit: str, source: str) -> Factor:
+    return Factor(value=value, unit=unit, origin="assumed", source=source)
+
+
+def _rising(values: tuple[float, ...]) -> tuple[float, ...]:
+    longest, found = 0.0, []
+    for value in values:
+        longest = max(longest, value)
+        found.append(longest)
+    return tuple(found)
+
+
+def _number(where: str, name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise DataError(f"{where}, field {name}: {text!r} is not a number.") from None
+    if not (math.isfinite(value) and value > 0):
+        raise DataError(f"{where}, field {name}: {text} must be above 0.")
+    return value
