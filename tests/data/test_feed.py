@@ -107,3 +107,21 @@ def test_on_the_device_one_batch_serves_every_step() -> None:
     batches = placed_batches(cast(Program, program), Feed(source(9), 3, 0), "device")
     assert next(batches) is next(batches)
     assert len(program.placed) == 1
+
+
+@given(st.integers(1, 4), st.integers(1, 6), st.integers(0, 30), st.integers(0, 100))
+def test_ranks_have_the_global_minibatches_of_one_feed_among_them(
+    ranks: int, batch: int, more: int, seed: int
+) -> None:
+    samples = ranks * batch + more
+    whole = labels(Feed(source(samples), ranks * batch, seed).epoch(1))
+    parts = [
+        labels(Feed(source(samples), batch, seed, rank=rank, ranks=ranks).epoch(1))
+        for rank in range(ranks)
+    ]
+    assert [list(chain(*same)) for same in zip(*parts, strict=True)] == whole
+
+
+def test_a_global_minibatch_larger_than_the_data_names_what_fits() -> None:
+    with pytest.raises(UsageError, match=r"on each of 2 devices .* Set it to 5 or less"):
+        Feed(source(10), 6, 0, ranks=2)

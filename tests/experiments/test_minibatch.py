@@ -5,7 +5,16 @@ import pytest
 from cubemesh.errors import UsageError
 from cubemesh.experiments import Context, Scale
 from cubemesh.experiments.minibatch import DOCUMENT_BATCHES, EXPERIMENT, Settings
-from cubemesh.model import Ceiling, Forward, ProgramSettings, RunSpec, Status, TrainSteps, warn
+from cubemesh.model import (
+    Ceiling,
+    Forward,
+    Placement,
+    ProgramSettings,
+    RunSpec,
+    Status,
+    TrainSteps,
+    warn,
+)
 
 
 def batch_of(spec: RunSpec) -> int:
@@ -264,3 +273,24 @@ def test_a_bend_within_its_interval_is_straight(record_of):
     bends = next(t for t in answer.tables if t.title == "Bends")
     assert bends.rows[0][2].text == "straight"
     assert any("bends at no minibatch" in f.text for f in answer.findings)
+
+
+def test_several_devices_are_held_against_all_their_products(record_of):
+    def answer(devices, step_s):
+        place = Placement(devices=devices)
+        work = TrainSteps(network="little-cnn", batch_per_device=8)
+        records = [
+            record_of(RunSpec(work=Ceiling(), placement=place), rate=1e11),
+            record_of(RunSpec(work=work, placement=place), step_s=step_s),
+        ]
+        return EXPERIMENT.answer(Settings(batches=(8,)), records)
+
+    def share(shown):
+        (found,) = [f for f in shown.findings if f.question == "How much of its matrix rate?"]
+        return found
+
+    one, two = answer(1, 0.01), answer(2, 0.005)  # twice the samples a second
+    assert share(two).value == pytest.approx(share(one).value)
+    assert "of the 200 GFLOP/s that these 2 devices' fastest matrix product" in share(two).text
+    assert any("global one is 2 times that" in note for note in two.notes)
+    assert not any("global" in note for note in one.notes)

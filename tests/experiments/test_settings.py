@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from cubemesh.errors import UsageError
 from cubemesh.experiments import EXPERIMENTS
 from cubemesh.experiments.settings import apply, request, split
-from cubemesh.model import Ceiling, RunSpec, TrainSteps
+from cubemesh.model import Ceiling, Forward, RunSpec, TrainSteps
 
 MINIBATCH = EXPERIMENTS["minibatch"]
 
@@ -95,3 +95,22 @@ def test_lists_survive_the_command_line(batches):
 def test_any_text_is_read_or_refused_never_a_crash(key, value):
     with contextlib.suppress(UsageError):
         ask(f"{key}={value}")
+
+
+@pytest.mark.parametrize(
+    ("work", "overrides", "exchange"),
+    [
+        (TrainSteps, {"devices": 2}, "all-reduce"),
+        (TrainSteps, {"devices": 1}, "none"),
+        (TrainSteps, {"devices": 2, "exchange": "none"}, "none"),
+        (TrainSteps, {"devices": 2, "exchange": "local-sgd"}, "local-sgd"),
+        (Forward, {"devices": 2}, "none"),
+    ],
+)
+def test_training_on_several_devices_exchanges_gradients_unless_told_otherwise(
+    work, overrides, exchange
+):
+    spec = RunSpec(work=work(network="little-cnn", batch_per_device=8))
+    changed = apply(spec, overrides)
+    assert changed.program.exchange == exchange
+    assert changed.placement.devices == overrides["devices"]

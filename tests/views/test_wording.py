@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cubemesh.model import Ceiling, Cell, Column, Placement, RunSpec, TrainSteps
+from cubemesh.model import Ceiling, Cell, Column, Placement, ProgramSettings, RunSpec, TrainSteps
 from cubemesh.views import wording
 
 
@@ -80,7 +80,15 @@ def test_runs_are_named_by_what_tells_them_apart():
     train = TrainSteps(network="resnet-50", batch_per_device=4096)
     assert wording.run_name(RunSpec(work=train)) == "resnet-50 · minibatch 4,096"
     two = RunSpec(work=train, placement=Placement(devices=2))
-    assert wording.run_name(two).endswith("2 devices")
+    assert wording.run_name(two).endswith("2 devices · each for itself · global minibatch 8,192")
+    four = RunSpec(
+        work=train,
+        placement=Placement(devices=4),
+        program=ProgramSettings(exchange="parameter-server"),
+    )
+    assert wording.run_name(four).endswith("4 devices · parameter-server · global minibatch 16,384")
+    ceilings = RunSpec(work=Ceiling(), placement=Placement(devices=2))
+    assert wording.run_name(ceilings).endswith("2 devices")
     assert wording.run_name(RunSpec(work=Ceiling())) == "matrix product ceiling"
 
 

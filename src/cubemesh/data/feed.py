@@ -29,7 +29,9 @@ from cubemesh.units import format_count
 class Feed:
     """Endless full minibatches of `batch_per_device` samples, or as many epochs of them as asked.
 
-    Made ahead by `threads` threads, or by the taker where there are none. A batch stays as it is
+    Of `ranks` feeds with the same seed, each gives its own part of the same global minibatch: all
+    together give what one feed gives with the global minibatch. Made ahead by `threads` threads, or
+    by the taker where there are none. A batch stays as it is
     until the next is taken; `Program.place` copies, so nothing more is needed.
     """
 
@@ -41,17 +43,22 @@ class Feed:
         *,
         threads: int = 0,
         epochs: int | None = None,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
-        if batch_per_device > source.samples:
+        if batch_per_device * ranks > source.samples:
+            each = f" on each of {ranks} devices" if ranks > 1 else ""
             raise UsageError(
-                f"batch_per_device={batch_per_device} is more than the "
+                f"batch_per_device={batch_per_device}{each} is more than the "
                 f"{format_count(source.samples)} samples {source.name} has to train on. Set it to "
-                f"{source.samples} or less, or use data=synthetic, which has as many as it needs."
+                f"{source.samples // ranks} or less, or use data=synthetic, which has as many as "
+                "it needs."
             )
         self.source = source
         self.batch_per_device = batch_per_device
         self.seed = seed
         self.threads = threads
+        self.rank, self.ranks = rank, ranks
         self.tried: NDArray[np.bool_] = np.zeros(source.samples, np.bool_)
         """Which samples were in a minibatch that was taken."""
         numbers = itertools.count() if epochs is None else range(epochs)
@@ -61,8 +68,8 @@ class Feed:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Full minibatches in an epoch."""
-        return self.source.samples // self.batch_per_device
+        """Full global minibatches in an epoch."""
+        return self.source.samples // (self.batch_per_device * self.ranks)
 
     def waited_s(self, started: float, ended: float) -> float:
         """Seconds that the taker spent waiting for minibatches, or making them, between two
@@ -80,8 +87,8 @@ class Feed:
         order = iter(epoch.order)
         size = self.batch_per_device
         for _ in range(self.steps_per_epoch):
-            numbers = itertools.islice(order, size)
-            yield Wanted(epoch.source, np.fromiter(numbers, np.int64, size))
+            numbers = np.fromiter(itertools.islice(order, size * self.ranks), np.int64)
+            yield Wanted(epoch.source, numbers[self.rank * size : (self.rank + 1) * size])
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """The minibatches of one epoch, counted from 0, in arrays of their own."""

@@ -181,12 +181,15 @@ def _shown(settings: Settings, records: Sequence[RunRecord]) -> Shown:
 
     both = settings.data_on == "both"
     ceiling = group_by((r for r in records if isinstance(r.spec.work, Ceiling)), lambda r: "")
+    rate = ceiling[0].median_of("rate_flops_per_s") if ceiling else None
+    devices = max((r.spec.placement.devices for r in records), default=1)
     return Shown(
         network=settings.network,
         training=by_batch(TrainSteps, ("host",) if both else ("host", "device")),
         device=by_batch(TrainSteps, ("device",)) if both else (),
         forward=by_batch(Forward, ("host", "device")),
-        rate=ceiling[0].median_of("rate_flops_per_s") if ceiling else None,
+        rate=None if rate is None else rate * devices,
+        devices=devices,
     )
 
 
@@ -251,7 +254,7 @@ def _matrix_use(shown: Shown, best: Group[int], top: Figure) -> Finding:
     return Finding(
         question="How much of its matrix rate?",
         text=f"At minibatch {best.key} {shown.network} gets {100 * share:.0f} % of the "
-        f"{format_quantity(shown.rate or 0.0, 'FLOP/s')} that this device's fastest matrix product "
+        f"{format_quantity(shown.rate or 0.0, 'FLOP/s')} that {shown.whose} fastest matrix product "
         "reaches.",
         value=100 * share,
         unit="%",

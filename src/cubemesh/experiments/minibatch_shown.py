@@ -41,7 +41,13 @@ class Shown:
     """Fed from the device, beside the others."""
     forward: Groups = ()
     rate: float | None = None
-    """The fastest matrix product, FLOP/s."""
+    """The fastest matrix product, FLOP/s, of all devices together."""
+    devices: int = 1
+
+    @property
+    def whose(self) -> str:
+        """The device, or all of them, in a sentence."""
+        return "this device's" if self.devices == 1 else f"these {self.devices} devices'"
 
     def share(self, group: Group[int], figure: Figure) -> float:
         """Matrix FLOPs per second of training over the fastest matrix product."""
@@ -184,9 +190,15 @@ def notes(shown: Shown) -> tuple[str, ...]:
             "utilisation, step and forward times; what ran in them is not profiled."
         )
     if shown.rate:
+        where = "this device" if shown.devices == 1 else f"each of {shown.devices} devices, summed"
         told.append(
             "Matrix use is the network's matrix FLOPs per second over the fastest matrix product "
-            f"measured on this device, {format_quantity(shown.rate, 'FLOP/s')}."
+            f"measured on {where}, {format_quantity(shown.rate, 'FLOP/s')}."
+        )
+    if shown.devices > 1:
+        told.append(
+            f"A minibatch is what each of {shown.devices} devices takes in a step; the global one "
+            f"is {shown.devices} times that, and samples/s are those of all together."
         )
     if _shares(shown):
         told.append(NOTE)

@@ -22,7 +22,7 @@ def check(specs: Iterable[RunSpec]) -> None:
     seen = set()
     for spec in specs:
         _check_script(spec)
-        exchanges.make(spec.program.exchange)
+        exchanges.check(spec.program.exchange)
         work = spec.work
         if not isinstance(work, NetworkWork):
             continue

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.experiments.base import Experiment
-from cubemesh.model import Effort, Placement, ProgramSettings, RunSpec
+from cubemesh.model import Effort, Placement, ProgramSettings, RunSpec, Train, TrainSteps
 from cubemesh.model.plain import field_types
 from cubemesh.networks import canonical_name
 from cubemesh.units import parse_duration, parse_size
@@ -144,7 +144,8 @@ def _words(kind: Any) -> tuple[Any, ...]:
 
 
 def apply(spec: RunSpec, overrides: Mapping[str, Any]) -> RunSpec:
-    """`spec` with the overridden fields replaced in whichever part has them."""
+    """`spec` with the overridden fields replaced in whichever part has them. Several devices that
+    are asked for here train with `exchange=all-reduce`, unless another is."""
     changed: dict[str, Any] = {}
     for part in ("work", *_PARTS):
         before = getattr(spec, part)
@@ -152,4 +153,10 @@ def apply(spec: RunSpec, overrides: Mapping[str, Any]) -> RunSpec:
         own = {k: v for k, v in overrides.items() if k in names}
         if own:
             changed[part] = dataclasses.replace(before, **own)
-    return dataclasses.replace(spec, **changed) if changed else spec
+    spec = dataclasses.replace(spec, **changed) if changed else spec
+    asked = "devices" in overrides and "exchange" not in overrides
+    if asked and spec.placement.devices > 1 and isinstance(spec.work, (TrainSteps, Train)):
+        spec = dataclasses.replace(
+            spec, program=dataclasses.replace(spec.program, exchange="all-reduce")
+        )
+    return spec

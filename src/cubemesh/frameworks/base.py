@@ -15,6 +15,7 @@ from typing import Any, Literal, NoReturn, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
+from cubemesh.frameworks.exchange import Bucket, Exchange, Group
 from cubemesh.model.profile import Profile
 from cubemesh.model.spec import Ceiling, NetworkWork, Placement, ProgramSettings, RunSpec
 from cubemesh.networks.graph import Network
@@ -70,31 +71,6 @@ class Batch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bucket:
-    """Neighbouring gradients that travel as one flat array. `gradients` is the framework's own
-    array; an exchange replaces its content by the mean over all ranks, in place."""
-
-    index: int
-    parameters: tuple[str, ...]
-    size_bytes: int
-    gradients: Any
-
-
-class Exchange(Protocol):
-    """How ranks come to the same gradients (parallel/ implements it)."""
-
-    name: str
-    capturable: bool
-    """Whether it can be recorded with the step into one graph."""
-
-    def ready(self, bucket: Bucket) -> None:
-        """The bucket's gradients are complete: the exchange may begin. Does not wait."""
-
-    def finish(self) -> None:
-        """Return when every bucket given since the last call holds its exchanged gradients."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Capabilities:
     """What a framework can do here, with this Python and this machine."""
 
@@ -105,8 +81,8 @@ class Capabilities:
     """Kind of device (`cpu`, `cuda`) → precisions it trains in there."""
     layouts: frozenset[str]
     optimizers: frozenset[str]
-    exchanges_gradients: bool = False
-    """Whether its programs call an exchange; False means one device only."""
+    exchanges: frozenset[str] = frozenset({"none"})
+    """Exchanges its programs can run under; `none` alone means one device only."""
     loss_scales: frozenset[str] = frozenset()
     """Ways to scale the loss in fp16 that can be chosen: `dynamic`, `static`."""
     precision_by_layer: bool = False
@@ -131,6 +107,8 @@ class BuildRequest:
     device: str
     """One of `Capabilities.devices`."""
     threads: int
+    rank: int = 0
+    """Which of the run's processes this is: each draws another dropout."""
 
 
 class Program(Protocol):
@@ -181,6 +159,20 @@ class Program(Protocol):
 
     def close(self) -> None:
         """Give memory and threads back."""
+
+
+@runtime_checkable
+class Distributes(Protocol):
+    """A framework whose programs train on several devices; others need not offer this."""
+
+    def launch(self, run_rank: Callable[[str], None], job: str, ranks: int) -> dict[int, int]:
+        """Call `run_rank(job)` in `ranks` forked processes of this host, each knowing itself by its
+        environment (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). The exit code of each
+        that failed, negative for a signal; the others are ended then."""
+
+    def join(self, device: str, timeout_s: float) -> Group:
+        """Meet the other ranks, as the launcher's environment names them. A rank that does not come
+        within `timeout_s`, or does not take part in an operation for so long, is an error."""
 
 
 @runtime_checkable
@@ -303,13 +295,13 @@ def check_supported(spec: RunSpec, able: Capabilities) -> None:
     if program.layout not in able.layouts:
         hint = f"Set layout={min(able.layouts)}." if len(able.layouts) == 1 else ""
         _refuse("layout", program.layout, able.layouts, program.framework, hint)
-    if spec.placement.devices > 1 and not able.exchanges_gradients:
+    if spec.placement.devices > 1 and able.exchanges == {"none"}:
         raise Unsupported(
             f"{program.framework} trains on one device at a time; devices={spec.placement.devices} "
             "needs a framework that exchanges gradients. Set devices=1."
         )
-    if program.exchange != "none" and not able.exchanges_gradients:
-        _refuse("exchange", program.exchange, {"none"}, program.framework)
+    if program.exchange not in able.exchanges:
+        _refuse("exchange", program.exchange, able.exchanges, program.framework)
     if program.compile_by == "segment" and not able.compiles_segments:
         _refuse("compile_by", "segment", {"network"}, program.framework)
     optimizer = getattr(work, "optimizer", None)

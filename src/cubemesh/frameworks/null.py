@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from cubemesh.frameworks.base import (
     Array,
     Batch,
-    Bucket,
     BuildRequest,
     Capabilities,
     CeilingProgram,
@@ -29,6 +28,7 @@ from cubemesh.frameworks.base import (
 )
 from cubemesh.frameworks.ceilings import shape_words
 from cubemesh.frameworks.checks import check_weights
+from cubemesh.frameworks.exchange import Bucket
 from cubemesh.frameworks.null_script import Event, Script, read_script
 from cubemesh.model.profile import Profile, ProfileEvent
 from cubemesh.model.spec import Ceiling, ProgramSettings, Train

@@ -21,6 +21,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from cubemesh.measure.base import Log
 from cubemesh.measure.figures import half_width
@@ -37,6 +38,10 @@ STEADY_WINDOWS = 5
 WINDOW_S = 0.005
 """Least length of a measured window, where the effort asks for no more: some thousand times what
 reading the clock and waiting once cost."""
+
+
+def _itself(decision: Any) -> Any:
+    return decision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +66,9 @@ class Stopwatch:
     clock: Callable[[], float]
     samples_per_step: int
     log: Log
+    agree: Callable[[Any], Any] = _itself
+    """Of what each rank decides, what all of them do (`Group.agree`): ranks that exchange something
+    in every step must make the same number of steps."""
 
     def window(self, phase: str, steps: int, marks: tuple[str, ...] = ()) -> Window:
         """Run `steps` steps and wait for them. Nothing may be in flight before."""
@@ -100,14 +108,16 @@ def measure(
     effort: Effort,
     log: Log,
     beside: Callable[[Window], None] | None = None,
+    agree: Callable[[Any], Any] = _itself,
 ) -> Measured:
     """Warm up, then time windows of `step` until there are at least `effort.steps` steps,
     `effort.seconds` seconds and `effort.windows` windows, and the interval of the throughput is as
     narrow as `effort.interval` asks, or `effort.most_seconds` have been measured.
 
     The phases "warm-up" and "measure", every window, and warnings where the figures deserve doubt
-    go to `log`. `beside` is called after each measured window, outside its time. RuntimeError where
-    the clock does not advance.
+    go to `log`. `beside` is called after each measured window, outside its time. With several
+    ranks, `agree` makes them take the same decisions. RuntimeError where the clock does not
+    advance.
     """
     watch = Stopwatch(
         step=step,
@@ -115,6 +125,7 @@ def measure(
         clock=clock,
         samples_per_step=samples_per_step,
         log=log,
+        agree=agree,
     )
     synchronize()
     with log.phase("warm-up"):
@@ -159,11 +170,13 @@ def _warm_up(watch: Stopwatch, effort: Effort) -> tuple[list[Window], bool]:
         done += steps
         watch.log.progress("warm-up", done, window.step_s, None)
         recent = [w.step_s for w in windows[-STEADY_WINDOWS:]]
-        if len(recent) == STEADY_WINDOWS and is_steady(recent):
-            return windows, True
-        if watch.clock() - start >= effort.warmup_seconds:
-            return windows, False
-        steps = max(1, round(WARMUP_WINDOW_S / window.step_s))
+        steady = len(recent) == STEADY_WINDOWS and is_steady(recent)
+        over = steady or watch.clock() - start >= effort.warmup_seconds
+        steady, over, steps = watch.agree(
+            (steady, over, max(1, round(WARMUP_WINDOW_S / window.step_s)))
+        )
+        if over:
+            return windows, steady
 
 
 def _measure(
@@ -172,11 +185,11 @@ def _measure(
     step_s: float,
     beside: Callable[[Window], None] | None,
 ) -> tuple[Window, ...]:
-    steps = steps_per_window(effort, step_s)
+    steps = watch.agree(steps_per_window(effort, step_s))
     windows: list[Window] = []
     done, fraction, elapsed_s = 0, 0.0, 0.0
     patience = Patience(effort, lambda: half_width(windows))
-    while fraction < 1 or patience.wants_more(len(windows), elapsed_s):
+    while watch.agree(fraction < 1 or patience.wants_more(len(windows), elapsed_s)):
         window = watch.window("measure", steps)
         windows.append(window)
         if beside is not None:

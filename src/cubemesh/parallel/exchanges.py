@@ -1,15 +1,36 @@
-"""How several devices come to the same gradients: the table of exchanges.
+"""How several devices come to the same weights: the table of exchanges.
 
-One device needs none: its gradients are the mean already. An exchange is told of each bucket as it
-becomes ready and waits in `finish`; see `Exchange` in frameworks/base.py.
+| name | what travels, and when |
+|---|---|
+| `none` | nothing: one device has the mean already |
+| `all-reduce` | each bucket of gradients, as soon as it is full; every rank updates its weights |
+| `all-reduce-16` | the same as 16-bit floats (bfloat16): half the bytes, rounded |
+| `parameter-server` | gradients to rank 0, which averages them and updates; its weights to all |
+| `local-sgd` | nothing for most steps; every `AVERAGE_EVERY` steps the weights, averaged |
+
+An exchange is told of each bucket as it becomes ready and waits in `finish`; see `Exchange` in
+frameworks/exchange.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from cubemesh.errors import unknown_name
-from cubemesh.frameworks.base import Bucket, Exchange
+from cubemesh.frameworks.exchange import (
+    BUCKET_BYTES,
+    Alone,
+    Bucket,
+    Exchange,
+    Group,
+    Pending,
+)
+
+SERVER = 0
+"""The rank that keeps the weights under `parameter-server`."""
+AVERAGE_EVERY = 8
+"""Steps between two averages under `local-sgd`."""
 
 
 class NoExchange:
@@ -17,6 +38,7 @@ class NoExchange:
 
     name = "none"
     capturable = True
+    bucket_bytes: int | None = None
 
     def ready(self, bucket: Bucket) -> None:
         """Leave the bucket as it is."""
@@ -24,12 +46,109 @@ class NoExchange:
     def finish(self) -> None:
         """Nothing is under way, so there is nothing to wait for."""
 
+    def update(self, apply: Callable[[], None], weights: Sequence[Any]) -> None:
+        """Update."""
+        apply()
 
-EXCHANGES: dict[str, Callable[[], Exchange]] = {"none": NoExchange}
+
+class AllReduce:
+    """Every rank gets the mean of all gradients and makes the same update. A bucket travels while
+    the backward pass goes on."""
+
+    capturable = True
+    bucket_bytes: int | None = BUCKET_BYTES
+
+    def __init__(self, group: Group, narrow: bool = False) -> None:
+        self.name = "all-reduce-16" if narrow else "all-reduce"
+        self._group, self._narrow = group, narrow
+        self._under_way: list[Pending] = []
+
+    def ready(self, bucket: Bucket) -> None:
+        """Begin to reduce it."""
+        self._under_way.append(self._group.all_reduce_mean(bucket.gradients, self._narrow))
+
+    def finish(self) -> None:
+        """Wait for every bucket."""
+        _wait(self._under_way)
+
+    def update(self, apply: Callable[[], None], weights: Sequence[Any]) -> None:
+        """Update: the gradients are alike everywhere, so the weights stay so."""
+        apply()
 
 
-def make(name: str) -> Exchange:
-    """The exchange called `name`; UsageError naming the nearest when there is none."""
+class ParameterServer:
+    """As document 001 describes it: weights in one place, gradients averaged there, the new weights
+    sent out. The server computes as well."""
+
+    name = "parameter-server"
+    capturable = False
+    bucket_bytes: int | None = BUCKET_BYTES
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._under_way: list[Pending] = []
+
+    def ready(self, bucket: Bucket) -> None:
+        """Begin to send it to the server."""
+        self._under_way.append(self._group.reduce_mean(bucket.gradients, SERVER))
+
+    def finish(self) -> None:
+        """Wait until the server has every mean."""
+        _wait(self._under_way)
+
+    def update(self, apply: Callable[[], None], weights: Sequence[Any]) -> None:
+        """The server updates, the others get its weights."""
+        if self._group.rank == SERVER:
+            apply()
+        self._group.broadcast(weights, SERVER).wait()
+
+
+class LocalSgd:
+    """Each rank trains by itself, and now and then the weights are averaged (Stich, ICLR 2019)."""
+
+    name = "local-sgd"
+    capturable = False
+    bucket_bytes: int | None = None
+
+    def __init__(self, group: Group, every: int = AVERAGE_EVERY) -> None:
+        self._group, self._every, self._steps = group, every, 0
+
+    def ready(self, bucket: Bucket) -> None:
+        """No gradient travels."""
+
+    def finish(self) -> None:
+        """Nothing is under way."""
+
+    def update(self, apply: Callable[[], None], weights: Sequence[Any]) -> None:
+        """Update, and average the weights where it is time."""
+        apply()
+        self._steps += 1
+        if self._steps % self._every == 0:
+            _wait([self._group.all_reduce_mean(array) for array in weights])
+
+
+EXCHANGES: dict[str, Callable[[Group], Exchange]] = {
+    "none": lambda group: NoExchange(),
+    "all-reduce": AllReduce,
+    "all-reduce-16": lambda group: AllReduce(group, narrow=True),
+    "parameter-server": ParameterServer,
+    "local-sgd": LocalSgd,
+}
+
+
+def check(name: str) -> None:
+    """UsageError naming the nearest exchange when there is none called `name`."""
     if name not in EXCHANGES:
         raise unknown_name("exchange", name, EXCHANGES)
-    return EXCHANGES[name]()
+
+
+def make(name: str, group: Group | None = None) -> Exchange:
+    """The exchange called `name` between the ranks of `group` (None: one rank alone)."""
+    check(name)
+    return EXCHANGES[name](group or Alone())
+
+
+def _wait(under_way: list[Pending]) -> None:
+    for pending in under_way:
+        pending.wait()
+    under_way.clear()

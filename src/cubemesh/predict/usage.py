@@ -7,7 +7,8 @@
     memory use            the second, over the bandwidth
 
 each against the datasheet, where the catalogue knows the device, and against the fastest matrix
-product and copy that were measured on the same device with as many threads. The update is left out
+product and copy that were measured on the same device with as many threads; of several devices,
+against so many times that. The update is left out
 of both counts. Kernels that fuse layers move fewer bytes than are counted, so memory use may exceed
 100 %; MFU may where a fast algorithm takes fewer operations (`fast_algorithms.py`).
 """
@@ -36,6 +37,18 @@ class Limits:
     bytes_per_s: float | None = None
     bytes_source: str = ""
 
+    def times(self, devices: int) -> Limits:
+        """What `devices` alike can do together."""
+        if devices == 1:
+            return self
+        flops, moved = self.flops_per_s, self.bytes_per_s
+        return Limits(
+            flops_per_s=None if flops is None else flops * devices,
+            flops_source=f"{devices} devices: {self.flops_source}",
+            bytes_per_s=None if moved is None else moved * devices,
+            bytes_source=f"{devices} devices: {self.bytes_source}",
+        )
+
 
 def with_usage(record: RunRecord, measured: Sequence[RunRecord]) -> RunRecord:
     """`record` with the figures above, and a warning where it exceeds a peak; as it is where
@@ -56,8 +69,8 @@ def with_usage(record: RunRecord, measured: Sequence[RunRecord]) -> RunRecord:
     figures = {"model_flops_per_s": flops, "model_bytes_per_s": moves}
     warnings: list[Warning] = []
     for prefix, code, limits in (
-        ("", "above-peak", stated(record)),
-        ("ceiling_", "above-ceiling", reached(record, measured)),
+        ("", "above-peak", stated(record).times(len(record.ranks))),
+        ("ceiling_", "above-ceiling", reached(record, measured).times(len(record.ranks))),
     ):
         figures |= dict(_shares(prefix, flops, moves, limits))
         warnings += _excess(code, flops, limits, done)

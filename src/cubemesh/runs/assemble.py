@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from cubemesh.measure.figures import figures
+from cubemesh.measure.together import together
 from cubemesh.model.machine import Unknown
 from cubemesh.model.outcome import Outcome
 from cubemesh.model.plain import from_plain
@@ -29,7 +30,8 @@ from cubemesh.model.record import (
 from cubemesh.model.series import Series
 from cubemesh.model.spec import NetworkWork, RunSpec, Train, TrainSteps
 from cubemesh.model.warning import Warning
-from cubemesh.runs.endings import Ending, judge
+from cubemesh.runs import rank_outcomes
+from cubemesh.runs.endings import Ending
 
 Event = dict[str, Any]
 T = TypeVar("T")
@@ -46,26 +48,31 @@ def assemble(
     uuid_of: Callable[[str], str | None] = lambda device: None,
     name_of: Callable[[str], str] = lambda device: "",
 ) -> tuple[RunRecord, list[Series]]:
-    """The record of a run of one rank, and the series to keep beside it.
+    """The record of a run, and the series to keep beside it.
 
-    `events` are those of its event file, `ending` is what the runner saw; the worker's own outcome
-    comes first. `uuid_of` and `name_of` give the UUID and the maker's name of a device as the
-    worker names it.
+    `events` are those of its ranks' event files, `ending` is what the runner saw; the ranks' own
+    outcomes come first. Figures, curves and parts that ranks tell are the first rank's, but for
+    memory: there the most counts. `uuid_of` and `name_of` give the UUID and the maker's name of a
+    device as the worker names it.
     """
-    told = _nouns(events, "outcome", Outcome)
-    outcome = told[-1] if told else judge(ending)
+    own = [e for e in events if not e.get("of_rank")]
+    ends = sorted(_of(events, "outcome"), key=lambda e: float(e["t"]))
+    told = {e.get("of_rank", 0): from_plain(Outcome, e["outcome"]) for e in ends}
+    outcomes = rank_outcomes.of_ranks(told, ending, spec.placement.devices)
+    outcome = rank_outcomes.of_run(outcomes, told)
     windows = tuple(_nouns(events, "window", Window))
     series = join(_nouns(events, "series", Series))
     measured = _figures(spec, windows, ending.elapsed_s)
-    said = {e["name"]: from_plain(Figure, e["figure"]) for e in _of(events, "figure")}
+    said = {e["name"]: from_plain(Figure, e["figure"]) for e in _of(own, "figure")}
+    said |= _most(events, "peak_memory_bytes")
     ranks = [
         Rank(
-            rank=0,
+            rank=e.get("of_rank", 0),
             host=e["host"],
             device=e["device"],
             device_name=name_of(e["device"]),
             device_uuid=uuid_of(e["device"]),
-            outcome=outcome,
+            outcome=outcomes[e.get("of_rank", 0)],
             threads=e["threads"],
             processors=tuple(e.get("processors", ())),
         )
@@ -79,13 +86,13 @@ def assemble(
         elapsed_s=ending.elapsed_s,
         outcome=outcome,
         attempt=attempt,
-        ranks=tuple(ranks[:1]),
+        ranks=tuple({r.rank: r for r in ranks}.values()),
         windows=windows,
         phases=tuple(_nouns(events, "phase", Phase)),
         figures={**measured, **said},
-        curves=tuple({c.name: c for c in _nouns(events, "curve", Curve)}.values()),
-        parts=tuple(_nouns(events, "part", Part)),
-        breakdowns=tuple(_nouns(events, "breakdown", Breakdown)),
+        curves=tuple({c.name: c for c in _nouns(own, "curve", Curve)}.values()),
+        parts=tuple(_nouns(own, "part", Part)),
+        breakdowns=tuple(_nouns(own, "breakdown", Breakdown)),
         series=tuple(dict.fromkeys(s.name for s in series)),
         warnings=tuple(dict.fromkeys(_nouns(events, "warning", Warning))),
         unmeasured=tuple(dict.fromkeys(_nouns(events, "unmeasured", Unknown))),
@@ -95,12 +102,18 @@ def assemble(
 
 def _figures(spec: RunSpec, windows: Sequence[Window], wall_s: float) -> dict[str, Figure]:
     """The figures of the measured windows, as far as they mean something for this work."""
-    found = figures([w for w in windows if w.phase == "measure"], wall_s)
+    found = figures(together([w for w in windows if w.phase == "measure"]), wall_s)
     if not isinstance(spec.work, (TrainSteps, Train)):
         found.pop("projected_90_epochs_days", None)  # nothing is trained
     if not isinstance(spec.work, NetworkWork):
         found.pop("throughput_per_s", None)  # there are no samples: a call stands for one
     return found
+
+
+def _most(events: Sequence[Event], name: str) -> dict[str, Figure]:
+    """The largest figure of this name that any rank told; nothing where none did."""
+    told = [from_plain(Figure, e["figure"]) for e in _of(events, "figure") if e["name"] == name]
+    return {name: max(told, key=lambda figure: figure.value)} if told else {}
 
 
 def join(chunks: Iterable[Series]) -> list[Series]:

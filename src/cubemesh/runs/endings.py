@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from cubemesh.model.outcome import Outcome, Status
 from cubemesh.units import format_seconds
@@ -57,6 +58,10 @@ class Ending:
     """The steps it had told of in that phase."""
     server_died: bool = False
     """It went down with its server, whose end `exit_code` is."""
+    failed_ranks: Mapping[int, int] = field(default_factory=dict)
+    """Of a run on several devices: rank → exit code, of those that failed by themselves."""
+    rank_outputs: Mapping[int, str] = field(default_factory=dict)
+    """What those printed."""
 
 
 def judge(ending: Ending) -> Outcome:

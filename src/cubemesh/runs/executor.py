@@ -284,6 +284,7 @@ class Executor:
             usable_cores=self._machine.cpu.usable_cores,
             gpu_memory_bytes=gpus[0].memory_bytes if gpus else None,
             gpu_uuid=gpus[0].uuid if gpus else None,
+            gpu_uuids=tuple(gpu.uuid for gpu in gpus),
         )
         return watch(server, job, self._observer)
 

@@ -7,6 +7,8 @@ origin ── server forks ── events …… ── the worker ends        �
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import signal
 import time
 from pathlib import Path
@@ -18,6 +20,7 @@ from cubemesh.runs.observer import Observer, Progress
 from cubemesh.worker.events import EventReader, events_path
 from cubemesh.worker.job import Job
 from cubemesh.worker.memory import oom_kills
+from cubemesh.worker.ranks import EXITS_FILE
 
 POLL_S = 0.1
 """How often events are looked for; the end of a worker is heard at once."""
@@ -60,13 +63,16 @@ def watch(server: Forkserver, job: Job, observer: Observer) -> tuple[list[dict[s
         limit_s = death.limit_s
         watcher.look()
     kills_after = oom_kills()
+    failed = _failed_ranks(Path(job.folder, EXITS_FILE))
     ending = Ending(
         exit_code=exit_code,
         elapsed_s=time.perf_counter() - job.origin,
         time_limit_s=limit_s,
         stacks=stacks,
         oom_kills=(kills_after or 0) - (kills_before or 0),
-        output=_text(job.output_path),
+        output=_text(job.agent_output_path if job.spec.placement.devices > 1 else job.output_path),
+        failed_ranks=failed,
+        rank_outputs={rank: _text(_output_of(job, rank)) for rank in failed},
         phase=watcher.phase,
         steps=watcher.steps,
         server_died=server_died,
@@ -75,10 +81,11 @@ def watch(server: Forkserver, job: Job, observer: Observer) -> tuple[list[dict[s
 
 
 class _Watcher:
-    """The events so far, and where the run stands by them."""
+    """The events of all ranks so far, and where the run stands by those of the first."""
 
     def __init__(self, job: Job, observer: Observer) -> None:
-        self._reader = EventReader(events_path(Path(job.folder), job.rank))
+        folder, ranks = Path(job.folder), job.spec.placement.devices
+        self._readers = [EventReader(events_path(folder, rank)) for rank in range(ranks)]
         self._observer = observer
         self.events: list[dict[str, Any]] = []
         self.phase = "start"
@@ -86,22 +93,27 @@ class _Watcher:
 
     def look(self) -> None:
         """Read what is new, and tell the observer."""
-        for event in self._reader.read():
-            self.events.append(event)
-            if event["event"] == "enter":
-                self.phase, self.steps = event["name"], 0
-                self._observer.progress(Progress(phase=self.phase))
-            elif event["event"] == "window" and event["window"]["phase"] == self.phase:
-                self.steps += event["window"]["steps"]
-            elif event["event"] == "progress":
-                self.phase, self.steps = event["phase"], event["steps"]
-                progress = Progress(
-                    phase=self.phase,
-                    steps=self.steps,
-                    step_s=event["step_s"],
-                    fraction=event["fraction"],
-                )
-                self._observer.progress(progress)
+        for rank, reader in enumerate(self._readers):
+            for event in reader.read():
+                self.events.append({**event, "of_rank": rank})
+                if rank == 0:
+                    self._follow(event)
+
+    def _follow(self, event: dict[str, Any]) -> None:
+        if event["event"] == "enter":
+            self.phase, self.steps = event["name"], 0
+            self._observer.progress(Progress(phase=self.phase))
+        elif event["event"] == "window" and event["window"]["phase"] == self.phase:
+            self.steps += event["window"]["steps"]
+        elif event["event"] == "progress":
+            self.phase, self.steps = event["phase"], event["steps"]
+            progress = Progress(
+                phase=self.phase,
+                steps=self.steps,
+                step_s=event["step_s"],
+                fraction=event["fraction"],
+            )
+            self._observer.progress(progress)
 
 
 def _ask_for_stacks(server: Forkserver, pid: int, path: Path) -> str:
@@ -113,6 +125,16 @@ def _ask_for_stacks(server: Forkserver, pid: int, path: Path) -> str:
         time.sleep(0.05)
         before, text = text, _text(path)
     return text
+
+
+def _failed_ranks(path: Path) -> dict[int, int]:
+    """What the agent of a run on several devices has left."""
+    text = _text(path)
+    return {int(rank): code for rank, code in json.loads(text).items()} if text else {}
+
+
+def _output_of(job: Job, rank: int) -> Path:
+    return dataclasses.replace(job, rank=rank).output_path
 
 
 def _text(path: Path) -> str:

@@ -75,6 +75,8 @@ def spec_json(spec: RunSpec) -> dict[str, Any]:
         "network": work.network if isinstance(work, NetworkWork) else None,
         "batch_per_device": spec.batch_per_device,
         "devices": spec.placement.devices,
+        "global_batch": spec.global_batch,
+        "exchange": spec.program.exchange,
     }
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from cubemesh.experiments.comparison import changes, ratio_of_record
 from cubemesh.frameworks import entry
 from cubemesh.measure.losses import biggest_loss
-from cubemesh.model import Breakdown, Figure, RunRecord, Series
+from cubemesh.model import Breakdown, Figure, Rank, RunRecord, Series
 from cubemesh.units import format_seconds
 from cubemesh.views import wording
 from cubemesh.views.plain import step_statistics
@@ -84,10 +84,10 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
         f"{rank.device}{f' ({rank.device_name})' if rank.device_name else ''} on {rank.host}"
         for rank in record.ranks
     )
-    bound = [r for r in record.ranks if r.processors]
-    if bound:
-        numbers = ", ".join(map(str, bound[0].processors))
-        facts.append(("bound to processors", numbers))
+    if len(record.ranks) > 1:
+        facts += [(f"rank {rank.rank}", _rank_text(rank)) for rank in record.ranks]
+    elif record.ranks and record.ranks[0].processors:
+        facts.append(("bound to processors", _processors(record.ranks[0])))
     if devices:
         facts.append(("ran on", wording.clean(", ".join(devices))))
     if record.environment is not None:
@@ -100,6 +100,17 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
     if record.attempt > 1:
         facts.append(("attempt", str(record.attempt)))
     return tuple(facts)
+
+
+def _processors(rank: Rank) -> str:
+    return ", ".join(map(str, rank.processors))
+
+
+def _rank_text(rank: Rank) -> str:
+    """Where a rank ran and what became of it."""
+    where = f"processors {_processors(rank)}" if rank.device == "cpu" else rank.device
+    parts = [where, rank.outcome.status.value, rank.outcome.message]
+    return wording.clean(", ".join(filter(None, parts)))
 
 
 def _figure_text(name: str, figure: Figure) -> str:

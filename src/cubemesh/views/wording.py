@@ -25,6 +25,8 @@ from cubemesh.model import (
     RunRecord,
     RunSpec,
     Status,
+    Train,
+    TrainSteps,
 )
 from cubemesh.model.plain import to_plain
 from cubemesh.units import (
@@ -161,7 +163,7 @@ def run_name(spec: RunSpec) -> str:
         if work.size is not None:
             parts.append(f"size {work.size:,}")
     if spec.placement.devices > 1:
-        parts.append(f"{spec.placement.devices} devices")
+        parts += _together(spec)
     parts += _arrangement(spec)
     program, usual = spec.program, ProgramSettings()
     parts += [
@@ -172,6 +174,16 @@ def run_name(spec: RunSpec) -> str:
     if spec.against is not None:
         parts.append("alternating with another")
     return clean(" · ".join(parts))
+
+
+def _together(spec: RunSpec) -> list[str]:
+    """How many devices a run has, and what they do together."""
+    parts = [f"{spec.placement.devices} devices"]
+    if isinstance(spec.work, (TrainSteps, Train)):
+        alone = spec.program.exchange == "none"
+        parts.append("each for itself" if alone else spec.program.exchange)
+        parts.append(f"global minibatch {spec.global_batch:,}")
+    return parts
 
 
 def _arrangement(spec: RunSpec) -> list[str]:

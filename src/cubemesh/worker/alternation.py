@@ -96,6 +96,11 @@ def check_alternating(spec: RunSpec) -> None:
         raise Unsupported("two programs alternate in the same work on networks, step by step.")
     if isinstance(spec.work, Train):
         raise Unsupported("training over epochs does not alternate; compare steps (train_steps).")
+    if max(spec.placement.devices, other.placement.devices) > 1:
+        raise Unsupported(
+            "two programs alternate on one device. Measure both with devices set, and compare the "
+            "runs: cubemesh compare A B."
+        )
     if spec.placement.device != other.placement.device:
         raise Unsupported(
             f"device={spec.placement.device} and device={other.placement.device} are two devices, "

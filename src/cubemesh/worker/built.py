@@ -21,6 +21,7 @@ from cubemesh.frameworks.base import (
     Program,
     ScalesLoss,
 )
+from cubemesh.frameworks.exchange import Group
 from cubemesh.model.record import Figure
 from cubemesh.model.spec import NetworkWork, RunSpec
 from cubemesh.networks.graph import Network
@@ -39,6 +40,7 @@ def built(
     network: Network,
     sample: Callable[[], Batch],
     log: EventLog,
+    group: Group,
 ) -> Iterator[Program]:
     """A program of `network` that holds its initial weights; one that compiles is compiled for
     `sample()`. The most memory it held until the end is said there. An error leaves it as it is,
@@ -51,9 +53,10 @@ def built(
             work=work,
             placement=spec.placement,
             program=spec.program,
-            exchange=exchanges.make(spec.program.exchange),
+            exchange=exchanges.make(spec.program.exchange, group),
             device=device,
             threads=threads,
+            rank=group.rank,
         )
         program = framework.build(request)
     if isinstance(program, Compiles):

@@ -20,6 +20,7 @@ from cubemesh.data.ledger import Tally
 from cubemesh.data.stages import ReadOnly, decode_only
 from cubemesh.data.staging import Staged
 from cubemesh.frameworks.base import Unsupported, monotonic_s
+from cubemesh.frameworks.exchange import Group
 from cubemesh.measure.base import Log
 from cubemesh.measure.timer import Measured
 from cubemesh.measure.validity import page_cache
@@ -58,7 +59,7 @@ def open_split(spec: RunSpec, network: Network, split: Split) -> Source:
         work.data_path,
         split,
         seed=work.seed,
-        samples_needed=work.batch_per_device,
+        samples_needed=work.batch_per_device * spec.placement.devices,
         reading=reading,
     )
 
@@ -122,14 +123,29 @@ def say_dropped(spec: RunSpec, log: Log, source: Source) -> None:
     log.warning(warn("page-cache", cause, remedy))
 
 
-def feed(spec: RunSpec, source: Source, usable_cores: float, epochs: int | None = None) -> Feed:
-    """Minibatches of `source`; where one is to lie on the device for good, made without threads."""
+def feed(
+    spec: RunSpec,
+    source: Source,
+    usable_cores: float,
+    epochs: int | None = None,
+    group: Group | None = None,
+) -> Feed:
+    """Minibatches of `source` for this rank of `group`; where one is to lie on the device for good,
+    made without threads."""
     work, program = spec.work, spec.program
     assert isinstance(work, NetworkWork), "only networks are fed"
     threads = input_threads(work.data, program.input_threads, usable_cores)
     if program.data_on == "device":
         threads = 0
-    return Feed(source, work.batch_per_device, work.seed, threads=threads, epochs=epochs)
+    return Feed(
+        source,
+        work.batch_per_device,
+        work.seed,
+        threads=threads,
+        epochs=epochs,
+        rank=group.rank if group else 0,
+        ranks=group.size if group else 1,
+    )
 
 
 def wait(measured: Measured, fed: Feed) -> Figure:

@@ -40,6 +40,8 @@ class Job:
     """Memory of the GPU the run is placed on, as the runner's probe found it."""
     gpu_uuid: str | None = None
     """That GPU; None for a run on the CPU."""
+    gpu_uuids: tuple[str, ...] = ()
+    """Those of all ranks, in their order, where the run has several devices."""
 
     @property
     def output_path(self) -> Path:
@@ -47,13 +49,23 @@ class Job:
         return Path(self.folder, f"output-{self.rank}.txt")
 
     @property
+    def agent_output_path(self) -> Path:
+        """Where stdout and stderr of the process that starts the ranks go."""
+        return Path(self.folder, "output-agent.txt")
+
+    @property
     def stacks_path(self) -> Path:
         """Where SIGUSR1 makes the worker write the stack of every thread."""
         return Path(self.folder, f"stacks-{self.rank}.txt")
 
+    @property
+    def path(self) -> Path:
+        """The file the job is written to."""
+        return Path(self.folder, JOB_FILE)
+
     def write(self) -> Path:
         """Write the job into its folder; returns the file's path."""
-        path = Path(self.folder, JOB_FILE)
+        path = self.path
         path.write_text(json.dumps(to_plain(self)), encoding="utf-8")
         return path
 

@@ -20,6 +20,7 @@ from cubemesh.frameworks.base import Capabilities, Unsupported, check_supported
 from cubemesh.measure.gpu_processes import Neighbours
 from cubemesh.model.outcome import Outcome, Status
 from cubemesh.model.spec import NetworkWork, RunSpec
+from cubemesh.worker import ranks
 from cubemesh.worker.alternation import alternate_programs
 from cubemesh.worker.events import EventLog, events_path
 from cubemesh.worker.job import Job
@@ -45,6 +46,8 @@ def run_job(job: Job) -> Outcome:
             is_out_of_memory=known.is_out_of_memory,
             device=known.device,
         )
+        if outcome.status is Status.CRASHED and ranks.whoami().ranks > 1:
+            time.sleep(ranks.LOST_S)
     else:
         outcome = Outcome(status=Status.OK)
     log.outcome(outcome)
@@ -69,23 +72,22 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
         able = framework.capabilities()
     known.is_out_of_memory = framework.is_out_of_memory
     check_supported(spec, able)
-    if spec.placement.devices > 1:
-        raise Unsupported(
-            f"devices={spec.placement.devices}: this version of cubemesh trains on one device at a "
-            "time. Set devices=1."
-        )
-    device = known.device = choose_device(spec, able)
-    usable_cores = job.usable_cores or len(os.sched_getaffinity(0))
-    threads = spec.placement.threads or usable_cores
-    log.started(
-        host=socket.gethostname(),
-        device=device,
-        threads=threads,
-        processors=pin(spec.placement, threads),
-    )
+    own = ranks.whoami()
+    ranks.check_devices(spec.placement.devices, len(os.sched_getaffinity(0)))
+    device = known.device = _own_device(spec, able, own)
+    usable_cores: float = job.usable_cores or len(os.sched_getaffinity(0))
+    threads = spec.placement.threads or int(usable_cores)
+    if own.ranks > 1 and device == "cpu":
+        processors = ranks.own_cores(spec, own, tuple(sorted(os.sched_getaffinity(0))))
+        os.sched_setaffinity(0, processors)
+        usable_cores = threads = len(processors)
+    else:
+        processors = pin(spec.placement, threads)
+    log.started(host=socket.gethostname(), device=device, threads=threads, processors=processors)
     stacks = threads + _input_threads(spec, usable_cores)
     known.limit_bytes, limited = _memory_limit(job, device, stacks)
     with limited:
+        group = ranks.join(framework, device, own)
         task = Task(
             spec=spec,
             framework=framework,
@@ -96,8 +98,10 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
             neighbours=neighbours if device != "cpu" else Neighbours(None),
             log=log,
             folder=job.folder,
+            group=group,
         )
         (alternate_programs if spec.against else TASKS[spec.work.kind])(task)
+        group.close()
 
 
 def _input_threads(spec: RunSpec, usable_cores: float) -> int:
@@ -105,6 +109,14 @@ def _input_threads(spec: RunSpec, usable_cores: float) -> int:
     if not isinstance(spec.work, NetworkWork):
         return 0
     return 2 * input_threads(spec.work.data, spec.program.input_threads, usable_cores)
+
+
+def _own_device(spec: RunSpec, able: Capabilities, own: ranks.Self) -> str:
+    device = choose_device(spec, able)
+    if own.ranks == 1:
+        return device
+    kind = device.split(":")[0]
+    return ranks.own_device(kind, own, sum(d.startswith("cuda") for d in able.devices))
 
 
 def choose_device(spec: RunSpec, able: Capabilities) -> str:
@@ -137,6 +149,6 @@ def _memory_limit(
             )
         return None, nullcontext()
     # More than there is would end with a kill, not with a refusal.
-    free_bytes = available_bytes()
+    free_bytes = available_bytes() // ranks.whoami().ranks
     limit_bytes = free_bytes if asked is None else min(asked, free_bytes)
     return limit_bytes, MemoryLimit(limit_bytes, stacks)

@@ -32,7 +32,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cubemesh.frameworks import entry
-from cubemesh.worker import limits
+from cubemesh.frameworks.base import Distributes
+from cubemesh.model.outcome import Status
+from cubemesh.worker import limits, ranks
 from cubemesh.worker.job import read_job
 from cubemesh.worker.run import run_job
 
@@ -152,18 +154,45 @@ class Server:
 
 def work(job_path: Path) -> int:
     """Run the job in a file in this process, its output going to the run's folder; 0 when its
-    outcome was told, whatever it is."""
-    job = read_job(job_path)
+    outcome was told, whatever it is.
+
+    A job on several devices is run by as many processes, started here, unless a launcher has
+    started this one as a rank already; of a rank 0 means that its outcome is ok.
+    """
+    job, own = read_job(job_path), ranks.whoami()
+    if own.ranks == 1 and 1 < job.spec.placement.devices <= len(os.sched_getaffinity(0)):
+        framework = entry(job.spec.program.framework).load()
+        if isinstance(framework, Distributes):
+            _prepare(job.agent_output_path)
+            ranks.launch(framework, job, _work_as_rank)
+            return 0
+    job = ranks.as_rank(job)
+    _prepare(job.output_path)
+    with _explained(job.stacks_path):
+        outcome = run_job(job)
+    return 0 if own.ranks == 1 or outcome.status is Status.OK else ranks.FAILED
+
+
+def _work_as_rank(job_path: str) -> None:
+    """The life of a rank, forked from the agent."""
+    limits.die_with_parent(os.getppid())
+    # The agent's own handler, inherited, would make an exception of the signal by which it ends the
+    # ranks when one of them fails, and each would tell that as an outcome of its own.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    code = work(Path(job_path))
+    sys.stdout.flush()
+    if code:  # a rank that is done returns: the agent waits for that
+        os._exit(code)
+
+
+def _prepare(output: Path) -> None:
     limits.name_process("cubemesh-worker")
     limits.no_core_dump()
     limits.first_to_be_killed()
-    _point(1, job.output_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    _point(1, output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(1, 2)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what a killed worker printed is kept
-    with _explained(job.stacks_path):
-        run_job(job)
-    return 0
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from cubemesh import networks
@@ -31,6 +31,7 @@ from cubemesh.frameworks.base import (
     Unsupported,
 )
 from cubemesh.frameworks.ceilings import REST_S, try_out
+from cubemesh.frameworks.exchange import Alone, Group
 from cubemesh.measure.gpu_processes import Neighbours
 from cubemesh.measure.profiled import Attributed
 from cubemesh.measure.telemetry import Meter, Telemetry, idle_power, open_meters
@@ -62,6 +63,8 @@ class Task:
     neighbours: Neighbours
     """Who else is on that GPU."""
     log: EventLog
+    group: Group = field(default_factory=Alone)
+    """The ranks of this run."""
     folder: str = ""
     """Where files to keep beside the record are written."""
 
@@ -84,7 +87,9 @@ def train(task: Task) -> None:
     with log.phase("data"):
         source = inputs.open_split(task.spec, network, "train")
         validation = inputs.open_split(task.spec, network, "validation")
-        feed = inputs.feed(task.spec, source, task.usable_cores, epochs=work.epochs)
+        feed = inputs.feed(
+            task.spec, source, task.usable_cores, epochs=work.epochs, group=task.group
+        )
 
     def sample() -> Batch:
         return next(feed.epoch(0))
@@ -151,7 +156,7 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
     network = network_of(work)
     with log.phase("data"):
         source = inputs.open_split(task.spec, network, "train")
-        feed = inputs.feed(task.spec, source, task.usable_cores)
+        feed = inputs.feed(task.spec, source, task.usable_cores, group=task.group)
         inputs.say_files(log, source, feed.threads)
     with closing(feed), _built(task, network, lambda: next(feed.epoch(0))) as program:
         queue = step_of(program)
@@ -211,6 +216,7 @@ def _timed(
             effort=task.spec.effort,
             log=task.log,
             beside=None if attributed is None else attributed.beside,
+            agree=task.group.agree,
         )
     say_doubts(telemetry, task.neighbours, task.log, measured.started, measured.ended)
     telemetry.keep_utilisation(measured.started, measured.ended)
@@ -232,7 +238,9 @@ def network_of(work: NetworkWork) -> Network:
 def _built(
     task: Task, network: Network, sample: Callable[[], Batch]
 ) -> AbstractContextManager[Program]:
-    return built(task.spec, task.framework, task.device, task.threads, network, sample, task.log)
+    return built(
+        task.spec, task.framework, task.device, task.threads, network, sample, task.log, task.group
+    )
 
 
 def check_loss(program: Program) -> None:

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.base import Array, Batch, Bucket, BuildRequest, monotonic_s
+from cubemesh.frameworks.base import Array, Batch, BuildRequest, monotonic_s
 from cubemesh.frameworks.checks import check_weights
+from cubemesh.frameworks.exchange import Bucket
 from cubemesh.frameworks.jax.network import NetworkFunction
 from cubemesh.frameworks.jax.optimizers import Optimizer, make_optimizer
 from cubemesh.frameworks.jax.runtime import NUMERICS, Numerics, prepare

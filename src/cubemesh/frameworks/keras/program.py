@@ -21,13 +21,13 @@ from cubemesh.errors import UsageError
 from cubemesh.frameworks.base import (
     Array,
     Batch,
-    Bucket,
     BuildRequest,
     Capabilities,
     Unsupported,
     monotonic_s,
 )
 from cubemesh.frameworks.checks import check_weights
+from cubemesh.frameworks.exchange import Bucket
 from cubemesh.frameworks.keras.layers import LOWERINGS, Site, TorchRules
 from cubemesh.frameworks.tensorflow import runtime
 from cubemesh.frameworks.tensorflow.network import check_network

@@ -114,6 +114,7 @@ def capabilities() -> Capabilities:
         able,
         devices=tuple(devices),
         precisions={kind: able.precisions[kind] for kind in able.precisions if kind in kinds},
+        exchanges=frozenset({"none"}),
         hint=" ".join(dict.fromkeys(missing)),
         compiles_segments=True,
     )

@@ -3,8 +3,9 @@
     place ──▶ forward under autocast ──▶ mean loss ──▶ backward ──▶ update ──▶ (queued)
     zero_grad comes first and drops the arrays, so no gradient lives through a forward pass
 
-It does what handwritten PyTorch does and nothing more: no hooks, no copies but the batch's, no
-waiting. In `nhwc` the weights are converted when they are loaded and the batch when it is placed.
+On one device it does what handwritten PyTorch does and nothing more: no hooks, no copies but the
+batch's, no waiting. On several, gradients are gathered into buckets and exchanged (`buckets.py`).
+In `nhwc` the weights are converted when they are loaded and the batch when it is placed.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.base import PADDING, Array, Batch, Bucket, BuildRequest, monotonic_s
+from cubemesh.frameworks.base import PADDING, Array, Batch, BuildRequest, monotonic_s
+from cubemesh.frameworks.exchange import Bucket
 from cubemesh.frameworks.pytorch import profiling
+from cubemesh.frameworks.pytorch.buckets import GradientBuckets
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.frameworks.pytorch.optimizers import make_optimizer
 from cubemesh.frameworks.pytorch.runtime import (
@@ -30,16 +33,20 @@ from cubemesh.frameworks.pytorch.runtime import (
 )
 from cubemesh.frameworks.pytorch.scaling import make_scaling
 from cubemesh.model.profile import Profile
+from cubemesh.model.spec import Train, TrainSteps
 from cubemesh.networks.precision import layer_precisions
 
 Placed = tuple[Tensor, ...]
 """Images, or what else the network's inputs are, then labels, on the device."""
 
 
+RANK_SEEDS = 1_000_003
+"""Between the seeds of two ranks: a prime that nobody asks for as a seed."""
+
+
 class PyTorchProgram:
     """A network and its optimizer on one device, run eagerly; see `Program` in frameworks/base."""
 
-    buckets: Sequence[Bucket] = ()
     overwrites = True
     """Whether a layer may write over its input where nobody needs it any more."""
     shows_layers = True
@@ -50,7 +57,7 @@ class PyTorchProgram:
         self._kind = torch.device(self.device).type
         self._threads = request.threads
         prepare(self.device, settings.precision, self._threads)
-        torch.manual_seed(work.seed)
+        torch.manual_seed(work.seed + RANK_SEEDS * request.rank)
         if self._kind == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self._work = work
@@ -68,11 +75,25 @@ class PyTorchProgram:
         self.module = self._built.training
         """The network as a module: `print` shows its layers, `module.code` is its forward pass."""
         self._weights = tuple(h.weight for h in request.network.heads)
+        self._weights_on_device = [p.data for p in self._built.parameters.values()]
         narrow = NARROW_TYPES.get(settings.precision)
         self._autocast = torch.autocast(self._kind, narrow) if narrow else nullcontext()
         self._settings = settings
+        self._exchange = request.exchange
+        self._gradients = self._make_buckets()
         self._loss = torch.full((), float("nan"))
         self._start_optimizer()
+
+    def _make_buckets(self) -> GradientBuckets | None:
+        size_bytes = self._exchange.bucket_bytes
+        if size_bytes is None or not isinstance(self._work, (TrainSteps, Train)):
+            return None
+        return GradientBuckets(self._built.parameters, size_bytes, self._exchange.ready)
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        """In the order their gradients become ready; empty where nothing is exchanged."""
+        return self._gradients.buckets if self._gradients else ()
 
     def place(self, batch: Batch) -> Placed:
         """Copy to the device. A GPU is sent the batch from pinned memory, without waiting: the
@@ -95,13 +116,26 @@ class PyTorchProgram:
         if optimizer is None:
             raise UsageError("a program built for forward work has no optimizer to train with.")
         optimizer.zero_grad(set_to_none=True)
+        if self._gradients is not None:
+            self._gradients.start()
         loss = self._forward(placed)
         if scaling is None:
             loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
         else:
-            scaling.step(loss, optimizer)
+            scaling.backward(loss)
+        if self._gradients is not None:
+            self._gradients.check_complete()
+            self._exchange.finish()
+        self._exchange.update(self._apply, self._weights_on_device)
         self._loss = loss  # backward has freed what its graph kept, so it holds one number
+
+    def _apply(self) -> None:
+        """Update the weights by their gradients."""
+        assert self._optimizer is not None
+        if self._scaling is None:
+            self._optimizer.step()
+        else:
+            self._scaling.update(self._optimizer)
 
     def forward(self, placed: Placed) -> None:
         """Queue the forward pass and the loss."""
@@ -179,6 +213,7 @@ class PyTorchProgram:
     def close(self) -> None:
         """Drop every array; on a GPU, the allocator's cache as well."""
         del self.module, self._built, self._optimizer, self._scaling, self._loss
+        del self._gradients, self._weights_on_device
         if self._kind == "cuda":
             torch.cuda.empty_cache()
 

@@ -56,6 +56,9 @@ def capabilities() -> Capabilities:
         layouts=frozenset(MEMORY_FORMATS),
         optimizers=frozenset({"sgd", "rmsprop", "adam", "adamw", "lars"}),
         loss_scales=frozenset({"dynamic", "static"}),
+        exchanges=frozenset(
+            {"none", "all-reduce", "all-reduce-16", "parameter-server", "local-sgd"}
+        ),
         precision_by_layer=True,
     )
 

@@ -21,12 +21,16 @@ from cubemesh.model.spec import ProgramSettings
 
 
 class Scaling(Protocol):
-    """One backward pass and one update, the loss scaled between them."""
+    """One backward pass and one update, the loss scaled between them. What is exchanged between
+    devices are the scaled gradients: one that is not finite reaches every device."""
 
     method: str
 
-    def step(self, loss: Tensor, optimizer: optim.Optimizer) -> None:
-        """Queue the backward pass of `loss` and the update."""
+    def backward(self, loss: Tensor) -> None:
+        """Queue the backward pass of `loss`, scaled."""
+
+    def update(self, optimizer: optim.Optimizer) -> None:
+        """Queue the update by the gradients, scaled back."""
 
     def scale(self) -> float:
         """What the next step multiplies by; waits for it."""
@@ -40,12 +44,14 @@ class DynamicScaling:
     def __init__(self, kind: str) -> None:
         self._scaler = torch.amp.GradScaler(kind)
 
-    def step(self, loss: Tensor, optimizer: optim.Optimizer) -> None:
-        """Backward, look, update or leave out, and adapt the scale."""
-        scaler = self._scaler
-        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        scaler.step(optimizer)
-        scaler.update()
+    def backward(self, loss: Tensor) -> None:
+        """The scaled loss's."""
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def update(self, optimizer: optim.Optimizer) -> None:
+        """Look, update or leave out, and adapt the scale."""
+        self._scaler.step(optimizer)
+        self._scaler.update()
 
     def scale(self) -> float:
         """As the last step left it."""
@@ -60,9 +66,12 @@ class StaticScaling:
     def __init__(self, scale: float) -> None:
         self._scale = scale
 
-    def step(self, loss: Tensor, optimizer: optim.Optimizer) -> None:
-        """Backward, divide all gradients at once, update."""
+    def backward(self, loss: Tensor) -> None:
+        """The loss's, its own gradient being the scale."""
         loss.backward(torch.full_like(loss, self._scale))  # type: ignore[no-untyped-call]
+
+    def update(self, optimizer: optim.Optimizer) -> None:
+        """Divide all gradients at once, and update."""
         owned = (p for group in optimizer.param_groups for p in group["params"])
         torch._foreach_div_([p.grad for p in owned if p.grad is not None], self._scale)
         optimizer.step()

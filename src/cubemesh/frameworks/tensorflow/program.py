@@ -15,8 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.base import Array, Batch, Bucket, BuildRequest, monotonic_s
+from cubemesh.frameworks.base import Array, Batch, BuildRequest, monotonic_s
 from cubemesh.frameworks.checks import check_weights
+from cubemesh.frameworks.exchange import Bucket
 from cubemesh.frameworks.tensorflow.network import NetworkFunction
 from cubemesh.frameworks.tensorflow.optimizers import make_optimizer
 from cubemesh.frameworks.tensorflow.runtime import NUMERICS, prepare

@@ -1,0 +1,102 @@
+"""Gradients that travel together: flat buckets, filled while the backward pass runs.
+
+    parameters, last layer first:   │ fc.weight fc.bias layer4… │ layer4… layer3… │ … conv1 │
+    one flat array each:            └────────── bucket 0 ───────┴─── bucket 1 ────┴── … ────┘
+
+Each gradient is copied into its place as soon as it is complete, and the parameter's gradient then
+*is* that place, so what the exchange leaves there is what the optimizer reads. A bucket is handed
+over when its last gradient is in and every bucket before it has been handed over: all ranks hand
+over in the same order, whatever order their gradients come in. (The design of PyTorch's
+DistributedDataParallel: Li et al., VLDB 2020.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from cubemesh.frameworks.exchange import Bucket
+
+
+class GradientBuckets:
+    """The buckets of a network's parameters; `ready` is called with each as it fills."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        bucket_bytes: int,
+        ready: Callable[[Bucket], None],
+    ) -> None:
+        self._ready = ready
+        self._parameters = dict(parameters)
+        self._places: dict[str, Tensor] = {}
+        self._bucket_of: dict[str, int] = {}
+        self.buckets: tuple[Bucket, ...] = tuple(
+            self._make(index, names)
+            for index, names in enumerate(packed(self._parameters, bucket_bytes))
+        )
+        self._missing: list[int] = []
+        self._next = 0
+        for name, parameter in self._parameters.items():
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                self._hook(name)
+            )
+        self.start()
+
+    def start(self) -> None:
+        """Before each backward pass: nothing has come yet."""
+        self._missing = [len(bucket.parameters) for bucket in self.buckets]
+        self._next = 0
+
+    def check_complete(self) -> None:
+        """RuntimeError where a bucket was never handed over: the ranks would wait for it."""
+        if self._next < len(self.buckets):
+            bucket = self.buckets[self._next]
+            raise RuntimeError(
+                f"{self._missing[self._next]} of the {len(bucket.parameters)} gradients of bucket "
+                f"{bucket.index} did not come in the backward pass."
+            )
+
+    def _make(self, index: int, names: Sequence[str]) -> Bucket:
+        first = self._parameters[names[0]]
+        sizes = [self._parameters[name].numel() for name in names]
+        flat = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
+        for name, part in zip(names, torch.split(flat, sizes), strict=True):
+            like = self._parameters[name]
+            self._places[name] = part.as_strided(like.size(), like.stride(), part.storage_offset())
+            self._bucket_of[name] = index
+        size_bytes = flat.numel() * flat.element_size()
+        return Bucket(index=index, parameters=tuple(names), size_bytes=size_bytes, gradients=flat)
+
+    def _hook(self, name: str) -> Callable[[Tensor], None]:
+        place, index = self._places[name], self._bucket_of[name]
+
+        def arrived(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            place.copy_(parameter.grad)
+            parameter.grad = place
+            self._missing[index] -= 1
+            while self._next < len(self.buckets) and not self._missing[self._next]:
+                self._ready(self.buckets[self._next])
+                self._next += 1
+
+        return arrived
+
+
+def packed(parameters: Mapping[str, Tensor], bucket_bytes: int) -> Iterable[list[str]]:
+    """The names bucket by bucket, last parameter first: a bucket is closed when it holds
+    `bucket_bytes` or more, or the next parameter is of another type."""
+    names: list[str] = []
+    held = 0
+    for name in reversed(list(parameters)):
+        parameter = parameters[name]
+        other = bool(names) and parameters[names[0]].dtype != parameter.dtype
+        if names and (held >= bucket_bytes or other):
+            yield names
+            names, held = [], 0
+        names.append(name)
+        held += parameter.numel() * parameter.element_size()
+    if names:
+        yield names

@@ -1,0 +1,100 @@
+"""The ranks of a run, joined by torch.distributed: NCCL between GPUs, gloo between CPUs.
+
+The launcher (torchrun, Slurm, or whoever set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT) says
+who is who; see https://docs.pytorch.org/docs/stable/elastic/run.html.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cubemesh.frameworks.exchange import Pending
+
+NARROW = torch.bfloat16
+"""What gradients are rounded to on the way where that is asked for: fp32's range, so none of them
+overflows, whatever the loss is scaled by."""
+
+
+class TorchGroup:
+    """See `Group` in frameworks/exchange.py."""
+
+    def __init__(self, device: str, timeout_s: float) -> None:
+        cuda = torch.device(device).type == "cuda"
+        self._averages = cuda  # gloo has no mean of its own
+        dist.init_process_group(
+            "nccl" if cuda else "gloo",
+            timeout=datetime.timedelta(seconds=timeout_s),
+            device_id=torch.device(device) if cuda else None,
+        )
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self._store = dist.distributed_c10d._get_default_store()
+        self._agreed = 0
+
+    def all_reduce_mean(self, array: Tensor, narrow: bool = False) -> Pending:
+        """See `Group`."""
+        sent = array.to(NARROW) if narrow else array
+        op = dist.ReduceOp.AVG if self._averages else dist.ReduceOp.SUM
+        work = dist.all_reduce(sent, op, async_op=True)
+        return _Transfer(work, sent, array, 1 if self._averages else self.size)
+
+    def reduce_mean(self, array: Tensor, root: int) -> Pending:
+        """See `Group`."""
+        op = dist.ReduceOp.AVG if self._averages else dist.ReduceOp.SUM
+        work = dist.reduce(array, root, op, async_op=True)
+        return _Transfer(work, array, array, 1 if self._averages else self.size)
+
+    def broadcast(self, arrays: Sequence[Tensor], root: int) -> Pending:
+        """See `Group`."""
+        return _Transfers([dist.broadcast(a, root, async_op=True) for a in arrays])
+
+    def agree(self, value: Any) -> Any:
+        """Rank 0's `value`, plain data, on every rank. It goes through the launcher's store, so no
+        device waits for it."""
+        self._agreed += 1
+        key = f"cubemesh/agreed/{self._agreed}"
+        if self.rank == 0:
+            self._store.set(key, json.dumps(value))
+            return value
+        return json.loads(self._store.get(key))
+
+    def close(self) -> None:
+        """Leave the group."""
+        dist.destroy_process_group()
+
+
+class _Transfer:
+    """One operation; what came is divided and put where it belongs when it is waited for."""
+
+    def __init__(self, work: Any, sent: Tensor, array: Tensor, divisor: int) -> None:
+        self._work, self._sent, self._array, self._divisor = work, sent, array, divisor
+
+    def wait(self) -> None:
+        """See `Pending`."""
+        self._work.wait()
+        if self._divisor > 1:
+            self._sent.div_(self._divisor)
+        if self._sent is not self._array:
+            self._array.copy_(self._sent)
+
+
+class _Transfers:
+    def __init__(self, works: Sequence[Any]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        """See `Pending`."""
+        for work in self._works:
+            work.wait()
+
+
+def join(device: str, timeout_s: float) -> TorchGroup:
+    """Meet the other ranks; see `Distributes` in frameworks/base."""
+    return TorchGroup(device, timeout_s)

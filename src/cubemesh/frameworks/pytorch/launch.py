@@ -1,0 +1,40 @@
+"""One process for each device of this host, by torchrun's own agent.
+
+The agent (torch.distributed.elastic) starts the ranks, sets RANK, WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT for them, watches them, and ends all of them when one of them fails. They are forked, so
+that nothing is imported again; the process that calls this must not have touched a GPU.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+MONITOR_S = 0.1
+"""How often the agent looks at its ranks."""
+
+
+def launch(run_rank: Callable[[str], None], job: str, ranks: int) -> dict[int, int]:
+    """Call `run_rank(job)` in `ranks` processes; the exit code of each rank that failed, negative
+    for a signal. The agent ends the others then, which are not in it unless they failed too."""
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        monitor_interval=MONITOR_S,
+        start_method="fork",
+    )
+    try:
+        elastic_launch(config, run_rank)(job)
+    except ChildFailedError as error:
+        return {rank: failure.exitcode for rank, failure in error.failures.items()}
+    return {}

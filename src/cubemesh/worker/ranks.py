@@ -1,0 +1,114 @@
+"""One job on several devices: a process for each, and what each of them is told.
+
+    server ──fork──▶ worker (agent) ──fork──▶ rank 0   device cuda:0, or the first cores
+                                    ──fork──▶ rank 1   device cuda:1, or the next cores
+                                    ──fork──▶ …
+
+The agent is the framework's (torchrun's); it ends all ranks when one of them fails. Every rank runs
+the same job and writes an event file of its own. On a CPU a *device* is a group of cores that
+belongs to one rank alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cubemesh.frameworks.base import Distributes, Framework, Unsupported
+from cubemesh.frameworks.exchange import Alone, Group
+from cubemesh.model.spec import RunSpec
+from cubemesh.worker.job import Job
+
+EXITS_FILE = "exits.json"
+"""In the run's folder: rank → exit code, of the ranks that failed."""
+FAILED = 3
+"""Exit code of a rank whose outcome is not ok: the agent then ends the others, which would wait for
+it for ever."""
+LOST_S = 1.0
+"""How long a rank that has crashed waits before it says so. Where it crashed because another died
+in the middle of an operation, the agent sees that one first and ends this one meanwhile, so that
+the reason of the run is the one that died."""
+JOIN_S = 120.0
+"""How long a rank waits for the others, at the start and in every operation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Self:
+    """Which rank this process is."""
+
+    rank: int = 0
+    local_rank: int = 0
+    ranks: int = 1
+
+
+def whoami() -> Self:
+    """As the launcher's environment says; one rank alone where nobody launched."""
+    environ = os.environ
+    if "RANK" not in environ or "WORLD_SIZE" not in environ:
+        return Self()
+    rank = int(environ["RANK"])
+    return Self(
+        rank=rank,
+        local_rank=int(environ.get("LOCAL_RANK", rank)),
+        ranks=int(environ["WORLD_SIZE"]),
+    )
+
+
+def launch(framework: Framework, job: Job, run_rank: Callable[[str], None]) -> None:
+    """Run `job` on all its devices and leave word of those that failed."""
+    assert isinstance(framework, Distributes)
+    failed = framework.launch(run_rank, str(job.path), job.spec.placement.devices)
+    Path(job.folder, EXITS_FILE).write_text(json.dumps(failed))
+
+
+def as_rank(job: Job) -> Job:
+    """The job as this process, one of the ranks, has to do it."""
+    own = whoami()
+    uuid = job.gpu_uuids[own.local_rank] if own.local_rank < len(job.gpu_uuids) else job.gpu_uuid
+    return dataclasses.replace(job, rank=own.rank, gpu_uuid=uuid)
+
+
+def check_devices(devices: int, cores: int) -> None:
+    """Unsupported where `devices` processes would have less than a core each. That holds for GPUs
+    as well: a core drives each of them."""
+    if devices > cores:
+        raise Unsupported(
+            f"devices={devices}: each needs a core of its own, a GPU as well to be driven by, and "
+            f"this process may use {cores}. Set devices={cores} or less."
+        )
+
+
+def own_device(kind: str, own: Self, available: int) -> str:
+    """The device of this rank, of `available` GPUs; every CPU rank's is `cpu`."""
+    if kind != "cuda":
+        return "cpu"
+    if own.local_rank >= available:
+        raise Unsupported(
+            f"devices={own.ranks}: this machine has {available} GPUs that can be used. Set "
+            f"devices={available} or less."
+        )
+    return f"cuda:{own.local_rank}"
+
+
+def own_cores(spec: RunSpec, own: Self, cores: tuple[int, ...]) -> tuple[int, ...]:
+    """The cores of this rank, of the `cores` there are: `threads` of them, or an even share."""
+    each = spec.placement.threads or len(cores) // own.ranks
+    if each * own.ranks > len(cores):
+        raise Unsupported(
+            f"devices={own.ranks} of threads={each} each: a device on a CPU is as many cores of "
+            f"its own, and this process may use {len(cores)}. Set threads="
+            f"{len(cores) // own.ranks} or fewer devices."
+        )
+    return cores[own.local_rank * each : (own.local_rank + 1) * each]
+
+
+def join(framework: Framework, device: str, own: Self) -> Group:
+    """The group of all ranks; a rank alone has nobody to meet."""
+    if own.ranks == 1:
+        return Alone()
+    assert isinstance(framework, Distributes)
+    return framework.join(device, JOIN_S)

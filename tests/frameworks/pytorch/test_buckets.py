@@ -1,0 +1,129 @@
+"""Gradients that travel together: who is in which bucket, and when it is handed over."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+from cubemesh.frameworks.pytorch.buckets import GradientBuckets, packed  # noqa: E402
+
+TYPES = {"float32": 4, "float64": 8}
+PARAMETERS = st.lists(st.tuples(st.integers(1, 50), st.sampled_from(sorted(TYPES))), max_size=20)
+
+
+@given(PARAMETERS, st.integers(1, 500))
+def test_every_parameter_is_packed_once_last_first_and_no_bucket_is_larger_than_it_must_be(
+    sizes, bucket_bytes
+):
+    parameters = {
+        f"p{n}": torch.empty(size, dtype=getattr(torch, kind))
+        for n, (size, kind) in enumerate(sizes)
+    }
+    bytes_of = {name: p.numel() * p.element_size() for name, p in parameters.items()}
+    buckets = list(packed(parameters, bucket_bytes))
+    assert [name for names in buckets for name in names] == list(reversed(parameters))
+    for number, names in enumerate(buckets):
+        (kind,) = {parameters[name].dtype for name in names}
+        assert sum(bytes_of[name] for name in names[:-1]) < bucket_bytes
+        if number + 1 < len(buckets):
+            full = sum(bytes_of[name] for name in names) >= bucket_bytes
+            assert full or parameters[buckets[number + 1][0]].dtype != kind
+
+
+class Chain(nn.Module):
+    """Three products; the middle weight is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.tied, self.last = (nn.Linear(4, 4).double() for _ in range(3))
+
+    def forward(self, x):
+        return self.last(self.tied(self.tied(self.first(x).tanh()).tanh())).square().sum()
+
+
+def bucketed(module, bucket_bytes):
+    """(buckets, what was handed over so far)"""
+    handed = []
+    parameters = dict(module.named_parameters())
+    return GradientBuckets(parameters, bucket_bytes, handed.append), handed
+
+
+def plain_gradients(x):
+    module = Chain()
+    module(x).backward()
+    return {name: p.grad for name, p in module.named_parameters()}
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 150, 10_000])
+def test_a_bucket_holds_the_gradients_and_is_what_the_optimizer_reads(bucket_bytes):
+    x = torch.randn(5, 4, dtype=torch.float64)
+    expected = plain_gradients(x)
+    module = Chain()
+    buckets, handed = bucketed(module, bucket_bytes)
+    for _ in range(2):  # a second step finds nothing of the first
+        module.zero_grad(set_to_none=True)
+        handed.clear()
+        buckets.start()
+        module(x).backward()
+        buckets.check_complete()
+        assert [bucket.index for bucket in handed] == list(range(len(buckets.buckets)))
+        for name, p in module.named_parameters():
+            torch.testing.assert_close(p.grad, expected[name], rtol=0, atol=0)
+    for bucket in buckets.buckets:
+        assert bucket.size_bytes == bucket.gradients.numel() * 8
+        bucket.gradients.fill_(7.0)  # as an exchange does, in place
+    assert all((p.grad == 7.0).all() for p in module.parameters())
+
+
+def test_buckets_are_handed_over_in_their_order_whatever_order_gradients_come_in():
+    class Backwards(nn.Module):
+        """Registered the other way round than they are used, so the first bucket fills last."""
+
+        def __init__(self):
+            super().__init__()
+            self.last, self.first = nn.Linear(3, 1), nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.last(self.first(x)).sum()
+
+    module = Backwards()
+    _, handed = bucketed(module, bucket_bytes=1)
+    came = []
+    for name, p in module.named_parameters():
+        p.register_post_accumulate_grad_hook(lambda _, name=name: came.append((name, len(handed))))
+    module(torch.randn(2, 3)).backward()
+    assert [bucket.parameters for bucket in handed] == [
+        ("first.bias",),
+        ("first.weight",),
+        ("last.bias",),
+        ("last.weight",),
+    ]
+    before = dict(came)
+    assert before["last.bias"] == before["last.weight"] == 0, "they waited for the first's"
+
+
+def test_a_gradient_that_never_comes_is_an_error_and_not_a_wait_for_ever():
+    module = Chain()
+    buckets, handed = bucketed(module, bucket_bytes=1)
+    module.last(torch.randn(1, 4, dtype=torch.float64)).sum().backward()
+    assert [bucket.parameters for bucket in handed] == [("last.bias",), ("last.weight",)]
+    with pytest.raises(RuntimeError, match="1 of the 1 gradients of bucket 2"):
+        buckets.check_complete()
+
+
+def test_a_gradient_lies_in_its_bucket_as_its_parameter_lies_in_memory():
+    torch.manual_seed(0)
+    module = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 6, 6).contiguous(memory_format=torch.channels_last)
+    module(x).square().sum().backward()
+    expected = module.weight.grad.clone()
+    buckets, _ = bucketed(module, bucket_bytes=1 << 20)
+    module.zero_grad(set_to_none=True)
+    module(x).square().sum().backward()
+    torch.testing.assert_close(module.weight.grad, expected)
+    assert module.weight.grad.stride() == module.weight.stride() != (27, 9, 3, 1)
+    (bucket,) = buckets.buckets
+    assert module.weight.grad.untyped_storage().data_ptr() == bucket.gradients.data_ptr()

@@ -1,0 +1,182 @@
+"""Two real processes, joined by gloo, against one: the same global minibatch, the same training.
+
+The dropout of little-cnn is set to 0, for every rank draws its own (that it does has a test of its
+own); it has no batch normalisation, whose statistics are each device's own. The ranks run this very
+file as a script: what they do and what one process does are the same function.
+"""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cubemesh import networks  # noqa: E402
+from cubemesh.frameworks.base import Batch, BuildRequest  # noqa: E402
+from cubemesh.frameworks.exchange import Alone  # noqa: E402
+from cubemesh.frameworks.pytorch import build, join, launch  # noqa: E402
+from cubemesh.model.spec import Placement, ProgramSettings, TrainSteps  # noqa: E402
+from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
+from cubemesh.networks.layers import Dropout  # noqa: E402
+from cubemesh.parallel import exchanges  # noqa: E402
+from cubemesh.parallel.exchanges import AVERAGE_EVERY  # noqa: E402
+
+RANKS = 2
+GLOBAL_BATCH = 8
+BUCKET_BYTES = 4096
+"""Small, so that little-cnn has several buckets."""
+TOLERANCE = {"fp64": 1e-10, "fp32": 1e-4}
+SYNCHRONOUS = [
+    ("all-reduce", "fp64", "nchw"),
+    ("all-reduce", "fp32", "nhwc"),
+    ("parameter-server", "fp64", "nchw"),
+    ("parameter-server", "fp32", "nhwc"),
+]
+ROUNDED = ("all-reduce-16", "fp32", "nchw")
+AVERAGED = ("local-sgd", "fp64", "nchw")
+INDEPENDENT = ("none", "fp64", "nchw")
+CASES = [*SYNCHRONOUS, ROUNDED, AVERAGED, INDEPENDENT]
+
+
+def without_dropout(network):
+    nodes = (
+        dataclasses.replace(n, layer=Dropout(rate=0.0)) if isinstance(n.layer, Dropout) else n
+        for n in network.nodes
+    )
+    return dataclasses.replace(network, nodes=tuple(nodes))
+
+
+def train(case, group, part=slice(None), steps=3):
+    """Train on `part` of every global minibatch; the first step's gradients (`g/…`) and the last
+    weights (`w/…`)."""
+    name, precision, layout = case
+    network = without_dropout(networks.build("little-cnn", 16, 10))
+    exchange = exchanges.make(name, group)
+    if exchange.bucket_bytes is not None:
+        exchange.bucket_bytes = BUCKET_BYTES
+    program = build(
+        BuildRequest(
+            network=network,
+            work=TrainSteps(network="little-cnn", batch_per_device=GLOBAL_BATCH, momentum=0.9),
+            placement=Placement(),
+            program=ProgramSettings(precision=precision, layout=layout, exchange=name),
+            exchange=exchange,
+            device="cpu",
+            threads=1,
+            rank=group.rank,
+        )
+    )
+    program.load(network.draw(1))
+    rng = np.random.default_rng(0)
+    found = {"buckets": np.array(len(program.buckets))}
+    for step in range(steps):
+        images = rng.random((GLOBAL_BATCH, *network.inputs[0].shape), dtype=np.float32)
+        labels = rng.integers(0, 10, GLOBAL_BATCH)
+        program.train_step(program.place(Batch(images=images[part], labels=labels[part])))
+        if step == 0:
+            parameters = program._built.parameters.items()
+            found |= {f"g/{n}": p.grad.numpy(force=True).copy() for n, p in parameters}
+    return found | {f"w/{n}": array for n, array in program.state().items()}
+
+
+def own_part(rank):
+    each = GLOBAL_BATCH // RANKS
+    return slice(rank * each, (rank + 1) * each)
+
+
+def steps_of(case):
+    return AVERAGE_EVERY if case == AVERAGED else 3
+
+
+def rank(folder):
+    """What each of the two processes does."""
+    group = join("cpu", 60.0)
+    assert group.size == RANKS
+    assert group.agree(["says", group.rank]) == ["says", 0]
+    for case in CASES:
+        path = Path(folder, f"{CASES.index(case)}-{group.rank}.npz")
+        np.savez(path, **train(case, group, own_part(group.rank), steps_of(case)))
+    group.close()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """(case, rank) → what that rank found."""
+    folder = tmp_path_factory.mktemp("ranks")
+    subprocess.run([sys.executable, __file__, folder], check=True, timeout=100)
+    return {
+        (case, n): dict(np.load(folder / f"{number}-{n}.npz"))
+        for number, case in enumerate(CASES)
+        for n in range(RANKS)
+    }
+
+
+def assert_close(found, expected, kind, tolerance):
+    names = [name for name in expected if name.startswith(kind)]
+    assert names
+    for name in names:
+        np.testing.assert_allclose(
+            found[name], expected[name], rtol=tolerance, atol=tolerance, err_msg=name
+        )
+
+
+@pytest.mark.parametrize("case", SYNCHRONOUS, ids="-".join)
+def test_two_ranks_make_the_steps_of_one_with_the_same_global_minibatch(ranks, case):
+    _, precision, layout = case
+    alone = train(("none", precision, layout), Alone())
+    for n in range(RANKS):
+        found = ranks[case, n]
+        assert found["buckets"] > 2
+        if n == 0 or case[0] == "all-reduce":  # the server alone has the mean gradient
+            assert_close(found, alone, "g/", TOLERANCE[precision])
+        assert_close(found, alone, "w/", TOLERANCE[precision])
+    assert_close(ranks[case, 0], ranks[case, 1], "w/", 0)
+
+
+def test_ranks_that_train_for_themselves_differ(ranks):
+    first, second = ranks[INDEPENDENT, 0], ranks[INDEPENDENT, 1]
+    weights = [name for name in first if name.startswith("w/")]
+    assert any(np.abs(first[name] - second[name]).max() > 1e-6 for name in weights)
+    assert_close(first, train(INDEPENDENT, Alone(), own_part(0)), "w/", 0)
+
+
+def test_gradients_sent_as_16_bits_are_rounded_and_the_same_everywhere(ranks):
+    alone = train(("none", *ROUNDED[1:]), Alone())
+    for name in (n for n in alone if n.startswith("g/")):
+        first, second = ranks[ROUNDED, 0][name], ranks[ROUNDED, 1][name]
+        np.testing.assert_array_equal(first, second)
+        scale = np.abs(alone[name]).max()
+        assert 0 < np.abs(first - alone[name]).max() < scale * 2**-6, name
+    assert_close(ranks[ROUNDED, 0], ranks[ROUNDED, 1], "w/", 0)
+
+
+def test_local_sgd_leaves_the_mean_of_what_each_would_have_reached_alone(ranks):
+    reached = [train(INDEPENDENT, Alone(), own_part(n), AVERAGE_EVERY) for n in range(RANKS)]
+    mean = {name: (reached[0][name] + reached[1][name]) / 2 for name in reached[0]}
+    for n in range(RANKS):
+        assert_close(ranks[AVERAGED, n], mean, "w/", 1e-12)
+
+
+def test_every_rank_draws_its_own_dropout(make_request, make_batch):
+    net = NetworkBuilder("dropping")
+    x = net.dropout(net.flatten(net.input("image", (3, 6, 6))), 0.5)
+    net.classify(net.linear(x, 10))
+    request = make_request(net.build())
+    batch = make_batch(request.network)
+
+    def loss(rank):
+        program = build(dataclasses.replace(request, rank=rank))
+        program.load(request.network.draw(0))
+        program.forward(program.place(batch))
+        return program.loss()
+
+    assert loss(0) == loss(0) != loss(1) == loss(1)
+
+
+if __name__ == "__main__":
+    failed = launch(rank, sys.argv[1], RANKS)
+    sys.exit(f"ranks failed: {failed}" if failed else 0)

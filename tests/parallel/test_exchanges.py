@@ -1,0 +1,122 @@
+"""What each exchange asks of its group, and when: a group that writes down what it is told."""
+
+import pytest
+
+from cubemesh.errors import UsageError
+from cubemesh.frameworks.exchange import BUCKET_BYTES, Alone, Bucket
+from cubemesh.parallel import exchanges
+from cubemesh.parallel.exchanges import AVERAGE_EVERY, EXCHANGES, LocalSgd
+
+
+class Written:
+    """A group of `size` ranks in which every transfer ends when it is waited for."""
+
+    def __init__(self, rank=0, size=2):
+        self.rank, self.size = rank, size
+        self.said = []
+
+    def _pending(self, *words):
+        self.said.append(words)
+        group = self
+
+        class Waited:
+            def wait(self):
+                group.said.append(("waited", *words))
+
+        return Waited()
+
+    def all_reduce_mean(self, array, narrow=False):
+        return self._pending("all-reduce", array, *(["narrow"] if narrow else []))
+
+    def reduce_mean(self, array, root):
+        return self._pending("reduce", array, root)
+
+    def broadcast(self, arrays, root):
+        return self._pending("broadcast", tuple(arrays), root)
+
+    def agree(self, value):
+        return value
+
+    def close(self):
+        self.said.append(("closed",))
+
+
+def bucket(index):
+    name = f"gradients {index}"
+    return Bucket(index=index, parameters=("a",), size_bytes=4, gradients=name)
+
+
+def one_step(exchange, group):
+    """What a program does in a step of two buckets."""
+    exchange.ready(bucket(0))
+    group.said.append(("backward goes on",))
+    exchange.ready(bucket(1))
+    exchange.finish()
+    exchange.update(lambda: group.said.append(("update",)), ["weights"])
+    return group.said
+
+
+@pytest.mark.parametrize(("name", "narrow"), [("all-reduce", ()), ("all-reduce-16", ("narrow",))])
+def test_buckets_travel_while_the_backward_pass_goes_on(name, narrow):
+    group = Written()
+    exchange = exchanges.make(name, group)
+    assert exchange.name == name
+    first, second = ("all-reduce", "gradients 0", *narrow), ("all-reduce", "gradients 1", *narrow)
+    step = [
+        first,
+        ("backward goes on",),
+        second,
+        ("waited", *first),
+        ("waited", *second),
+        ("update",),
+    ]
+    assert one_step(exchange, group) == step
+    assert one_step(exchange, group) == step * 2, "nothing of a step is left for the next"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_the_server_updates_and_all_get_its_weights(rank):
+    group = Written(rank)
+    said = one_step(exchanges.make("parameter-server", group), group)
+    reduced = [words for words in said if words[0] == "reduce"]
+    assert reduced == [("reduce", "gradients 0", 0), ("reduce", "gradients 1", 0)]
+    assert (("update",) in said) == (rank == 0)
+    assert said[-2:] == [("broadcast", ("weights",), 0), ("waited", "broadcast", ("weights",), 0)]
+    if rank == 0:
+        waits = [n for n, words in enumerate(said) if words[:2] == ("waited", "reduce")]
+        assert max(waits) < said.index(("update",))
+
+
+def test_local_sgd_averages_the_weights_after_every_so_many_updates():
+    group = Written()
+    exchange = LocalSgd(group, every=3)
+    for step in range(1, 7):
+        group.said.clear()
+        said = one_step(exchange, group)
+        averaged = [("all-reduce", "weights"), ("waited", "all-reduce", "weights")]
+        expected = averaged if step % 3 == 0 else []
+        assert said == [("backward goes on",), ("update",), *expected]
+    assert exchanges.make("local-sgd", group)._every == AVERAGE_EVERY
+
+
+def test_none_moves_nothing():
+    group = Written()
+    assert one_step(exchanges.make("none", group), group) == [("backward goes on",), ("update",)]
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_a_rank_alone_updates_once_a_step_under_every_exchange(name):
+    exchange = exchanges.make(name)
+    updates = []
+    for _ in range(2 * AVERAGE_EVERY):
+        exchange.ready(bucket(0))
+        exchange.finish()
+        exchange.update(lambda: updates.append(1), ["weights"])
+    assert len(updates) == 2 * AVERAGE_EVERY
+    assert exchange.bucket_bytes == (None if name in ("none", "local-sgd") else BUCKET_BYTES)
+    assert Alone().agree("what it says") == "what it says"
+
+
+def test_an_exchange_that_is_not_there_is_named_with_the_nearest():
+    with pytest.raises(UsageError, match="all-reduce"):
+        exchanges.make("allreduce")

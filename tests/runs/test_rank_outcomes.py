@@ -1,0 +1,81 @@
+"""The first rank that failed by itself is the reason for the others, and for the run."""
+
+from cubemesh.model import Outcome, Status
+from cubemesh.runs.endings import Ending
+from cubemesh.runs.rank_outcomes import of_ranks, of_run
+
+OK = Outcome(status=Status.OK)
+OOM = Outcome(status=Status.OOM, message="memory was refused.")
+LOST = Outcome(status=Status.CRASHED, message="connection closed by peer.")
+
+
+def ending(failed=None, exit_code=0, **fields):
+    return Ending(
+        exit_code=exit_code,
+        elapsed_s=1.0,
+        phase="measure",
+        steps=12,
+        failed_ranks=failed or {},
+        **fields,
+    )
+
+
+def both(told, ended, ranks):
+    """(the outcome of each rank, that of the run)"""
+    outcomes = of_ranks(told, ended, ranks)
+    return outcomes, of_run(outcomes, told)
+
+
+def test_ranks_that_are_all_ok_are_a_run_that_is():
+    assert both({0: OK, 1: OK}, ending(), 2) == ([OK, OK], OK)
+
+
+def test_a_killed_rank_is_named_and_the_others_ended_with_it():
+    outcomes, run = both({}, ending({1: -9}, rank_outputs={1: "its last words"}), 3)
+    assert [o.status for o in outcomes] == [Status.KILLED] * 3
+    assert "rank 1 failed" in outcomes[0].message
+    assert outcomes[1].facts["output"] == "its last words"
+    assert run.message.startswith("rank 1 of 3: ")
+    assert (run.status, run.facts["rank"], run.facts["signal"]) == (Status.KILLED, 1, "SIGKILL")
+
+
+def test_a_rank_that_the_agent_ended_is_no_reason():
+    outcomes, run = both({}, ending({0: -15, 1: -9}), 2)
+    assert "rank 1 failed" in outcomes[0].message
+    assert run.facts["rank"] == 1
+
+
+def test_a_rank_that_crashed_because_it_lost_another_is_no_reason():
+    outcomes, run = both({0: LOST}, ending({0: 3, 1: -9}), 2)
+    assert outcomes[0] == LOST
+    assert run.message.startswith("rank 1 of 2: the worker was killed")
+
+
+def test_what_a_rank_told_counts_more_than_how_it_exited():
+    outcomes, run = both({0: LOST, 1: OOM}, ending({0: 3, 1: 3}), 2)
+    assert outcomes == [LOST, OOM]
+    assert (run.status, run.message) == (Status.OOM, "rank 1 of 2: memory was refused.")
+
+
+def test_of_several_crashes_the_earliest_is_the_reason():
+    first = Outcome(status=Status.CRASHED, message="a fault.")
+    _, run = both({1: first, 0: LOST}, ending({0: 3, 1: 3}), 2)
+    assert run.message == "rank 1 of 2: a fault."
+
+
+def test_a_rank_that_was_done_stays_ok_when_another_fails():
+    outcomes, run = both({0: OK}, ending({1: -11}), 2)
+    assert outcomes[0] == OK
+    assert run.message.startswith("rank 1 of 2: the worker crashed with SIGSEGV")
+
+
+def test_what_the_spec_cannot_have_names_no_rank():
+    refused = Outcome(status=Status.UNSUPPORTED, message="devices=4: there are 2 GPUs.")
+    _, run = both({2: refused}, ending({2: 3}), 4)
+    assert run == refused
+
+
+def test_an_agent_that_was_ended_is_the_end_of_all():
+    outcomes, run = both({}, ending(exit_code=-9, time_limit_s=5.0), 2)
+    assert [o.status for o in outcomes] == [Status.TIMED_OUT] * 2
+    assert run.status is Status.TIMED_OUT
