@@ -1,5 +1,6 @@
 """What every test may count on: data and cache folders of its own, never the user's."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,3 +25,12 @@ def _no_colour() -> Iterator[None]:
     patch.setenv("NO_COLOR", "1")
     yield
     patch.undo()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hears_ctrl_c() -> Iterator[None]:
+    """Tests press Ctrl-C in processes they start. A shell that starts tests in the background has
+    them ignore it, and what they start with them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

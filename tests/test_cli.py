@@ -51,6 +51,10 @@ def test_the_flags_are_frozen():
             *("--set", "--store"),
         ],
         "compare": ["--fail-below", "--json", "--store", "--store-b"],
+        "predict": [
+            *("--batch-per-device", "--calibrate", "--devices", "--json", "--machine"),
+            *("--measured", "--precision", "--regime", "--store"),
+        ],
         "results": ["--framework", "--json", "--limit", "--network", "--outcome", "--store"],
         "report": ["--charts", "--json", "--output", "--store"],
     }
