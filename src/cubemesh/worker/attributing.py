@@ -29,9 +29,16 @@ def attribute(
     folder: str,
 ) -> Attributed | None:
     """What stamps and profiles the steps of `spec`; None where no attribution is asked for.
-    Unsupported where the framework has no profiler that cubemesh reads."""
+    Unsupported where the framework has no profiler that cubemesh reads, and on several devices."""
     if not (spec.effort.attribution or spec.effort.trace):
         return None
+    if spec.placement.devices > 1:
+        # Each rank would profile as many steps as its own events allow, and then wait for ranks
+        # that make fewer.
+        raise Unsupported(
+            f"devices={spec.placement.devices}: a step is taken apart on one device. Leave "
+            "attribution and trace out, or set devices=1."
+        )
     if not isinstance(program, Profiles):
         raise Unsupported(
             f"cubemesh reads no profile of {spec.program.framework}, and an attribution needs one. "

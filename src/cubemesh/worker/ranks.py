@@ -96,6 +96,11 @@ def own_device(kind: str, own: Self, available: int) -> str:
 
 def own_cores(spec: RunSpec, own: Self, cores: tuple[int, ...]) -> tuple[int, ...]:
     """The cores of this rank, of the `cores` there are: `threads` of them, or an even share."""
+    if spec.placement.pinning != "none" or spec.placement.numa_node is not None:
+        raise Unsupported(
+            f"devices={own.ranks}: each device on a CPU is bound to cores of its own already. "
+            "Leave pinning and numa_node out."
+        )
     each = spec.placement.threads or len(cores) // own.ranks
     if each * own.ranks > len(cores):
         raise Unsupported(

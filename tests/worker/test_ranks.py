@@ -1,0 +1,55 @@
+"""Which device is a rank's own, and what several devices cannot be asked."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cubemesh.frameworks.base import Unsupported
+from cubemesh.measure.kept import KeptLog
+from cubemesh.model import Effort, Placement, RunSpec, TrainSteps
+from cubemesh.worker.attributing import attribute
+from cubemesh.worker.ranks import Self, own_cores, own_device
+
+
+def spec(effort=None, **placement):
+    work = TrainSteps(network="little-cnn", batch_per_device=8)
+    return RunSpec(work=work, placement=Placement(**placement), effort=effort or Effort())
+
+
+@given(st.integers(1, 8), st.integers(1, 4))
+def test_ranks_share_no_core_and_have_as_many_each(ranks, threads):
+    cores = tuple(range(100, 100 + ranks * threads + 1))
+    own = [
+        own_cores(
+            spec(devices=ranks, threads=threads), Self(rank=r, local_rank=r, ranks=ranks), cores
+        )
+        for r in range(ranks)
+    ]
+    assert all(len(mine) == threads for mine in own)
+    assert len({core for mine in own for core in mine}) == ranks * threads
+
+
+def test_more_cores_than_there_are_and_a_binding_of_another_kind_are_refused():
+    own = Self(rank=0, local_rank=0, ranks=2)
+    with pytest.raises(Unsupported, match="Set threads=1 or fewer devices"):
+        own_cores(spec(devices=2, threads=2), own, (0, 1, 2))
+    with pytest.raises(Unsupported, match="Leave pinning and numa_node out"):
+        own_cores(spec(devices=2, threads=1, pinning="compact"), own, (0, 1))
+
+
+def test_each_rank_has_a_gpu_of_its_own():
+    own = Self(rank=5, local_rank=1, ranks=8)
+    assert own_device("cuda", own, 2) == "cuda:1"
+    assert own_device("cpu", own, 0) == "cpu"
+    with pytest.raises(Unsupported, match="1 GPU"):
+        own_device("cuda", own, 1)
+
+
+@pytest.mark.parametrize("asked", [{"attribution": True}, {"trace": True}])
+def test_a_step_of_several_devices_is_not_taken_apart(asked):
+    several = spec(Effort(**asked), devices=2)
+    with pytest.raises(Unsupported, match="devices=2: a step is taken apart on one device"):
+        attribute(several, None, None, None, KeptLog(), "")  # type: ignore[arg-type]
+    assert attribute(spec(devices=2), None, None, None, KeptLog(), "") is None  # type: ignore[arg-type]
