@@ -58,6 +58,9 @@ class Group(Protocol):
     def agree(self, value: Any) -> Any:
         """Rank 0's `value`, plain data, on every rank."""
 
+    def share(self, value: Any) -> list[Any]:
+        """Every rank's `value`, plain data, by rank."""
+
     def close(self) -> None:
         """Leave the group."""
 
@@ -103,6 +106,10 @@ class Alone:
     def agree(self, value: Any) -> Any:
         """Whatever it says."""
         return value
+
+    def share(self, value: Any) -> list[Any]:
+        """It is the only one."""
+        return [value]
 
     def close(self) -> None:
         """There is nothing to leave."""
