@@ -13,6 +13,7 @@ from cubemesh.experiments.comparison import changes, ratio_of_record
 from cubemesh.frameworks import entry
 from cubemesh.measure.losses import biggest_loss
 from cubemesh.model import Breakdown, Figure, Rank, RunRecord, Series
+from cubemesh.parallel.staleness import HISTOGRAM, ORDER
 from cubemesh.units import format_seconds
 from cubemesh.views import wording
 from cubemesh.views.plain import step_statistics
@@ -38,6 +39,9 @@ _NAMES: Mapping[str, str] = {
     "memory_use_percent": "memory use, of the datasheet",
     "ceiling_mfu_percent": "MFU, of the measured ceiling",
     "ceiling_memory_use_percent": "memory use, of the measured ceiling",
+    "staleness": "staleness of a gradient, mean",
+    "staleness_most": "staleness, most",
+    "updates_taking_turns": "updates after another rank's",
     "telemetry_cpu_share": "cost of sampling",
     "telemetry_cpu_percent": "cost of sampling, of its processor time",
 }
@@ -73,6 +77,7 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
         for name, figure in record.figures.items()
         if name not in ("throughput_per_s", "step_s", "wall_s")
     ]
+    facts += _staleness(record)
     if "mean_power_watts" in record.figures:
         covered = record.figures["mean_power_watts"].method
         facts.append(("power and energy are of", wording.clean(covered)))
@@ -85,7 +90,7 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
         for rank in record.ranks
     )
     if len(record.ranks) > 1:
-        facts += [(f"rank {rank.rank}", _rank_text(rank)) for rank in record.ranks]
+        facts += [(f"rank {rank.rank}", _rank_text(rank, record)) for rank in record.ranks]
     elif record.ranks and record.ranks[0].processors:
         facts.append(("bound to processors", _processors(record.ranks[0])))
     if devices:
@@ -106,11 +111,27 @@ def _processors(rank: Rank) -> str:
     return ", ".join(map(str, rank.processors))
 
 
-def _rank_text(rank: Rank) -> str:
-    """Where a rank ran and what became of it."""
+def _rank_text(rank: Rank, record: RunRecord) -> str:
+    """Where a rank ran, what became of it, and how fast it was while it was measured."""
     where = f"processors {_processors(rank)}" if rank.device == "cpu" else rank.device
     parts = [where, rank.outcome.status.value, rank.outcome.message]
+    own = [w for w in record.measured if w.rank == rank.rank]
+    if own and "throughput_per_s" in record.figures:
+        rate = sum(w.samples for w in own) / sum(w.elapsed_s for w in own)
+        parts.append(wording.quantity(rate, "samples/s"))
     return wording.clean(", ".join(filter(None, parts)))
+
+
+def _staleness(record: RunRecord) -> list[tuple[str, str]]:
+    """How many updates had which staleness, where an asynchronous run counted it."""
+    for curve in record.curves:
+        if curve.name == HISTOGRAM:
+            total = math.fsum(curve.y)
+            counts = (
+                f"{x:.0f} ({100 * y / total:.1f} %)" for x, y in zip(curve.x, curve.y, strict=True)
+            )
+            return [("staleness counted", ", ".join(counts))]
+    return []
 
 
 def _figure_text(name: str, figure: Figure) -> str:
@@ -200,6 +221,9 @@ def series_note(series: Series) -> str:
     """From where to where a series goes, and over how long; "" where it holds no numbers."""
     if series.name == REASONS:
         return throttle_text(series.values)
+    if series.name == ORDER:
+        first = " ".join(f"{rank:.0f}" for rank in series.values[:MOST_ROWS])
+        return f"{first} …, {wording.number(len(series.values))} updates in all"
     _, unit = series_name(series)
     known = [value for value in series.values if math.isfinite(value)]
     if not known:
