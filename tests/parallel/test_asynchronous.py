@@ -17,7 +17,7 @@ from cubemesh.measure.kept import KeptLog
 from cubemesh.parallel import staleness
 from cubemesh.parallel.asynchronous import SERVER, Asynchronous, rate_factor
 from cubemesh.parallel.exchanges import EXCHANGES, OUT_OF_STEP, make
-from cubemesh.parallel.staleness import HISTOGRAM
+from cubemesh.parallel.staleness import FIRST_UPDATES, HISTOGRAM
 
 PATIENCE_S = 10
 
@@ -219,6 +219,7 @@ def test_what_was_counted_is_told():
     assert log.figures["updates_taking_turns"].value == pytest.approx(5 / 6)
     assert log.curves[HISTOGRAM].x == (0, 1, 2)
     assert log.curves[HISTOGRAM].y == (2, 4, 1)
+    assert log.curves[FIRST_UPDATES].y == (0, 1, 0, 1, 0, 0, 1)
     order, counted = log.chunks
     assert (order.name, order.values) == ("update_rank", (0, 1, 0, 1, 0, 0, 1))
     assert (counted.name, counted.values) == ("update_staleness", tuple(stale))

@@ -5,6 +5,7 @@ From the server's own counts (`Updates` in asynchronous.py), over all updates of
     staleness                   mean; and `staleness_most`, `staleness_rank_N` of each worker's own
     updates_by_staleness        how many updates had each staleness, as a curve
     updates_taking_turns        share of updates that follow one of another worker
+    first_updates               whose the first of them were, as a curve
     update_rank, update_staleness   every update at its time: whose it was, and how stale
 """
 
@@ -22,7 +23,10 @@ from cubemesh.model.series import Series
 from cubemesh.parallel.asynchronous import Asynchronous, Updates
 
 HISTOGRAM = "updates_by_staleness"
+FIRST_UPDATES = "first_updates"
+_FIRST = 100
 ORDER = "update_rank"
+STALENESS = "update_staleness"
 UNIT = "versions"
 _METHOD = "version of the weights at the update less the one its gradient carried"
 
@@ -34,10 +38,19 @@ def say(exchange: Exchange, log: Log) -> None:
     for name, figure in figures(exchange.updates):
         log.figure(name, figure)
     log.curve(histogram(exchange.updates))
+    first = exchange.updates.workers[:_FIRST]
+    log.curve(
+        Curve(
+            name=FIRST_UPDATES,
+            x_name="update",
+            x=tuple(float(n) for n in range(1, len(first) + 1)),
+            y=tuple(map(float, first)),
+        )
+    )
     times = tuple(exchange.updates.times)
     for name, values in (
         (ORDER, exchange.updates.workers),
-        ("update_staleness", exchange.updates.staleness),
+        (STALENESS, exchange.updates.staleness),
     ):
         log.series(Series(name=name, times_s=times, values=tuple(map(float, values))))
 

@@ -13,7 +13,7 @@ from cubemesh.experiments.comparison import changes, ratio_of_record
 from cubemesh.frameworks import entry
 from cubemesh.measure.losses import biggest_loss
 from cubemesh.model import Breakdown, Figure, Rank, RunRecord, Series
-from cubemesh.parallel.staleness import HISTOGRAM, ORDER
+from cubemesh.parallel.staleness import FIRST_UPDATES, HISTOGRAM
 from cubemesh.units import format_seconds
 from cubemesh.views import wording
 from cubemesh.views.plain import step_statistics
@@ -50,6 +50,8 @@ _SHARES = ("mfu_percent", "memory_use_percent")
 
 MOST_ROWS = 10
 """Rows of a breakdown that are shown."""
+MOST_RANKS = 24
+"""Updates of which it is shown whose they were."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,15 +125,18 @@ def _rank_text(rank: Rank, record: RunRecord) -> str:
 
 
 def _staleness(record: RunRecord) -> list[tuple[str, str]]:
-    """How many updates had which staleness, where an asynchronous run counted it."""
+    """Of an asynchronous run: how many updates had which staleness, and whose the first were."""
+    facts = []
     for curve in record.curves:
         if curve.name == HISTOGRAM:
             total = math.fsum(curve.y)
-            counts = (
-                f"{x:.0f} ({100 * y / total:.1f} %)" for x, y in zip(curve.x, curve.y, strict=True)
-            )
-            return [("staleness counted", ", ".join(counts))]
-    return []
+            shares = [100 * count / total for count in curve.y]
+            counts = (f"{x:.0f} ({y:.1f} %)" for x, y in zip(curve.x, shares, strict=True))
+            facts.append(("staleness counted", ", ".join(counts)))
+        if curve.name == FIRST_UPDATES:
+            ranks = " ".join(f"{rank:.0f}" for rank in curve.y[:MOST_RANKS])
+            facts.append(("first updates were of ranks", ranks))
+    return facts
 
 
 def _figure_text(name: str, figure: Figure) -> str:
@@ -221,9 +226,6 @@ def series_note(series: Series) -> str:
     """From where to where a series goes, and over how long; "" where it holds no numbers."""
     if series.name == REASONS:
         return throttle_text(series.values)
-    if series.name == ORDER:
-        first = " ".join(f"{rank:.0f}" for rank in series.values[:MOST_ROWS])
-        return f"{first} …, {wording.number(len(series.values))} updates in all"
     _, unit = series_name(series)
     known = [value for value in series.values if math.isfinite(value)]
     if not known:
