@@ -22,6 +22,7 @@ from cubemesh.experiments import (
     precision,
     seq2seq,
     time_breakdown,
+    training,
 )
 from cubemesh.experiments.base import Context, Experiment, Scale
 from cubemesh.experiments.suites import SUITES, Ask, Suite
@@ -54,6 +55,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         ceilings.EXPERIMENT,
         cpu_modes.EXPERIMENT,
         time_breakdown.EXPERIMENT,
+        training.EXPERIMENT,
     )
 }
 

@@ -11,9 +11,9 @@ exchanges themselves (parallel/) name no framework.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 BUCKET_BYTES = 25 * 2**20
 """Gradients that travel together, about: large enough that latency is small beside the transfer,
@@ -58,6 +58,9 @@ class Group(Protocol):
     def agree(self, value: Any) -> Any:
         """Rank 0's `value`, plain data, on every rank."""
 
+    def share(self, value: Any) -> list[Any]:
+        """Every rank's `value`, plain data, on every rank, in the order of the ranks."""
+
     def close(self) -> None:
         """Leave the group."""
 
@@ -82,6 +85,17 @@ class Exchange(Protocol):
         `apply` runs this rank's optimizer on its gradients."""
 
 
+@runtime_checkable
+class KeepsState(Protocol):
+    """An `Exchange` whose next step depends on those before it; others need not offer this."""
+
+    def state(self) -> dict[str, Any]:
+        """What it depends on, as plain data."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+
+
 class Alone:
     """The group of a rank that has nobody beside it."""
 
@@ -103,6 +117,10 @@ class Alone:
     def agree(self, value: Any) -> Any:
         """Whatever it says."""
         return value
+
+    def share(self, value: Any) -> list[Any]:
+        """Its own alone."""
+        return [value]
 
     def close(self) -> None:
         """There is nothing to leave."""

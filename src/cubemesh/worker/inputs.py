@@ -129,9 +129,10 @@ def feed(
     usable_cores: float,
     epochs: int | None = None,
     group: Group | None = None,
+    start: int = 0,
 ) -> Feed:
-    """Minibatches of `source` for this rank of `group`; where one is to lie on the device for good,
-    made without threads."""
+    """Minibatches of `source` for this rank of `group`, after the first `start`; where one is to
+    lie on the device for good, made without threads."""
     work, program = spec.work, spec.program
     assert isinstance(work, NetworkWork), "only networks are fed"
     threads = input_threads(work.data, program.input_threads, usable_cores)
@@ -145,6 +146,7 @@ def feed(
         epochs=epochs,
         rank=group.rank if group else 0,
         ranks=group.size if group else 1,
+        start=start,
     )
 
 

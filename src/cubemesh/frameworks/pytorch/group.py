@@ -36,7 +36,7 @@ class TorchGroup:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self._store = dist.distributed_c10d._get_default_store()
-        self._agreed = 0
+        self._agreed = self._shared = 0
 
     def all_reduce_mean(self, array: Tensor, narrow: bool = False) -> Pending:
         """See `Group`."""
@@ -64,6 +64,13 @@ class TorchGroup:
             self._store.set(key, json.dumps(value))
             return value
         return json.loads(self._store.get(key))
+
+    def share(self, value: Any) -> list[Any]:
+        """Through the launcher's store as well."""
+        self._shared += 1
+        keys = [f"cubemesh/shared/{self._shared}/{rank}" for rank in range(self.size)]
+        self._store.set(keys[self.rank], json.dumps(value))
+        return [json.loads(self._store.get(key)) for key in keys]
 
     def close(self) -> None:
         """Leave the group."""
