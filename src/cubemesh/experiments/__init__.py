@@ -23,6 +23,7 @@ from cubemesh.experiments import (
     seq2seq,
     strong_scaling,
     time_breakdown,
+    training,
     weak_scaling,
 )
 from cubemesh.experiments.base import Context, Experiment, Scale
@@ -58,6 +59,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         time_breakdown.EXPERIMENT,
         weak_scaling.EXPERIMENT,
         strong_scaling.EXPERIMENT,
+        training.EXPERIMENT,
     )
 }
 

@@ -36,9 +36,15 @@ class Log(Protocol):
         """A group of steps has ended; `start` is a reading of the program's clock."""
 
     def progress(
-        self, phase: str, steps: int, step_s: float | None, fraction: float | None
+        self,
+        phase: str,
+        steps: int,
+        step_s: float | None,
+        fraction: float | None,
+        note: str = "",
     ) -> None:
-        """How far the run has come, for whoever is watching; cheap, may be dropped."""
+        """How far the run has come, for whoever is watching; cheap, may be dropped. `note` is a few
+        words on top."""
 
     def figure(self, name: str, figure: Figure) -> None:
         """A figure that is not computed from windows."""

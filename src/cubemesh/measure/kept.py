@@ -61,7 +61,12 @@ class KeptLog:
         )
 
     def progress(
-        self, phase: str, steps: int, step_s: float | None, fraction: float | None
+        self,
+        phase: str,
+        steps: int,
+        step_s: float | None,
+        fraction: float | None,
+        note: str = "",
     ) -> None:
         """See `Log.progress`."""
         if fraction is not None:

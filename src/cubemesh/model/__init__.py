@@ -9,6 +9,7 @@ from cubemesh.model.answer import Answer, Axis, Cell, Chart, Column, Finding, Li
 from cubemesh.model.cost import Cost
 from cubemesh.model.effort import Effort
 from cubemesh.model.forecast import MemoryForecast
+from cubemesh.model.keeping import Keeping
 from cubemesh.model.machine import (
     Cache,
     Cpu,
@@ -78,6 +79,7 @@ __all__ = [
     "Gpu",
     "GpuLink",
     "Input",
+    "Keeping",
     "Line",
     "Machine",
     "Memory",

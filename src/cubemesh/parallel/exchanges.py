@@ -17,7 +17,7 @@ frameworks/exchange.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cubemesh.errors import unknown_name
@@ -129,6 +129,17 @@ class LocalSgd:
         if self._steps % self._every == 0:
             _wait([self._group.all_reduce_mean(array) for array in weights])
 
+    def state(self) -> dict[str, Any]:
+        """See `KeepsState`."""
+        return {"steps": self._steps}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """See `KeepsState`."""
+        self._steps = state["steps"]
+
+
+SAME_WEIGHTS = frozenset({"all-reduce", "all-reduce-16", "parameter-server"})
+"""The exchanges after each step of which all ranks have the same weights, to the bit."""
 
 EXCHANGES: dict[str, Callable[[Group], Exchange]] = {
     "none": lambda group: NoExchange(),

@@ -103,13 +103,19 @@ class EventLog:
         self._noun("window", window)
 
     def progress(
-        self, phase: str, steps: int, step_s: float | None, fraction: float | None
+        self,
+        phase: str,
+        steps: int,
+        step_s: float | None,
+        fraction: float | None,
+        note: str = "",
     ) -> None:
         """Say how far the run has come, five times a second at most."""
         if self.now() - self._last_progress < PROGRESS_EVERY_S:
             return
         self._last_progress = self.now()
-        self._say("progress", phase=phase, steps=steps, step_s=step_s, fraction=fraction)
+        told = {"phase": phase, "steps": steps, "step_s": step_s, "fraction": fraction}
+        self._say("progress", **told, note=note)
 
     def figure(self, name: str, figure: Figure) -> None:
         """Say a figure."""

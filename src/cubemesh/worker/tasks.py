@@ -40,9 +40,9 @@ from cubemesh.measure.timer import Measured, measure
 from cubemesh.measure.validity import judge
 from cubemesh.model.spec import Input, NetworkWork, RunSpec, Train
 from cubemesh.networks.graph import Network
-from cubemesh.parallel.exchanges import OUT_OF_STEP
+from cubemesh.parallel import exchanges
 from cubemesh.training.loop import train as train_epochs
-from cubemesh.worker import ceilings, inputs
+from cubemesh.worker import ceilings, inputs, keeping
 from cubemesh.worker.attributing import attribute, stamped
 from cubemesh.worker.built import built
 from cubemesh.worker.doubts import say_doubts
@@ -89,20 +89,40 @@ def train(task: Task) -> None:
     with log.phase("data"):
         source = inputs.open_split(task.spec, network, "train")
         validation = inputs.open_split(task.spec, network, "validation")
+        begin = keeping.beginning(task.spec, task.group, log)
         feed = inputs.feed(
-            task.spec, source, task.usable_cores, epochs=work.epochs, group=task.group
+            task.spec,
+            source,
+            task.usable_cores,
+            epochs=work.epochs,
+            group=task.group,
+            start=begin.course.done,
         )
 
     def sample() -> Batch:
         return next(feed.epoch(0))
 
     with closing(feed), _built(task, network, sample) as program:
+        begin.restore(program, log)
+        keeper = keeping.keeper(task.spec, network, task.group)
         with Telemetry(log, task.usable_cores, meters=meters) as telemetry:
             started = time.perf_counter()
-            windows = train_epochs(program, feed, validation, work, log, task.spec.program.data_on)
+            windows = train_epochs(
+                program,
+                feed,
+                validation,
+                work,
+                log,
+                task.spec.program.data_on,
+                group=task.group,
+                keeper=keeper,
+                course=begin.course,
+                same_weights=task.spec.program.exchange in exchanges.SAME_WEIGHTS,
+            )
             ended = time.perf_counter()
         say_doubts(telemetry, task.neighbours, log, started, ended)
-        telemetry.keep_energy(windows, sum(w.samples for w in windows))
+        if windows:  # none where it went on from its very end
+            telemetry.keep_energy(windows, sum(w.samples for w in windows))
         inputs.say(log, (source, feed.tried), (validation, None))
         for warning in judge(windows) if windows else ():
             log.warning(warning)
@@ -235,7 +255,7 @@ def _timed(
 
 def _pace(task: Task) -> Pace:
     """How the ranks of the run keep time."""
-    if task.spec.program.exchange in OUT_OF_STEP:
+    if task.spec.program.exchange in exchanges.OUT_OF_STEP:
         return Apart(task.group.rank, task.group.told)
     return InStep(task.group.agree)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -26,8 +27,8 @@ from cubemesh.frameworks.base import (
     Unsupported,
     monotonic_s,
 )
-from cubemesh.frameworks.exchange import Bucket, KeepsWeights
-from cubemesh.frameworks.pytorch import profiling
+from cubemesh.frameworks.exchange import Bucket, KeepsState, KeepsWeights
+from cubemesh.frameworks.pytorch import profiling, snapshots
 from cubemesh.frameworks.pytorch.buckets import GradientBuckets
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.frameworks.pytorch.optimizers import make_optimizer
@@ -40,6 +41,7 @@ from cubemesh.frameworks.pytorch.runtime import (
     synchronize,
 )
 from cubemesh.frameworks.pytorch.scaling import make_scaling
+from cubemesh.frameworks.training import Snapshot
 from cubemesh.model.profile import Profile
 from cubemesh.model.spec import Train, TrainSteps
 from cubemesh.networks.precision import layer_precisions
@@ -214,6 +216,42 @@ class PyTorchProgram:
     def state(self) -> dict[str, Array]:
         """A copy of every array on the host, in float32, or float64 where it is computed in."""
         return self._built.arrays()
+
+    def snapshot(self) -> Snapshot:
+        """See `Snapshots` in frameworks/training."""
+        assert self._optimizer is not None, "only what trains is taken a snapshot of"
+        plain: dict[str, Any] = {}
+        if self._scaling is not None:
+            plain["scaling"] = self._scaling.state()
+        if isinstance(self._exchange, KeepsState):
+            plain["exchange"] = self._exchange.state()
+        arrays = snapshots.take(self._optimizer, self._built.parameters, self.device)
+        return Snapshot(weights=self.state(), arrays=arrays, plain=plain)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """See `Snapshots` in frameworks/training."""
+        self.load(snapshot.weights)
+        assert self._optimizer is not None, "only what trains goes on"
+        snapshots.put_back(snapshot.arrays, self._optimizer, self._built.parameters, self.device)
+        if self._scaling is not None:
+            self._scaling.restore(snapshot.plain["scaling"])
+        if isinstance(self._exchange, KeepsState):
+            self._exchange.restore(snapshot.plain["exchange"])
+
+    def set_learning_rate(self, rate: float) -> None:
+        """See `SetsRate` in frameworks/training."""
+        assert self._optimizer is not None, "only what trains has a rate"
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+
+    def fingerprint(self) -> int:
+        """See `Inspects` in frameworks/training."""
+        return snapshots.fingerprint(self._built.parameters)
+
+    def first_not_finite(self, placed: Placed) -> str:
+        """See `Inspects` in frameworks/training."""
+        with self._autocast:
+            return snapshots.first_not_finite(self._built.layers, self.module, placed[:-1])
 
     def profile(
         self, run: Callable[[], None], *, layers: bool = False, trace: str | None = None
