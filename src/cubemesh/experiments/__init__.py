@@ -21,6 +21,7 @@ from cubemesh.experiments import (
     power,
     precision,
     seq2seq,
+    sequential_equivalence,
     time_breakdown,
 )
 from cubemesh.experiments.base import Context, Experiment, Scale
@@ -54,6 +55,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         ceilings.EXPERIMENT,
         cpu_modes.EXPERIMENT,
         time_breakdown.EXPERIMENT,
+        sequential_equivalence.EXPERIMENT,
     )
 }
 

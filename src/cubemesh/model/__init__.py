@@ -37,11 +37,13 @@ from cubemesh.model.record import (
     TimeRow,
     Window,
 )
+from cubemesh.model.replica import Replica, Sketch
 from cubemesh.model.series import Series
 from cubemesh.model.spec import (
     WORK_KINDS,
     Against,
     Ceiling,
+    FirstSteps,
     Forward,
     Input,
     NetworkWork,
@@ -49,6 +51,7 @@ from cubemesh.model.spec import (
     ProgramSettings,
     RunSpec,
     Train,
+    Training,
     TrainSteps,
     Work,
 )
@@ -74,6 +77,7 @@ __all__ = [
     "Environment",
     "Figure",
     "Finding",
+    "FirstSteps",
     "Forward",
     "Gpu",
     "GpuLink",
@@ -95,10 +99,12 @@ __all__ = [
     "PublishedFigure",
     "Question",
     "Rank",
+    "Replica",
     "RunKey",
     "RunRecord",
     "RunSpec",
     "Series",
+    "Sketch",
     "Software",
     "State",
     "Status",
@@ -106,6 +112,7 @@ __all__ = [
     "TimeRow",
     "Train",
     "TrainSteps",
+    "Training",
     "Unknown",
     "Verdict",
     "Warning",

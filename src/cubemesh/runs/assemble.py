@@ -27,6 +27,7 @@ from cubemesh.model.record import (
     Window,
     new_run_id,
 )
+from cubemesh.model.replica import Replica
 from cubemesh.model.series import Series
 from cubemesh.model.spec import NetworkWork, RunSpec, Train, TrainSteps
 from cubemesh.model.warning import Warning
@@ -93,6 +94,7 @@ def assemble(
         curves=tuple({c.name: c for c in _nouns(own, "curve", Curve)}.values()),
         parts=tuple(_nouns(own, "part", Part)),
         breakdowns=tuple(_nouns(own, "breakdown", Breakdown)),
+        replicas=tuple(sorted(_nouns(events, "replica", Replica), key=lambda r: r.rank)),
         series=tuple(dict.fromkeys(s.name for s in series)),
         warnings=tuple(dict.fromkeys(_nouns(events, "warning", Warning))),
         unmeasured=tuple(dict.fromkeys(_nouns(events, "unmeasured", Unknown))),

@@ -56,7 +56,7 @@ def built(
             exchange=exchanges.make(spec.program.exchange, group),
             device=device,
             threads=threads,
-            rank=group.rank,
+            group=group,
         )
         program = framework.build(request)
     if isinstance(program, Compiles):
