@@ -77,6 +77,12 @@ class Feed:
         """Full global minibatches in an epoch."""
         return self.source.samples // (self.batch_per_device * self.ranks)
 
+    @property
+    def taken(self) -> NDArray[np.int64]:
+        """The numbers of the samples in the minibatch that was taken last."""
+        assert self._batches.taken is not None, "a minibatch was taken"
+        return self._batches.taken.indices
+
     def waited_s(self, started: float, ended: float) -> float:
         """Seconds that the taker spent waiting for minibatches, or making them, between two
         readings of `time.perf_counter()`: what the step has lost to its input."""
@@ -109,8 +115,7 @@ class Feed:
         batch = next(self._batches)
         self._taken_at.append(time.perf_counter())
         self._waits_s.append(self._batches.waited_s - before_s)
-        assert self._batches.taken is not None, "a minibatch was taken"
-        self.tried[self._batches.taken.indices] = True
+        self.tried[self.taken] = True
         return batch
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from cubemesh.experiments import (
     power,
     precision,
     seq2seq,
+    sequential_equivalence,
     strong_scaling,
     time_breakdown,
     training,
@@ -60,6 +61,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         weak_scaling.EXPERIMENT,
         strong_scaling.EXPERIMENT,
         training.EXPERIMENT,
+        sequential_equivalence.EXPERIMENT,
     )
 }
 

@@ -136,6 +136,9 @@ class Exchange(Protocol):
     name: str
     capturable: bool
     """Whether it can be recorded with the step into one graph."""
+    updates: bool
+    """Whether this rank updates its weights itself, so that its gradients are the exchanged ones
+    when `finish` returns."""
     bucket_bytes: int | None
     """How much should travel together; None where no gradient travels, so no bucket is made."""
 

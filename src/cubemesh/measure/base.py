@@ -12,6 +12,7 @@ from typing import Protocol
 
 from cubemesh.model.machine import Unknown
 from cubemesh.model.record import Breakdown, Curve, Figure, Part
+from cubemesh.model.replica import Replica
 from cubemesh.model.series import Series
 from cubemesh.model.warning import Warning
 
@@ -57,6 +58,9 @@ class Log(Protocol):
 
     def breakdown(self, breakdown: Breakdown) -> None:
         """The time of a step, sorted in one way."""
+
+    def replica(self, replica: Replica) -> None:
+        """What this rank was fed and made in the first steps."""
 
     def warning(self, warning: Warning) -> None:
         """A reason for doubt."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from cubemesh.model.machine import Unknown
 from cubemesh.model.record import Breakdown, Curve, Figure, Part, Phase, Window
+from cubemesh.model.replica import Replica
 from cubemesh.model.series import Series
 from cubemesh.model.warning import Warning
 
@@ -24,6 +25,7 @@ class KeptLog:
     curves: dict[str, Curve] = field(default_factory=dict)
     parts: list[Part] = field(default_factory=list)
     breakdowns: list[Breakdown] = field(default_factory=list)
+    replicas: list[Replica] = field(default_factory=list)
     warnings: list[Warning] = field(default_factory=list)
     unknown: list[Unknown] = field(default_factory=list)
     chunks: list[Series] = field(default_factory=list)
@@ -87,6 +89,10 @@ class KeptLog:
     def breakdown(self, breakdown: Breakdown) -> None:
         """See `Log.breakdown`."""
         self.breakdowns.append(breakdown)
+
+    def replica(self, replica: Replica) -> None:
+        """See `Log.replica`."""
+        self.replicas.append(replica)
 
     def warning(self, warning: Warning) -> None:
         """See `Log.warning`."""

@@ -38,11 +38,13 @@ from cubemesh.model.record import (
     TimeRow,
     Window,
 )
+from cubemesh.model.replica import Replica, Sketch
 from cubemesh.model.series import Series
 from cubemesh.model.spec import (
     WORK_KINDS,
     Against,
     Ceiling,
+    FirstSteps,
     Forward,
     Input,
     NetworkWork,
@@ -50,6 +52,7 @@ from cubemesh.model.spec import (
     ProgramSettings,
     RunSpec,
     Train,
+    Training,
     TrainSteps,
     Work,
 )
@@ -75,6 +78,7 @@ __all__ = [
     "Environment",
     "Figure",
     "Finding",
+    "FirstSteps",
     "Forward",
     "Gpu",
     "GpuLink",
@@ -97,10 +101,12 @@ __all__ = [
     "PublishedFigure",
     "Question",
     "Rank",
+    "Replica",
     "RunKey",
     "RunRecord",
     "RunSpec",
     "Series",
+    "Sketch",
     "Software",
     "State",
     "Status",
@@ -108,6 +114,7 @@ __all__ = [
     "TimeRow",
     "Train",
     "TrainSteps",
+    "Training",
     "Unknown",
     "Verdict",
     "Warning",

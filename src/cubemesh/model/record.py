@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from cubemesh.model.machine import Software, Unknown
 from cubemesh.model.outcome import Outcome, Status
 from cubemesh.model.plain import digest
+from cubemesh.model.replica import Replica
 from cubemesh.model.spec import RunSpec
 from cubemesh.model.warning import Warning
 
@@ -172,6 +173,8 @@ class RunRecord:
     """The same of every rank, in their order, where several were taken apart; `parts` is the first
     one's."""
     breakdowns: tuple[Breakdown, ...] = ()
+    replicas: tuple[Replica, ...] = ()
+    """Of `first_steps`, what each rank was fed and made."""
     series: tuple[str, ...] = ()
     """Names of the series kept beside the record."""
     artifacts: Mapping[str, str] = field(default_factory=dict)

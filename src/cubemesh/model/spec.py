@@ -22,6 +22,7 @@ from cubemesh.model.precision_checks import check_loss_scale, check_precision_of
 from cubemesh.model.schedule_checks import check_schedule, check_target
 
 Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
+BatchNormOver = Literal["device", "global"]
 Layout = Literal["nchw", "nhwc"]
 DataOn = Literal["host", "device"]
 Optimizer = Literal["sgd", "rmsprop", "adam", "adamw", "lars"]
@@ -122,6 +123,25 @@ class Train(NetworkWork):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FirstSteps(NetworkWork):
+    """The first steps of a training, looked at and not timed: what each device was fed, its
+    gradients and losses, and the accuracy after them. On a CPU, devices may share cores."""
+
+    kind: Literal["first_steps"] = "first_steps"
+    iterations: int = 10
+    """Steps to make."""
+    optimizer: Optimizer = "sgd"
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 0, "learning_rate", "momentum", "weight_decay")
+        at_least(self, 1, "iterations")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Input(NetworkWork):
     """One stage of what feeds a network, on its own: a step is a minibatch going through it."""
 
@@ -169,11 +189,14 @@ class Ceiling:
             )
 
 
-Work = TrainSteps | Forward | Train | Input | Ceiling
+Work = TrainSteps | Forward | Train | FirstSteps | Input | Ceiling
+Training = TrainSteps | Train | FirstSteps
+"""Work that updates weights."""
 WORK_KINDS: dict[str, type[Work]] = {
     "train_steps": TrainSteps,
     "forward": Forward,
     "train": Train,
+    "first_steps": FirstSteps,
     "input": Input,
     "ceiling": Ceiling,
 }
@@ -214,6 +237,12 @@ class ProgramSettings:
     is what the framework takes by itself."""
     layout: Layout = "nchw"
     exchange: str = "none"
+    batch_norm: BatchNormOver = "device"
+    """Of several devices, whose samples a batch normalisation takes its statistics from: each
+    device's own, or the `global` minibatch's, as one device would."""
+    deterministic: bool = False
+    """Whether the same steps give the same values every time, and dropout is drawn for the global
+    minibatch, so that values do not depend on the number of devices."""
     data_on: DataOn = "host"
     """`host`: every batch is copied to the device, as document 001 did; `device`: one batch lies
     there already."""

@@ -24,6 +24,7 @@ from cubemesh.model.machine import Unknown
 from cubemesh.model.outcome import Outcome
 from cubemesh.model.plain import to_plain
 from cubemesh.model.record import Breakdown, Curve, Figure, Part, Phase, Window
+from cubemesh.model.replica import Replica
 from cubemesh.model.series import Series
 from cubemesh.model.warning import Warning
 
@@ -47,9 +48,9 @@ class EventLog:
     """The `Log` of a worker (see measure/base.py), written to a rank's event file.
 
     Events are `{"event": NAME, "t": seconds, NAME: noun as plain data}` with the names phase,
-    window, figure (with "name"), curve, part, breakdown, warning, unmeasured, series, outcome;
-    `rank` (what this rank runs on), `enter` (a phase begins), `artifact` (a file in the run's
-    folder) and `progress` carry fields of their own.
+    window, figure (with "name"), curve, part, breakdown, replica, warning, unmeasured, series,
+    outcome; `rank` (what this rank runs on), `enter` (a phase begins), `artifact` (a file in the
+    run's folder) and `progress` carry fields of their own.
     """
 
     def __init__(self, path: Path, rank: int, origin: float) -> None:
@@ -132,6 +133,10 @@ class EventLog:
     def breakdown(self, breakdown: Breakdown) -> None:
         """Say where the time of a step goes."""
         self._noun("breakdown", breakdown)
+
+    def replica(self, replica: Replica) -> None:
+        """Say what this rank was fed and made."""
+        self._noun("replica", replica)
 
     def artifact(self, name: str, file: str) -> None:
         """Say that a file of the run's folder is to be kept beside the record."""

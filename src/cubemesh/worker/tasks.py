@@ -3,6 +3,7 @@
     train_steps, forward   data ─ build ─ weights ─ warm-up ─ measure      (measure/timer.py)
                            ─ profile, with attribution                     (measure/profiled.py)
     train                  data ─ build ─ weights ─ epochs, evaluations    (training/loop.py)
+    first_steps            data ─ build ─ weights ─ steps ─ evaluate       (training/first_steps.py)
     input                  data ─ warm-up ─ measure                        (worker/inputs.py)
     ceiling                build ─ warm-up ─ measure                       (measure/timer.py)
 
@@ -38,9 +39,10 @@ from cubemesh.measure.profiled import Attributed
 from cubemesh.measure.telemetry import Meter, Telemetry, idle_power, open_meters
 from cubemesh.measure.timer import Measured, measure
 from cubemesh.measure.validity import judge
-from cubemesh.model.spec import Input, NetworkWork, RunSpec, Train
+from cubemesh.model.spec import FirstSteps, Input, NetworkWork, RunSpec, Train
 from cubemesh.networks.graph import Network
 from cubemesh.parallel import exchanges
+from cubemesh.training.first_steps import first_steps as look_at_first_steps
 from cubemesh.training.loop import train as train_epochs
 from cubemesh.worker import ceilings, inputs, keeping
 from cubemesh.worker.attributing import attribute, stamped
@@ -128,6 +130,18 @@ def train(task: Task) -> None:
             log.warning(warning)
 
 
+def first_steps(task: Task) -> None:
+    """Look at the first steps of a training."""
+    work, log = cast(FirstSteps, task.spec.work), task.log
+    network = network_of(work)
+    with log.phase("data"):
+        source = inputs.open_split(task.spec, network, "train")
+        validation = inputs.open_split(task.spec, network, "validation")
+        feed = inputs.feed(task.spec, source, task.usable_cores, group=task.group)
+    with closing(feed), _built(task, network, lambda: next(feed.epoch(0))) as program:
+        look_at_first_steps(program, feed, validation, work, log, task.group)
+
+
 def input_stage(task: Task) -> None:
     """Measure one stage of what feeds a network: a step is a minibatch going through it."""
     work, log = cast(Input, task.spec.work), task.log
@@ -166,6 +180,7 @@ TASKS: dict[str, Callable[[Task], None]] = {
     "train_steps": train_steps,
     "forward": forward,
     "train": train,
+    "first_steps": first_steps,
     "input": input_stage,
     "ceiling": ceiling,
 }
