@@ -50,6 +50,11 @@ def test_the_flags_are_frozen():
             *("--against", "--fail-below", "--fresh", "--full", "--json", "--python", "--quick"),
             *("--set", "--store"),
         ],
+        "collectives": [
+            *("--check", "--datatype", "--device", "--fresh", "--iters", "--json", "--maxbytes"),
+            *("--minbytes", "--ngpus", "--op", "--stepbytes", "--stepfactor", "--store"),
+            "--warmup_iters",
+        ],
         "compare": ["--fail-below", "--json", "--store", "--store-b"],
         "predict": [
             *("--batch-per-device", "--calibrate", "--devices", "--json", "--machine"),

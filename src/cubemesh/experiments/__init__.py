@@ -11,6 +11,7 @@ from cubemesh.experiments import (
     batch_accuracy,
     ceilings,
     cluster,
+    collectives,
     cpu_modes,
     devices,
     frameworks,
@@ -52,6 +53,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         devices.EXPERIMENT,
         cluster.EXPERIMENT,
         ceilings.EXPERIMENT,
+        collectives.EXPERIMENT,
         cpu_modes.EXPERIMENT,
         time_breakdown.EXPERIMENT,
     )

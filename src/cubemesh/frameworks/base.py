@@ -23,7 +23,7 @@ from cubemesh.networks.graph import Network
 Array = NDArray[Any]
 PADDING = -1
 """Label of a position that does not count."""
-WorkKind = Literal["train_steps", "forward", "train", "input", "ceiling"]
+WorkKind = Literal["train_steps", "forward", "train", "input", "ceiling", "collective"]
 
 
 class Unsupported(Exception):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from cubemesh.model.collective import SweepPoint
 from cubemesh.model.machine import Unknown
 from cubemesh.model.record import Breakdown, Curve, Figure, Part
 from cubemesh.model.series import Series
@@ -51,6 +52,9 @@ class Log(Protocol):
 
     def breakdown(self, breakdown: Breakdown) -> None:
         """The time of a step, sorted in one way."""
+
+    def point(self, point: SweepPoint) -> None:
+        """What a collective took on this rank at one size."""
 
     def warning(self, warning: Warning) -> None:
         """A reason for doubt."""

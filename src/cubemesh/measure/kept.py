@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from cubemesh.model.collective import SweepPoint
 from cubemesh.model.machine import Unknown
 from cubemesh.model.record import Breakdown, Curve, Figure, Part, Phase, Window
 from cubemesh.model.series import Series
@@ -24,6 +25,7 @@ class KeptLog:
     curves: dict[str, Curve] = field(default_factory=dict)
     parts: list[Part] = field(default_factory=list)
     breakdowns: list[Breakdown] = field(default_factory=list)
+    points: list[SweepPoint] = field(default_factory=list)
     warnings: list[Warning] = field(default_factory=list)
     unknown: list[Unknown] = field(default_factory=list)
     chunks: list[Series] = field(default_factory=list)
@@ -82,6 +84,10 @@ class KeptLog:
     def breakdown(self, breakdown: Breakdown) -> None:
         """See `Log.breakdown`."""
         self.breakdowns.append(breakdown)
+
+    def point(self, point: SweepPoint) -> None:
+        """See `Log.point`."""
+        self.points.append(point)
 
     def warning(self, warning: Warning) -> None:
         """See `Log.warning`."""

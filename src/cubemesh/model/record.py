@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from cubemesh.model.collective import SweepPoint
 from cubemesh.model.machine import Software, Unknown
 from cubemesh.model.outcome import Outcome, Status
 from cubemesh.model.plain import digest
@@ -169,6 +170,10 @@ class RunRecord:
     parts: tuple[Part, ...] = ()
     """The step as a sum: all parts with `other` are the mean step."""
     breakdowns: tuple[Breakdown, ...] = ()
+    sweep: tuple[SweepPoint, ...] = ()
+    """Of a collective: what it took at each size."""
+    library: str = ""
+    """What carried a collective: `nccl 2.27.5`, `gloo`; empty where nothing told."""
     series: tuple[str, ...] = ()
     """Names of the series kept beside the record."""
     artifacts: Mapping[str, str] = field(default_factory=dict)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cubemesh.errors import UsageError
+from cubemesh.model.collective import Collective
 from cubemesh.model.effort import Effort, at_least
 from cubemesh.model.plain import digest
 from cubemesh.model.precision_checks import check_loss_scale, check_precision_of
@@ -151,13 +152,14 @@ class Ceiling:
             )
 
 
-Work = TrainSteps | Forward | Train | Input | Ceiling
+Work = TrainSteps | Forward | Train | Input | Ceiling | Collective
 WORK_KINDS: dict[str, type[Work]] = {
     "train_steps": TrainSteps,
     "forward": Forward,
     "train": Train,
     "input": Input,
     "ceiling": Ceiling,
+    "collective": Collective,
 }
 
 

@@ -120,6 +120,8 @@ def record_json(record: RunRecord) -> dict[str, Any]:
                 "curves",
                 "parts",
                 "breakdowns",
+                "sweep",
+                "library",
                 "warnings",
             )
         },

@@ -50,7 +50,7 @@ def capabilities() -> Capabilities:
         narrow = {"tf32", "bf16"} if ampere else set()
         precisions["cuda"] = frozenset({"fp64", "fp32", "fp16"} | narrow)
     return Capabilities(
-        works=frozenset({"train_steps", "forward", "train", "input", "ceiling"}),
+        works=frozenset({"train_steps", "forward", "train", "input", "ceiling", "collective"}),
         devices=(*gpus, "cpu"),
         precisions=precisions,
         layouts=frozenset(MEMORY_FORMATS),
