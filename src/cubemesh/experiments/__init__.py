@@ -22,7 +22,9 @@ from cubemesh.experiments import (
     power,
     precision,
     seq2seq,
+    strong_scaling,
     time_breakdown,
+    weak_scaling,
 )
 from cubemesh.experiments.base import Context, Experiment, Scale
 from cubemesh.experiments.suites import SUITES, Ask, Suite
@@ -56,6 +58,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         collectives.EXPERIMENT,
         cpu_modes.EXPERIMENT,
         time_breakdown.EXPERIMENT,
+        weak_scaling.EXPERIMENT,
+        strong_scaling.EXPERIMENT,
     )
 }
 
