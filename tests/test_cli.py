@@ -57,6 +57,11 @@ def test_the_flags_are_frozen():
             *("--restarts", "--resume", "--schedule", "--seed", "--set", "--store"),
             *("--target-accuracy", "--tensorboard", "--warmup-epochs"),
         ],
+        "collectives": [
+            *("--check", "--datatype", "--device", "--fresh", "--iters", "--json", "--maxbytes"),
+            *("--minbytes", "--ngpus", "--op", "--stepbytes", "--stepfactor", "--store"),
+            "--warmup_iters",
+        ],
         "compare": ["--fail-below", "--json", "--store", "--store-b"],
         "predict": [
             *("--batch-per-device", "--calibrate", "--devices", "--json", "--machine"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from cubemesh.model.collective import SweepPoint
 from cubemesh.model.machine import Unknown
 from cubemesh.model.record import Breakdown, Curve, Figure, Part
 from cubemesh.model.replica import Replica
@@ -61,6 +62,9 @@ class Log(Protocol):
 
     def replica(self, replica: Replica) -> None:
         """What this rank was fed and made in the first steps."""
+
+    def point(self, point: SweepPoint) -> None:
+        """What a collective took on this rank at one size."""
 
     def warning(self, warning: Warning) -> None:
         """A reason for doubt."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cubemesh.errors import UsageError
+from cubemesh.model.collective import Collective
 from cubemesh.model.effort import Effort, at_least
 from cubemesh.model.keeping import Keeping
 from cubemesh.model.plain import digest
@@ -189,7 +190,7 @@ class Ceiling:
             )
 
 
-Work = TrainSteps | Forward | Train | FirstSteps | Input | Ceiling
+Work = TrainSteps | Forward | Train | FirstSteps | Input | Ceiling | Collective
 Training = TrainSteps | Train | FirstSteps
 """Work that updates weights."""
 WORK_KINDS: dict[str, type[Work]] = {
@@ -199,6 +200,7 @@ WORK_KINDS: dict[str, type[Work]] = {
     "first_steps": FirstSteps,
     "input": Input,
     "ceiling": Ceiling,
+    "collective": Collective,
 }
 
 

@@ -29,6 +29,7 @@ WARNINGS: dict[str, str] = {
     "checkpoint-failed": "a checkpoint could not be written",
     "checkpoint-damaged": "a checkpoint was not whole, and the one before it was used",
     "events-failed": "TensorBoard's event file could not be written",
+    "wrong-results": "what a collective brought was not what it must be",
     "short-window": "windows were too short for the clock to resolve well",
 }
 

@@ -6,6 +6,7 @@
     first_steps            data ─ build ─ weights ─ steps ─ evaluate       (training/first_steps.py)
     input                  data ─ warm-up ─ measure                        (worker/inputs.py)
     ceiling                build ─ warm-up ─ measure                       (measure/timer.py)
+    collective             build ─ measure                                 (worker/collectives.py)
 
 Between build and weights, a program that compiles does so, with one batch, in phase compile. A task
 says what it finds to its log and raises what ends it (worker/outcomes.py).
@@ -44,7 +45,7 @@ from cubemesh.networks.graph import Network
 from cubemesh.parallel import exchanges
 from cubemesh.training.first_steps import first_steps as look_at_first_steps
 from cubemesh.training.loop import train as train_epochs
-from cubemesh.worker import ceilings, inputs, keeping
+from cubemesh.worker import ceilings, collectives, inputs, keeping
 from cubemesh.worker.attributing import attribute, stamped
 from cubemesh.worker.built import built
 from cubemesh.worker.doubts import say_doubts
@@ -71,6 +72,8 @@ class Task:
     """The ranks of this run."""
     folder: str = ""
     """Where files to keep beside the record are written."""
+    limit_bytes: int | None = None
+    """Memory there is for the run, where that is known."""
 
 
 def train_steps(task: Task) -> None:
@@ -176,6 +179,20 @@ def ceiling(task: Task) -> None:
     ceilings.say(task.log, program, trial, measured.windows)
 
 
+def collective(task: Task) -> None:
+    """Measure one operation between all devices, at each of its sizes."""
+    meters = meters_of(task)
+    with task.log.phase("build"):
+        program = collectives.build(
+            task.spec, task.framework, task.group, task.device, task.threads, task.limit_bytes
+        )
+    task.log.library(program.library)
+    with Telemetry(task.log, task.usable_cores, meters=meters) as telemetry:
+        started, ended = collectives.sweep(task.spec, program, task.group, task.log)
+    say_doubts(telemetry, task.neighbours, task.log, started, ended)
+    telemetry.keep_utilisation(started, ended)
+
+
 TASKS: dict[str, Callable[[Task], None]] = {
     "train_steps": train_steps,
     "forward": forward,
@@ -183,6 +200,7 @@ TASKS: dict[str, Callable[[Task], None]] = {
     "first_steps": first_steps,
     "input": input_stage,
     "ceiling": ceiling,
+    "collective": collective,
 }
 """Kind of work → its task: one for each of `WORK_KINDS`."""
 

@@ -51,7 +51,9 @@ def capabilities() -> Capabilities:
         narrow = {"tf32", "bf16"} if ampere else set()
         precisions["cuda"] = frozenset({"fp64", "fp32", "fp16"} | narrow)
     return Capabilities(
-        works=frozenset({"train_steps", "forward", "train", "first_steps", "input", "ceiling"}),
+        works=frozenset(
+            {"train_steps", "forward", "train", "first_steps", "input", "ceiling", "collective"}
+        ),
         devices=(*gpus, "cpu"),
         precisions=precisions,
         layouts=frozenset(MEMORY_FORMATS),
