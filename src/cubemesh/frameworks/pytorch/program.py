@@ -57,7 +57,8 @@ class PyTorchProgram:
         self._kind = torch.device(self.device).type
         self._threads = request.threads
         prepare(self.device, settings.precision, self._threads)
-        torch.manual_seed(work.seed + RANK_SEEDS * request.rank)
+        self._seed = work.seed + RANK_SEEDS * request.rank
+        torch.manual_seed(self._seed)
         if self._kind == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self._work = work
