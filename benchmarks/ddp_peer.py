@@ -57,7 +57,6 @@ NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": None}
 STOCK, OURS, ALONE = "stock DDP", "all-reduce", "each alone"
 MODES = ("free", "synchronised")
 JOIN_S = 300.0
-WARM_STEPS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,10 +194,10 @@ def timed(
 
     steps = {}
     for name, step in programs.items():
-        window(step, WARM_STEPS, "free")
-        _, took = window(step, WARM_STEPS, "free")
+        window(step, args.warm_steps, "free")
+        _, took = window(step, args.warm_steps, "free")
         most = args.seconds / len(programs) / len(MODES) / args.windows
-        steps[name] = group.agree(max(1, round(most / (took / WARM_STEPS))))
+        steps[name] = group.agree(max(1, round(most / (took / args.warm_steps))))
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for _ in range(args.windows):
         for name, step in programs.items():
@@ -294,6 +293,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--seconds", type=float, default=20.0, help="of each number of devices")
     parser.add_argument("--windows", type=int, default=10, help="of each program and mode")
+    parser.add_argument("--warm-steps", type=int, default=10, help="of each before it is timed")
     parser.add_argument("--json", metavar="FILE", help="write the result there as well")
     return parser.parse_args(given)
 

@@ -1,4 +1,4 @@
-"""Stock DistributedDataParallel beside cubemesh's all-reduce: one real run of two ranks on a CPU."""
+"""Stock DistributedDataParallel beside cubemesh's all-reduce: a real run of two ranks on a CPU."""
 
 import json
 import os
@@ -16,7 +16,13 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "ddp_peer.py"
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two devices on a CPU are two cores")
 def test_both_run_on_two_ranks_and_each_alone_and_are_timed_in_both_ways(tmp_path):
     kept = tmp_path / "ddp.json"
-    options = {"--devices": "2", "--batch": "2", "--seconds": "0.1", "--windows": "2"}
+    options = {
+        "--devices": "2",
+        "--batch": "2",
+        "--seconds": "0.1",
+        "--windows": "2",
+        "--warm-steps": "1",
+    }
     words = [word for pair in options.items() for word in pair]
     ran = subprocess.run(
         [sys.executable, SCRIPT, *words, "--json", kept],

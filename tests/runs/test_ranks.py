@@ -74,6 +74,7 @@ def _measured(folder, small_machine, null_spec, living, nobody_left):
     specs = {
         "two": on_devices(step, threads=1),
         "apart": on_devices(apart, threads=1),
+        "asynchronous": on_devices(step, exchange="asynchronous", threads=1),
         "many": on_devices(step, devices=cores + 1),
         "wide": on_devices(step, threads=cores),
         "oom": on_devices(large, exchange="none"),
@@ -123,6 +124,22 @@ def test_each_rank_tells_where_its_own_steps_go(measured):
         assert seconds["compute"] > 0
         step_s = sum(w.step_s for w in own) / len(own)
         assert sum(seconds.values()) == pytest.approx(step_s, rel=1e-6)
+
+
+def test_asynchronous_ranks_are_recorded_with_their_staleness_and_the_order_of_updates(measured):
+    record = measured["asynchronous"]
+    assert record.ok, record.outcome
+    first, second = ([w for w in record.measured if w.rank == n] for n in range(2))
+    assert sum(w.steps for w in first) >= 4
+    rates = [sum(w.samples for w in own) / sum(w.elapsed_s for w in own) for own in (first, second)]
+    assert record.figure("throughput_per_s") == pytest.approx(sum(rates), rel=0.5)
+    updates = sum(w.steps for w in record.windows)
+    assert record.figures["staleness"].n == updates
+    assert record.figure("staleness") == pytest.approx(1, abs=0.2), "one other rank"
+    assert {"staleness_rank_0", "staleness_rank_1", "updates_taking_turns"} <= {*record.figures}
+    (counted,) = [c for c in record.curves if c.name == "updates_by_staleness"]
+    assert sum(counted.y) == updates
+    assert {"update_rank", "update_staleness"} <= {*record.series}
 
 
 def test_more_devices_or_cores_than_there_are_is_unsupported(measured):

@@ -45,6 +45,7 @@ class Feed:
         epochs: int | None = None,
         rank: int = 0,
         ranks: int = 1,
+        taken_by: int = 1,
     ) -> None:
         if batch_per_device * ranks > source.samples:
             each = f" on each of {ranks} devices" if ranks > 1 else ""
@@ -59,6 +60,8 @@ class Feed:
         self.seed = seed
         self.threads = threads
         self.rank, self.ranks = rank, ranks
+        self.samples_per_step = batch_per_device // taken_by
+        """Samples that this rank counts as its own, where `taken_by` ranks take the same ones."""
         self.tried: NDArray[np.bool_] = np.zeros(source.samples, np.bool_)
         """Which samples were in a minibatch that was taken."""
         numbers = itertools.count() if epochs is None else range(epochs)

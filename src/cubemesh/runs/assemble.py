@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from cubemesh.measure.figures import figures
-from cubemesh.measure.together import together
+from cubemesh.measure.together import alongside, together
 from cubemesh.model.machine import Unknown
 from cubemesh.model.outcome import Outcome
 from cubemesh.model.plain import from_plain
@@ -30,6 +30,7 @@ from cubemesh.model.record import (
 from cubemesh.model.series import Series
 from cubemesh.model.spec import NetworkWork, RunSpec, Train, TrainSteps
 from cubemesh.model.warning import Warning
+from cubemesh.parallel.exchanges import OUT_OF_STEP
 from cubemesh.runs import rank_outcomes
 from cubemesh.runs.endings import Ending
 
@@ -86,7 +87,7 @@ def assemble(
         elapsed_s=ending.elapsed_s,
         outcome=outcome,
         attempt=attempt,
-        ranks=tuple({r.rank: r for r in ranks}.values()),
+        ranks=tuple(sorted({r.rank: r for r in ranks}.values(), key=lambda r: r.rank)),
         windows=windows,
         phases=tuple(_nouns(events, "phase", Phase)),
         figures={**measured, **said},
@@ -103,7 +104,11 @@ def assemble(
 
 def _figures(spec: RunSpec, windows: Sequence[Window], wall_s: float) -> dict[str, Figure]:
     """The figures of the measured windows, as far as they mean something for this work."""
-    found = figures(together([w for w in windows if w.phase == "measure"]), wall_s)
+    if spec.placement.devices > 1 and spec.program.exchange in OUT_OF_STEP:
+        measured = alongside(windows)
+    else:
+        measured = together([w for w in windows if w.phase == "measure"])
+    found = figures(measured, wall_s)
     if not isinstance(spec.work, (TrainSteps, Train)):
         found.pop("projected_90_epochs_days", None)  # nothing is trained
     if not isinstance(spec.work, NetworkWork):

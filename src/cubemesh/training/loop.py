@@ -19,6 +19,7 @@ from cubemesh.data.base import Source
 from cubemesh.data.feed import Feed, in_order
 from cubemesh.data.pipeline import Batches
 from cubemesh.frameworks.base import Diverged, Program, Unsupported
+from cubemesh.frameworks.exchange import settle
 from cubemesh.measure.base import Log
 from cubemesh.measure.timer import Stopwatch
 from cubemesh.model.record import Curve, Figure, Window
@@ -56,6 +57,7 @@ def train(
     validation: list[Scored] = []
     for epoch in range(1, work.epochs + 1):
         training.run_epoch(epoch)
+        settle(program)
         with log.phase("evaluate"), closing(_in_order(validation_source, feed)) as batches:
             validation.append(_evaluate(program, batches, epoch, work, log))
         training.tell_curve()
@@ -111,7 +113,7 @@ class _Training:
             step=lambda: program.train_step(program.place(next(feed))),
             synchronize=program.synchronize,
             clock=program.clock,
-            samples_per_step=self.work.batch_per_device,
+            samples_per_step=self.feed.samples_per_step,
             log=self.log,
         )
         for steps in sizes:

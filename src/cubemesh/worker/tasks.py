@@ -33,12 +33,14 @@ from cubemesh.frameworks.base import (
 from cubemesh.frameworks.ceilings import REST_S, try_out
 from cubemesh.frameworks.exchange import Alone, Group
 from cubemesh.measure.gpu_processes import Neighbours
+from cubemesh.measure.pace import Apart, InStep, Pace
 from cubemesh.measure.profiled import Attributed
 from cubemesh.measure.telemetry import Meter, Telemetry, idle_power, open_meters
 from cubemesh.measure.timer import Measured, measure
 from cubemesh.measure.validity import judge
 from cubemesh.model.spec import Input, NetworkWork, RunSpec, Train
 from cubemesh.networks.graph import Network
+from cubemesh.parallel.exchanges import OUT_OF_STEP
 from cubemesh.training.loop import train as train_epochs
 from cubemesh.worker import ceilings, inputs
 from cubemesh.worker.attributing import attribute, stamped
@@ -171,10 +173,10 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
             def step() -> None:
                 queue(next(batches))
 
-            measured, telemetry = _timed(task, meters, program, step, work.batch_per_device)
+            measured, telemetry = _timed(task, meters, program, step, feed.samples_per_step)
         else:
             measured, telemetry = _timed(
-                task, meters, program, attributed.steps, work.batch_per_device, attributed
+                task, meters, program, attributed.steps, feed.samples_per_step, attributed
             )
             with log.phase("profile"):
                 attributed.finish()
@@ -224,11 +226,18 @@ def _timed(
             effort=task.spec.effort,
             log=task.log,
             beside=None if attributed is None else attributed.beside,
-            agree=task.group.agree,
+            pace=_pace(task),
         )
     say_doubts(telemetry, task.neighbours, task.log, measured.started, measured.ended)
     telemetry.keep_utilisation(measured.started, measured.ended)
     return measured, telemetry
+
+
+def _pace(task: Task) -> Pace:
+    """How the ranks of the run keep time."""
+    if task.spec.program.exchange in OUT_OF_STEP:
+        return Apart(task.group.rank, task.group.told)
+    return InStep(task.group.agree)
 
 
 def network_of(work: NetworkWork) -> Network:

@@ -57,7 +57,16 @@ def capabilities() -> Capabilities:
         optimizers=frozenset({"sgd", "rmsprop", "adam", "adamw", "lars"}),
         loss_scales=frozenset({"dynamic", "static"}),
         exchanges=frozenset(
-            {"none", "all-reduce", "all-reduce-16", "parameter-server", "local-sgd"}
+            {
+                "none",
+                "all-reduce",
+                "all-reduce-16",
+                "parameter-server",
+                "local-sgd",
+                "asynchronous",
+                "asynchronous-aware",
+                "model-parallel",
+            }
         ),
         precision_by_layer=True,
     )
