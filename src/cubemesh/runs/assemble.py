@@ -66,6 +66,7 @@ def assemble(
     measured = _figures(spec, windows, ending.elapsed_s)
     said = {e["name"]: from_plain(Figure, e["figure"]) for e in _of(own, "figure")}
     said |= _most(events, "peak_memory_bytes")
+    links = {e.get("of_rank", 0): e for e in _of(events, "link")}
     ranks = [
         Rank(
             rank=e.get("of_rank", 0),
@@ -76,6 +77,8 @@ def assemble(
             outcome=outcomes[e.get("of_rank", 0)],
             threads=e["threads"],
             processors=tuple(e.get("processors", ())),
+            interface=links.get(e.get("of_rank", 0), {}).get("interface", ""),
+            transport=links.get(e.get("of_rank", 0), {}).get("transport", ""),
         )
         for e in _of(events, "rank")
     ]
