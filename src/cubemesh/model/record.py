@@ -39,6 +39,10 @@ class Rank:
     threads: int | None = None
     processors: tuple[int, ...] = ()
     """Those its threads were bound to; none where they were not."""
+    interface: str = ""
+    """The network interface it exchanged through: `eth0`; empty where none, or not known."""
+    transport: str = ""
+    """What it exchanged over, in the words of its library: `gloo TCP`, `NCCL P2P/CUMEM`."""
     clock_offset_s: float = 0.0
     """Seconds to add to this host's clock to get the first rank's."""
 

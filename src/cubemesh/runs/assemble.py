@@ -71,6 +71,7 @@ def assemble(
     said |= _most(events, "peak_memory_bytes")
     points, library, doubts = _sweep(spec, events)
     swept = _swept(spec, points)
+    links = {e.get("of_rank", 0): e for e in _of(events, "link")}
     ranks = [
         Rank(
             rank=e.get("of_rank", 0),
@@ -81,6 +82,8 @@ def assemble(
             outcome=outcomes[e.get("of_rank", 0)],
             threads=e["threads"],
             processors=tuple(e.get("processors", ())),
+            interface=links.get(e.get("of_rank", 0), {}).get("interface", ""),
+            transport=links.get(e.get("of_rank", 0), {}).get("transport", ""),
         )
         for e in _of(events, "rank")
     ]

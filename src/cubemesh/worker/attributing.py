@@ -19,7 +19,7 @@ from cubemesh.measure.profiled import Attributed
 from cubemesh.measure.stamps import StampedSteps
 from cubemesh.measure.transfers import Transfers
 from cubemesh.model.spec import RunSpec
-from cubemesh.parallel.timed import TimedGroup
+from cubemesh.parallel.timed import STAMPED, TimedGroup
 
 
 def attribute(
@@ -37,6 +37,12 @@ def attribute(
     rank tells its own, and `transfers` are what it exchanges."""
     if not is_taken_apart(spec):
         return None
+    exchange = spec.program.exchange
+    if group.size > 1 and exchange not in STAMPED:
+        raise Unsupported(
+            f"exchange={exchange}: a step is taken apart whose ranks keep step and wait in "
+            f"collectives: {', '.join(sorted(STAMPED))}. Leave attribution and trace out."
+        )
     if not isinstance(program, Profiles):
         raise Unsupported(
             f"cubemesh reads no profile of {spec.program.framework}, and an attribution needs one. "

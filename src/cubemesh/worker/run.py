@@ -25,6 +25,7 @@ from cubemesh.worker.alternation import alternate_programs
 from cubemesh.worker.events import EventLog, events_path
 from cubemesh.worker.job import Job
 from cubemesh.worker.limits import MemoryLimit
+from cubemesh.worker.links import tell_link
 from cubemesh.worker.memory import available_bytes, private_writable_bytes
 from cubemesh.worker.outcomes import outcome_of
 from cubemesh.worker.pinning import pin
@@ -103,6 +104,7 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
             group=group,
         )
         (alternate_programs if spec.against else TASKS[spec.work.kind])(task)
+        tell_link(group, log)
         group.close()
 
 

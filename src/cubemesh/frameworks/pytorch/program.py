@@ -70,7 +70,8 @@ class PyTorchProgram:
         self._threads = request.threads
         prepare(self.device, settings.precision, self._threads, settings.deterministic)
         own_seed = 0 if settings.deterministic else RANK_SEEDS * request.group.rank
-        torch.manual_seed(work.seed + own_seed)
+        self._seed = work.seed + own_seed
+        torch.manual_seed(self._seed)
         if self._kind == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self._work = work
