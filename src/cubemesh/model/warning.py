@@ -31,6 +31,7 @@ WARNINGS: dict[str, str] = {
     "events-failed": "TensorBoard's event file could not be written",
     "wrong-results": "what a collective brought was not what it must be",
     "idle-link": "something faster than what the ranks exchanged over was there and not used",
+    "not-captured": "the step was asked to be captured and ran kernel by kernel",
     "short-window": "windows were too short for the clock to resolve well",
 }
 
