@@ -10,7 +10,7 @@ from cubemesh.frameworks.base import Unsupported
 from cubemesh.measure.kept import KeptLog
 from cubemesh.model import Effort, Placement, RunSpec, TrainSteps
 from cubemesh.worker.attributing import attribute
-from cubemesh.worker.ranks import Self, own_cores, own_device
+from cubemesh.worker.ranks import Self, driven_devices, own_cores, own_device
 
 
 def spec(effort=None, **placement):
@@ -53,3 +53,10 @@ def test_a_step_of_several_devices_is_not_taken_apart(asked):
     with pytest.raises(Unsupported, match="devices=2: a step is taken apart on one device"):
         attribute(several, None, None, None, KeptLog(), "")  # type: ignore[arg-type]
     assert attribute(spec(devices=2), None, None, None, KeptLog(), "") is None  # type: ignore[arg-type]
+
+
+def test_a_process_that_drives_several_devices_names_them_all():
+    assert driven_devices("cpu", 2, 0) == ("cpu:0", "cpu:1")
+    assert driven_devices("cuda", 2, 4) == ("cuda:0", "cuda:1")
+    with pytest.raises(Unsupported, match=r"4 GPUs that can be used\. Set devices=4 or less"):
+        driven_devices("cuda", 5, 4)
