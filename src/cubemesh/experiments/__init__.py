@@ -21,7 +21,9 @@ from cubemesh.experiments import (
     power,
     precision,
     seq2seq,
+    strong_scaling,
     time_breakdown,
+    weak_scaling,
 )
 from cubemesh.experiments.base import Context, Experiment, Scale
 from cubemesh.experiments.suites import SUITES, Ask, Suite
@@ -54,6 +56,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         ceilings.EXPERIMENT,
         cpu_modes.EXPERIMENT,
         time_breakdown.EXPERIMENT,
+        weak_scaling.EXPERIMENT,
+        strong_scaling.EXPERIMENT,
     )
 }
 

@@ -61,6 +61,9 @@ class Group(Protocol):
     def agree(self, value: Any) -> Any:
         """Rank 0's `value`, plain data, on every rank."""
 
+    def share(self, value: Any) -> list[Any]:
+        """Every rank's `value`, plain data, by rank."""
+
     def told(self, word: str, value: bool) -> bool:
         """Whether rank 0 has called this with `word` and True so far. Nobody waits."""
 
@@ -207,6 +210,10 @@ class Alone:
     def agree(self, value: Any) -> Any:
         """Whatever it says."""
         return value
+
+    def share(self, value: Any) -> list[Any]:
+        """It is the only one."""
+        return [value]
 
     def told(self, word: str, value: bool) -> bool:
         """Whatever it says."""

@@ -95,6 +95,7 @@ def assemble(
         figures={**measured, **said},
         curves=tuple({c.name: c for c in _nouns(own, "curve", Curve)}.values()),
         parts=tuple(_nouns(own, "part", Part)),
+        rank_parts=_rank_parts(events, spec.placement.devices),
         breakdowns=tuple(_nouns(own, "breakdown", Breakdown)),
         series=tuple(dict.fromkeys(s.name for s in series)),
         warnings=tuple(dict.fromkeys(_nouns(events, "warning", Warning))),
@@ -115,6 +116,14 @@ def _figures(spec: RunSpec, windows: Sequence[Window], wall_s: float) -> dict[st
     if not isinstance(spec.work, NetworkWork):
         found.pop("throughput_per_s", None)  # there are no samples: a call stands for one
     return found
+
+
+def _rank_parts(events: Sequence[Event], ranks: int) -> tuple[tuple[Part, ...], ...]:
+    """The parts that each of several ranks told; none where none did."""
+    if ranks == 1 or not _of(events, "part"):
+        return ()
+    by_rank = [[e for e in events if e.get("of_rank", 0) == rank] for rank in range(ranks)]
+    return tuple(tuple(_nouns(own, "part", Part)) for own in by_rank)
 
 
 def _most(events: Sequence[Event], name: str) -> dict[str, Figure]:

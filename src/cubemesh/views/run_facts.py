@@ -6,13 +6,13 @@ Its figures, where its time went, and what was sampled beside it, each as a name
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cubemesh.experiments.comparison import changes, ratio_of_record
 from cubemesh.frameworks import entry
 from cubemesh.measure.losses import biggest_loss
-from cubemesh.model import Breakdown, Figure, Rank, RunRecord, Series
+from cubemesh.model import Breakdown, Figure, Part, Rank, RunRecord, Series
 from cubemesh.parallel.staleness import FIRST_UPDATES, HISTOGRAM
 from cubemesh.units import format_seconds
 from cubemesh.views import wording
@@ -94,6 +94,10 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
     )
     if len(record.ranks) > 1:
         facts += [(f"rank {rank.rank}", _rank_text(rank, record)) for rank in record.ranks]
+        facts += [
+            (f"step of rank {rank}", _parts_text(parts))
+            for rank, parts in enumerate(record.rank_parts)
+        ]
     elif record.ranks and record.ranks[0].processors:
         facts.append(("bound to processors", _processors(record.ranks[0])))
     if devices:
@@ -123,6 +127,14 @@ def _rank_text(rank: Rank, record: RunRecord) -> str:
         rate = sum(w.samples for w in own) / sum(w.elapsed_s for w in own)
         parts.append(wording.quantity(rate, "samples/s"))
     return wording.clean(", ".join(filter(None, parts)))
+
+
+def _parts_text(parts: Sequence[Part]) -> str:
+    """The step of a rank as a sum, its largest parts first."""
+    step = format_seconds(math.fsum(part.seconds for part in parts))
+    told = sorted(parts, key=lambda part: -part.seconds)
+    shares = [f"{format_seconds(part.seconds)} {wording.words(part.name)}" for part in told]
+    return f"{step}: {', '.join(shares)}"
 
 
 def _staleness(record: RunRecord) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from cubemesh import networks
@@ -43,7 +43,7 @@ from cubemesh.networks.graph import Network
 from cubemesh.parallel.exchanges import OUT_OF_STEP
 from cubemesh.training.loop import train as train_epochs
 from cubemesh.worker import ceilings, inputs
-from cubemesh.worker.attributing import attribute
+from cubemesh.worker.attributing import attribute, stamped
 from cubemesh.worker.built import built
 from cubemesh.worker.doubts import say_doubts
 from cubemesh.worker.events import EventLog
@@ -160,9 +160,13 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
         source = inputs.open_split(task.spec, network, "train")
         feed = inputs.feed(task.spec, source, task.usable_cores, group=task.group)
         inputs.say_files(log, source, feed.threads)
-    with closing(feed), _built(task, network, lambda: next(feed.epoch(0))) as program:
+    group, transfers = stamped(task.spec, task.group)
+    exchanging = replace(task, group=group)
+    with closing(feed), _built(exchanging, network, lambda: next(feed.epoch(0))) as program:
         queue = step_of(program)
-        attributed = attribute(task.spec, program, feed, queue, log, task.folder)
+        attributed = attribute(
+            task.spec, program, feed, queue, log, task.folder, task.group, transfers
+        )
         if attributed is None:
             batches = placed_batches(program, feed, task.spec.program.data_on)
 
@@ -177,7 +181,7 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
             with log.phase("profile"):
                 attributed.finish()
             if attributed.trace is not None:
-                log.artifact("trace", attributed.trace)
+                log.artifact(_trace_name(task.group.rank), attributed.trace)
         telemetry.keep_energy(measured.windows, sum(w.samples for w in measured.windows))
         if task.spec.program.data_on == "host" and attributed is None:
             log.figure("input_wait_s", inputs.wait(measured, feed))
@@ -188,6 +192,10 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
         # Once, at the end: reading a loss waits for the device, and a loss that has stopped being
         # a number does not become one again.
         check_loss(program)
+
+
+def _trace_name(rank: int) -> str:
+    return f"trace of rank {rank}" if rank else "trace"
 
 
 def meters_of(task: Task) -> tuple[Meter, ...]:

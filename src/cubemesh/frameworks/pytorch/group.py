@@ -38,7 +38,7 @@ class TorchGroup:
         self.size = dist.get_world_size()
         self._store = dist.distributed_c10d._get_default_store()
         self._device = torch.device(device)
-        self._agreed = self._met = 0
+        self._agreed = self._shared = self._met = 0
 
     def all_reduce_mean(self, array: Tensor, narrow: bool = False) -> Pending:
         """See `Group`."""
@@ -66,6 +66,13 @@ class TorchGroup:
             self._store.set(key, json.dumps(value))
             return value
         return json.loads(self._store.get(key))
+
+    def share(self, value: Any) -> list[Any]:
+        """See `Group`. It goes through the launcher's store as well."""
+        self._shared += 1
+        keys = [f"cubemesh/shared/{self._shared}/{rank}" for rank in range(self.size)]
+        self._store.set(keys[self.rank], json.dumps(value))
+        return [json.loads(self._store.get(key)) for key in keys]
 
     def told(self, word: str, value: bool) -> bool:
         """See `Group`."""
