@@ -46,6 +46,7 @@ class Feed:
         rank: int = 0,
         ranks: int = 1,
         start: int = 0,
+        taken_by: int = 1,
     ) -> None:
         if batch_per_device * ranks > source.samples:
             each = f" on each of {ranks} devices" if ranks > 1 else ""
@@ -60,6 +61,8 @@ class Feed:
         self.seed = seed
         self.threads = threads
         self.rank, self.ranks = rank, ranks
+        self.samples_per_step = batch_per_device // taken_by
+        """Samples that this rank counts as its own, where `taken_by` ranks take the same ones."""
         self.tried: NDArray[np.bool_] = np.zeros(source.samples, np.bool_)
         """Which samples were in a minibatch that was taken."""
         first, passed = divmod(start, self.steps_per_epoch)

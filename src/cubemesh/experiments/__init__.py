@@ -21,8 +21,10 @@ from cubemesh.experiments import (
     power,
     precision,
     seq2seq,
+    strong_scaling,
     time_breakdown,
     training,
+    weak_scaling,
 )
 from cubemesh.experiments.base import Context, Experiment, Scale
 from cubemesh.experiments.suites import SUITES, Ask, Suite
@@ -56,6 +58,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         cpu_modes.EXPERIMENT,
         time_breakdown.EXPERIMENT,
         training.EXPERIMENT,
+        weak_scaling.EXPERIMENT,
+        strong_scaling.EXPERIMENT,
     )
 }
 

@@ -168,6 +168,9 @@ class RunRecord:
     curves: tuple[Curve, ...] = ()
     parts: tuple[Part, ...] = ()
     """The step as a sum: all parts with `other` are the mean step."""
+    rank_parts: tuple[tuple[Part, ...], ...] = ()
+    """The same of every rank, in their order, where several were taken apart; `parts` is the first
+    one's."""
     breakdowns: tuple[Breakdown, ...] = ()
     series: tuple[str, ...] = ()
     """Names of the series kept beside the record."""

@@ -23,7 +23,7 @@ from cubemesh.data.base import Source
 from cubemesh.data.feed import Feed, in_order
 from cubemesh.data.pipeline import Batches
 from cubemesh.frameworks.base import Batch, Diverged, Program, Unsupported
-from cubemesh.frameworks.exchange import Alone, Group
+from cubemesh.frameworks.exchange import Alone, Group, settle
 from cubemesh.frameworks.training import Inspects, SetsRate, Snapshots
 from cubemesh.measure.base import Log
 from cubemesh.measure.timer import Stopwatch
@@ -72,14 +72,15 @@ def train(
             "Training over epochs feeds every sample, so its batches are copied from the host one "
             "by one. Set data_on=host, or measure single steps with train_steps."
         )
+    group = group or Alone()
     training = _Training(
         program=program,
         feed=feed,
         validation=validation_source,
         work=work,
         log=log,
-        schedule=Schedule(work, feed.ranks, feed.steps_per_epoch),
-        group=group or Alone(),
+        schedule=Schedule(work, group.size, feed.steps_per_epoch),
+        group=group,
         keeper=keeper or Keeper(),
         course=course or Course(),
         compares=same_weights,
@@ -140,6 +141,7 @@ class _Training:
             epoch = len(self.course.validation) + 1
             if self.course.done < epoch * each:
                 self._run_epoch(epoch)
+            settle(self.program)
             with self.log.phase("evaluate"), closing(self._in_order()) as batches:
                 self.course.validation.append(self._evaluate(batches, epoch))
             self.course.tell_training(self.log)
@@ -208,7 +210,7 @@ class _Training:
             step=self._stepper(),
             synchronize=program.synchronize,
             clock=program.clock,
-            samples_per_step=self.work.batch_per_device,
+            samples_per_step=self.feed.samples_per_step,
             log=self.log,
         )
         for end in ends:

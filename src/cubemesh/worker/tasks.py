@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from cubemesh import networks
@@ -33,16 +33,17 @@ from cubemesh.frameworks.base import (
 from cubemesh.frameworks.ceilings import REST_S, try_out
 from cubemesh.frameworks.exchange import Alone, Group
 from cubemesh.measure.gpu_processes import Neighbours
+from cubemesh.measure.pace import Apart, InStep, Pace
 from cubemesh.measure.profiled import Attributed
 from cubemesh.measure.telemetry import Meter, Telemetry, idle_power, open_meters
 from cubemesh.measure.timer import Measured, measure
 from cubemesh.measure.validity import judge
 from cubemesh.model.spec import Input, NetworkWork, RunSpec, Train
 from cubemesh.networks.graph import Network
-from cubemesh.parallel import exchanges
+from cubemesh.parallel.exchanges import OUT_OF_STEP, SAME_WEIGHTS
 from cubemesh.training.loop import train as train_epochs
 from cubemesh.worker import ceilings, inputs, keeping
-from cubemesh.worker.attributing import attribute
+from cubemesh.worker.attributing import attribute, stamped
 from cubemesh.worker.built import built
 from cubemesh.worker.doubts import say_doubts
 from cubemesh.worker.events import EventLog
@@ -116,7 +117,7 @@ def train(task: Task) -> None:
                 group=task.group,
                 keeper=keeper,
                 course=begin.course,
-                same_weights=task.spec.program.exchange in exchanges.SAME_WEIGHTS,
+                same_weights=task.spec.program.exchange in SAME_WEIGHTS,
             )
             ended = time.perf_counter()
         say_doubts(telemetry, task.neighbours, log, started, ended)
@@ -179,24 +180,28 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
         source = inputs.open_split(task.spec, network, "train")
         feed = inputs.feed(task.spec, source, task.usable_cores, group=task.group)
         inputs.say_files(log, source, feed.threads)
-    with closing(feed), _built(task, network, lambda: next(feed.epoch(0))) as program:
+    group, transfers = stamped(task.spec, task.group)
+    exchanging = replace(task, group=group)
+    with closing(feed), _built(exchanging, network, lambda: next(feed.epoch(0))) as program:
         queue = step_of(program)
-        attributed = attribute(task.spec, program, feed, queue, log, task.folder)
+        attributed = attribute(
+            task.spec, program, feed, queue, log, task.folder, task.group, transfers
+        )
         if attributed is None:
             batches = placed_batches(program, feed, task.spec.program.data_on)
 
             def step() -> None:
                 queue(next(batches))
 
-            measured, telemetry = _timed(task, meters, program, step, work.batch_per_device)
+            measured, telemetry = _timed(task, meters, program, step, feed.samples_per_step)
         else:
             measured, telemetry = _timed(
-                task, meters, program, attributed.steps, work.batch_per_device, attributed
+                task, meters, program, attributed.steps, feed.samples_per_step, attributed
             )
             with log.phase("profile"):
                 attributed.finish()
             if attributed.trace is not None:
-                log.artifact("trace", attributed.trace)
+                log.artifact(_trace_name(task.group.rank), attributed.trace)
         telemetry.keep_energy(measured.windows, sum(w.samples for w in measured.windows))
         if task.spec.program.data_on == "host" and attributed is None:
             log.figure("input_wait_s", inputs.wait(measured, feed))
@@ -207,6 +212,10 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
         # Once, at the end: reading a loss waits for the device, and a loss that has stopped being
         # a number does not become one again.
         check_loss(program)
+
+
+def _trace_name(rank: int) -> str:
+    return f"trace of rank {rank}" if rank else "trace"
 
 
 def meters_of(task: Task) -> tuple[Meter, ...]:
@@ -237,11 +246,18 @@ def _timed(
             effort=task.spec.effort,
             log=task.log,
             beside=None if attributed is None else attributed.beside,
-            agree=task.group.agree,
+            pace=_pace(task),
         )
     say_doubts(telemetry, task.neighbours, task.log, measured.started, measured.ended)
     telemetry.keep_utilisation(measured.started, measured.ended)
     return measured, telemetry
+
+
+def _pace(task: Task) -> Pace:
+    """How the ranks of the run keep time."""
+    if task.spec.program.exchange in OUT_OF_STEP:
+        return Apart(task.group.rank, task.group.told)
+    return InStep(task.group.agree)
 
 
 def network_of(work: NetworkWork) -> Network:

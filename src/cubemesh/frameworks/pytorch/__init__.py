@@ -5,7 +5,7 @@ from __future__ import annotations
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
 from cubemesh.frameworks.pytorch.group import join
 from cubemesh.frameworks.pytorch.launch import launch
-from cubemesh.frameworks.pytorch.program import build
+from cubemesh.frameworks.pytorch.programs import build
 from cubemesh.frameworks.pytorch.runtime import capabilities, is_out_of_memory, preload
 
 __all__ = [

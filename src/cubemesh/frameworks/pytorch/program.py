@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,12 +20,20 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.base import PADDING, Array, Batch, BuildRequest, monotonic_s
-from cubemesh.frameworks.exchange import Bucket, KeepsState
+from cubemesh.frameworks.base import (
+    PADDING,
+    Array,
+    Batch,
+    BuildRequest,
+    Unsupported,
+    monotonic_s,
+)
+from cubemesh.frameworks.exchange import Bucket, KeepsState, KeepsWeights
 from cubemesh.frameworks.pytorch import profiling, snapshots
 from cubemesh.frameworks.pytorch.buckets import GradientBuckets
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.frameworks.pytorch.optimizers import make_optimizer
+from cubemesh.frameworks.pytorch.replica import TorchReplica
 from cubemesh.frameworks.pytorch.runtime import (
     ARRAY_TYPES,
     MEMORY_FORMATS,
@@ -82,6 +91,11 @@ class PyTorchProgram:
         self._autocast = torch.autocast(self._kind, narrow) if narrow else nullcontext()
         self._settings = settings
         self._exchange = request.exchange
+        if isinstance(self._exchange, KeepsWeights) and settings.precision == "fp16":
+            raise Unsupported(
+                f"exchange={self._exchange.name} applies gradients away from the rank that scaled "
+                "their loss. Set precision=bf16 or fp32, or another exchange."
+            )
         self._gradients = self._make_buckets()
         self._loss = torch.full((), float("nan"))
         self._start_optimizer()
@@ -179,6 +193,21 @@ class PyTorchProgram:
         """Copy `weights` to the device, in the program's layout, and start the optimizer anew."""
         self._built.load(weights)
         self._start_optimizer()
+        if isinstance(self._exchange, KeepsWeights) and self._optimizer is not None:
+            self._exchange.keep(self._replica(self._optimizer))
+
+    def _replica(self, optimizer: torch.optim.Optimizer) -> TorchReplica:
+        return TorchReplica(
+            self._built.parameters,
+            self.buckets,
+            optimizer,
+            lambda parameters: make_optimizer(self._work, parameters),
+        )
+
+    def settle(self) -> None:
+        """See `Settles` in frameworks/exchange."""
+        if isinstance(self._exchange, KeepsWeights):
+            self._exchange.settle()
 
     def _start_optimizer(self) -> None:
         parameters = list(self._built.parameters.values())
@@ -223,7 +252,8 @@ class PyTorchProgram:
     def first_not_finite(self, placed: Placed) -> str:
         """See `Inspects` in frameworks/training."""
         with self._autocast:
-            return snapshots.first_not_finite(self._built.layers, self.module, placed[:-1])
+            run = partial(self.module, *placed[:-1])
+            return snapshots.first_not_finite(self._built.layers, run)
 
     def profile(
         self, run: Callable[[], None], *, layers: bool = False, trace: str | None = None
@@ -250,6 +280,8 @@ class PyTorchProgram:
 
     def close(self) -> None:
         """Drop every array; on a GPU, the allocator's cache as well."""
+        if isinstance(self._exchange, KeepsWeights):
+            self._exchange.close()
         del self.module, self._built, self._optimizer, self._scaling, self._loss
         del self._gradients, self._weights_on_device
         if self._kind == "cuda":
@@ -272,8 +304,3 @@ def _layer_types(request: BuildRequest) -> dict[str, torch.dtype]:
     """Node → type its product is computed in, where the spec says so by layer."""
     named = layer_precisions(request.network, request.program.precision_of)
     return {node: NARROW_TYPES.get(p, torch.float32) for node, p in named.items()}
-
-
-def build(request: BuildRequest) -> PyTorchProgram:
-    """The program for `request`."""
-    return PyTorchProgram(request)

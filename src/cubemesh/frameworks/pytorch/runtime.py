@@ -57,14 +57,29 @@ def capabilities() -> Capabilities:
         optimizers=frozenset({"sgd", "rmsprop", "adam", "adamw", "lars"}),
         loss_scales=frozenset({"dynamic", "static"}),
         exchanges=frozenset(
-            {"none", "all-reduce", "all-reduce-16", "parameter-server", "local-sgd"}
+            {
+                "none",
+                "all-reduce",
+                "all-reduce-16",
+                "parameter-server",
+                "local-sgd",
+                "asynchronous",
+                "asynchronous-aware",
+                "model-parallel",
+            }
         ),
         precision_by_layer=True,
     )
 
 
 def prepare(device: str, precision: str, threads: int) -> None:
-    """Set what PyTorch keeps for the whole process: threads, TF32, the choice of convolutions."""
+    """Set what PyTorch keeps for the whole process: threads, TF32, the choice of convolutions, and
+    that denormal numbers count as 0.
+
+    Gradients and momenta that fade pass through the denormal range (float32: under 1.2e-38), where
+    a CPU computes many times slower; TensorFlow and XLA flush them as well. Threads inherit it from
+    the one that starts them, so it comes before any is started."""
+    torch.set_flush_denormal(True)
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
