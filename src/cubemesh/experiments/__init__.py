@@ -60,6 +60,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         collectives.EXPERIMENT,
         cpu_modes.EXPERIMENT,
         time_breakdown.EXPERIMENT,
+        training.EXPERIMENT,
         weak_scaling.EXPERIMENT,
         strong_scaling.EXPERIMENT,
         training.EXPERIMENT,

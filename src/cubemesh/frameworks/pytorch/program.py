@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -290,7 +291,8 @@ class PyTorchProgram:
     def first_not_finite(self, placed: Placed) -> str:
         """See `Inspects` in frameworks/training."""
         with self._autocast:
-            return snapshots.first_not_finite(self._built.layers, self.module, placed[:-1])
+            run = partial(self.module, *placed[:-1])
+            return snapshots.first_not_finite(self._built.layers, run)
 
     def profile(
         self, run: Callable[[], None], *, layers: bool = False, trace: str | None = None
