@@ -82,7 +82,9 @@ class GlobalBatchNorm(nn.Module):
             return nn.functional.batch_norm(
                 x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
             )
-        result, mean, variance = _Normalise.apply(x, self.weight, self.bias, self.eps, self._group)
+        result, mean, variance = _Normalise.apply(  # type: ignore[no-untyped-call]
+            x, self.weight, self.bias, self.eps, self._group
+        )
         count = x.numel() // x.shape[1] * self._group.size
         with torch.no_grad():
             self.running_mean.lerp_(mean, self.momentum)
