@@ -31,8 +31,8 @@ class Feed:
 
     Of `ranks` feeds with the same seed, each gives its own part of the same global minibatch: all
     together give what one feed gives with the global minibatch. Made ahead by `threads` threads, or
-    by the taker where there are none. A batch stays as it is
-    until the next is taken; `Program.place` copies, so nothing more is needed.
+    by the taker where there are none. The first `start` minibatches are passed over unread. A batch
+    stays as it is until the next is taken; `Program.place` copies, so nothing more is needed.
     """
 
     def __init__(
@@ -45,6 +45,8 @@ class Feed:
         epochs: int | None = None,
         rank: int = 0,
         ranks: int = 1,
+        taken_by: int = 1,
+        start: int = 0,
     ) -> None:
         if batch_per_device * ranks > source.samples:
             each = f" on each of {ranks} devices" if ranks > 1 else ""
@@ -59,10 +61,14 @@ class Feed:
         self.seed = seed
         self.threads = threads
         self.rank, self.ranks = rank, ranks
+        self.samples_per_step = batch_per_device // taken_by
+        """Samples that this rank counts as its own, where `taken_by` ranks take the same ones."""
         self.tried: NDArray[np.bool_] = np.zeros(source.samples, np.bool_)
         """Which samples were in a minibatch that was taken."""
-        numbers = itertools.count() if epochs is None else range(epochs)
-        plan = itertools.chain.from_iterable(map(self.plan, numbers))
+        first, passed = divmod(start, self.steps_per_epoch)
+        numbers = itertools.count(first) if epochs is None else range(first, epochs)
+        epochs_plan = itertools.chain.from_iterable(map(self.plan, numbers))
+        plan = itertools.islice(epochs_plan, passed, None)
         self._batches = batches(plan, source, batch_per_device, threads)
         self._taken_at, self._waits_s = array("d"), array("d")
 

@@ -23,7 +23,9 @@ from cubemesh.networks.graph import Network
 Array = NDArray[Any]
 PADDING = -1
 """Label of a position that does not count."""
-WorkKind = Literal["train_steps", "forward", "train", "first_steps", "input", "ceiling"]
+WorkKind = Literal[
+    "train_steps", "forward", "train", "first_steps", "input", "ceiling", "collective"
+]
 
 
 class Unsupported(Exception):

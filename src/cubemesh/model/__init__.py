@@ -6,9 +6,11 @@ library, so a worker in any Python environment can use it.
 """
 
 from cubemesh.model.answer import Answer, Axis, Cell, Chart, Column, Finding, Line, Point, Table
+from cubemesh.model.collective import Collective, SweepPoint
 from cubemesh.model.cost import Cost
 from cubemesh.model.effort import Effort
 from cubemesh.model.forecast import MemoryForecast
+from cubemesh.model.keeping import Keeping
 from cubemesh.model.machine import (
     Cache,
     Cpu,
@@ -69,6 +71,7 @@ __all__ = [
     "Cell",
     "Chart",
     "Claim",
+    "Collective",
     "Column",
     "Cost",
     "Cpu",
@@ -82,6 +85,7 @@ __all__ = [
     "Gpu",
     "GpuLink",
     "Input",
+    "Keeping",
     "Line",
     "Machine",
     "Memory",
@@ -108,6 +112,7 @@ __all__ = [
     "Software",
     "State",
     "Status",
+    "SweepPoint",
     "Table",
     "TimeRow",
     "Train",

@@ -17,6 +17,7 @@ from cubemesh.model import (
     Axis,
     Ceiling,
     Cell,
+    Collective,
     Column,
     Forward,
     Machine,
@@ -154,6 +155,9 @@ def run_name(spec: RunSpec) -> str:
         parts = [f"{work.network}{forward}", f"minibatch {work.batch_per_device:,}"]
         if work.image_size is not None:
             parts.append(f"{work.image_size} pixels")
+    elif isinstance(work, Collective):
+        reduced = f"{work.reduction} " if work.reduction != "sum" else ""
+        parts = [f"{work.collective} of {reduced}{work.data_type}"]
     else:
         assert isinstance(work, Ceiling)
         parts = [f"{work.operation.replace('_', ' ')} ceiling"]
@@ -218,6 +222,7 @@ _RESULTS = {
     "throughput_per_s": "",
     "rate_flops_per_s": "",
     "rate_bytes_per_s": "",
+    "bus_bytes_per_s": "bus bandwidth ",
     "accuracy": "accuracy ",
 }
 

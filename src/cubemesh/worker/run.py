@@ -99,6 +99,7 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
             neighbours=neighbours if device != "cpu" else Neighbours(None),
             log=log,
             folder=job.folder,
+            limit_bytes=known.limit_bytes,
             group=group,
         )
         (alternate_programs if spec.against else TASKS[spec.work.kind])(task)

@@ -12,20 +12,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.base import PADDING, Array, Batch, BuildRequest, monotonic_s
-from cubemesh.frameworks.exchange import Bucket
-from cubemesh.frameworks.pytorch import profiling
+from cubemesh.frameworks.base import (
+    PADDING,
+    Array,
+    Batch,
+    BuildRequest,
+    Unsupported,
+    monotonic_s,
+)
+from cubemesh.frameworks.exchange import Bucket, KeepsState, KeepsWeights
+from cubemesh.frameworks.pytorch import profiling, snapshots
 from cubemesh.frameworks.pytorch.buckets import GradientBuckets
 from cubemesh.frameworks.pytorch.global_layers import GlobalLayers
 from cubemesh.frameworks.pytorch.looking import Look, looking_at, on_host
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.frameworks.pytorch.optimizers import make_optimizer
+from cubemesh.frameworks.pytorch.replica import TorchReplica
 from cubemesh.frameworks.pytorch.runtime import (
     ARRAY_TYPES,
     MEMORY_FORMATS,
@@ -34,6 +43,7 @@ from cubemesh.frameworks.pytorch.runtime import (
     synchronize,
 )
 from cubemesh.frameworks.pytorch.scaling import make_scaling
+from cubemesh.frameworks.training import Snapshot
 from cubemesh.model.profile import Profile
 from cubemesh.model.spec import Training
 from cubemesh.networks.precision import layer_precisions
@@ -88,6 +98,11 @@ class PyTorchProgram:
         self._autocast = torch.autocast(self._kind, narrow) if narrow else nullcontext()
         self._settings = settings
         self._exchange = request.exchange
+        if isinstance(self._exchange, KeepsWeights) and settings.precision == "fp16":
+            raise Unsupported(
+                f"exchange={self._exchange.name} applies gradients away from the rank that scaled "
+                "their loss. Set precision=bf16 or fp32, or another exchange."
+            )
         self._look: Look | None = None
         self._gradients = self._make_buckets()
         self._loss = torch.full((), float("nan"))
@@ -215,6 +230,21 @@ class PyTorchProgram:
         """Copy `weights` to the device, in the program's layout, and start the optimizer anew."""
         self._built.load(weights)
         self._start_optimizer()
+        if isinstance(self._exchange, KeepsWeights) and self._optimizer is not None:
+            self._exchange.keep(self._replica(self._optimizer))
+
+    def _replica(self, optimizer: torch.optim.Optimizer) -> TorchReplica:
+        return TorchReplica(
+            self._built.parameters,
+            self.buckets,
+            optimizer,
+            lambda parameters: make_optimizer(self._work, parameters),
+        )
+
+    def settle(self) -> None:
+        """See `Settles` in frameworks/exchange."""
+        if isinstance(self._exchange, KeepsWeights):
+            self._exchange.settle()
 
     def _start_optimizer(self) -> None:
         parameters = list(self._built.parameters.values())
@@ -224,6 +254,42 @@ class PyTorchProgram:
     def state(self) -> dict[str, Array]:
         """A copy of every array on the host, in float32, or float64 where it is computed in."""
         return self._built.arrays()
+
+    def snapshot(self) -> Snapshot:
+        """See `Snapshots` in frameworks/training."""
+        assert self._optimizer is not None, "only what trains is taken a snapshot of"
+        plain: dict[str, Any] = {}
+        if self._scaling is not None:
+            plain["scaling"] = self._scaling.state()
+        if isinstance(self._exchange, KeepsState):
+            plain["exchange"] = self._exchange.state()
+        arrays = snapshots.take(self._optimizer, self._built.parameters, self.device)
+        return Snapshot(weights=self.state(), arrays=arrays, plain=plain)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """See `Snapshots` in frameworks/training."""
+        self.load(snapshot.weights)
+        assert self._optimizer is not None, "only what trains goes on"
+        snapshots.put_back(snapshot.arrays, self._optimizer, self._built.parameters, self.device)
+        if self._scaling is not None:
+            self._scaling.restore(snapshot.plain["scaling"])
+        if isinstance(self._exchange, KeepsState):
+            self._exchange.restore(snapshot.plain["exchange"])
+
+    def set_learning_rate(self, rate: float) -> None:
+        """See `SetsRate` in frameworks/training."""
+        assert self._optimizer is not None, "only what trains has a rate"
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+
+    def fingerprint(self) -> int:
+        """See `Inspects` in frameworks/training."""
+        return snapshots.fingerprint(self._built.parameters)
+
+    def first_not_finite(self, placed: Placed) -> str:
+        """See `Inspects` in frameworks/training."""
+        with self._autocast:
+            return snapshots.first_not_finite(self._built.layers, self.module, placed[:-1])
 
     def profile(
         self, run: Callable[[], None], *, layers: bool = False, trace: str | None = None
@@ -255,6 +321,8 @@ class PyTorchProgram:
 
     def close(self) -> None:
         """Drop every array; on a GPU, the allocator's cache as well."""
+        if isinstance(self._exchange, KeepsWeights):
+            self._exchange.close()
         del self.module, self._built, self._optimizer, self._scaling, self._loss
         del self._gradients, self._weights_on_device
         if self._kind == "cuda":
@@ -277,8 +345,3 @@ def _layer_types(request: BuildRequest) -> dict[str, torch.dtype]:
     """Node → type its product is computed in, where the spec says so by layer."""
     named = layer_precisions(request.network, request.program.precision_of)
     return {node: NARROW_TYPES.get(p, torch.float32) for node, p in named.items()}
-
-
-def build(request: BuildRequest) -> PyTorchProgram:
-    """The program for `request`."""
-    return PyTorchProgram(request)

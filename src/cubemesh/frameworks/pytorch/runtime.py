@@ -51,14 +51,25 @@ def capabilities() -> Capabilities:
         narrow = {"tf32", "bf16"} if ampere else set()
         precisions["cuda"] = frozenset({"fp64", "fp32", "fp16"} | narrow)
     return Capabilities(
-        works=frozenset({"train_steps", "forward", "train", "first_steps", "input", "ceiling"}),
+        works=frozenset(
+            {"train_steps", "forward", "train", "first_steps", "input", "ceiling", "collective"}
+        ),
         devices=(*gpus, "cpu"),
         precisions=precisions,
         layouts=frozenset(MEMORY_FORMATS),
         optimizers=frozenset({"sgd", "rmsprop", "adam", "adamw", "lars"}),
         loss_scales=frozenset({"dynamic", "static"}),
         exchanges=frozenset(
-            {"none", "all-reduce", "all-reduce-16", "parameter-server", "local-sgd"}
+            {
+                "none",
+                "all-reduce",
+                "all-reduce-16",
+                "parameter-server",
+                "local-sgd",
+                "asynchronous",
+                "asynchronous-aware",
+                "model-parallel",
+            }
         ),
         precision_by_layer=True,
         batch_norms=frozenset({"device", "global"}),
@@ -67,8 +78,14 @@ def capabilities() -> Capabilities:
 
 
 def prepare(device: str, precision: str, threads: int, deterministic: bool = False) -> None:
-    """Set what PyTorch keeps for the whole process: threads, TF32, the choice of convolutions; and,
-    where it is to be `deterministic`, algorithms that give the same result every time."""
+    """Set what PyTorch keeps for the whole process: threads, TF32, the choice of convolutions; that
+    denormal numbers count as 0; and, where it is to be `deterministic`, algorithms that give the
+    same result every time.
+
+    Gradients and momenta that fade pass through the denormal range (float32: under 1.2e-38), where
+    a CPU computes many times slower; TensorFlow and XLA flush them as well. Threads inherit it from
+    the one that starts them, so it comes before any is started."""
+    torch.set_flush_denormal(True)
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
