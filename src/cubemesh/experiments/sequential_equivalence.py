@@ -30,6 +30,7 @@ from cubemesh.model import (
 from cubemesh.model.spec import BatchNormOver, Precision
 from cubemesh.results import Store
 
+ITERATIONS = {Scale.QUICK: 10, Scale.DEFAULT: 30, Scale.FULL: 300}
 NETWORKS = {Scale.QUICK: ("little-cnn",)}
 RANKS = {Scale.QUICK: (1, 2)}
 PRECISIONS: dict[Scale, tuple[Precision, ...]] = {Scale.QUICK: ("fp64",)}
@@ -111,8 +112,9 @@ def _specs(
                 image_size=size,
                 classes=10,
                 data=settings.data,
+                iterations=ITERATIONS[context.scale],
             ),
-            placement=Placement(devices=devices),
+            placement=Placement(devices=devices, share_cores=devices > 1),
             program=ProgramSettings(
                 precision=precision,
                 exchange=exchange,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from cubemesh.data.base import Source
 from cubemesh.data.feed import Feed, in_order
-from cubemesh.frameworks.base import Array, Diverged, Inspects, Program, Unsupported
+from cubemesh.frameworks.base import Array, Diverged, Program, ShowsSteps, Unsupported
 from cubemesh.frameworks.exchange import Group
 from cubemesh.measure.base import Log
 from cubemesh.model.record import Curve, Figure
@@ -41,7 +41,7 @@ def first_steps(
     """Make `work.iterations` steps and tell the log what this rank saw, the curve of its losses,
     and on rank 0 the accuracy that came of them. Unsupported for a program that cannot be looked
     into; Diverged for a loss that is no number."""
-    if not isinstance(program, Inspects):
+    if not isinstance(program, ShowsSteps):
         raise Unsupported(
             "cubemesh cannot look into a step of this framework. Set framework=pytorch."
         )
@@ -63,7 +63,7 @@ def first_steps(
         log.figure("validation_loss", Figure(value=scored.loss, unit="", n=scored.samples))
 
 
-def _steps(program: Inspects, feed: Feed, work: FirstSteps, group: Group) -> Replica:
+def _steps(program: ShowsSteps, feed: Feed, work: FirstSteps, group: Group) -> Replica:
     weights = _sketches(program.parameters())
     seen: dict[str, list[Sketch]] = {"output": [], "own gradient": [], "gradient": []}
 
