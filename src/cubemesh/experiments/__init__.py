@@ -17,6 +17,7 @@ from cubemesh.experiments import (
     frameworks,
     image_size,
     input_pipeline,
+    lr_scaling,
     minibatch,
     model_size,
     power,
@@ -65,6 +66,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         strong_scaling.EXPERIMENT,
         training.EXPERIMENT,
         sequential_equivalence.EXPERIMENT,
+        lr_scaling.EXPERIMENT,
     )
 }
 

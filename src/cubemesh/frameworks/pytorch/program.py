@@ -142,7 +142,7 @@ class PyTorchProgram:
         self._exchange.update(self._apply, self._weights_on_device)
 
     def inspected_step(self, placed: Placed, look: Look) -> None:
-        """See `Inspects` in frameworks/base."""
+        """See `ShowsSteps` in frameworks/base."""
         parameters = self._built.parameters
         with looking_at(self._built.layers, look):
             self._look = look
@@ -156,7 +156,7 @@ class PyTorchProgram:
         self._exchange.update(self._apply, self._weights_on_device)
 
     def parameters(self) -> dict[str, Array]:
-        """See `Inspects` in frameworks/base."""
+        """See `ShowsSteps` in frameworks/base."""
         return {name: on_host(p) for name, p in self._built.parameters.items()}
 
     def _hand_over(self, bucket: Bucket) -> None:
