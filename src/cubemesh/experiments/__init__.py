@@ -22,8 +22,10 @@ from cubemesh.experiments import (
     power,
     precision,
     seq2seq,
+    sequential_equivalence,
     strong_scaling,
     time_breakdown,
+    training,
     weak_scaling,
 )
 from cubemesh.experiments.base import Context, Experiment, Scale
@@ -60,6 +62,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         time_breakdown.EXPERIMENT,
         weak_scaling.EXPERIMENT,
         strong_scaling.EXPERIMENT,
+        training.EXPERIMENT,
+        sequential_equivalence.EXPERIMENT,
     )
 }
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from cubemesh.model.collective import SweepPoint
 from cubemesh.model.machine import Unknown
 from cubemesh.model.record import Breakdown, Curve, Figure, Part, Phase, Window
+from cubemesh.model.replica import Replica
 from cubemesh.model.series import Series
 from cubemesh.model.warning import Warning
 
@@ -25,6 +26,7 @@ class KeptLog:
     curves: dict[str, Curve] = field(default_factory=dict)
     parts: list[Part] = field(default_factory=list)
     breakdowns: list[Breakdown] = field(default_factory=list)
+    replicas: list[Replica] = field(default_factory=list)
     points: list[SweepPoint] = field(default_factory=list)
     warnings: list[Warning] = field(default_factory=list)
     unknown: list[Unknown] = field(default_factory=list)
@@ -63,7 +65,12 @@ class KeptLog:
         )
 
     def progress(
-        self, phase: str, steps: int, step_s: float | None, fraction: float | None
+        self,
+        phase: str,
+        steps: int,
+        step_s: float | None,
+        fraction: float | None,
+        note: str = "",
     ) -> None:
         """See `Log.progress`."""
         if fraction is not None:
@@ -84,6 +91,10 @@ class KeptLog:
     def breakdown(self, breakdown: Breakdown) -> None:
         """See `Log.breakdown`."""
         self.breakdowns.append(breakdown)
+
+    def replica(self, replica: Replica) -> None:
+        """See `Log.replica`."""
+        self.replicas.append(replica)
 
     def point(self, point: SweepPoint) -> None:
         """See `Log.point`."""

@@ -10,6 +10,7 @@ from cubemesh.model.collective import Collective, SweepPoint
 from cubemesh.model.cost import Cost
 from cubemesh.model.effort import Effort
 from cubemesh.model.forecast import MemoryForecast
+from cubemesh.model.keeping import Keeping
 from cubemesh.model.machine import (
     Cache,
     Cpu,
@@ -38,11 +39,13 @@ from cubemesh.model.record import (
     TimeRow,
     Window,
 )
+from cubemesh.model.replica import Replica, Sketch
 from cubemesh.model.series import Series
 from cubemesh.model.spec import (
     WORK_KINDS,
     Against,
     Ceiling,
+    FirstSteps,
     Forward,
     Input,
     NetworkWork,
@@ -50,6 +53,7 @@ from cubemesh.model.spec import (
     ProgramSettings,
     RunSpec,
     Train,
+    Training,
     TrainSteps,
     Work,
 )
@@ -76,10 +80,12 @@ __all__ = [
     "Environment",
     "Figure",
     "Finding",
+    "FirstSteps",
     "Forward",
     "Gpu",
     "GpuLink",
     "Input",
+    "Keeping",
     "Line",
     "Machine",
     "Memory",
@@ -97,10 +103,12 @@ __all__ = [
     "PublishedFigure",
     "Question",
     "Rank",
+    "Replica",
     "RunKey",
     "RunRecord",
     "RunSpec",
     "Series",
+    "Sketch",
     "Software",
     "State",
     "Status",
@@ -109,6 +117,7 @@ __all__ = [
     "TimeRow",
     "Train",
     "TrainSteps",
+    "Training",
     "Unknown",
     "Verdict",
     "Warning",

@@ -14,6 +14,7 @@ from cubemesh.model.collective import SweepPoint
 from cubemesh.model.machine import Software, Unknown
 from cubemesh.model.outcome import Outcome, Status
 from cubemesh.model.plain import digest
+from cubemesh.model.replica import Replica
 from cubemesh.model.spec import RunSpec
 from cubemesh.model.warning import Warning
 
@@ -173,6 +174,8 @@ class RunRecord:
     """The same of every rank, in their order, where several were taken apart; `parts` is the first
     one's."""
     breakdowns: tuple[Breakdown, ...] = ()
+    replicas: tuple[Replica, ...] = ()
+    """Of `first_steps`, what each rank was fed and made."""
     sweep: tuple[SweepPoint, ...] = ()
     """Of a collective: what it took at each size."""
     library: str = ""

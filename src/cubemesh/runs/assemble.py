@@ -29,6 +29,7 @@ from cubemesh.model.record import (
     Window,
     new_run_id,
 )
+from cubemesh.model.replica import Replica
 from cubemesh.model.series import Series
 from cubemesh.model.spec import NetworkWork, RunSpec, Train, TrainSteps
 from cubemesh.model.warning import Warning
@@ -99,6 +100,7 @@ def assemble(
         parts=tuple(_nouns(own, "part", Part)),
         rank_parts=_rank_parts(events, spec.placement.devices),
         breakdowns=tuple(_nouns(own, "breakdown", Breakdown)),
+        replicas=tuple(sorted(_nouns(events, "replica", Replica), key=lambda r: r.rank)),
         sweep=points,
         library=library,
         series=tuple(dict.fromkeys(s.name for s in series)),

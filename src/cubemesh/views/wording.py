@@ -26,8 +26,7 @@ from cubemesh.model import (
     RunRecord,
     RunSpec,
     Status,
-    Train,
-    TrainSteps,
+    Training,
 )
 from cubemesh.model.plain import to_plain
 from cubemesh.units import (
@@ -183,7 +182,7 @@ def run_name(spec: RunSpec) -> str:
 def _together(spec: RunSpec) -> list[str]:
     """How many devices a run has, and what they do together."""
     parts = [f"{spec.placement.devices} devices"]
-    if isinstance(spec.work, (TrainSteps, Train)):
+    if isinstance(spec.work, Training):
         alone = spec.program.exchange == "none"
         parts.append("each for itself" if alone else spec.program.exchange)
         parts.append(f"global minibatch {spec.global_batch:,}")
