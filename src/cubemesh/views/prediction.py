@@ -18,12 +18,13 @@ from cubemesh import networks
 from cubemesh.errors import DataError, UsageError, unknown_name
 from cubemesh.machines.catalogue import datasheets, find
 from cubemesh.machines.catalogue.systems import load_system
-from cubemesh.model import Cell, Column, RunRecord, Table
+from cubemesh.model import Cell, Collective, Column, RunRecord, Table
 from cubemesh.model.spec import NetworkWork, Precision, TrainSteps
 from cubemesh.networks.graph import Network
 from cubemesh.networks.memory import forecast
 from cubemesh.predict.calibration import Calibration, defaults, read_sweeps
 from cubemesh.predict.step import Forecast, Point, Question, Regime, predict
+from cubemesh.predict.swept import sweep_of
 from cubemesh.units import format_quantity
 from cubemesh.views import terminal
 from cubemesh.views.plain import envelope
@@ -70,6 +71,8 @@ def predicted(
     points, known = _measured(measured), defaults()
     if isinstance(calibrate, Path):
         known = known.with_sweeps(*read_sweeps(_text(calibrate), str(calibrate)))
+    elif calibrate is not None and isinstance(calibrate.spec.work, Collective):
+        known = known.with_sweeps(sweep_of(calibrate))
     elif calibrate is not None:
         points = {1: _one_device_rate(calibrate, network, question), **points}
     found = predict(question, _counts(devices), known, points)
