@@ -147,20 +147,43 @@ def nested_throughput_interval(
     `throughput_interval`. Two or three runs cannot bound what a next run would give: the interval
     then covers some 60 or 75 % of the time, not 95.
     """
-    arrays = [np.array(run, dtype=np.float64).reshape(-1, 2) for run in runs]
-    if not arrays or any(len(a) == 0 for a in arrays):
-        raise ValueError("a run without windows has no throughput")
-    if len(arrays) == 1:
-        columns = arrays[0]
-        return throughput_interval(columns[:, 0], columns[:, 1], confidence, resamples, seed)
+    arrays = _runs(runs)
+    drawn = throughput_draws(runs, resamples, seed)
+    n = len(arrays) if len(arrays) > 1 else len(arrays[0])
+    return _middle(drawn, _expanded(confidence, n))
+
+
+def throughput_draws(
+    runs: Sequence[Sequence[tuple[float, float]]], resamples: int = 2000, seed: int = 0
+) -> NDArray[np.float64]:
+    """The throughput of several runs in each of `resamples` resamples, drawn as
+    `nested_throughput_interval` says: shape (resamples,). ValueError where a run has no window."""
+    arrays = _runs(runs)
     rng = np.random.default_rng(seed)
+    if len(arrays) == 1:
+        counts, spans = np.ascontiguousarray(arrays[0].T)
+        every = rng.integers(0, counts.size, (resamples, counts.size))
+        return np.asarray(counts[every].sum(axis=1) / spans[every].sum(axis=1))
     chosen = rng.integers(0, len(arrays), (len(arrays), resamples))
     samples, seconds = np.zeros((2, len(arrays), resamples))
     for index, windows in enumerate(arrays):
         slots = np.nonzero(chosen == index)
         drawn = windows[rng.integers(0, len(windows), (len(slots[0]), len(windows)))].sum(axis=1)
         samples[slots], seconds[slots] = drawn[:, 0], drawn[:, 1]
-    return _middle(samples.sum(axis=0) / seconds.sum(axis=0), _expanded(confidence, len(arrays)))
+    return np.asarray(samples.sum(axis=0) / seconds.sum(axis=0))
+
+
+def draws_interval(draws: Values, n: int, confidence: float = 0.95) -> Interval:
+    """The middle `confidence` of resampled estimates, expanded as by `throughput_interval` for the
+    `n` values that were drawn from."""
+    return _middle(_array(draws), _expanded(confidence, n))
+
+
+def _runs(runs: Sequence[Sequence[tuple[float, float]]]) -> list[NDArray[np.float64]]:
+    arrays = [np.array(run, dtype=np.float64).reshape(-1, 2) for run in runs]
+    if not arrays or any(len(a) == 0 for a in arrays):
+        raise ValueError("a run without windows has no throughput")
+    return arrays
 
 
 def student_t(confidence: float, freedom: float) -> float:

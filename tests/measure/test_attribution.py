@@ -1,6 +1,7 @@
 """The parts of a step, on timelines whose parts are known."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,10 +13,10 @@ from cubemesh.measure.attribution import (
     mean_step_s,
     on_device,
     on_host,
-    straggler_wait,
 )
 from cubemesh.measure.stamps import Stamp, StampedWindow
-from cubemesh.measure.timeline import Launch, Recorded, play, record
+from cubemesh.measure.timeline import Launch, Recorded, play, record, talking
+from cubemesh.measure.transfers import Transfer, last_arrivals, waited
 from cubemesh.model import Profile, ProfileEvent
 
 MS = 1e-3
@@ -32,8 +33,16 @@ def window(*steps, start=100.0, wait=0.0, before=0.0):
     return StampedWindow(start_s=start, end_s=end, stamps=tuple(stamps))
 
 
-def launched(fraction, ms, stretch="step", use="compute", lane=7):
-    return Launch(stretch=stretch, fraction=fraction, duration_s=ms * MS, lane=lane, use=use)
+def launched(fraction, ms, stretch="step", use="compute", lane=7, wait=0.0, joins=False):
+    return Launch(
+        stretch=stretch,
+        fraction=fraction,
+        duration_s=ms * MS,
+        lane=lane,
+        use=use,
+        wait_s=wait * MS if use == "communication" else 0.0,
+        joins=joins,
+    )
 
 
 def recorded(*steps, latency=0.0, turnaround=0.0):
@@ -67,6 +76,40 @@ def test_on_the_host_operators_compute_and_what_lies_between_them_is_a_gap():
             "other": 0.25,
         }
     )
+
+
+def test_what_a_step_waits_for_its_exchange_is_no_computing_and_parted_by_the_last_rank():
+    """Each step computes 7 of 10 ms and waits 3, 2 of them for a rank that comes late."""
+    measured = window((0, 0, 10, 0), (0, 0, 10, 0))
+    transfers = tuple(
+        Transfer(issued=s.step + 5 * MS, waited=s.step + 7 * MS, ended=s.done)
+        for s in measured.stamps
+    )
+    measured = replace(measured, transfers=transfers)
+    exchange = tuple(
+        ProfileEvent(name="gloo:all_reduce", kind="operator", start_s=t.issued, duration_s=5 * MS)
+        for t in transfers
+    )
+    profile = Profile(events=(*operators(measured, (0, 7)), *exchange))
+    last = [t.waited + 2 * MS for t in transfers]
+    found = ms(on_host([measured], [(measured, profile)], waited([transfers], [last], 2)))
+    assert found == pytest.approx(
+        {
+            "compute": 7,
+            "exposed_communication": 1,
+            "input_stall": 0,
+            "launch_gaps": 0,
+            "straggler_wait": 2,
+            "host": 0,
+            "other": 0,
+        },
+        abs=1e-6,
+    )
+    unknown = ms(on_host([measured], [(measured, profile)], waited([transfers], [None], 2)))
+    assert unknown["exposed_communication"] == pytest.approx(3)
+    assert "straggler_wait" not in unknown
+    assert last_arrivals([[1.0, 2.0], [1.5, 1.9]]) == [1.5, 2.0]
+    assert last_arrivals([[1.0, 2.0], [1.5]]) is None
 
 
 def test_recording_is_taken_off_where_it_falls():
@@ -151,7 +194,7 @@ def test_a_copy_counts_for_the_hand_over_only_where_nothing_hides_it():
 def test_communication_is_exposed_where_nothing_computes():
     stamped = window((0, 0, 1, 0), wait=9)
     work = recorded(
-        (launched(0.0, 6), launched(0.0, 10, use="communication", lane=20)),
+        (launched(0.0, 10, use="communication", lane=20), launched(0.0, 6)),
     )
     found = ms(on_device([stamped], work))
     assert found["compute"] == pytest.approx(6)
@@ -195,10 +238,47 @@ def test_the_way_to_the_device_is_told_by_what_found_all_of_it_idle():
     assert found.turnaround_s == pytest.approx(0.1 * MS)
 
 
-def test_waiting_for_the_last_rank_is_told_from_moving_data():
-    own = [(0.0, 10.0), (20.0, 25.0), (30.0, 31.0)]
-    waiting, moving = straggler_wait(own, [4.0, 19.0, 35.0])
-    assert (waiting, moving) == (5.0, 11.0)
+def test_an_exchange_follows_what_it_exchanges_and_the_update_follows_the_exchange():
+    """Backward 4 ms, its first half exchanged beside the second; then the update."""
+    stamped = window((0, 0, 1, 0), wait=9)
+    steps = (
+        launched(0.0, 2),
+        launched(0.1, 3, use="communication", lane=20),
+        launched(0.2, 2),
+        launched(0.3, 3, use="communication", lane=20),
+        launched(0.4, 1, joins=True),
+    )
+    played = play(stamped, recorded(steps))
+    begins = [(b.start_s - stamped.start_s) / MS for b in played]
+    assert begins == pytest.approx([0, 2, 2, 5, 8], abs=1e-6)
+    found = ms(on_device([stamped], recorded(steps)))
+    assert found["compute"] == pytest.approx(5)
+    assert found["exposed_communication"] == pytest.approx(4)
+
+
+def test_a_kernel_that_waits_for_the_last_rank_is_a_straggler_wait_where_nothing_computes():
+    stamped = window((0, 0, 1, 0), wait=9)
+    steps = (launched(0.0, 10, use="communication", lane=20, wait=7), launched(0.0, 6))
+    found = ms(on_device([stamped], recorded(steps)))
+    assert found["straggler_wait"] == pytest.approx(1)
+    assert found["exposed_communication"] == pytest.approx(3)
+    assert found["other"] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_kernel_waits_until_the_last_rank_has_begun_its_own():
+    """The first rank of two begins its all-reduce 3 ms before the other."""
+    stamped = window((0, 0, 2, 0), wait=10)
+    turned = Transfer(issued=stamped.start_s, waited=stamped.start_s + 1 * MS, ended=0.0)
+    stamped = replace(stamped, transfers=(turned,))
+    profile = on_gpu(stamped, [(0.2, 2), (0.4, 5), (1.5, 1)])
+    events = list(profile.events)
+    events[3] = replace(events[3], name="ncclDevKernel_AllReduce_Sum_f32_RING_LL", lane=20)
+    profile = Profile(events=tuple(events))
+    begun = [e.start_s for e in talking(profile)]
+    arrivals = last_arrivals([begun, [time + 3 * MS for time in begun]])
+    (step,) = record([(stamped, profile)], [arrivals]).steps
+    assert [launch.wait_s / MS for launch in step] == pytest.approx([0, 3, 0])
+    assert [launch.joins for launch in step] == [False, False, True]
 
 
 spans = st.floats(0.0, 5.0)
@@ -210,6 +290,8 @@ launches = st.builds(
     stretch=st.sampled_from(["feed", "place", "step", "loop"]),
     use=st.sampled_from(["compute", "communication", "copy"]),
     lane=st.sampled_from([7, 20]),
+    wait=st.sampled_from([0.0, 0.005]),
+    joins=st.booleans(),
 )
 
 

@@ -1,9 +1,10 @@
 """Windows of several ranks as windows of the run."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cubemesh.measure.together import together
+from cubemesh.measure.together import alongside, together
 from cubemesh.model import Window
 
 
@@ -49,3 +50,36 @@ def test_no_rank_was_faster_than_the_run_says_of_all(timed):
     (run,) = together(windows)
     assert run.samples == sum(w.samples for w in windows)
     assert run.elapsed_s >= max(w.elapsed_s for w in windows) - 1e-9
+
+
+def test_apart_a_window_of_rank_0_holds_what_all_did_meanwhile():
+    windows = [
+        window(0, 1.0, 1.0, samples=10),
+        window(0, 2.0, 1.0, samples=10),
+        window(1, 0.0, 1.5, "warm-up", samples=6),  # 4 a second, half a second of it meanwhile
+        window(1, 1.5, 2.0, samples=16),  # 8 a second
+        window(1, 2.0, 1.0, "evaluate", samples=999),
+    ]
+    found = alongside(windows)
+    assert [(w.rank, w.start_s, w.elapsed_s, w.steps) for w in found] == [
+        (0, 1.0, 1.0, 2),
+        (0, 2.0, 1.0, 2),
+    ]
+    assert [w.samples for w in found] == [10 + 6, 10 + 8]
+
+
+def test_apart_a_rank_without_a_window_at_that_time_counts_with_all_of_its_own():
+    (found,) = alongside([window(0, 10.0, 2.0, samples=10), window(1, 0.0, 4.0, samples=12)])
+    assert found.samples == 10 + 6
+    assert alongside([window(0, 0.0, 1.0)]) == [window(0, 0.0, 1.0)]
+
+
+@given(st.lists(st.floats(0.1, 2.0), min_size=1, max_size=9), st.integers(1, 50))
+def test_apart_the_rate_of_ranks_at_a_constant_speed_is_the_sum_of_theirs(lengths, rate):
+    start_s, theirs = 0.0, []
+    for elapsed_s in lengths:
+        theirs.append((start_s, elapsed_s))
+        start_s += elapsed_s
+    windows = [window(1, s, e, samples=1000 * rate * e) for s, e in theirs]
+    (found,) = alongside([window(0, 0.05, start_s, samples=0), *windows])
+    assert found.samples == pytest.approx(1000 * rate * start_s, abs=1)

@@ -4,6 +4,7 @@ is killed or refused memory."""
 import os
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -63,6 +64,7 @@ def _measured(folder, small_machine, null_spec, living, nobody_left):
     step = null_spec(**quick)
     long = null_spec(**(quick | {"windows": 200}), seconds=60.0)
     large = null_spec(**quick, batch_per_device=1024, memory_limit_bytes=300 << 20)
+    apart = replace(step, effort=replace(step.effort, attribution=True))
     cores = len(os.sched_getaffinity(0))
 
     def workers():
@@ -71,6 +73,8 @@ def _measured(folder, small_machine, null_spec, living, nobody_left):
     killer = Killer(workers)
     specs = {
         "two": on_devices(step, threads=1),
+        "apart": on_devices(apart, threads=1),
+        "asynchronous": on_devices(step, exchange="asynchronous", threads=1),
         "many": on_devices(step, devices=cores + 1),
         "wide": on_devices(step, threads=cores),
         "oom": on_devices(large, exchange="none"),
@@ -106,6 +110,35 @@ def test_two_ranks_are_recorded_with_their_cores_and_windows(measured):
     rates = [sum(w.samples for w in own) / sum(w.elapsed_s for w in own) for own in (first, second)]
     throughput = record.figure("throughput_per_s")
     assert 0.9 * samples / elapsed_s <= throughput <= 1.0001 * sum(rates)
+
+
+def test_each_rank_tells_where_its_own_steps_go(measured):
+    record = measured["apart"]
+    assert record.ok, record.outcome
+    assert len(record.rank_parts) == 2
+    assert record.rank_parts[0] == record.parts
+    for rank, parts in enumerate(record.rank_parts):
+        own = [w for w in record.measured if w.rank == rank]
+        seconds = {part.name: part.seconds for part in parts}
+        assert min(seconds["exposed_communication"], seconds["straggler_wait"]) >= 0
+        assert seconds["compute"] > 0
+        step_s = sum(w.step_s for w in own) / len(own)
+        assert sum(seconds.values()) == pytest.approx(step_s, rel=1e-6)
+
+
+def test_asynchronous_ranks_are_recorded_with_their_staleness_and_the_order_of_updates(measured):
+    record = measured["asynchronous"]
+    assert record.ok, record.outcome
+    first, second = ([w for w in record.measured if w.rank == n] for n in range(2))
+    assert sum(w.steps for w in first) >= 4
+    assert sum(w.steps for w in second) >= 1, "what they did together: tests/measure"
+    updates = sum(w.steps for w in record.windows)
+    assert record.figures["staleness"].n == updates
+    assert record.figure("staleness") == pytest.approx(1, abs=0.2), "one other rank"
+    assert {"staleness_rank_0", "staleness_rank_1", "updates_taking_turns"} <= {*record.figures}
+    (counted,) = [c for c in record.curves if c.name == "updates_by_staleness"]
+    assert sum(counted.y) == updates
+    assert {"update_rank", "update_staleness"} <= {*record.series}
 
 
 def test_more_devices_or_cores_than_there_are_is_unsupported(measured):

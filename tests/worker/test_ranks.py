@@ -7,15 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cubemesh.frameworks.base import Unsupported
-from cubemesh.measure.kept import KeptLog
-from cubemesh.model import Effort, Placement, RunSpec, TrainSteps
-from cubemesh.worker.attributing import attribute
+from cubemesh.model import Placement, RunSpec, TrainSteps
 from cubemesh.worker.ranks import Self, own_cores, own_device
 
 
-def spec(effort=None, **placement):
+def spec(**placement):
     work = TrainSteps(network="little-cnn", batch_per_device=8)
-    return RunSpec(work=work, placement=Placement(**placement), effort=effort or Effort())
+    return RunSpec(work=work, placement=Placement(**placement))
 
 
 @given(st.integers(1, 8), st.integers(1, 4))
@@ -45,11 +43,3 @@ def test_each_rank_has_a_gpu_of_its_own():
     assert own_device("cpu", own, 0) == "cpu"
     with pytest.raises(Unsupported, match="1 GPU"):
         own_device("cuda", own, 1)
-
-
-@pytest.mark.parametrize("asked", [{"attribution": True}, {"trace": True}])
-def test_a_step_of_several_devices_is_not_taken_apart(asked):
-    several = spec(Effort(**asked), devices=2)
-    with pytest.raises(Unsupported, match="devices=2: a step is taken apart on one device"):
-        attribute(several, None, None, None, KeptLog(), "")  # type: ignore[arg-type]
-    assert attribute(spec(devices=2), None, None, None, KeptLog(), "") is None  # type: ignore[arg-type]

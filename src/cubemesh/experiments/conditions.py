@@ -37,4 +37,6 @@ def spoken(name: str, value: object) -> str:
     """A setting in words: `bf16`, `data on the device`, `optimizer adam`."""
     if name in _BARE:
         return str(value)
+    if name == "threads" and value == 1:
+        return "1 thread"
     return _SPOKEN.get(name, f"{name} {{}}").format(value)

@@ -36,6 +36,8 @@ class FrameworkEntry:
     """How its users lay images out; where frameworks are compared each has its own."""
     compiles: str | None = None
     """The framework whose program it compiles: what compiling gains is told against that one."""
+    profiles: bool = False
+    """Whether cubemesh reads its profiler, so that its steps can be taken apart."""
     read_script: Callable[[str], object] | None = None
     """Reads `ProgramSettings.script` (UsageError for what it does not understand), where the
     framework plays one."""
@@ -60,6 +62,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
     "pytorch": FrameworkEntry(
         module="cubemesh.frameworks.pytorch",
         summary="PyTorch, eager",
+        profiles=True,
         packages=("torch", "numpy"),
         requires="torch",
         install="pip install 'cubemesh[torch]'",
@@ -67,6 +70,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
     "pytorch-compiled": FrameworkEntry(
         module="cubemesh.frameworks.pytorch.compiled",
         summary="PyTorch, torch.compile",
+        profiles=True,
         compiles="pytorch",
         packages=("torch", "numpy"),
         requires="torch",

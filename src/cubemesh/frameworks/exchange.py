@@ -11,9 +11,12 @@ exchanges themselves (parallel/) name no framework.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
+
+from cubemesh.networks.graph import Network
 
 BUCKET_BYTES = 25 * 2**20
 """Gradients that travel together, about: large enough that latency is small beside the transfer,
@@ -58,8 +61,73 @@ class Group(Protocol):
     def agree(self, value: Any) -> Any:
         """Rank 0's `value`, plain data, on every rank."""
 
+    def share(self, value: Any) -> list[Any]:
+        """Every rank's `value`, plain data, by rank."""
+
+    def told(self, word: str, value: bool) -> bool:
+        """Whether rank 0 has called this with `word` and True so far. Nobody waits."""
+
+    def meet(self) -> None:
+        """Wait until every rank has called this, however long that takes."""
+
+    def mail(self) -> Mail:
+        """A way for two ranks to speak that the others know nothing of. Every rank calls this."""
+
     def close(self) -> None:
         """Leave the group."""
+
+
+class Mail(Protocol):
+    """Messages and arrays from one rank to another. An array is queued on the device; that it is
+    on its way is told by a message first, so that no device waits for one that is not yet made."""
+
+    def tell(self, numbers: Sequence[int], to: int) -> None:
+        """Send `MESSAGE` integers, after all that is queued on this rank's device is done."""
+
+    def hear(self, source: int | None = None) -> tuple[int, list[int]]:
+        """Wait for a message from rank `source`, or from any; who sent it, and the integers."""
+
+    def send(self, arrays: Sequence[Any], to: int) -> None:
+        """Send flat arrays."""
+
+    def receive(self, arrays: Sequence[Any], source: int) -> None:
+        """Replace the content of flat arrays by what rank `source` sends."""
+
+
+MESSAGE = 2
+"""Integers in a message."""
+
+
+class Master(Protocol):
+    """A second set of a program's weights, as flat arrays cut as its buckets are, with an optimizer
+    of its own. What it does is queued in the order it is asked for, by whatever thread."""
+
+    incoming: Sequence[Any]
+    """Flat arrays for gradients to be received into."""
+    outgoing: Sequence[Any]
+    """Flat arrays for weights to be sent from."""
+
+    def serving(self) -> AbstractContextManager[None]:
+        """What a thread does inside is queued beside the program's steps, not between them."""
+
+    def apply(self, gradients: Sequence[Any], rate_factor: float) -> None:
+        """One update by `gradients`, at the program's learning rate times `rate_factor`."""
+
+    def read(self, into: Sequence[Any]) -> None:
+        """Copy the weights."""
+
+
+class Replica(Protocol):
+    """What a program lends an exchange that keeps the weights elsewhere."""
+
+    arriving: Sequence[Any]
+    """Flat arrays for weights to be received into, cut as the buckets are."""
+
+    def take(self) -> None:
+        """Make what has arrived the program's weights."""
+
+    def master(self) -> Master:
+        """The program's present weights, a second time."""
 
 
 class Exchange(Protocol):
@@ -68,6 +136,9 @@ class Exchange(Protocol):
     name: str
     capturable: bool
     """Whether it can be recorded with the step into one graph."""
+    updates: bool
+    """Whether this rank updates its weights itself, so that its gradients are the exchanged ones
+    when `finish` returns."""
     bucket_bytes: int | None
     """How much should travel together; None where no gradient travels, so no bucket is made."""
 
@@ -80,6 +151,56 @@ class Exchange(Protocol):
     def update(self, apply: Callable[[], None], weights: Sequence[Any]) -> None:
         """Bring `weights`, the framework's own arrays, to where the exchanged gradients lead;
         `apply` runs this rank's optimizer on its gradients."""
+
+
+@runtime_checkable
+class KeepsWeights(Protocol):
+    """An `Exchange` that keeps the weights apart from those its ranks compute with."""
+
+    def keep(self, replica: Replica) -> None:
+        """Take over the weights that have just been loaded; all ranks are together after it."""
+
+    def settle(self) -> None:
+        """Wait for all ranks and give each the weights that all their updates have led to."""
+
+    def close(self) -> None:
+        """Wait until no rank needs the weights any more."""
+
+
+@runtime_checkable
+class SplitsNetwork(Protocol):
+    """An `Exchange` whose ranks each hold a part of the network and pass values on."""
+
+    group: Group
+
+    def parts(self, network: Network) -> Sequence[Network]:
+        """The part of every rank, each fed what the one before it ends in."""
+
+
+@runtime_checkable
+class Settles(Protocol):
+    """A `Program` whose weights may not be, after a step, what the ranks have come to together;
+    others need not offer this."""
+
+    def settle(self) -> None:
+        """Wait for the other ranks where that is so, and take those weights."""
+
+
+def settle(program: object) -> None:
+    """Settle a program that offers it: on all ranks, before its weights are evaluated or kept."""
+    if isinstance(program, Settles):
+        program.settle()
+
+
+@runtime_checkable
+class KeepsState(Protocol):
+    """An `Exchange` whose next step depends on those before it; others need not offer this."""
+
+    def state(self) -> dict[str, Any]:
+        """What it depends on, as plain data."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
 
 
 class Alone:
@@ -103,6 +224,21 @@ class Alone:
     def agree(self, value: Any) -> Any:
         """Whatever it says."""
         return value
+
+    def share(self, value: Any) -> list[Any]:
+        """It is the only one."""
+        return [value]
+
+    def told(self, word: str, value: bool) -> bool:
+        """Whatever it says."""
+        return value
+
+    def meet(self) -> None:
+        """Nobody else comes."""
+
+    def mail(self) -> Mail:
+        """RuntimeError: there is nobody to write to."""
+        raise RuntimeError("a rank alone has nobody to write to")
 
     def close(self) -> None:
         """There is nothing to leave."""

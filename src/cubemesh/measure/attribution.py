@@ -26,9 +26,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cubemesh.measure.inside import inside_steps
-from cubemesh.measure.intervals import Interval, length, outside, union
+from cubemesh.measure.intervals import length, outside, union
 from cubemesh.measure.stamps import StampedWindow, boundaries
 from cubemesh.measure.timeline import Busy, Recorded, play
+from cubemesh.measure.transfers import Waited
 from cubemesh.model.profile import Profile
 from cubemesh.model.record import Part
 
@@ -47,10 +48,12 @@ MOST_LAUNCHES = 200_000
 
 
 def on_host(
-    windows: Sequence[StampedWindow], profiled: Sequence[tuple[StampedWindow, Profile]]
+    windows: Sequence[StampedWindow],
+    profiled: Sequence[tuple[StampedWindow, Profile]],
+    waited: Waited | None = None,
 ) -> tuple[Part, ...]:
     """The parts of a step that is computed by the host itself. Each profiled window follows the
-    measured one of the same place."""
+    measured one of the same place; `waited` is what a step waits for other ranks."""
     steps = sum(len(w.stamps) for w in windows)
     stamps = [s for w in windows for s in w.stamps]
     feed = math.fsum(s.place - s.feed for s in stamps) / steps
@@ -76,8 +79,22 @@ def on_host(
                 seconds=place + loop,
                 method="stamps around the hand-over of a batch, and between steps",
             ),
+            *_waits(waited),
         ),
     )
+
+
+def _waits(waited: Waited | None) -> Iterable[Part]:
+    """The parts that only several devices have, by the stamps of their host."""
+    if waited is None:
+        return
+    told = waited.straggling_s is not None
+    beyond = "after the last rank came" if told else "the wait for other ranks included"
+    method = f"stamps around the wait for the exchange, {beyond}"
+    yield Part(name=COMMUNICATION, seconds=waited.exchanging_s, method=method)
+    if waited.straggling_s is not None:
+        method = "stamps around the wait for the exchange, until the last rank came"
+        yield Part(name=STRAGGLER, seconds=waited.straggling_s, method=method)
 
 
 def _loop_s(window: StampedWindow) -> float:
@@ -112,6 +129,7 @@ def on_device(
     methods = {
         COMPUTE: f"kernels of profiled steps, {played_on}",
         COMMUNICATION: f"communication while nothing computed, {played_on}",
+        STRAGGLER: f"communication kernels that waited for the last rank, {played_on}",
         INPUT: f"device idle while the host waited for a batch, {played_on}",
         GAPS: f"device idle while the host queued a step, or between launch and begin, {played_on}",
         HOST: f"device idle, or only copying, at the hand-over of a batch and between steps, "
@@ -126,16 +144,20 @@ def device_time(window: StampedWindow, work: Sequence[Busy]) -> DeviceTime:
     """The time of a window by part, from what the device did in it and when the host stamped."""
     compute = union((b.start_s, b.end_s) for b in work if b.use == "compute")
     talking = union((b.start_s, b.end_s) for b in work if b.use == "communication")
+    waiting = union((b.start_s, b.end_s) for b in work if b.use == "wait")
     copying = union((b.start_s, b.end_s) for b in work if b.use == "copy")
+    at_work = union([*compute, *talking])
     parts = {
         COMPUTE: length(compute),
         INPUT: 0.0,
         GAPS: 0.0,
-        HOST: length(outside(outside(copying, compute), talking)),
+        HOST: length(outside(outside(copying, at_work), waiting)),
     }
     if talking:
         parts[COMMUNICATION] = length(outside(talking, compute))
-    busy_s = length(union([*compute, *talking, *copying]))
+    if waiting:
+        parts[STRAGGLER] = length(outside(waiting, at_work))
+    busy_s = length(union([*at_work, *waiting, *copying]))
     edges = list(boundaries(window))
     free = window.start_s
     for piece in work:
@@ -162,20 +184,6 @@ def _host_did(
             yield _REASONS[edges[at][1]], until - start
             start = until
         at += 1
-
-
-def straggler_wait(own: Sequence[Interval], last_arrival: Sequence[float]) -> tuple[float, float]:
-    """Seconds of a rank's collectives spent (waiting for the last rank, moving data).
-
-    `own` are its collectives from the begin of its kernel to the end; `last_arrival` is when the
-    last rank began each, on the same clock. A collective cannot move data before all are there.
-    """
-    waits = [
-        min(max(arrived - start, 0.0), end - start)
-        for (start, end), arrived in zip(own, last_arrival, strict=True)
-    ]
-    waiting = math.fsum(waits)
-    return waiting, math.fsum(end - start for start, end in own) - waiting
 
 
 def mean_step_s(windows: Sequence[StampedWindow]) -> float:

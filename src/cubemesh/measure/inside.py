@@ -9,6 +9,8 @@ falls inside, and all of a scope's between operators unless it stands in one.
 
 Windows far from the others of their kind are left out on both sides, by the test of the warning
 `outliers`: what a hiccup took from one window is no operator's and no gap's.
+
+What a step waited for an exchange is told apart (transfers.py) and stands in neither.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from cubemesh.measure.categories import COMMUNICATION, category_of
 from cubemesh.measure.intervals import Interval, length, outside, union
 from cubemesh.measure.stamps import StampedWindow
-from cubemesh.model.profile import Profile
+from cubemesh.model.profile import Profile, ProfileEvent
 from cubemesh.statistics import mean, median, outliers
 
 MOST_RECORDING_S = 5e-6
@@ -39,8 +42,8 @@ def inside_steps(
     busy, idle, events_in, events_out = 0.0, 0.0, 0.0, 0.0
     for window, profile in usual:
         share = 1 / (len(usual) * len(window.stamps))
-        operators = union((e.start_s, e.end_s) for e in profile.events if e.kind == "operator")
-        inside = [(s.step, s.done) for s in window.stamps]
+        operators = union((e.start_s, e.end_s) for e in profile.events if _computes(e))
+        inside = _inside(window)
         gaps_s = length(outside(inside, operators))
         busy += share * (length(inside) - gaps_s)
         idle += share * gaps_s
@@ -54,8 +57,20 @@ def inside_steps(
     return busy * scale, idle * scale
 
 
+def _inside(window: StampedWindow) -> list[Interval]:
+    """The inside of its steps, without what they waited for an exchange."""
+    waits = union((t.waited, t.ended) for t in window.transfers)
+    return outside([(s.step, s.done) for s in window.stamps], waits)
+
+
 def _inside_s(window: StampedWindow) -> float:
-    return math.fsum(s.done - s.step for s in window.stamps) / len(window.stamps)
+    return length(_inside(window)) / len(window.stamps)
+
+
+def _computes(event: ProfileEvent) -> bool:
+    """Whether it is an operator of the network's: an exchange has operators too, which last until
+    the others have answered."""
+    return event.kind == "operator" and category_of(event.name) != COMMUNICATION
 
 
 def _usual(values: Sequence[float]) -> list[float]:

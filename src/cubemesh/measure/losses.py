@@ -53,3 +53,8 @@ def biggest_loss(parts: Sequence[Part], spec: RunSpec) -> Loss | None:
         return Loss(name="", share=share, text=text, remedy="")
     text = f"{100 * share:.0f} % {worst.name.replace('_', ' ')} {at}"
     return Loss(name=worst.name, share=share, text=text, remedy=_REMEDIES[worst.name])
+
+
+def remedy_of(name: str) -> str:
+    """What to do about a part in which nothing computes; empty for one that is no loss."""
+    return _REMEDIES.get(name, "")

@@ -17,17 +17,19 @@ for nothing else.
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from cubemesh.frameworks.base import Profiles
 from cubemesh.measure.attribution import OTHER, mean_step_s, on_device, on_host
 from cubemesh.measure.base import Log
 from cubemesh.measure.breakdown import by_category, by_layer, by_runtime_call, occupancy
 from cubemesh.measure.stamps import StampedSteps, StampedWindow
-from cubemesh.measure.timeline import record
+from cubemesh.measure.timeline import record, talking
 from cubemesh.measure.timer import Stopwatch
+from cubemesh.measure.transfers import Waited, last_arrivals, waited
 from cubemesh.model.profile import Profile
 from cubemesh.model.record import Breakdown, Figure, Part, TimeRow, Window
 from cubemesh.model.warning import warn
@@ -35,6 +37,8 @@ from cubemesh.model.warning import warn
 EVENTS_PER_WINDOW = 6_000
 """Events that one profiled window may record: reading them takes some tenths of a second."""
 MOST_EVENTS = 120_000
+MOST_SHARED = 20_000
+"""Transfers whose times the ranks tell one another."""
 ROUNDS = 3
 """Profiled windows of a program that runs ahead."""
 LAYER_STEPS = 3
@@ -49,6 +53,10 @@ _NOTHING_SEEN = warn(
     "The framework's profiler recorded no work of the device, so the step has no parts.",
     "End other tools that profile the same GPU (nsys, ncu, dcgm), and measure again.",
 )
+
+
+def _itself(decision: Any) -> Any:
+    return decision
 
 
 class Profiled(Profiles, Protocol):
@@ -75,6 +83,10 @@ class Attributed:
     """Whether each step takes a batch from the feed."""
     trace: str | None = None
     """The file to keep a trace in."""
+    agree: Callable[[Any], Any] = _itself
+    """Of what each rank decides, what all of them do (`Group.agree`)."""
+    share: Callable[[Any], list[Any]] | None = None
+    """What each rank says, by rank (`Group.share`); None where one is alone."""
     _windows: list[StampedWindow] = field(default_factory=list)
     _recorded: list[tuple[StampedWindow, Callable[[], Profile]]] = field(default_factory=list)
     _profiled: list[tuple[StampedWindow, Profile]] = field(default_factory=list)
@@ -89,7 +101,7 @@ class Attributed:
         """Take the stamps of a measured window; profile another like it, where that is on time."""
         self._windows.append(self.steps.cut(window))
         recorded = sum(len(w.stamps) for w, _ in self._recorded) * self._events_per_step
-        if self.on_host and recorded < MOST_EVENTS:
+        if self.on_host and self.agree(recorded < MOST_EVENTS):
             self._profile(window.steps)
             self._plain(min(SETTLING_STEPS, window.steps))
 
@@ -123,7 +135,7 @@ class Attributed:
             _, read = self._record(1)
             self._events_per_step = max(1, len(read().events))
         fit = math.floor(EVENTS_PER_WINDOW / self._events_per_step)
-        self._recorded.append(self._record(max(1, min(steps, fit))))
+        self._recorded.append(self._record(self.agree(max(1, min(steps, fit)))))
 
     def _record(
         self, steps: int, *, layers: bool = False, trace: str | None = None
@@ -166,13 +178,14 @@ class Attributed:
         )
 
     def _say_parts(self) -> None:
+        arrivals = None if self.on_host else self._arrivals()
         if self.on_host:
-            parts = on_host(self._windows, self._profiled)
+            parts = on_host(self._windows, self._profiled, self._waited())
         elif not any(profile.on_device for _, profile in self._profiled):
             self.log.warning(_NOTHING_SEEN)
             return
         else:
-            recorded = record(self._profiled)
+            recorded = record(self._profiled, arrivals)
             parts, busy = on_device(self._windows, recorded)
             method = "time with a kernel or copy on the device, of the measured time"
             figure = Figure(value=100 * busy, unit="%", n=len(self._windows), method=method)
@@ -180,6 +193,35 @@ class Attributed:
         for part in parts:
             self.log.part(part)
         self._doubt(parts)
+
+    def _waited(self) -> Waited | None:
+        """What a step waited for the exchange and the other ranks; None where there was none."""
+        if self.share is None:
+            return None
+        transfers = sum(len(w.transfers) for w in self._windows)
+        if not transfers:
+            return None
+        kept = self._windows[:: max(1, math.ceil(transfers / MOST_SHARED))]
+        own = [w.transfers for w in kept]
+        arrivals = self._together([[t.issued for t in found] for found in own])
+        return waited(own, arrivals, sum(len(w.stamps) for w in kept))
+
+    def _arrivals(self) -> list[list[float] | None] | None:
+        """Of each profiled window, when the last rank began each communication kernel."""
+        if self.share is None:
+            return None
+        begun = [[e.start_s for e in talking(profile)] for _, profile in self._profiled]
+        return self._together(begun)
+
+    def _together(self, begun: list[list[float]]) -> list[list[float] | None]:
+        """Of each window, when the last rank came to each collective that this one began there;
+        None where the ranks have different hosts, and so clocks, or collectives."""
+        assert self.share is not None
+        ranks = self.share({"host": socket.gethostname(), "begun": begun})
+        alike = len({(rank["host"], len(rank["begun"])) for rank in ranks}) == 1
+        if not alike:
+            return [None] * len(begun)
+        return [last_arrivals([rank["begun"][i] for rank in ranks]) for i in range(len(begun))]
 
     def _doubt(self, parts: tuple[Part, ...]) -> None:
         step_s = math.fsum(part.seconds for part in parts)

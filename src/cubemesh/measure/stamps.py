@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from cubemesh.measure.transfers import Transfer
 from cubemesh.model.record import Window
 
 
@@ -40,11 +41,17 @@ class StampedWindow:
     end_s: float
     """After the wait for the device."""
     stamps: tuple[Stamp, ...]
+    transfers: tuple[Transfer, ...] = ()
+    """What was exchanged in it, on several devices."""
 
     @property
     def elapsed_s(self) -> float:
         """How long it took."""
         return self.end_s - self.start_s
+
+
+def _nothing(start_s: float, end_s: float) -> tuple[Transfer, ...]:
+    return ()
 
 
 @dataclass
@@ -56,6 +63,8 @@ class StampedSteps:
     place: Callable[[Any], Any]
     queue: Callable[[Any], None]
     clock: Callable[[], float]
+    exchanged: Callable[[float, float], tuple[Transfer, ...]] = _nothing
+    """What was exchanged between two times."""
     _stamps: list[Stamp] = field(default_factory=list)
 
     def __call__(self) -> None:
@@ -73,8 +82,12 @@ class StampedSteps:
         """The stamps of `window`, the last that ran; older ones are forgotten."""
         stamps = tuple(self._stamps[-window.steps :])
         self._stamps.clear()
+        end_s = window.start_s + window.elapsed_s
         return StampedWindow(
-            start_s=window.start_s, end_s=window.start_s + window.elapsed_s, stamps=stamps
+            start_s=window.start_s,
+            end_s=end_s,
+            stamps=stamps,
+            transfers=self.exchanged(window.start_s, end_s),
         )
 
 

@@ -11,7 +11,11 @@ give the device's timeline without the profiler's slowing the host:
     lasts      as long as in the profile
 
 Both delays are medians over the profile: of kernels that found the device idle, and of those that
-found their stream at work. Waiting of one stream for another is not played.
+found their stream at work.
+
+Streams wait for one another where several devices exchange: communication begins when all is done
+that was launched before it, and what is launched first after the step has turned to wait for the
+exchange begins when that is over. No other waiting of streams is played.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from cubemesh.measure.categories import COMMUNICATION, category_of
@@ -28,7 +32,8 @@ from cubemesh.model.profile import Profile, ProfileEvent
 from cubemesh.statistics import median
 
 Stretch = Literal["feed", "place", "step", "loop"]
-Use = Literal["compute", "communication", "copy"]
+Use = Literal["compute", "communication", "copy", "wait"]
+"""`wait` is a communication kernel before the last rank has come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +46,11 @@ class Launch:
     duration_s: float
     lane: int
     use: Use
+    wait_s: float = 0.0
+    """Of communication: for how much of it the last rank had not come."""
+    joins: bool = False
+    """Whether it waits for all communication before it: the first after the step turned to wait for
+    an exchange."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,15 +74,21 @@ class Busy:
     use: Use
 
 
-def record(windows: Sequence[tuple[StampedWindow, Profile]]) -> Recorded:
-    """What can be played of profiled windows; ValueError where they hold no work of a device."""
+def record(
+    windows: Sequence[tuple[StampedWindow, Profile]],
+    arrivals: Sequence[Sequence[float] | None] | None = None,
+) -> Recorded:
+    """What can be played of profiled windows; ValueError where they hold no work of a device.
+    `arrivals` are, of each window, when the last rank began each communication kernel; None where
+    that is not known."""
     steps: list[tuple[Launch, ...]] = []
     latencies: list[float] = []
     turnarounds: list[float] = []
-    for window, profile in windows:
+    for index, (window, profile) in enumerate(windows):
         called = {e.launch: e for e in profile.events if e.kind == "runtime" and e.launch}
         work = sorted(profile.on_device, key=lambda e: e.start_s)
-        steps += _by_step(window, [(_called(e, called), e) for e in work])
+        last = None if arrivals is None else arrivals[index]
+        steps += _by_step(window, [(_called(e, called), e) for e in work], _waits(work, last))
         _delays(work, called, latencies, turnarounds)
     if not any(steps):
         raise ValueError("the profile holds no kernel of a device")
@@ -86,8 +102,7 @@ def record(windows: Sequence[tuple[StampedWindow, Profile]]) -> Recorded:
 def play(window: StampedWindow, recorded: Recorded, first: int = 0) -> tuple[Busy, ...]:
     """The device's work in `window`, by its begin. Step i does what recorded step `first` + i did,
     going round."""
-    free: dict[int, float] = {}
-    found = []
+    streams = _Streams(recorded)
     ends = [*(s.feed for s in window.stamps[1:]), window.end_s]
     for index, (stamp, next_feed) in enumerate(zip(window.stamps, ends, strict=True)):
         starts = {
@@ -98,20 +113,40 @@ def play(window: StampedWindow, recorded: Recorded, first: int = 0) -> tuple[Bus
         }
         for launch in recorded.steps[(first + index) % len(recorded.steps)]:
             begin, end = starts[launch.stretch]
-            launched = begin + launch.fraction * (end - begin)
-            start = launched + recorded.latency_s
-            if launch.lane in free:
-                start = max(start, free[launch.lane] + recorded.turnaround_s)
-            free[launch.lane] = start + launch.duration_s
-            found.append(
-                Busy(
-                    launched_s=launched,
-                    start_s=start,
-                    end_s=free[launch.lane],
-                    use=launch.use,
-                )
-            )
-    return tuple(sorted(found, key=lambda busy: busy.start_s))
+            streams.launch(launch, begin + launch.fraction * (end - begin))
+    return tuple(sorted(streams.found, key=lambda busy: busy.start_s))
+
+
+class _Streams:
+    """The device's streams, and until when each has work."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        self._recorded = recorded
+        self._free: dict[int, float] = {}
+        self._computed = self._communicated = -math.inf
+        self.found: list[Busy] = []
+
+    def launch(self, launch: Launch, at: float) -> None:
+        """One more piece of work, launched at that time, after all that were before it."""
+        talks = launch.use == "communication"
+        start = at + self._recorded.latency_s
+        if launch.lane in self._free:
+            start = max(start, self._free[launch.lane] + self._recorded.turnaround_s)
+        if talks:
+            start = max(start, self._computed)
+        elif launch.joins:
+            start = max(start, self._communicated)
+        end = self._free[launch.lane] = start + launch.duration_s
+        if talks:
+            self._communicated = max(self._communicated, end)
+        else:
+            self._computed = max(self._computed, end)
+        if launch.wait_s:
+            self._add(at, start, start + launch.wait_s, "wait")
+        self._add(at, start + launch.wait_s, end, launch.use)
+
+    def _add(self, launched_s: float, start_s: float, end_s: float, use: Use) -> None:
+        self.found.append(Busy(launched_s=launched_s, start_s=start_s, end_s=end_s, use=use))
 
 
 def use_of(event: ProfileEvent) -> Use:
@@ -122,6 +157,24 @@ def use_of(event: ProfileEvent) -> Use:
     return "copy" if event.kind == "copy" and to_or_from_host else "compute"
 
 
+def talking(profile: Profile) -> list[ProfileEvent]:
+    """Its communication kernels, in the order they began."""
+    found = [e for e in profile.on_device if use_of(e) == "communication"]
+    return sorted(found, key=lambda e: e.start_s)
+
+
+def _waits(work: Sequence[ProfileEvent], last: Sequence[float] | None) -> dict[int, float]:
+    """For how long each communication kernel of `work`, which is sorted, waited for the last rank,
+    by its place in it; `last` is when that one began each."""
+    if last is None:
+        return {}
+    talks = [i for i, event in enumerate(work) if use_of(event) == "communication"]
+    return {
+        i: min(max(arrived - work[i].start_s, 0.0), work[i].duration_s)
+        for i, arrived in zip(talks, last, strict=True)
+    }
+
+
 def _called(event: ProfileEvent, called: Mapping[int, ProfileEvent]) -> float:
     """When the host launched it; its own begin, where no call is known."""
     call = called.get(event.launch) if event.launch else None
@@ -129,13 +182,15 @@ def _called(event: ProfileEvent, called: Mapping[int, ProfileEvent]) -> float:
 
 
 def _by_step(
-    window: StampedWindow, work: Sequence[tuple[float, ProfileEvent]]
+    window: StampedWindow,
+    work: Sequence[tuple[float, ProfileEvent]],
+    waits: Mapping[int, float],
 ) -> Iterator[tuple[Launch, ...]]:
     edges = list(boundaries(window))
     times = [time for time, _ in edges]
     feeds = [stamp.feed for stamp in window.stamps]
     steps: list[list[tuple[float, Launch]]] = [[] for _ in feeds]
-    for called, event in work:
+    for place, (called, event) in enumerate(work):
         at = max(0, bisect_right(times, called) - 1)
         begin, stretch = edges[at]
         end = times[at + 1] if at + 1 < len(times) else window.end_s
@@ -146,12 +201,26 @@ def _by_step(
             duration_s=event.duration_s,
             lane=event.lane,
             use=use_of(event),
+            wait_s=waits.get(place, 0.0),
         )
         index = max(0, bisect_right(feeds, called) - 1)
         steps[index].append((called, launch))
+    turned = sorted(t.waited for t in window.transfers)
     for launches in steps:
         launches.sort(key=lambda pair: pair[0])
-        yield tuple(launch for _, launch in launches)
+        yield tuple(_joined(launches, turned))
+
+
+def _joined(launches: Sequence[tuple[float, Launch]], turned: Sequence[float]) -> Iterator[Launch]:
+    """The launches of a step, those marked that come first after the step `turned` to wait."""
+    before = -math.inf
+    for called, launch in launches:
+        if launch.use == "communication":
+            yield launch
+            continue
+        waited = bisect_right(turned, called) > bisect_right(turned, before)
+        before = called
+        yield replace(launch, joins=True) if waited else launch
 
 
 def _delays(

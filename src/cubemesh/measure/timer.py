@@ -21,10 +21,10 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from cubemesh.measure.base import Log
 from cubemesh.measure.figures import half_width
+from cubemesh.measure.pace import InStep, Pace
 from cubemesh.measure.patience import Patience
 from cubemesh.measure.validity import judge, not_steady
 from cubemesh.model.effort import Effort
@@ -38,10 +38,6 @@ STEADY_WINDOWS = 5
 WINDOW_S = 0.005
 """Least length of a measured window, where the effort asks for no more: some thousand times what
 reading the clock and waiting once cost."""
-
-
-def _itself(decision: Any) -> Any:
-    return decision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,18 +62,26 @@ class Stopwatch:
     clock: Callable[[], float]
     samples_per_step: int
     log: Log
-    agree: Callable[[Any], Any] = _itself
-    """Of what each rank decides, what all of them do (`Group.agree`): ranks that exchange something
-    in every step must make the same number of steps."""
 
     def window(self, phase: str, steps: int, marks: tuple[str, ...] = ()) -> Window:
         """Run `steps` steps and wait for them. Nothing may be in flight before."""
-        step, synchronize, clock = self.step, self.synchronize, self.clock
-        start = clock()
+        step, start = self.step, self.clock()
         for _ in range(steps):
             step()
-        synchronize()
-        elapsed_s = clock() - start
+        return self._ended(phase, start, steps, marks)
+
+    def window_lasting(self, phase: str, seconds: float) -> Window:
+        """Run steps, one at least, until so many seconds have passed, and wait for them."""
+        step, clock, steps = self.step, self.clock, 0
+        start = clock()
+        while not steps or clock() - start < seconds:
+            step()
+            steps += 1
+        return self._ended(phase, start, steps, ())
+
+    def _ended(self, phase: str, start: float, steps: int, marks: tuple[str, ...]) -> Window:
+        self.synchronize()
+        elapsed_s = self.clock() - start
         if elapsed_s <= 0:
             raise RuntimeError(f"the program's clock stood still over {steps} steps")
         samples = steps * self.samples_per_step
@@ -108,7 +112,7 @@ def measure(
     effort: Effort,
     log: Log,
     beside: Callable[[Window], None] | None = None,
-    agree: Callable[[Any], Any] = _itself,
+    pace: Pace | None = None,
 ) -> Measured:
     """Warm up, then time windows of `step` until there are at least `effort.steps` steps,
     `effort.seconds` seconds and `effort.windows` windows, and the interval of the throughput is as
@@ -116,25 +120,24 @@ def measure(
 
     The phases "warm-up" and "measure", every window, and warnings where the figures deserve doubt
     go to `log`. `beside` is called after each measured window, outside its time. With several
-    ranks, `agree` makes them take the same decisions. RuntimeError where the clock does not
-    advance.
+    ranks, `pace` says how they keep together. RuntimeError where the clock does not advance.
     """
+    pace = pace or InStep()
     watch = Stopwatch(
         step=step,
         synchronize=synchronize,
         clock=clock,
         samples_per_step=samples_per_step,
         log=log,
-        agree=agree,
     )
     synchronize()
     with log.phase("warm-up"):
-        warm, steady = _warm_up(watch, effort)
+        warm, steady = _warm_up(watch, effort, pace)
     if not steady:
         log.warning(not_steady(warm[-STEADY_WINDOWS:], effort.warmup_seconds, STEADY_WINDOWS))
     with log.phase("measure"):
         started = time.perf_counter()
-        windows = _measure(watch, effort, warm[-1].step_s, beside)
+        windows = _measure(watch, effort, pace, warm[-1].step_s, beside)
         ended = time.perf_counter()
     for warning in judge(windows):
         log.warning(warning)
@@ -155,7 +158,7 @@ def steps_per_window(effort: Effort, step_s: float) -> int:
     return max(1, wanted // effort.windows)
 
 
-def _warm_up(watch: Stopwatch, effort: Effort) -> tuple[list[Window], bool]:
+def _warm_up(watch: Stopwatch, effort: Effort, pace: Pace) -> tuple[list[Window], bool]:
     """Windows of the warm-up after the first step, and whether the step time settled in them.
 
     The first step stands alone and outside the budget: it may compile, and cannot be cut short.
@@ -163,38 +166,38 @@ def _warm_up(watch: Stopwatch, effort: Effort) -> tuple[list[Window], bool]:
     watch.window("warm-up", 1, ("first-step",))
     start = watch.clock()
     windows: list[Window] = []
-    done, steps = 1, 1
+    done, length = 1, pace.length(1, 0.0)
     while True:
-        window = watch.window("warm-up", steps)
+        window = pace.window(watch, "warm-up", length)
         windows.append(window)
-        done += steps
+        done += window.steps
         watch.log.progress("warm-up", done, window.step_s, None)
         recent = [w.step_s for w in windows[-STEADY_WINDOWS:]]
         steady = len(recent) == STEADY_WINDOWS and is_steady(recent)
         over = steady or watch.clock() - start >= effort.warmup_seconds
-        steady, over, steps = watch.agree(
-            (steady, over, max(1, round(WARMUP_WINDOW_S / window.step_s)))
-        )
+        steady, over = pace.ends("warm-up", steady, over)
         if over:
             return windows, steady
+        length = pace.length(max(1, round(WARMUP_WINDOW_S / window.step_s)), window.step_s)
 
 
 def _measure(
     watch: Stopwatch,
     effort: Effort,
+    pace: Pace,
     step_s: float,
     beside: Callable[[Window], None] | None,
 ) -> tuple[Window, ...]:
-    steps = watch.agree(steps_per_window(effort, step_s))
+    length = pace.length(steps_per_window(effort, step_s), step_s)
     windows: list[Window] = []
-    done, fraction, elapsed_s = 0, 0.0, 0.0
+    done, elapsed_s, over = 0, 0.0, False
     patience = Patience(effort, lambda: half_width(windows))
-    while watch.agree(fraction < 1 or patience.wants_more(len(windows), elapsed_s)):
-        window = watch.window("measure", steps)
+    while not over:
+        window = pace.window(watch, "measure", length)
         windows.append(window)
         if beside is not None:
             beside(window)
-        done += steps
+        done += window.steps
         elapsed_s += window.elapsed_s
         fraction = min(
             done / effort.steps,
@@ -203,6 +206,8 @@ def _measure(
             1.0,
         )
         watch.log.progress("measure", done, window.step_s, fraction)
+        over = fraction >= 1 and not patience.wants_more(len(windows), elapsed_s)
+        _, over = pace.ends("measure", True, over)
     if (warning := patience.warning()) is not None:
         watch.log.warning(warning)
     return tuple(windows)

@@ -7,6 +7,9 @@
 | `all-reduce-16` | the same as 16-bit floats (bfloat16): half the bytes, rounded |
 | `parameter-server` | gradients to rank 0, which averages them and updates; its weights to all |
 | `local-sgd` | nothing for most steps; every `AVERAGE_EVERY` steps the weights, averaged |
+| `asynchronous` | each rank's gradient to the server, when it is there; the server's weights back |
+| `asynchronous-aware` | the same; the staler a gradient, the smaller its update (asynchronous.py) |
+| `model-parallel` | no gradient: each rank has a part of the network (model_parallel.py) |
 
 An exchange is told of each bucket as it becomes ready and waits in `finish`; see `Exchange` in
 frameworks/exchange.py.
@@ -14,7 +17,7 @@ frameworks/exchange.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cubemesh.errors import unknown_name
@@ -26,9 +29,9 @@ from cubemesh.frameworks.exchange import (
     Group,
     Pending,
 )
+from cubemesh.parallel.asynchronous import SERVER, Asynchronous
+from cubemesh.parallel.model_parallel import ModelParallel
 
-SERVER = 0
-"""The rank that keeps the weights under `parameter-server`."""
 AVERAGE_EVERY = 8
 """Steps between two averages under `local-sgd`."""
 
@@ -38,6 +41,7 @@ class NoExchange:
 
     name = "none"
     capturable = True
+    updates = True
     bucket_bytes: int | None = None
 
     def ready(self, bucket: Bucket) -> None:
@@ -56,6 +60,7 @@ class AllReduce:
     the backward pass goes on."""
 
     capturable = True
+    updates = True
     bucket_bytes: int | None = BUCKET_BYTES
 
     def __init__(self, group: Group, narrow: bool = False) -> None:
@@ -85,7 +90,7 @@ class ParameterServer:
     bucket_bytes: int | None = BUCKET_BYTES
 
     def __init__(self, group: Group) -> None:
-        self._group = group
+        self._group, self.updates = group, group.rank == SERVER
         self._under_way: list[Pending] = []
 
     def ready(self, bucket: Bucket) -> None:
@@ -98,7 +103,7 @@ class ParameterServer:
 
     def update(self, apply: Callable[[], None], weights: Sequence[Any]) -> None:
         """The server updates, the others get its weights."""
-        if self._group.rank == SERVER:
+        if self.updates:
             apply()
         self._group.broadcast(weights, SERVER).wait()
 
@@ -108,6 +113,7 @@ class LocalSgd:
 
     name = "local-sgd"
     capturable = False
+    updates = True
     bucket_bytes: int | None = None
 
     def __init__(self, group: Group, every: int = AVERAGE_EVERY) -> None:
@@ -126,6 +132,17 @@ class LocalSgd:
         if self._steps % self._every == 0:
             _wait([self._group.all_reduce_mean(array) for array in weights])
 
+    def state(self) -> dict[str, Any]:
+        """See `KeepsState`."""
+        return {"steps": self._steps}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """See `KeepsState`."""
+        self._steps = state["steps"]
+
+
+SAME_WEIGHTS = frozenset({"all-reduce", "all-reduce-16", "parameter-server"})
+"""The exchanges after each step of which all ranks have the same weights, to the bit."""
 
 EXCHANGES: dict[str, Callable[[Group], Exchange]] = {
     "none": lambda group: NoExchange(),
@@ -133,7 +150,15 @@ EXCHANGES: dict[str, Callable[[Group], Exchange]] = {
     "all-reduce-16": lambda group: AllReduce(group, narrow=True),
     "parameter-server": ParameterServer,
     "local-sgd": LocalSgd,
+    "asynchronous": Asynchronous,
+    "asynchronous-aware": lambda group: Asynchronous(group, aware=True),
+    "model-parallel": ModelParallel,
 }
+OUT_OF_STEP = frozenset({"asynchronous", "asynchronous-aware"})
+"""Exchanges under which a rank never waits for another, so that each makes as many steps as it
+can."""
+ONE_REPLICA = frozenset({"model-parallel"})
+"""Exchanges under which all ranks work on the same samples, those of the global minibatch."""
 
 
 def check(name: str) -> None:

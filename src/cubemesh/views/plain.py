@@ -66,6 +66,11 @@ def attribution(record: RunRecord) -> dict[str, float] | None:
     return {part.name: part.seconds for part in record.parts} or None
 
 
+def rank_attributions(record: RunRecord) -> list[dict[str, float]]:
+    """The same of every rank, in their order; empty of a run on one device."""
+    return [{part.name: part.seconds for part in own} for own in record.rank_parts]
+
+
 def spec_json(spec: RunSpec) -> dict[str, Any]:
     """A spec in its four parts, with what people look for first at the top level as well."""
     work = spec.work
@@ -111,6 +116,7 @@ def record_json(record: RunRecord) -> dict[str, Any]:
         "throughput_per_s": record.figure("throughput_per_s"),
         "step_s": step_statistics(record),
         "attribution_s": attribution(record),
+        "rank_attribution_s": rank_attributions(record),
         **{
             name: to_plain(getattr(record, name))
             for name in (
@@ -120,6 +126,8 @@ def record_json(record: RunRecord) -> dict[str, Any]:
                 "curves",
                 "parts",
                 "breakdowns",
+                "sweep",
+                "library",
                 "warnings",
             )
         },

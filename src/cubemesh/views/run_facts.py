@@ -6,13 +6,14 @@ Its figures, where its time went, and what was sampled beside it, each as a name
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cubemesh.experiments.comparison import changes, ratio_of_record
 from cubemesh.frameworks import entry
 from cubemesh.measure.losses import biggest_loss
-from cubemesh.model import Breakdown, Figure, Rank, RunRecord, Series
+from cubemesh.model import Breakdown, Figure, Part, Rank, RunRecord, Series
+from cubemesh.parallel.staleness import FIRST_UPDATES, HISTOGRAM
 from cubemesh.units import format_seconds
 from cubemesh.views import wording
 from cubemesh.views.plain import step_statistics
@@ -32,12 +33,16 @@ _NAMES: Mapping[str, str] = {
     "rate_bytes_per_s": "for seconds",
     "fastest_flops_per_s": "fastest",
     "fastest_bytes_per_s": "fastest",
+    "bus_bytes_per_s": "bus bandwidth",
     "model_flops_per_s": "matrix operations",
     "model_bytes_per_s": "bytes moved, as counted",
     "mfu_percent": "MFU, of the datasheet",
     "memory_use_percent": "memory use, of the datasheet",
     "ceiling_mfu_percent": "MFU, of the measured ceiling",
     "ceiling_memory_use_percent": "memory use, of the measured ceiling",
+    "staleness": "staleness of a gradient, mean",
+    "staleness_most": "staleness, most",
+    "updates_taking_turns": "updates after another rank's",
     "telemetry_cpu_share": "cost of sampling",
     "telemetry_cpu_percent": "cost of sampling, of its processor time",
 }
@@ -46,6 +51,8 @@ _SHARES = ("mfu_percent", "memory_use_percent")
 
 MOST_ROWS = 10
 """Rows of a breakdown that are shown."""
+MOST_RANKS = 24
+"""Updates of which it is shown whose they were."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +80,12 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
         for name, figure in record.figures.items()
         if name not in ("throughput_per_s", "step_s", "wall_s")
     ]
+    facts += _staleness(record)
     if "mean_power_watts" in record.figures:
         covered = record.figures["mean_power_watts"].method
         facts.append(("power and energy are of", wording.clean(covered)))
+    if record.library:
+        facts.append(("exchanged by", wording.clean(record.library)))
     facts += [(wording.clean(u.what), wording.clean(u.why)) for u in record.unmeasured]
     facts += _comparison(record)
     facts.append(("wall time", format_seconds(record.elapsed_s)))
@@ -85,7 +95,11 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
         for rank in record.ranks
     )
     if len(record.ranks) > 1:
-        facts += [(f"rank {rank.rank}", _rank_text(rank)) for rank in record.ranks]
+        facts += [(f"rank {rank.rank}", _rank_text(rank, record)) for rank in record.ranks]
+        facts += [
+            (f"step of rank {rank}", _parts_text(parts))
+            for rank, parts in enumerate(record.rank_parts)
+        ]
     elif record.ranks and record.ranks[0].processors:
         facts.append(("bound to processors", _processors(record.ranks[0])))
     if devices:
@@ -106,17 +120,44 @@ def _processors(rank: Rank) -> str:
     return ", ".join(map(str, rank.processors))
 
 
-def _rank_text(rank: Rank) -> str:
-    """Where a rank ran and what became of it."""
+def _rank_text(rank: Rank, record: RunRecord) -> str:
+    """Where a rank ran, what became of it, and how fast it was while it was measured."""
     where = f"processors {_processors(rank)}" if rank.device == "cpu" else rank.device
     parts = [where, rank.outcome.status.value, rank.outcome.message]
+    own = [w for w in record.measured if w.rank == rank.rank]
+    if own and "throughput_per_s" in record.figures:
+        rate = sum(w.samples for w in own) / sum(w.elapsed_s for w in own)
+        parts.append(wording.quantity(rate, "samples/s"))
     return wording.clean(", ".join(filter(None, parts)))
+
+
+def _parts_text(parts: Sequence[Part]) -> str:
+    """The step of a rank as a sum, its largest parts first."""
+    step = format_seconds(math.fsum(part.seconds for part in parts))
+    told = sorted(parts, key=lambda part: -part.seconds)
+    shares = [f"{format_seconds(part.seconds)} {wording.words(part.name)}" for part in told]
+    return f"{step}: {', '.join(shares)}"
+
+
+def _staleness(record: RunRecord) -> list[tuple[str, str]]:
+    """Of an asynchronous run: how many updates had which staleness, and whose the first were."""
+    facts = []
+    for curve in record.curves:
+        if curve.name == HISTOGRAM:
+            total = math.fsum(curve.y)
+            shares = [100 * count / total for count in curve.y]
+            counts = (f"{x:.0f} ({y:.1f} %)" for x, y in zip(curve.x, shares, strict=True))
+            facts.append(("staleness counted", ", ".join(counts)))
+        if curve.name == FIRST_UPDATES:
+            ranks = " ".join(f"{rank:.0f}" for rank in curve.y[:MOST_RANKS])
+            facts.append(("first updates were of ranks", ranks))
+    return facts
 
 
 def _figure_text(name: str, figure: Figure) -> str:
     """A figure with its interval; of ceilings and shares of them also what stands behind it."""
     text = wording.quantity(figure.value, figure.unit, figure.low, figure.high)
-    tells = name.startswith(("rate_", "fastest_")) or name.endswith(_SHARES)
+    tells = name.startswith(("rate_", "fastest_", "bus_", "latency_")) or name.endswith(_SHARES)
     return wording.clean(f"{text}, {figure.method}") if tells and figure.method else text
 
 

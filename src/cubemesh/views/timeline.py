@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 from cubemesh.measure.gpu import throttle_words
 from cubemesh.model import RunRecord, Series
+from cubemesh.parallel.staleness import ORDER, STALENESS
 from cubemesh.units import format_seconds
 from cubemesh.views import wording
 from cubemesh.views.look import variable
@@ -29,8 +30,9 @@ _LEAST_SPAN = 0.1
 """Of a scale that does not begin at zero, as a share of its top: noise must not look like news."""
 _DASHES = ("", "5 3", "1.5 2.5")
 REASONS = "gpu_throttle_reasons"
-_LEFT_OUT = (REASONS, "gpu_energy_joules")
-"""Told in words, or by another series: the slope of the energy is the power."""
+_LEFT_OUT = (REASONS, "gpu_energy_joules", ORDER, STALENESS)
+"""Told in words, or by another series: the slope of the energy is the power. Ranks that take turns
+by the millisecond would fill a panel."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,17 +7,19 @@ attribution these three are called one by one, so that the clock can be read bet
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
 from cubemesh.data.feed import Feed
 from cubemesh.frameworks.base import Profiles, Program, Unsupported
+from cubemesh.frameworks.exchange import Group
 from cubemesh.measure.base import Log
 from cubemesh.measure.profiled import Attributed
 from cubemesh.measure.stamps import StampedSteps
+from cubemesh.measure.transfers import Transfers
 from cubemesh.model.spec import RunSpec
-
-TRACE_FILE = "trace.json"
+from cubemesh.parallel.timed import TimedGroup
 
 
 def attribute(
@@ -27,18 +29,14 @@ def attribute(
     queue: Callable[[Any], None],
     log: Log,
     folder: str,
+    group: Group,
+    transfers: Transfers,
 ) -> Attributed | None:
     """What stamps and profiles the steps of `spec`; None where no attribution is asked for.
-    Unsupported where the framework has no profiler that cubemesh reads, and on several devices."""
-    if not (spec.effort.attribution or spec.effort.trace):
+    Unsupported where the framework has no profiler that cubemesh reads. On several devices each
+    rank tells its own, and `transfers` are what it exchanges."""
+    if not is_taken_apart(spec):
         return None
-    if spec.placement.devices > 1:
-        # Each rank would profile as many steps as its own events allow, and then wait for ranks
-        # that make fewer.
-        raise Unsupported(
-            f"devices={spec.placement.devices}: a step is taken apart on one device. Leave "
-            "attribution and trace out, or set devices=1."
-        )
     if not isinstance(program, Profiles):
         raise Unsupported(
             f"cubemesh reads no profile of {spec.program.framework}, and an attribution needs one. "
@@ -53,9 +51,32 @@ def attribute(
         take, place = lambda: placed, lambda batch: batch
     return Attributed(
         program=program,
-        steps=StampedSteps(take=take, place=place, queue=queue, clock=program.clock),
+        steps=StampedSteps(
+            take=take, place=place, queue=queue, clock=program.clock, exchanged=transfers.cut
+        ),
         samples_per_step=spec.batch_per_device or 1,
         log=log,
         fed=fed,
-        trace=os.path.join(folder, TRACE_FILE) if spec.effort.trace else None,
+        trace=os.path.join(folder, trace_file(group.rank)) if spec.effort.trace else None,
+        agree=group.agree,
+        share=group.share if group.size > 1 else None,
     )
+
+
+def is_taken_apart(spec: RunSpec) -> bool:
+    """Whether an attribution of its steps is asked for."""
+    return spec.effort.attribution or spec.effort.trace
+
+
+def stamped(spec: RunSpec, group: Group) -> tuple[Group, Transfers]:
+    """The group that the steps of `spec` exchange through, and what is told of it: nothing, where
+    they are not taken apart or there is nobody to exchange with."""
+    transfers = Transfers(clock=time.perf_counter)
+    if group.size == 1 or not is_taken_apart(spec):
+        return group, transfers
+    return TimedGroup(group, transfers), transfers
+
+
+def trace_file(rank: int) -> str:
+    """The file that a rank's trace is kept in, in the folder of the run."""
+    return f"trace-{rank}.json" if rank else "trace.json"

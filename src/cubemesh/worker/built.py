@@ -25,7 +25,7 @@ from cubemesh.frameworks.exchange import Group
 from cubemesh.model.record import Figure
 from cubemesh.model.spec import NetworkWork, RunSpec
 from cubemesh.networks.graph import Network
-from cubemesh.parallel import exchanges
+from cubemesh.parallel import exchanges, staleness
 from cubemesh.units import format_bytes
 from cubemesh.worker import memory
 from cubemesh.worker.events import EventLog
@@ -47,16 +47,17 @@ def built(
     because the process ends with it."""
     work = cast(NetworkWork, spec.work)
     before_bytes = memory.held_bytes()
+    exchange = exchanges.make(spec.program.exchange, group)
     with log.phase("build"):
         request = BuildRequest(
             network=network,
             work=work,
             placement=spec.placement,
             program=spec.program,
-            exchange=exchanges.make(spec.program.exchange, group),
+            exchange=exchange,
             device=device,
             threads=threads,
-            rank=group.rank,
+            group=group,
         )
         program = framework.build(request)
     if isinstance(program, Compiles):
@@ -72,6 +73,7 @@ def built(
         log.figure("peak_memory_bytes", peak)
         _check_limit(peak, spec.effort.memory_limit_bytes)
     program.close()
+    staleness.say(exchange, log)
 
 
 def _say_loss_scale(program: Program, log: EventLog) -> None:

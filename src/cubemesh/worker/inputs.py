@@ -20,7 +20,7 @@ from cubemesh.data.ledger import Tally
 from cubemesh.data.stages import ReadOnly, decode_only
 from cubemesh.data.staging import Staged
 from cubemesh.frameworks.base import Unsupported, monotonic_s
-from cubemesh.frameworks.exchange import Group
+from cubemesh.frameworks.exchange import Alone, Group
 from cubemesh.measure.base import Log
 from cubemesh.measure.timer import Measured
 from cubemesh.measure.validity import page_cache
@@ -28,6 +28,7 @@ from cubemesh.model.record import Figure
 from cubemesh.model.spec import Input, NetworkWork, RunSpec
 from cubemesh.model.warning import Warning, warn
 from cubemesh.networks.graph import Network
+from cubemesh.parallel.exchanges import ONE_REPLICA
 from cubemesh.units import format_count
 
 STILL_THERE = 0.25
@@ -129,22 +130,30 @@ def feed(
     usable_cores: float,
     epochs: int | None = None,
     group: Group | None = None,
+    start: int = 0,
 ) -> Feed:
-    """Minibatches of `source` for this rank of `group`; where one is to lie on the device for good,
-    made without threads."""
+    """Minibatches of `source` for this rank of `group`, after the first `start`, or global ones
+    where all ranks work on the same samples; where one is to lie on the device for good, made
+    without threads."""
     work, program = spec.work, spec.program
     assert isinstance(work, NetworkWork), "only networks are fed"
     threads = input_threads(work.data, program.input_threads, usable_cores)
     if program.data_on == "device":
         threads = 0
+    group = group or Alone()
+    whole = program.exchange in ONE_REPLICA
+    devices = 1 if isinstance(work, Input) else spec.placement.devices
     return Feed(
         source,
-        work.batch_per_device,
+        # what this process's devices take: one of them, or all where one process drives them all
+        work.batch_per_device * (devices if whole else devices // group.size),
         work.seed,
         threads=threads,
         epochs=epochs,
-        rank=group.rank if group else 0,
-        ranks=group.size if group else 1,
+        rank=0 if whole else group.rank,
+        ranks=1 if whole else group.size,
+        taken_by=group.size if whole else 1,
+        start=start,
     )
 
 

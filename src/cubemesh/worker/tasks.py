@@ -3,8 +3,10 @@
     train_steps, forward   data ─ build ─ weights ─ warm-up ─ measure      (measure/timer.py)
                            ─ profile, with attribution                     (measure/profiled.py)
     train                  data ─ build ─ weights ─ epochs, evaluations    (training/loop.py)
+    first_steps            data ─ build ─ weights ─ steps ─ evaluate       (training/first_steps.py)
     input                  data ─ warm-up ─ measure                        (worker/inputs.py)
     ceiling                build ─ warm-up ─ measure                       (measure/timer.py)
+    collective             build ─ measure                                 (worker/collectives.py)
 
 Between build and weights, a program that compiles does so, with one batch, in phase compile. A task
 says what it finds to its log and raises what ends it (worker/outcomes.py).
@@ -16,7 +18,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from cubemesh import networks
@@ -33,15 +35,18 @@ from cubemesh.frameworks.base import (
 from cubemesh.frameworks.ceilings import REST_S, try_out
 from cubemesh.frameworks.exchange import Alone, Group
 from cubemesh.measure.gpu_processes import Neighbours
+from cubemesh.measure.pace import Apart, InStep, Pace
 from cubemesh.measure.profiled import Attributed
 from cubemesh.measure.telemetry import Meter, Telemetry, idle_power, open_meters
 from cubemesh.measure.timer import Measured, measure
 from cubemesh.measure.validity import judge
-from cubemesh.model.spec import Input, NetworkWork, RunSpec, Train
+from cubemesh.model.spec import FirstSteps, Input, NetworkWork, RunSpec, Train
 from cubemesh.networks.graph import Network
+from cubemesh.parallel import exchanges
+from cubemesh.training.first_steps import first_steps as look_at_first_steps
 from cubemesh.training.loop import train as train_epochs
-from cubemesh.worker import ceilings, inputs
-from cubemesh.worker.attributing import attribute
+from cubemesh.worker import ceilings, collectives, inputs, keeping
+from cubemesh.worker.attributing import attribute, stamped
 from cubemesh.worker.built import built
 from cubemesh.worker.doubts import say_doubts
 from cubemesh.worker.events import EventLog
@@ -67,6 +72,8 @@ class Task:
     """The ranks of this run."""
     folder: str = ""
     """Where files to keep beside the record are written."""
+    limit_bytes: int | None = None
+    """Memory there is for the run, where that is known."""
 
 
 def train_steps(task: Task) -> None:
@@ -87,23 +94,55 @@ def train(task: Task) -> None:
     with log.phase("data"):
         source = inputs.open_split(task.spec, network, "train")
         validation = inputs.open_split(task.spec, network, "validation")
+        begin = keeping.beginning(task.spec, task.group, log)
         feed = inputs.feed(
-            task.spec, source, task.usable_cores, epochs=work.epochs, group=task.group
+            task.spec,
+            source,
+            task.usable_cores,
+            epochs=work.epochs,
+            group=task.group,
+            start=begin.course.done,
         )
 
     def sample() -> Batch:
         return next(feed.epoch(0))
 
     with closing(feed), _built(task, network, sample) as program:
+        begin.restore(program, log)
+        keeper = keeping.keeper(task.spec, network, task.group)
         with Telemetry(log, task.usable_cores, meters=meters) as telemetry:
             started = time.perf_counter()
-            windows = train_epochs(program, feed, validation, work, log, task.spec.program.data_on)
+            windows = train_epochs(
+                program,
+                feed,
+                validation,
+                work,
+                log,
+                task.spec.program.data_on,
+                group=task.group,
+                keeper=keeper,
+                course=begin.course,
+                same_weights=task.spec.program.exchange in exchanges.SAME_WEIGHTS,
+            )
             ended = time.perf_counter()
         say_doubts(telemetry, task.neighbours, log, started, ended)
-        telemetry.keep_energy(windows, sum(w.samples for w in windows))
+        if windows:  # none where it went on from its very end
+            telemetry.keep_energy(windows, sum(w.samples for w in windows))
         inputs.say(log, (source, feed.tried), (validation, None))
         for warning in judge(windows) if windows else ():
             log.warning(warning)
+
+
+def first_steps(task: Task) -> None:
+    """Look at the first steps of a training."""
+    work, log = cast(FirstSteps, task.spec.work), task.log
+    network = network_of(work)
+    with log.phase("data"):
+        source = inputs.open_split(task.spec, network, "train")
+        validation = inputs.open_split(task.spec, network, "validation")
+        feed = inputs.feed(task.spec, source, task.usable_cores, group=task.group)
+    with closing(feed), _built(task, network, lambda: next(feed.epoch(0))) as program:
+        look_at_first_steps(program, feed, validation, work, log, task.group)
 
 
 def input_stage(task: Task) -> None:
@@ -140,12 +179,28 @@ def ceiling(task: Task) -> None:
     ceilings.say(task.log, program, trial, measured.windows)
 
 
+def collective(task: Task) -> None:
+    """Measure one operation between all devices, at each of its sizes."""
+    meters = meters_of(task)
+    with task.log.phase("build"):
+        program = collectives.build(
+            task.spec, task.framework, task.group, task.device, task.threads, task.limit_bytes
+        )
+    task.log.library(program.library)
+    with Telemetry(task.log, task.usable_cores, meters=meters) as telemetry:
+        started, ended = collectives.sweep(task.spec, program, task.group, task.log)
+    say_doubts(telemetry, task.neighbours, task.log, started, ended)
+    telemetry.keep_utilisation(started, ended)
+
+
 TASKS: dict[str, Callable[[Task], None]] = {
     "train_steps": train_steps,
     "forward": forward,
     "train": train,
+    "first_steps": first_steps,
     "input": input_stage,
     "ceiling": ceiling,
+    "collective": collective,
 }
 """Kind of work → its task: one for each of `WORK_KINDS`."""
 
@@ -158,24 +213,28 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
         source = inputs.open_split(task.spec, network, "train")
         feed = inputs.feed(task.spec, source, task.usable_cores, group=task.group)
         inputs.say_files(log, source, feed.threads)
-    with closing(feed), _built(task, network, lambda: next(feed.epoch(0))) as program:
+    group, transfers = stamped(task.spec, task.group)
+    exchanging = replace(task, group=group)
+    with closing(feed), _built(exchanging, network, lambda: next(feed.epoch(0))) as program:
         queue = step_of(program)
-        attributed = attribute(task.spec, program, feed, queue, log, task.folder)
+        attributed = attribute(
+            task.spec, program, feed, queue, log, task.folder, task.group, transfers
+        )
         if attributed is None:
             batches = placed_batches(program, feed, task.spec.program.data_on)
 
             def step() -> None:
                 queue(next(batches))
 
-            measured, telemetry = _timed(task, meters, program, step, work.batch_per_device)
+            measured, telemetry = _timed(task, meters, program, step, feed.samples_per_step)
         else:
             measured, telemetry = _timed(
-                task, meters, program, attributed.steps, work.batch_per_device, attributed
+                task, meters, program, attributed.steps, feed.samples_per_step, attributed
             )
             with log.phase("profile"):
                 attributed.finish()
             if attributed.trace is not None:
-                log.artifact("trace", attributed.trace)
+                log.artifact(_trace_name(task.group.rank), attributed.trace)
         telemetry.keep_energy(measured.windows, sum(w.samples for w in measured.windows))
         if task.spec.program.data_on == "host" and attributed is None:
             log.figure("input_wait_s", inputs.wait(measured, feed))
@@ -186,6 +245,10 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
         # Once, at the end: reading a loss waits for the device, and a loss that has stopped being
         # a number does not become one again.
         check_loss(program)
+
+
+def _trace_name(rank: int) -> str:
+    return f"trace of rank {rank}" if rank else "trace"
 
 
 def meters_of(task: Task) -> tuple[Meter, ...]:
@@ -216,11 +279,18 @@ def _timed(
             effort=task.spec.effort,
             log=task.log,
             beside=None if attributed is None else attributed.beside,
-            agree=task.group.agree,
+            pace=_pace(task),
         )
     say_doubts(telemetry, task.neighbours, task.log, measured.started, measured.ended)
     telemetry.keep_utilisation(measured.started, measured.ended)
     return measured, telemetry
+
+
+def _pace(task: Task) -> Pace:
+    """How the ranks of the run keep time."""
+    if task.spec.program.exchange in exchanges.OUT_OF_STEP:
+        return Apart(task.group.rank, task.group.told)
+    return InStep(task.group.agree)
 
 
 def network_of(work: NetworkWork) -> Network:

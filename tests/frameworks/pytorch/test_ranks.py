@@ -39,7 +39,8 @@ SYNCHRONOUS = [
 ROUNDED = ("all-reduce-16", "fp32", "nchw")
 AVERAGED = ("local-sgd", "fp64", "nchw")
 INDEPENDENT = ("none", "fp64", "nchw")
-CASES = [*SYNCHRONOUS, ROUNDED, AVERAGED, INDEPENDENT]
+SPLIT = [("model-parallel", "fp64", "nchw"), ("model-parallel", "fp32", "nhwc")]
+CASES = [*SYNCHRONOUS, ROUNDED, AVERAGED, INDEPENDENT, *SPLIT]
 
 
 def without_dropout(network):
@@ -80,6 +81,10 @@ def train(case, group, part=slice(None), steps=3):
         if step == 0:
             parameters = program._built.parameters.items()
             found |= {f"g/{n}": p.grad.numpy(force=True).copy() for n, p in parameters}
+    found["loss"] = np.array(program.loss())
+    images = rng.random((3, *network.inputs[0].shape), dtype=np.float32)
+    scores = program.evaluate(program.place(Batch(images=images, labels=np.zeros(3, np.int64))))
+    found["scores"] = scores
     return found | {f"w/{n}": array for n, array in program.state().items()}
 
 
@@ -99,7 +104,8 @@ def rank(folder):
     assert group.agree(["says", group.rank]) == ["says", 0]
     for case in CASES:
         path = Path(folder, f"{CASES.index(case)}-{group.rank}.npz")
-        np.savez(path, **train(case, group, own_part(group.rank), steps_of(case)))
+        part = slice(None) if case in SPLIT else own_part(group.rank)
+        np.savez(path, **train(case, group, part, steps_of(case)))
     group.close()
 
 
@@ -159,6 +165,20 @@ def test_local_sgd_leaves_the_mean_of_what_each_would_have_reached_alone(ranks):
     mean = {name: (reached[0][name] + reached[1][name]) / 2 for name in reached[0]}
     for n in range(RANKS):
         assert_close(ranks[AVERAGED, n], mean, "w/", 1e-12)
+
+
+@pytest.mark.parametrize("case", SPLIT, ids="-".join)
+def test_a_network_in_two_parts_makes_the_steps_of_the_whole(ranks, case):
+    _, precision, layout = case
+    alone = train(("none", precision, layout), Alone())
+    parts = [{name for name in ranks[case, n] if name.startswith("g/")} for n in range(RANKS)]
+    assert all(parts)
+    assert parts[0].isdisjoint(parts[1])
+    together = {**ranks[case, 1], **ranks[case, 0]}
+    assert_close(together, alone, "g/", TOLERANCE[precision])
+    for n in range(RANKS):
+        for kind in ("w/", "loss", "scores"):
+            assert_close(ranks[case, n], alone, kind, TOLERANCE[precision])
 
 
 def test_every_rank_draws_its_own_dropout(make_request, make_batch):

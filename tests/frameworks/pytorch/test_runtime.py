@@ -116,3 +116,17 @@ def test_the_cpu_is_last_and_offers_no_tf32():
     able = runtime.capabilities()
     assert able.devices[-1] == "cpu"
     assert able.precisions["cpu"] == {"fp64", "fp32", "bf16", "fp16"}
+
+
+def test_denormal_numbers_count_as_zero_in_every_thread() -> None:
+    program = """
+import torch
+from cubemesh.frameworks.pytorch import runtime
+
+runtime.prepare("cpu", "fp32", 2)
+print(int(torch.count_nonzero(torch.full((1 << 20,), 1e-20) * 1e-20)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert int(done.stdout) == 0

@@ -61,12 +61,10 @@ class GradientBuckets:
 
     def _make(self, index: int, names: Sequence[str]) -> Bucket:
         first = self._parameters[names[0]]
-        sizes = [self._parameters[name].numel() for name in names]
-        flat = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
-        for name, part in zip(names, torch.split(flat, sizes), strict=True):
-            like = self._parameters[name]
-            self._places[name] = part.as_strided(like.size(), like.stride(), part.storage_offset())
-            self._bucket_of[name] = index
+        size = sum(self._parameters[name].numel() for name in names)
+        flat = torch.zeros(size, dtype=first.dtype, device=first.device)
+        self._places |= places(flat, {name: self._parameters[name] for name in names})
+        self._bucket_of |= dict.fromkeys(names, index)
         size_bytes = flat.numel() * flat.element_size()
         return Bucket(index=index, parameters=tuple(names), size_bytes=size_bytes, gradients=flat)
 
@@ -83,6 +81,15 @@ class GradientBuckets:
                 self._next += 1
 
         return arrived
+
+
+def places(flat: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`flat` cut into arrays of the sizes and layouts of `like`, one after the other."""
+    parts = torch.split(flat, [array.numel() for array in like.values()])
+    return {
+        name: part.as_strided(array.size(), array.stride(), part.storage_offset())
+        for (name, array), part in zip(like.items(), parts, strict=True)
+    }
 
 
 def packed(parameters: Mapping[str, Tensor], bucket_bytes: int) -> Iterable[list[str]]:

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cubemesh.frameworks.exchange import Pending
+from cubemesh.frameworks.exchange import Mail, Pending
+from cubemesh.frameworks.pytorch.mail import NEVER, TorchMail
 
 NARROW = torch.bfloat16
 """What gradients are rounded to on the way where that is asked for: fp32's range, so none of them
@@ -36,7 +37,8 @@ class TorchGroup:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self._store = dist.distributed_c10d._get_default_store()
-        self._agreed = 0
+        self._device = torch.device(device)
+        self._agreed = self._shared = self._met = 0
 
     def all_reduce_mean(self, array: Tensor, narrow: bool = False) -> Pending:
         """See `Group`."""
@@ -64,6 +66,34 @@ class TorchGroup:
             self._store.set(key, json.dumps(value))
             return value
         return json.loads(self._store.get(key))
+
+    def share(self, value: Any) -> list[Any]:
+        """See `Group`. It goes through the launcher's store as well."""
+        self._shared += 1
+        keys = [f"cubemesh/shared/{self._shared}/{rank}" for rank in range(self.size)]
+        self._store.set(keys[self.rank], json.dumps(value))
+        return [json.loads(self._store.get(key)) for key in keys]
+
+    def told(self, word: str, value: bool) -> bool:
+        """See `Group`."""
+        key = f"cubemesh/told/{word}"
+        if self.rank == 0:
+            if value:
+                self._store.set(key, "")
+            return value
+        return bool(self._store.check([key]))
+
+    def meet(self) -> None:
+        """See `Group`. Through the launcher's store, like `agree`."""
+        self._met += 1
+        key = f"cubemesh/met/{self._met}"
+        if self._store.add(f"{key}/ranks", 1) == self.size:
+            self._store.set(key, "")
+        self._store.wait([key], NEVER)
+
+    def mail(self) -> Mail:
+        """See `Group`."""
+        return TorchMail(self._device)
 
     def close(self) -> None:
         """Leave the group."""

@@ -12,18 +12,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.base import PADDING, Array, Batch, BuildRequest, monotonic_s
-from cubemesh.frameworks.exchange import Bucket
-from cubemesh.frameworks.pytorch import profiling
+from cubemesh.frameworks.base import (
+    PADDING,
+    Array,
+    Batch,
+    BuildRequest,
+    Unsupported,
+    monotonic_s,
+)
+from cubemesh.frameworks.exchange import Bucket, KeepsState, KeepsWeights
+from cubemesh.frameworks.pytorch import profiling, snapshots
 from cubemesh.frameworks.pytorch.buckets import GradientBuckets
+from cubemesh.frameworks.pytorch.global_layers import GlobalLayers
+from cubemesh.frameworks.pytorch.looking import Look, looking_at, on_host
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.frameworks.pytorch.optimizers import make_optimizer
+from cubemesh.frameworks.pytorch.replica import TorchReplica
 from cubemesh.frameworks.pytorch.runtime import (
     ARRAY_TYPES,
     MEMORY_FORMATS,
@@ -32,8 +43,9 @@ from cubemesh.frameworks.pytorch.runtime import (
     synchronize,
 )
 from cubemesh.frameworks.pytorch.scaling import make_scaling
+from cubemesh.frameworks.training import Snapshot
 from cubemesh.model.profile import Profile
-from cubemesh.model.spec import Train, TrainSteps
+from cubemesh.model.spec import Training
 from cubemesh.networks.precision import layer_precisions
 
 Placed = tuple[Tensor, ...]
@@ -56,8 +68,9 @@ class PyTorchProgram:
         settings, work, self.device = request.program, request.work, request.device
         self._kind = torch.device(self.device).type
         self._threads = request.threads
-        prepare(self.device, settings.precision, self._threads)
-        torch.manual_seed(work.seed + RANK_SEEDS * request.rank)
+        prepare(self.device, settings.precision, self._threads, settings.deterministic)
+        own_seed = 0 if settings.deterministic else RANK_SEEDS * request.group.rank
+        torch.manual_seed(work.seed + own_seed)
         if self._kind == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self._work = work
@@ -71,6 +84,11 @@ class PyTorchProgram:
             memory_format=self._memory_format,
             overwrite=self.overwrites,
             layer_types=_layer_types(request),
+            replace=GlobalLayers(
+                request.group,
+                norm=settings.batch_norm == "global",
+                dropout=settings.deterministic,
+            ),
         )
         self.module = self._built.training
         """The network as a module: `print` shows its layers, `module.code` is its forward pass."""
@@ -80,15 +98,21 @@ class PyTorchProgram:
         self._autocast = torch.autocast(self._kind, narrow) if narrow else nullcontext()
         self._settings = settings
         self._exchange = request.exchange
+        if isinstance(self._exchange, KeepsWeights) and settings.precision == "fp16":
+            raise Unsupported(
+                f"exchange={self._exchange.name} applies gradients away from the rank that scaled "
+                "their loss. Set precision=bf16 or fp32, or another exchange."
+            )
+        self._look: Look | None = None
         self._gradients = self._make_buckets()
         self._loss = torch.full((), float("nan"))
         self._start_optimizer()
 
     def _make_buckets(self) -> GradientBuckets | None:
         size_bytes = self._exchange.bucket_bytes
-        if size_bytes is None or not isinstance(self._work, (TrainSteps, Train)):
+        if size_bytes is None or not isinstance(self._work, Training):
             return None
-        return GradientBuckets(self._built.parameters, size_bytes, self._exchange.ready)
+        return GradientBuckets(self._built.parameters, size_bytes, self._hand_over)
 
     @property
     def buckets(self) -> Sequence[Bucket]:
@@ -112,6 +136,36 @@ class PyTorchProgram:
 
     def train_step(self, placed: Placed) -> None:
         """Queue forward, backward and update."""
+        self._backward(placed)
+        self._exchange.update(self._apply, self._weights_on_device)
+
+    def inspected_step(self, placed: Placed, look: Look) -> None:
+        """See `Inspects` in frameworks/base."""
+        parameters = self._built.parameters
+        with looking_at(self._built.layers, look):
+            self._look = look
+            self._backward(placed)
+            self._look = None
+        for name, parameter in parameters.items():
+            if self._gradients is None:
+                look("own gradient", name, on_host(parameter.grad))
+            if self._exchange.updates:
+                look("gradient", name, on_host(parameter.grad))
+        self._exchange.update(self._apply, self._weights_on_device)
+
+    def parameters(self) -> dict[str, Array]:
+        """See `Inspects` in frameworks/base."""
+        return {name: on_host(p) for name, p in self._built.parameters.items()}
+
+    def _hand_over(self, bucket: Bucket) -> None:
+        """Give a full bucket to the exchange."""
+        if self._look is not None:
+            for name in bucket.parameters:
+                self._look("own gradient", name, on_host(self._built.parameters[name].grad))
+        self._exchange.ready(bucket)
+
+    def _backward(self, placed: Placed) -> None:
+        """Queue forward, backward and exchange."""
         optimizer, scaling = self._optimizer, self._scaling
         if optimizer is None:
             raise UsageError("a program built for forward work has no optimizer to train with.")
@@ -126,7 +180,6 @@ class PyTorchProgram:
         if self._gradients is not None:
             self._gradients.check_complete()
             self._exchange.finish()
-        self._exchange.update(self._apply, self._weights_on_device)
         self._loss = loss  # backward has freed what its graph kept, so it holds one number
 
     def _apply(self) -> None:
@@ -177,6 +230,21 @@ class PyTorchProgram:
         """Copy `weights` to the device, in the program's layout, and start the optimizer anew."""
         self._built.load(weights)
         self._start_optimizer()
+        if isinstance(self._exchange, KeepsWeights) and self._optimizer is not None:
+            self._exchange.keep(self._replica(self._optimizer))
+
+    def _replica(self, optimizer: torch.optim.Optimizer) -> TorchReplica:
+        return TorchReplica(
+            self._built.parameters,
+            self.buckets,
+            optimizer,
+            lambda parameters: make_optimizer(self._work, parameters),
+        )
+
+    def settle(self) -> None:
+        """See `Settles` in frameworks/exchange."""
+        if isinstance(self._exchange, KeepsWeights):
+            self._exchange.settle()
 
     def _start_optimizer(self) -> None:
         parameters = list(self._built.parameters.values())
@@ -186,6 +254,42 @@ class PyTorchProgram:
     def state(self) -> dict[str, Array]:
         """A copy of every array on the host, in float32, or float64 where it is computed in."""
         return self._built.arrays()
+
+    def snapshot(self) -> Snapshot:
+        """See `Snapshots` in frameworks/training."""
+        assert self._optimizer is not None, "only what trains is taken a snapshot of"
+        plain: dict[str, Any] = {}
+        if self._scaling is not None:
+            plain["scaling"] = self._scaling.state()
+        if isinstance(self._exchange, KeepsState):
+            plain["exchange"] = self._exchange.state()
+        arrays = snapshots.take(self._optimizer, self._built.parameters, self.device)
+        return Snapshot(weights=self.state(), arrays=arrays, plain=plain)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """See `Snapshots` in frameworks/training."""
+        self.load(snapshot.weights)
+        assert self._optimizer is not None, "only what trains goes on"
+        snapshots.put_back(snapshot.arrays, self._optimizer, self._built.parameters, self.device)
+        if self._scaling is not None:
+            self._scaling.restore(snapshot.plain["scaling"])
+        if isinstance(self._exchange, KeepsState):
+            self._exchange.restore(snapshot.plain["exchange"])
+
+    def set_learning_rate(self, rate: float) -> None:
+        """See `SetsRate` in frameworks/training."""
+        assert self._optimizer is not None, "only what trains has a rate"
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+
+    def fingerprint(self) -> int:
+        """See `Inspects` in frameworks/training."""
+        return snapshots.fingerprint(self._built.parameters)
+
+    def first_not_finite(self, placed: Placed) -> str:
+        """See `Inspects` in frameworks/training."""
+        with self._autocast:
+            return snapshots.first_not_finite(self._built.layers, self.module, placed[:-1])
 
     def profile(
         self, run: Callable[[], None], *, layers: bool = False, trace: str | None = None
@@ -208,10 +312,17 @@ class PyTorchProgram:
 
     def resume(self) -> None:
         """See `Resumes` in frameworks/process."""
-        prepare(self.device, self._settings.precision, self._threads)
+        prepare(
+            self.device,
+            self._settings.precision,
+            self._threads,
+            self._settings.deterministic,
+        )
 
     def close(self) -> None:
         """Drop every array; on a GPU, the allocator's cache as well."""
+        if isinstance(self._exchange, KeepsWeights):
+            self._exchange.close()
         del self.module, self._built, self._optimizer, self._scaling, self._loss
         del self._gradients, self._weights_on_device
         if self._kind == "cuda":
@@ -234,8 +345,3 @@ def _layer_types(request: BuildRequest) -> dict[str, torch.dtype]:
     """Node → type its product is computed in, where the spec says so by layer."""
     named = layer_precisions(request.network, request.program.precision_of)
     return {node: NARROW_TYPES.get(p, torch.float32) for node, p in named.items()}
-
-
-def build(request: BuildRequest) -> PyTorchProgram:
-    """The program for `request`."""
-    return PyTorchProgram(request)

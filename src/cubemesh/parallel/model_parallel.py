@@ -1,0 +1,151 @@
+"""How is one network spread over several devices, each holding a part of it (model-parallel)?
+
+    rank 0  ├ stem layer1 ┤─ value ─▶ rank 1  ├ layer2 layer3 ┤─ value ─▶ rank 2  ├ layer4 … loss ┤
+                           ◀ gradient ┘                        ◀ gradient ┘
+
+Document 002 section 3.2 names it beside data-parallel training. A network can be cut between two
+segments where one value alone goes over and no weights are shared; it is cut where the part with
+the most operations (forward and backward, as counted by networks/cost.py) has the fewest. The
+global minibatch goes through whole, so a step is the one that one device would make, and one device
+computes at a time: what is gained is memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from cubemesh.frameworks.base import Unsupported
+from cubemesh.frameworks.exchange import Bucket, Group
+from cubemesh.networks.cost import costs
+from cubemesh.networks.graph import Head, Input, Network, Segment
+
+
+class ModelParallel:
+    """Each rank keeps and updates the weights of its own part."""
+
+    name = "model-parallel"
+    capturable = False
+    updates = True
+    bucket_bytes: int | None = None
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    def parts(self, network: Network) -> Sequence[Network]:
+        """The part of every rank."""
+        return parts(network, self.group.size)
+
+    def ready(self, bucket: Bucket) -> None:
+        """No gradient of a weight travels."""
+
+    def finish(self) -> None:
+        """Nothing is under way."""
+
+    def update(self, apply: Callable[[], None], weights: Sequence[Any]) -> None:
+        """Update the rank's own part."""
+        apply()
+
+
+def parts(network: Network, devices: int) -> tuple[Network, ...]:
+    """`network` in as many parts, each a network that ends in what the next one is fed; the last
+    has the heads. Unsupported where it cannot be cut so often."""
+    links = cut_where_possible(network)
+    if devices > len(links):
+        raise Unsupported(
+            f"{network.name} is a chain of {len(links)} "
+            f"part{'' if len(links) == 1 else 's'}, and devices={devices} need one each"
+            f"{_why_not_more(network)}. Set devices={len(links)}, or another exchange."
+        )
+    flops = [_flops(network, link) for link in links]
+    ends = min(
+        (
+            (*inner, len(links))
+            for inner in itertools.combinations(range(1, len(links)), devices - 1)
+        ),
+        key=lambda ends: max(sum(flops[a:b]) for a, b in itertools.pairwise((0, *ends))),
+    )
+    runs = [
+        [segment for link in links[a:b] for segment in link]
+        for a, b in itertools.pairwise((0, *ends))
+    ]
+    return tuple(_parts(network, runs))
+
+
+def cut_where_possible(network: Network) -> list[list[Segment]]:
+    """The segments, those together between which the network cannot be cut."""
+    links: list[list[Segment]] = [[]]
+    for number, segment in enumerate(network.segments, start=1):
+        links[-1].append(segment)
+        if number < len(network.segments) and not _hindrance(network, number):
+            links.append([])
+    return links
+
+
+def crossing(network: Network, number: int) -> list[str]:
+    """The values that go over from the first `number` segments to the others, or to the loss at the
+    end."""
+    before = {name for segment in network.segments[:number] for name in segment.nodes}
+    later = [node for node in network.nodes if node.name not in before]
+    made = before | {i.name for i in network.inputs}
+    read = [value for node in later for value in node.inputs]
+    read += [head.value for head in network.heads]
+    return [value for value in dict.fromkeys(read) if value in made]
+
+
+def _hindrance(network: Network, number: int) -> str:
+    """Why the network cannot be cut after so many segments; empty where it can."""
+    after = network.segments[number - 1].name
+    values = crossing(network, number)
+    fed = [value for value in values if value in {i.name for i in network.inputs}]
+    if len(values) != 1 or fed:
+        return f"{', '.join(values)} all go past segment '{after}'"
+    before = {name for segment in network.segments[:number] for name in segment.nodes}
+    owners: dict[str, set[bool]] = {}
+    for node in network.nodes:
+        for name in node.parameters.values():
+            owners.setdefault(name, set()).add(node.name in before)
+    shared = [name for name, sides in owners.items() if len(sides) > 1]
+    return f"'{shared[0]}' is shared across segment '{after}'" if shared else ""
+
+
+def _why_not_more(network: Network) -> str:
+    """The first hindrance, as the end of a sentence."""
+    hindrances = (_hindrance(network, number) for number in range(1, len(network.segments)))
+    first = next(filter(None, hindrances), "")
+    return f": {first}" if first else ""
+
+
+def _flops(network: Network, segments: Sequence[Segment]) -> int:
+    """Operations of a step in these segments, a sample."""
+    counted = costs(network)
+    return sum(counted[name].total.flops for segment in segments for name in segment.nodes)
+
+
+def _parts(network: Network, runs: Sequence[Sequence[Segment]]) -> Iterator[Network]:
+    done, fed = 0, network.inputs
+    for run in runs:
+        done += len(run)
+        own = {name for segment in run for name in segment.nodes}
+        nodes = tuple(node for node in network.nodes if node.name in own)
+        heads = network.heads
+        passed: tuple[Input, ...] = ()
+        if run is not runs[-1]:
+            (value,) = crossing(network, done)
+            heads = (Head(value=value, target=network.targets[0].name),)
+            passed = (Input(name=value, shape=network.shapes[value]),)
+        used = {
+            name for node in nodes for name in (*node.parameters.values(), *node.state.values())
+        }
+        yield dataclasses.replace(
+            network,
+            inputs=fed,
+            nodes=nodes,
+            parameters={n: p for n, p in network.parameters.items() if n in used},
+            state={n: s for n, s in network.state.items() if n in used},
+            heads=heads,
+            segments=tuple(run),
+        )
+        fed = passed

@@ -1,0 +1,191 @@
+"""Two real processes that train asynchronously, over gloo: what the server did is done again.
+
+The ranks run this very file as a script. The server's account of its updates says which gradient,
+computed from which version of the weights, was applied when; one process that follows it must come
+to the same weights. And a rank slowed by sleeping holds up nobody but itself.
+"""
+
+import dataclasses
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cubemesh.frameworks.base import Batch, BuildRequest, Unsupported  # noqa: E402
+from cubemesh.frameworks.exchange import Alone  # noqa: E402
+from cubemesh.frameworks.pytorch import build, join, launch  # noqa: E402
+from cubemesh.measure.kept import KeptLog  # noqa: E402
+from cubemesh.measure.pace import Apart, InStep  # noqa: E402
+from cubemesh.measure.timer import measure  # noqa: E402
+from cubemesh.model.spec import Effort, Placement, ProgramSettings, TrainSteps  # noqa: E402
+from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
+from cubemesh.parallel import exchanges  # noqa: E402
+from cubemesh.parallel.asynchronous import rate_factor  # noqa: E402
+from cubemesh.parallel.exchanges import OUT_OF_STEP  # noqa: E402
+
+RANKS = 2
+STEPS = 6
+RATE = 0.05
+CASES = [("asynchronous", "nchw", "sgd"), ("asynchronous-aware", "nhwc", "rmsprop")]
+SLEEPS_S = (0.02, 0.12)
+"""What a step of each rank sleeps."""
+PACED = ("all-reduce", "asynchronous")
+
+
+def small():
+    net = NetworkBuilder("small")
+    x = net.input("image", (3, 8, 8))
+    with net.segment("features"):
+        x = net.relu(net.conv(x, 4, kernel=3))
+    with net.segment("classifier"):
+        net.classify(net.linear(net.flatten(x), 10))
+    return net.build()
+
+
+def make(case, group, rate=RATE):
+    name, layout, optimizer = case
+    exchange = exchanges.make(name, group)
+    if exchange.bucket_bytes is not None:
+        exchange.bucket_bytes = 512  # several buckets
+    work = TrainSteps(
+        network="small", batch_per_device=4, learning_rate=rate, optimizer=optimizer, momentum=0.9
+    )
+    program = build(
+        BuildRequest(
+            network=small(),
+            work=work,
+            placement=Placement(),
+            program=ProgramSettings(precision="fp64", layout=layout, exchange=name),
+            exchange=exchange,
+            device="cpu",
+            threads=1,
+            rank=group.rank,
+        )
+    )
+    program.load(small().draw(1))
+    return program, exchange
+
+
+def batch(rank, step):
+    rng = np.random.default_rng((rank, step))
+    return Batch(images=rng.random((4, 3, 8, 8), dtype=np.float32), labels=rng.integers(0, 10, 4))
+
+
+def rank(folder):
+    """What each of the two processes does."""
+    group = join("cpu", 60.0)
+    for number, case in enumerate(CASES):
+        program, exchange = make(case, group)
+        for step in range(STEPS):
+            program.train_step(program.place(batch(group.rank, step)))
+        program.settle()
+        updates = {"workers": exchange.applied.workers, "carried": exchange.applied.carried}
+        np.savez(Path(folder, f"{number}-{group.rank}.npz"), **program.state(), **updates)
+        program.close()
+    for name in PACED:
+        steps, elapsed_s = slowed(name, group)
+        np.savez(Path(folder, f"{name}-{group.rank}.npz"), steps=steps, elapsed_s=elapsed_s)
+    group.close()
+
+
+def slowed(name, group):
+    """Steps of this rank, and the time they took, where rank 1 sleeps longer in each of its own."""
+    program, _ = make((name, "nchw", "sgd"), group)
+    placed = program.place(batch(group.rank, 0))
+
+    def step():
+        time.sleep(SLEEPS_S[group.rank])
+        program.train_step(placed)
+
+    apart = name in OUT_OF_STEP
+    found = measure(
+        step,
+        program.synchronize,
+        program.clock,
+        samples_per_step=4,
+        effort=Effort(steps=8, windows=4, seconds=0.0, warmup_seconds=0.0),
+        log=KeptLog(),
+        pace=Apart(group.rank, group.told) if apart else InStep(group.agree),
+    )
+    program.close()
+    return sum(w.steps for w in found.windows), sum(w.elapsed_s for w in found.windows)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """(what, rank) → what that rank found."""
+    folder = tmp_path_factory.mktemp("asynchronous")
+    subprocess.run([sys.executable, __file__, folder], check=True, timeout=100)
+    whats = [*map(str, range(len(CASES))), *PACED]
+    return {(w, n): dict(np.load(folder / f"{w}-{n}.npz")) for w in whats for n in range(RANKS)}
+
+
+def follow(case, workers, carried):
+    """The weights that one process comes to which makes these updates in this order: each by the
+    gradient of its worker's next batch, computed with the weights of the version it carried."""
+    name, layout, optimizer = case
+    asked = ("none", layout, optimizer)
+    taught, _ = make(asked, Alone())  # updates
+    asked_for, _ = make(asked, Alone(), rate=0.0)  # computes gradients
+    steps = [0] * RANKS
+    versions = [taught.state()]
+    for applied, (worker, version) in enumerate(zip(workers, carried, strict=True)):
+        asked_for._built.load(versions[version])
+        asked_for.train_step(asked_for.place(batch(worker, steps[worker])))
+        steps[worker] += 1
+        for own, other in zip(
+            taught._built.parameters.values(), asked_for._built.parameters.values(), strict=True
+        ):
+            own.grad = other.grad.clone()
+        aware = name == "asynchronous-aware"
+        factor = rate_factor(applied - version) if aware else 1.0
+        taught._optimizer.param_groups[0]["lr"] = RATE * factor
+        taught._optimizer.step()
+        versions.append(taught.state())
+    return versions[-1]
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[case[0] for case in CASES])
+def test_the_servers_account_leads_to_its_weights(ranks, number):
+    first, second = (ranks[str(number), n] for n in range(RANKS))
+    workers, carried = first.pop("workers").tolist(), first.pop("carried").tolist()
+    assert sorted(workers) == [0] * STEPS + [1] * STEPS
+    assert second.pop("workers").size == second.pop("carried").size == 0
+    expected = follow(CASES[number], workers, carried)
+    for name, weights in expected.items():
+        np.testing.assert_allclose(first[name], weights, rtol=1e-10, atol=1e-10, err_msg=name)
+        np.testing.assert_array_equal(second[name], first[name])
+
+
+def test_a_slowed_rank_lowers_the_others_pace_only_where_they_wait_for_it(ranks):
+    def pace_s(name, n):
+        found = ranks[name, n]
+        return float(found["elapsed_s"] / found["steps"])
+
+    assert pace_s("all-reduce", 0) == pytest.approx(pace_s("all-reduce", 1), rel=0.1)
+    assert pace_s("all-reduce", 0) >= SLEEPS_S[1]
+    assert pace_s("asynchronous", 1) >= SLEEPS_S[1]
+    assert pace_s("asynchronous", 0) < SLEEPS_S[1] / 2
+
+
+def test_scaled_losses_are_refused(make_request):
+    class Several(Alone):
+        size = 2
+
+        def mail(self):
+            return None
+
+    request = make_request(precision="fp16")
+    exchange = exchanges.make("asynchronous", Several())
+    with pytest.raises(Unsupported, match="Set precision=bf16 or fp32"):
+        build(dataclasses.replace(request, exchange=exchange))
+
+
+if __name__ == "__main__":
+    failed = launch(rank, sys.argv[1], RANKS)
+    sys.exit(f"ranks failed: {failed}" if failed else 0)

@@ -1,0 +1,238 @@
+"""The asynchronous exchange between threads that play ranks: numbers for weights, queues for mail.
+
+The weight is one number, a gradient of g makes it w − rate · g; ranks speak through queues, so the
+tests decide whose gradient comes when.
+"""
+
+import contextlib
+import queue
+import threading
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+from cubemesh.frameworks.exchange import Alone, Bucket
+from cubemesh.measure.kept import KeptLog
+from cubemesh.parallel import staleness
+from cubemesh.parallel.asynchronous import SERVER, Asynchronous, rate_factor
+from cubemesh.parallel.exchanges import EXCHANGES, OUT_OF_STEP, make
+from cubemesh.parallel.staleness import FIRST_UPDATES, HISTOGRAM
+
+PATIENCE_S = 10
+
+
+class Post:
+    """What all ranks' mail goes through."""
+
+    def __init__(self, size):
+        self.size = size
+        self.words = {(rank, None): queue.Queue() for rank in range(size)}
+        self.words |= {(SERVER, rank): queue.Queue() for rank in range(size)}
+        self.arrays = {(a, b): queue.Queue() for a in range(size) for b in range(size)}
+        self.met = threading.Barrier(size)
+
+
+class PlayedMail:
+    def __init__(self, post, rank):
+        self.post, self.rank = post, rank
+
+    def tell(self, numbers, to):
+        self.post.words[to, None].put((self.rank, list(numbers)))
+
+    def hear(self, source=None):
+        return self.post.words[self.rank, None].get(timeout=PATIENCE_S)
+
+    def send(self, arrays, to):
+        self.post.arrays[self.rank, to].put([a.copy() for a in arrays])
+
+    def receive(self, arrays, source):
+        for array, sent in zip(
+            arrays, self.post.arrays[source, self.rank].get(timeout=PATIENCE_S), strict=True
+        ):
+            array[:] = sent
+
+
+class Ranks(Alone):
+    """A group whose ranks are threads of the test."""
+
+    def __init__(self, post, rank):
+        self.post, self.rank, self.size = post, rank, post.size
+
+    def mail(self):
+        return PlayedMail(self.post, self.rank)
+
+    def meet(self):
+        self.post.met.wait(PATIENCE_S)
+
+
+class PlayedMaster:
+    def __init__(self, weight):
+        self.weight = weight.copy()
+        self.incoming, self.outgoing = [np.zeros(1)], [np.zeros(1)]
+
+    def serving(self):
+        return nullcontext()
+
+    def apply(self, gradients, rate_factor):
+        if gradients[0][0] == BROKEN:
+            raise ValueError("no such gradient")
+        self.weight -= rate_factor * gradients[0]
+
+    def read(self, into):
+        into[0][:] = self.weight
+
+
+BROKEN = 666.0
+
+
+class Worker:
+    """A rank with one weight, which begins at 100."""
+
+    def __init__(self, post, rank, aware=False):
+        self.arriving, self.weight = [np.zeros(1)], np.array([100.0])
+        self.exchange = Asynchronous(Ranks(post, rank), aware)
+
+    def take(self):
+        self.weight[:] = self.arriving[0]
+
+    def master(self):
+        self.kept = PlayedMaster(self.weight)
+        return self.kept
+
+    def push(self, gradient):
+        """A step, as a program makes it; the weight it leads to."""
+        array = np.array([float(gradient)])
+        self.exchange.ready(Bucket(index=0, parameters=("w",), size_bytes=8, gradients=array))
+        self.exchange.finish()
+        self.exchange.update(lambda: pytest.fail("no rank updates for itself"), [self.weight])
+        return self.weight[0]
+
+
+def together(*calls):
+    """Make calls that wait for one another, each in a thread of its own."""
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+def workers(size=2, aware=False):
+    post = Post(size)
+    found = [Worker(post, rank, aware) for rank in range(size)]
+    together(*(lambda w=w: w.exchange.keep(w) for w in found))
+    return found
+
+
+def test_every_gradient_is_applied_when_it_comes_and_its_staleness_counted():
+    first, second = workers()
+    assert first.push(1) == 99
+    assert first.push(2) == 97
+    assert second.push(10) == 87, "computed from version 0, applied to version 2"
+    assert second.push(20) == 67
+    assert first.weight[0] == 97, "nobody changes a worker's weights but itself"
+    assert first.push(3) == 64
+    updates = first.exchange.applied
+    assert list(updates.workers) == [0, 0, 1, 1, 0]
+    assert list(updates.carried) == [0, 1, 0, 3, 2]
+    assert list(updates.applied) == [0, 1, 2, 3, 4]
+    assert updates.staleness == [0, 0, 2, 0, 2]
+    assert list(updates.times) == sorted(updates.times)
+    assert not second.exchange.applied.times, "the server alone counts"
+
+
+def test_ranks_that_take_turns_are_each_as_stale_as_there_are_others():
+    ranks = workers(4)
+    for _ in range(5):
+        for rank in ranks:
+            rank.push(1)
+    assert ranks[0].exchange.applied.staleness[4:] == [3] * 16
+
+
+def test_an_aware_rate_is_divided_by_the_staleness():
+    first, second = workers(aware=True)
+    for _ in range(4):
+        first.push(0)
+    assert second.push(8) == 100 - 8 / 4
+    assert second.push(8) == 98 - 8, "nothing came between: it is taken in full"
+    assert [rate_factor(n) for n in range(4)] == [1, 1, 1 / 2, 1 / 3]
+
+
+def test_after_settling_all_have_the_latest_weights():
+    first, second = workers()
+    first.push(1)
+    second.push(2)
+    together(first.exchange.settle, second.exchange.settle)
+    assert first.weight == second.weight == 97
+    assert first.push(1) == 96
+    assert first.exchange.applied.staleness == [0, 1, 0]
+
+
+def test_the_server_waits_until_the_last_worker_has_left():
+    first, second = workers()
+    closing = threading.Thread(target=first.exchange.close)
+    closing.start()
+    assert second.push(5) == 95, "it still serves"
+    assert closing.is_alive()
+    second.exchange.close()
+    closing.join(PATIENCE_S)
+    assert not closing.is_alive()
+    first.exchange.close()  # a second time, which does nothing
+
+
+def test_loading_again_begins_with_version_0():
+    first, second = workers()
+    first.push(1)
+    first.weight[:] = second.weight[:] = 50
+    together(*(lambda w=w: w.exchange.keep(w) for w in (second, first)))
+    assert second.push(1) == 49
+    assert first.exchange.applied.staleness == [0]
+
+
+def test_what_fails_in_the_server_is_raised_in_its_rank():
+    first, second = workers()
+
+    def push():
+        with contextlib.suppress(queue.Empty):  # nobody answers
+            second.push(BROKEN)
+
+    threading.Thread(target=push, daemon=True).start()
+    first.exchange._server._thread.join(PATIENCE_S)
+    with pytest.raises(RuntimeError, match="serves the weights has failed") as raised:
+        first.push(1)
+    assert isinstance(raised.value.__cause__, ValueError)
+
+
+def test_what_was_counted_is_told():
+    first, second = workers()
+    for rank in (first, second, first, second, first, first, second):
+        rank.push(1)
+    log = KeptLog()
+    staleness.say(first.exchange, log)
+    stale = [0, 1, 1, 1, 1, 0, 2]
+    assert log.figures["staleness"].value == pytest.approx(sum(stale) / 7)
+    assert (log.figures["staleness"].n, log.figures["staleness_most"].value) == (7, 2)
+    assert log.figures["staleness_rank_0"].value == pytest.approx((0 + 1 + 1 + 0) / 4)
+    assert log.figures["staleness_rank_1"].value == pytest.approx((1 + 1 + 2) / 3)
+    assert log.figures["updates_taking_turns"].value == pytest.approx(5 / 6)
+    assert log.curves[HISTOGRAM].x == (0, 1, 2)
+    assert log.curves[HISTOGRAM].y == (2, 4, 1)
+    assert log.curves[FIRST_UPDATES].y == (0, 1, 0, 1, 0, 0, 1)
+    order, counted = log.chunks
+    assert (order.name, order.values) == ("update_rank", (0, 1, 0, 1, 0, 0, 1))
+    assert (counted.name, counted.values) == ("update_staleness", tuple(stale))
+
+
+def test_nothing_is_told_where_nothing_was_counted():
+    for exchange in (make("all-reduce"), make("asynchronous"), workers()[1].exchange):
+        log = KeptLog()
+        staleness.say(exchange, log)
+        assert log == KeptLog()
+
+
+def test_the_table_knows_which_exchanges_make_their_steps_apart():
+    apart = {name for name in EXCHANGES if isinstance(make(name), Asynchronous)}
+    assert apart == OUT_OF_STEP
+    assert [make(name).name for name in sorted(apart)] == sorted(apart)
