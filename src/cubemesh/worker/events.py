@@ -173,11 +173,20 @@ class EventLog:
         self._noun("series", chunk)
 
     def started(
-        self, *, host: str, device: str, threads: int, processors: Sequence[int] = ()
+        self,
+        *,
+        host: str,
+        device: str,
+        threads: int,
+        processors: Sequence[int] = (),
+        devices: Sequence[str] = (),
     ) -> None:
-        """Say what this rank runs on: once, before anything is built."""
-        bound = list(processors)
-        self._say("rank", host=host, device=device, threads=threads, processors=bound)
+        """Say what this rank runs on: once, before anything is built. `devices` are all, where it
+        drives several."""
+        bound, driven = list(processors), list(devices)
+        self._say(
+            "rank", host=host, device=device, threads=threads, processors=bound, devices=driven
+        )
 
     def link(self, *, interface: str, transport: str) -> None:
         """Say over what this rank exchanged."""
