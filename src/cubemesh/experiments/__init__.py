@@ -11,6 +11,7 @@ from cubemesh.experiments import (
     batch_accuracy,
     ceilings,
     cluster,
+    collectives,
     cpu_modes,
     devices,
     frameworks,
@@ -21,8 +22,10 @@ from cubemesh.experiments import (
     power,
     precision,
     seq2seq,
+    sequential_equivalence,
     strong_scaling,
     time_breakdown,
+    training,
     weak_scaling,
 )
 from cubemesh.experiments.base import Context, Experiment, Scale
@@ -54,10 +57,13 @@ EXPERIMENTS: dict[str, Experiment] = {
         devices.EXPERIMENT,
         cluster.EXPERIMENT,
         ceilings.EXPERIMENT,
+        collectives.EXPERIMENT,
         cpu_modes.EXPERIMENT,
         time_breakdown.EXPERIMENT,
         weak_scaling.EXPERIMENT,
         strong_scaling.EXPERIMENT,
+        training.EXPERIMENT,
+        sequential_equivalence.EXPERIMENT,
     )
 }
 

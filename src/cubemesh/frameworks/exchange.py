@@ -11,7 +11,7 @@ exchanges themselves (parallel/) name no framework.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -154,6 +154,9 @@ class Exchange(Protocol):
     name: str
     capturable: bool
     """Whether it can be recorded with the step into one graph."""
+    updates: bool
+    """Whether this rank updates its weights itself, so that its gradients are the exchanged ones
+    when `finish` returns."""
     bucket_bytes: int | None
     """How much should travel together; None where no gradient travels, so no bucket is made."""
 
@@ -205,6 +208,17 @@ def settle(program: object) -> None:
     """Settle a program that offers it: on all ranks, before its weights are evaluated or kept."""
     if isinstance(program, Settles):
         program.settle()
+
+
+@runtime_checkable
+class KeepsState(Protocol):
+    """An `Exchange` whose next step depends on those before it; others need not offer this."""
+
+    def state(self) -> dict[str, Any]:
+        """What it depends on, as plain data."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
 
 
 class Alone:

@@ -46,6 +46,8 @@ from cubemesh.worker.outcomes import not_installed
 START_S = 300.0
 """How long importing a framework may take at least; from a cold network file system it takes
 minutes."""
+MOST_START_S = 3600.0
+"""And at most, however long the run itself may take."""
 
 
 class Keeper(Protocol):
@@ -267,7 +269,7 @@ class Executor:
                 server = self._servers[framework] = Forkserver(
                     framework, own_folder, None if other is None else other.python
                 )
-            server.start(max(START_S, spec.effort.time_limit_s))
+            server.start(min(max(START_S, spec.effort.time_limit_s), MOST_START_S))
         except ServerDied as death:
             ending = Ending(
                 exit_code=death.exit_code,

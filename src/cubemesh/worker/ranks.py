@@ -20,7 +20,7 @@ from pathlib import Path
 
 from cubemesh.frameworks.base import Distributes, Framework, Unsupported
 from cubemesh.frameworks.exchange import Alone, Group
-from cubemesh.model.spec import RunSpec
+from cubemesh.model.spec import FirstSteps, RunSpec
 from cubemesh.worker.job import Job
 
 EXITS_FILE = "exits.json"
@@ -82,6 +82,11 @@ def check_devices(devices: int, cores: int) -> None:
         )
 
 
+def may_share_cores(spec: RunSpec) -> bool:
+    """Whether the devices of a CPU may share cores: where nothing is timed."""
+    return isinstance(spec.work, FirstSteps)
+
+
 def own_device(kind: str, own: Self, available: int) -> str:
     """The device of this rank, of `available` GPUs; every CPU rank's is `cpu`."""
     if kind != "cuda":
@@ -95,13 +100,17 @@ def own_device(kind: str, own: Self, available: int) -> str:
 
 
 def own_cores(spec: RunSpec, own: Self, cores: tuple[int, ...]) -> tuple[int, ...]:
-    """The cores of this rank, of the `cores` there are: `threads` of them, or an even share."""
+    """The cores of this rank, of the `cores` there are: `threads` of them, or an even share. Where
+    there are too few and they may be shared, ranks take them by turns."""
     if spec.placement.pinning != "none" or spec.placement.numa_node is not None:
         raise Unsupported(
             f"devices={own.ranks}: each device on a CPU is bound to cores of its own already. "
             "Leave pinning and numa_node out."
         )
-    each = spec.placement.threads or len(cores) // own.ranks
+    each = spec.placement.threads or max(1, len(cores) // own.ranks)
+    if each * own.ranks > len(cores) and may_share_cores(spec):
+        first = own.local_rank * each
+        return tuple(sorted({cores[n % len(cores)] for n in range(first, first + each)}))
     if each * own.ranks > len(cores):
         raise Unsupported(
             f"devices={own.ranks} of threads={each} each: a device on a CPU is as many cores of "

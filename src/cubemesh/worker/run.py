@@ -74,7 +74,8 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
     known.is_out_of_memory = framework.is_out_of_memory
     check_supported(spec, able)
     own = ranks.whoami()
-    ranks.check_devices(spec.placement.devices, len(os.sched_getaffinity(0)))
+    if not ranks.may_share_cores(spec):
+        ranks.check_devices(spec.placement.devices, len(os.sched_getaffinity(0)))
     device = known.device = _own_device(spec, able, own)
     usable_cores: float = job.usable_cores or len(os.sched_getaffinity(0))
     threads = spec.placement.threads or int(usable_cores)
@@ -99,6 +100,7 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
             neighbours=neighbours if device != "cpu" else Neighbours(None),
             log=log,
             folder=job.folder,
+            limit_bytes=known.limit_bytes,
             group=group,
         )
         (alternate_programs if spec.against else TASKS[spec.work.kind])(task)

@@ -75,7 +75,7 @@ def train(case, group, part=slice(None), steps=3):
             exchange=exchange,
             device="cpu",
             threads=1,
-            rank=group.rank,
+            group=group,
         )
     )
     rng = np.random.default_rng(0)
@@ -210,7 +210,9 @@ def test_every_rank_draws_its_own_dropout(make_request, make_batch):
     batch = make_batch(request.network)
 
     def loss(rank):
-        program = build(dataclasses.replace(request, rank=rank))
+        group = Alone()
+        group.rank = rank
+        program = build(dataclasses.replace(request, group=group))
         program.load(request.network.draw(0))
         program.forward(program.place(batch))
         return program.loss()

@@ -128,11 +128,13 @@ def capabilities() -> Capabilities:
     kinds = {device.split(":")[0] for device in devices}
     return replace(
         able,
+        works=able.works - {"first_steps"},
         devices=tuple(devices),
         precisions={kind: able.precisions[kind] for kind in able.precisions if kind in kinds},
         exchanges=able.exchanges & EXCHANGES,
         hint=" ".join(dict.fromkeys(missing)),
         compiles_segments=True,
+        deterministic=False,
     )
 
 
