@@ -37,6 +37,8 @@ class Rank:
     device_uuid: str | None = None
     outcome: Outcome
     threads: int | None = None
+    devices: tuple[str, ...] = ()
+    """All that it drives, where one process drives several; `device` is the first."""
     processors: tuple[int, ...] = ()
     """Those its threads were bound to; none where they were not."""
     interface: str = ""

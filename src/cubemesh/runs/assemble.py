@@ -62,7 +62,8 @@ def assemble(
     own = [e for e in events if not e.get("of_rank")]
     ends = sorted(_of(events, "outcome"), key=lambda e: float(e["t"]))
     told = {e.get("of_rank", 0): from_plain(Outcome, e["outcome"]) for e in ends}
-    outcomes = rank_outcomes.of_ranks(told, ending, spec.placement.devices)
+    driven = max((len(e.get("devices", ())) for e in _of(events, "rank")), default=0)
+    outcomes = rank_outcomes.of_ranks(told, ending, spec.placement.devices // max(1, driven))
     outcome = rank_outcomes.of_run(outcomes, told)
     windows = tuple(_nouns(events, "window", Window))
     series = join(_nouns(events, "series", Series))
@@ -81,6 +82,7 @@ def assemble(
             device_uuid=uuid_of(e["device"]),
             outcome=outcomes[e.get("of_rank", 0)],
             threads=e["threads"],
+            devices=tuple(e.get("devices", ())),
             processors=tuple(e.get("processors", ())),
             interface=links.get(e.get("of_rank", 0), {}).get("interface", ""),
             transport=links.get(e.get("of_rank", 0), {}).get("transport", ""),

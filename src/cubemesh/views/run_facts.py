@@ -91,7 +91,8 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
     facts.append(("wall time", format_seconds(record.elapsed_s)))
     facts.append(("started", wording.moment(record.started_utc)))
     devices = dict.fromkeys(
-        f"{rank.device}{f' ({rank.device_name})' if rank.device_name else ''} on {rank.host}"
+        f"{' '.join(rank.devices) or rank.device}"
+        f"{f' ({rank.device_name})' if rank.device_name else ''} on {rank.host}"
         for rank in record.ranks
     )
     if len(record.ranks) > 1:

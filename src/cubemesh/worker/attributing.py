@@ -33,8 +33,9 @@ def attribute(
     transfers: Transfers,
 ) -> Attributed | None:
     """What stamps and profiles the steps of `spec`; None where no attribution is asked for.
-    Unsupported where the framework has no profiler that cubemesh reads. On several devices each
-    rank tells its own, and `transfers` are what it exchanges."""
+    Unsupported where the framework has no profiler that cubemesh reads, or where what travels
+    cannot be stamped. On several devices each rank tells its own, and `transfers` are what it
+    exchanges."""
     if not is_taken_apart(spec):
         return None
     exchange = spec.program.exchange

@@ -99,6 +99,18 @@ def own_device(kind: str, own: Self, available: int) -> str:
     return f"cuda:{own.local_rank}"
 
 
+def driven_devices(kind: str, devices: int, available: int) -> tuple[str, ...]:
+    """The devices of a process that drives `devices` by itself; of `available` GPUs."""
+    if kind != "cuda":
+        return tuple(f"cpu:{n}" for n in range(devices))
+    if devices > available:
+        raise Unsupported(
+            f"devices={devices}: this machine has {available} GPUs that can be used. Set "
+            f"devices={available} or less."
+        )
+    return tuple(f"cuda:{n}" for n in range(devices))
+
+
 def own_cores(spec: RunSpec, own: Self, cores: tuple[int, ...]) -> tuple[int, ...]:
     """The cores of this rank, of the `cores` there are: `threads` of them, or an even share. Where
     there are too few and they may be shared, ranks take them by turns."""
