@@ -65,8 +65,9 @@ def test_the_flags_are_frozen():
         "compare": ["--fail-below", "--json", "--store", "--store-b"],
         "predict": [
             *("--batch-per-device", "--calibrate", "--devices", "--json", "--machine"),
-            *("--measured", "--precision", "--regime", "--store"),
+            *("--exchange", "--measured", "--precision", "--regime", "--store", "--what-if"),
         ],
+        "import": ["--collective", "--json", "--store"],
         "results": ["--framework", "--json", "--limit", "--network", "--outcome", "--store"],
         "report": ["--charts", "--json", "--output", "--store"],
     }

@@ -50,7 +50,7 @@ class EventLog:
 
     Events are `{"event": NAME, "t": seconds, NAME: noun as plain data}` with the names phase,
     window, figure (with "name"), curve, part, breakdown, replica, point, warning, unmeasured,
-    series, outcome; `rank` (what this rank runs on), `link` (what it exchanged over), `library`,
+    series, outcome; `rank` (what this rank runs on), `library`, `link` (what it exchanged over),
     `enter` (a phase begins), `artifact` (a file in the run's folder) and `progress` carry fields
     of their own.
     """
@@ -173,11 +173,20 @@ class EventLog:
         self._noun("series", chunk)
 
     def started(
-        self, *, host: str, device: str, threads: int, processors: Sequence[int] = ()
+        self,
+        *,
+        host: str,
+        device: str,
+        threads: int,
+        processors: Sequence[int] = (),
+        devices: Sequence[str] = (),
     ) -> None:
-        """Say what this rank runs on: once, before anything is built."""
-        bound = list(processors)
-        self._say("rank", host=host, device=device, threads=threads, processors=bound)
+        """Say what this rank runs on: once, before anything is built. `devices` are all, where it
+        drives several."""
+        bound, driven = list(processors), list(devices)
+        self._say(
+            "rank", host=host, device=device, threads=threads, processors=bound, devices=driven
+        )
 
     def link(self, *, interface: str, transport: str) -> None:
         """Say over what this rank exchanged."""

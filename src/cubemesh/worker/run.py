@@ -74,8 +74,10 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
     known.is_out_of_memory = framework.is_out_of_memory
     check_supported(spec, able)
     own = ranks.whoami()
-    if not ranks.may_share_cores(spec):
-        ranks.check_devices(spec.placement.devices, len(os.sched_getaffinity(0)))
+    cores = len(os.sched_getaffinity(0))
+    ranks.check_devices(spec.placement.devices, cores, spec.placement.share_cores)
+    if (warning := ranks.shared_cores(spec, cores)) is not None:
+        log.warning(warning)
     device = known.device = _own_device(spec, able, own)
     usable_cores: float = job.usable_cores or len(os.sched_getaffinity(0))
     threads = spec.placement.threads or int(usable_cores)
