@@ -8,8 +8,15 @@ import pytest
 
 pytest.importorskip("torch")
 
+from cubemesh.frameworks.base import Unsupported
 from cubemesh.frameworks.exchange import Link
-from cubemesh.frameworks.pytorch.links import NcclLog, gloo_link, nccl_link, tcp_link
+from cubemesh.frameworks.pytorch.links import (
+    NcclLog,
+    chosen,
+    gloo_link,
+    nccl_link,
+    tcp_link,
+)
 
 START = "host:71:71 [0] NCCL INFO NET/Socket : Using [0]eth0:192.0.2.2<0> [1]eth1:192.0.2.3<0>"
 IB = "host:71:71 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:192.0.2.2<0>"
