@@ -100,7 +100,7 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
     stacks = threads + _input_threads(spec, usable_cores)
     known.limit_bytes, limited = _memory_limit(job, device, stacks)
     with limited:
-        group = ranks.join(framework, device, own)
+        group = ranks.join(framework, device, own, spec.placement.link)
         task = Task(
             spec=spec,
             framework=framework,
