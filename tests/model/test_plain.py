@@ -15,13 +15,16 @@ from hypothesis import strategies as st
 import cubemesh.model as model
 from cubemesh.model import (
     Ceiling,
+    Collective,
     Cost,
     Effort,
+    Keeping,
     Outcome,
     ProgramSettings,
     RunSpec,
     Series,
     Status,
+    Train,
     TrainSteps,
 )
 from cubemesh.model.plain import canonical_json, digest, from_plain, to_plain
@@ -55,6 +58,13 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         fields = {f.name: instances(hints[f.name]) for f in dataclasses.fields(kind) if f.init}
+        if kind is Train:  # drops within the epochs, and a share
+            drops = {"rate_drops": st.just((1, 3)), "schedule": st.just("step")}
+            given = {**fields, "target_accuracy": st.none() | st.floats(0.01, 1.0)}
+            given |= {"rate_drops": st.just(()), "epochs": st.integers(4, 90)}
+            return st.builds(kind, **given) | st.builds(kind, **given | drops)
+        if kind is Keeping:
+            return st.builds(kind, **fields | {"checkpoints": st.just("/tmp")})
         if kind is Ceiling:
             own = {"matrix_product": "shape", "disk_read": "folder", "device_to_host": "pinned"}
             others = {"shape": st.none(), "folder": st.none(), "pinned": st.just(True)}
@@ -67,6 +77,11 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
                 )
                 for operation, name in own.items()
             )
+        if kind is Collective:  # there is a size, and only what reduces has a reduction
+            fields["sizes_bytes"] = st.lists(st.integers(1, 99), min_size=1, max_size=3).map(tuple)
+            others = {**fields, "reduction": st.just("sum")}
+            reducing = {**fields, "collective": st.sampled_from(("all-reduce", "reduce"))}
+            return st.builds(kind, **others) | st.builds(kind, **reducing)
         if kind is not ProgramSettings:
             return st.builds(kind, **fields)
         layers = st.just(("fc1=fp32", "conv*=bf16"))  # of mixed precision alone, as is the scale

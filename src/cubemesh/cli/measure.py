@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cubemesh.cli.options import AsJson, FailBelow, StoreAt, open_store, show
+from cubemesh.cli.options import (
+    AsJson,
+    FailBelow,
+    Fresh,
+    Pythons,
+    Settings,
+    StoreAt,
+    open_store,
+    show,
+)
 from cubemesh.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,16 +25,11 @@ if TYPE_CHECKING:
 
 def run(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Experiments or suites.")],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated."),
-    ] = None,
+    settings: Settings = None,
     quick: Annotated[bool, typer.Option("--quick", help="A short look.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Everything the documents did.")] = False,
     store: StoreAt = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Measure again what is stored already.")
-    ] = False,
+    fresh: Fresh = False,
     against: Annotated[
         list[str] | None,
         typer.Option(
@@ -35,14 +39,7 @@ def run(
         ),
     ] = None,
     fail_below: FailBelow = None,
-    pythons: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--python",
-            metavar="FRAMEWORK=PATH",
-            help="The Python that runs this framework's workers; may be repeated.",
-        ),
-    ] = None,
+    pythons: Pythons = None,
     as_json: AsJson = False,
 ) -> None:
     """Ask one or more questions: measure what is missing, keep it, and print the answer."""

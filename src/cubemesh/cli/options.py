@@ -15,6 +15,19 @@ StoreAt = Annotated[
     str | None,
     typer.Option("--store", metavar="PATH|URL", help="Where results are kept; default: XDG data."),
 ]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated."),
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Measure again what is stored already.")]
+Pythons = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--python",
+        metavar="FRAMEWORK=PATH",
+        help="The Python that runs this framework's workers; may be repeated.",
+    ),
+]
 FailBelow = Annotated[
     float | None,
     typer.Option(

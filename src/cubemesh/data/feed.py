@@ -31,8 +31,8 @@ class Feed:
 
     Of `ranks` feeds with the same seed, each gives its own part of the same global minibatch: all
     together give what one feed gives with the global minibatch. Made ahead by `threads` threads, or
-    by the taker where there are none. A batch stays as it is
-    until the next is taken; `Program.place` copies, so nothing more is needed.
+    by the taker where there are none. The first `start` minibatches are passed over unread. A batch
+    stays as it is until the next is taken; `Program.place` copies, so nothing more is needed.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Feed:
         rank: int = 0,
         ranks: int = 1,
         taken_by: int = 1,
+        start: int = 0,
     ) -> None:
         if batch_per_device * ranks > source.samples:
             each = f" on each of {ranks} devices" if ranks > 1 else ""
@@ -64,8 +65,10 @@ class Feed:
         """Samples that this rank counts as its own, where `taken_by` ranks take the same ones."""
         self.tried: NDArray[np.bool_] = np.zeros(source.samples, np.bool_)
         """Which samples were in a minibatch that was taken."""
-        numbers = itertools.count() if epochs is None else range(epochs)
-        plan = itertools.chain.from_iterable(map(self.plan, numbers))
+        first, passed = divmod(start, self.steps_per_epoch)
+        numbers = itertools.count(first) if epochs is None else range(first, epochs)
+        epochs_plan = itertools.chain.from_iterable(map(self.plan, numbers))
+        plan = itertools.islice(epochs_plan, passed, None)
         self._batches = batches(plan, source, batch_per_device, threads)
         self._taken_at, self._waits_s = array("d"), array("d")
 
@@ -73,6 +76,12 @@ class Feed:
     def steps_per_epoch(self) -> int:
         """Full global minibatches in an epoch."""
         return self.source.samples // (self.batch_per_device * self.ranks)
+
+    @property
+    def taken(self) -> NDArray[np.int64]:
+        """The numbers of the samples in the minibatch that was taken last."""
+        assert self._batches.taken is not None, "a minibatch was taken"
+        return self._batches.taken.indices
 
     def waited_s(self, started: float, ended: float) -> float:
         """Seconds that the taker spent waiting for minibatches, or making them, between two
@@ -106,8 +115,7 @@ class Feed:
         batch = next(self._batches)
         self._taken_at.append(time.perf_counter())
         self._waits_s.append(self._batches.waited_s - before_s)
-        assert self._batches.taken is not None, "a minibatch was taken"
-        self.tried[self._batches.taken.indices] = True
+        self.tried[self.taken] = True
         return batch
 
     def close(self) -> None:

@@ -11,18 +11,22 @@ from cubemesh.experiments import (
     batch_accuracy,
     ceilings,
     cluster,
+    collectives,
     cpu_modes,
     devices,
     frameworks,
     image_size,
     input_pipeline,
+    lr_scaling,
     minibatch,
     model_size,
     power,
     precision,
     seq2seq,
+    sequential_equivalence,
     strong_scaling,
     time_breakdown,
+    training,
     weak_scaling,
 )
 from cubemesh.experiments.base import Context, Experiment, Scale
@@ -54,10 +58,15 @@ EXPERIMENTS: dict[str, Experiment] = {
         devices.EXPERIMENT,
         cluster.EXPERIMENT,
         ceilings.EXPERIMENT,
+        collectives.EXPERIMENT,
         cpu_modes.EXPERIMENT,
         time_breakdown.EXPERIMENT,
+        training.EXPERIMENT,
         weak_scaling.EXPERIMENT,
         strong_scaling.EXPERIMENT,
+        training.EXPERIMENT,
+        sequential_equivalence.EXPERIMENT,
+        lr_scaling.EXPERIMENT,
     )
 }
 

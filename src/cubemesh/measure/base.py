@@ -10,8 +10,10 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from cubemesh.model.collective import SweepPoint
 from cubemesh.model.machine import Unknown
 from cubemesh.model.record import Breakdown, Curve, Figure, Part
+from cubemesh.model.replica import Replica
 from cubemesh.model.series import Series
 from cubemesh.model.warning import Warning
 
@@ -36,9 +38,15 @@ class Log(Protocol):
         """A group of steps has ended; `start` is a reading of the program's clock."""
 
     def progress(
-        self, phase: str, steps: int, step_s: float | None, fraction: float | None
+        self,
+        phase: str,
+        steps: int,
+        step_s: float | None,
+        fraction: float | None,
+        note: str = "",
     ) -> None:
-        """How far the run has come, for whoever is watching; cheap, may be dropped."""
+        """How far the run has come, for whoever is watching; cheap, may be dropped. `note` is a few
+        words on top."""
 
     def figure(self, name: str, figure: Figure) -> None:
         """A figure that is not computed from windows."""
@@ -51,6 +59,12 @@ class Log(Protocol):
 
     def breakdown(self, breakdown: Breakdown) -> None:
         """The time of a step, sorted in one way."""
+
+    def replica(self, replica: Replica) -> None:
+        """What this rank was fed and made in the first steps."""
+
+    def point(self, point: SweepPoint) -> None:
+        """What a collective took on this rank at one size."""
 
     def warning(self, warning: Warning) -> None:
         """A reason for doubt."""

@@ -6,9 +6,11 @@ library, so a worker in any Python environment can use it.
 """
 
 from cubemesh.model.answer import Answer, Axis, Cell, Chart, Column, Finding, Line, Point, Table
+from cubemesh.model.collective import Collective, SweepPoint
 from cubemesh.model.cost import Cost
 from cubemesh.model.effort import Effort
 from cubemesh.model.forecast import MemoryForecast
+from cubemesh.model.keeping import Keeping
 from cubemesh.model.machine import (
     Cache,
     Cpu,
@@ -37,11 +39,13 @@ from cubemesh.model.record import (
     TimeRow,
     Window,
 )
+from cubemesh.model.replica import Replica, Sketch
 from cubemesh.model.series import Series
 from cubemesh.model.spec import (
     WORK_KINDS,
     Against,
     Ceiling,
+    FirstSteps,
     Forward,
     Input,
     NetworkWork,
@@ -49,6 +53,7 @@ from cubemesh.model.spec import (
     ProgramSettings,
     RunSpec,
     Train,
+    Training,
     TrainSteps,
     Work,
 )
@@ -66,6 +71,7 @@ __all__ = [
     "Cell",
     "Chart",
     "Claim",
+    "Collective",
     "Column",
     "Cost",
     "Cpu",
@@ -74,10 +80,12 @@ __all__ = [
     "Environment",
     "Figure",
     "Finding",
+    "FirstSteps",
     "Forward",
     "Gpu",
     "GpuLink",
     "Input",
+    "Keeping",
     "Line",
     "Machine",
     "Memory",
@@ -95,17 +103,21 @@ __all__ = [
     "PublishedFigure",
     "Question",
     "Rank",
+    "Replica",
     "RunKey",
     "RunRecord",
     "RunSpec",
     "Series",
+    "Sketch",
     "Software",
     "State",
     "Status",
+    "SweepPoint",
     "Table",
     "TimeRow",
     "Train",
     "TrainSteps",
+    "Training",
     "Unknown",
     "Verdict",
     "Warning",

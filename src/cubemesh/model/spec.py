@@ -15,14 +15,20 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cubemesh.errors import UsageError
+from cubemesh.model.collective import Collective
 from cubemesh.model.effort import Effort, at_least
+from cubemesh.model.keeping import Keeping
 from cubemesh.model.plain import digest
 from cubemesh.model.precision_checks import check_loss_scale, check_precision_of
+from cubemesh.model.schedule_checks import check_schedule, check_target
 
 Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
+BatchNormOver = Literal["device", "global"]
 Layout = Literal["nchw", "nhwc"]
 DataOn = Literal["host", "device"]
 Optimizer = Literal["sgd", "rmsprop", "adam", "adamw", "lars"]
+RateScaling = Literal["none", "linear"]
+RateSchedule = Literal["constant", "step", "cosine"]
 LossScale = Literal["dynamic"] | float
 CompileBy = Literal["network", "segment"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -96,11 +102,44 @@ class Train(NetworkWork):
     learning_rate: float = 0.01
     momentum: float = 0.9
     weight_decay: float = 0.0
+    rate_scaling: RateScaling = "none"
+    """`linear`: the learning rate is multiplied by the number of devices (Goyal et al. 2017)."""
+    warmup_epochs: float = 0.0
+    """Epochs in which the learning rate rises, step by step, to the full one."""
+    schedule: RateSchedule = "constant"
+    """What the learning rate does after that: stays, falls to a tenth at `rate_drops`, or follows
+    half a cosine down to 0 at the end of the last epoch."""
+    rate_drops: tuple[int, ...] = ()
+    """Of `step`: the epochs after which the rate falls; none given is a third, two thirds and eight
+    ninths of all, as 30, 60 and 80 are of 90."""
+    target_accuracy: float | None = None
+    """Top-1 accuracy, 0 to 1, at which the training is done before its last epoch."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 0, "learning_rate", "momentum", "weight_decay", "warmup_epochs")
+        at_least(self, 1, "epochs")
+        check_schedule(self.schedule, self.rate_drops, self.epochs)
+        check_target(self.target_accuracy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstSteps(NetworkWork):
+    """The first steps of a training, looked at and not timed: what each device was fed, its
+    gradients and losses, and the accuracy after them."""
+
+    kind: Literal["first_steps"] = "first_steps"
+    iterations: int = 10
+    """Steps to make."""
+    optimizer: Optimizer = "sgd"
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "learning_rate", "momentum", "weight_decay")
-        at_least(self, 1, "epochs")
+        at_least(self, 1, "iterations")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,13 +190,17 @@ class Ceiling:
             )
 
 
-Work = TrainSteps | Forward | Train | Input | Ceiling
+Work = TrainSteps | Forward | Train | FirstSteps | Input | Ceiling | Collective
+Training = TrainSteps | Train | FirstSteps
+"""Work that updates weights."""
 WORK_KINDS: dict[str, type[Work]] = {
     "train_steps": TrainSteps,
     "forward": Forward,
     "train": Train,
+    "first_steps": FirstSteps,
     "input": Input,
     "ceiling": Ceiling,
+    "collective": Collective,
 }
 
 
@@ -175,6 +218,9 @@ class Placement:
     `spread`, far apart; `none` leaves it to the kernel."""
     numa_node: int | None = None
     """The NUMA node whose processors, and so whose memory, are used; None is all of them."""
+    share_cores: bool = False
+    """Whether the devices of a CPU may share cores where there are too few: what they compute is
+    the same then, and how fast says nothing."""
 
     def __post_init__(self) -> None:
         at_least(self, 1, "devices", "threads")
@@ -196,6 +242,12 @@ class ProgramSettings:
     is what the framework takes by itself."""
     layout: Layout = "nchw"
     exchange: str = "none"
+    batch_norm: BatchNormOver = "device"
+    """Of several devices, whose samples a batch normalisation takes its statistics from: each
+    device's own, or the `global` minibatch's, as one device would."""
+    deterministic: bool = False
+    """Whether the same steps give the same values every time, and dropout is drawn for the global
+    minibatch, so that values do not depend on the number of devices."""
     data_on: DataOn = "host"
     """`host`: every batch is copied to the device, as document 001 did; `device`: one batch lies
     there already."""
@@ -245,6 +297,8 @@ class RunSpec:
     effort: Effort = field(default_factory=Effort)
     against: Against | None = None
     """The program that alternates with this one in the same process; None where it runs alone."""
+    keeping: Keeping = field(default_factory=Keeping)
+    """What a training leaves behind besides its record."""
 
     @property
     def other(self) -> RunSpec | None:

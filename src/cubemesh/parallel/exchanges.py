@@ -17,7 +17,7 @@ frameworks/exchange.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cubemesh.errors import unknown_name
@@ -41,6 +41,7 @@ class NoExchange:
 
     name = "none"
     capturable = True
+    updates = True
     bucket_bytes: int | None = None
 
     def ready(self, bucket: Bucket) -> None:
@@ -59,6 +60,7 @@ class AllReduce:
     the backward pass goes on."""
 
     capturable = True
+    updates = True
     bucket_bytes: int | None = BUCKET_BYTES
 
     def __init__(self, group: Group, narrow: bool = False) -> None:
@@ -88,7 +90,7 @@ class ParameterServer:
     bucket_bytes: int | None = BUCKET_BYTES
 
     def __init__(self, group: Group) -> None:
-        self._group = group
+        self._group, self.updates = group, group.rank == SERVER
         self._under_way: list[Pending] = []
 
     def ready(self, bucket: Bucket) -> None:
@@ -101,7 +103,7 @@ class ParameterServer:
 
     def update(self, apply: Callable[[], None], weights: Sequence[Any]) -> None:
         """The server updates, the others get its weights."""
-        if self._group.rank == SERVER:
+        if self.updates:
             apply()
         self._group.broadcast(weights, SERVER).wait()
 
@@ -111,6 +113,7 @@ class LocalSgd:
 
     name = "local-sgd"
     capturable = False
+    updates = True
     bucket_bytes: int | None = None
 
     def __init__(self, group: Group, every: int = AVERAGE_EVERY) -> None:
@@ -129,6 +132,17 @@ class LocalSgd:
         if self._steps % self._every == 0:
             _wait([self._group.all_reduce_mean(array) for array in weights])
 
+    def state(self) -> dict[str, Any]:
+        """See `KeepsState`."""
+        return {"steps": self._steps}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """See `KeepsState`."""
+        self._steps = state["steps"]
+
+
+SAME_WEIGHTS = frozenset({"all-reduce", "all-reduce-16", "parameter-server"})
+"""The exchanges after each step of which all ranks have the same weights, to the bit."""
 
 EXCHANGES: dict[str, Callable[[Group], Exchange]] = {
     "none": lambda group: NoExchange(),

@@ -36,6 +36,7 @@ from cubemesh.runs.devices import gpus_of, lock_names, visible_gpus
 from cubemesh.runs.endings import Ending
 from cubemesh.runs.folders import RunFolders, default_runs_folder
 from cubemesh.runs.forkserver import Forkserver, ServerDied
+from cubemesh.runs.idle_links import with_idle_links
 from cubemesh.runs.locks import DeviceLocks
 from cubemesh.runs.observer import Observer, Silent
 from cubemesh.runs.watch import watch
@@ -45,6 +46,8 @@ from cubemesh.worker.outcomes import not_installed
 START_S = 300.0
 """How long importing a framework may take at least; from a cold network file system it takes
 minutes."""
+MOST_START_S = 3600.0
+"""And at most, however long the run itself may take."""
 
 
 class Keeper(Protocol):
@@ -220,6 +223,7 @@ class Executor:
             record, environment=other, artifacts=self._kept(record.run_id, events)
         )
         record = with_usage(record, self._store.ceilings(key.machine_id))
+        record = with_idle_links(record, self._machine, visible_gpus(self._machine, os.environ))
         self._store.save(record, series)
         folders.remove(folder)
         return record
@@ -265,7 +269,7 @@ class Executor:
                 server = self._servers[framework] = Forkserver(
                     framework, own_folder, None if other is None else other.python
                 )
-            server.start(max(START_S, spec.effort.time_limit_s))
+            server.start(min(max(START_S, spec.effort.time_limit_s), MOST_START_S))
         except ServerDied as death:
             ending = Ending(
                 exit_code=death.exit_code,

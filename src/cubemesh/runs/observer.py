@@ -26,6 +26,8 @@ class Progress:
     """Seconds a step takes, from the latest window; None before the first."""
     fraction: float | None = None
     """How much of the whole run is done, 0 to 1, where that can be told."""
+    note: str = ""
+    """A few words on top: of a training its epoch, loss and accuracy."""
 
 
 class Observer(Protocol):

@@ -112,6 +112,7 @@ class _Watcher:
                 steps=self.steps,
                 step_s=event["step_s"],
                 fraction=event["fraction"],
+                note=event.get("note", ""),
             )
             self._observer.progress(progress)
 

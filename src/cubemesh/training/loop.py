@@ -6,25 +6,34 @@
 
 An epoch's steps are cut into a few windows; each ends with a wait, and only then, outside the
 window, is the loss of its last step read. So the training loss is sampled, not averaged: a point a
-window. After each epoch every validation sample is scored (`evaluation.py`).
+window. After each epoch every validation sample is scored (`evaluation.py`). Checkpoints are taken
+between windows, which end there for them.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import cast
 
 from cubemesh.data.base import Source
 from cubemesh.data.feed import Feed, in_order
 from cubemesh.data.pipeline import Batches
-from cubemesh.frameworks.base import Diverged, Program, Unsupported
-from cubemesh.frameworks.exchange import settle
+from cubemesh.frameworks.base import Batch, Diverged, Program, Unsupported
+from cubemesh.frameworks.exchange import Alone, Group, settle
+from cubemesh.frameworks.training import Inspects, SetsRate, Snapshots
 from cubemesh.measure.base import Log
 from cubemesh.measure.timer import Stopwatch
-from cubemesh.model.record import Curve, Figure, Window
+from cubemesh.model.record import Figure, Window
 from cubemesh.model.spec import DataOn, Train
-from cubemesh.training.evaluation import Scored, accuracy_figure, score
+from cubemesh.training import sameness
+from cubemesh.training.course import TOP5_CLASSES, Course
+from cubemesh.training.evaluation import Scored, score
+from cubemesh.training.keeper import Keeper
+from cubemesh.training.schedule import Schedule
 
 WINDOWS_PER_EPOCH = 4
 WINDOWS = 12
@@ -38,106 +47,269 @@ def train(
     work: Train,
     log: Log,
     data_on: DataOn = "host",
+    *,
+    group: Group | None = None,
+    keeper: Keeper | None = None,
+    course: Course | None = None,
+    same_weights: bool = False,
 ) -> list[Window]:
-    """Train `work.epochs` epochs of `feed`, which has as many at least, with an evaluation after
-    each, and tell the log what came of it.
+    """Train up to `work.epochs` epochs of `feed`, which has as many at least, with an evaluation
+    after each, and tell the log what came of it. Returns the measured windows.
 
-    Windows are marked `epoch-N`. Curves: training_loss by step, validation_loss and
-    validation_accuracy by epoch. Figures, of the last epoch: accuracy, top5_accuracy where there
-    are more than five classes, validation_loss. Samples to validate on are made as the feed's are.
-    Diverged as soon as a loss that is read is not a finite number; Unsupported for
-    `data_on="device"`. Returns the measured windows.
+    Windows are marked `epoch-N`. Curves: training_loss and, where it changes, learning_rate by
+    step; validation_loss, validation_accuracy and, with more than five classes,
+    validation_top5_accuracy by epoch. Figures, of the last epoch: accuracy, top5_accuracy,
+    validation_loss, epochs_trained. Samples to validate on are made as the feed's are. `course` is
+    where an earlier part has ended, from where `feed` and `program` go on. `same_weights` says that
+    all ranks of `group` must have the same after each step; they are compared before a checkpoint
+    and after an epoch.
+
+    Diverged as soon as a loss that is read is not a finite number; ReplicasDiffer; Unsupported for
+    `data_on="device"`, and for what the program does not offer.
     """
     if data_on == "device":
         raise Unsupported(
             "Training over epochs feeds every sample, so its batches are copied from the host one "
             "by one. Set data_on=host, or measure single steps with train_steps."
         )
-    training = _Training(program=program, feed=feed, work=work, log=log)
-    validation: list[Scored] = []
-    for epoch in range(1, work.epochs + 1):
-        training.run_epoch(epoch)
-        settle(program)
-        with log.phase("evaluate"), closing(_in_order(validation_source, feed)) as batches:
-            validation.append(_evaluate(program, batches, epoch, work, log))
-        training.tell_curve()
-        _tell_curves(validation, log)
-    _tell_figures(validation[-1], validation_source.classes, log)
+    group = group or Alone()
+    training = _Training(
+        program=program,
+        feed=feed,
+        validation=validation_source,
+        work=work,
+        log=log,
+        schedule=Schedule(work, group.size, feed.steps_per_epoch),
+        group=group,
+        keeper=keeper or Keeper(),
+        course=course or Course(),
+        compares=same_weights,
+    )
+    training.check_offered()
+    try:
+        training.run()
+    finally:
+        training.keeper.tell(log)
     return training.measured
 
 
 @dataclass
 class _Training:
-    """Where the training stands: steps done, and the losses read on the way."""
+    """A training under way."""
 
     program: Program
     feed: Feed
+    validation: Source
     work: Train
     log: Log
-    done: int = 0
-    losses: dict[int, float] = field(default_factory=dict)
-    """By the number of the step they belong to, counted from 1."""
+    schedule: Schedule
+    group: Group
+    keeper: Keeper
+    course: Course
+    compares: bool
     measured: list[Window] = field(default_factory=list)
+    _batch: Batch | None = None
+    _begun: bool = False
+    _same_at: int = 0
+    """The step after which the ranks' weights were last found the same."""
 
     @property
     def total_steps(self) -> int:
         """Steps of all epochs."""
         return self.work.epochs * self.feed.steps_per_epoch
 
-    def run_epoch(self, epoch: int) -> None:
-        """One pass over the training data."""
-        sizes = window_sizes(self.feed.steps_per_epoch, self.work.epochs, first=epoch == 1)
-        if epoch == 1:
-            with self.log.phase("warm-up"):
-                self._run_windows("warm-up", epoch, sizes[:1])
-            sizes = sizes[1:]
-        if not sizes:
-            return
-        with self.log.phase("measure"):
-            self._run_windows("measure", epoch, sizes)
-
-    def tell_curve(self) -> None:
-        """The training loss so far."""
-        self.log.curve(
-            Curve(
-                name="training_loss",
-                x_name="step",
-                x=tuple(map(float, self.losses)),
-                y=tuple(self.losses.values()),
+    def check_offered(self) -> None:
+        """Unsupported where the program lacks what the work or the keeper asks for."""
+        name = type(self.program).__name__
+        if self.schedule.changes and not isinstance(self.program, SetsRate):
+            raise Unsupported(
+                f"{name} has one learning rate for all steps. Leave rate_scaling, warmup_epochs "
+                "and schedule out, or set framework=pytorch."
             )
-        )
+        if self.keeper.saver is not None and not isinstance(self.program, Snapshots):
+            raise Unsupported(
+                f"{name} cannot be put back to where it was, so it has no checkpoints. Leave them "
+                "out, or set framework=pytorch."
+            )
 
-    def _run_windows(self, phase: str, epoch: int, sizes: list[int]) -> None:
-        program, feed = self.program, self.feed
+    def run(self) -> None:
+        """The epochs that are left."""
+        each = self.feed.steps_per_epoch
+        classes = self.validation.classes
+        done = self._is_done()
+        while not done:
+            epoch = len(self.course.validation) + 1
+            if self.course.done < epoch * each:
+                self._run_epoch(epoch)
+            settle(self.program)
+            with self.log.phase("evaluate"), closing(self._in_order()) as batches:
+                self.course.validation.append(self._evaluate(batches, epoch))
+            self.course.tell_training(self.log)
+            self.course.tell_validation(classes, self.log)
+            self._compare()
+            done = self._is_done()
+            if done or self.keeper.due(self.course.done, ends_epoch=True):
+                self.keeper.save(self.program, self.course)
+        self.course.tell_training(self.log)
+        self.course.tell_validation(classes, self.log)
+        self.keeper.finish(self.group)
+        self.course.tell_figures(classes, self.log)
+        self._tell_target()
+
+    def _in_order(self) -> Batches:
+        """All samples to validate on, made as those to train on are."""
+        return in_order(self.validation, self.feed.batch_per_device, self.feed.threads)
+
+    def _is_done(self) -> bool:
+        """Whether all epochs are done or the target is reached: rank 0's word, for evaluations of
+        ranks may differ by their batch normalisation."""
+        scored = self.course.validation
+        if len(scored) >= self.work.epochs:
+            return True
+        target = self.work.target_accuracy
+        if target is None or not scored:
+            return False
+        return bool(self.group.agree(scored[-1].accuracy >= target))
+
+    def _tell_target(self) -> None:
+        target, scored = self.work.target_accuracy, self.course.validation
+        reached = [
+            n for n, s in enumerate(scored, 1) if target is not None and s.accuracy >= target
+        ]
+        if reached:
+            self.log.figure("target_epoch", Figure(value=reached[0], unit=""))
+
+    def _run_epoch(self, epoch: int) -> None:
+        """What is left of one pass over the training data."""
+        ends = self._window_ends(epoch)
+        if not self._begun:
+            self._begun = True
+            with self.log.phase("warm-up"):
+                self._run_windows("warm-up", epoch, ends[:1])
+            ends = ends[1:]
+        if ends:
+            with self.log.phase("measure"):
+                self._run_windows("measure", epoch, ends)
+
+    def _window_ends(self, epoch: int) -> list[int]:
+        """The steps after which windows of an epoch end, of those still to be made. The first
+        window of all holds one step."""
+        each, done = self.feed.steps_per_epoch, self.course.done
+        begin = (epoch - 1) * each
+        sizes = window_sizes(each, self.work.epochs, first=epoch == 1)
+        ends = {*itertools.accumulate(sizes, initial=begin)} | self.keeper.stops(
+            begin, begin + each
+        )
+        if not self._begun:
+            ends.add(done + 1)
+        return sorted(end for end in ends if end > done)
+
+    def _run_windows(self, phase: str, epoch: int, ends: list[int]) -> None:
+        program, course = self.program, self.course
         watch = Stopwatch(
-            step=lambda: program.train_step(program.place(next(feed))),
+            step=self._stepper(),
             synchronize=program.synchronize,
             clock=program.clock,
             samples_per_step=self.feed.samples_per_step,
             log=self.log,
         )
-        for steps in sizes:
-            window = watch.window(phase, steps, (f"epoch-{epoch}",))
+        for end in ends:
+            window = watch.window(phase, end - course.done, (f"epoch-{epoch}",))
             if phase == "measure":
                 self.measured.append(window)
-            self.done += steps
+            course.done = end
             self._read_loss(epoch)
-            fraction = self.done / self.total_steps
-            self.log.progress(phase, self.done, window.step_s, fraction)
+            fraction = end / self.total_steps
+            self.log.progress(phase, end, window.step_s, fraction, self._note(epoch))
+            ends_epoch = end == epoch * self.feed.steps_per_epoch
+            if not ends_epoch and self.keeper.due(end, ends_epoch=False):
+                self._compare()
+                self.keeper.save(program, course)
+
+    def _stepper(self) -> Callable[[], None]:
+        """What makes one step, and sets its learning rate where that changes."""
+        program, feed, schedule = self.program, self.feed, self.schedule
+        numbers = itertools.count(self.course.done)
+
+        def step() -> None:
+            self._batch = next(feed)
+            program.train_step(program.place(self._batch))
+
+        def rated_step() -> None:
+            cast(SetsRate, program).set_learning_rate(schedule.rate(next(numbers)))
+            step()
+
+        return rated_step if schedule.changes else step
 
     def _read_loss(self, epoch: int) -> None:
+        course, done = self.course, self.course.done
         loss = self.program.loss()
         if not math.isfinite(loss):
-            before = "no loss was read before"
-            if self.losses:
-                step, last = next(reversed(self.losses.items()))
-                before = f"it was {last:.4g} at step {step}"
+            raise Diverged(self._divergence(loss, epoch))
+        course.losses[done] = loss
+        shown = {"loss/training": loss}
+        if self.schedule.changes:
+            course.rates[done] = shown["learning_rate"] = self.schedule.rate(done - 1)
+        self.keeper.show(shown, done)
+
+    def _divergence(self, loss: float, epoch: int) -> str:
+        """What is known of a loss that is no finite number."""
+        before = "no loss was read before"
+        if self.course.losses:
+            step, last = next(reversed(self.course.losses.items()))
+            before = f"it was {last:.4g} at step {step}"
+        where = ""
+        if isinstance(self.program, Inspects) and self._batch is not None:
+            layer = self.program.first_not_finite(self.program.place(self._batch))
+            where = f" The first that is no finite number now is {layer}." if layer else ""
+        return (
+            f"The training loss was {loss} at step {self.course.done}, in epoch {epoch} of "
+            f"{self.work.epochs}; {before}.{where} Set learning_rate below "
+            f"{self.work.learning_rate:g}.{self.keeper.newest()}"
+        )
+
+    def _evaluate(self, batches: Batches, epoch: int) -> Scored:
+        """Score every sample. Scores come to the host, so each batch is a step that waits, and all
+        together are one window."""
+        program = self.program
+        start = program.clock()
+        total, steps, samples = Scored(), 0, 0
+        for batch in batches:
+            total += score(program.evaluate(program.place(batch)), batch.labels)
+            steps += 1
+            samples += batch.samples
+        elapsed_s = program.clock() - start
+        self.log.window(
+            phase="evaluate",
+            start=start,
+            elapsed_s=elapsed_s,
+            steps=steps,
+            samples=samples,
+            marks=(f"epoch-{epoch}",),
+        )
+        if not math.isfinite(total.loss):
             raise Diverged(
-                f"The training loss was {loss} at step {self.done}, in epoch {epoch} of "
-                f"{self.work.epochs}; {before}. Set learning_rate below "
-                f"{self.work.learning_rate:g}."
+                f"The validation loss was {total.loss} after epoch {epoch} of {self.work.epochs}. "
+                f"Set learning_rate below {self.work.learning_rate:g}.{self.keeper.newest()}"
             )
-        self.losses[self.done] = loss
+        shown = {"loss/validation": total.loss, "accuracy/top-1": total.accuracy}
+        if self.validation.classes > TOP5_CLASSES:
+            shown["accuracy/top-5"] = total.top5 / total.samples
+        self.keeper.show(shown, self.course.done)
+        return total
+
+    def _compare(self) -> None:
+        if self.compares:
+            sameness.check(self.program, self.group, self.course.done, self._same_at)
+            self._same_at = self.course.done
+
+    def _note(self, epoch: int) -> str:
+        """`epoch 3 of 10, loss 0.41, accuracy 93.1 %`."""
+        parts = [f"epoch {epoch} of {self.work.epochs}"]
+        parts.append(f"loss {self.course.losses[self.course.done]:.3g}")
+        if self.course.validation:
+            parts.append(f"accuracy {100 * self.course.validation[-1].accuracy:.1f} %")
+        return ", ".join(parts)
 
 
 def window_sizes(steps: int, epochs: int, *, first: bool = False) -> list[int]:
@@ -150,50 +322,3 @@ def window_sizes(steps: int, epochs: int, *, first: bool = False) -> list[int]:
         return [1, *(window_sizes(steps - 1, epochs) if steps > 1 else [])]
     count = min(steps, max(WINDOWS_PER_EPOCH, math.ceil(WINDOWS / epochs)))
     return [steps // count + (n < steps % count) for n in range(count)]
-
-
-def _in_order(source: Source, feed: Feed) -> Batches:
-    """All samples to validate on, made as those to train on are."""
-    return in_order(source, feed.batch_per_device, feed.threads)
-
-
-def _evaluate(program: Program, batches: Batches, epoch: int, work: Train, log: Log) -> Scored:
-    """Score every sample. Scores come to the host, so each batch is a
-    step that waits, and all together are one window."""
-    start = program.clock()
-    total, steps, samples = Scored(), 0, 0
-    for batch in batches:
-        total += score(program.evaluate(program.place(batch)), batch.labels)
-        steps += 1
-        samples += batch.samples
-    elapsed_s = program.clock() - start
-    log.window(
-        phase="evaluate",
-        start=start,
-        elapsed_s=elapsed_s,
-        steps=steps,
-        samples=samples,
-        marks=(f"epoch-{epoch}",),
-    )
-    if not math.isfinite(total.loss):
-        raise Diverged(
-            f"The validation loss was {total.loss} after epoch {epoch} of {work.epochs}. Set "
-            f"learning_rate below {work.learning_rate:g}."
-        )
-    return total
-
-
-def _tell_curves(validation: list[Scored], log: Log) -> None:
-    epochs = tuple(float(n) for n in range(1, len(validation) + 1))
-    for name, values in (
-        ("validation_loss", tuple(v.loss for v in validation)),
-        ("validation_accuracy", tuple(v.accuracy for v in validation)),
-    ):
-        log.curve(Curve(name=name, x_name="epoch", x=epochs, y=values))
-
-
-def _tell_figures(last: Scored, classes: int, log: Log) -> None:
-    log.figure("accuracy", accuracy_figure(last.top1, last.samples))
-    if classes > 5:
-        log.figure("top5_accuracy", accuracy_figure(last.top5, last.samples))
-    log.figure("validation_loss", Figure(value=last.loss, unit="", n=last.samples))

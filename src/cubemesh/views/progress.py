@@ -171,6 +171,8 @@ class TerminalProgress:
             parts.append(wording.clean(self._latest.phase))
             if self._latest.step_s:
                 parts.append(step_speed(self._latest.step_s))
+            if self._latest.note:
+                parts.append(wording.clean(self._latest.note))
         return "  ".join(parts)
 
 

@@ -20,10 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cubemesh.model.collective import SweepPoint
 from cubemesh.model.machine import Unknown
 from cubemesh.model.outcome import Outcome
 from cubemesh.model.plain import to_plain
 from cubemesh.model.record import Breakdown, Curve, Figure, Part, Phase, Window
+from cubemesh.model.replica import Replica
 from cubemesh.model.series import Series
 from cubemesh.model.warning import Warning
 
@@ -47,9 +49,10 @@ class EventLog:
     """The `Log` of a worker (see measure/base.py), written to a rank's event file.
 
     Events are `{"event": NAME, "t": seconds, NAME: noun as plain data}` with the names phase,
-    window, figure (with "name"), curve, part, breakdown, warning, unmeasured, series, outcome;
-    `rank` (what this rank runs on), `enter` (a phase begins), `artifact` (a file in the run's
-    folder) and `progress` carry fields of their own.
+    window, figure (with "name"), curve, part, breakdown, replica, point, warning, unmeasured,
+    series, outcome; `rank` (what this rank runs on), `library`, `link` (what it exchanged over),
+    `enter` (a phase begins), `artifact` (a file in the run's folder) and `progress` carry fields
+    of their own.
     """
 
     def __init__(self, path: Path, rank: int, origin: float) -> None:
@@ -103,13 +106,19 @@ class EventLog:
         self._noun("window", window)
 
     def progress(
-        self, phase: str, steps: int, step_s: float | None, fraction: float | None
+        self,
+        phase: str,
+        steps: int,
+        step_s: float | None,
+        fraction: float | None,
+        note: str = "",
     ) -> None:
         """Say how far the run has come, five times a second at most."""
         if self.now() - self._last_progress < PROGRESS_EVERY_S:
             return
         self._last_progress = self.now()
-        self._say("progress", phase=phase, steps=steps, step_s=step_s, fraction=fraction)
+        told = {"phase": phase, "steps": steps, "step_s": step_s, "fraction": fraction}
+        self._say("progress", **told, note=note)
 
     def figure(self, name: str, figure: Figure) -> None:
         """Say a figure."""
@@ -126,6 +135,18 @@ class EventLog:
     def breakdown(self, breakdown: Breakdown) -> None:
         """Say where the time of a step goes."""
         self._noun("breakdown", breakdown)
+
+    def replica(self, replica: Replica) -> None:
+        """Say what this rank was fed and made."""
+        self._noun("replica", replica)
+
+    def point(self, point: SweepPoint) -> None:
+        """Say what a collective took at one size."""
+        self._noun("point", point)
+
+    def library(self, name: str) -> None:
+        """Say what carries the collectives."""
+        self._say("library", name=name)
 
     def artifact(self, name: str, file: str) -> None:
         """Say that a file of the run's folder is to be kept beside the record."""
@@ -166,6 +187,10 @@ class EventLog:
         self._say(
             "rank", host=host, device=device, threads=threads, processors=bound, devices=driven
         )
+
+    def link(self, *, interface: str, transport: str) -> None:
+        """Say over what this rank exchanged."""
+        self._say("link", interface=interface, transport=transport)
 
     def outcome(self, outcome: Outcome) -> None:
         """Say how the run ended: the last event of every rank that ends by itself."""

@@ -25,6 +25,7 @@ from cubemesh.worker.alternation import alternate_programs
 from cubemesh.worker.events import EventLog, events_path
 from cubemesh.worker.job import Job
 from cubemesh.worker.limits import MemoryLimit
+from cubemesh.worker.links import tell_link
 from cubemesh.worker.memory import available_bytes, private_writable_bytes
 from cubemesh.worker.outcomes import outcome_of
 from cubemesh.worker.pinning import pin
@@ -73,7 +74,10 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
     known.is_out_of_memory = framework.is_out_of_memory
     check_supported(spec, able)
     own = ranks.whoami()
-    ranks.check_devices(spec.placement.devices, len(os.sched_getaffinity(0)))
+    cores = len(os.sched_getaffinity(0))
+    ranks.check_devices(spec.placement.devices, cores, spec.placement.share_cores)
+    if (warning := ranks.shared_cores(spec, cores)) is not None:
+        log.warning(warning)
     device = known.device = _own_device(spec, able, own)
     usable_cores: float = job.usable_cores or len(os.sched_getaffinity(0))
     threads = spec.placement.threads or int(usable_cores)
@@ -107,9 +111,11 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
             neighbours=neighbours if device != "cpu" else Neighbours(None),
             log=log,
             folder=job.folder,
+            limit_bytes=known.limit_bytes,
             group=group,
         )
         (alternate_programs if spec.against else TASKS[spec.work.kind])(task)
+        tell_link(group, log)
         group.close()
 
 

@@ -42,7 +42,7 @@ def train(group, exchange, part=slice(None)):
             exchange=exchanges.make(exchange, group),
             device="cpu",
             threads=1,
-            rank=group.rank,
+            group=group,
         )
     )
     program.load(network.draw(1))

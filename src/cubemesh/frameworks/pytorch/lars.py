@@ -29,7 +29,7 @@ class Lars(optim.Optimizer):
     def __init__(
         self, parameters: list[nn.Parameter], *, rate: float, momentum: float, decay: float
     ) -> None:
-        super().__init__(parameters, {"rate": rate, "momentum": momentum, "decay": decay})
+        super().__init__(parameters, {"lr": rate, "momentum": momentum, "decay": decay})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -45,7 +45,7 @@ class Lars(optim.Optimizer):
                 torch._foreach_mul_(velocities, group["momentum"])
                 torch._foreach_add_(velocities, gradients)
                 gradients = velocities
-            torch._foreach_add_(weights, gradients, alpha=-group["rate"])
+            torch._foreach_add_(weights, gradients, alpha=-group["lr"])
 
     def _velocity(self, weight: Tensor) -> Tensor:
         state = self.state[weight]

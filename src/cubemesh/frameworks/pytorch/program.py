@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -26,9 +28,11 @@ from cubemesh.frameworks.base import (
     Unsupported,
     monotonic_s,
 )
-from cubemesh.frameworks.exchange import RANK_SEEDS, Bucket, KeepsWeights
-from cubemesh.frameworks.pytorch import profiling
+from cubemesh.frameworks.exchange import RANK_SEEDS, Bucket, KeepsState, KeepsWeights
+from cubemesh.frameworks.pytorch import profiling, snapshots
 from cubemesh.frameworks.pytorch.buckets import GradientBuckets
+from cubemesh.frameworks.pytorch.global_layers import GlobalLayers
+from cubemesh.frameworks.pytorch.looking import Look, looking_at, on_host
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.frameworks.pytorch.optimizers import make_optimizer
 from cubemesh.frameworks.pytorch.replica import TorchReplica
@@ -40,8 +44,9 @@ from cubemesh.frameworks.pytorch.runtime import (
     synchronize,
 )
 from cubemesh.frameworks.pytorch.scaling import make_scaling
+from cubemesh.frameworks.training import Snapshot
 from cubemesh.model.profile import Profile
-from cubemesh.model.spec import Train, TrainSteps
+from cubemesh.model.spec import Training
 from cubemesh.networks.precision import layer_precisions
 
 Placed = tuple[Tensor, ...]
@@ -60,8 +65,10 @@ class PyTorchProgram:
         settings, work, self.device = request.program, request.work, request.device
         self._kind = torch.device(self.device).type
         self._threads = request.threads
-        prepare(self.device, settings.precision, self._threads)
-        torch.manual_seed(work.seed + RANK_SEEDS * request.rank)
+        prepare(self.device, settings.precision, self._threads, settings.deterministic)
+        own_seed = 0 if settings.deterministic else RANK_SEEDS * request.group.rank
+        self._seed = work.seed + own_seed
+        torch.manual_seed(self._seed)
         if self._kind == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self._work = work
@@ -75,6 +82,11 @@ class PyTorchProgram:
             memory_format=self._memory_format,
             overwrite=self.overwrites,
             layer_types=_layer_types(request),
+            replace=GlobalLayers(
+                request.group,
+                norm=settings.batch_norm == "global",
+                dropout=settings.deterministic,
+            ),
         )
         self.module = self._built.training
         """The network as a module: `print` shows its layers, `module.code` is its forward pass."""
@@ -89,15 +101,16 @@ class PyTorchProgram:
                 f"exchange={self._exchange.name} applies gradients away from the rank that scaled "
                 "their loss. Set precision=bf16 or fp32, or another exchange."
             )
+        self._look: Look | None = None
         self._gradients = self._make_buckets()
         self._loss = torch.full((), float("nan"))
         self._start_optimizer()
 
     def _make_buckets(self) -> GradientBuckets | None:
         size_bytes = self._exchange.bucket_bytes
-        if size_bytes is None or not isinstance(self._work, (TrainSteps, Train)):
+        if size_bytes is None or not isinstance(self._work, Training):
             return None
-        return GradientBuckets(self._built.parameters, size_bytes, self._exchange.ready)
+        return GradientBuckets(self._built.parameters, size_bytes, self._hand_over)
 
     @property
     def buckets(self) -> Sequence[Bucket]:
@@ -121,6 +134,36 @@ class PyTorchProgram:
 
     def train_step(self, placed: Placed) -> None:
         """Queue forward, backward and update."""
+        self._backward(placed)
+        self._exchange.update(self._apply, self._weights_on_device)
+
+    def inspected_step(self, placed: Placed, look: Look) -> None:
+        """See `ShowsSteps` in frameworks/base."""
+        parameters = self._built.parameters
+        with looking_at(self._built.layers, look):
+            self._look = look
+            self._backward(placed)
+            self._look = None
+        for name, parameter in parameters.items():
+            if self._gradients is None:
+                look("own gradient", name, on_host(parameter.grad))
+            if self._exchange.updates:
+                look("gradient", name, on_host(parameter.grad))
+        self._exchange.update(self._apply, self._weights_on_device)
+
+    def parameters(self) -> dict[str, Array]:
+        """See `ShowsSteps` in frameworks/base."""
+        return {name: on_host(p) for name, p in self._built.parameters.items()}
+
+    def _hand_over(self, bucket: Bucket) -> None:
+        """Give a full bucket to the exchange."""
+        if self._look is not None:
+            for name in bucket.parameters:
+                self._look("own gradient", name, on_host(self._built.parameters[name].grad))
+        self._exchange.ready(bucket)
+
+    def _backward(self, placed: Placed) -> None:
+        """Queue forward, backward and exchange."""
         optimizer, scaling = self._optimizer, self._scaling
         if optimizer is None:
             raise UsageError("a program built for forward work has no optimizer to train with.")
@@ -135,7 +178,6 @@ class PyTorchProgram:
         if self._gradients is not None:
             self._gradients.check_complete()
             self._exchange.finish()
-        self._exchange.update(self._apply, self._weights_on_device)
         self._loss = loss  # backward has freed what its graph kept, so it holds one number
 
     def _apply(self) -> None:
@@ -211,6 +253,43 @@ class PyTorchProgram:
         """A copy of every array on the host, in float32, or float64 where it is computed in."""
         return self._built.arrays()
 
+    def snapshot(self) -> Snapshot:
+        """See `Snapshots` in frameworks/training."""
+        assert self._optimizer is not None, "only what trains is taken a snapshot of"
+        plain: dict[str, Any] = {}
+        if self._scaling is not None:
+            plain["scaling"] = self._scaling.state()
+        if isinstance(self._exchange, KeepsState):
+            plain["exchange"] = self._exchange.state()
+        arrays = snapshots.take(self._optimizer, self._built.parameters, self.device)
+        return Snapshot(weights=self.state(), arrays=arrays, plain=plain)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """See `Snapshots` in frameworks/training."""
+        self.load(snapshot.weights)
+        assert self._optimizer is not None, "only what trains goes on"
+        snapshots.put_back(snapshot.arrays, self._optimizer, self._built.parameters, self.device)
+        if self._scaling is not None:
+            self._scaling.restore(snapshot.plain["scaling"])
+        if isinstance(self._exchange, KeepsState):
+            self._exchange.restore(snapshot.plain["exchange"])
+
+    def set_learning_rate(self, rate: float) -> None:
+        """See `SetsRate` in frameworks/training."""
+        assert self._optimizer is not None, "only what trains has a rate"
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+
+    def fingerprint(self) -> int:
+        """See `Inspects` in frameworks/training."""
+        return snapshots.fingerprint(self._built.parameters)
+
+    def first_not_finite(self, placed: Placed) -> str:
+        """See `Inspects` in frameworks/training."""
+        with self._autocast:
+            run = partial(self.module, *placed[:-1])
+            return snapshots.first_not_finite(self._built.layers, run)
+
     def profile(
         self, run: Callable[[], None], *, layers: bool = False, trace: str | None = None
     ) -> Callable[[], Profile]:
@@ -232,7 +311,12 @@ class PyTorchProgram:
 
     def resume(self) -> None:
         """See `Resumes` in frameworks/process."""
-        prepare(self.device, self._settings.precision, self._threads)
+        prepare(
+            self.device,
+            self._settings.precision,
+            self._threads,
+            self._settings.deterministic,
+        )
 
     def close(self) -> None:
         """Drop every array; on a GPU, the allocator's cache as well."""

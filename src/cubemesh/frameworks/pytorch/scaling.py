@@ -12,7 +12,8 @@ The default is dynamic, as in PyTorch's own examples.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, optim
@@ -34,6 +35,12 @@ class Scaling(Protocol):
 
     def scale(self) -> float:
         """What the next step multiplies by; waits for it."""
+
+    def state(self) -> dict[str, Any]:
+        """What the next steps depend on, as plain data."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
 
 
 class DynamicScaling:
@@ -57,6 +64,14 @@ class DynamicScaling:
         """As the last step left it."""
         return float(self._scaler.get_scale())
 
+    def state(self) -> dict[str, Any]:
+        """The scale, and how many good steps it has had."""
+        return self._scaler.state_dict()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Set both."""
+        self._scaler.load_state_dict(dict(state))
+
 
 class StaticScaling:
     """A constant. It enters the backward pass as the loss's own gradient, which spares a kernel."""
@@ -79,6 +94,13 @@ class StaticScaling:
     def scale(self) -> float:
         """The constant."""
         return self._scale
+
+    def state(self) -> dict[str, Any]:
+        """A constant is in the settings."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """There is nothing to set."""
 
 
 def make_scaling(settings: ProgramSettings, kind: str) -> Scaling | None:

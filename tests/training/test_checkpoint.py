@@ -1,0 +1,154 @@
+"""Checkpoints on a real disk: what counts, what is damaged, what a full disk does to them."""
+
+import json
+import resource
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cubemesh.errors import DataError
+from cubemesh.frameworks.training import Snapshot
+from cubemesh.measure.kept import KeptLog
+from cubemesh.training import checkpoint as checkpoints
+from cubemesh.training import saver as saving
+from cubemesh.training.checkpoint import Checkpoint, load, newest_whole, path_of, save, steps_in
+from cubemesh.training.saver import Saver
+
+
+def made(step, size=8):
+    snapshot = Snapshot(
+        weights={"w": np.full(size, step, np.float32)},
+        arrays={"optimizer.w.step": np.array(step, np.float32)},
+        plain={"scaling": {"scale": 0.1 + step}},
+    )
+    return Checkpoint(step=step, snapshot=snapshot, stands={"course": step})
+
+
+def test_a_checkpoint_comes_back(tmp_path):
+    size = save(tmp_path, 0, made(3))
+    assert path_of(tmp_path, 3, 0).stat().st_size == size
+    found = load(tmp_path, 3, 0)
+    assert found.snapshot.weights["w"].tolist() == [3.0] * 8
+    assert found.snapshot.arrays["optimizer.w.step"] == 3
+    assert (found.snapshot.plain, found.stands) == ({"scaling": {"scale": 3.1}}, {"course": 3})
+    assert [p.name for p in path_of(tmp_path, 3, 0).parent.iterdir()] == ["rank-0.safetensors"]
+
+
+def test_one_counts_when_it_has_the_files_of_all_ranks(tmp_path):
+    for step, ranks in ((10, (0, 1)), (20, (1,)), (30, (0,))):
+        for rank in ranks:
+            save(tmp_path, rank, made(step))
+    assert steps_in(tmp_path, 2) == [10]
+    assert newest_whole(tmp_path, 2) == (10, [])
+    assert steps_in(tmp_path / "none", 2) == []
+
+
+@pytest.mark.parametrize("harm", ["cut", "flip", "empty"])
+def test_a_damaged_one_is_told_and_the_one_before_is_used(tmp_path, harm):
+    for step in (10, 20):
+        save(tmp_path, 0, made(step))
+    path = path_of(tmp_path, 20, 0)
+    whole = path.read_bytes()
+    path.write_bytes(
+        {"cut": whole[:-3], "empty": b"", "flip": whole[:-5] + bytes([whole[-5] ^ 4]) + whole[-4:]}[
+            harm
+        ]
+    )
+    step, (told,) = newest_whole(tmp_path, 1)
+    assert step == 10
+    assert str(path) in told
+    checkpoints.remove_after(tmp_path, step)
+    assert steps_in(tmp_path, 1) == [10]
+
+
+def test_a_renamed_one_is_another_steps(tmp_path):
+    save(tmp_path, 0, made(10))
+    path_of(tmp_path, 10, 0).parent.rename(path_of(tmp_path, 11, 0).parent)
+    with pytest.raises(DataError, match="after step 10"):
+        load(tmp_path, 11, 0)
+
+
+def test_old_ones_go_only_when_enough_newer_ones_count(tmp_path):
+    for step in (10, 20, 30, 40):
+        save(tmp_path, 0, made(step))
+    for step in (10, 20, 30):
+        save(tmp_path, 1, made(step))
+    checkpoints.prune(tmp_path, ranks=2, keep=2)
+    assert steps_in(tmp_path, 1) == [20, 30, 40], "40 is still being written by rank 1"
+    checkpoints.prune(tmp_path, ranks=2, keep=5)
+    assert steps_in(tmp_path, 1) == [20, 30, 40]
+
+
+def test_weights_that_change_after_the_snapshot_was_given_are_written_as_they_were(
+    tmp_path, monkeypatch
+):
+    """That a snapshot is a copy is the program's word, and has a test there."""
+    may_write = threading.Event()
+    real = saving.save
+
+    def held_back(*given):
+        may_write.wait(10)
+        return real(*given)
+
+    monkeypatch.setattr(saving, "save", held_back)
+    saver = Saver(tmp_path, rank=0, ranks=1, keep=2)
+    weights = np.zeros(4, np.float32)
+    snapshot = Snapshot(weights={"w": weights.copy()})
+    saver.save(Checkpoint(step=1, snapshot=snapshot, stands={}))
+    weights += 1
+    assert steps_in(tmp_path, 1) == [], "training goes on meanwhile"
+    may_write.set()
+    saver.wait()
+    assert load(tmp_path, 1, 0).snapshot.weights["w"].tolist() == [0.0] * 4
+
+
+def test_weights_that_are_no_numbers_are_not_kept(tmp_path):
+    saver = Saver(tmp_path, rank=0, ranks=1, keep=2)
+    saver.save(made(10))
+    bad = Snapshot(weights={"conv1.weight": np.array([1, np.nan], np.float32)})
+    saver.save(Checkpoint(step=20, snapshot=bad, stands={}))
+    log = KeptLog()
+    saver.tell(log)
+    assert steps_in(tmp_path, 1) == [10]
+    (warning,) = log.warnings
+    assert warning.code == "checkpoint-failed"
+    assert "after step 20: conv1.weight holds what is no finite number" in warning.cause
+    assert "the newest is of step 10" in warning.cause
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_checkpoint import made
+from cubemesh.measure.kept import KeptLog
+from cubemesh.training.saver import Saver
+import json
+saver = Saver(Path({folder!r}), rank=0, ranks=1, keep=1)
+saver.save(made(10))
+saver.wait()
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+saver.save(made(20, size=100_000))
+log = KeptLog()
+saver.tell(log)
+print(json.dumps([w.cause for w in log.warnings]))
+"""
+
+
+def test_where_no_more_can_be_written_nothing_that_was_kept_is_lost(tmp_path):
+    """A limit on the size of files, kept by the kernel, stops the write half-way as a full disk
+    does: the call fails when part of the file is there."""
+    code = FULL.format(tests=str(Path(__file__).parent), folder=str(tmp_path), limit=50_000)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    (cause,) = json.loads(done.stdout)
+    assert "after step 20: File too large" in cause
+    assert "the newest is of step 10" in cause
+    assert newest_whole(tmp_path, 1) == (10, [])
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000010"], "no half of it is left"
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
