@@ -57,11 +57,17 @@ def test_the_flags_are_frozen():
             *("--restarts", "--resume", "--schedule", "--seed", "--set", "--store"),
             *("--target-accuracy", "--tensorboard", "--warmup-epochs"),
         ],
+        "collectives": [
+            *("--check", "--datatype", "--device", "--fresh", "--iters", "--json", "--maxbytes"),
+            *("--minbytes", "--ngpus", "--op", "--stepbytes", "--stepfactor", "--store"),
+            "--warmup_iters",
+        ],
         "compare": ["--fail-below", "--json", "--store", "--store-b"],
         "predict": [
             *("--batch-per-device", "--calibrate", "--devices", "--json", "--machine"),
-            *("--measured", "--precision", "--regime", "--store"),
+            *("--exchange", "--measured", "--precision", "--regime", "--store", "--what-if"),
         ],
+        "import": ["--collective", "--json", "--store"],
         "results": ["--framework", "--json", "--limit", "--network", "--outcome", "--store"],
         "report": ["--charts", "--json", "--output", "--store"],
     }

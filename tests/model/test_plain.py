@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import cubemesh.model as model
 from cubemesh.model import (
     Ceiling,
+    Collective,
     Cost,
     Effort,
     Keeping,
@@ -78,6 +79,11 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
                 )
                 for operation, name in own.items()
             )
+        if kind is Collective:  # there is a size, and only what reduces has a reduction
+            fields["sizes_bytes"] = st.lists(st.integers(1, 99), min_size=1, max_size=3).map(tuple)
+            others = {**fields, "reduction": st.just("sum")}
+            reducing = {**fields, "collective": st.sampled_from(("all-reduce", "reduce"))}
+            return st.builds(kind, **others) | st.builds(kind, **reducing)
         if kind is not ProgramSettings:
             return st.builds(kind, **fields)
         layers = st.just(("fc1=fp32", "conv*=bf16"))  # of mixed precision alone, as is the scale

@@ -134,13 +134,13 @@ def test_every_gradient_is_applied_when_it_comes_and_its_staleness_counted():
     assert second.push(20) == 67
     assert first.weight[0] == 97, "nobody changes a worker's weights but itself"
     assert first.push(3) == 64
-    updates = first.exchange.updates
+    updates = first.exchange.applied
     assert list(updates.workers) == [0, 0, 1, 1, 0]
     assert list(updates.carried) == [0, 1, 0, 3, 2]
     assert list(updates.applied) == [0, 1, 2, 3, 4]
     assert updates.staleness == [0, 0, 2, 0, 2]
     assert list(updates.times) == sorted(updates.times)
-    assert not second.exchange.updates.times, "the server alone counts"
+    assert not second.exchange.applied.times, "the server alone counts"
 
 
 def test_ranks_that_take_turns_are_each_as_stale_as_there_are_others():
@@ -148,7 +148,7 @@ def test_ranks_that_take_turns_are_each_as_stale_as_there_are_others():
     for _ in range(5):
         for rank in ranks:
             rank.push(1)
-    assert ranks[0].exchange.updates.staleness[4:] == [3] * 16
+    assert ranks[0].exchange.applied.staleness[4:] == [3] * 16
 
 
 def test_an_aware_rate_is_divided_by_the_staleness():
@@ -167,7 +167,7 @@ def test_after_settling_all_have_the_latest_weights():
     together(first.exchange.settle, second.exchange.settle)
     assert first.weight == second.weight == 97
     assert first.push(1) == 96
-    assert first.exchange.updates.staleness == [0, 1, 0]
+    assert first.exchange.applied.staleness == [0, 1, 0]
 
 
 def test_the_server_waits_until_the_last_worker_has_left():
@@ -188,7 +188,7 @@ def test_loading_again_begins_with_version_0():
     first.weight[:] = second.weight[:] = 50
     together(*(lambda w=w: w.exchange.keep(w) for w in (second, first)))
     assert second.push(1) == 49
-    assert first.exchange.updates.staleness == [0]
+    assert first.exchange.applied.staleness == [0]
 
 
 def test_what_fails_in_the_server_is_raised_in_its_rank():

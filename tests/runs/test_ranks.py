@@ -101,6 +101,8 @@ def test_two_ranks_are_recorded_with_their_cores_and_windows(measured):
         (1, "cpu", 1, (cores[1],)),
     ]
     assert all(rank.outcome.ok for rank in record.ranks)
+    assert {rank.transport for rank in record.ranks} == {"gloo TCP"}
+    assert all(rank.interface for rank in record.ranks)
     first, second = ([w for w in record.measured if w.rank == n] for n in range(2))
     assert [w.steps for w in first] == [w.steps for w in second] != []
     samples = sum(w.samples for w in (*first, *second))
@@ -131,8 +133,7 @@ def test_asynchronous_ranks_are_recorded_with_their_staleness_and_the_order_of_u
     assert record.ok, record.outcome
     first, second = ([w for w in record.measured if w.rank == n] for n in range(2))
     assert sum(w.steps for w in first) >= 4
-    rates = [sum(w.samples for w in own) / sum(w.elapsed_s for w in own) for own in (first, second)]
-    assert record.figure("throughput_per_s") == pytest.approx(sum(rates), rel=0.5)
+    assert sum(w.steps for w in second) >= 1, "what they did together: tests/measure"
     updates = sum(w.steps for w in record.windows)
     assert record.figures["staleness"].n == updates
     assert record.figure("staleness") == pytest.approx(1, abs=0.2), "one other rank"

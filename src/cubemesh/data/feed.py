@@ -45,8 +45,8 @@ class Feed:
         epochs: int | None = None,
         rank: int = 0,
         ranks: int = 1,
-        start: int = 0,
         taken_by: int = 1,
+        start: int = 0,
     ) -> None:
         if batch_per_device * ranks > source.samples:
             each = f" on each of {ranks} devices" if ranks > 1 else ""
@@ -76,6 +76,12 @@ class Feed:
     def steps_per_epoch(self) -> int:
         """Full global minibatches in an epoch."""
         return self.source.samples // (self.batch_per_device * self.ranks)
+
+    @property
+    def taken(self) -> NDArray[np.int64]:
+        """The numbers of the samples in the minibatch that was taken last."""
+        assert self._batches.taken is not None, "a minibatch was taken"
+        return self._batches.taken.indices
 
     def waited_s(self, started: float, ended: float) -> float:
         """Seconds that the taker spent waiting for minibatches, or making them, between two
@@ -109,8 +115,7 @@ class Feed:
         batch = next(self._batches)
         self._taken_at.append(time.perf_counter())
         self._waits_s.append(self._batches.waited_s - before_s)
-        assert self._batches.taken is not None, "a minibatch was taken"
-        self.tried[self._batches.taken.indices] = True
+        self.tried[self.taken] = True
         return batch
 
     def close(self) -> None:

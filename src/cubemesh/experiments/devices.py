@@ -21,6 +21,7 @@ from cubemesh.experiments.base import Context, Experiment, Plan
 from cubemesh.experiments.conditions import spoken
 from cubemesh.experiments.groups import Group, doubts, group_by
 from cubemesh.experiments.matrix import Key, Matrix
+from cubemesh.experiments.other_stores import take_in
 from cubemesh.model import (
     Answer,
     Axis,
@@ -78,17 +79,7 @@ def plan(settings: Settings, context: Context) -> Plan:
 
 def gather(settings: Settings, store: Store) -> list[RunRecord]:
     """Of every workload that two devices or more have run: the latest record of each device."""
-    known = {r.run_id for r in store.records()}
-    for location in settings.stores:
-        with Store.open(location, must_exist=True, read_only=True) as other:
-            machines = {m.machine_id for m in store.machines()}
-            for machine in other.machines():
-                if machine.machine_id not in machines:
-                    store.save_machine(machine)
-            for record in other.records():
-                if record.run_id not in known:
-                    known.add(record.run_id)
-                    store.save(record, other.series(record.run_id))
+    take_in(store, settings.stores)
     latest: dict[tuple[object, ...], dict[str, RunRecord]] = {}
     for record in store.records():
         work, program = record.spec.work, record.spec.program

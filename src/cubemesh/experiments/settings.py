@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.experiments.base import Experiment
-from cubemesh.model import Effort, Placement, ProgramSettings, RunSpec, Train, TrainSteps
+from cubemesh.model import Effort, Placement, ProgramSettings, RunSpec, Training
 from cubemesh.model.plain import field_types
 from cubemesh.networks import canonical_name
 from cubemesh.units import parse_duration, parse_size
@@ -155,7 +155,7 @@ def apply(spec: RunSpec, overrides: Mapping[str, Any]) -> RunSpec:
             changed[part] = dataclasses.replace(before, **own)
     spec = dataclasses.replace(spec, **changed) if changed else spec
     asked = "devices" in overrides and "exchange" not in overrides
-    if asked and spec.placement.devices > 1 and isinstance(spec.work, (TrainSteps, Train)):
+    if asked and spec.placement.devices > 1 and isinstance(spec.work, Training):
         spec = dataclasses.replace(
             spec, program=dataclasses.replace(spec.program, exchange="all-reduce")
         )

@@ -44,6 +44,7 @@ SUITES: dict[str, Suite] = {
             Ask(experiment="cpu-modes", settings={"data": "digits", "batch_per_device": "16"}),
             Ask(experiment="time-breakdown", settings={"batches": "8"}),
             Ask(experiment="input-pipeline", settings={"parts": "read,decode,disk,device"}),
+            Ask(experiment="collectives"),
         ),
     ),
     "full": Suite(
@@ -51,6 +52,7 @@ SUITES: dict[str, Suite] = {
         scale=Scale.FULL,
         asks=(
             Ask(experiment="ceilings"),
+            Ask(experiment="collectives"),
             Ask(experiment="minibatch", settings={"data_on": "both"}),
             Ask(experiment="model-size", settings={"data_on": "both"}),
             Ask(experiment="precision"),

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-from cubemesh.frameworks.exchange import Bucket, Exchange, Group
+from cubemesh.frameworks.exchange import Alone, Bucket, Exchange, Group
 from cubemesh.model.profile import Profile
 from cubemesh.model.spec import Ceiling, NetworkWork, Placement, ProgramSettings, RunSpec
 from cubemesh.networks.graph import Network
@@ -23,7 +23,9 @@ from cubemesh.networks.graph import Network
 Array = NDArray[Any]
 PADDING = -1
 """Label of a position that does not count."""
-WorkKind = Literal["train_steps", "forward", "train", "input", "ceiling"]
+WorkKind = Literal[
+    "train_steps", "forward", "train", "first_steps", "input", "ceiling", "collective"
+]
 
 
 class Unsupported(Exception):
@@ -89,6 +91,10 @@ class Capabilities:
     """Whether layers may be given a precision of their own."""
     compiles_segments: bool = False
     """Whether `compile_by` may be `segment`."""
+    batch_norms: frozenset[str] = frozenset({"device"})
+    """Over what its batch normalisation may take its statistics on several devices."""
+    deterministic: bool = False
+    """Whether its steps can be made the same every time, and on any number of devices."""
     scripted: bool = False
     """Whether it plays a script instead of computing."""
     hint: str = ""
@@ -107,8 +113,9 @@ class BuildRequest:
     device: str
     """One of `Capabilities.devices`."""
     threads: int
-    rank: int = 0
-    """Which of the run's processes this is: each draws another dropout."""
+    group: Group = field(default_factory=Alone)
+    """The run's ranks, of which this process is one: each draws another dropout, unless the program
+    is to be deterministic."""
 
 
 class Program(Protocol):
@@ -208,6 +215,20 @@ class Profiles(Protocol):
 
 
 @runtime_checkable
+class ShowsSteps(Program, Protocol):
+    """A `Program` that lets one look into a step; others need not offer this."""
+
+    def inspected_step(self, placed: Any, look: Callable[[str, str, Array], None]) -> None:
+        """`train_step`, which tells `look` of what it makes, as arrays on the host in the graph's
+        layout: ("output", a node, its result), the nodes in the order they are computed; ("own
+        gradient", a parameter, its gradient before any exchange); ("gradient", a parameter, what
+        the update read, where this rank updates)."""
+
+    def parameters(self) -> dict[str, Array]:
+        """A copy of every parameter by name, without the state, in the graph's layout."""
+
+
+@runtime_checkable
 class Resumes(Protocol):
     """A `Program` of a framework that keeps settings for the whole process, which another program
     in it may have changed; others need not offer this."""
@@ -302,6 +323,13 @@ def check_supported(spec: RunSpec, able: Capabilities) -> None:
         )
     if program.exchange not in able.exchanges:
         _refuse("exchange", program.exchange, able.exchanges, program.framework)
+    if spec.placement.devices > 1 and program.batch_norm not in able.batch_norms:
+        _refuse("batch_norm", program.batch_norm, able.batch_norms, program.framework)
+    if program.deterministic and not able.deterministic:
+        raise Unsupported(
+            f"{program.framework} is not held to the same steps every time by cubemesh. Leave "
+            "deterministic out, or set framework=pytorch."
+        )
     if program.compile_by == "segment" and not able.compiles_segments:
         _refuse("compile_by", "segment", {"network"}, program.framework)
     optimizer = getattr(work, "optimizer", None)

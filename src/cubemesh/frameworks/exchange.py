@@ -35,6 +35,16 @@ class Bucket:
     gradients: Any
 
 
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """Over what a rank exchanges."""
+
+    transport: str
+    """`gloo TCP`, `NCCL P2P/CUMEM`, `NCCL SHM/direct, NET/Socket`."""
+    interface: str = ""
+    """The network interface, where it is a network's or may be."""
+
+
 class Pending(Protocol):
     """A transfer that is under way."""
 
@@ -75,6 +85,14 @@ class Group(Protocol):
 
     def close(self) -> None:
         """Leave the group."""
+
+
+@runtime_checkable
+class TellsLink(Protocol):
+    """A group that can say over what it exchanges; others need not."""
+
+    def link(self) -> Link | None:
+        """What this rank has used so far; None where that is not known."""
 
 
 class Mail(Protocol):
@@ -136,6 +154,9 @@ class Exchange(Protocol):
     name: str
     capturable: bool
     """Whether it can be recorded with the step into one graph."""
+    updates: bool
+    """Whether this rank updates its weights itself, so that its gradients are the exchanged ones
+    when `finish` returns."""
     bucket_bytes: int | None
     """How much should travel together; None where no gradient travels, so no bucket is made."""
 
@@ -148,17 +169,6 @@ class Exchange(Protocol):
     def update(self, apply: Callable[[], None], weights: Sequence[Any]) -> None:
         """Bring `weights`, the framework's own arrays, to where the exchanged gradients lead;
         `apply` runs this rank's optimizer on its gradients."""
-
-
-@runtime_checkable
-class KeepsState(Protocol):
-    """An `Exchange` whose next step depends on those before it; others need not offer this."""
-
-    def state(self) -> dict[str, Any]:
-        """What it depends on, as plain data."""
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
 
 
 @runtime_checkable
@@ -198,6 +208,17 @@ def settle(program: object) -> None:
     """Settle a program that offers it: on all ranks, before its weights are evaluated or kept."""
     if isinstance(program, Settles):
         program.settle()
+
+
+@runtime_checkable
+class KeepsState(Protocol):
+    """An `Exchange` whose next step depends on those before it; others need not offer this."""
+
+    def state(self) -> dict[str, Any]:
+        """What it depends on, as plain data."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
 
 
 class Alone:

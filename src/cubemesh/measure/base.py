@@ -10,8 +10,10 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from cubemesh.model.collective import SweepPoint
 from cubemesh.model.machine import Unknown
 from cubemesh.model.record import Breakdown, Curve, Figure, Part
+from cubemesh.model.replica import Replica
 from cubemesh.model.series import Series
 from cubemesh.model.warning import Warning
 
@@ -57,6 +59,12 @@ class Log(Protocol):
 
     def breakdown(self, breakdown: Breakdown) -> None:
         """The time of a step, sorted in one way."""
+
+    def replica(self, replica: Replica) -> None:
+        """What this rank was fed and made in the first steps."""
+
+    def point(self, point: SweepPoint) -> None:
+        """What a collective took on this rank at one size."""
 
     def warning(self, warning: Warning) -> None:
         """A reason for doubt."""

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from cubemesh.model.collective import SweepPoint
 from cubemesh.model.machine import Unknown
 from cubemesh.model.record import Breakdown, Curve, Figure, Part, Phase, Window
+from cubemesh.model.replica import Replica
 from cubemesh.model.series import Series
 from cubemesh.model.warning import Warning
 
@@ -24,6 +26,8 @@ class KeptLog:
     curves: dict[str, Curve] = field(default_factory=dict)
     parts: list[Part] = field(default_factory=list)
     breakdowns: list[Breakdown] = field(default_factory=list)
+    replicas: list[Replica] = field(default_factory=list)
+    points: list[SweepPoint] = field(default_factory=list)
     warnings: list[Warning] = field(default_factory=list)
     unknown: list[Unknown] = field(default_factory=list)
     chunks: list[Series] = field(default_factory=list)
@@ -87,6 +91,14 @@ class KeptLog:
     def breakdown(self, breakdown: Breakdown) -> None:
         """See `Log.breakdown`."""
         self.breakdowns.append(breakdown)
+
+    def replica(self, replica: Replica) -> None:
+        """See `Log.replica`."""
+        self.replicas.append(replica)
+
+    def point(self, point: SweepPoint) -> None:
+        """See `Log.point`."""
+        self.points.append(point)
 
     def warning(self, warning: Warning) -> None:
         """See `Log.warning`."""

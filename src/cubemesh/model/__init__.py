@@ -6,6 +6,7 @@ library, so a worker in any Python environment can use it.
 """
 
 from cubemesh.model.answer import Answer, Axis, Cell, Chart, Column, Finding, Line, Point, Table
+from cubemesh.model.collective import Collective, SweepPoint
 from cubemesh.model.cost import Cost
 from cubemesh.model.effort import Effort
 from cubemesh.model.forecast import MemoryForecast
@@ -38,11 +39,13 @@ from cubemesh.model.record import (
     TimeRow,
     Window,
 )
+from cubemesh.model.replica import Replica, Sketch
 from cubemesh.model.series import Series
 from cubemesh.model.spec import (
     WORK_KINDS,
     Against,
     Ceiling,
+    FirstSteps,
     Forward,
     Input,
     NetworkWork,
@@ -50,6 +53,7 @@ from cubemesh.model.spec import (
     ProgramSettings,
     RunSpec,
     Train,
+    Training,
     TrainSteps,
     Work,
 )
@@ -67,6 +71,7 @@ __all__ = [
     "Cell",
     "Chart",
     "Claim",
+    "Collective",
     "Column",
     "Cost",
     "Cpu",
@@ -75,6 +80,7 @@ __all__ = [
     "Environment",
     "Figure",
     "Finding",
+    "FirstSteps",
     "Forward",
     "Gpu",
     "GpuLink",
@@ -97,17 +103,21 @@ __all__ = [
     "PublishedFigure",
     "Question",
     "Rank",
+    "Replica",
     "RunKey",
     "RunRecord",
     "RunSpec",
     "Series",
+    "Sketch",
     "Software",
     "State",
     "Status",
+    "SweepPoint",
     "Table",
     "TimeRow",
     "Train",
     "TrainSteps",
+    "Training",
     "Unknown",
     "Verdict",
     "Warning",

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from cubemesh.model.collective import SweepPoint
 from cubemesh.model.machine import Software, Unknown
 from cubemesh.model.outcome import Outcome, Status
 from cubemesh.model.plain import digest
+from cubemesh.model.replica import Replica
 from cubemesh.model.spec import RunSpec
 from cubemesh.model.warning import Warning
 
@@ -35,8 +37,14 @@ class Rank:
     device_uuid: str | None = None
     outcome: Outcome
     threads: int | None = None
+    devices: tuple[str, ...] = ()
+    """All that it drives, where one process drives several; `device` is the first."""
     processors: tuple[int, ...] = ()
     """Those its threads were bound to; none where they were not."""
+    interface: str = ""
+    """The network interface it exchanged through: `eth0`; empty where none, or not known."""
+    transport: str = ""
+    """What it exchanged over, in the words of its library: `gloo TCP`, `NCCL P2P/CUMEM`."""
     clock_offset_s: float = 0.0
     """Seconds to add to this host's clock to get the first rank's."""
 
@@ -172,6 +180,12 @@ class RunRecord:
     """The same of every rank, in their order, where several were taken apart; `parts` is the first
     one's."""
     breakdowns: tuple[Breakdown, ...] = ()
+    replicas: tuple[Replica, ...] = ()
+    """Of `first_steps`, what each rank was fed and made."""
+    sweep: tuple[SweepPoint, ...] = ()
+    """Of a collective: what it took at each size."""
+    library: str = ""
+    """What carried a collective: `nccl 2.27.5`, `gloo`; empty where nothing told."""
     series: tuple[str, ...] = ()
     """Names of the series kept beside the record."""
     artifacts: Mapping[str, str] = field(default_factory=dict)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cubemesh.errors import UsageError
+from cubemesh.model.collective import Collective
 from cubemesh.model.effort import Effort, at_least
 from cubemesh.model.keeping import Keeping
 from cubemesh.model.plain import digest
@@ -22,6 +23,7 @@ from cubemesh.model.precision_checks import check_loss_scale, check_precision_of
 from cubemesh.model.schedule_checks import check_schedule, check_target
 
 Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
+BatchNormOver = Literal["device", "global"]
 Layout = Literal["nchw", "nhwc"]
 DataOn = Literal["host", "device"]
 Optimizer = Literal["sgd", "rmsprop", "adam", "adamw", "lars"]
@@ -122,6 +124,25 @@ class Train(NetworkWork):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FirstSteps(NetworkWork):
+    """The first steps of a training, looked at and not timed: what each device was fed, its
+    gradients and losses, and the accuracy after them."""
+
+    kind: Literal["first_steps"] = "first_steps"
+    iterations: int = 10
+    """Steps to make."""
+    optimizer: Optimizer = "sgd"
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 0, "learning_rate", "momentum", "weight_decay")
+        at_least(self, 1, "iterations")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Input(NetworkWork):
     """One stage of what feeds a network, on its own: a step is a minibatch going through it."""
 
@@ -169,13 +190,17 @@ class Ceiling:
             )
 
 
-Work = TrainSteps | Forward | Train | Input | Ceiling
+Work = TrainSteps | Forward | Train | FirstSteps | Input | Ceiling | Collective
+Training = TrainSteps | Train | FirstSteps
+"""Work that updates weights."""
 WORK_KINDS: dict[str, type[Work]] = {
     "train_steps": TrainSteps,
     "forward": Forward,
     "train": Train,
+    "first_steps": FirstSteps,
     "input": Input,
     "ceiling": Ceiling,
+    "collective": Collective,
 }
 
 
@@ -193,6 +218,9 @@ class Placement:
     `spread`, far apart; `none` leaves it to the kernel."""
     numa_node: int | None = None
     """The NUMA node whose processors, and so whose memory, are used; None is all of them."""
+    share_cores: bool = False
+    """Whether the devices of a CPU may share cores where there are too few: what they compute is
+    the same then, and how fast says nothing."""
 
     def __post_init__(self) -> None:
         at_least(self, 1, "devices", "threads")
@@ -214,6 +242,12 @@ class ProgramSettings:
     is what the framework takes by itself."""
     layout: Layout = "nchw"
     exchange: str = "none"
+    batch_norm: BatchNormOver = "device"
+    """Of several devices, whose samples a batch normalisation takes its statistics from: each
+    device's own, or the `global` minibatch's, as one device would."""
+    deterministic: bool = False
+    """Whether the same steps give the same values every time, and dropout is drawn for the global
+    minibatch, so that values do not depend on the number of devices."""
     data_on: DataOn = "host"
     """`host`: every batch is copied to the device, as document 001 did; `device`: one batch lies
     there already."""

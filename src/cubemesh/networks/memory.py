@@ -28,7 +28,7 @@ from typing import Literal, TypedDict
 
 from cubemesh.errors import UsageError
 from cubemesh.model.forecast import MemoryForecast
-from cubemesh.model.spec import Layout, Optimizer, Precision, RunSpec, Train, TrainSteps
+from cubemesh.model.spec import Layout, Optimizer, Precision, RunSpec, Training
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Convolution
 from cubemesh.networks.saved import ELEMENT_BYTES, FED_BYTES, LABEL_BYTES, Flow
@@ -137,10 +137,10 @@ class MemorySettings(TypedDict):
 def memory_settings(spec: RunSpec, device: str) -> MemorySettings:
     """Those of `spec` on `device` (`cpu`, `cuda:0`), as keywords of the functions above."""
     work = spec.work
-    trains = isinstance(work, (TrainSteps, Train))
+    trains = isinstance(work, Training)
     return MemorySettings(
         precision=spec.program.precision,
-        optimizer=work.optimizer if isinstance(work, (TrainSteps, Train)) else "sgd",
+        optimizer=work.optimizer if isinstance(work, Training) else "sgd",
         training=trains,
         device="cuda" if device.startswith("cuda") else "cpu",
         layout=spec.program.layout,

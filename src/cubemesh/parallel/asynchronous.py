@@ -35,11 +35,12 @@ class Asynchronous:
     """Every worker's gradient is applied to the server's weights as soon as it is there."""
 
     capturable = False
+    updates = False
     bucket_bytes: int | None = BUCKET_BYTES
 
     def __init__(self, group: Group, aware: bool = False) -> None:
         self.name = "asynchronous-aware" if aware else "asynchronous"
-        self.updates = Updates()
+        self.applied = Updates()
         """Those the server has made; empty on the other ranks."""
         self._group, self._aware = group, aware
         self._mail = group.mail() if group.size > 1 else None
@@ -53,10 +54,10 @@ class Asynchronous:
         self.close()
         if self._mail is None:
             return
-        self._replica, self._version, self.updates = replica, 0, Updates()
+        self._replica, self._version, self.applied = replica, 0, Updates()
         if self._group.rank == SERVER:
             workers = self._group.size - 1
-            self._server = Server(replica.master(), self._mail, workers, self._aware, self.updates)
+            self._server = Server(replica.master(), self._mail, workers, self._aware, self.applied)
         self._group.meet()
 
     def ready(self, bucket: Bucket) -> None:

@@ -41,6 +41,7 @@ class NoExchange:
 
     name = "none"
     capturable = True
+    updates = True
     bucket_bytes: int | None = None
 
     def ready(self, bucket: Bucket) -> None:
@@ -59,6 +60,7 @@ class AllReduce:
     the backward pass goes on."""
 
     capturable = True
+    updates = True
     bucket_bytes: int | None = BUCKET_BYTES
 
     def __init__(self, group: Group, narrow: bool = False) -> None:
@@ -88,7 +90,7 @@ class ParameterServer:
     bucket_bytes: int | None = BUCKET_BYTES
 
     def __init__(self, group: Group) -> None:
-        self._group = group
+        self._group, self.updates = group, group.rank == SERVER
         self._under_way: list[Pending] = []
 
     def ready(self, bucket: Bucket) -> None:
@@ -101,7 +103,7 @@ class ParameterServer:
 
     def update(self, apply: Callable[[], None], weights: Sequence[Any]) -> None:
         """The server updates, the others get its weights."""
-        if self._group.rank == SERVER:
+        if self.updates:
             apply()
         self._group.broadcast(weights, SERVER).wait()
 
@@ -111,6 +113,7 @@ class LocalSgd:
 
     name = "local-sgd"
     capturable = False
+    updates = True
     bucket_bytes: int | None = None
 
     def __init__(self, group: Group, every: int = AVERAGE_EVERY) -> None:

@@ -28,6 +28,7 @@ class ModelParallel:
 
     name = "model-parallel"
     capturable = False
+    updates = True
     bucket_bytes: int | None = None
 
     def __init__(self, group: Group) -> None:

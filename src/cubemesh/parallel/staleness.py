@@ -33,12 +33,12 @@ _METHOD = "version of the weights at the update less the one its gradient carrie
 
 def say(exchange: Exchange, log: Log) -> None:
     """Tell the log what the server has counted; nothing on a rank that serves nobody."""
-    if not isinstance(exchange, Asynchronous) or not exchange.updates.times:
+    if not isinstance(exchange, Asynchronous) or not exchange.applied.times:
         return
-    for name, figure in figures(exchange.updates):
+    for name, figure in figures(exchange.applied):
         log.figure(name, figure)
-    log.curve(histogram(exchange.updates))
-    first = exchange.updates.workers[:_FIRST]
+    log.curve(histogram(exchange.applied))
+    first = exchange.applied.workers[:_FIRST]
     log.curve(
         Curve(
             name=FIRST_UPDATES,
@@ -47,10 +47,10 @@ def say(exchange: Exchange, log: Log) -> None:
             y=tuple(map(float, first)),
         )
     )
-    times = tuple(exchange.updates.times)
+    times = tuple(exchange.applied.times)
     for name, values in (
-        (ORDER, exchange.updates.workers),
-        (STALENESS, exchange.updates.staleness),
+        (ORDER, exchange.applied.workers),
+        (STALENESS, exchange.applied.staleness),
     ):
         log.series(Series(name=name, times_s=times, values=tuple(map(float, values))))
 

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from cubemesh.measure.figures import figures
+from cubemesh.measure.sweeps import merged, sweep_figures, wrong_results
 from cubemesh.measure.together import alongside, together
+from cubemesh.model.collective import Collective, SweepPoint
 from cubemesh.model.machine import Unknown
 from cubemesh.model.outcome import Outcome
 from cubemesh.model.plain import from_plain
@@ -27,6 +29,7 @@ from cubemesh.model.record import (
     Window,
     new_run_id,
 )
+from cubemesh.model.replica import Replica
 from cubemesh.model.series import Series
 from cubemesh.model.spec import NetworkWork, RunSpec, Train, TrainSteps
 from cubemesh.model.warning import Warning
@@ -59,13 +62,17 @@ def assemble(
     own = [e for e in events if not e.get("of_rank")]
     ends = sorted(_of(events, "outcome"), key=lambda e: float(e["t"]))
     told = {e.get("of_rank", 0): from_plain(Outcome, e["outcome"]) for e in ends}
-    outcomes = rank_outcomes.of_ranks(told, ending, spec.placement.devices)
+    driven = max((len(e.get("devices", ())) for e in _of(events, "rank")), default=0)
+    outcomes = rank_outcomes.of_ranks(told, ending, spec.placement.devices // max(1, driven))
     outcome = rank_outcomes.of_run(outcomes, told)
     windows = tuple(_nouns(events, "window", Window))
     series = join(_nouns(events, "series", Series))
     measured = _figures(spec, windows, ending.elapsed_s)
     said = {e["name"]: from_plain(Figure, e["figure"]) for e in _of(own, "figure")}
     said |= _most(events, "peak_memory_bytes")
+    points, library, doubts = _sweep(spec, events)
+    swept = _swept(spec, points)
+    links = {e.get("of_rank", 0): e for e in _of(events, "link")}
     ranks = [
         Rank(
             rank=e.get("of_rank", 0),
@@ -75,7 +82,10 @@ def assemble(
             device_uuid=uuid_of(e["device"]),
             outcome=outcomes[e.get("of_rank", 0)],
             threads=e["threads"],
+            devices=tuple(e.get("devices", ())),
             processors=tuple(e.get("processors", ())),
+            interface=links.get(e.get("of_rank", 0), {}).get("interface", ""),
+            transport=links.get(e.get("of_rank", 0), {}).get("transport", ""),
         )
         for e in _of(events, "rank")
     ]
@@ -90,13 +100,16 @@ def assemble(
         ranks=tuple(sorted({r.rank: r for r in ranks}.values(), key=lambda r: r.rank)),
         windows=windows,
         phases=tuple(_nouns(events, "phase", Phase)),
-        figures={**measured, **said},
+        figures={**measured, **said, **swept},
         curves=tuple({c.name: c for c in _nouns(own, "curve", Curve)}.values()),
         parts=tuple(_nouns(own, "part", Part)),
         rank_parts=_rank_parts(events, spec.placement.devices),
         breakdowns=tuple(_nouns(own, "breakdown", Breakdown)),
+        replicas=tuple(sorted(_nouns(events, "replica", Replica), key=lambda r: r.rank)),
+        sweep=points,
+        library=library,
         series=tuple(dict.fromkeys(s.name for s in series)),
-        warnings=tuple(dict.fromkeys(_nouns(events, "warning", Warning))),
+        warnings=tuple(dict.fromkeys([*_nouns(events, "warning", Warning), *doubts])),
         unmeasured=tuple(dict.fromkeys(_nouns(events, "unmeasured", Unknown))),
     )
     return record, series
@@ -114,6 +127,27 @@ def _figures(spec: RunSpec, windows: Sequence[Window], wall_s: float) -> dict[st
     if not isinstance(spec.work, NetworkWork):
         found.pop("throughput_per_s", None)  # there are no samples: a call stands for one
     return found
+
+
+def _sweep(
+    spec: RunSpec, events: Sequence[Event]
+) -> tuple[tuple[SweepPoint, ...], str, list[Warning]]:
+    """What a collective took at each size, what carried it, and the doubt that wrong elements
+    raise."""
+    if not isinstance(spec.work, Collective):
+        return (), "", []
+    told = [(e.get("of_rank", 0), from_plain(SweepPoint, e["point"])) for e in _of(events, "point")]
+    points = merged(told, spec.placement.devices)
+    library = next((str(e["name"]) for e in _of(events, "library")), "")
+    warning = wrong_results(points, spec.work.collective, library)
+    return points, library, [] if warning is None else [warning]
+
+
+def _swept(spec: RunSpec, points: Sequence[SweepPoint]) -> dict[str, Figure]:
+    """The figures of a sweep; none where no collective was measured."""
+    if not isinstance(spec.work, Collective):
+        return {}
+    return sweep_figures(points, spec.work.collective, spec.placement.devices)
 
 
 def _rank_parts(events: Sequence[Event], ranks: int) -> tuple[tuple[Part, ...], ...]:

@@ -38,7 +38,9 @@ _ON_LOG = ("line", "scatter")
 """Kinds of chart whose axes may be logarithmic."""
 _BYTES_LABEL = (
     "datum.value >= 1073741824 ? format(datum.value / 1073741824, '~g') + ' GiB' : "
-    "format(datum.value / 1048576, '~g') + ' MiB'"
+    "datum.value >= 1048576 ? format(datum.value / 1048576, '~g') + ' MiB' : "
+    "datum.value >= 1024 ? format(datum.value / 1024, '~g') + ' KiB' : "
+    "datum.value + ' B'"
 )
 
 
@@ -153,6 +155,8 @@ class Frame:
             scale = alt.Scale(type="log", base=base, nice=False, padding=16)
         if all(value.is_integer() for value in values):
             axis["tickMinStep"] = 1
+        if self.chart.x.unit in ("bytes", "B"):
+            axis["labelExpr"] = _BYTES_LABEL
         plain = ",.4~r" if self.chart.kind == "scatter" else ","
         return channel("x:Q", scale=scale, axis=alt.Axis(**axis, format=plain))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from cubemesh.experiments.collectives_shown import sweep_tables
 from cubemesh.experiments.roofline import losses, roofline
 from cubemesh.model import Curve, RunRecord, Series
 from cubemesh.units import format_number
@@ -57,6 +58,8 @@ class ShownRun:
     """The layers under the roof, drawn; empty where layers were not timed."""
     losses: PrintedTable | None
     """Those that lose most."""
+    sweep: tuple[PrintedTable, ...]
+    """What a collective took at each size."""
     small: tuple[SmallChart, ...]
     timeline: Timeline | None
     chips: tuple[Chip, ...]
@@ -91,6 +94,7 @@ def shown_run(record: RunRecord, series: Sequence[Series]) -> ShownRun:
         ),
         roofline=_roofline(record),
         losses=None if (table := losses(record)) is None else printed(table),
+        sweep=tuple(map(printed, sweep_tables(record))),
         small=tuple(_small(record)),
         timeline=timeline(record, series),
         chips=chips(record.warnings),

@@ -126,6 +126,8 @@ def record_json(record: RunRecord) -> dict[str, Any]:
                 "curves",
                 "parts",
                 "breakdowns",
+                "sweep",
+                "library",
                 "warnings",
             )
         },

@@ -33,6 +33,7 @@ _NAMES: Mapping[str, str] = {
     "rate_bytes_per_s": "for seconds",
     "fastest_flops_per_s": "fastest",
     "fastest_bytes_per_s": "fastest",
+    "bus_bytes_per_s": "bus bandwidth",
     "model_flops_per_s": "matrix operations",
     "model_bytes_per_s": "bytes moved, as counted",
     "mfu_percent": "MFU, of the datasheet",
@@ -83,12 +84,15 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
     if "mean_power_watts" in record.figures:
         covered = record.figures["mean_power_watts"].method
         facts.append(("power and energy are of", wording.clean(covered)))
+    if record.library:
+        facts.append(("exchanged by", wording.clean(record.library)))
     facts += [(wording.clean(u.what), wording.clean(u.why)) for u in record.unmeasured]
     facts += _comparison(record)
     facts.append(("wall time", format_seconds(record.elapsed_s)))
     facts.append(("started", wording.moment(record.started_utc)))
     devices = dict.fromkeys(
-        f"{rank.device}{f' ({rank.device_name})' if rank.device_name else ''} on {rank.host}"
+        f"{' '.join(rank.devices) or rank.device}"
+        f"{f' ({rank.device_name})' if rank.device_name else ''} on {rank.host}"
         for rank in record.ranks
     )
     if len(record.ranks) > 1:
@@ -120,7 +124,8 @@ def _processors(rank: Rank) -> str:
 def _rank_text(rank: Rank, record: RunRecord) -> str:
     """Where a rank ran, what became of it, and how fast it was while it was measured."""
     where = f"processors {_processors(rank)}" if rank.device == "cpu" else rank.device
-    parts = [where, rank.outcome.status.value, rank.outcome.message]
+    over = " through ".join(filter(None, (rank.transport, rank.interface)))
+    parts = [where, over, rank.outcome.status.value, rank.outcome.message]
     own = [w for w in record.measured if w.rank == rank.rank]
     if own and "throughput_per_s" in record.figures:
         rate = sum(w.samples for w in own) / sum(w.elapsed_s for w in own)
@@ -154,7 +159,7 @@ def _staleness(record: RunRecord) -> list[tuple[str, str]]:
 def _figure_text(name: str, figure: Figure) -> str:
     """A figure with its interval; of ceilings and shares of them also what stands behind it."""
     text = wording.quantity(figure.value, figure.unit, figure.low, figure.high)
-    tells = name.startswith(("rate_", "fastest_")) or name.endswith(_SHARES)
+    tells = name.startswith(("rate_", "fastest_", "bus_", "latency_")) or name.endswith(_SHARES)
     return wording.clean(f"{text}, {figure.method}") if tells and figure.method else text
 
 

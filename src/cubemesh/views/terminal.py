@@ -12,6 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from cubemesh.experiments.collectives_shown import sweep_tables
 from cubemesh.experiments.roofline import losses
 from cubemesh.model import Answer, Finding, Machine, RunRecord, Series, Status, Table, Warning
 from cubemesh.units import format_seconds
@@ -163,6 +164,9 @@ def print_record(console: Console, record: RunRecord, series: Sequence[Series] =
             _line(console, title, style=ACCENT)
             print_facts(console, pairs)
     if (table := losses(record)) is not None:
+        console.print()
+        print_table(console, table)
+    for table in sweep_tables(record):
         console.print()
         print_table(console, table)
     traceback = record.outcome.facts.get("traceback")

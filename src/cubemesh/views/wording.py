@@ -17,6 +17,7 @@ from cubemesh.model import (
     Axis,
     Ceiling,
     Cell,
+    Collective,
     Column,
     Forward,
     Machine,
@@ -25,8 +26,7 @@ from cubemesh.model import (
     RunRecord,
     RunSpec,
     Status,
-    Train,
-    TrainSteps,
+    Training,
 )
 from cubemesh.model.plain import to_plain
 from cubemesh.units import (
@@ -155,6 +155,9 @@ def run_name(spec: RunSpec) -> str:
         parts = [f"{work.network}{forward}", f"minibatch {work.batch_per_device:,}"]
         if work.image_size is not None:
             parts.append(f"{work.image_size} pixels")
+    elif isinstance(work, Collective):
+        reduced = f"{work.reduction} " if work.reduction != "sum" else ""
+        parts = [f"{work.collective} of {reduced}{work.data_type}"]
     else:
         assert isinstance(work, Ceiling)
         parts = [f"{work.operation.replace('_', ' ')} ceiling"]
@@ -179,7 +182,7 @@ def run_name(spec: RunSpec) -> str:
 def _together(spec: RunSpec) -> list[str]:
     """How many devices a run has, and what they do together."""
     parts = [f"{spec.placement.devices} devices"]
-    if isinstance(spec.work, (TrainSteps, Train)):
+    if isinstance(spec.work, Training):
         alone = spec.program.exchange == "none"
         parts.append("each for itself" if alone else spec.program.exchange)
         parts.append(f"global minibatch {spec.global_batch:,}")
@@ -219,6 +222,7 @@ _RESULTS = {
     "throughput_per_s": "",
     "rate_flops_per_s": "",
     "rate_bytes_per_s": "",
+    "bus_bytes_per_s": "bus bandwidth ",
     "accuracy": "accuracy ",
 }
 

@@ -57,7 +57,7 @@ def built(
             exchange=exchange,
             device=device,
             threads=threads,
-            rank=group.rank,
+            group=group,
         )
         program = framework.build(request)
     if isinstance(program, Compiles):

@@ -21,10 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cubemesh.model.collective import SweepPoint
 from cubemesh.model.machine import Unknown
 from cubemesh.model.outcome import Outcome
 from cubemesh.model.plain import to_plain
 from cubemesh.model.record import Breakdown, Curve, Figure, Part, Phase, Window
+from cubemesh.model.replica import Replica
 from cubemesh.model.series import Series
 from cubemesh.model.warning import Warning
 
@@ -48,9 +50,10 @@ class EventLog:
     """The `Log` of a worker (see measure/base.py), written to a rank's event file.
 
     Events are `{"event": NAME, "t": seconds, NAME: noun as plain data}` with the names phase,
-    window, figure (with "name"), curve, part, breakdown, warning, unmeasured, series, outcome;
-    `rank` (what this rank runs on), `enter` (a phase begins), `artifact` (a file in the run's
-    folder), `progress` and `alive` (nothing but that) carry fields of their own.
+    window, figure (with "name"), curve, part, breakdown, replica, point, warning, unmeasured,
+    series, outcome; `rank` (what this rank runs on), `library`, `link` (what it exchanged over),
+    `enter` (a phase begins), `artifact` (a file in the run's folder), `progress` and `alive`
+    (nothing but that) carry fields of their own.
     """
 
     def __init__(self, path: Path, rank: int, origin: float) -> None:
@@ -140,6 +143,18 @@ class EventLog:
         """Say where the time of a step goes."""
         self._noun("breakdown", breakdown)
 
+    def replica(self, replica: Replica) -> None:
+        """Say what this rank was fed and made."""
+        self._noun("replica", replica)
+
+    def point(self, point: SweepPoint) -> None:
+        """Say what a collective took at one size."""
+        self._noun("point", point)
+
+    def library(self, name: str) -> None:
+        """Say what carries the collectives."""
+        self._say("library", name=name)
+
     def artifact(self, name: str, file: str) -> None:
         """Say that a file of the run's folder is to be kept beside the record."""
         self._say("artifact", name=name, file=file)
@@ -165,11 +180,24 @@ class EventLog:
         self._noun("series", chunk)
 
     def started(
-        self, *, host: str, device: str, threads: int, processors: Sequence[int] = ()
+        self,
+        *,
+        host: str,
+        device: str,
+        threads: int,
+        processors: Sequence[int] = (),
+        devices: Sequence[str] = (),
     ) -> None:
-        """Say what this rank runs on: once, before anything is built."""
-        bound = list(processors)
-        self._say("rank", host=host, device=device, threads=threads, processors=bound)
+        """Say what this rank runs on: once, before anything is built. `devices` are all, where it
+        drives several."""
+        bound, driven = list(processors), list(devices)
+        self._say(
+            "rank", host=host, device=device, threads=threads, processors=bound, devices=driven
+        )
+
+    def link(self, *, interface: str, transport: str) -> None:
+        """Say over what this rank exchanged."""
+        self._say("link", interface=interface, transport=transport)
 
     def outcome(self, outcome: Outcome) -> None:
         """Say how the run ended: the last event of every rank that ends by itself."""

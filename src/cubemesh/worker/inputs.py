@@ -132,9 +132,9 @@ def feed(
     group: Group | None = None,
     start: int = 0,
 ) -> Feed:
-    """Minibatches of `source` for this rank of `group`, or global ones where all ranks work on the
-    same samples, after the first `start`; where one is to lie on the device for good, made without
-    threads."""
+    """Minibatches of `source` for this rank of `group`, after the first `start`, or global ones
+    where all ranks work on the same samples; where one is to lie on the device for good, made
+    without threads."""
     work, program = spec.work, spec.program
     assert isinstance(work, NetworkWork), "only networks are fed"
     threads = input_threads(work.data, program.input_threads, usable_cores)
@@ -150,10 +150,10 @@ def feed(
         work.seed,
         threads=threads,
         epochs=epochs,
-        start=start,
         rank=0 if whole else group.rank,
         ranks=1 if whole else group.size,
         taken_by=group.size if whole else 1,
+        start=start,
     )
 
 

@@ -20,7 +20,9 @@ from cubemesh import networks
 from cubemesh.errors import DataError, UsageError
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.base import Diverged, OutOfMemory, Unsupported
+from cubemesh.frameworks.collectives import extent, needs_bytes
 from cubemesh.frameworks.training import ReplicasDiffer
+from cubemesh.model.collective import Collective
 from cubemesh.model.outcome import Outcome, Status
 from cubemesh.model.spec import NetworkWork, RunSpec
 from cubemesh.networks.memory import forecast, largest_batch, memory_settings
@@ -85,6 +87,8 @@ def _out_of_memory(
         facts["limit_bytes"] = limit_bytes
         had = f"{format_bytes(limit_bytes)} here"
     work = spec.work
+    if isinstance(work, Collective):
+        return _arrays_too_large(work, spec.placement.devices, device, had, facts)
     if not isinstance(work, NetworkWork):
         message = f"out of memory: {had}." if had else "out of memory."
         return Outcome(status=Status.OOM, message=message, facts=facts)
@@ -102,3 +106,25 @@ def _out_of_memory(
         return Outcome(status=Status.OOM, message=f"{sentence}, {had}; {advice}.", facts=facts)
     message = f"{sentence}, less than the {had}, and yet it did not fit; try a smaller batch."
     return Outcome(status=Status.OOM, message=message, facts=facts)
+
+
+def _arrays_too_large(
+    work: Collective, devices: int, device: str, had: str, facts: dict[str, object]
+) -> Outcome:
+    """Says what the arrays of a sweep need on one device, and up to which size they should fit."""
+    on_cpu = device == "cpu"
+    largest = extent(work, max(work.sizes_bytes), devices)
+    needed = needs_bytes(work, largest, on_cpu)
+    facts["forecast_bytes"] = needed
+    sentence = (
+        f"out of memory: arrays for {format_bytes(largest.size_bytes)} of {work.collective} take "
+        f"{format_bytes(needed)} on each device"
+    )
+    limit = facts.get("limit_bytes")
+    if not isinstance(limit, int):
+        return Outcome(status=Status.OOM, message=f"{sentence}.", facts=facts)
+    fits = largest.size_bytes * limit // needed
+    advice = (
+        f"sizes up to {format_bytes(fits)} should fit" if needed > limit else "try a smaller one"
+    )
+    return Outcome(status=Status.OOM, message=f"{sentence}, {had}; {advice}.", facts=facts)

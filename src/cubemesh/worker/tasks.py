@@ -3,8 +3,10 @@
     train_steps, forward   data ─ build ─ weights ─ warm-up ─ measure      (measure/timer.py)
                            ─ profile, with attribution                     (measure/profiled.py)
     train                  data ─ build ─ weights ─ epochs, evaluations    (training/loop.py)
+    first_steps            data ─ build ─ weights ─ steps ─ evaluate       (training/first_steps.py)
     input                  data ─ warm-up ─ measure                        (worker/inputs.py)
     ceiling                build ─ warm-up ─ measure                       (measure/timer.py)
+    collective             build ─ measure                                 (worker/collectives.py)
 
 Between build and weights, a program that compiles does so, with one batch, in phase compile. A task
 says what it finds to its log and raises what ends it (worker/outcomes.py).
@@ -38,11 +40,12 @@ from cubemesh.measure.profiled import Attributed
 from cubemesh.measure.telemetry import Meter, Telemetry, idle_power, open_meters
 from cubemesh.measure.timer import Measured, measure
 from cubemesh.measure.validity import judge
-from cubemesh.model.spec import Input, NetworkWork, RunSpec, Train
+from cubemesh.model.spec import FirstSteps, Input, NetworkWork, RunSpec, Train
 from cubemesh.networks.graph import Network
 from cubemesh.parallel.exchanges import OUT_OF_STEP, SAME_WEIGHTS
+from cubemesh.training.first_steps import first_steps as look_at_first_steps
 from cubemesh.training.loop import train as train_epochs
-from cubemesh.worker import ceilings, inputs, keeping
+from cubemesh.worker import ceilings, collectives, inputs, keeping
 from cubemesh.worker.attributing import attribute, stamped
 from cubemesh.worker.built import built
 from cubemesh.worker.doubts import say_doubts
@@ -69,6 +72,8 @@ class Task:
     """The ranks of this run."""
     folder: str = ""
     """Where files to keep beside the record are written."""
+    limit_bytes: int | None = None
+    """Memory there is for the run, where that is known."""
 
 
 def train_steps(task: Task) -> None:
@@ -128,6 +133,18 @@ def train(task: Task) -> None:
             log.warning(warning)
 
 
+def first_steps(task: Task) -> None:
+    """Look at the first steps of a training."""
+    work, log = cast(FirstSteps, task.spec.work), task.log
+    network = network_of(work)
+    with log.phase("data"):
+        source = inputs.open_split(task.spec, network, "train")
+        validation = inputs.open_split(task.spec, network, "validation")
+        feed = inputs.feed(task.spec, source, task.usable_cores, group=task.group)
+    with closing(feed), _built(task, network, lambda: next(feed.epoch(0))) as program:
+        look_at_first_steps(program, feed, validation, work, log, task.group)
+
+
 def input_stage(task: Task) -> None:
     """Measure one stage of what feeds a network: a step is a minibatch going through it."""
     work, log = cast(Input, task.spec.work), task.log
@@ -162,12 +179,28 @@ def ceiling(task: Task) -> None:
     ceilings.say(task.log, program, trial, measured.windows)
 
 
+def collective(task: Task) -> None:
+    """Measure one operation between all devices, at each of its sizes."""
+    meters = meters_of(task)
+    with task.log.phase("build"):
+        program = collectives.build(
+            task.spec, task.framework, task.group, task.device, task.threads, task.limit_bytes
+        )
+    task.log.library(program.library)
+    with Telemetry(task.log, task.usable_cores, meters=meters) as telemetry:
+        started, ended = collectives.sweep(task.spec, program, task.group, task.log)
+    say_doubts(telemetry, task.neighbours, task.log, started, ended)
+    telemetry.keep_utilisation(started, ended)
+
+
 TASKS: dict[str, Callable[[Task], None]] = {
     "train_steps": train_steps,
     "forward": forward,
     "train": train,
+    "first_steps": first_steps,
     "input": input_stage,
     "ceiling": ceiling,
+    "collective": collective,
 }
 """Kind of work → its task: one for each of `WORK_KINDS`."""
 

@@ -64,7 +64,7 @@ def make(case, group, rate=RATE):
             exchange=exchange,
             device="cpu",
             threads=1,
-            rank=group.rank,
+            group=group,
         )
     )
     program.load(small().draw(1))
@@ -84,7 +84,7 @@ def rank(folder):
         for step in range(STEPS):
             program.train_step(program.place(batch(group.rank, step)))
         program.settle()
-        updates = {"workers": exchange.updates.workers, "carried": exchange.updates.carried}
+        updates = {"workers": exchange.applied.workers, "carried": exchange.applied.carried}
         np.savez(Path(folder, f"{number}-{group.rank}.npz"), **program.state(), **updates)
         program.close()
     for name in PACED:

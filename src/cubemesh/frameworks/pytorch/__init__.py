@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
+from cubemesh.frameworks.pytorch.collectives import build_collective
 from cubemesh.frameworks.pytorch.group import join
 from cubemesh.frameworks.pytorch.launch import launch
 from cubemesh.frameworks.pytorch.programs import build
@@ -11,6 +12,7 @@ from cubemesh.frameworks.pytorch.runtime import capabilities, is_out_of_memory, 
 __all__ = [
     "build",
     "build_ceiling",
+    "build_collective",
     "capabilities",
     "is_out_of_memory",
     "join",

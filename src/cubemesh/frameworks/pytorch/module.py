@@ -116,12 +116,14 @@ def build_modules(
     memory_format: torch.memory_format = torch.contiguous_format,
     overwrite: bool = True,
     layer_types: Mapping[str, torch.dtype] = MappingProxyType({}),
+    replace: Callable[[nn.Module], nn.Module] = lambda layer: layer,
 ) -> Built:
     """The modules of `network`; their arrays hold nothing until `load`.
 
     `overwrite` lets a layer write over its input where nobody needs it any more. Four-dimensional
     arrays lie in `memory_format`. `layer_types` names nodes whose products are computed in a type
-    of their own, under an autocast to another. Unsupported for a layer that is not lowered.
+    of their own, under an autocast to another. `replace` gives the module to use for one that was
+    lowered. Unsupported for a layer that is not.
     """
     check_layers(network, LOWERINGS, "pytorch")
 
@@ -134,7 +136,7 @@ def build_modules(
     overwriting = may_overwrite(network) if overwrite else frozenset[str]()
     if layer_types:  # the terms of a sum may be of two types, and neither need be its own
         overwriting -= {n.name for n in network.nodes if isinstance(n.layer, Add)}
-    layers = _layers(network, {**parameters, **state}, overwriting)
+    layers = _layers(network, {**parameters, **state}, overwriting, replace)
     judged = tuple(h for h in network.heads if not h.train_only)[-1:]
     return Built(
         network=network,
@@ -148,13 +150,16 @@ def build_modules(
 
 
 def _layers(
-    network: Network, arrays: Mapping[str, Tensor], overwriting: frozenset[str]
+    network: Network,
+    arrays: Mapping[str, Tensor],
+    overwriting: frozenset[str],
+    replace: Callable[[nn.Module], nn.Module],
 ) -> dict[str, nn.Module]:
     """Node name → module that holds the network's own arrays."""
     shapes = {i.name: i.shape for i in network.inputs} | {n.name: n.shape for n in network.nodes}
     layers = {}
     for node in network.nodes:
-        module = lower(node, shapes[node.inputs[0]], node.name in overwriting)
+        module = replace(lower(node, shapes[node.inputs[0]], node.name in overwriting))
         attributes = LSTM_ATTRIBUTES if isinstance(module, nn.LSTM) else ATTRIBUTES
         for role, name in {**node.parameters, **node.state}.items():
             setattr(module, attributes.get(role, role), arrays[name])

@@ -17,12 +17,12 @@ import torch
 from torch import nn, optim
 
 from cubemesh.frameworks.pytorch.lars import Lars
-from cubemesh.model.spec import NetworkWork, Train, TrainSteps
+from cubemesh.model.spec import NetworkWork, Training
 
 
 def make_optimizer(work: NetworkWork, parameters: list[nn.Parameter]) -> optim.Optimizer | None:
     """The optimizer of `work` over `parameters`; None for work that does not train."""
-    if not isinstance(work, (TrainSteps, Train)):
+    if not isinstance(work, Training):
         return None
     rate, decay = work.learning_rate, work.weight_decay
     if work.optimizer == "rmsprop":

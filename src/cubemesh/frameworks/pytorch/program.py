@@ -31,6 +31,8 @@ from cubemesh.frameworks.base import (
 from cubemesh.frameworks.exchange import Bucket, KeepsState, KeepsWeights
 from cubemesh.frameworks.pytorch import profiling, snapshots
 from cubemesh.frameworks.pytorch.buckets import GradientBuckets
+from cubemesh.frameworks.pytorch.global_layers import GlobalLayers
+from cubemesh.frameworks.pytorch.looking import Look, looking_at, on_host
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.frameworks.pytorch.optimizers import make_optimizer
 from cubemesh.frameworks.pytorch.replica import TorchReplica
@@ -44,7 +46,7 @@ from cubemesh.frameworks.pytorch.runtime import (
 from cubemesh.frameworks.pytorch.scaling import make_scaling
 from cubemesh.frameworks.training import Snapshot
 from cubemesh.model.profile import Profile
-from cubemesh.model.spec import Train, TrainSteps
+from cubemesh.model.spec import Training
 from cubemesh.networks.precision import layer_precisions
 
 Placed = tuple[Tensor, ...]
@@ -67,8 +69,10 @@ class PyTorchProgram:
         settings, work, self.device = request.program, request.work, request.device
         self._kind = torch.device(self.device).type
         self._threads = request.threads
-        prepare(self.device, settings.precision, self._threads)
-        torch.manual_seed(work.seed + RANK_SEEDS * request.rank)
+        prepare(self.device, settings.precision, self._threads, settings.deterministic)
+        own_seed = 0 if settings.deterministic else RANK_SEEDS * request.group.rank
+        self._seed = work.seed + own_seed
+        torch.manual_seed(self._seed)
         if self._kind == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self._work = work
@@ -82,6 +86,11 @@ class PyTorchProgram:
             memory_format=self._memory_format,
             overwrite=self.overwrites,
             layer_types=_layer_types(request),
+            replace=GlobalLayers(
+                request.group,
+                norm=settings.batch_norm == "global",
+                dropout=settings.deterministic,
+            ),
         )
         self.module = self._built.training
         """The network as a module: `print` shows its layers, `module.code` is its forward pass."""
@@ -96,15 +105,16 @@ class PyTorchProgram:
                 f"exchange={self._exchange.name} applies gradients away from the rank that scaled "
                 "their loss. Set precision=bf16 or fp32, or another exchange."
             )
+        self._look: Look | None = None
         self._gradients = self._make_buckets()
         self._loss = torch.full((), float("nan"))
         self._start_optimizer()
 
     def _make_buckets(self) -> GradientBuckets | None:
         size_bytes = self._exchange.bucket_bytes
-        if size_bytes is None or not isinstance(self._work, (TrainSteps, Train)):
+        if size_bytes is None or not isinstance(self._work, Training):
             return None
-        return GradientBuckets(self._built.parameters, size_bytes, self._exchange.ready)
+        return GradientBuckets(self._built.parameters, size_bytes, self._hand_over)
 
     @property
     def buckets(self) -> Sequence[Bucket]:
@@ -128,6 +138,36 @@ class PyTorchProgram:
 
     def train_step(self, placed: Placed) -> None:
         """Queue forward, backward and update."""
+        self._backward(placed)
+        self._exchange.update(self._apply, self._weights_on_device)
+
+    def inspected_step(self, placed: Placed, look: Look) -> None:
+        """See `ShowsSteps` in frameworks/base."""
+        parameters = self._built.parameters
+        with looking_at(self._built.layers, look):
+            self._look = look
+            self._backward(placed)
+            self._look = None
+        for name, parameter in parameters.items():
+            if self._gradients is None:
+                look("own gradient", name, on_host(parameter.grad))
+            if self._exchange.updates:
+                look("gradient", name, on_host(parameter.grad))
+        self._exchange.update(self._apply, self._weights_on_device)
+
+    def parameters(self) -> dict[str, Array]:
+        """See `ShowsSteps` in frameworks/base."""
+        return {name: on_host(p) for name, p in self._built.parameters.items()}
+
+    def _hand_over(self, bucket: Bucket) -> None:
+        """Give a full bucket to the exchange."""
+        if self._look is not None:
+            for name in bucket.parameters:
+                self._look("own gradient", name, on_host(self._built.parameters[name].grad))
+        self._exchange.ready(bucket)
+
+    def _backward(self, placed: Placed) -> None:
+        """Queue forward, backward and exchange."""
         optimizer, scaling = self._optimizer, self._scaling
         if optimizer is None:
             raise UsageError("a program built for forward work has no optimizer to train with.")
@@ -142,7 +182,6 @@ class PyTorchProgram:
         if self._gradients is not None:
             self._gradients.check_complete()
             self._exchange.finish()
-        self._exchange.update(self._apply, self._weights_on_device)
         self._loss = loss  # backward has freed what its graph kept, so it holds one number
 
     def _apply(self) -> None:
@@ -276,7 +315,12 @@ class PyTorchProgram:
 
     def resume(self) -> None:
         """See `Resumes` in frameworks/process."""
-        prepare(self.device, self._settings.precision, self._threads)
+        prepare(
+            self.device,
+            self._settings.precision,
+            self._threads,
+            self._settings.deterministic,
+        )
 
     def close(self) -> None:
         """Drop every array; on a GPU, the allocator's cache as well."""

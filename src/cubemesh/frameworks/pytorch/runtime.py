@@ -11,6 +11,7 @@ fp16        float32    autocast: products in float16, reductions in float32, los
 from __future__ import annotations
 
 import importlib
+import os
 import warnings
 
 import torch
@@ -50,7 +51,9 @@ def capabilities() -> Capabilities:
         narrow = {"tf32", "bf16"} if ampere else set()
         precisions["cuda"] = frozenset({"fp64", "fp32", "fp16"} | narrow)
     return Capabilities(
-        works=frozenset({"train_steps", "forward", "train", "input", "ceiling"}),
+        works=frozenset(
+            {"train_steps", "forward", "train", "first_steps", "input", "ceiling", "collective"}
+        ),
         devices=(*gpus, "cpu"),
         precisions=precisions,
         layouts=frozenset(MEMORY_FORMATS),
@@ -69,12 +72,15 @@ def capabilities() -> Capabilities:
             }
         ),
         precision_by_layer=True,
+        batch_norms=frozenset({"device", "global"}),
+        deterministic=True,
     )
 
 
-def prepare(device: str, precision: str, threads: int) -> None:
-    """Set what PyTorch keeps for the whole process: threads, TF32, the choice of convolutions, and
-    that denormal numbers count as 0.
+def prepare(device: str, precision: str, threads: int, deterministic: bool = False) -> None:
+    """Set what PyTorch keeps for the whole process: threads, TF32, the choice of convolutions; that
+    denormal numbers count as 0; and, where it is to be `deterministic`, algorithms that give the
+    same result every time.
 
     Gradients and momenta that fade pass through the denormal range (float32: under 1.2e-38), where
     a CPU computes many times slower; TensorFlow and XLA flush them as well. Threads inherit it from
@@ -83,7 +89,11 @@ def prepare(device: str, precision: str, threads: int) -> None:
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    torch.backends.cudnn.benchmark = True  # shapes never change in a run: try once, keep the best
+    # Shapes never change in a run: try once, keep the best. Another time another may be the best.
+    torch.backends.cudnn.benchmark = not deterministic
+    if deterministic:  # cuBLAS reads its variable when it is first used
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
     # Batches are only ever read, so that NumPy forbids writing to one is no danger.
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
     if torch.device(device).type == "cuda":

@@ -1,0 +1,177 @@
+"""Did several devices compute what one device computes, and if not, where did they part?
+
+What a training does is followed in the order in which one thing causes the next, and each link is
+held against the training on one device:
+
+    weights before ─┐
+    samples fed ────┴─▶ own gradients ─▶ exchanged gradient ─▶ losses ─▶ weights after ─▶ error rate
+
+The first link that is off holds the cause; what comes after it follows from it. The distance of two
+gradients is that of the parameter where they differ most, ‖a − b‖ / ‖b‖ (`relative`), of two losses
+|a − b| / |b|. What the cause is, is read from the numbers: `causes.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from cubemesh.experiments.causes import Cause, of_exchange, of_gradients, of_replicas, of_start
+from cubemesh.experiments.parting import mean_of, relative
+from cubemesh.model import Figure, Replica, RunRecord
+
+TOLERANCES = {"fp64": 1e-10, "fp32": 1e-4}
+"""Largest distance at which two gradients or losses count as the same, by precision."""
+ROUNDED = 1e-2
+"""The same for precisions that round products: tf32, bf16 and fp16."""
+FIRST_LOSSES = 5
+"""Steps whose losses are held against one another: later ones magnify what rounding has left."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """One link of the chain."""
+
+    name: str
+    distance: float
+    limit: float
+    """Largest distance that passes."""
+
+    @property
+    def passes(self) -> bool:
+        """Whether it is the same within its tolerance."""
+        return self.distance <= self.limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A training on several devices held against one on one device."""
+
+    run: RunRecord
+    reference: RunRecord
+    links: tuple[Link, ...]
+    cause: Cause | None
+    """Why it is not the same; None where it is."""
+
+    @property
+    def passes(self) -> bool:
+        """Whether every link is the same within its tolerance."""
+        return all(link.passes for link in self.links)
+
+
+def tolerance(run: RunRecord) -> float:
+    """The tolerance of a run's precision."""
+    return TOLERANCES.get(run.spec.program.precision, ROUNDED)
+
+
+def compare(run: RunRecord, reference: RunRecord) -> Comparison:
+    """Hold `run`, on any number of devices, against `reference`, on one; both have ended well."""
+    (one,) = reference.replicas
+    ranks, limit = run.replicas, tolerance(run)
+    server = ranks[0]
+    steps: list[tuple[Link, Callable[[], Cause]]] = [
+        (
+            Link(name="weights before", distance=_start(ranks, one), limit=limit),
+            lambda: of_start(ranks, one, limit),
+        ),
+        (
+            Link(name="samples fed", distance=_fed(ranks, one), limit=0.0),
+            lambda: of_start(ranks, one, limit),
+        ),
+        (
+            Link(
+                name="own gradients",
+                distance=relative(mean_of(r.own_gradients for r in ranks), one.own_gradients),
+                limit=limit,
+            ),
+            lambda: of_gradients(run, one, limit),
+        ),
+        (
+            Link(
+                name="exchanged gradient",
+                distance=relative(server.gradients, one.gradients),
+                limit=limit,
+            ),
+            lambda: of_exchange(ranks),
+        ),
+        (
+            Link(name="losses", distance=_losses(ranks, one), limit=limit),
+            lambda: Cause(
+                name="the update",
+                text="the first gradients agree, and the losses after them do not",
+                remedy="The optimizer does not do the same on every device.",
+            ),
+        ),
+        (
+            Link(
+                name="ranks apart",
+                distance=max(relative(r.final_weights, server.final_weights) for r in ranks),
+                limit=limit,
+            ),
+            lambda: of_replicas(ranks, limit),
+        ),
+        (
+            Link(name="error rate", distance=_errors(run, reference), limit=0.0),
+            lambda: Cause(
+                name="later steps",
+                text="the first steps agree, and the error rates after the last one do not",
+                remedy="Differences of rounding grow from step to step; compare fewer iterations.",
+            ),
+        ),
+    ]
+    links = tuple(link for link, _ in steps)
+    cause = next((why() for link, why in steps if not link.passes), None)
+    return Comparison(run=run, reference=reference, links=links, cause=cause)
+
+
+def _start(ranks: Sequence[Replica], one: Replica) -> float:
+    return max(relative(r.weights, one.weights) for r in ranks)
+
+
+def _fed(ranks: Sequence[Replica], one: Replica) -> float:
+    """In how many of the steps that were looked at the ranks together were fed other samples."""
+    steps = zip(one.fed, *(r.fed for r in ranks), strict=True)
+    return float(sum(sorted(own) != sorted(sum(parts, ())) for own, *parts in steps))
+
+
+def _losses(ranks: Sequence[Replica], one: Replica) -> float:
+    """The largest difference of the first losses; of several ranks their mean is the loss."""
+    by_step = zip(*(r.losses for r in ranks), strict=True)
+    together = [math.fsum(losses) / len(ranks) for losses in by_step]
+    pairs = list(zip(together, one.losses, strict=True))[:FIRST_LOSSES]
+    return max(abs(a - b) / abs(b) for a, b in pairs)
+
+
+def _errors(run: RunRecord, reference: RunRecord) -> float:
+    """By how much the 95 % intervals of the two error rates miss one another, in percent."""
+    return apart(error_rate(run), error_rate(reference))
+
+
+def error_rate(run: RunRecord) -> Figure:
+    """Percent wrong of the samples held out, with its interval."""
+    right = run.figures["accuracy"]
+    low, high = (right.value if end is None else end for end in (right.low, right.high))
+    return Figure(
+        value=100 * (1 - right.value),
+        unit="%",
+        low=100 * (1 - high),
+        high=100 * (1 - low),
+        n=right.n,
+    )
+
+
+def apart(a: Figure, b: Figure) -> float:
+    """The gap between the intervals of two figures; 0 where they overlap."""
+    lows = [f.value if f.low is None else f.low for f in (a, b)]
+    highs = [f.value if f.high is None else f.high for f in (a, b)]
+    return max(0.0, max(lows) - min(highs))
+
+
+def comparable(records: Iterable[RunRecord]) -> list[RunRecord]:
+    """Those that have something to compare: every rank's replica, and the error rate."""
+    return [
+        r
+        for r in records
+        if r.ok and len(r.replicas) == r.spec.placement.devices and "accuracy" in r.figures
+    ]

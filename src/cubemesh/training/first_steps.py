@@ -1,0 +1,130 @@
+"""What does a training do in its first steps? Looked at, not timed.
+
+    step 1: batch ─ forward ─ backward ─ exchange ─ update   every layer's result, every gradient
+    step 2 …: batch ─ step ─ loss                            before and after the exchange
+    last:     error rate on the samples held out
+
+Each rank looks at itself (`Replica`); whoever compares runs does the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import closing
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cubemesh.data.base import Source
+from cubemesh.data.feed import Feed, in_order
+from cubemesh.frameworks.base import Array, Diverged, Program, ShowsSteps, Unsupported
+from cubemesh.frameworks.exchange import Group
+from cubemesh.measure.base import Log
+from cubemesh.model.record import Curve, Figure
+from cubemesh.model.replica import COUNTERS, Replica, Sketch
+from cubemesh.model.spec import FirstSteps
+from cubemesh.training.evaluation import Scored, accuracy_figure, score
+
+FED_KEPT = 16
+"""First steps of which the numbers of the samples are kept."""
+EVALUATED = 64
+"""Samples that are evaluated at a time; how many changes no score."""
+_SIGNS_SEED = 20021
+"""Part of what a sketch is: sketches with other signs cannot be compared."""
+_SIGNS = 1.0 - 2.0 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)
+"""The signs of eight elements, by a random byte."""
+
+
+def first_steps(
+    program: Program, feed: Feed, validation: Source, work: FirstSteps, log: Log, group: Group
+) -> None:
+    """Make `work.iterations` steps and tell the log what this rank saw, the curve of its losses,
+    and on rank 0 the accuracy that came of them. Unsupported for a program that cannot be looked
+    into; Diverged for a loss that is no number."""
+    if not isinstance(program, ShowsSteps):
+        raise Unsupported(
+            "cubemesh cannot look into a step of this framework. Set framework=pytorch."
+        )
+    with log.phase("steps"):
+        replica = _steps(program, feed, work, group)
+    log.replica(replica)
+    log.curve(
+        Curve(
+            name="training_loss",
+            x_name="step",
+            x=tuple(float(n) for n in range(1, work.iterations + 1)),
+            y=replica.losses,
+        )
+    )
+    if group.rank == 0:
+        with log.phase("evaluate"):
+            scored = _evaluated(program, validation)
+        log.figure("accuracy", accuracy_figure(scored.top1, scored.samples))
+        log.figure("validation_loss", Figure(value=scored.loss, unit="", n=scored.samples))
+
+
+def _steps(program: ShowsSteps, feed: Feed, work: FirstSteps, group: Group) -> Replica:
+    weights = _sketches(program.parameters())
+    seen: dict[str, list[Sketch]] = {"output": [], "own gradient": [], "gradient": []}
+
+    def look(kind: str, name: str, array: Array) -> None:
+        part = group.rank if kind == "output" else 0
+        seen[kind].append(sketch(name, array, part))
+
+    fed, losses = [], []
+    for step in range(work.iterations):
+        placed = program.place(next(feed))
+        if step < FED_KEPT:
+            fed.append(tuple(map(int, feed.taken)))
+        if step == 0:
+            program.inspected_step(placed, look)
+        else:
+            program.train_step(placed)
+        losses.append(_finite(program.loss(), step))
+    return Replica(
+        rank=group.rank,
+        fed=tuple(fed),
+        losses=tuple(losses),
+        weights=weights,
+        outputs=tuple(seen["output"]),
+        own_gradients=tuple(sorted(seen["own gradient"], key=lambda s: s.array)),
+        gradients=tuple(sorted(seen["gradient"], key=lambda s: s.array)),
+        final_weights=_sketches(program.parameters()),
+    )
+
+
+def _finite(loss: float, step: int) -> float:
+    if not math.isfinite(loss):
+        raise Diverged(f"the loss was {loss} in step {step + 1}. Lower learning_rate.")
+    return loss
+
+
+def _evaluated(program: Program, validation: Source) -> Scored:
+    total = Scored()
+    with closing(in_order(validation, EVALUATED)) as batches:
+        for batch in batches:
+            total += score(program.evaluate(program.place(batch)), batch.labels)
+    return total
+
+
+def _sketches(arrays: dict[str, Array]) -> tuple[Sketch, ...]:
+    return tuple(sketch(name, arrays[name]) for name in sorted(arrays))
+
+
+def sketch(name: str, array: Array, part: int = 0) -> Sketch:
+    """The sketch of `array`, or of a larger array that has it as its part number `part`, the parts
+    being alike in size, and zeros elsewhere. Element i of the whole, in the order of C, is added
+    with its sign to counter i modulo `COUNTERS`."""
+    own: NDArray[np.float64] = np.ascontiguousarray(array, dtype=np.float64).ravel()
+    first = part * own.size
+    row, column = divmod(first, COUNTERS)
+    rows = -(-(column + own.size) // COUNTERS)
+    whole = np.zeros(rows * COUNTERS)
+    whole[column : column + own.size] = own
+    drawn = np.random.default_rng(_SIGNS_SEED).bytes(row + rows)[row:]
+    signs = _SIGNS[np.frombuffer(drawn, np.uint8)]
+    return Sketch(
+        array=name,
+        norm=math.sqrt(own @ own),
+        sums=tuple(map(float, np.einsum("rc,rc->c", whole.reshape(rows, COUNTERS), signs))),
+    )

@@ -1,0 +1,103 @@
+"""Three real ranks, joined by gloo: every collective, every way, and one that goes wrong.
+
+The ranks run this very file as a script, which prints what each of them found.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cubemesh.frameworks.collectives import extent  # noqa: E402
+from cubemesh.frameworks.pytorch import build_collective, join, launch  # noqa: E402
+from cubemesh.model import Collective  # noqa: E402
+from cubemesh.model.collective import COLLECTIVES, REDUCING  # noqa: E402
+
+RANKS = 3
+SIZES = (12, 50_000)
+CASES = [
+    *(Collective(collective=name, data_type="bfloat16") for name in COLLECTIVES),
+    *(Collective(collective=name, reduction="prod") for name in REDUCING),
+    *(Collective(reduction=op, data_type="double") for op in ("min", "max")),
+]
+SPOILT = Collective(collective="all-gather")
+
+
+def wrong(program, work):
+    """(size, in place, pair, wrong elements) of everything a program can do."""
+    found = []
+    for size in SIZES:
+        of = extent(work, size, RANKS)
+        for in_place in program.places:
+            pairs = [(0, 2), (1, 0)] if work.collective == "send-receive" else []
+            for pair in (None, *pairs):
+                program.lay_out(of, in_place, pair)
+                for repetition in (1, 2):
+                    program.fill(repetition)
+                    program.meet()
+                    program.call()
+                    found.append((of.size_bytes, in_place, pair, program.wrong(repetition)))
+    return found
+
+
+def spoilt(group):
+    """Elements that are found wrong where the second rank gives what it should not."""
+    of = extent(SPOILT, SIZES[1], RANKS)
+    program = build_collective(SPOILT, "cpu", 1, of)
+    program.lay_out(of, False)
+    program.fill(1)
+    if group.rank == 1:
+        program._given[[5, 100, 101]] += 1
+    program.meet()
+    program.call()
+    return program.wrong(1)
+
+
+def run_rank(folder):
+    group = join("cpu", 60.0)
+    results = []
+    for work in CASES:
+        program = build_collective(work, "cpu", 1, extent(work, max(SIZES), RANKS))
+        results.append(wrong(program, work))
+    told = {"results": results, "spoilt": spoilt(group)}
+    Path(folder, f"{group.rank}.json").write_text(json.dumps(told))
+    group.close()
+
+
+if __name__ == "__main__":
+    sys.exit(1 if launch(run_rank, sys.argv[1], RANKS) else 0)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    subprocess.run([sys.executable, __file__, folder], check=True, timeout=100)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize(
+    "index", range(len(CASES)), ids=[f"{w.collective}-{w.reduction}" for w in CASES]
+)
+def test_every_element_is_right_on_every_rank(told, index):
+    for rank in told:
+        results = rank["results"][index]
+        assert len(results) >= 2 * len(SIZES)
+        assert [r for r in results if r[-1]] == []
+
+
+def test_ways_are_those_that_torch_offers(told):
+    ways = {
+        work.collective: {way for _, way, *_ in told[0]["results"][index]}
+        for index, work in enumerate(CASES)
+    }
+    assert ways["all-reduce"] == ways["reduce"] == ways["broadcast"] == {True}
+    assert ways["all-gather"] == ways["reduce-scatter"] == {False, True}
+    assert ways["gather"] == ways["all-to-all"] == ways["send-receive"] == {False}
+
+
+def test_what_one_rank_gives_wrong_is_counted_by_all(told):
+    assert [rank["spoilt"] for rank in told] == [3, 3, 3]

@@ -1,0 +1,94 @@
+"""A sweep reads as nccl-tests' output does, and as rows."""
+
+import pytest
+
+from cubemesh.model import (
+    Collective,
+    Outcome,
+    Placement,
+    Rank,
+    RunKey,
+    RunRecord,
+    RunSpec,
+    Status,
+    SweepPoint,
+)
+from cubemesh.views.collectives import document, lines, rows
+
+OK = Outcome(status=Status.OK)
+
+
+def record(*points, work=None, outcome=OK):
+    spec = RunSpec(work=work or Collective(), placement=Placement(devices=2))
+    return RunRecord(
+        run_id="r1",
+        spec=spec,
+        key=RunKey(spec_id=spec.spec_id, machine_id="m", software_id="s", code_version="1"),
+        started_utc="2026-01-01T00:00:00+00:00",
+        elapsed_s=1.0,
+        outcome=outcome,
+        ranks=tuple(Rank(rank=i, host="h", device="cpu", outcome=OK) for i in range(2)),
+        sweep=points,
+        library="gloo",
+    )
+
+
+def point(size, seconds, **fields):
+    return SweepPoint(size_bytes=size, count=size // 4, seconds=(seconds,), **fields)
+
+
+def test_a_line_has_the_columns_of_nccl_tests():
+    told = list(lines(record(point(1 << 20, 0.5e-3, in_place=True, wrong=0))))
+    assert told[:3] == [
+        "# Collective test: all-reduce on 2 devices by gloo",
+        "#  Rank  0 on h device cpu",
+        "#  Rank  1 on h device cpu",
+    ]
+    heading = next(t for t in told if "size" in t).split()
+    assert heading == [
+        *("#", "size", "count", "type", "redop", "root"),
+        *("time", "algbw", "busbw", "#wrong") * 2,
+    ]
+    data = next(t for t in told if not t.startswith("#"))
+    assert data.split() == [
+        *("1048576", "262144", "float", "sum", "-1"),
+        *("N/A",) * 4,
+        *("500.00", "2.10", "2.10", "0"),
+    ]
+    assert told[-2:] == ["# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 2.09715"]
+
+
+def test_wrong_and_unchecked_results_are_told_apart():
+    bad = list(lines(record(point(8, 1e-6, in_place=True, wrong=3))))
+    assert bad[-2] == "# Out of bounds values : 3 FAILED"
+    unchecked = list(lines(record(point(8, 1e-6, in_place=True))))
+    assert unchecked[-2] == "# Out of bounds values : 0 not checked"
+    assert unchecked[-3].split()[-1] == "N/A"
+
+
+def test_a_sweep_that_did_not_run_says_why():
+    none = record(outcome=Outcome(status=Status.UNSUPPORTED, message="one device here"))
+    assert list(lines(none))[-1] == "# not supported: one device here"
+
+
+def test_rows_carry_units_in_their_names():
+    work = Collective(collective="all-gather")
+    (row,) = rows(record(point(4000, 1e-6, wrong=0), point(4000, 2e-6, in_place=True), work=work))
+    assert (row["operation"], row["devices"], row["size"], row["redop"]) == (
+        *("all-gather", 2, 4000),
+        "none",
+    )
+    assert row["out_of_place"]["time_us"] == pytest.approx(1.0)
+    assert row["out_of_place"]["algbw_gb_per_s"] == pytest.approx(4.0)
+    assert row["out_of_place"]["busbw_gb_per_s"] == pytest.approx(2.0)
+    assert (row["out_of_place"]["wrong"], row["in_place"]["wrong"]) == (0, None)
+
+
+def test_the_document_has_rows_pairs_and_how_it_ended():
+    work = Collective(collective="send-receive")
+    said = document([record(point(8, 1e-6), point(8, 1e-6, pair=(1, 0), wrong=0), work=work)])
+    assert said["schema"] == 1
+    assert [r["in_place"] for r in said["rows"]] == [None]
+    (pair,) = said["pairs"]
+    assert (pair["from"], pair["to"], pair["wrong"]) == (1, 0, 0)
+    assert said["runs"][0]["library"] == "gloo"
