@@ -40,7 +40,7 @@ class Rank:
     processors: tuple[int, ...] = ()
     """Those its threads were bound to; none where they were not."""
     clock_offset_s: float = 0.0
-    """Seconds to add to this host's clock to get the first rank's."""
+    """Seconds that were added to this host's clock to get the first host's."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from typing import Literal
 from cubemesh.errors import UsageError
 from cubemesh.model.collective import Collective
 from cubemesh.model.effort import Effort, at_least
+from cubemesh.model.hosts import check_hosts
 from cubemesh.model.keeping import Keeping
 from cubemesh.model.plain import digest
 from cubemesh.model.precision_checks import check_loss_scale, check_precision_of
@@ -219,9 +220,14 @@ class Placement:
     numa_node: int | None = None
     """The NUMA node whose processors, and so whose memory, are used; None is all of them."""
 
+    hosts: tuple[str, ...] = ()
+    """Hosts that have the devices, as many each, as ssh knows them; none is this host."""
+
     def __post_init__(self) -> None:
         at_least(self, 1, "devices", "threads")
         at_least(self, 0, "numa_node")
+        if self.hosts:
+            check_hosts(self.hosts, self.devices)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,7 +74,8 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
     check_supported(spec, able)
     own = ranks.whoami()
     if not ranks.may_share_cores(spec):
-        ranks.check_devices(spec.placement.devices, len(os.sched_getaffinity(0)))
+        here = own.local_ranks if own.ranks > 1 else spec.placement.devices
+        ranks.check_devices(here, len(os.sched_getaffinity(0)))
     device = known.device = _own_device(spec, able, own)
     usable_cores: float = job.usable_cores or len(os.sched_getaffinity(0))
     threads = spec.placement.threads or int(usable_cores)
@@ -151,6 +152,6 @@ def _memory_limit(
             )
         return None, nullcontext()
     # More than there is would end with a kill, not with a refusal.
-    free_bytes = available_bytes() // ranks.whoami().ranks
+    free_bytes = available_bytes() // ranks.whoami().local_ranks
     limit_bytes = free_bytes if asked is None else min(asked, free_bytes)
     return limit_bytes, MemoryLimit(limit_bytes, stacks)
