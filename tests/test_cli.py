@@ -47,7 +47,16 @@ def test_the_flags_are_frozen():
         "experiments": ["--json"],
         "published": ["--above-peak", "--device", "--json", "--limit"],
         "run": [
-            *("--against", "--fail-below", "--fresh", "--full", "--json", "--python", "--quick"),
+            *(
+                "--against",
+                "--fail-below",
+                "--fresh",
+                "--full",
+                "--hosts",
+                "--json",
+                "--python",
+                "--quick",
+            ),
             *("--set", "--store"),
         ],
         "train": [
@@ -58,7 +67,16 @@ def test_the_flags_are_frozen():
             *("--target-accuracy", "--tensorboard", "--warmup-epochs"),
         ],
         "collectives": [
-            *("--check", "--datatype", "--device", "--fresh", "--iters", "--json", "--maxbytes"),
+            *(
+                "--check",
+                "--datatype",
+                "--device",
+                "--fresh",
+                "--hosts",
+                "--iters",
+                "--json",
+                "--maxbytes",
+            ),
             *("--minbytes", "--ngpus", "--op", "--stepbytes", "--stepfactor", "--store"),
             "--warmup_iters",
         ],
@@ -66,6 +84,10 @@ def test_the_flags_are_frozen():
         "predict": [
             *("--batch-per-device", "--calibrate", "--devices", "--json", "--machine"),
             *("--exchange", "--measured", "--precision", "--regime", "--store", "--what-if"),
+        ],
+        "launch": [
+            *("--account", "--cpus-per-task", "--dry-run", "--gpus-per-node", "--json", "--nodes"),
+            *("--partition", "--slurm", "--time"),
         ],
         "import": ["--collective", "--json", "--store"],
         "results": ["--framework", "--json", "--limit", "--network", "--outcome", "--store"],
