@@ -67,6 +67,7 @@ def test_the_flags_are_frozen():
             *("--batch-per-device", "--calibrate", "--devices", "--json", "--machine"),
             *("--exchange", "--measured", "--precision", "--regime", "--store", "--what-if"),
         ],
+        "import": ["--collective", "--json", "--store"],
         "results": ["--framework", "--json", "--limit", "--network", "--outcome", "--store"],
         "report": ["--charts", "--json", "--output", "--store"],
     }

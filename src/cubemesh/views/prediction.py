@@ -18,7 +18,7 @@ from cubemesh import networks
 from cubemesh.errors import DataError, UsageError, unknown_name
 from cubemesh.machines.catalogue import datasheets, find
 from cubemesh.machines.catalogue.systems import load_system
-from cubemesh.model import RunRecord
+from cubemesh.model import Collective, RunRecord
 from cubemesh.model.spec import NetworkWork, Precision, TrainSteps
 from cubemesh.networks.graph import Network
 from cubemesh.networks.memory import forecast
@@ -27,6 +27,7 @@ from cubemesh.predict.energy import BusyPower, busy_power, device_watts, sample_
 from cubemesh.predict.exchange import EXCHANGES
 from cubemesh.predict.question import Point, Question, Regime
 from cubemesh.predict.step import predict
+from cubemesh.predict.swept import sweep_of
 from cubemesh.predict.what_if import changed, read_changes
 from cubemesh.views.plain import envelope
 from cubemesh.views.prediction_shown import Said, say
@@ -67,6 +68,8 @@ def predicted(
     points, known = _measured(measured), defaults()
     if isinstance(calibrate, Path):
         known = known.with_sweeps(*read_sweeps(_text(calibrate), str(calibrate)))
+    elif calibrate is not None and isinstance(calibrate.spec.work, Collective):
+        known = known.with_sweeps(sweep_of(calibrate))
     elif calibrate is not None:
         points = {1: _one_device_rate(calibrate, network, question), **points}
     found = predict(question, _counts(devices), known, points, changes)

@@ -27,11 +27,23 @@ from torch import Tensor
 from cubemesh.frameworks.base import BuildRequest, Capabilities, Unsupported
 from cubemesh.frameworks.pytorch import runtime
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
+from cubemesh.frameworks.pytorch.group import join
+from cubemesh.frameworks.pytorch.launch import launch
 from cubemesh.frameworks.pytorch.program import Placed, PyTorchProgram, total_loss
 from cubemesh.frameworks.pytorch.stages import build_stages
 
-__all__ = ["build", "build_ceiling", "capabilities", "is_out_of_memory", "preload"]
+__all__ = [
+    "build",
+    "build_ceiling",
+    "capabilities",
+    "is_out_of_memory",
+    "join",
+    "launch",
+    "preload",
+]
 
+EXCHANGES = frozenset({"none", "all-reduce", "all-reduce-16", "parameter-server", "local-sgd"})
+"""Those that exchange beside the step, which stays one that was compiled whole."""
 BACKEND = "inductor"
 """Of torch.compile."""
 POINTWISE_SEARCH: dict[str, str | int | bool | Callable[..., object]] = {
@@ -74,11 +86,15 @@ class CompiledProgram(PyTorchProgram):
         if self._optimizer is None:
             self.forward(placed)
         else:
+            if self._gradients is not None:
+                self._gradients.resting = True  # nothing that means anything is exchanged
             self._forward(placed).backward()  # type: ignore[no-untyped-call]
             self._optimizer.zero_grad(set_to_none=True)
+            if self._gradients is not None:
+                self._gradients.resting = False
         self.synchronize()
         self._loss = torch.full((), float("nan"))
-        torch.manual_seed(self._work.seed)  # dropout goes on as if nothing had been drawn
+        torch.manual_seed(self._seed)  # dropout goes on as if nothing had been drawn
         now_hits, now_misses = _cache_counts()
         if (now_hits, now_misses) == (hits, misses):
             return None
@@ -115,7 +131,7 @@ def capabilities() -> Capabilities:
         works=able.works - {"first_steps"},
         devices=tuple(devices),
         precisions={kind: able.precisions[kind] for kind in able.precisions if kind in kinds},
-        exchanges=frozenset({"none"}),
+        exchanges=able.exchanges & EXCHANGES,
         hint=" ".join(dict.fromkeys(missing)),
         compiles_segments=True,
         deterministic=False,
