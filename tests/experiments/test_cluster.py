@@ -45,7 +45,7 @@ def test_a_row_for_each_size():
     assert rows[4][3:7] == [1, "16 of 36", "–", "–"]
     beyond = next(r for r in wide.rows if r[0].value == 129)
     assert [c.value for c in (beyond[3], beyond[5])] == [33, 16]
-    (chart,) = answer.charts
+    chart, _ = answer.charts
     assert [line.role for line in chart.lines] == ["forecast", "forecast"]
 
 

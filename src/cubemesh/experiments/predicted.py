@@ -54,7 +54,7 @@ def predicted_for(run: RunRecord, one: RunRecord, rate: float | None = None) -> 
         batch_per_device=work.batch_per_device,
         precision=one.spec.program.precision,
         regime="weak" if same else "strong",
-        exchange=exchange,  # type: ignore[arg-type]
+        exchange=exchange,
     )
     try:
         return predict(question, [devices], defaults(), {1: rate}).points[0]

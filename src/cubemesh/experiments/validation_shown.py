@@ -105,9 +105,9 @@ def _by(
                 cells += [Cell(text="–")] * 3
         found.append(tuple(cells))
     columns = [Column(name=name)]
-    for half in ("fitted half", "other half"):
+    for title_of in ("fitted half", "other half"):
         columns += [
-            Column(name=f"{half}: mean", unit="%"),
+            Column(name=f"{title_of}: mean", unit="%"),
             Column(name="nine in ten within", unit="%"),
             Column(name="rates"),
         ]
