@@ -135,7 +135,7 @@ def our_step(args: Any, batch: Batch, device: str, group: Any) -> Callable[[], N
         exchange=exchanges.make(exchange, group),
         device=device,
         threads=args.threads,
-        rank=group.rank,
+        group=group,
     )
     program = entry(framework).load().build(request)
     placed = program.place(batch)

@@ -14,8 +14,7 @@ import importlib
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -57,7 +56,6 @@ _C_COMPILERS = ("gcc", "clang", "cc")
 _VOLTA = (7, 0)
 """The first compute capability that Triton makes code for (README of triton-lang/triton)."""
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-_NVML_VARIABLE = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 class CompiledProgram(PyTorchProgram):
@@ -154,25 +152,9 @@ def preload() -> None:
     outlives a worker."""
     _set_up_compiler()
     runtime.preload()
-    with _asking_the_driver():
+    with runtime.asking_the_driver():
         for name in ("compile_fx", "codegen.cpp", "codegen.cpp_wrapper_cpu", "codegen.triton"):
             importlib.import_module(f"torch._inductor.{name}")
-
-
-@contextmanager
-def _asking_the_driver() -> Iterator[None]:
-    """Within it PyTorch asks NVML and not CUDA whether there is a GPU, as the compiler's import
-    does: once CUDA has been asked, no fork of this process can use the GPU (PyTorch's notes on
-    CUDA semantics, PYTORCH_NVML_BASED_CUDA_CHECK)."""
-    before = os.environ.get(_NVML_VARIABLE)
-    os.environ[_NVML_VARIABLE] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_NVML_VARIABLE]
-        else:
-            os.environ[_NVML_VARIABLE] = before
 
 
 def _set_up_compiler() -> None:
