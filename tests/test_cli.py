@@ -64,8 +64,8 @@ def test_the_flags_are_frozen():
         ],
         "compare": ["--fail-below", "--json", "--store", "--store-b"],
         "predict": [
-            *("--batch-per-device", "--calibrate", "--devices", "--json", "--machine"),
-            *("--exchange", "--measured", "--precision", "--regime", "--store", "--what-if"),
+            *("--batch-per-device", "--calibrate", "--devices", "--exchange", "--json", "--machine"),
+            *("--measured", "--precision", "--regime", "--store", "--what-if"),
         ],
         "import": ["--collective", "--json", "--store"],
         "results": ["--framework", "--json", "--limit", "--network", "--outcome", "--store"],
