@@ -160,7 +160,8 @@ def work(job_path: Path) -> int:
     started this one as a rank already; of a rank 0 means that its outcome is ok.
     """
     job, own = read_job(job_path), ranks.whoami()
-    if own.ranks == 1 and 1 < job.spec.placement.devices <= len(os.sched_getaffinity(0)):
+    cores = len(os.sched_getaffinity(0))
+    if own.ranks == 1 and ranks.can_launch(job.spec.placement, cores):
         framework = entry(job.spec.program.framework).load()
         if isinstance(framework, Distributes):
             _prepare(job.agent_output_path)
