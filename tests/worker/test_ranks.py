@@ -12,6 +12,7 @@ from cubemesh.worker.ranks import (
     Self,
     can_launch,
     check_devices,
+    driven_devices,
     own_cores,
     own_device,
     shared_cores,
@@ -70,3 +71,10 @@ def test_shared_cores_are_said_unless_nothing_is_timed():
     assert shared_cores(asked, 4) is None
     work = FirstSteps(network="little-cnn", batch_per_device=8)
     assert shared_cores(RunSpec(work=work, placement=asked.placement), 2) is None
+
+
+def test_a_process_that_drives_several_devices_names_them_all():
+    assert driven_devices("cpu", 2, 0) == ("cpu:0", "cpu:1")
+    assert driven_devices("cuda", 2, 4) == ("cuda:0", "cuda:1")
+    with pytest.raises(Unsupported, match=r"4 GPUs that can be used\. Set devices=4 or less"):
+        driven_devices("cuda", 5, 4)

@@ -35,6 +35,7 @@ for verb in (
     *(kept.results, kept.report),
 ):
     app.command()(verb)
+app.command("import")(exchange.import_)  # a word that Python keeps for itself
 
 
 def _version(asked: bool) -> None:

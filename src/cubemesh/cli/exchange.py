@@ -1,7 +1,8 @@
-"""The verb that measures how devices exchange, with the flags of nccl-tests."""
+"""The verbs about how devices exchange, with the flags of nccl-tests."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -114,3 +115,25 @@ def _named(operation: str) -> str:
     """`all_reduce_perf`, as nccl-tests calls its programs, is `all-reduce`."""
     name = operation.strip().lower().removesuffix("_perf").replace("_", "-")
     return _ALIASES.get(name, name)
+
+
+def import_(
+    file: Annotated[
+        Path, typer.Argument(help="Output of nccl-tests, or of `cubemesh collectives --json`.")
+    ],
+    collective: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OPERATION", help="Which operation it is, where the log does not name it."
+        ),
+    ] = None,
+    store: StoreAt = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sweeps of collectives that others measured, kept beside those measured here."""
+    from cubemesh.results.imports import import_file
+    from cubemesh.views import collectives as shown
+
+    with open_store(store) as opened:
+        records = import_file(opened, file, collective)
+    show(shown.document(records), as_json, lambda console: shown.print_sweeps(console, records))

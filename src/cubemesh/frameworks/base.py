@@ -177,9 +177,10 @@ class Distributes(Protocol):
         environment (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). The exit code of each
         that failed, negative for a signal; the others are ended then."""
 
-    def join(self, device: str, timeout_s: float) -> Group:
+    def join(self, device: str, timeout_s: float, link: str = "auto") -> Group:
         """Meet the other ranks, as the launcher's environment names them. A rank that does not come
-        within `timeout_s`, or does not take part in an operation for so long, is an error."""
+        within `timeout_s`, or does not take part in an operation for so long, is an error.
+        `link` is `Placement.link`; Unsupported where there is none of that name."""
 
 
 @runtime_checkable

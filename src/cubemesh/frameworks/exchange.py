@@ -23,6 +23,9 @@ BUCKET_BYTES = 25 * 2**20
 small enough that the first leave while most of the backward pass is to come (the default of
 PyTorch's DistributedDataParallel)."""
 
+RANK_SEEDS = 1_000_003
+"""Between the seeds by which two ranks drop: a prime that nobody asks for as a seed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
@@ -33,6 +36,16 @@ class Bucket:
     parameters: tuple[str, ...]
     size_bytes: int
     gradients: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """Over what a rank exchanges."""
+
+    transport: str
+    """`gloo TCP`, `NCCL P2P/CUMEM`, `NCCL SHM/direct, NET/Socket`."""
+    interface: str = ""
+    """The network interface, where it is a network's or may be."""
 
 
 class Pending(Protocol):
@@ -75,6 +88,14 @@ class Group(Protocol):
 
     def close(self) -> None:
         """Leave the group."""
+
+
+@runtime_checkable
+class TellsLink(Protocol):
+    """A group that can say over what it exchanges; others need not."""
+
+    def link(self) -> Link | None:
+        """What this rank has used so far; None where that is not known."""
 
 
 class Mail(Protocol):

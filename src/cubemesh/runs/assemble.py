@@ -33,7 +33,7 @@ from cubemesh.model.replica import Replica
 from cubemesh.model.series import Series
 from cubemesh.model.spec import NetworkWork, RunSpec, Train, TrainSteps
 from cubemesh.model.warning import Warning
-from cubemesh.parallel.exchanges import OUT_OF_STEP
+from cubemesh.parallel.exchanges import SIDE_BY_SIDE
 from cubemesh.runs import rank_outcomes
 from cubemesh.runs.endings import Ending
 
@@ -62,7 +62,8 @@ def assemble(
     own = [e for e in events if not e.get("of_rank")]
     ends = sorted(_of(events, "outcome"), key=lambda e: float(e["t"]))
     told = {e.get("of_rank", 0): from_plain(Outcome, e["outcome"]) for e in ends}
-    outcomes = rank_outcomes.of_ranks(told, ending, spec.placement.devices)
+    driven = max((len(e.get("devices", ())) for e in _of(events, "rank")), default=0)
+    outcomes = rank_outcomes.of_ranks(told, ending, spec.placement.devices // max(1, driven))
     outcome = rank_outcomes.of_run(outcomes, told)
     windows = tuple(_nouns(events, "window", Window))
     series = join(_nouns(events, "series", Series))
@@ -71,6 +72,7 @@ def assemble(
     said |= _most(events, "peak_memory_bytes")
     points, library, doubts = _sweep(spec, events)
     swept = _swept(spec, points)
+    links = {e.get("of_rank", 0): e for e in _of(events, "link")}
     ranks = [
         Rank(
             rank=e.get("of_rank", 0),
@@ -80,7 +82,10 @@ def assemble(
             device_uuid=uuid_of(e["device"]),
             outcome=outcomes[e.get("of_rank", 0)],
             threads=e["threads"],
+            devices=tuple(e.get("devices", ())),
             processors=tuple(e.get("processors", ())),
+            interface=links.get(e.get("of_rank", 0), {}).get("interface", ""),
+            transport=links.get(e.get("of_rank", 0), {}).get("transport", ""),
         )
         for e in _of(events, "rank")
     ]
@@ -112,7 +117,7 @@ def assemble(
 
 def _figures(spec: RunSpec, windows: Sequence[Window], wall_s: float) -> dict[str, Figure]:
     """The figures of the measured windows, as far as they mean something for this work."""
-    if spec.placement.devices > 1 and spec.program.exchange in OUT_OF_STEP:
+    if spec.placement.devices > 1 and spec.program.exchange in SIDE_BY_SIDE:
         measured = alongside(windows)
     else:
         measured = together([w for w in windows if w.phase == "measure"])

@@ -72,14 +72,15 @@ def train(
             "Training over epochs feeds every sample, so its batches are copied from the host one "
             "by one. Set data_on=host, or measure single steps with train_steps."
         )
+    group = group or Alone()
     training = _Training(
         program=program,
         feed=feed,
         validation=validation_source,
         work=work,
         log=log,
-        schedule=Schedule(work, feed.ranks, feed.steps_per_epoch),
-        group=group or Alone(),
+        schedule=Schedule(work, group.size, feed.steps_per_epoch),
+        group=group,
         keeper=keeper or Keeper(),
         course=course or Course(),
         compares=same_weights,
@@ -119,16 +120,15 @@ class _Training:
 
     def check_offered(self) -> None:
         """Unsupported where the program lacks what the work or the keeper asks for."""
-        name = type(self.program).__name__
         if self.schedule.changes and not isinstance(self.program, SetsRate):
             raise Unsupported(
-                f"{name} has one learning rate for all steps. Leave rate_scaling, warmup_epochs "
-                "and schedule out, or set framework=pytorch."
+                "This framework has one learning rate for all steps. Leave rate_scaling, "
+                "warmup_epochs and schedule out, or set framework=pytorch."
             )
         if self.keeper.saver is not None and not isinstance(self.program, Snapshots):
             raise Unsupported(
-                f"{name} cannot be put back to where it was, so it has no checkpoints. Leave them "
-                "out, or set framework=pytorch."
+                "This framework cannot put a program back to where it was, so it has no "
+                "checkpoints. Leave them out, or set framework=pytorch."
             )
 
     def run(self) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from cubemesh.experiments.collectives_shown import collective_of, redop, together
 from cubemesh.measure.sweeps import bus_bandwidth
-from cubemesh.model import RunRecord, SweepPoint
+from cubemesh.model import Rank, RunRecord, SweepPoint
 from cubemesh.model.collective import ROOTED
 from cubemesh.views import plain, wording
 
@@ -40,11 +40,20 @@ def document(records: Sequence[RunRecord]) -> dict[str, Any]:
                 "library": r.library,
                 "outcome": r.outcome.status.value,
                 "message": r.outcome.message,
-                "ranks": [{"rank": k.rank, "host": k.host, "device": k.device} for k in r.ranks],
+                "ranks": [_rank(rank) for rank in r.ranks],
             }
             for r in records
         ],
     )
+
+
+def _rank(rank: Rank) -> dict[str, Any]:
+    return {
+        "rank": rank.rank,
+        "host": rank.host,
+        "device": rank.device,
+        "device_name": rank.device_name,
+    }
 
 
 def rows(record: RunRecord) -> list[dict[str, Any]]:

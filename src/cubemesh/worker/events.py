@@ -9,6 +9,7 @@ share).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -50,8 +51,9 @@ class EventLog:
 
     Events are `{"event": NAME, "t": seconds, NAME: noun as plain data}` with the names phase,
     window, figure (with "name"), curve, part, breakdown, replica, point, warning, unmeasured,
-    series, outcome; `rank` (what this rank runs on), `library`, `enter` (a phase begins),
-    `artifact` (a file in the run's folder) and `progress` carry fields of their own.
+    series, outcome; `rank` (what this rank runs on), `library`, `link` (what it exchanged over),
+    `enter` (a phase begins), `artifact` (a file in the run's folder), `progress` and `alive`
+    (nothing but that) carry fields of their own.
     """
 
     def __init__(self, path: Path, rank: int, origin: float) -> None:
@@ -119,6 +121,12 @@ class EventLog:
         told = {"phase": phase, "steps": steps, "step_s": step_s, "fraction": fraction}
         self._say("progress", **told, note=note)
 
+    def alive(self) -> None:
+        """Say that this process is there. A disk that is full must not make it look dead: then the
+        file's other events fail, and say why."""
+        with contextlib.suppress(OSError):
+            self._say("alive")
+
     def figure(self, name: str, figure: Figure) -> None:
         """Say a figure."""
         self._noun("figure", figure, name=name)
@@ -172,11 +180,24 @@ class EventLog:
         self._noun("series", chunk)
 
     def started(
-        self, *, host: str, device: str, threads: int, processors: Sequence[int] = ()
+        self,
+        *,
+        host: str,
+        device: str,
+        threads: int,
+        processors: Sequence[int] = (),
+        devices: Sequence[str] = (),
     ) -> None:
-        """Say what this rank runs on: once, before anything is built."""
-        bound = list(processors)
-        self._say("rank", host=host, device=device, threads=threads, processors=bound)
+        """Say what this rank runs on: once, before anything is built. `devices` are all, where it
+        drives several."""
+        bound, driven = list(processors), list(devices)
+        self._say(
+            "rank", host=host, device=device, threads=threads, processors=bound, devices=driven
+        )
+
+    def link(self, *, interface: str, transport: str) -> None:
+        """Say over what this rank exchanged."""
+        self._say("link", interface=interface, transport=transport)
 
     def outcome(self, outcome: Outcome) -> None:
         """Say how the run ended: the last event of every rank that ends by itself."""

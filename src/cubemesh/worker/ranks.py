@@ -115,6 +115,18 @@ def own_device(kind: str, own: Self, available: int) -> str:
     return f"cuda:{own.local_rank}"
 
 
+def driven_devices(kind: str, devices: int, available: int) -> tuple[str, ...]:
+    """The devices of a process that drives `devices` by itself; of `available` GPUs."""
+    if kind != "cuda":
+        return tuple(f"cpu:{n}" for n in range(devices))
+    if devices > available:
+        raise Unsupported(
+            f"devices={devices}: this machine has {available} GPUs that can be used. Set "
+            f"devices={available} or less."
+        )
+    return tuple(f"cuda:{n}" for n in range(devices))
+
+
 def own_cores(spec: RunSpec, own: Self, cores: tuple[int, ...]) -> tuple[int, ...]:
     """The cores of this rank, of the `cores` there are: `threads` of them, or an even share. Where
     there are too few and they may be shared, ranks take them by turns."""
@@ -136,9 +148,14 @@ def own_cores(spec: RunSpec, own: Self, cores: tuple[int, ...]) -> tuple[int, ..
     return cores[own.local_rank * each : (own.local_rank + 1) * each]
 
 
-def join(framework: Framework, device: str, own: Self) -> Group:
-    """The group of all ranks; a rank alone has nobody to meet."""
+def join(framework: Framework, device: str, own: Self, link: str = "auto") -> Group:
+    """The group of all ranks; a rank alone has nobody to meet, and no link to choose."""
     if own.ranks == 1:
+        if link != "auto":
+            raise Unsupported(
+                f"link={link}: it is chosen between processes, and this run has one. Leave it out, "
+                "or set devices=2 or more with framework=pytorch."
+            )
         return Alone()
     assert isinstance(framework, Distributes)
-    return framework.join(device, JOIN_S)
+    return framework.join(device, JOIN_S, link)

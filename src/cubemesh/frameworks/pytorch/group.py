@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cubemesh.frameworks.exchange import Mail, Pending
+from cubemesh.frameworks.exchange import Link, Mail, Pending
+from cubemesh.frameworks.pytorch.links import NcclLog, chosen, gloo_link, interface_names
 from cubemesh.frameworks.pytorch.mail import NEVER, TorchMail
 
 NARROW = torch.bfloat16
@@ -29,6 +31,7 @@ class TorchGroup:
     def __init__(self, device: str, timeout_s: float) -> None:
         cuda = torch.device(device).type == "cuda"
         self._averages = cuda  # gloo has no mean of its own
+        self._log = NcclLog() if cuda else None
         dist.init_process_group(
             "nccl" if cuda else "gloo",
             timeout=datetime.timedelta(seconds=timeout_s),
@@ -95,8 +98,14 @@ class TorchGroup:
         """See `Group`."""
         return TorchMail(self._device)
 
+    def link(self) -> Link | None:
+        """See `TellsLink`."""
+        return gloo_link() if self._log is None else self._log.link()
+
     def close(self) -> None:
         """Leave the group."""
+        if self._log is not None:
+            self._log.close()
         dist.destroy_process_group()
 
 
@@ -125,6 +134,7 @@ class _Transfers:
             work.wait()
 
 
-def join(device: str, timeout_s: float) -> TorchGroup:
+def join(device: str, timeout_s: float, link: str = "auto") -> TorchGroup:
     """Meet the other ranks; see `Distributes` in frameworks/base."""
+    os.environ |= chosen(link, torch.device(device).type, interface_names())
     return TorchGroup(device, timeout_s)

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from cubemesh.frameworks.pytorch.runtime import asking_the_driver
+
 MONITOR_S = 0.1
 """How often the agent looks at its ranks."""
 
@@ -22,17 +24,19 @@ def launch(run_rank: Callable[[str], None], job: str, ranks: int) -> dict[int, i
     """Call `run_rank(job)` in `ranks` processes; the exit code of each rank that failed, negative
     for a signal. The agent ends the others then, which are not in it unless they failed too."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=ranks,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,
-        monitor_interval=MONITOR_S,
-        start_method="fork",
-    )
+    with asking_the_driver():
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=ranks,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            max_restarts=0,
+            monitor_interval=MONITOR_S,
+            start_method="fork",
+        )
+    config.numa_options = None  # it would ask CUDA, and devices have cores of their own
     try:
         elastic_launch(config, run_rank)(job)
     except ChildFailedError as error:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from cubemesh.frameworks.base import (
     Unsupported,
     monotonic_s,
 )
-from cubemesh.frameworks.exchange import Bucket, KeepsState, KeepsWeights
+from cubemesh.frameworks.exchange import RANK_SEEDS, Bucket, KeepsState, KeepsWeights
 from cubemesh.frameworks.pytorch import profiling, snapshots
 from cubemesh.frameworks.pytorch.buckets import GradientBuckets
 from cubemesh.frameworks.pytorch.global_layers import GlobalLayers
@@ -52,10 +53,6 @@ Placed = tuple[Tensor, ...]
 """Images, or what else the network's inputs are, then labels, on the device."""
 
 
-RANK_SEEDS = 1_000_003
-"""Between the seeds of two ranks: a prime that nobody asks for as a seed."""
-
-
 class PyTorchProgram:
     """A network and its optimizer on one device, run eagerly; see `Program` in frameworks/base."""
 
@@ -70,7 +67,8 @@ class PyTorchProgram:
         self._threads = request.threads
         prepare(self.device, settings.precision, self._threads, settings.deterministic)
         own_seed = 0 if settings.deterministic else RANK_SEEDS * request.group.rank
-        torch.manual_seed(work.seed + own_seed)
+        self._seed = work.seed + own_seed
+        torch.manual_seed(self._seed)
         if self._kind == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self._work = work
@@ -289,7 +287,8 @@ class PyTorchProgram:
     def first_not_finite(self, placed: Placed) -> str:
         """See `Inspects` in frameworks/training."""
         with self._autocast:
-            return snapshots.first_not_finite(self._built.layers, self.module, placed[:-1])
+            run = partial(self.module, *placed[:-1])
+            return snapshots.first_not_finite(self._built.layers, run)
 
     def profile(
         self, run: Callable[[], None], *, layers: bool = False, trace: str | None = None
