@@ -64,7 +64,14 @@ def test_the_flags_are_frozen():
         ],
         "compare": ["--fail-below", "--json", "--store", "--store-b"],
         "predict": [
-            *("--batch-per-device", "--calibrate", "--devices", "--exchange", "--json", "--machine"),
+            *(
+                "--batch-per-device",
+                "--calibrate",
+                "--devices",
+                "--exchange",
+                "--json",
+                "--machine",
+            ),
             *("--measured", "--precision", "--regime", "--store", "--what-if"),
         ],
         "import": ["--collective", "--json", "--store"],

@@ -54,9 +54,9 @@ def test_errors_stand_by_class_system_exchange_and_devices(answer: Answer) -> No
 
 def test_scatters_have_every_rate_and_the_line_of_equality(answer: Answer) -> None:
     several, alone = answer.charts
-    assert sum(len(line.points) for line in several.lines if line.role == "published") == 347
+    assert sum(len(line.points) for line in several.lines if line.role == "measured") == 347
     assert several.lines[-1].role == alone.lines[-1].role == "reference"
-    assert "88 of 93 published rates of one device" in answer.findings[2].text
+    assert "88 of 93 published rates of one device" in answer.findings[3].text
 
 
 def test_claims_that_follow_from_links_are_met() -> None:
