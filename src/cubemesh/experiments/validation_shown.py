@@ -62,7 +62,11 @@ def findings(shown: Shown) -> Iterator[Finding]:
         f"nine in ten within {100 * ninth:.1f} %): {told}."
     )
     beyond = [j for j in shown.several if not j.row.one_machine]
-    yield Finding(text=f"Beyond one machine they are {_percent(beyond)} off in the mean.")
+    within = sum(j.within for j in shown.several)
+    yield Finding(
+        text=f"Beyond one machine they are {_percent(beyond)} off in the mean. {within} of "
+        f"{len(shown.several)} published rates lie in the band of their forecast."
+    )
     band = defaults()["band_uncalibrated"]
     within = sum(1 / band <= a.forecast / a.figure.value <= band for a in shown.alone)
     yield Finding(
