@@ -16,7 +16,10 @@ def sweep(*points: tuple[float, float]) -> Sweep:
 def test_every_factor_says_what_it_is_and_whose() -> None:
     factors = defaults().factors
     fitted = {name for name, f in factors.items() if f.origin == "fitted"}
-    assert fitted == {"overlap_slowdown", "step_spread"}
+    assert fitted == {
+        *("overlap_slowdown", "copy_slowdown", "pcie_share", "step_spread"),
+        *("length_spread", "board_share"),
+    }
     assert {f.origin for f in factors.values()} == {"assumed", "fitted"}
     assert all(f.source for f in factors.values())
     assert "NVIDIA/nccl" in factors["ring_hop_nvlink_s"].source

@@ -8,7 +8,8 @@ from cubemesh import networks
 from cubemesh.errors import UsageError
 from cubemesh.machines.catalogue.systems import load_system, system
 from cubemesh.predict.calibration import defaults
-from cubemesh.predict.step import Forecast, Question, Regime, predict, slowest
+from cubemesh.predict.question import Forecast, Question, Regime
+from cubemesh.predict.step import predict, slowest
 
 CLUSTER = """\
 name = "many"

@@ -1,11 +1,12 @@
 """A measured step of JAX in a worker, and memory that XLA is refused there."""
 
 import dataclasses
+import os
 
 import pytest
 
 from cubemesh.model import Status
-from cubemesh.model.spec import Placement
+from cubemesh.model.spec import Placement, ProgramSettings
 from cubemesh.results import Store
 from cubemesh.runs import Executor
 
@@ -21,11 +22,18 @@ def test_a_step_is_measured_and_memory_past_the_limit_is_an_outcome(
         null_spec(**effort, batch_per_device=2048, memory_limit_bytes=500 << 20),
     ]
     specs = [dataclasses.replace(spec, placement=on_cpu) for spec in specs]
+    specs += [
+        dataclasses.replace(
+            specs[0],
+            placement=Placement(device="cpu", devices=2, threads=1),
+            program=ProgramSettings(framework="jax", exchange="all-reduce"),
+        )
+    ]
     with (
         Store.open(str(tmp_path / "results.db")) as store,
         Executor(store, machine=small_machine, runs_folder=tmp_path / "runs") as executor,
     ):
-        good, refused = executor.run(specs)
+        good, refused, several = executor.run(specs)
     assert good.ok, good.outcome
     assert good.figure("throughput_per_s") > 0
     assert good.figure("peak_memory_bytes") > 9e6
@@ -33,3 +41,14 @@ def test_a_step_is_measured_and_memory_past_the_limit_is_an_outcome(
     assert (refused.outcome.status, refused.outcome.origin) == (Status.OOM, "worker"), refused
     assert "RESOURCE_EXHAUSTED" in refused.outcome.facts["error"]
     assert refused.outcome.facts["forecast_bytes"] > 500 << 20
+    if len(os.sched_getaffinity(0)) > 1:
+        _check_several(several)
+
+
+def _check_several(record):
+    """One process drove both devices and is recorded so; a step is the global minibatch."""
+    assert record.ok, record.outcome
+    (rank,) = record.ranks
+    assert (rank.device, rank.devices) == ("cpu", ("cpu:0", "cpu:1"))
+    assert rank.threads == len(rank.processors) == 2
+    assert {w.samples / w.steps for w in record.measured} == {2 * 8}

@@ -101,6 +101,8 @@ def test_two_ranks_are_recorded_with_their_cores_and_windows(measured):
         (1, "cpu", 1, (cores[1],)),
     ]
     assert all(rank.outcome.ok for rank in record.ranks)
+    assert {rank.transport for rank in record.ranks} == {"gloo TCP"}
+    assert all(rank.interface for rank in record.ranks)
     first, second = ([w for w in record.measured if w.rank == n] for n in range(2))
     assert [w.steps for w in first] == [w.steps for w in second] != []
     samples = sum(w.samples for w in (*first, *second))

@@ -1,6 +1,7 @@
 """`cubemesh predict` as it is typed: what it prints, and what it says to what cannot be meant."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from typer.testing import CliRunner
 
 from cubemesh.cli import app
 from cubemesh.errors import CubemeshError
+from cubemesh.predict.exchange import EXCHANGES
+from cubemesh.predict.what_if import KEYS
 from cubemesh.results import Store
 from cubemesh.views.prediction import predicted
 
@@ -37,12 +40,35 @@ def test_json_has_every_point_with_its_parts() -> None:
     assert first["samples_per_s"] == pytest.approx(219)
     assert first["low"] < 219 < first["high"]
     assert set(first["parts_s"]) == {
-        *("forward", "backward", "slowdown", "exposed", "update", "waiting")
+        *("forward", "backward", "launch", "slowdown", "exposed", "update", "sharing", "waiting")
     }
     assert first["memory_bytes"] > 1 << 30
     assert first["fits"] is True
+    assert 200 < first["power_watts"] <= 300
+    assert first["joules_per_sample"] == pytest.approx(first["power_watts"] / 219)
+    assert found["power"]["origin"] == "assumed"
+    assert (found["exchange"], found["what_if"], found["before"]) == ("all-reduce", {}, [])
     factors = found["calibration"]["factors"]
     assert {f["origin"] for f in factors.values()} == {"assumed", "fitted"}
+
+
+def test_what_was_changed_is_in_json_and_on_the_terminal() -> None:
+    options = ("--measured", "1=219", "--devices", "8", "--exchange", "parameter-server")
+    asked = (*P100, *options, "--what-if", "link=pcie", "--what-if", "straggler=1.1")
+    found = json.loads(typed(*asked, "--json"))
+    assert found["exchange"] == "parameter-server"
+    assert found["what_if"] == {"link": "pcie", "straggler": "1.1"}
+    assert found["points"][0]["samples_per_s"] < found["before"][0]["samples_per_s"]
+    said = typed(*asked)
+    assert "What if link=pcie, straggler=1.1" in said
+    assert "Power of the devices (assumed: power limit of NVIDIA Tesla P100" in said
+
+
+def test_help_names_every_key_and_exchange() -> None:
+    said = re.sub(r"[\s│]+", " ", typed("predict", "--help"))
+    listed = said.replace("- ", "-")
+    for name in (*KEYS, *EXCHANGES):
+        assert name in listed or name.replace("_", "_ ") in listed, name
 
 
 def test_people_get_the_same_and_what_it_rests_on() -> None:
@@ -113,6 +139,8 @@ def test_a_run_of_another_device_does_not() -> None:
         (("--measured", "1=fast"), "such as 1=219"),
         (("--calibrate", "none.csv"), "none.csv cannot be read"),
         (("--machine", "dgx1-p10"), "Nearest: dgx1-p100"),
+        (("--exchange", "all-reduc"), "Nearest: all-reduce"),
+        (("--what-if", "speed=2"), "Known keys: average_every"),
     ],
 )
 def test_what_cannot_be_meant_is_said(options: tuple[str, ...], says: str) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cubemesh.frameworks.base import Unsupported
 from cubemesh.model import Placement, RunSpec, TrainSteps
-from cubemesh.worker.ranks import Self, own_cores, own_device
+from cubemesh.worker.ranks import Self, driven_devices, own_cores, own_device
 
 
 def spec(**placement):
@@ -45,3 +45,10 @@ def test_each_rank_has_a_gpu_of_its_own():
     assert own_device("cpu", own, 0) == "cpu"
     with pytest.raises(Unsupported, match="1 GPU"):
         own_device("cuda", own, 1)
+
+
+def test_a_process_that_drives_several_devices_names_them_all():
+    assert driven_devices("cpu", 2, 0) == ("cpu:0", "cpu:1")
+    assert driven_devices("cuda", 2, 4) == ("cuda:0", "cuda:1")
+    with pytest.raises(Unsupported, match=r"4 GPUs that can be used\. Set devices=4 or less"):
+        driven_devices("cuda", 5, 4)

@@ -46,6 +46,23 @@ def predict(
             metavar="RUN|FILE.csv", help="A stored run of one device, or measured collectives."
         ),
     ] = None,
+    exchange: Annotated[
+        str,
+        typer.Option(
+            help="all-reduce, all-reduce-16, parameter-server, parameter-server-cpu, "
+            "parameter-server-spread, asynchronous or local-sgd."
+        ),
+    ] = "all-reduce",
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="What to change after calibration; may be repeated. Keys: machine, device, link, "
+            "network, network_gbit_per_s, network_latency_us, ports, exchange, precision, "
+            "batch_per_device, device_speed, straggler, gradient_bytes, bucket_mib, "
+            "average_every, launch_us.",
+        ),
+    ] = None,
     store: StoreAt = None,
     as_json: AsJson = False,
 ) -> None:
@@ -59,6 +76,15 @@ def predict(
         with open_store(store, reading=True) as opened:
             known = opened.record(calibrate)
     plain, drawn = predicted(
-        network, machine, devices, batch_per_device, precision, regime, measured or (), known
+        network,
+        machine,
+        devices,
+        batch_per_device,
+        precision,
+        regime,
+        measured or (),
+        known,
+        exchange,
+        what_if or (),
     )
     show(plain, as_json, drawn)

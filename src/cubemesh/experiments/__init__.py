@@ -17,6 +17,7 @@ from cubemesh.experiments import (
     frameworks,
     image_size,
     input_pipeline,
+    lr_scaling,
     minibatch,
     model_size,
     power,
@@ -60,10 +61,12 @@ EXPERIMENTS: dict[str, Experiment] = {
         collectives.EXPERIMENT,
         cpu_modes.EXPERIMENT,
         time_breakdown.EXPERIMENT,
+        training.EXPERIMENT,
         weak_scaling.EXPERIMENT,
         strong_scaling.EXPERIMENT,
         training.EXPERIMENT,
         sequential_equivalence.EXPERIMENT,
+        lr_scaling.EXPERIMENT,
     )
 }
 

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubemesh.experiments.groups import Group
-from cubemesh.measure.together import together
 from cubemesh.model import Figure, RunRecord
+from cubemesh.results.windows import run_windows
 from cubemesh.statistics import FEWEST_FOR_INTERVAL, draws_interval, throughput, throughput_draws
 
 Runs = list[list[tuple[float, float]]]
@@ -76,7 +76,7 @@ def _drawn(runs: Runs) -> int:
 
 
 def _together(records: Sequence[RunRecord]) -> Runs:
-    return [[(w.samples, w.elapsed_s) for w in together(r.measured)] for r in records]
+    return [[(w.samples, w.elapsed_s) for w in run_windows(r)] for r in records]
 
 
 def _of_rank(records: Sequence[RunRecord], rank: int) -> Runs:

@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from cubemesh.experiments.ratios import bounds
-from cubemesh.measure.together import together
 from cubemesh.model import Cell, Figure, Point, RunRecord, Status
+from cubemesh.results.windows import run_windows
 from cubemesh.statistics import median, nested_throughput_interval
 
 K = TypeVar("K", bound=Hashable)
@@ -74,7 +74,7 @@ class Group(Generic[K]):
         """Samples per second with its 95 % interval; None where no run was good."""
         if len(self.ok) == 1:
             return self.ok[0].figures.get("throughput_per_s")
-        runs = [[(w.samples, w.elapsed_s) for w in together(r.measured)] for r in self.ok]
+        runs = [[(w.samples, w.elapsed_s) for w in run_windows(r)] for r in self.ok]
         windows = [w for run in runs for w in run]
         if not windows:
             return None

@@ -33,6 +33,7 @@ from cubemesh.model import (
     TrainSteps,
 )
 from cubemesh.model.spec import Device
+from cubemesh.parallel.timed import STAMPED
 
 ALONE = "none"
 """The exchange of devices that train each by itself."""
@@ -120,8 +121,8 @@ def _curve(
         together = settings.exchanges if devices > 1 else (ALONE,)
         alone = (ALONE,) if devices > 1 and settings.alone else ()
         for exchange in (*dict.fromkeys(together), *alone):
-            taken_apart = settings.attribution and entry(framework).profiles
-            apart = taken_apart and (devices == 1 or exchange != ALONE)
+            apart = settings.attribution and entry(framework).profiles and exchange in STAMPED
+            apart = apart and (devices == 1 or exchange != ALONE)
             yield RunSpec(
                 work=TrainSteps(
                     network=want.network, batch_per_device=batch, image_size=want.image_size

@@ -17,6 +17,7 @@ from cubemesh.errors import UsageError
 from cubemesh.experiments import sequential_equivalence_shown as shown
 from cubemesh.experiments.base import Context, Experiment, Plan, Scale
 from cubemesh.experiments.equivalence import Comparison, comparable, compare
+from cubemesh.experiments.matrix import listed
 from cubemesh.experiments.other_stores import take_in
 from cubemesh.model import (
     Answer,
@@ -29,9 +30,13 @@ from cubemesh.model import (
 from cubemesh.model.spec import BatchNormOver, Precision
 from cubemesh.results import Store
 
+ITERATIONS = {Scale.QUICK: 10, Scale.DEFAULT: 30, Scale.FULL: 300}
 NETWORKS = {Scale.QUICK: ("little-cnn",)}
 RANKS = {Scale.QUICK: (1, 2)}
 PRECISIONS: dict[Scale, tuple[Precision, ...]] = {Scale.QUICK: ("fp64",)}
+
+SAME_STEPS = ("all-reduce", "all-reduce-16", "parameter-server", "local-sgd", "none")
+"""Exchanges after whose first step there is a gradient to hold against one device's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +66,12 @@ class Settings:
     """Stores of other machines (paths or addresses), whose error rates are held against these."""
 
     def __post_init__(self) -> None:
+        for exchange in self.exchanges:
+            if exchange not in SAME_STEPS:
+                raise UsageError(
+                    f"exchanges={exchange} makes no step that one device makes too. Name some of "
+                    f"{listed(SAME_STEPS)}."
+                )
         for devices in self.ranks:
             if devices < 1 or self.global_batch % devices:
                 raise UsageError(
@@ -101,8 +112,9 @@ def _specs(
                 image_size=size,
                 classes=10,
                 data=settings.data,
+                iterations=ITERATIONS[context.scale],
             ),
-            placement=Placement(devices=devices),
+            placement=Placement(devices=devices, share_cores=devices > 1),
             program=ProgramSettings(
                 precision=precision,
                 exchange=exchange,

@@ -201,7 +201,7 @@ class Profiles(Protocol):
 
 
 @runtime_checkable
-class Inspects(Program, Protocol):
+class ShowsSteps(Program, Protocol):
     """A `Program` that lets one look into a step; others need not offer this."""
 
     def inspected_step(self, placed: Any, look: Callable[[str, str, Array], None]) -> None:

@@ -35,6 +35,16 @@ class Bucket:
     gradients: Any
 
 
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """Over what a rank exchanges."""
+
+    transport: str
+    """`gloo TCP`, `NCCL P2P/CUMEM`, `NCCL SHM/direct, NET/Socket`."""
+    interface: str = ""
+    """The network interface, where it is a network's or may be."""
+
+
 class Pending(Protocol):
     """A transfer that is under way."""
 
@@ -75,6 +85,14 @@ class Group(Protocol):
 
     def close(self) -> None:
         """Leave the group."""
+
+
+@runtime_checkable
+class TellsLink(Protocol):
+    """A group that can say over what it exchanges; others need not."""
+
+    def link(self) -> Link | None:
+        """What this rank has used so far; None where that is not known."""
 
 
 class Mail(Protocol):

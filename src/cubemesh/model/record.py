@@ -37,8 +37,14 @@ class Rank:
     device_uuid: str | None = None
     outcome: Outcome
     threads: int | None = None
+    devices: tuple[str, ...] = ()
+    """All that it drives, where one process drives several; `device` is the first."""
     processors: tuple[int, ...] = ()
     """Those its threads were bound to; none where they were not."""
+    interface: str = ""
+    """The network interface it exchanged through: `eth0`; empty where none, or not known."""
+    transport: str = ""
+    """What it exchanged over, in the words of its library: `gloo TCP`, `NCCL P2P/CUMEM`."""
     clock_offset_s: float = 0.0
     """Seconds that were added to this host's clock to get the first host's."""
 

@@ -127,7 +127,7 @@ class Train(NetworkWork):
 @dataclass(frozen=True, kw_only=True)
 class FirstSteps(NetworkWork):
     """The first steps of a training, looked at and not timed: what each device was fed, its
-    gradients and losses, and the accuracy after them. On a CPU, devices may share cores."""
+    gradients and losses, and the accuracy after them."""
 
     kind: Literal["first_steps"] = "first_steps"
     iterations: int = 10
@@ -219,6 +219,9 @@ class Placement:
     `spread`, far apart; `none` leaves it to the kernel."""
     numa_node: int | None = None
     """The NUMA node whose processors, and so whose memory, are used; None is all of them."""
+    share_cores: bool = False
+    """Whether the devices of a CPU may share cores where there are too few: what they compute is
+    the same then, and how fast says nothing."""
 
     hosts: tuple[str, ...] = ()
     """Hosts that have the devices, as many each, as ssh knows them; none is this host."""

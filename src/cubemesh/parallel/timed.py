@@ -12,6 +12,9 @@ from typing import Any
 from cubemesh.frameworks.exchange import Group, Pending
 from cubemesh.measure.transfers import Transfer, Transfers
 
+STAMPED = frozenset({"none", "all-reduce", "all-reduce-16", "parameter-server", "local-sgd"})
+"""The exchanges all of whose waits are stamped here: in the others ranks write to one another, or
+make their steps apart."""
 NARROW_BYTES = 2
 """Of a number that travels as a 16-bit float."""
 

@@ -133,6 +133,10 @@ class _Ways:
         self.network_s = max(network_s, on.network_latency_s)
         self.fill = calibration["ring_fill_steps"]
         self.local = on.local_bytes_per_s
+        if on.pcie_bytes_per_s and self.nccl:
+            # NCCL's figure for links between processors is what was reached there already.
+            share = calibration["pcie_share"] * on.pcie_bytes_per_s
+            self.local = min(share, on.sockets_bytes_per_s or math.inf)
         if gloo and on.devices_per_system > 1:
             self.local = calibration["gloo_local_bytes_per_s"]
         self.network = on.network_bytes_per_s

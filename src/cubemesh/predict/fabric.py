@@ -8,12 +8,14 @@ Between systems: all network ports of one together. Links are those of `machines
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from cubemesh.errors import UsageError
 from cubemesh.machines.catalogue.system import System
-from cubemesh.machines.topology import Link, RingSet, find_rings
+from cubemesh.machines.topology import Link, RingSet, find_rings, route
+from cubemesh.machines.topology.graph import LinkKind
+from cubemesh.machines.topology.routes import Route
 
 Over = Literal["nvlink", "pcie"]
 
@@ -26,6 +28,10 @@ class Fabric:
     systems: int = 1
     local_bytes_per_s: float | None = None
     """Of all rings inside a system together, one way; None for one device a system."""
+    pcie_bytes_per_s: float | None = None
+    """Of the same rings as far as their PCIe links alone go; None over NVLink."""
+    sockets_bytes_per_s: float | None = None
+    """Likewise of their links between processors; None where they need none."""
     local_over: Over = "nvlink"
     local_name: str = ""
     """The kind of link that is narrowest there."""
@@ -33,6 +39,9 @@ class Fabric:
     """Of all ports of a system, one way; None for one system."""
     network_latency_s: float = 0.0
     network_name: str = ""
+    host_bytes_per_s: float | None = None
+    """Of each device to or from the memory of its processor while all of them use their links;
+    None for processors, which are there already."""
 
     @property
     def devices(self) -> int:
@@ -60,32 +69,58 @@ def fabric(system: System, devices: int) -> Fabric:
             f"Nearest: {devices // each * each} or {systems * each}."
         )
     per_system = min(devices, each)
-    local, name, over = _local(system, per_system)
     cluster = system.cluster if systems > 1 else None
-    return Fabric(
-        devices_per_system=per_system,
-        systems=systems,
-        local_bytes_per_s=local,
-        local_over=over,
-        local_name=name,
+    local = Fabric(devices_per_system=per_system, systems=systems)
+    if per_system > 1:
+        local = _over_rings(local, system)
+    return replace(
+        local,
         network_bytes_per_s=system.network_bytes_per_s if cluster else None,
         network_latency_s=cluster.network.latency_s if cluster else 0.0,
         network_name=cluster.network.name if cluster else "",
+        host_bytes_per_s=_to_host(system, per_system),
     )
 
 
-def _local(system: System, devices: int) -> tuple[float | None, str, Over]:
-    """(bytes per second, narrowest link, kind of way) of the rings through the first devices."""
-    if devices == 1:
-        return None, "", "nvlink"
-    numbers = [node.index for node in system.topology.devices[:devices]]
+def _over_rings(on: Fabric, system: System) -> Fabric:
+    """With what the rings through the first devices of a system carry."""
+    numbers = [node.index for node in system.topology.devices[: on.devices_per_system]]
     rings = find_rings(system.topology, numbers)
     rate, narrowest = sustained(rings)
-    return rate, narrowest.name or narrowest.kind, "nvlink" if rings.reach == "nvlink" else "pcie"
+    kinds = {link.kind for ring in rings.rings for way in ring.routes for link in way.links}
+    nvlink = rings.reach == "nvlink"
+    return replace(
+        on,
+        local_bytes_per_s=rate,
+        pcie_bytes_per_s=None if nvlink or "pcie" not in kinds else sustained(rings, "pcie")[0],
+        sockets_bytes_per_s=sustained(rings, "smp")[0] if "smp" in kinds else None,
+        local_over="nvlink" if nvlink else "pcie",
+        local_name=narrowest.name or narrowest.kind,
+    )
 
 
-def sustained(rings: RingSet) -> tuple[float, Link]:
-    """What rings carry together at the links' sustained bandwidths, and the narrowest link."""
+def _to_host(system: System, devices: int) -> float | None:
+    """What is left to each of the first devices on the way to its nearest processor."""
+    cpus = [node.name for node in system.topology.of_kind("cpu")]
+    gpus = [node.name for node in system.topology.gpus[:devices]]
+    if not gpus or not cpus:
+        return None
+    ways = [min((route(system.topology, g, c) for c in cpus), key=_length) for g in gpus]
+    users = Counter(arc for way in ways for arc in way.arcs)
+    return min(
+        (link.sustained_bytes_per_s or link.bandwidth_bytes_per_s) / users[arc]
+        for way in ways
+        for arc, link in zip(way.arcs, way.links, strict=True)
+    )
+
+
+def _length(way: Route) -> int:
+    return len(way.links)
+
+
+def sustained(rings: RingSet, kind: LinkKind | None = None) -> tuple[float, Link]:
+    """What rings carry together at the links' sustained bandwidths, and the narrowest link; where
+    a `kind` is given, what its links alone would let through."""
     users = Counter(arc for ring in rings.rings for way in ring.routes for arc in way.arcs)
     total, narrowest, least = 0.0, None, float("inf")
     for ring in rings.rings:
@@ -93,6 +128,7 @@ def sustained(rings: RingSet) -> tuple[float, Link]:
             ((link.sustained_bytes_per_s or link.bandwidth_bytes_per_s) / users[arc], link)
             for way in ring.routes
             for arc, link in zip(way.arcs, way.links, strict=True)
+            if kind in (None, link.kind)
         ]
         rate, link = min(shares, key=lambda share: share[0])
         total += min(rate, ring.bandwidth_bytes_per_s)

@@ -56,11 +56,17 @@ class Gradient:
 class Passes:
     """One device's step without any exchange."""
 
-    forward_s: float
+    forward: tuple[float, ...]
+    """Seconds of each layer, in the order in which they run."""
     backward: tuple[Gradient, ...]
     update_s: float
     memory_bound: bool
     """Whether bytes take longer than operations."""
+
+    @property
+    def forward_s(self) -> float:
+        """Of all layers."""
+        return sum(self.forward)
 
     @property
     def backward_s(self) -> float:
@@ -72,10 +78,15 @@ class Passes:
         """All of it."""
         return self.forward_s + self.backward_s + self.update_s
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Of all parameters."""
+        return sum(layer.gradient_bytes for layer in self.backward)
+
     def scaled(self, times: float) -> Passes:
         """The same, every pass so many times as long."""
         return Passes(
-            forward_s=self.forward_s * times,
+            forward=tuple(seconds * times for seconds in self.forward),
             backward=tuple(
                 Gradient(seconds=g.seconds * times, gradient_bytes=g.gradient_bytes)
                 for g in self.backward
@@ -116,21 +127,22 @@ def passes(network: Network, batch: int, precision: Precision, at: Speed) -> Pas
     for node in network.nodes:
         for parameter in node.parameters.values():
             owner.setdefault(parameter, node.name)  # shared ones are complete at the first use
+    own = dict.fromkeys(names, 0)
+    for parameter, name in owner.items():
+        own[name] += VALUE_BYTES * math.prod(network.parameters[parameter].shape)
     backward = [Gradient(seconds=seconds(*losses), gradient_bytes=0)]
     for node in reversed(network.nodes):
         cost = counted[node.name]
-        own = [p for p, name in owner.items() if name == node.name]
         backward.append(
             Gradient(
                 seconds=seconds(cost.data_gradient, cost.weight_gradient),
-                gradient_bytes=VALUE_BYTES
-                * sum(math.prod(network.parameters[p].shape) for p in own),
+                gradient_bytes=own[node.name],
             )
         )
     weights = sum(g.gradient_bytes for g in backward)
     total = sum((layer.total for layer in counted.values()), start=Cost())
     return Passes(
-        forward_s=seconds(*(layer.forward for layer in counted.values())),
+        forward=tuple(seconds(layer.forward) for layer in counted.values()),
         backward=tuple(backward),
         update_s=UPDATE_ACCESSES * weights / at.bytes_per_s,
         memory_bound=total.moved_bytes / at.bytes_per_s > total.matrix_flops / at.flops_per_s,

@@ -2,100 +2,43 @@
 
 A step on n devices takes
 
-    forward + backward + slowdown + exposed + update + waiting
+    forward + backward + launch + slowdown + exposed + update + sharing + waiting
 
-Gradients are exchanged in buckets as backward completes them, as DistributedDataParallel does, one
-all-reduce after the other (`communication.py`). What has not ended when backward ends is exposed;
-what runs beside it slows it (`overlap_slowdown`). Everybody waits for the slowest of n devices: the
-expected maximum of n normal steps (G. Blom, 1958). One device's passes come from its datasheet, or
-from a measured step (`passes.py`). Weak scaling keeps the minibatch of a device, strong scaling
-that of all together.
+`launch` is what a device waits for its host (`host.py`). Gradients are exchanged in buckets as
+backward completes them (`exchange.py`, `communication.py`): what has not ended when backward ends
+is exposed; what runs beside it slows it (`overlap_slowdown`). Two GPUs of a K80
+share their board and its power (`sharing`). Everybody waits for the slowest of n: the expected
+maximum of n normal steps (G. Blom, 1958), whose spread is the device's own and, in recurrent
+networks, that of the sentences' lengths. One device's passes come from its datasheet, or from a
+measured step (`passes.py`). Weak scaling keeps the minibatch of a device, strong scaling that of
+all together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from math import hypot
 from statistics import NormalDist
-from typing import Literal
 
 from cubemesh.errors import UsageError, unknown_name
-from cubemesh.machines.catalogue.system import System
-from cubemesh.model.spec import Precision
-from cubemesh.networks.graph import Network
+from cubemesh.networks.recurrent_layers import LSTM
 from cubemesh.predict.calibration import Calibration
-from cubemesh.predict.communication import Library, collective
+from cubemesh.predict.exchange import Exchanged, exchanged
 from cubemesh.predict.fabric import Fabric, fabric
+from cubemesh.predict.host import host_s, stall_s, times_for
 from cubemesh.predict.passes import PROPORTIONS, Passes, passes, speed
+from cubemesh.predict.question import Forecast, Point, Question
+from cubemesh.predict.what_if import Change, changed
 
-Regime = Literal["weak", "strong"]
+__all__ = ["Forecast", "Point", "Question", "predict", "slowest"]
+
 GOOD = 0.9
 """From this efficiency on a device's own speed is named as the limit."""
 NOISE = 0.03
 """So much more than as many single devices several may reach by chance."""
 ONE = Fabric(devices_per_system=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """A forecast for one number of devices."""
-
-    devices: int
-    batch_per_device: int
-    samples_per_s: float
-    low: float
-    high: float
-    efficiency: float
-    """Throughput over that of as many single devices at the minibatch of one device."""
-    limit: str
-    parts_s: Mapping[str, float]
-    """`forward`, `backward`, `slowdown`, `exposed`, `update`, `waiting`; they sum to the step."""
-    communication_s: float
-    """All exchanges together, hidden or not."""
-    exchanged_bytes: int
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of a step."""
-        return sum(self.parts_s.values())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Forecast:
-    """The points, and what they rest on."""
-
-    points: tuple[Point, ...]
-    calibration: Calibration
-    device_source: str
-    """Where one device's speed is from."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """What is to be trained, on what."""
-
-    network: Network
-    system: System
-    batch_per_device: int
-    """Of each device in weak scaling; in strong scaling of one device that has it all."""
-    precision: Precision = "fp32"
-    regime: Regime = "weak"
-
-    @property
-    def library(self) -> Library:
-        """Processors talk through gloo."""
-        return "nccl" if self.system.topology.gpus else "gloo"
-
-    def batch(self, devices: int) -> int:
-        """The minibatch of each device; UsageError where it cannot be shared out."""
-        if self.regime == "weak":
-            return self.batch_per_device
-        if self.batch_per_device % devices:
-            raise UsageError(
-                f"A minibatch of {self.batch_per_device} cannot be shared by {devices} devices. "
-                f"Give a multiple of {devices}."
-            )
-        return self.batch_per_device // devices
+BOARDS_OF_TWO = {"k80"}
+"""Devices of which two share a board."""
 
 
 def predict(
@@ -103,11 +46,13 @@ def predict(
     devices: Sequence[int],
     calibration: Calibration,
     measured: Mapping[int, float] | None = None,
+    what_if: Sequence[Change] = (),
 ) -> Forecast:
     """Forecasts for each of `devices`; `measured` are samples per second on so many devices.
 
     With a measured point of one device its step is that long; with the largest other one what
-    several devices lose is fitted to it; with only such a point the device's step is. UsageError
+    several devices lose is fitted to it; with only such a point the device's step is. `what_if` is
+    changed after that fit: the points are those of the changed machine or program. UsageError
     for device counts that the system does not have, rates that are not above 0, or a device of
     which neither datasheet nor a measured point is known.
     """
@@ -115,8 +60,12 @@ def predict(
         raise unknown_name("regime", question.regime, ("weak", "strong"))
     model = _Model(question, calibration, dict(measured or {}))
     model.fit()
+    before = tuple(model.point(n) for n in devices) if what_if else ()
+    if what_if:
+        model = model.with_changes(what_if)
     return Forecast(
         points=tuple(model.point(n) for n in devices),
+        before=before,
         calibration=model.known,
         device_source=model.source,
     )
@@ -132,11 +81,20 @@ def slowest(devices: int) -> float:
 class _Model:
     """One device's speed, and what is lost on several."""
 
-    def __init__(self, question: Question, known: Calibration, measured: dict[int, float]) -> None:
+    def __init__(
+        self,
+        question: Question,
+        known: Calibration,
+        measured: dict[int, float],
+        *,
+        foreign: bool = False,
+    ) -> None:
+        """`foreign`: the rates were measured on another machine."""
         for devices, rate in measured.items():
             if not 0 < rate < float("inf"):
                 raise UsageError(f"measured {devices}={rate}: samples per second are above 0.")
-            fabric(question.system, devices)
+            if not foreign:
+                fabric(question.system, devices)
         found = speed(question.system, question.precision, known)
         if found is None and not measured:
             raise UsageError(
@@ -145,8 +103,9 @@ class _Model:
                 "--measured 1=SAMPLES_PER_S."
             )
         self.asked, self.known, self.measured = question, known, measured
-        self.at, self.scale = found or PROPORTIONS, 1.0
+        self.at, self.scale = found or PROPORTIONS, 1 / known["device_speed"]
         self.source = self.at.source
+        self.launch_s = known["launch_layer_s"] if question.library == "nccl" else 0.0
         self.fabrics: dict[int, Fabric] = {1: ONE}
         self.known_passes: dict[int, Passes] = {}
         self.fitted: set[int] = set()
@@ -157,12 +116,35 @@ class _Model:
         several = max((n for n in self.measured if n > 1), default=0)
         self.fitted = {n for n in (1, several) if n in self.measured}
         if 1 in self.measured:
-            self.scale = self.asked.batch(1) / self.measured[1] / self.passes(1).step_s
+            self._fit_step(self.asked.batch(1) / self.measured[1])
             self.source = "its measured rate"
             if several:
                 self._fit_overhead(several)
         elif several:
             self._fit_scale(several)
+
+    def with_changes(self, changes: Sequence[Change]) -> _Model:
+        """The same on a changed machine or with a changed program, with nothing fitted anew."""
+        question, known = changed(self.asked, self.known, changes)
+        model = _Model(question, known, self.measured, foreign=True)
+        unknown = PROPORTIONS in (model.at, self.at)
+        if unknown and question.system.device != self.asked.system.device:
+            raise UsageError(
+                f"{self.asked.system.name} and {question.system.name} cannot be compared: one of "
+                "them has no datasheet of its device."
+            )
+        model.scale *= self.scale * self.known["device_speed"]
+        model.source = self.source
+        if self.known["launch_layer_s"]:
+            model.launch_s *= self.launch_s / self.known["launch_layer_s"]
+        return model
+
+    def _fit_step(self, step_s: float) -> None:
+        """Passes so long that with the launches the step is; a step shorter than its launches
+        shows that they were captured or compiled away."""
+        if host_s(self.passes(1), self.launch_s) >= step_s:
+            self.launch_s = 0.0
+        self.scale *= times_for(self.passes(1), self.launch_s, step_s)
 
     def _fit_scale(self, devices: int) -> None:
         """The device's step that gives the measured rate on several, by bisection."""
@@ -182,10 +164,10 @@ class _Model:
         self.source = f"fitted to what was measured on {devices} devices"
 
     def _fit_overhead(self, devices: int) -> None:
-        parts = self.parts(devices)
-        lost = parts["slowdown"] + parts["exposed"] + parts["waiting"]
+        parts, passes_ = self.parts(devices), self.passes(devices)
+        own = passes_.step_s + stall_s(passes_, self.launch_s)
+        lost = sum(parts.values()) - own
         step_s = devices * self.asked.batch(devices) / self.measured[devices]
-        own = sum(parts.values()) - lost
         if step_s < own / (1 + NOISE):
             raise UsageError(
                 f"measured {devices}={self.measured[devices]:g} is more than {devices} times what "
@@ -205,50 +187,56 @@ class _Model:
 
     def parts(self, devices: int) -> dict[str, float]:
         """The parts of a step, in seconds."""
-        own = self.passes(devices)
-        slowdown, exposed, _, _ = self.exchange(devices, own)
-        waiting = self.known["step_spread"] * slowest(devices) * own.step_s
-        more = self.known["overhead_scale"]
+        own, known = self.passes(devices), self.known
+        found = self.exchange(devices)
+        more = known["overhead_scale"]
+        alone = stall_s(own, self.launch_s)
+        several = known["launch_several"] if devices > 1 else 1.0
         return {
             "forward": own.forward_s,
             "backward": own.backward_s,
-            "slowdown": slowdown * more,
-            "exposed": exposed * more,
+            "launch": alone + (stall_s(own, several * self.launch_s) - alone) * more,
+            "slowdown": found.slowdown_s * more,
+            "exposed": found.exposed_s * more,
             "update": own.update_s,
-            "waiting": waiting * more,
+            "sharing": self._sharing(devices) * own.step_s * more,
+            "waiting": self._spread(devices) * found.together * own.step_s * more,
         }
 
-    def exchange(self, devices: int, own: Passes) -> tuple[float, float, float, str]:
-        """(slowdown of backward, exposed, all exchanges together, what the last one waits for)."""
+    def exchange(self, devices: int) -> Exchanged:
+        """What so many devices exchange."""
+        return exchanged(
+            self.asked.exchange,
+            self.fabric(devices),
+            self.passes(devices),
+            self.known,
+            self.asked.library,
+        )
+
+    def fabric(self, devices: int) -> Fabric:
+        """What joins so many devices."""
         if devices not in self.fabrics:
             self.fabrics[devices] = fabric(self.asked.system, devices)
-        on = self.fabrics[devices]
-        if devices == 1:
-            return 0.0, 0.0, 0.0, ""
-        ready_s, ended_s, busy_s, limit = 0.0, 0.0, 0.0, ""
-        waiting, room, hidden = 0, self.known["first_bucket_bytes"], 0.0
-        end_s = own.backward_s
-        for i, layer in enumerate(own.backward):
-            ready_s += layer.seconds
-            waiting += layer.gradient_bytes
-            if waiting and (waiting >= room or i == len(own.backward) - 1):
-                one = collective(on, "all-reduce", waiting, self.known, self.asked.library)
-                started = max(ready_s, ended_s)
-                ended_s = started + one.seconds
-                hidden += max(0.0, min(ended_s, end_s) - started)
-                busy_s, limit = busy_s + one.seconds, one.limit
-                waiting, room = 0, self.known["bucket_bytes"]
-        slowdown = self.known["overlap_slowdown"] * hidden
-        return slowdown, max(0.0, ended_s - end_s), busy_s, limit
+        return self.fabrics[devices]
+
+    def _sharing(self, devices: int) -> float:
+        """By which share a device's step grows beside others."""
+        shared = devices > 1 and self.asked.system.device in BOARDS_OF_TWO
+        return self.known["board_share"] if shared else 0.0
+
+    def _spread(self, devices: int) -> float:
+        """What the slowest of so many takes more, over a device's own step."""
+        spread = self.known["step_spread"]
+        if any(isinstance(node.layer, LSTM) for node in self.asked.network.nodes):
+            spread = hypot(spread, self.known["length_spread"] / self.asked.batch(devices) ** 0.5)
+        return max(spread * slowest(devices), self.known["straggler"] - 1 if devices > 1 else 0.0)
 
     def _rate(self, devices: int) -> float:
         return devices * self.asked.batch(devices) / sum(self.parts(devices).values())
 
     def point(self, devices: int) -> Point:
         """The forecast for so many devices."""
-        own = self.passes(devices)
-        parts = self.parts(devices)
-        _, _, busy_s, link = self.exchange(devices, own)
+        own, parts, found = self.passes(devices), self.parts(devices), self.exchange(devices)
         rate = self._rate(devices)
         efficiency = rate / devices / self._rate(1)
         band = self._band(devices)
@@ -259,10 +247,10 @@ class _Model:
             low=rate / band,
             high=rate * band,
             efficiency=efficiency,
-            limit=_limit(parts, own, efficiency, link),
+            limit=_limit(parts, own, efficiency, found.limit),
             parts_s=parts,
-            communication_s=busy_s,
-            exchanged_bytes=sum(g.gradient_bytes for g in own.backward) if devices > 1 else 0,
+            communication_s=found.busy_s,
+            exchanged_bytes=found.bytes,
         )
 
     def _band(self, devices: int) -> float:
@@ -281,6 +269,8 @@ def _limit(parts: Mapping[str, float], own: Passes, efficiency: float, link: str
     losses = {
         f"exchange: {link}": parts["exposed"] + parts["slowdown"],
         "waiting for the slowest device": parts["waiting"],
+        "launches by the host": parts["launch"],
+        "two GPUs on a board": parts["sharing"],
     }
     worst = max(losses, key=lambda name: losses[name])
     if losses[worst] > 0.05 * sum(parts.values()):

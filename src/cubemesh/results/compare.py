@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import entry
-from cubemesh.measure.together import together
 from cubemesh.model import Machine, RunRecord
 from cubemesh.model.comparison import Ratio
 from cubemesh.results.between import Spread, pooled, ratio_of_runs, spread_between
 from cubemesh.results.select import Selected, select, settings_of, shown
 from cubemesh.results.store import Store
+from cubemesh.results.windows import run_windows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +66,8 @@ def compare(first: Selected, second: Selected, first_store: Store, second_store:
         first=first,
         second=second,
         ratio=ratio_of_runs(
-            [together(r.measured) for r in first.records],
-            [together(r.measured) for r in second.records],
+            [run_windows(r) for r in first.records],
+            [run_windows(r) for r in second.records],
             pooled(spreads),
         ),
         differences=tuple(differences(first.records, second.records, machines)),
@@ -84,7 +84,7 @@ def stored_spread(store: Store, record: RunRecord) -> Spread | None:
             repeated.setdefault((key.spec_id, key.software_id, key.code_version), []).append(other)
     groups = [runs for runs in repeated.values() if len(runs) > 1]
     source = f"of {sum(map(len, groups))} stored runs of the same workload"
-    spreads = [spread_between([together(r.measured) for r in runs], source) for runs in groups]
+    spreads = [spread_between([run_windows(r) for r in runs], source) for runs in groups]
     return pooled([s for s in spreads if s is not None])
 
 

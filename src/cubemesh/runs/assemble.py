@@ -62,7 +62,8 @@ def assemble(
     own = [e for e in events if not e.get("of_rank")]
     ends = sorted(_of(events, "outcome"), key=lambda e: float(e["t"]))
     told = {e.get("of_rank", 0): from_plain(Outcome, e["outcome"]) for e in ends}
-    outcomes = rank_outcomes.of_ranks(told, ending, spec.placement.devices)
+    driven = max((len(e.get("devices", ())) for e in _of(events, "rank")), default=0)
+    outcomes = rank_outcomes.of_ranks(told, ending, spec.placement.devices // max(1, driven))
     outcome = rank_outcomes.of_run(outcomes, told)
     windows = tuple(_nouns(events, "window", Window))
     series = join(_nouns(events, "series", Series))
@@ -71,6 +72,7 @@ def assemble(
     said |= _most(events, "peak_memory_bytes")
     points, library, doubts = _sweep(spec, events)
     swept = _swept(spec, points)
+    links = {e.get("of_rank", 0): e for e in _of(events, "link")}
     ranks = [
         Rank(
             rank=e.get("of_rank", 0),
@@ -80,8 +82,11 @@ def assemble(
             device_uuid=None if spec.placement.hosts else uuid_of(e["device"]),
             outcome=outcomes[e.get("of_rank", 0)],
             threads=e["threads"],
+            devices=tuple(e.get("devices", ())),
             processors=tuple(e.get("processors", ())),
             clock_offset_s=e.get("clock_offset_s", 0.0),
+            interface=links.get(e.get("of_rank", 0), {}).get("interface", ""),
+            transport=links.get(e.get("of_rank", 0), {}).get("transport", ""),
         )
         for e in _of(events, "rank")
     ]

@@ -36,6 +36,7 @@ from cubemesh.runs.devices import gpus_of, lock_names, visible_gpus
 from cubemesh.runs.endings import Ending
 from cubemesh.runs.folders import RunFolders, default_runs_folder
 from cubemesh.runs.forkserver import Forkserver, ServerDied
+from cubemesh.runs.idle_links import with_idle_links
 from cubemesh.runs.locks import DeviceLocks
 from cubemesh.runs.observer import Observer, Silent
 from cubemesh.runs.watch import watch
@@ -222,6 +223,7 @@ class Executor:
             record, environment=other, artifacts=self._kept(record.run_id, events)
         )
         record = with_usage(record, self._store.ceilings(key.machine_id))
+        record = with_idle_links(record, self._machine, visible_gpus(self._machine, os.environ))
         self._store.save(record, series)
         folders.remove(folder)
         return record

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from cubemesh.data.base import Source
 from cubemesh.data.feed import Feed, in_order
-from cubemesh.frameworks.base import Array, Diverged, Inspects, Program, Unsupported
+from cubemesh.frameworks.base import Array, Diverged, Program, ShowsSteps, Unsupported
 from cubemesh.frameworks.exchange import Group
 from cubemesh.measure.base import Log
 from cubemesh.model.record import Curve, Figure
@@ -31,6 +31,8 @@ EVALUATED = 64
 """Samples that are evaluated at a time; how many changes no score."""
 _SIGNS_SEED = 20021
 """Part of what a sketch is: sketches with other signs cannot be compared."""
+_SIGNS = 1.0 - 2.0 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)
+"""The signs of eight elements, by a random byte."""
 
 
 def first_steps(
@@ -39,7 +41,7 @@ def first_steps(
     """Make `work.iterations` steps and tell the log what this rank saw, the curve of its losses,
     and on rank 0 the accuracy that came of them. Unsupported for a program that cannot be looked
     into; Diverged for a loss that is no number."""
-    if not isinstance(program, Inspects):
+    if not isinstance(program, ShowsSteps):
         raise Unsupported(
             "cubemesh cannot look into a step of this framework. Set framework=pytorch."
         )
@@ -61,13 +63,13 @@ def first_steps(
         log.figure("validation_loss", Figure(value=scored.loss, unit="", n=scored.samples))
 
 
-def _steps(program: Inspects, feed: Feed, work: FirstSteps, group: Group) -> Replica:
+def _steps(program: ShowsSteps, feed: Feed, work: FirstSteps, group: Group) -> Replica:
     weights = _sketches(program.parameters())
     seen: dict[str, list[Sketch]] = {"output": [], "own gradient": [], "gradient": []}
 
     def look(kind: str, name: str, array: Array) -> None:
-        part = (group.rank, group.size) if kind == "output" else (0, 1)
-        seen[kind].append(sketch(name, array, *part))
+        part = group.rank if kind == "output" else 0
+        seen[kind].append(sketch(name, array, part))
 
     fed, losses = [], []
     for step in range(work.iterations):
@@ -109,19 +111,20 @@ def _sketches(arrays: dict[str, Array]) -> tuple[Sketch, ...]:
     return tuple(sketch(name, arrays[name]) for name in sorted(arrays))
 
 
-def sketch(name: str, array: Array, part: int = 0, parts: int = 1) -> Sketch:
-    """The sketch of `array`, or of an array of `parts` times its rows that has it as its part
-    number `part` and zeros elsewhere. Element i of the whole, in the order of C, is added with its
-    sign to counter i modulo `COUNTERS`."""
+def sketch(name: str, array: Array, part: int = 0) -> Sketch:
+    """The sketch of `array`, or of a larger array that has it as its part number `part`, the parts
+    being alike in size, and zeros elsewhere. Element i of the whole, in the order of C, is added
+    with its sign to counter i modulo `COUNTERS`."""
     own: NDArray[np.float64] = np.ascontiguousarray(array, dtype=np.float64).ravel()
     first = part * own.size
-    bits = np.random.default_rng(_SIGNS_SEED).bytes((own.size * parts + 7) // 8)
-    signs = np.unpackbits(np.frombuffer(bits, np.uint8))[first : first + own.size]
-    signed = np.where(signs, own, -own)
-    before, after = first % COUNTERS, -(first + own.size) % COUNTERS
-    table = np.pad(signed, (before, after)).reshape(-1, COUNTERS)
+    row, column = divmod(first, COUNTERS)
+    rows = -(-(column + own.size) // COUNTERS)
+    whole = np.zeros(rows * COUNTERS)
+    whole[column : column + own.size] = own
+    drawn = np.random.default_rng(_SIGNS_SEED).bytes(row + rows)[row:]
+    signs = _SIGNS[np.frombuffer(drawn, np.uint8)]
     return Sketch(
         array=name,
-        norm=float(np.linalg.norm(own)),
-        sums=tuple(map(float, table.sum(axis=0))),
+        norm=math.sqrt(own @ own),
+        sums=tuple(map(float, np.einsum("rc,rc->c", whole.reshape(rows, COUNTERS), signs))),
     )

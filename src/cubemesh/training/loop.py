@@ -72,14 +72,15 @@ def train(
             "Training over epochs feeds every sample, so its batches are copied from the host one "
             "by one. Set data_on=host, or measure single steps with train_steps."
         )
+    group = group or Alone()
     training = _Training(
         program=program,
         feed=feed,
         validation=validation_source,
         work=work,
         log=log,
-        schedule=Schedule(work, feed.ranks, feed.steps_per_epoch),
-        group=group or Alone(),
+        schedule=Schedule(work, group.size, feed.steps_per_epoch),
+        group=group,
         keeper=keeper or Keeper(),
         course=course or Course(),
         compares=same_weights,

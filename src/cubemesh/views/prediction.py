@@ -8,41 +8,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
 from rich.console import Console
-from rich.text import Text
 
 from cubemesh import networks
 from cubemesh.errors import DataError, UsageError, unknown_name
 from cubemesh.machines.catalogue import datasheets, find
 from cubemesh.machines.catalogue.systems import load_system
-from cubemesh.model import Cell, Collective, Column, RunRecord, Table
+from cubemesh.model import Collective, RunRecord
 from cubemesh.model.spec import NetworkWork, Precision, TrainSteps
 from cubemesh.networks.graph import Network
 from cubemesh.networks.memory import forecast
 from cubemesh.predict.calibration import Calibration, defaults, read_sweeps
-from cubemesh.predict.step import Forecast, Point, Question, Regime, predict
+from cubemesh.predict.energy import BusyPower, busy_power, device_watts, sample_joules
+from cubemesh.predict.exchange import EXCHANGES
+from cubemesh.predict.question import Point, Question, Regime
+from cubemesh.predict.step import predict
 from cubemesh.predict.swept import sweep_of
-from cubemesh.units import format_quantity
-from cubemesh.views import terminal
+from cubemesh.predict.what_if import changed, read_changes
 from cubemesh.views.plain import envelope
+from cubemesh.views.prediction_shown import Said, say
 
 Shown = tuple[dict[str, Any], Callable[[Console], None]]
 MOST_SWEEP_BYTES = 4 << 20
-
-_COLUMNS = (
-    Column(name="devices"),
-    Column(name="minibatch of each"),
-    Column(name="throughput", unit="samples/s"),
-    Column(name="from", unit="samples/s"),
-    Column(name="to", unit="samples/s"),
-    Column(name="efficiency", unit="%"),
-    Column(name="step", unit="ms"),
-    Column(name="memory", unit="GiB"),
-    Column(name="limit"),
-)
 
 
 def predicted(
@@ -54,9 +45,14 @@ def predicted(
     regime: str,
     measured: Sequence[str],
     calibrate: RunRecord | Path | None,
+    exchange: str = "all-reduce",
+    what_if: Sequence[str] = (),
 ) -> Shown:
     """The forecast for a network on a machine. `calibrate` is a run of one device, or a file of
     measured collectives. UsageError or DataError for what cannot be meant."""
+    if exchange not in EXCHANGES:
+        raise unknown_name("exchange", exchange, EXCHANGES)
+    changes = read_changes(what_if)
     if precision not in get_args(Precision):
         raise unknown_name("precision", precision, get_args(Precision), "", "precisions")
     if regime not in get_args(Regime):
@@ -67,6 +63,7 @@ def predicted(
         batch_per_device=batch_per_device,
         precision=precision,  # type: ignore[arg-type]
         regime=regime,  # type: ignore[arg-type]
+        exchange=exchange,
     )
     points, known = _measured(measured), defaults()
     if isinstance(calibrate, Path):
@@ -75,23 +72,43 @@ def predicted(
         known = known.with_sweeps(sweep_of(calibrate))
     elif calibrate is not None:
         points = {1: _one_device_rate(calibrate, network, question), **points}
-    found = predict(question, _counts(devices), known, points)
+    found = predict(question, _counts(devices), known, points, changes)
     name = networks.canonical_name(network)
-    memory = {p.devices: _memory_bytes(question, p) for p in found.points}
-    sheet = datasheets().get(question.system.device)
+    asked = changed(question, known, changes)[0]
+    memory = {p.devices: _memory_bytes(asked, p) for p in found.points}
+    sheet = datasheets().get(asked.system.device)
     room = None if sheet is None else sheet.value("memory_bytes")
+    watts = calibrate.figure("mean_power_watts") if isinstance(calibrate, RunRecord) else None
+    power_before = busy_power(question.system.device, watts)
+    same = asked.system.device == question.system.device
+    power = power_before if same else busy_power(asked.system.device)
     plain = envelope(
         "prediction",
         network=name,
         machine=question.system.name,
         precision=precision,
         regime=regime,
+        exchange=exchange,
+        what_if={change.key: change.value for change in changes},
         measured={str(n): rate for n, rate in points.items()},
         device_source=found.device_source,
-        points=[_plain(p, memory[p.devices], room) for p in found.points],
+        power=None if power is None else asdict(power),
+        points=[_plain(p, memory[p.devices], room, power, found.calibration) for p in found.points],
+        before=[
+            _plain(p, _memory_bytes(question, p), None, power_before, known) for p in found.before
+        ],
         calibration=_calibration(found.calibration),
     )
-    return plain, lambda console: _print(console, question, name, found, memory, room)
+    shown = Said(
+        question=asked,
+        network=name,
+        found=found,
+        memory_bytes=memory,
+        room_bytes=room,
+        power=power,
+        changes=changes,
+    )
+    return plain, lambda console: say(console, shown)
 
 
 def _counts(text: str) -> list[int]:
@@ -180,7 +197,13 @@ def _memory_bytes(question: Question, point: Point) -> int:
     ).total_bytes
 
 
-def _plain(point: Point, memory_bytes: int, room: float | None) -> dict[str, Any]:
+def _plain(
+    point: Point,
+    memory_bytes: int,
+    room: float | None,
+    power: BusyPower | None,
+    known: Calibration,
+) -> dict[str, Any]:
     return {
         "devices": point.devices,
         "batch_per_device": point.batch_per_device,
@@ -195,6 +218,8 @@ def _plain(point: Point, memory_bytes: int, room: float | None) -> dict[str, Any
         "exchanged_bytes": point.exchanged_bytes,
         "memory_bytes": memory_bytes,
         "fits": None if room is None else memory_bytes <= room,
+        "power_watts": None if power is None else point.devices * device_watts(point, power, known),
+        "joules_per_sample": None if power is None else sample_joules(point, power, known),
     }
 
 
@@ -210,67 +235,3 @@ def _calibration(known: Calibration) -> dict[str, Any]:
             for s in known.sweeps
         ],
     }
-
-
-def _print(
-    console: Console,
-    question: Question,
-    name: str,
-    found: Forecast,
-    memory: dict[int, int],
-    room: float | None,
-) -> None:
-    title = f"{name} on {question.system.name}, {question.precision}, {question.regime} scaling"
-    rows = tuple(_row(point, memory[point.devices]) for point in found.points)
-    terminal.print_table(console, Table(title=title, columns=_COLUMNS, rows=rows))
-    parts = tuple(found.points[0].parts_s)
-    terminal.print_table(
-        console,
-        Table(
-            title="Where a step's time goes",
-            columns=(Column(name="devices"), *(Column(name=p, unit="ms") for p in parts)),
-            rows=tuple(
-                (Cell(value=p.devices), *(Cell(value=1e3 * p.parts_s[part]) for part in parts))
-                for p in found.points
-            ),
-        ),
-    )
-    for line in _notes(question, found, memory, room):
-        console.print(Text(line), soft_wrap=True)
-
-
-def _row(point: Point, memory_bytes: int) -> tuple[Cell, ...]:
-    return (
-        Cell(value=point.devices),
-        Cell(value=point.batch_per_device),
-        *(Cell(value=rate) for rate in (point.samples_per_s, point.low, point.high)),
-        Cell(value=100 * point.efficiency),
-        Cell(value=1e3 * point.step_s),
-        Cell(value=memory_bytes / (1 << 30)),
-        Cell(text=point.limit),
-    )
-
-
-def _notes(
-    question: Question, found: Forecast, memory: dict[int, int], room: float | None
-) -> list[str]:
-    notes = [f"One device: {found.device_source}."]
-    sweeps = sorted({s.devices for s in found.calibration.sweeps if s.operation == "all-reduce"})
-    where = f"measured on {', '.join(map(str, sweeps))} devices, else " if sweeps else ""
-    notes.append(
-        f"Exchange: {where}from the links' bandwidths and assumed latencies ({question.library})."
-    )
-    origins = [f.origin for f in found.calibration.factors.values()]
-    fitted = [n for n, f in found.calibration.factors.items() if f.origin == "fitted"]
-    notes.append(
-        f"{origins.count('assumed')} of {len(origins)} factors are assumed"
-        + (f"; fitted: {', '.join(fitted)}" if fitted else "")
-        + ". --json lists each with its source."
-    )
-    too_large = [n for n, needed in memory.items() if room is not None and needed > room]
-    if room is not None and too_large:
-        notes.append(
-            f"Memory: {format_quantity(room, 'B')} of a device are too little on "
-            f"{', '.join(map(str, too_large))} devices; take a smaller minibatch."
-        )
-    return notes

@@ -91,7 +91,8 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
     facts.append(("wall time", format_seconds(record.elapsed_s)))
     facts.append(("started", wording.moment(record.started_utc)))
     devices = dict.fromkeys(
-        f"{rank.device}{f' ({rank.device_name})' if rank.device_name else ''} on {rank.host}"
+        f"{' '.join(rank.devices) or rank.device}"
+        f"{f' ({rank.device_name})' if rank.device_name else ''} on {rank.host}"
         for rank in record.ranks
     )
     if len(record.ranks) > 1:
@@ -123,7 +124,8 @@ def _processors(rank: Rank) -> str:
 def _rank_text(rank: Rank, record: RunRecord) -> str:
     """Where a rank ran, what became of it, and how fast it was while it was measured."""
     where = f"processors {_processors(rank)}" if rank.device == "cpu" else rank.device
-    parts = [where, rank.outcome.status.value, rank.outcome.message]
+    over = " through ".join(filter(None, (rank.transport, rank.interface)))
+    parts = [where, over, rank.outcome.status.value, rank.outcome.message]
     own = [w for w in record.measured if w.rank == rank.rank]
     if own and "throughput_per_s" in record.figures:
         rate = sum(w.samples for w in own) / sum(w.elapsed_s for w in own)

@@ -19,7 +19,7 @@ from cubemesh.measure.profiled import Attributed
 from cubemesh.measure.stamps import StampedSteps
 from cubemesh.measure.transfers import Transfers
 from cubemesh.model.spec import RunSpec
-from cubemesh.parallel.timed import TimedGroup
+from cubemesh.parallel.timed import STAMPED, TimedGroup
 
 
 def attribute(
@@ -33,10 +33,17 @@ def attribute(
     transfers: Transfers,
 ) -> Attributed | None:
     """What stamps and profiles the steps of `spec`; None where no attribution is asked for.
-    Unsupported where the framework has no profiler that cubemesh reads. On several devices each
-    rank tells its own, and `transfers` are what it exchanges."""
+    Unsupported where the framework has no profiler that cubemesh reads, or where what travels
+    cannot be stamped. On several devices each rank tells its own, and `transfers` are what it
+    exchanges."""
     if not is_taken_apart(spec):
         return None
+    exchange = spec.program.exchange
+    if group.size > 1 and exchange not in STAMPED:
+        raise Unsupported(
+            f"exchange={exchange}: a step is taken apart whose ranks keep step and wait in "
+            f"collectives: {', '.join(sorted(STAMPED))}. Leave attribution and trace out."
+        )
     if not isinstance(program, Profiles):
         raise Unsupported(
             f"cubemesh reads no profile of {spec.program.framework}, and an attribution needs one. "

@@ -50,8 +50,9 @@ class EventLog:
 
     Events are `{"event": NAME, "t": seconds, NAME: noun as plain data}` with the names phase,
     window, figure (with "name"), curve, part, breakdown, replica, point, warning, unmeasured,
-    series, outcome; `rank` (what this rank runs on), `library`, `enter` (a phase begins),
-    `artifact` (a file in the run's folder) and `progress` carry fields of their own.
+    series, outcome; `rank` (what this rank runs on), `library`, `link` (what it exchanged over),
+    `enter` (a phase begins), `artifact` (a file in the run's folder) and `progress` carry fields
+    of their own.
     """
 
     def __init__(self, path: Path, rank: int, origin: float) -> None:
@@ -172,11 +173,24 @@ class EventLog:
         self._noun("series", chunk)
 
     def started(
-        self, *, host: str, device: str, threads: int, processors: Sequence[int] = ()
+        self,
+        *,
+        host: str,
+        device: str,
+        threads: int,
+        processors: Sequence[int] = (),
+        devices: Sequence[str] = (),
     ) -> None:
-        """Say what this rank runs on: once, before anything is built."""
-        bound = list(processors)
-        self._say("rank", host=host, device=device, threads=threads, processors=bound)
+        """Say what this rank runs on: once, before anything is built. `devices` are all, where it
+        drives several."""
+        bound, driven = list(processors), list(devices)
+        self._say(
+            "rank", host=host, device=device, threads=threads, processors=bound, devices=driven
+        )
+
+    def link(self, *, interface: str, transport: str) -> None:
+        """Say over what this rank exchanged."""
+        self._say("link", interface=interface, transport=transport)
 
     def outcome(self, outcome: Outcome) -> None:
         """Say how the run ended: the last event of every rank that ends by itself."""

@@ -21,6 +21,7 @@ from cubemesh.model.record import Figure
 from cubemesh.model.spec import RunSpec
 from cubemesh.model.warning import warn
 from cubemesh.networks.graph import Network
+from cubemesh.parallel.exchanges import OUT_OF_STEP
 from cubemesh.training import checkpoint as checkpoints
 from cubemesh.training.checkpoint import Checkpoint
 from cubemesh.training.course import Course
@@ -66,6 +67,11 @@ def beginning(spec: RunSpec, group: Group, log: Log) -> Beginning:
     keeping = spec.keeping
     if keeping.checkpoints is None:
         return Beginning()
+    if spec.program.exchange in OUT_OF_STEP:
+        raise Unsupported(
+            f"exchange={spec.program.exchange} has gradients under way at any moment, which no "
+            "checkpoint holds. Leave checkpoints out, or set another exchange."
+        )
     folder = Path(keeping.checkpoints)
     try:
         folder.mkdir(parents=True, exist_ok=True)

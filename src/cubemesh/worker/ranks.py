@@ -22,6 +22,7 @@ from cubemesh.frameworks.base import Framework, Unsupported
 from cubemesh.frameworks.exchange import Alone, Group
 from cubemesh.frameworks.meeting import Distributes
 from cubemesh.model.spec import FirstSteps, RunSpec
+from cubemesh.model.warning import Warning, warn
 from cubemesh.worker.job import Job
 
 EXITS_FILE = "exits.json"
@@ -80,19 +81,28 @@ def as_rank(job: Job) -> Job:
     return dataclasses.replace(job, rank=own.rank, gpu_uuid=uuid)
 
 
-def check_devices(devices: int, cores: int) -> None:
-    """Unsupported where `devices` processes would have less than a core each. That holds for GPUs
-    as well: a core drives each of them."""
-    if devices > cores:
+def check_devices(devices: int, cores: int, may_share: bool = False) -> None:
+    """Unsupported where `devices` processes would have less than a core each and may not share any.
+    That holds for GPUs as well: a core drives each of them."""
+    if devices > cores and not may_share:
         raise Unsupported(
             f"devices={devices}: each needs a core of its own, a GPU as well to be driven by, and "
-            f"this process may use {cores}. Set devices={cores} or less."
+            f"this process may use {cores}. Set devices={cores} or less, or share_cores=true where "
+            "times do not matter."
         )
 
 
-def may_share_cores(spec: RunSpec) -> bool:
-    """Whether the devices of a CPU may share cores: where nothing is timed."""
-    return isinstance(spec.work, FirstSteps)
+def shared_cores(spec: RunSpec, cores: int) -> Warning | None:
+    """The warning of a run whose devices have less than a core each; None where nothing is timed,
+    or each has its own."""
+    devices = spec.placement.devices // max(1, len(spec.placement.hosts))
+    if devices <= cores or isinstance(spec.work, FirstSteps):
+        return None
+    return warn(
+        "shared-cores",
+        f"{devices} devices shared {cores} cores, as share_cores=true allows.",
+        f"Look at what was computed, not at how fast; with {devices} cores both mean something.",
+    )
 
 
 def own_device(kind: str, own: Self, available: int) -> str:
@@ -107,6 +117,18 @@ def own_device(kind: str, own: Self, available: int) -> str:
     return f"cuda:{own.local_rank}"
 
 
+def driven_devices(kind: str, devices: int, available: int) -> tuple[str, ...]:
+    """The devices of a process that drives `devices` by itself; of `available` GPUs."""
+    if kind != "cuda":
+        return tuple(f"cpu:{n}" for n in range(devices))
+    if devices > available:
+        raise Unsupported(
+            f"devices={devices}: this machine has {available} GPUs that can be used. Set "
+            f"devices={available} or less."
+        )
+    return tuple(f"cuda:{n}" for n in range(devices))
+
+
 def own_cores(spec: RunSpec, own: Self, cores: tuple[int, ...]) -> tuple[int, ...]:
     """The cores of this rank, of the `cores` there are: `threads` of them, or an even share. Where
     there are too few and they may be shared, ranks take them by turns."""
@@ -117,7 +139,7 @@ def own_cores(spec: RunSpec, own: Self, cores: tuple[int, ...]) -> tuple[int, ..
             "Leave pinning and numa_node out."
         )
     each = spec.placement.threads or max(1, len(cores) // ranks)
-    if each * ranks > len(cores) and may_share_cores(spec):
+    if each * ranks > len(cores) and spec.placement.share_cores:
         first = own.local_rank * each
         return tuple(sorted({cores[n % len(cores)] for n in range(first, first + each)}))
     if each * ranks > len(cores):

@@ -19,12 +19,13 @@ from cubemesh.frameworks import entry
 from cubemesh.frameworks.base import Capabilities, Unsupported, check_supported
 from cubemesh.measure.gpu_processes import Neighbours
 from cubemesh.model.outcome import Outcome, Status
-from cubemesh.model.spec import NetworkWork, RunSpec
+from cubemesh.model.spec import Ceiling, NetworkWork, RunSpec
 from cubemesh.worker import ranks
 from cubemesh.worker.alternation import alternate_programs
 from cubemesh.worker.events import EventLog, events_path
 from cubemesh.worker.job import Job
 from cubemesh.worker.limits import MemoryLimit
+from cubemesh.worker.links import tell_link
 from cubemesh.worker.memory import available_bytes, private_writable_bytes
 from cubemesh.worker.outcomes import outcome_of
 from cubemesh.worker.pinning import pin
@@ -73,19 +74,30 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
     known.is_out_of_memory = framework.is_out_of_memory
     check_supported(spec, able)
     own = ranks.whoami()
-    if not ranks.may_share_cores(spec):
-        here = own.local_ranks if own.ranks > 1 else spec.placement.devices
-        ranks.check_devices(here, len(os.sched_getaffinity(0)))
+    cores = len(os.sched_getaffinity(0))
+    here = own.local_ranks if own.ranks > 1 else spec.placement.devices
+    ranks.check_devices(here, cores, spec.placement.share_cores)
+    if (warning := ranks.shared_cores(spec, cores)) is not None:
+        log.warning(warning)
     device = known.device = _own_device(spec, able, own)
     usable_cores: float = job.usable_cores or len(os.sched_getaffinity(0))
     threads = spec.placement.threads or int(usable_cores)
-    if own.ranks > 1 and device == "cpu":
-        processors = ranks.own_cores(spec, own, tuple(sorted(os.sched_getaffinity(0))))
+    driven = _driven(spec, able, own)
+    if max(own.ranks, len(driven)) > 1 and device == "cpu":
+        processors = _cores(spec, own, len(driven))
         os.sched_setaffinity(0, processors)
         usable_cores = threads = len(processors)
+        if isinstance(spec.work, Ceiling):  # is measured on one device
+            threads //= max(1, len(driven))
     else:
         processors = pin(spec.placement, threads)
-    log.started(host=socket.gethostname(), device=device, threads=threads, processors=processors)
+    log.started(
+        host=socket.gethostname(),
+        device=device,
+        threads=threads,
+        processors=processors,
+        devices=driven,
+    )
     stacks = threads + _input_threads(spec, usable_cores)
     known.limit_bytes, limited = _memory_limit(job, device, stacks)
     with limited:
@@ -104,6 +116,7 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
             group=group,
         )
         (alternate_programs if spec.against else TASKS[spec.work.kind])(task)
+        tell_link(group, log)
         group.close()
 
 
@@ -120,6 +133,24 @@ def _own_device(spec: RunSpec, able: Capabilities, own: ranks.Self) -> str:
         return device
     kind = device.split(":")[0]
     return ranks.own_device(kind, own, sum(d.startswith("cuda") for d in able.devices))
+
+
+def _driven(spec: RunSpec, able: Capabilities, own: ranks.Self) -> tuple[str, ...]:
+    """The devices of this process, where it drives several: its framework starts no ranks."""
+    devices = spec.placement.devices
+    if own.ranks > 1 or devices == 1:
+        return ()
+    kind = choose_device(spec, able).split(":")[0]
+    return ranks.driven_devices(kind, devices, sum(d.startswith("cuda") for d in able.devices))
+
+
+def _cores(spec: RunSpec, own: ranks.Self, driven: int) -> tuple[int, ...]:
+    """The processor cores of this process: of its rank, or of all the devices it drives."""
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    if not driven:
+        return ranks.own_cores(spec, own, cores)
+    each = (ranks.Self(rank=n, local_rank=n, ranks=driven) for n in range(driven))
+    return tuple(core for one in each for core in ranks.own_cores(spec, one, cores))
 
 
 def choose_device(spec: RunSpec, able: Capabilities) -> str:

@@ -42,7 +42,7 @@ from cubemesh.measure.timer import Measured, measure
 from cubemesh.measure.validity import judge
 from cubemesh.model.spec import FirstSteps, Input, NetworkWork, RunSpec, Train
 from cubemesh.networks.graph import Network
-from cubemesh.parallel import exchanges
+from cubemesh.parallel.exchanges import OUT_OF_STEP, SAME_WEIGHTS
 from cubemesh.training.first_steps import first_steps as look_at_first_steps
 from cubemesh.training.loop import train as train_epochs
 from cubemesh.worker import ceilings, collectives, inputs, keeping
@@ -122,7 +122,7 @@ def train(task: Task) -> None:
                 group=task.group,
                 keeper=keeper,
                 course=begin.course,
-                same_weights=task.spec.program.exchange in exchanges.SAME_WEIGHTS,
+                same_weights=task.spec.program.exchange in SAME_WEIGHTS,
             )
             ended = time.perf_counter()
         say_doubts(telemetry, task.neighbours, log, started, ended)
@@ -288,7 +288,7 @@ def _timed(
 
 def _pace(task: Task) -> Pace:
     """How the ranks of the run keep time."""
-    if task.spec.program.exchange in exchanges.OUT_OF_STEP:
+    if task.spec.program.exchange in OUT_OF_STEP:
         return Apart(task.group.rank, task.group.told)
     return InStep(task.group.agree)
 

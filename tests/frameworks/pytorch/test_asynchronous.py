@@ -64,7 +64,7 @@ def make(case, group, rate=RATE):
             exchange=exchange,
             device="cpu",
             threads=1,
-            rank=group.rank,
+            group=group,
         )
     )
     program.load(small().draw(1))

@@ -195,3 +195,26 @@ def test_a_ceiling_is_found(operation):
     program.synchronize()
     rate = 3 * program.work_per_call / (program.clock() - start)
     assert rate > 1e11, "any GPU that PyTorch supports does more than this"
+
+
+LAUNCHED = """
+import torch
+from cubemesh.frameworks.pytorch import launch, preload
+
+preload()
+print(launch(lambda job: torch.zeros(1, device="cuda:0").item(), "", 1), flush=True)
+"""
+
+
+def test_ranks_that_are_launched_find_their_gpus():
+    """The launcher asks for GPUs before it forks; had it asked CUDA, no rank could use one."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCHED],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=environment,
+    )
+    assert done.stdout == "{}\n", done.stderr

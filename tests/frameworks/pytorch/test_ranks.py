@@ -9,6 +9,7 @@ import dataclasses
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ torch = pytest.importorskip("torch")
 from cubemesh import networks  # noqa: E402
 from cubemesh.frameworks.base import Batch, BuildRequest  # noqa: E402
 from cubemesh.frameworks.exchange import Alone  # noqa: E402
-from cubemesh.frameworks.pytorch import build, join, launch  # noqa: E402
+from cubemesh.frameworks.pytorch import build, compiled, join, launch  # noqa: E402
 from cubemesh.model.spec import Placement, ProgramSettings, TrainSteps  # noqa: E402
 from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
 from cubemesh.networks.layers import Dropout  # noqa: E402
@@ -39,8 +40,10 @@ SYNCHRONOUS = [
 ROUNDED = ("all-reduce-16", "fp32", "nchw")
 AVERAGED = ("local-sgd", "fp64", "nchw")
 INDEPENDENT = ("none", "fp64", "nchw")
+COMPILED = ("all-reduce", "fp64", "nchw", "compiled")
+"""By segment, so that buckets fill one after the other; traced and not made into C++."""
 SPLIT = [("model-parallel", "fp64", "nchw"), ("model-parallel", "fp32", "nhwc")]
-CASES = [*SYNCHRONOUS, ROUNDED, AVERAGED, INDEPENDENT, *SPLIT]
+CASES = [*SYNCHRONOUS, ROUNDED, AVERAGED, INDEPENDENT, COMPILED, *SPLIT]
 
 
 def without_dropout(network):
@@ -54,23 +57,33 @@ def without_dropout(network):
 def train(case, group, part=slice(None), steps=3):
     """Train on `part` of every global minibatch; the first step's gradients (`g/…`) and the last
     weights (`w/…`)."""
-    name, precision, layout = case
+    name, precision, layout, *how = case
     network = without_dropout(networks.build("little-cnn", 16, 10))
     exchange = exchanges.make(name, group)
     if exchange.bucket_bytes is not None:
         exchange.bucket_bytes = BUCKET_BYTES
-    program = build(
+    program = (compiled.build if how else build)(
         BuildRequest(
             network=network,
             work=TrainSteps(network="little-cnn", batch_per_device=GLOBAL_BATCH, momentum=0.9),
             placement=Placement(),
-            program=ProgramSettings(precision=precision, layout=layout, exchange=name),
+            program=ProgramSettings(
+                precision=precision,
+                layout=layout,
+                exchange=name,
+                compile_by="segment" if how else "network",
+            ),
             exchange=exchange,
             device="cpu",
             threads=1,
-            rank=group.rank,
+            group=group,
         )
     )
+    rng = np.random.default_rng(0)
+    if how:
+        images = rng.random((GLOBAL_BATCH, *network.inputs[0].shape), dtype=np.float32)
+        labels = rng.integers(0, 10, GLOBAL_BATCH)
+        program.compile(program.place(Batch(images=images[part], labels=labels[part])))
     program.load(network.draw(1))
     rng = np.random.default_rng(0)
     found = {"buckets": np.array(len(program.buckets))}
@@ -99,6 +112,7 @@ def steps_of(case):
 
 def rank(folder):
     """What each of the two processes does."""
+    compiled.BACKEND = "aot_eager"
     group = join("cpu", 60.0)
     assert group.size == RANKS
     assert group.agree(["says", group.rank]) == ["says", 0]
@@ -141,6 +155,14 @@ def test_two_ranks_make_the_steps_of_one_with_the_same_global_minibatch(ranks, c
             assert_close(found, alone, "g/", TOLERANCE[precision])
         assert_close(found, alone, "w/", TOLERANCE[precision])
     assert_close(ranks[case, 0], ranks[case, 1], "w/", 0)
+
+
+def test_compiled_ranks_make_the_steps_of_one_that_is_not(ranks):
+    alone = train(("none", "fp64", "nchw"), Alone())
+    for n in range(RANKS):
+        found = ranks[COMPILED, n]
+        assert found["buckets"] > 2
+        assert_close(found, alone, "w/", TOLERANCE["fp64"])
 
 
 def test_ranks_that_train_for_themselves_differ(ranks):
@@ -189,7 +211,8 @@ def test_every_rank_draws_its_own_dropout(make_request, make_batch):
     batch = make_batch(request.network)
 
     def loss(rank):
-        program = build(dataclasses.replace(request, rank=rank))
+        group = SimpleNamespace(rank=rank, size=2)
+        program = build(dataclasses.replace(request, group=group))
         program.load(request.network.draw(0))
         program.forward(program.place(batch))
         return program.loss()

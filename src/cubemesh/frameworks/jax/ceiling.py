@@ -96,7 +96,7 @@ def build_ceiling(
 ) -> CeilingProgram:
     """The operation of `work` in the program's precision, at its size or at the fastest found."""
     check_operation(work, {"matrix_product", "copy"}, "jax")
-    place, numerics = prepare(device, threads), NUMERICS[program.precision]
+    (place,), numerics = prepare(device, threads), NUMERICS[program.precision]
     if work.operation == "copy":
         if work.size is not None:
             return Copy(work.size, place)

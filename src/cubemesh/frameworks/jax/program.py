@@ -24,6 +24,7 @@ from cubemesh.frameworks.jax.network import NetworkFunction
 from cubemesh.frameworks.jax.optimizers import Optimizer, make_optimizer
 from cubemesh.frameworks.jax.runtime import NUMERICS, Numerics, prepare
 from cubemesh.frameworks.jax.scaling import Scaling, make_scaling
+from cubemesh.frameworks.jax.sharding import Layout, devices_of
 from cubemesh.networks.precision import layer_precisions
 
 Placed = tuple[jax.Array, ...]
@@ -49,13 +50,15 @@ class Carry(NamedTuple):
 
 
 class JaxProgram:
-    """A network and its optimizer on one device; see `Program` in frameworks/base."""
+    """A network and its optimizer on one device, or on several alike (sharding.py); see `Program`
+    in frameworks/base."""
 
     buckets: Sequence[Bucket] = ()
 
     def __init__(self, request: BuildRequest) -> None:
         self.device = request.device
-        self._device = prepare(request.device, request.threads)
+        self._layout = Layout(prepare(request.device, request.threads, devices_of(request)))
+        self._device = self._layout.devices[0]
         self._numerics = NUMERICS[request.program.precision]
         self._function = NetworkFunction(
             request.network, request.program.layout, self._numerics, _layer_numerics(request)
@@ -65,11 +68,11 @@ class JaxProgram:
         self._optimizer = make_optimizer(request.work)
         self._carry: Carry | None = None
         self._loss: Any = float("nan")
-        self._begin = jax.jit(self._make_carry)
-        self._step = jax.jit(
-            make_step(self._function, self._optimizer, self._scaling), donate_argnums=0
-        )
-        self._pass = jax.jit(make_forward(self._function), donate_argnums=(1, 2))
+        step = make_step(self._function, self._optimizer, self._scaling)
+        results = self._layout.results
+        self._begin = jax.jit(self._make_carry, **results)
+        self._step = jax.jit(step, donate_argnums=0, **results)
+        self._pass = jax.jit(make_forward(self._function), donate_argnums=(1, 2), **results)
         self._scores = jax.jit(self._function.scores)
         self._turn = jax.jit(self._turn_images)
 
@@ -86,7 +89,7 @@ class JaxProgram:
     def _send(self, array: Array, waits: bool) -> jax.Array:
         dtype = array.dtype if array.dtype.kind == "f" else np.dtype(np.int32)
         host = np.ascontiguousarray(array, dtype) if waits else _aligned_copy(array, dtype)
-        return jax.device_put(host, self._device)
+        return jax.device_put(host, self._layout.of_batch(len(host)))
 
     def _turned(self, sent: jax.Array) -> jax.Array:
         if sent.dtype.kind != "f":
@@ -133,7 +136,9 @@ class JaxProgram:
         network = self._function.network
         check_weights(weights, network)
         own = {n: weights[n] for n in (*network.parameters, *network.state)}
-        self._carry = jax.block_until_ready(self._begin(jax.device_put(own, self._device)))
+        self._carry = jax.block_until_ready(
+            self._begin(jax.device_put(own, self._layout.everywhere))
+        )
 
     def _make_carry(self, arrays: dict[str, jax.Array]) -> Carry:
         """The first carry. Its arrays are XLA's own copies, so that they may be donated."""
@@ -168,11 +173,12 @@ class JaxProgram:
         return self._carry
 
     def peak_memory_bytes(self) -> int | None:
-        """Of the arrays and temporaries XLA held on the GPU at once since the process began; None
-        on a CPU, where XLA does not count."""
-        counts = self._device.memory_stats() or {}
-        peak: int | None = counts.get("peak_bytes_in_use")
-        return peak
+        """Of the arrays and temporaries XLA held on a GPU at once since the process began, the most
+        of all its GPUs; None on a CPU, where XLA does not count."""
+        counts = [device.memory_stats() or {} for device in self._layout.devices]
+        return max(
+            (c["peak_bytes_in_use"] for c in counts if "peak_bytes_in_use" in c), default=None
+        )
 
     def clock(self) -> float:
         """The process's monotonic clock."""

@@ -23,11 +23,13 @@ import jax.extend.backend
 import jax.numpy as jnp
 from numpy.typing import DTypeLike
 
-from cubemesh.frameworks.base import Capabilities, OutOfMemory
+from cubemesh.frameworks.base import Capabilities, OutOfMemory, Unsupported
 
 THREADS_VARIABLE = "NPROC"
 """Environment variable that XLA's client for the CPU, as it starts, takes its number of threads
 from (xla/pjrt/utils.cc, DefaultThreadPoolSize)."""
+
+DEVICES_OPTION = "jax_num_cpu_devices"
 
 _AMPERE = (8, 0)
 """The first compute capability with TF32 and bfloat16 (NVIDIA, CUDA C++ Programming Guide)."""
@@ -69,26 +71,42 @@ def capabilities() -> Capabilities:
         precisions=precisions,
         layouts=frozenset({"nchw", "nhwc"}),
         optimizers=frozenset({"sgd", "rmsprop", "adam", "adamw"}),
+        exchanges=frozenset({"none", "all-reduce"}),
         loss_scales=frozenset({"dynamic", "static"}),
         precision_by_layer=True,
     )
 
 
-def prepare(device: str, threads: int) -> jax.Device:
-    """Set what JAX keeps for the whole process and return the device called `device`.
+def prepare(device: str, threads: int, devices: int = 1) -> list[jax.Device]:
+    """Set what JAX keeps for the whole process and return `devices` devices, the one called
+    `device` first.
 
-    XLA makes its pool of CPU threads once, when it starts. Another number of threads therefore
-    starts it anew, and arrays and programs made before on the CPU must not be used any more.
+    XLA makes its pool of CPU threads, and its devices on a CPU, once, when it starts. Another
+    number of threads, or more devices, therefore start it anew, and arrays and programs made before
+    on the CPU must not be used any more.
     """
     jax.config.update("jax_enable_x64", True)
     kind, _, index = device.partition(":")
     if kind == "cuda":
         _allocate_as_needed()
-        return _gpus()[int(index)]
-    if os.environ.get(THREADS_VARIABLE) != str(threads):
+        return _gpus()[int(index) :][:devices]
+    has = max(1, getattr(jax.config, DEVICES_OPTION, 1))
+    if os.environ.get(THREADS_VARIABLE) != str(threads) or has < devices:
         os.environ[THREADS_VARIABLE] = str(threads)
         jax.extend.backend.clear_backends()
-    return jax.devices("cpu")[0]
+        if has < devices:
+            _make_cpu_devices(devices)
+    found: list[jax.Device] = jax.devices("cpu")[:devices]
+    return found
+
+
+def _make_cpu_devices(devices: int) -> None:
+    if not hasattr(jax.config, DEVICES_OPTION):
+        raise Unsupported(
+            f"JAX {jax.__version__} makes one device of a CPU. Upgrade it (pip install -U jax), or "
+            "set devices=1."
+        )
+    jax.config.update(DEVICES_OPTION, devices)
 
 
 def _gpus() -> list[jax.Device]:

@@ -37,6 +37,8 @@ class GradientBuckets:
             self._make(index, names)
             for index, names in enumerate(packed(self._parameters, bucket_bytes))
         )
+        self.resting = False
+        """Whether gradients stay where they came and nothing is handed over."""
         self._missing: list[int] = []
         self._next = 0
         for name, parameter in self._parameters.items():
@@ -72,6 +74,8 @@ class GradientBuckets:
         place, index = self._places[name], self._bucket_of[name]
 
         def arrived(parameter: Tensor) -> None:
+            if self.resting:
+                return
             assert parameter.grad is not None
             place.copy_(parameter.grad)
             parameter.grad = place

@@ -14,8 +14,7 @@ import importlib
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -27,11 +26,23 @@ from torch import Tensor
 from cubemesh.frameworks.base import BuildRequest, Capabilities, Unsupported
 from cubemesh.frameworks.pytorch import runtime
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
+from cubemesh.frameworks.pytorch.group import join
+from cubemesh.frameworks.pytorch.launch import launch
 from cubemesh.frameworks.pytorch.program import Placed, PyTorchProgram, total_loss
 from cubemesh.frameworks.pytorch.stages import build_stages
 
-__all__ = ["build", "build_ceiling", "capabilities", "is_out_of_memory", "preload"]
+__all__ = [
+    "build",
+    "build_ceiling",
+    "capabilities",
+    "is_out_of_memory",
+    "join",
+    "launch",
+    "preload",
+]
 
+EXCHANGES = frozenset({"none", "all-reduce", "all-reduce-16", "parameter-server", "local-sgd"})
+"""Those that exchange beside the step, which stays one that was compiled whole."""
 BACKEND = "inductor"
 """Of torch.compile."""
 POINTWISE_SEARCH: dict[str, str | int | bool | Callable[..., object]] = {
@@ -45,7 +56,6 @@ _C_COMPILERS = ("gcc", "clang", "cc")
 _VOLTA = (7, 0)
 """The first compute capability that Triton makes code for (README of triton-lang/triton)."""
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-_NVML_VARIABLE = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 class CompiledProgram(PyTorchProgram):
@@ -74,11 +84,15 @@ class CompiledProgram(PyTorchProgram):
         if self._optimizer is None:
             self.forward(placed)
         else:
+            if self._gradients is not None:
+                self._gradients.resting = True  # nothing that means anything is exchanged
             self._forward(placed).backward()  # type: ignore[no-untyped-call]
             self._optimizer.zero_grad(set_to_none=True)
+            if self._gradients is not None:
+                self._gradients.resting = False
         self.synchronize()
         self._loss = torch.full((), float("nan"))
-        torch.manual_seed(self._work.seed)  # dropout goes on as if nothing had been drawn
+        torch.manual_seed(self._seed)  # dropout goes on as if nothing had been drawn
         now_hits, now_misses = _cache_counts()
         if (now_hits, now_misses) == (hits, misses):
             return None
@@ -115,7 +129,7 @@ def capabilities() -> Capabilities:
         works=able.works - {"first_steps"},
         devices=tuple(devices),
         precisions={kind: able.precisions[kind] for kind in able.precisions if kind in kinds},
-        exchanges=frozenset({"none"}),
+        exchanges=able.exchanges & EXCHANGES,
         hint=" ".join(dict.fromkeys(missing)),
         compiles_segments=True,
         deterministic=False,
@@ -138,25 +152,9 @@ def preload() -> None:
     outlives a worker."""
     _set_up_compiler()
     runtime.preload()
-    with _asking_the_driver():
+    with runtime.asking_the_driver():
         for name in ("compile_fx", "codegen.cpp", "codegen.cpp_wrapper_cpu", "codegen.triton"):
             importlib.import_module(f"torch._inductor.{name}")
-
-
-@contextmanager
-def _asking_the_driver() -> Iterator[None]:
-    """Within it PyTorch asks NVML and not CUDA whether there is a GPU, as the compiler's import
-    does: once CUDA has been asked, no fork of this process can use the GPU (PyTorch's notes on
-    CUDA semantics, PYTORCH_NVML_BASED_CUDA_CHECK)."""
-    before = os.environ.get(_NVML_VARIABLE)
-    os.environ[_NVML_VARIABLE] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_NVML_VARIABLE]
-        else:
-            os.environ[_NVML_VARIABLE] = before
 
 
 def _set_up_compiler() -> None:

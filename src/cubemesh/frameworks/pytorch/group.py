@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cubemesh.frameworks.exchange import Mail, Pending
+from cubemesh.frameworks.exchange import Link, Mail, Pending
+from cubemesh.frameworks.pytorch.links import NcclLog, gloo_link
 from cubemesh.frameworks.pytorch.mail import NEVER, TorchMail
 
 NARROW = torch.bfloat16
@@ -29,6 +30,7 @@ class TorchGroup:
     def __init__(self, device: str, timeout_s: float) -> None:
         cuda = torch.device(device).type == "cuda"
         self._averages = cuda  # gloo has no mean of its own
+        self._log = NcclLog() if cuda else None
         dist.init_process_group(
             "nccl" if cuda else "gloo",
             timeout=datetime.timedelta(seconds=timeout_s),
@@ -95,8 +97,14 @@ class TorchGroup:
         """See `Group`."""
         return TorchMail(self._device)
 
+    def link(self) -> Link | None:
+        """See `TellsLink`."""
+        return gloo_link() if self._log is None else self._log.link()
+
     def close(self) -> None:
         """Leave the group."""
+        if self._log is not None:
+            self._log.close()
         dist.destroy_process_group()
 
 

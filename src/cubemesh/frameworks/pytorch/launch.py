@@ -16,6 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from cubemesh.frameworks.meeting import Meeting
+from cubemesh.frameworks.pytorch.runtime import asking_the_driver
 
 MONITOR_S = 0.1
 """How often the agent looks at its ranks."""
@@ -30,19 +31,21 @@ def launch(
     for a signal. The agent ends the others then, which are not in it unless they failed too. With
     a `meeting` as many ranks are started by an agent on each other host."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
-    config = LaunchConfig(
-        min_nodes=1 if meeting is None else meeting.hosts,
-        max_nodes=1 if meeting is None else meeting.hosts,
-        nproc_per_node=ranks,
-        run_id=uuid.uuid4().hex if meeting is None else meeting.name,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0" if meeting is None else meeting.endpoint,
-        rdzv_configs={} if meeting is None else _configs(meeting),
-        local_addr=None if meeting is None else meeting.address,
-        max_restarts=0,
-        monitor_interval=MONITOR_S,
-        start_method="fork",
-    )
+    with asking_the_driver():
+        config = LaunchConfig(
+            min_nodes=1 if meeting is None else meeting.hosts,
+            max_nodes=1 if meeting is None else meeting.hosts,
+            nproc_per_node=ranks,
+            run_id=uuid.uuid4().hex if meeting is None else meeting.name,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0" if meeting is None else meeting.endpoint,
+            rdzv_configs={} if meeting is None else _configs(meeting),
+            local_addr=None if meeting is None else meeting.address,
+            max_restarts=0,
+            monitor_interval=MONITOR_S,
+            start_method="fork",
+        )
+    config.numa_options = None  # it would ask CUDA, and devices have cores of their own
     try:
         elastic_launch(config, run_rank)(job)
     except ChildFailedError as error:

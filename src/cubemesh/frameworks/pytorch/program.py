@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,7 +71,8 @@ class PyTorchProgram:
         self._threads = request.threads
         prepare(self.device, settings.precision, self._threads, settings.deterministic)
         own_seed = 0 if settings.deterministic else RANK_SEEDS * request.group.rank
-        torch.manual_seed(work.seed + own_seed)
+        self._seed = work.seed + own_seed
+        torch.manual_seed(self._seed)
         if self._kind == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self._work = work
@@ -140,7 +142,7 @@ class PyTorchProgram:
         self._exchange.update(self._apply, self._weights_on_device)
 
     def inspected_step(self, placed: Placed, look: Look) -> None:
-        """See `Inspects` in frameworks/base."""
+        """See `ShowsSteps` in frameworks/base."""
         parameters = self._built.parameters
         with looking_at(self._built.layers, look):
             self._look = look
@@ -154,7 +156,7 @@ class PyTorchProgram:
         self._exchange.update(self._apply, self._weights_on_device)
 
     def parameters(self) -> dict[str, Array]:
-        """See `Inspects` in frameworks/base."""
+        """See `ShowsSteps` in frameworks/base."""
         return {name: on_host(p) for name, p in self._built.parameters.items()}
 
     def _hand_over(self, bucket: Bucket) -> None:
@@ -289,7 +291,8 @@ class PyTorchProgram:
     def first_not_finite(self, placed: Placed) -> str:
         """See `Inspects` in frameworks/training."""
         with self._autocast:
-            return snapshots.first_not_finite(self._built.layers, self.module, placed[:-1])
+            run = partial(self.module, *placed[:-1])
+            return snapshots.first_not_finite(self._built.layers, run)
 
     def profile(
         self, run: Callable[[], None], *, layers: bool = False, trace: str | None = None

@@ -95,8 +95,7 @@ class TorchMaster:
         for group, own in zip(
             self._optimizer.param_groups, self._own_optimizer.param_groups, strict=True
         ):
-            rate = "lr" if "lr" in own else "rate"
-            group[rate] = own[rate] * rate_factor
+            group["lr"] = own["lr"] * rate_factor
         with self._in_turn():
             torch._foreach_copy_(list(self._gradients), list(gradients))
             self._optimizer.step()

@@ -13,6 +13,8 @@ from __future__ import annotations
 import importlib
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -36,6 +38,7 @@ _REFUSALS = (
     "alloc_failed",
 )
 """What allocators say for want of memory: those of PyTorch, C++, the system, cuBLAS and cuDNN."""
+_NVML_VARIABLE = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _NO_PRIMITIVE = "could not create a primitive"
 """oneDNN's words when an operation it has already accepted (it says "primitive descriptor" where
 it has not) gets no memory for its generated code or its tables; it gives no reason."""
@@ -118,6 +121,22 @@ def is_out_of_memory(error: BaseException) -> bool:
         return False
     words = str(error).lower()
     return words.strip() == _NO_PRIMITIVE or any(refusal in words for refusal in _REFUSALS)
+
+
+@contextmanager
+def asking_the_driver() -> Iterator[None]:
+    """Within it PyTorch asks NVML and not CUDA whether there is a GPU, which the compiler's import
+    and torchrun's launcher want to know: once CUDA has been asked, no fork of this process can use
+    the GPU (PyTorch's notes on CUDA semantics, PYTORCH_NVML_BASED_CUDA_CHECK)."""
+    before = os.environ.get(_NVML_VARIABLE)
+    os.environ[_NVML_VARIABLE] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_NVML_VARIABLE]
+        else:
+            os.environ[_NVML_VARIABLE] = before
 
 
 def preload() -> None:

@@ -6,7 +6,7 @@ dropout draws from, the host's and the device's. Arrays are copied bit by bit, n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -91,17 +91,20 @@ def fingerprint(parameters: Mapping[str, nn.Parameter]) -> int:
 
 
 def first_not_finite(
-    layers: Mapping[str, nn.Module], module: nn.Module, inputs: tuple[Tensor, ...]
+    layers: Mapping[str, nn.Module], run: Callable[[], object] | None = None
 ) -> str:
-    """See `Inspects` in frameworks/training: in words, `the output of fc1`."""
+    """See `Inspects` in frameworks/training: in words, `the output of fc1`. `run` makes a forward
+    pass; without it only weights are looked at."""
     for name, layer in layers.items():
         for role, parameter in layer.named_parameters(recurse=False):
             if not bool(torch.isfinite(parameter).all()):
                 return f"the {role} of {name}"
+    if run is None:
+        return ""
     found: list[str] = []
     hooks = [layer.register_forward_hook(_look(name, found)) for name, layer in layers.items()]
     with torch.no_grad():
-        module(*inputs)
+        run()
     for hook in hooks:
         hook.remove()
     return f"the output of {found[0]}" if found else ""

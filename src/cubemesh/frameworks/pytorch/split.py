@@ -20,6 +20,7 @@ from torch import Tensor
 from cubemesh.frameworks.base import Array, Batch, BuildRequest, Unsupported
 from cubemesh.frameworks.checks import check_weights
 from cubemesh.frameworks.exchange import SplitsNetwork
+from cubemesh.frameworks.pytorch import snapshots
 from cubemesh.frameworks.pytorch.program import Placed, PyTorchProgram, total_loss
 
 
@@ -94,6 +95,10 @@ class SplitProgram(PyTorchProgram):
             self._send(values, self._rank + 1)
         array: Array = self._told(scores).cpu().numpy()
         return array
+
+    def first_not_finite(self, placed: Placed) -> str:
+        """As far as weights tell: a forward pass would need the other ranks."""
+        return snapshots.first_not_finite(self._built.layers)
 
     def _given(self, placed: Placed) -> Placed:
         """What the rank's part is fed: its own batch, or what the rank before it sends."""

@@ -6,7 +6,7 @@ to a measurement, `peak_share` holds one against its device's datasheet. docs/pu
 sources.
 """
 
-from cubemesh.results.published.load import claims, figures
+from cubemesh.results.published.load import claims, figures, stock_figures
 from cubemesh.results.published.nearest import Series, nearest, same_device, sweep
 from cubemesh.results.published.peak import PeakShare, peak_share
 
@@ -18,5 +18,6 @@ __all__ = [
     "nearest",
     "peak_share",
     "same_device",
+    "stock_figures",
     "sweep",
 ]

@@ -19,7 +19,7 @@ from cubemesh.errors import DataError
 from cubemesh.model.published import Claim, ClaimKind, PublishedFigure
 from cubemesh.results.published.names import CANONICAL
 
-FIGURES, CLAIMS = "figures.csv.gz", "claims.csv"
+FIGURES, STOCK, CLAIMS = "figures.csv.gz", "stock.csv", "claims.csv"
 FIGURE_COLUMNS = (
     *("source", "url", "system", "device", "devices", "framework", "network", "precision"),
     *("precision_implied", "batch_per_device", "metric", "unit", "value", "note"),
@@ -34,6 +34,13 @@ CLAIM_COLUMNS = (
 def figures() -> tuple[PublishedFigure, ...]:
     """Every published figure cubemesh carries, in the order of its file."""
     return read_figures(gzip.decompress(_carried(FIGURES)).decode(), FIGURES)
+
+
+@cache
+def stock_figures() -> tuple[PublishedFigure, ...]:
+    """What stock frameworks reached on one to eight H200, measured for cubemesh; every step was
+    synchronised, so short steps and several devices may be understated."""
+    return read_figures(_carried(STOCK).decode(), STOCK)
 
 
 @cache

@@ -1,0 +1,247 @@
+"""Which published rates of several devices can be forecast, and from what?
+
+A rate of several devices is held against a forecast that knows the rate of one device of the same
+source, system, network, framework, precision and minibatch, and nothing else. Rows that cannot be
+forecast are kept with the reason. What is fitted is fitted on every second family of systems, in
+the order of their names, and judged on the others; systems of one family differ in their number of
+devices alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from cubemesh import networks
+from cubemesh.machines.catalogue import find
+from cubemesh.machines.catalogue.systems import load_system
+from cubemesh.model import PublishedFigure
+from cubemesh.model.spec import Precision
+from cubemesh.networks.graph import Network
+from cubemesh.predict.calibration import Calibration
+from cubemesh.predict.exchange import Exchange
+from cubemesh.predict.host import stall_s
+from cubemesh.predict.other_networks import GNMT_TOKENS, OTHERS
+from cubemesh.predict.passes import Speed, passes
+from cubemesh.predict.step import Point, Question, predict
+from cubemesh.results.published import figures, stock_figures
+
+SOURCES = ("TensorFlow benchmarks", "Dell", "Lambda", "NVIDIA DeepLearningExamples", "stock")
+MACHINES = (  # what a source calls its system → system of the catalogue
+    (r"DGX-1\b.*V100|LambdaCloud.*V100", "dgx1-v100"),
+    (r"^NVIDIA DGX-1$", "dgx1-p100"),
+    (r"DGX-2", "dgx-2"),
+    (r"DGX A100|A100.*SXM4", "dgx-a100"),
+    (r"H100.*SXM5", "hgx-h100"),
+    (r"H200", "hgx-h200"),
+    (r"C4130.*InfiniBand", "c4130-g-edr"),
+    (r"C4130", "c4130-b"),
+    (r"p2\.8xlarge x N", "p2-8xlarge-10gbe"),
+    (r"p2\.8xlarge$|k80x8", "p2-8xlarge"),
+    (r"Gen5", "dual-root-pcie5"),
+    (r"PCIe|RTX", "dual-root-pcie4"),
+)
+OTHER_NAMES = {"bert_base_squad": "bert-base", "gnmt": "gnmt", "GNMT v2": "gnmt"}
+CLASSES = {"bert-base": "transformer", "gnmt": "recurrent"}
+"""Of networks; all others are convolutional."""
+MOST_EFFICIENT = 1.03
+"""More than as many single devices by this is no scaling but another state of the one device."""
+DEFAULT_BATCH = 64
+"""Where a source states none; it changes how much of an exchange is hidden."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One published rate of several devices, and that of one; in samples per second."""
+
+    figure: PublishedFigure
+    network: str
+    rate: float
+    alone: float
+    machine: str
+    precision: Precision
+    exchange: Exchange
+
+    @property
+    def devices(self) -> int:
+        """How many."""
+        return self.figure.devices or 1
+
+    @property
+    def efficiency(self) -> float:
+        """What was published."""
+        return self.rate / self.alone / self.devices
+
+    @property
+    def family(self) -> str:
+        """Its system, without the number of devices."""
+        return family(self.figure.system)
+
+    @property
+    def kind(self) -> str:
+        """The class of its network."""
+        return CLASSES.get(self.network, "convolutional")
+
+    @property
+    def one_machine(self) -> bool:
+        """Whether its devices fill one machine at most."""
+        return self.devices <= load_system(self.machine).devices
+
+    def question(self) -> Question:
+        """What is asked of the model."""
+        return Question(
+            network=built(self.network),
+            system=load_system(self.machine),
+            batch_per_device=self.figure.batch_per_device or DEFAULT_BATCH,
+            precision=self.precision,
+            exchange=self.exchange,
+        )
+
+
+@cache
+def built(name: str) -> Network:
+    """The network at its own size."""
+    return OTHERS[name]() if name in OTHERS else networks.build(name)
+
+
+def family(system: str) -> str:
+    """A system's name without its number of devices: all of one family are in the same half."""
+    return re.sub(r"\b\d+x ?(?=[A-Z])(?!V100 \d+GB\))", "", system)
+
+
+def precision_of(text: str) -> Precision:
+    """The nearest precision of ours."""
+    words = text.casefold()
+    if "bf16" in words:
+        return "bf16"
+    return "fp16" if "16" in words else "tf32" if "tf32" in words else "fp32"
+
+
+def halves(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
+    """The families that factors are fitted on, and those they are judged on."""
+    families = sorted({row.family for row in rows})
+    return families[::2], families[1::2]
+
+
+@cache
+def rows() -> tuple[tuple[Row, ...], dict[str, tuple[PublishedFigure, ...]]]:
+    """Those that can be forecast, and the others by their reason."""
+    chosen = [
+        f
+        for f in (*figures(), *stock_figures())
+        if f.metric == "throughput" and f.source.startswith(SOURCES)
+    ]
+    alone = {_key(f): f.value for f in chosen if f.devices == 1}
+    found, left = [], defaultdict(list)
+    for f in chosen:
+        if (f.devices or 0) < 2:
+            continue
+        why = _why_not(f, alone.get(_key(f)))
+        if why:
+            left[why].append(f)
+        else:
+            found.append(_row(f, alone[_key(f)]))
+    return tuple(found), {reason: tuple(those) for reason, those in left.items()}
+
+
+def forecasts(found: Sequence[Row], known: Calibration) -> dict[Row, Point]:
+    """The step on so many devices of every row; those that differ in that alone at once."""
+    alike = defaultdict(list)
+    for row in found:
+        f = row.figure
+        program = f.source, f.framework, row.network, row.precision, f.batch_per_device
+        alike[program, row.machine, row.exchange, row.alone].append(row)
+    points: dict[Row, Point] = {}
+    for group in alike.values():
+        first = group[0]
+        counts = [row.devices for row in group]
+        forecast = predict(first.question(), counts, known, {1: first.alone})
+        points.update(zip(group, forecast.points, strict=True))
+    return points
+
+
+def forecast_alone(f: PublishedFigure, known: Calibration) -> float | None:
+    """Samples per second of one device from its datasheet alone; None where its datasheet, its
+    minibatch or its network is not known, or the figure is none of training images."""
+    sheet, precision = find(f.device), precision_of(f.precision)
+    if f.metric != "throughput" or f.devices != 1 or f.unit != "images/s" or sheet is None:
+        return None
+    peak, bandwidth = sheet.peak(precision), sheet.value("memory_bytes_per_s")
+    if f.canonical is None or not f.batch_per_device or peak is None or bandwidth is None:
+        return None
+    at = Speed(
+        flops_per_s=peak.flops_per_s * known["attained_flops"],
+        bytes_per_s=bandwidth * known["attained_bytes"],
+        source=sheet.name,
+    )
+    own = passes(built(f.canonical), f.batch_per_device, precision, at)
+    return f.batch_per_device / (own.step_s + stall_s(own, known["launch_layer_s"]))
+
+
+def _why_not(f: PublishedFigure, one: float | None) -> str:
+    if _network(f) is None:
+        return f"{f.network} is no network that cubemesh can cost"
+    if "real" in f.note.casefold():
+        return "fed with real data, whose reading is not modelled"
+    machine = _machine(f)
+    if machine is None:
+        return f"{f.system} is in no catalogue"
+    if one is None:
+        return "no rate of one device was published beside it"
+    if f.value > MOST_EFFICIENT * one * (f.devices or 1):
+        return "faster than as many of one device: a broken run, or another clock"
+    system = load_system(machine)
+    most = system.devices * (system.cluster.systems if system.cluster else 1)
+    return f"{machine} has not so many devices" if (f.devices or 0) > most else ""
+
+
+def _row(f: PublishedFigure, one: float) -> Row:
+    network, machine = _network(f), _machine(f)
+    assert network
+    assert machine
+    tokens = GNMT_TOKENS if f.unit == "tokens/s" else 1
+    return Row(
+        figure=f,
+        network=network,
+        rate=f.value / tokens,
+        alone=one / tokens,
+        machine=machine,
+        precision=precision_of(f.precision),
+        exchange=_exchange(f, network),
+    )
+
+
+def _network(f: PublishedFigure) -> str | None:
+    if f.canonical:
+        return f.canonical
+    return next((name for form, name in OTHER_NAMES.items() if f.network.startswith(form)), None)
+
+
+def _machine(f: PublishedFigure) -> str | None:
+    return next((name for form, name in MACHINES if re.search(form, f.system)), None)
+
+
+def _exchange(f: PublishedFigure, network: str) -> Exchange:
+    """As the source says; NVIDIA's mixed BERT and GNMT hold gradients in two bytes."""
+    if "distributed_replicated" in f.note:
+        return "parameter-server-spread"
+    if "parameter_server/cpu" in f.note:
+        return "parameter-server-cpu"
+    if "parameter_server/gpu" in f.note:
+        return "parameter-server-spread"
+    narrow = network in OTHERS and "16" in f.precision
+    return "all-reduce-16" if narrow else "all-reduce"
+
+
+def _key(f: PublishedFigure) -> tuple[object, ...]:
+    """What the rates of one and of several devices share."""
+    exchange = re.sub(
+        r"parameter_server/\w+|replicated.*|independent|distributed_replicated.*", "", f.note
+    )
+    note = "" if f.source.startswith("stock") else exchange
+    framework = f.framework.replace("DDP + ", "")
+    system, batch = family(f.system), f.batch_per_device
+    return f.source, system, f.device, framework, f.network, f.precision, batch, note

@@ -1,0 +1,49 @@
+"""Stock DistributedDataParallel beside cubemesh's all-reduce: a real run of two ranks on a CPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "ddp_peer.py"
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two devices on a CPU are two cores")
+def test_both_run_on_two_ranks_and_each_alone_and_are_timed_in_both_ways(tmp_path):
+    kept = tmp_path / "ddp.json"
+    options = {
+        "--devices": "2",
+        "--batch": "2",
+        "--seconds": "0.1",
+        "--windows": "2",
+        "--warm-steps": "1",
+    }
+    words = [word for pair in options.items() for word in pair]
+    ran = subprocess.run(
+        [sys.executable, SCRIPT, *words, "--json", kept],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    points = json.loads(kept.read_text())["points"]
+    names = ["all-reduce", "stock DDP", "each alone"]
+    assert [(p["program"], p["mode"]) for p in points] == [
+        (name, mode) for mode in ("free", "synchronised") for name in names
+    ]
+    for point in points:
+        assert [len(spans) for spans in point["rank_windows"]] == [2, 2]
+        assert point["low"] <= point["samples_per_s"] <= point["high"]
+        assert point["efficiency"] is None
+        assert point["slowest_alone_per_s"] > 0
+    assert "of slowest alone" in ran.stdout
+
+
+def test_more_devices_than_there_are_are_absent(script, capsys):
+    assert script("ddp_peer").main(["--devices", "1,4096"]) == 2
+    assert "absent: 4096 cores" in capsys.readouterr().out

@@ -1,0 +1,102 @@
+"""Several devices of one process against one: the same global minibatch, the same training.
+
+The network has batch normalisation: its statistics are those of the global minibatch, as on one
+device."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+from cubemesh.frameworks.base import Unsupported  # noqa: E402
+from cubemesh.frameworks.jax import build  # noqa: E402
+from cubemesh.frameworks.jax.runtime import DEVICES_OPTION  # noqa: E402
+from cubemesh.model.spec import Forward, Placement  # noqa: E402
+from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
+from cubemesh.parallel import exchanges  # noqa: E402
+
+DEVICES = 2
+SAMPLES = 8
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(jax.config, DEVICES_OPTION), reason="this JAX makes one device of a CPU"
+)
+
+
+@pytest.fixture
+def normed():
+    net = NetworkBuilder("normed")
+    x = net.relu(net.batch_norm(net.conv(net.input("image", (3, 6, 5)), 4, kernel=3)))
+    net.classify(net.linear(net.flatten(x), 3))
+    return net.build()
+
+
+@pytest.fixture
+def make(normed, make_request):
+    def made(devices, exchange="all-reduce", **fields):
+        request = make_request(normed, **fields)
+        program = build(
+            dataclasses.replace(
+                request,
+                placement=Placement(devices=devices),
+                exchange=exchanges.make(exchange),
+            )
+        )
+        program.load(normed.draw(0))
+        return program
+
+    return made
+
+
+def trained(program, make_batch, network):
+    """The weights and state after three steps, each step's loss, and scores of a batch that does
+    not divide."""
+    losses = []
+    for step in range(3):
+        program.train_step(program.place(make_batch(network, SAMPLES, step)))
+        losses.append(program.loss())
+    scores = program.evaluate(program.place(make_batch(network, 5, 9)))
+    return {**program.state(), "losses": np.array(losses), "scores": scores}
+
+
+@pytest.mark.parametrize(
+    ("fields", "tolerance"),
+    [
+        ({"precision": "fp64", "momentum": 0.9}, 1e-10),
+        ({"precision": "fp32", "layout": "nhwc"}, 1e-4),
+    ],
+    ids=lambda value: value["precision"] if isinstance(value, dict) else "",
+)
+def test_several_devices_make_the_steps_of_one(fields, tolerance, make, make_batch, normed):
+    found = trained(make(DEVICES, **fields), make_batch, normed)
+    expected = trained(make(1, "none", **fields), make_batch, normed)
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+def test_every_device_has_the_weights_and_a_part_of_the_batch(make, make_batch, normed):
+    program = make(DEVICES)
+    images, labels = program.place(make_batch(normed, SAMPLES))
+    for array in (images, labels):
+        shards = [shard.data.shape[0] for shard in array.addressable_shards]
+        assert shards == [SAMPLES // DEVICES] * DEVICES
+    program.train_step((images, labels))
+    for array in program._carry.parameters.values():
+        shapes = {shard.data.shape for shard in array.addressable_shards}
+        assert len(array.addressable_shards) == DEVICES
+        assert shapes == {array.shape}
+    text = program._step.lower(program._carry, images, labels).compile().as_text()
+    assert "all-reduce" in text
+
+
+def test_devices_that_train_alone_are_refused_and_forward_passes_need_no_exchange(
+    make, make_batch, normed
+):
+    with pytest.raises(Unsupported, match="Set exchange=all-reduce"):
+        make(DEVICES, "none")
+    work = Forward(network="normed", batch_per_device=4)
+    program = make(DEVICES, "none", work=work)
+    program.forward(program.place(make_batch(normed, SAMPLES)))
+    assert np.isfinite(program.loss())
