@@ -40,6 +40,7 @@ class Distributes(Protocol):
         that failed, negative for a signal; the others are ended then. With a `meeting` there are as
         many on each other host."""
 
-    def join(self, device: str, timeout_s: float) -> Group:
+    def join(self, device: str, timeout_s: float, link: str = "auto") -> Group:
         """Meet the other ranks, as the launcher's environment names them. A rank that does not come
-        within `timeout_s`, or does not take part in an operation for so long, is an error."""
+        within `timeout_s`, or does not take part in an operation for so long, is an error.
+        `link` is `Placement.link`; Unsupported where there is none of that name."""

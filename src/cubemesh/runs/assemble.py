@@ -33,7 +33,7 @@ from cubemesh.model.replica import Replica
 from cubemesh.model.series import Series
 from cubemesh.model.spec import NetworkWork, RunSpec, Train, TrainSteps
 from cubemesh.model.warning import Warning
-from cubemesh.parallel.exchanges import OUT_OF_STEP
+from cubemesh.parallel.exchanges import SIDE_BY_SIDE
 from cubemesh.runs import rank_outcomes
 from cubemesh.runs.endings import Ending
 
@@ -118,7 +118,7 @@ def assemble(
 
 def _figures(spec: RunSpec, windows: Sequence[Window], wall_s: float) -> dict[str, Figure]:
     """The figures of the measured windows, as far as they mean something for this work."""
-    if spec.placement.devices > 1 and spec.program.exchange in OUT_OF_STEP:
+    if spec.placement.devices > 1 and spec.program.exchange in SIDE_BY_SIDE:
         measured = alongside(windows)
     else:
         measured = together([w for w in windows if w.phase == "measure"])

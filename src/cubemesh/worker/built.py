@@ -47,7 +47,7 @@ def built(
     because the process ends with it."""
     work = cast(NetworkWork, spec.work)
     before_bytes = memory.held_bytes()
-    exchange = exchanges.make(spec.program.exchange, group)
+    exchange = exchanges.make(spec.program.exchange, group, spec.program.bucket_bytes)
     with log.phase("build"):
         request = BuildRequest(
             network=network,

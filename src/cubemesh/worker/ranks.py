@@ -151,9 +151,14 @@ def own_cores(spec: RunSpec, own: Self, cores: tuple[int, ...]) -> tuple[int, ..
     return cores[own.local_rank * each : (own.local_rank + 1) * each]
 
 
-def join(framework: Framework, device: str, own: Self) -> Group:
-    """The group of all ranks; a rank alone has nobody to meet."""
+def join(framework: Framework, device: str, own: Self, link: str = "auto") -> Group:
+    """The group of all ranks; a rank alone has nobody to meet, and no link to choose."""
     if own.ranks == 1:
+        if link != "auto":
+            raise Unsupported(
+                f"link={link}: it is chosen between processes, and this run has one. Leave it out, "
+                "or set devices=2 or more with framework=pytorch."
+            )
         return Alone()
     assert isinstance(framework, Distributes)
-    return framework.join(device, JOIN_S)
+    return framework.join(device, JOIN_S, link)

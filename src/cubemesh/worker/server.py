@@ -31,6 +31,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psutil
+
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.meeting import Distributes
 from cubemesh.model.outcome import Status
@@ -168,6 +170,7 @@ def work(job_path: Path) -> int:
         framework = entry(job.spec.program.framework).load()
         if isinstance(framework, Distributes):
             prepare(job.agent_output_path)
+            signal.signal(signal.SIGUSR1, _ask_ranks)
             ranks.launch(framework, job, work_as_rank)
             return 0
     job = ranks.as_rank(job)
@@ -175,6 +178,13 @@ def work(job_path: Path) -> int:
     with _explained(job.stacks_path):
         outcome = run_job(job)
     return 0 if own.ranks == 1 or outcome.status is Status.OK else ranks.FAILED
+
+
+def _ask_ranks(number: int, frame: object) -> None:
+    """The agent is asked for stacks: those of its ranks are meant."""
+    for rank in psutil.Process().children():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank.pid, number)
 
 
 def work_as_rank(job_path: str) -> None:
