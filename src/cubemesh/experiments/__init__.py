@@ -29,6 +29,7 @@ from cubemesh.experiments import (
     strong_scaling,
     time_breakdown,
     training,
+    validation,
     weak_scaling,
 )
 from cubemesh.experiments.base import Context, Experiment, Scale
@@ -59,6 +60,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         power.EXPERIMENT,
         devices.EXPERIMENT,
         cluster.EXPERIMENT,
+        validation.EXPERIMENT,
         ceilings.EXPERIMENT,
         collectives.EXPERIMENT,
         cpu_modes.EXPERIMENT,

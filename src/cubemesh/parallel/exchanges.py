@@ -157,6 +157,9 @@ EXCHANGES: dict[str, Callable[[Group], Exchange]] = {
 OUT_OF_STEP = frozenset({"asynchronous", "asynchronous-aware"})
 """Exchanges under which a rank never waits for another, so that each makes as many steps as it
 can."""
+SIDE_BY_SIDE = OUT_OF_STEP | {"none"}
+"""Exchanges under which no step of a rank waits for another rank's, so that the ranks' windows do
+not begin together."""
 ONE_REPLICA = frozenset({"model-parallel"})
 """Exchanges under which all ranks work on the same samples, those of the global minibatch."""
 
