@@ -145,7 +145,7 @@ def slowed_rank(job: str) -> None:
             exchange=exchange,
             device=device,
             threads=len(os.sched_getaffinity(0)) if device == "cpu" else 1,
-            rank=rank,
+            group=group,
         )
     )
     program.load(network.draw(0))

@@ -23,6 +23,9 @@ BUCKET_BYTES = 25 * 2**20
 small enough that the first leave while most of the backward pass is to come (the default of
 PyTorch's DistributedDataParallel)."""
 
+RANK_SEEDS = 1_000_003
+"""Between the seeds by which two ranks drop: a prime that nobody asks for as a seed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:

@@ -48,7 +48,8 @@ _TURNED: dict[type, tuple[tuple[int, ...], tuple[int, ...]]] = {
 def capabilities() -> Capabilities:
     """What Keras can do here: CNNs, on the CPU."""
     able = runtime.capabilities()
-    return dataclasses.replace(able, precisions={"cpu": frozenset(POLICIES)})
+    alone = frozenset({"none"})
+    return dataclasses.replace(able, precisions={"cpu": frozenset(POLICIES)}, exchanges=alone)
 
 
 def preload() -> None:

@@ -28,7 +28,7 @@ from cubemesh.frameworks.base import (
     Unsupported,
     monotonic_s,
 )
-from cubemesh.frameworks.exchange import Bucket, KeepsState, KeepsWeights
+from cubemesh.frameworks.exchange import RANK_SEEDS, Bucket, KeepsState, KeepsWeights
 from cubemesh.frameworks.pytorch import profiling, snapshots
 from cubemesh.frameworks.pytorch.buckets import GradientBuckets
 from cubemesh.frameworks.pytorch.global_layers import GlobalLayers
@@ -51,10 +51,6 @@ from cubemesh.networks.precision import layer_precisions
 
 Placed = tuple[Tensor, ...]
 """Images, or what else the network's inputs are, then labels, on the device."""
-
-
-RANK_SEEDS = 1_000_003
-"""Between the seeds of two ranks: a prime that nobody asks for as a seed."""
 
 
 class PyTorchProgram:

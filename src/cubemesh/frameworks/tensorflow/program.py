@@ -17,10 +17,11 @@ import tensorflow as tf
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.base import Array, Batch, BuildRequest, monotonic_s
 from cubemesh.frameworks.checks import check_weights
-from cubemesh.frameworks.exchange import Bucket
+from cubemesh.frameworks.exchange import RANK_SEEDS, Bucket
 from cubemesh.frameworks.tensorflow.network import NetworkFunction
 from cubemesh.frameworks.tensorflow.optimizers import make_optimizer
 from cubemesh.frameworks.tensorflow.runtime import NUMERICS, prepare
+from cubemesh.frameworks.tensorflow.workers import in_replica, mean_over_workers, strategy
 
 Placed = tuple[Any, ...]
 """Images, or what else the network's inputs are, then labels, as tensors."""
@@ -43,11 +44,15 @@ class TensorFlowProgram:
         )
         self._weights = list(self._function.parameters.values())
         self._optimizer = make_optimizer(request.work, self._weights)
-        self._seed = request.work.seed
+        self._seed = request.work.seed + RANK_SEEDS * request.group.rank
+        self._strategy = strategy() if request.exchange.name == "all-reduce" else None
         self._passes = tf.Variable(0, dtype=tf.int64)
         self._loaded = False
         self._loss: Any = float("nan")
-        self._step = self._graph(self._make_step)
+        step = self._make_step
+        if self._strategy is not None:
+            step = in_replica(self._strategy, step)
+        self._step = self._graph(step)
         self._pass = self._graph(self._make_pass)
         self._scores = self._graph(self._function.scores)
 
@@ -88,6 +93,8 @@ class TensorFlowProgram:
         gradients = list(map(tf.convert_to_tensor, tape.gradient(scaled, self._weights)))
         if scale != 1:
             gradients = [g / scale for g in gradients]
+        if self._strategy is not None:
+            gradients = mean_over_workers(gradients)
         self._optimizer.apply(gradients)
         return loss
 

@@ -18,7 +18,11 @@ __all__ = ["build", "build_ceiling", "capabilities", "is_out_of_memory", "preloa
 
 def capabilities() -> Capabilities:
     """What TensorFlow can do here when XLA compiles it."""
-    return dataclasses.replace(runtime.capabilities(), layouts=frozenset({"nchw", "nhwc"}))
+    return dataclasses.replace(
+        runtime.capabilities(),
+        layouts=frozenset({"nchw", "nhwc"}),
+        exchanges=frozenset({"none"}),  # XLA compiles no ring over gRPC
+    )
 
 
 class XlaProgram(TensorFlowProgram):

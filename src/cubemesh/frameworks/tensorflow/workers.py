@@ -1,0 +1,153 @@
+"""Several processes that train one network, by tf.distribute.MultiWorkerMirroredStrategy.
+
+    TF_CONFIG   who the workers are, and which of them this process is
+    step        strategy.run(forward, gradients, all-reduce of their mean, update)
+
+Each process is a worker with one replica and variables of its own, which stay alike because they
+begin alike and are changed by the same gradients. TensorFlow reduces them itself, inside the traced
+step, over gRPC in a ring; so of the group here only words are asked, by a board (frameworks/
+board.py). https://www.tensorflow.org/tutorials/distribute/multi_worker_with_keras
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from cubemesh.frameworks import forked
+from cubemesh.frameworks.board import open_board
+from cubemesh.frameworks.exchange import Mail, Pending
+from cubemesh.frameworks.tensorflow.runtime import prepare
+
+LEAVES_LAST_S = 0.5
+"""How long rank 0, which coordinates TensorFlow's cluster, stays after all are done: a worker that
+loses it takes that for an error."""
+
+_joined: list[Any] = []
+"""The strategy of this process: TensorFlow joins one cluster, once in a process's life."""
+
+
+class WorkerGroup:
+    """See `Group` in frameworks/exchange.py: what goes through TensorFlow's own step is not
+    offered here."""
+
+    def __init__(self, rank: int, size: int, timeout_s: float) -> None:
+        self.rank, self.size, self._timeout_s = rank, size, timeout_s
+        self._board = open_board(rank, timeout_s)
+        self._agreed = self._shared = self._met = 0
+        # Joining holds Python's lock until all have come, so that no board is served meanwhile.
+        self._meet(timeout_s)
+        ring = tf.distribute.experimental.CommunicationImplementation.RING
+        _joined.append(
+            tf.distribute.MultiWorkerMirroredStrategy(
+                communication_options=tf.distribute.experimental.CommunicationOptions(
+                    implementation=ring, timeout_seconds=timeout_s
+                )
+            )
+        )
+
+    def all_reduce_mean(self, array: Any, narrow: bool = False) -> Pending:
+        """Not offered."""
+        _not_here()
+
+    def reduce_mean(self, array: Any, root: int) -> Pending:
+        """Not offered."""
+        _not_here()
+
+    def broadcast(self, arrays: Sequence[Any], root: int) -> Pending:
+        """Not offered."""
+        _not_here()
+
+    def mail(self) -> Mail:
+        """Not offered."""
+        _not_here()
+
+    def agree(self, value: Any) -> Any:
+        """See `Group`."""
+        self._agreed += 1
+        key = f"agreed/{self._agreed}"
+        if self.rank == 0:
+            self._board.put(key, value)
+            return value
+        return self._board.wait(key, self._timeout_s)
+
+    def share(self, value: Any) -> list[Any]:
+        """See `Group`."""
+        self._shared += 1
+        keys = [f"shared/{self._shared}/{rank}" for rank in range(self.size)]
+        self._board.put(keys[self.rank], value)
+        return [self._board.wait(key, self._timeout_s) for key in keys]
+
+    def told(self, word: str, value: bool) -> bool:
+        """See `Group`."""
+        key = f"told/{word}"
+        if self.rank == 0:
+            if value:
+                self._board.put(key, True)
+            return value
+        return self._board.has(key)
+
+    def meet(self) -> None:
+        """See `Group`."""
+        self._meet(None)
+
+    def _meet(self, timeout_s: float | None) -> None:
+        self._met += 1
+        key = f"met/{self._met}"
+        if self._board.add(f"{key}/ranks") == self.size:
+            self._board.put(key, True)
+        self._board.wait(key, timeout_s)
+
+    def close(self) -> None:
+        """Leave together, rank 0 last."""
+        self.meet()
+        if self.rank == 0:
+            time.sleep(LEAVES_LAST_S)
+
+
+def launch(run_rank: Callable[[str], None], job: str, ranks: int) -> dict[int, int]:
+    """See `Distributes` in frameworks/base."""
+    workers = [f"{forked.HOST}:{port}" for port in forked.free_ports(ranks)]
+
+    def environ_of(rank: int) -> dict[str, str]:
+        task = {"type": "worker", "index": rank}
+        return {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task})}
+
+    return forked.launch(run_rank, job, ranks, environ_of)
+
+
+def join(device: str, timeout_s: float) -> WorkerGroup:
+    """Meet the other ranks; see `Distributes` in frameworks/base. TensorFlow's threads are set
+    before: joining starts them, one for each core this process may use."""
+    prepare(len(os.sched_getaffinity(0)))
+    return WorkerGroup(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), timeout_s)
+
+
+def strategy() -> Any | None:
+    """What this process has joined; None for one that trains alone."""
+    return _joined[0] if _joined else None
+
+
+def in_replica(strategy: Any, step: Callable[..., Any]) -> Callable[..., Any]:
+    """`step` as this worker's replica runs it."""
+    return partial(_run, strategy, step)
+
+
+def _run(strategy: Any, step: Callable[..., Any], *placed: Any) -> Any:
+    return strategy.run(step, args=placed)
+
+
+def mean_over_workers(gradients: Sequence[Any]) -> list[Any]:
+    """The gradients' means over all workers; to be called in a replica's step."""
+    context = tf.distribute.get_replica_context()
+    return list(context.all_reduce(tf.distribute.ReduceOp.MEAN, list(gradients)))
+
+
+def _not_here() -> NoReturn:
+    raise RuntimeError("TensorFlow exchanges gradients inside its own step")

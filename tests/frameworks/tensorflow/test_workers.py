@@ -1,0 +1,106 @@
+"""Two real processes under MultiWorkerMirroredStrategy, against one: the same global minibatch, the
+same training. The ranks run this very file as a script."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+from cubemesh.frameworks.base import Batch, BuildRequest  # noqa: E402
+from cubemesh.frameworks.exchange import Alone  # noqa: E402
+from cubemesh.frameworks.tensorflow import build, join, launch  # noqa: E402
+from cubemesh.model.spec import Placement, ProgramSettings, TrainSteps  # noqa: E402
+from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
+from cubemesh.parallel import exchanges  # noqa: E402
+
+RANKS = 2
+GLOBAL_BATCH = 8
+TOLERANCE = 1e-10
+
+
+def small():
+    net = NetworkBuilder("small")
+    x = net.relu(net.conv(net.input("image", (3, 8, 8)), 4, kernel=3))
+    net.classify(net.linear(net.flatten(x), 10))
+    return net.build()
+
+
+def train(group, exchange, part=slice(None)):
+    """The weights after three steps on `part` of every global minibatch."""
+    network = small()
+    program = build(
+        BuildRequest(
+            network=network,
+            work=TrainSteps(network="small", batch_per_device=GLOBAL_BATCH, momentum=0.9),
+            placement=Placement(devices=group.size),
+            program=ProgramSettings(precision="fp64", layout="nhwc", exchange=exchange),
+            exchange=exchanges.make(exchange, group),
+            device="cpu",
+            threads=1,
+            group=group,
+        )
+    )
+    program.load(network.draw(1))
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        images = rng.random((GLOBAL_BATCH, 3, 8, 8), dtype=np.float32)
+        labels = rng.integers(0, 10, GLOBAL_BATCH)
+        program.train_step(program.place(Batch(images=images[part], labels=labels[part])))
+    return program.state()
+
+
+def rank(folder):
+    """What each of the two processes does."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # a thread each
+    group = join("cpu", 60.0)
+    assert group.size == RANKS
+    assert group.agree(["says", group.rank]) == ["says", 0]
+    assert group.share(10 * group.rank) == [0, 10]
+    assert group.told("enough", False) is False
+    group.meet()
+    group.told("enough", True)
+    group.meet()
+    assert group.told("enough", group.rank == 0)
+    each = GLOBAL_BATCH // RANKS
+    part = slice(group.rank * each, (group.rank + 1) * each)
+    for exchange in ("all-reduce", "none"):
+        found = train(group, exchange, part)
+        np.savez(Path(folder, f"{exchange}-{group.rank}.npz"), **found)
+    if group.rank == 0:
+        one = slice(0, each)
+        np.savez(Path(folder, "alone.npz"), **train(Alone(), "none"))
+        np.savez(Path(folder, "first.npz"), **train(Alone(), "none", one))
+    group.close()
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """File → the arrays in it."""
+    folder = tmp_path_factory.mktemp("workers")
+    subprocess.run([sys.executable, __file__, folder], check=True, timeout=100)
+    return {path.stem: dict(np.load(path)) for path in folder.glob("*.npz")}
+
+
+def assert_close(found, expected, tolerance):
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+def test_two_workers_make_the_steps_of_one_with_the_same_global_minibatch(found):
+    assert_close(found["all-reduce-0"], found["alone"], TOLERANCE)
+    assert_close(found["all-reduce-1"], found["all-reduce-0"], 0)
+
+
+def test_workers_that_train_for_themselves_differ(found):
+    assert_close(found["none-0"], found["first"], TOLERANCE)
+    assert any(np.abs(found["none-0"][n] - found["none-1"][n]).max() > 1e-6 for n in found["alone"])
+
+
+if __name__ == "__main__":
+    failed = launch(rank, sys.argv[1], RANKS)
+    sys.exit(f"ranks failed: {failed}" if failed else 0)
