@@ -82,15 +82,8 @@ def test_the_flags_are_frozen():
         ],
         "compare": ["--fail-below", "--json", "--store", "--store-b"],
         "predict": [
-            *(
-                "--batch-per-device",
-                "--calibrate",
-                "--devices",
-                "--exchange",
-                "--json",
-                "--machine",
-            ),
-            *("--measured", "--precision", "--regime", "--store", "--what-if"),
+            *("--batch-per-device", "--calibrate", "--devices", "--exchange", "--json"),
+            *("--machine", "--measured", "--precision", "--regime", "--store", "--what-if"),
         ],
         "launch": [
             *("--account", "--cpus-per-task", "--dry-run", "--gpus-per-node", "--json", "--nodes"),

@@ -7,8 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cubemesh.frameworks.base import Unsupported
-from cubemesh.model import Placement, RunSpec, TrainSteps
-from cubemesh.worker.ranks import Self, driven_devices, own_cores, own_device
+from cubemesh.model import FirstSteps, Placement, RunSpec, TrainSteps
+from cubemesh.worker.ranks import (
+    Self,
+    can_launch,
+    check_devices,
+    driven_devices,
+    own_cores,
+    own_device,
+    shared_cores,
+)
 
 
 def spec(**placement):
@@ -45,6 +53,26 @@ def test_each_rank_has_a_gpu_of_its_own():
     assert own_device("cpu", own, 0) == "cpu"
     with pytest.raises(Unsupported, match="1 GPU"):
         own_device("cuda", own, 1)
+
+
+def test_ranks_take_cores_by_turns_where_they_may_share_them():
+    asked = spec(devices=4, share_cores=True)
+    own = [own_cores(asked, Self(rank=r, local_rank=r, ranks=4), (5, 7)) for r in range(4)]
+    assert own == [(5,), (7,), (5,), (7,)]
+    assert can_launch(asked.placement, 2)
+    assert not can_launch(spec(devices=4).placement, 2)
+    assert not can_launch(spec(devices=1, share_cores=True).placement, 2)
+    check_devices(4, 2, may_share=True)
+    with pytest.raises(Unsupported, match="or share_cores=true where times do not matter"):
+        check_devices(4, 2)
+
+
+def test_shared_cores_are_said_unless_nothing_is_timed():
+    asked = spec(devices=4, share_cores=True)
+    assert "4 devices shared 2 cores" in shared_cores(asked, 2).cause
+    assert shared_cores(asked, 4) is None
+    work = FirstSteps(network="little-cnn", batch_per_device=8)
+    assert shared_cores(RunSpec(work=work, placement=asked.placement), 2) is None
 
 
 def test_a_process_that_drives_several_devices_names_them_all():

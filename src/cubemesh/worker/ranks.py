@@ -21,7 +21,7 @@ from pathlib import Path
 from cubemesh.frameworks.base import Framework, Unsupported
 from cubemesh.frameworks.exchange import Alone, Group
 from cubemesh.frameworks.meeting import Distributes
-from cubemesh.model.spec import FirstSteps, RunSpec
+from cubemesh.model.spec import FirstSteps, Placement, RunSpec
 from cubemesh.model.warning import Warning, warn
 from cubemesh.worker.job import Job
 
@@ -79,6 +79,12 @@ def as_rank(job: Job) -> Job:
     own = whoami()
     uuid = job.gpu_uuids[own.local_rank] if own.local_rank < len(job.gpu_uuids) else job.gpu_uuid
     return dataclasses.replace(job, rank=own.rank, gpu_uuid=uuid)
+
+
+def can_launch(placement: Placement, cores: int) -> bool:
+    """Whether `placement` has several devices, and there are cores for them; where there are not,
+    one process says so."""
+    return placement.devices > 1 and (placement.share_cores or placement.devices <= cores)
 
 
 def check_devices(devices: int, cores: int, may_share: bool = False) -> None:

@@ -166,7 +166,8 @@ def work(job_path: Path) -> int:
         prepare(job.agent_output_path)
         ranks.leave_word(job, hosts.launch(job))
         return 0
-    if own.ranks == 1 and 1 < job.spec.placement.devices <= len(os.sched_getaffinity(0)):
+    cores = len(os.sched_getaffinity(0))
+    if own.ranks == 1 and ranks.can_launch(job.spec.placement, cores):
         framework = entry(job.spec.program.framework).load()
         if isinstance(framework, Distributes):
             prepare(job.agent_output_path)
