@@ -28,6 +28,7 @@ from cubemesh.experiments import (
     strategies,
     strong_scaling,
     time_breakdown,
+    time_to_accuracy,
     training,
     weak_scaling,
 )
@@ -71,6 +72,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         training.EXPERIMENT,
         sequential_equivalence.EXPERIMENT,
         lr_scaling.EXPERIMENT,
+        time_to_accuracy.EXPERIMENT,
     )
 }
 

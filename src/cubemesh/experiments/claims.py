@@ -18,6 +18,11 @@ from cubemesh.experiments.evidence import Evidence
 from cubemesh.experiments.feeding import utilisation
 from cubemesh.experiments.groups import Group, doubts
 from cubemesh.experiments.ratios import bounds, ratio
+from cubemesh.experiments.several_devices_claims import (
+    days_to_train,
+    loss_by_rate,
+    same_error_rates,
+)
 from cubemesh.experiments.verdicts import close, every, sided, untested
 from cubemesh.model import Claim, Figure, Train, Verdict
 
@@ -287,11 +292,14 @@ CHECKS: dict[str, Check] = {
     "001-12": utilisation_of("resnet-50", 32, 224),
     "001-13": utilisation_of("vgg16", 32, 224),
     "001-14": never("the document takes these from TensorFlow's own page: no device is named"),
+    "001-22": loss_by_rate,
     "001-24": never("it is a definition, and cubemesh keeps to it"),
+    "003-10": days_to_train,
     "004-7": waiting_share,
     "004-8": busy_at_32,
     "004-9": busy_at_64,
     "004-12": sampling_cost(),
+    "004-14": same_error_rates,
     "004-13": fastest_arrangement(),
 }
 """The claims that records can settle. Document 000's "VGG" is taken for VGG-16."""

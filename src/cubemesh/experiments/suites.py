@@ -62,6 +62,9 @@ SUITES: dict[str, Suite] = {
             Ask(experiment="cpu-modes"),
             Ask(experiment="input-pipeline"),
             Ask(experiment="batch-accuracy"),
+            Ask(experiment="sequential-equivalence"),
+            Ask(experiment="lr-scaling"),
+            Ask(experiment="time-to-accuracy"),
         ),
     ),
     "doc-000": Suite(
@@ -83,23 +86,25 @@ SUITES: dict[str, Suite] = {
         ),
     ),
     "doc-001": Suite(
-        summary="document 001 on one device: figures 1 to 3, and its claims",
+        summary="document 001: figures 1 to 3 on one device, 5 and 6 on several, and its claims",
         document="001",
         asks=(
             Ask(experiment="minibatch", settings={"data_on": "both"}, place="001 figure 1"),
             Ask(experiment="batch-accuracy", place="001 figure 1"),
             Ask(experiment="image-size", settings={"data_on": "both"}, place="001 figure 2"),
             Ask(experiment="model-size", settings={"data_on": "both"}, place="001 figure 3"),
+            Ask(experiment="lr-scaling", place="001 figures 5 and 6"),
         ),
     ),
     "doc-004": Suite(
-        summary="document 004 on one device: where time goes, power against performance, and its "
-        "claims",
+        summary="document 004: where time goes and power against performance on one device, equivalence "
+        "on several, and its claims",
         document="004",
         asks=(
             Ask(experiment="cpu-modes", place="004 figure 5"),
             Ask(experiment="time-breakdown", place="004 figures 7, 9, 11 and 13"),
             Ask(experiment="power", place="004 figures 16 to 19"),
+            Ask(experiment="sequential-equivalence", place="004 section 5.1"),
         ),
     ),
 }
