@@ -47,7 +47,16 @@ def test_the_flags_are_frozen():
         "experiments": ["--json"],
         "published": ["--above-peak", "--device", "--json", "--limit"],
         "run": [
-            *("--against", "--fail-below", "--fresh", "--full", "--json", "--python", "--quick"),
+            *(
+                "--against",
+                "--fail-below",
+                "--fresh",
+                "--full",
+                "--hosts",
+                "--json",
+                "--python",
+                "--quick",
+            ),
             *("--set", "--store"),
         ],
         "train": [
@@ -58,14 +67,27 @@ def test_the_flags_are_frozen():
             *("--target-accuracy", "--tensorboard", "--warmup-epochs"),
         ],
         "collectives": [
-            *("--check", "--datatype", "--device", "--fresh", "--iters", "--json", "--maxbytes"),
+            *(
+                "--check",
+                "--datatype",
+                "--device",
+                "--fresh",
+                "--hosts",
+                "--iters",
+                "--json",
+                "--maxbytes",
+            ),
             *("--minbytes", "--ngpus", "--op", "--stepbytes", "--stepfactor", "--store"),
             "--warmup_iters",
         ],
         "compare": ["--fail-below", "--json", "--store", "--store-b"],
         "predict": [
-            *("--batch-per-device", "--calibrate", "--devices", "--json", "--machine"),
-            *("--exchange", "--measured", "--precision", "--regime", "--store", "--what-if"),
+            *("--batch-per-device", "--calibrate", "--devices", "--exchange", "--json"),
+            *("--machine", "--measured", "--precision", "--regime", "--store", "--what-if"),
+        ],
+        "launch": [
+            *("--account", "--cpus-per-task", "--dry-run", "--gpus-per-node", "--json", "--nodes"),
+            *("--partition", "--slurm", "--time"),
         ],
         "import": ["--collective", "--json", "--store"],
         "results": ["--framework", "--json", "--limit", "--network", "--outcome", "--store"],

@@ -29,7 +29,9 @@ def test_ranks_share_no_core_and_have_as_many_each(ranks, threads):
     cores = tuple(range(100, 100 + ranks * threads + 1))
     own = [
         own_cores(
-            spec(devices=ranks, threads=threads), Self(rank=r, local_rank=r, ranks=ranks), cores
+            spec(devices=ranks, threads=threads),
+            Self(rank=r, local_rank=r, ranks=ranks, local_ranks=ranks),
+            cores,
         )
         for r in range(ranks)
     ]
@@ -38,7 +40,7 @@ def test_ranks_share_no_core_and_have_as_many_each(ranks, threads):
 
 
 def test_more_cores_than_there_are_and_a_binding_of_another_kind_are_refused():
-    own = Self(rank=0, local_rank=0, ranks=2)
+    own = Self(rank=0, local_rank=0, ranks=2, local_ranks=2)
     with pytest.raises(Unsupported, match="Set threads=1 or fewer devices"):
         own_cores(spec(devices=2, threads=2), own, (0, 1, 2))
     with pytest.raises(Unsupported, match="Leave pinning and numa_node out"):
@@ -46,7 +48,7 @@ def test_more_cores_than_there_are_and_a_binding_of_another_kind_are_refused():
 
 
 def test_each_rank_has_a_gpu_of_its_own():
-    own = Self(rank=5, local_rank=1, ranks=8)
+    own = Self(rank=5, local_rank=1, ranks=8, local_ranks=4)
     assert own_device("cuda", own, 2) == "cuda:1"
     assert own_device("cpu", own, 0) == "cpu"
     with pytest.raises(Unsupported, match="1 GPU"):

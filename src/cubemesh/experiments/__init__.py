@@ -30,6 +30,7 @@ from cubemesh.experiments import (
     time_breakdown,
     time_to_accuracy,
     training,
+    validation,
     weak_scaling,
 )
 from cubemesh.experiments.base import Context, Experiment, Scale
@@ -60,6 +61,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         power.EXPERIMENT,
         devices.EXPERIMENT,
         cluster.EXPERIMENT,
+        validation.EXPERIMENT,
         ceilings.EXPERIMENT,
         collectives.EXPERIMENT,
         cpu_modes.EXPERIMENT,

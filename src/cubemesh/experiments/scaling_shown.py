@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from cubemesh.experiments.efficiency import efficiency, efficiency_alone
 from cubemesh.experiments.groups import Group
+from cubemesh.experiments.predicted import Forecast, beside
 from cubemesh.experiments.regimes import Regime
 from cubemesh.experiments.scaling import ALONE, Scaled
 from cubemesh.experiments.scaling_losses import lost, mean_parts, parts_by_rank, taken_apart
@@ -34,6 +36,15 @@ class Shown:
         if exchange and len(self.exchanges) > 1:
             words.append(exchange)
         return ", ".join(words)
+
+    @cached_property
+    def forecasts(self) -> tuple[Forecast, ...]:
+        """Of every point of several devices that has one device beside it."""
+        return tuple(
+            (self.name(s), group, point)
+            for s in self.scaled
+            for group, point in beside(s.one, s.together)
+        )
 
     @property
     def exchanges(self) -> tuple[str, ...]:
@@ -191,6 +202,7 @@ def _throughput_chart(shown: Shown, scaled: Scaled, name: str) -> Iterator[Chart
     if alone:
         points = tuple(g.point(g.key[0], g.throughput) for g in alone)
         lines.append(Line(name="each alone, all at once", points=points))
+    lines += _forecast_lines(shown, scaled)
     if one.throughput is not None:
         counts = sorted({g.key[0] for g in scaled.groups})
         ideal = tuple(Point(x=n, y=n * one.throughput.value) for n in counts)
@@ -204,6 +216,17 @@ def _throughput_chart(shown: Shown, scaled: Scaled, name: str) -> Iterator[Chart
         y=Axis(name="throughput", unit="samples/s", from_zero=True),
         lines=tuple(lines),
     )
+
+
+def _forecast_lines(shown: Shown, scaled: Scaled) -> Iterator[Line]:
+    for exchange in scaled.exchanges:
+        points = tuple(
+            Point(x=group.key[0], y=found.samples_per_s, low=found.low, high=found.high)
+            for _, group, found in shown.forecasts
+            if group in scaled.together and group.key[1] == exchange and not isinstance(found, str)
+        )
+        if points:
+            yield Line(name=f"{exchange}, forecast", points=points, role="forecast")
 
 
 def _efficiency_chart(shown: Shown, name: str) -> Iterator[Chart]:

@@ -17,6 +17,7 @@ from typing import Literal
 from cubemesh.errors import UsageError
 from cubemesh.model.collective import Collective
 from cubemesh.model.effort import Effort, at_least
+from cubemesh.model.hosts import check_hosts
 from cubemesh.model.keeping import Keeping
 from cubemesh.model.plain import digest
 from cubemesh.model.precision_checks import check_loss_scale, check_precision_of
@@ -226,9 +227,14 @@ class Placement:
     """Whether the devices of a CPU may share cores where there are too few: what they compute is
     the same then, and how fast says nothing."""
 
+    hosts: tuple[str, ...] = ()
+    """Hosts that have the devices, as many each, as ssh knows them; none is this host."""
+
     def __post_init__(self) -> None:
         at_least(self, 1, "devices", "threads")
         at_least(self, 0, "numa_node")
+        if self.hosts:
+            check_hosts(self.hosts, self.devices)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,7 @@ WARNINGS: dict[str, str] = {
     "checkpoint-damaged": "a checkpoint was not whole, and the one before it was used",
     "events-failed": "TensorBoard's event file could not be written",
     "wrong-results": "what a collective brought was not what it must be",
+    "not-captured": "the step was asked to be captured and ran kernel by kernel",
     "shared-cores": "devices shared cores, so that times and rates say nothing",
     "short-window": "windows were too short for the clock to resolve well",
 }

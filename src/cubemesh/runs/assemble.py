@@ -78,14 +78,15 @@ def assemble(
             rank=e.get("of_rank", 0),
             host=e["host"],
             device=e["device"],
-            device_name=name_of(e["device"]),
-            device_uuid=uuid_of(e["device"]),
+            device_name="" if spec.placement.hosts else name_of(e["device"]),
+            device_uuid=None if spec.placement.hosts else uuid_of(e["device"]),
             outcome=outcomes[e.get("of_rank", 0)],
             threads=e["threads"],
             devices=tuple(e.get("devices", ())),
             processors=tuple(e.get("processors", ())),
             interface=links.get(e.get("of_rank", 0), {}).get("interface", ""),
             transport=links.get(e.get("of_rank", 0), {}).get("transport", ""),
+            clock_offset_s=e.get("clock_offset_s", 0.0),
         )
         for e in _of(events, "rank")
     ]

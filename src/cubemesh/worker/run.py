@@ -83,8 +83,9 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
     check_supported(spec, able)
     own = ranks.whoami()
     cores = len(os.sched_getaffinity(0))
-    ranks.check_devices(spec.placement.devices, cores, spec.placement.share_cores)
-    if (warning := ranks.shared_cores(spec, cores)) is not None:
+    here = own.local_ranks if own.ranks > 1 else spec.placement.devices
+    ranks.check_devices(here, cores, spec.placement.share_cores)
+    if (warning := ranks.shared_cores(spec, here, cores)) is not None:
         log.warning(warning)
     device = known.device = _own_device(spec, able, own)
     usable_cores: float = job.usable_cores or len(os.sched_getaffinity(0))
@@ -190,6 +191,6 @@ def _memory_limit(
             )
         return None, nullcontext()
     # More than there is would end with a kill, not with a refusal.
-    free_bytes = available_bytes() // ranks.whoami().ranks
+    free_bytes = available_bytes() // ranks.whoami().local_ranks
     limit_bytes = free_bytes if asked is None else min(asked, free_bytes)
     return limit_bytes, MemoryLimit(limit_bytes, stacks)
