@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from cubemesh.experiments import several_devices_claims
 from cubemesh.experiments.bends import sample_ms, second_difference
 from cubemesh.experiments.breakdown_claims import busy_at_32, busy_at_64, waiting_share
 from cubemesh.experiments.cpu_modes_shown import gain
@@ -18,21 +19,9 @@ from cubemesh.experiments.evidence import Evidence
 from cubemesh.experiments.feeding import utilisation
 from cubemesh.experiments.groups import Group, doubts
 from cubemesh.experiments.ratios import bounds, ratio
-from cubemesh.experiments.several_devices_claims import (
-    days_to_train,
-    loss_by_rate,
-    same_error_rates,
-)
 from cubemesh.experiments.verdicts import close, every, sided, untested
 from cubemesh.model import Claim, Figure, Train, Verdict
 
-SEVERAL_DEVICES = frozenset(
-    {
-        *("weak-scaling", "strong-scaling", "strategies", "lr-scaling", "interconnect"),
-        *("collectives", "cluster", "topology", "sequential-equivalence"),
-    }
-)
-"""Experiments of the documents that need more than one device."""
 UNTESTED_KINDS = {
     "method": "it says how something was done, not what came of it",
     "wish": "it is a wish for further work",
@@ -50,20 +39,10 @@ def judge(claim: Claim, evidence: Evidence, offered: Collection[str]) -> Verdict
     if claim.kind in UNTESTED_KINDS:
         return untested(claim, UNTESTED_KINDS[claim.kind])
     if claim.experiment not in offered:
-        if claim.experiment in SEVERAL_DEVICES:
-            return untested(claim, "it needs several devices, which this version does not offer")
         return untested(
             claim, f"it needs the experiment {claim.experiment}, which this version does not offer"
         )
-    if _devices(claim) > 1:
-        return untested(claim, "it needs several devices, which this version does not offer")
     return untested(claim, "this version has no check for it")
-
-
-def _devices(claim: Claim) -> int:
-    """How many a claim's system has: 8 of "8 V100", 1 where it begins with no number."""
-    first = claim.system.partition(" ")[0]
-    return int(first) if first.isdigit() else 1
 
 
 def throughput_of(network: str, batch: int | None, side: int | None = None) -> Check:
@@ -292,14 +271,12 @@ CHECKS: dict[str, Check] = {
     "001-12": utilisation_of("resnet-50", 32, 224),
     "001-13": utilisation_of("vgg16", 32, 224),
     "001-14": never("the document takes these from TensorFlow's own page: no device is named"),
-    "001-22": loss_by_rate,
     "001-24": never("it is a definition, and cubemesh keeps to it"),
-    "003-10": days_to_train,
     "004-7": waiting_share,
     "004-8": busy_at_32,
     "004-9": busy_at_64,
     "004-12": sampling_cost(),
-    "004-14": same_error_rates,
+    **several_devices_claims.CHECKS,
     "004-13": fastest_arrangement(),
 }
 """The claims that records can settle. Document 000's "VGG" is taken for VGG-16."""

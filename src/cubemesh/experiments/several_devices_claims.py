@@ -6,6 +6,8 @@ several devices reach the error rate of one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from cubemesh.experiments import lr_scaling_shown
 from cubemesh.experiments.equivalence import apart, comparable, error_rate
 from cubemesh.experiments.evidence import Evidence
@@ -61,3 +63,10 @@ def days_to_train(claim: Claim, evidence: Evidence) -> Verdict:
     days = [v for r in evidence.records if (v := r.figure("projected_90_epochs_days")) is not None]
     reason = "it speaks of four P100 and of networks it does not name; measured here, 90 epochs"
     return untested(claim, reason, Figure(value=min(days), unit="days") if days else None)
+
+
+CHECKS: dict[str, Callable[[Claim, Evidence], Verdict]] = {
+    "001-22": loss_by_rate,
+    "003-10": days_to_train,
+    "004-14": same_error_rates,
+}

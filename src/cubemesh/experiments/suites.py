@@ -97,8 +97,8 @@ SUITES: dict[str, Suite] = {
         ),
     ),
     "doc-004": Suite(
-        summary="document 004: where time goes and power against performance on one device, equivalence "
-        "on several, and its claims",
+        summary="document 004: where time goes, power against performance, several devices against "
+        "one, and its claims",
         document="004",
         asks=(
             Ask(experiment="cpu-modes", place="004 figure 5"),
