@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from cubemesh.experiments import scaling_claims
+from cubemesh.experiments import scaling_claims, several_devices_claims
 from cubemesh.experiments.bends import sample_ms, second_difference
 from cubemesh.experiments.breakdown_claims import busy_at_32, busy_at_64, waiting_share
 from cubemesh.experiments.cpu_modes_shown import gain
@@ -42,15 +42,7 @@ def judge(claim: Claim, evidence: Evidence, offered: Collection[str]) -> Verdict
         return untested(
             claim, f"it needs the experiment {claim.experiment}, which this version does not offer"
         )
-    if _devices(claim) > 1:
-        return untested(claim, "it needs several devices, and this version has no check for it")
     return untested(claim, "this version has no check for it")
-
-
-def _devices(claim: Claim) -> int:
-    """How many a claim's system has: 8 of "8 V100", 1 where it begins with no number."""
-    first = claim.system.partition(" ")[0]
-    return int(first) if first.isdigit() else 1
 
 
 def throughput_of(network: str, batch: int | None, side: int | None = None) -> Check:
@@ -280,6 +272,7 @@ CHECKS: dict[str, Check] = {
     "004-8": busy_at_32,
     "004-9": busy_at_64,
     "004-12": sampling_cost(),
+    **several_devices_claims.CHECKS,
     "004-13": fastest_arrangement(),
 }
 """The claims that records can settle. Document 000's "VGG" is taken for VGG-16."""

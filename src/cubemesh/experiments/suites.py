@@ -66,6 +66,9 @@ SUITES: dict[str, Suite] = {
             Ask(experiment="strong-scaling"),
             Ask(experiment="strategies"),
             Ask(experiment="interconnect"),
+            Ask(experiment="sequential-equivalence"),
+            Ask(experiment="lr-scaling"),
+            Ask(experiment="time-to-accuracy"),
         ),
     ),
     "doc-000": Suite(
@@ -87,7 +90,7 @@ SUITES: dict[str, Suite] = {
         ),
     ),
     "doc-001": Suite(
-        summary="document 001: figures 1 to 4, and its claims",
+        summary="document 001: figures 1 to 6, of one device and of several, and its claims",
         document="001",
         asks=(
             Ask(experiment="minibatch", settings={"data_on": "both"}, place="001 figure 1"),
@@ -106,6 +109,7 @@ SUITES: dict[str, Suite] = {
                 place="001 figure 4",
                 quick=False,
             ),
+            Ask(experiment="lr-scaling", place="001 figures 5 and 6"),
         ),
     ),
     "doc-002": Suite(
@@ -137,7 +141,8 @@ SUITES: dict[str, Suite] = {
         ),
     ),
     "doc-004": Suite(
-        summary="document 004: scaling, where time goes, power against performance, and its claims",
+        summary="document 004: scaling, where time goes, power against performance, several "
+        "devices against one, and its claims",
         document="004",
         asks=(
             Ask(experiment="cpu-modes", place="004 figure 5"),
@@ -156,6 +161,7 @@ SUITES: dict[str, Suite] = {
                 place="004 abstract",
                 quick=False,
             ),
+            Ask(experiment="sequential-equivalence", place="004 section 5.1"),
         ),
     ),
 }
