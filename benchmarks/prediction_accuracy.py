@@ -22,10 +22,9 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from math import hypot
 
-from cubemesh.experiments.validation_rows import Row, forecast_alone, forecasts, halves, rows
+from cubemesh.experiments.validation_rows import Row, forecasts, halves, published_alone, rows
 from cubemesh.predict.calibration import Calibration, defaults
 from cubemesh.predict.step import Point, slowest
-from cubemesh.results.published import figures, stock_figures
 
 GRID = {
     "overlap_slowdown": [i / 10 for i in range(11)],
@@ -102,13 +101,9 @@ def summary(name: str, judged: Sequence[Row], of: Callable[[Row], float]) -> flo
 
 def without_calibration() -> None:
     """Hold forecasts from datasheets alone against the published rates of one device."""
-    known, within, total = defaults(), 0, 0
-    band = known["band_uncalibrated"]
-    for f in (*figures(), *stock_figures()):
-        rate = forecast_alone(f, known)
-        if rate is not None:
-            total += 1
-            within += 1 / band <= rate / f.value <= band
+    band, found = defaults()["band_uncalibrated"], published_alone()
+    within = sum(1 / band <= one.forecast / one.figure.value <= band for one in found)
+    total = len(found)
     share = within / total
     print(
         f"Without calibration: {within} of {total} one-device rates ({share:.0%}) are within a "

@@ -68,7 +68,7 @@ def heavy(path: Path, source: str) -> list[str]:
     """The imports of a worker's file that are not the standard library, numpy or psutil, nor the
     framework (or decoder) in whose own folder or file it stands."""
     own = {
-        "pytorch": {"torch"},
+        "pytorch": {"torch", "triton"},
         "jax": {"jax"},
         "tensorflow": {"tensorflow"},
         "keras": {"keras", "tensorflow"},

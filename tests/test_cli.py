@@ -47,7 +47,16 @@ def test_the_flags_are_frozen():
         "experiments": ["--json"],
         "published": ["--above-peak", "--device", "--json", "--limit"],
         "run": [
-            *("--against", "--fail-below", "--fresh", "--full", "--json", "--python", "--quick"),
+            *(
+                "--against",
+                "--fail-below",
+                "--fresh",
+                "--full",
+                "--hosts",
+                "--json",
+                "--python",
+                "--quick",
+            ),
             *("--set", "--store"),
         ],
         "train": [
@@ -58,14 +67,27 @@ def test_the_flags_are_frozen():
             *("--target-accuracy", "--tensorboard", "--warmup-epochs"),
         ],
         "collectives": [
-            *("--check", "--datatype", "--device", "--fresh", "--iters", "--json", "--maxbytes"),
+            *(
+                "--check",
+                "--datatype",
+                "--device",
+                "--fresh",
+                "--hosts",
+                "--iters",
+                "--json",
+                "--maxbytes",
+            ),
             *("--minbytes", "--ngpus", "--op", "--stepbytes", "--stepfactor", "--store"),
             "--warmup_iters",
         ],
         "compare": ["--fail-below", "--json", "--store", "--store-b"],
         "predict": [
-            *("--batch-per-device", "--calibrate", "--devices", "--json", "--machine"),
-            *("--exchange", "--measured", "--precision", "--regime", "--store", "--what-if"),
+            *("--batch-per-device", "--calibrate", "--devices", "--exchange", "--json"),
+            *("--machine", "--measured", "--precision", "--regime", "--store", "--what-if"),
+        ],
+        "launch": [
+            *("--account", "--cpus-per-task", "--dry-run", "--gpus-per-node", "--json", "--nodes"),
+            *("--partition", "--slurm", "--time"),
         ],
         "import": ["--collective", "--json", "--store"],
         "results": ["--framework", "--json", "--limit", "--network", "--outcome", "--store"],
@@ -321,3 +343,20 @@ def test_published_figures_are_listed_with_their_share_of_the_peak():
     wrong = cubemesh("published", "vgg19", "--device", "abacus")
     assert wrong.returncode == 2
     assert "'abacus' is not a device" in wrong.stderr
+
+
+def test_a_training_to_a_target_is_a_run_like_any_other(tmp_path: Path):
+    store = ("--store", str(tmp_path / "s.sqlite"))
+    script = ("--set", "framework=null", "--set", "script=accuracy=0.1:0.9")
+    asked = ("train", "little-cnn", "--epochs", "5", "--target-accuracy", "0.6", *script, *store)
+    said = document(cubemesh(*asked, "--tensorboard", str(tmp_path / "tb"), "--json"))
+    assert said["kind"] == "record"
+    assert said["record"]["figures"]["target_epoch"]["value"] == 4
+    assert said["record"]["figures"]["epochs_trained"]["value"] == 4
+    assert len(list((tmp_path / "tb").glob("events.out.tfevents.*"))) == 1
+    page = tmp_path / "page.html"
+    assert cubemesh("report", "train", "--output", str(page), *store).returncode == 0
+    assert "60 % was reached in epoch 4" in page.read_text()
+    refused = cubemesh(*asked, "--checkpoints", str(tmp_path / "kept"))
+    assert refused.returncode == 1
+    assert "This framework cannot put a program back to where it was" in refused.stdout

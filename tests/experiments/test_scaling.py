@@ -9,7 +9,7 @@ from cubemesh.experiments import Context, Scale, strong_scaling, weak_scaling
 from cubemesh.experiments.efficiency import alone_rates, efficiency, efficiency_alone
 from cubemesh.experiments.groups import Group
 from cubemesh.experiments.regimes import Regime, batch_per_device, fixed_batch
-from cubemesh.model import Gpu, Part, Placement, ProgramSettings, RunSpec, Status, TrainSteps
+from cubemesh.model import Gpu, Part, Placement, ProgramSettings, Rank, RunSpec, Status, TrainSteps
 
 WEAK, STRONG = weak_scaling.EXPERIMENT, strong_scaling.EXPERIMENT
 
@@ -164,7 +164,7 @@ def test_the_answer_names_the_regime_and_says_why_efficiency_falls(machine, play
     assert "biggest loss is exposed communication, 12.5 % of the step" in why.text
     assert "1.5 ms exposed communication" in why.text
     assert why.remedy
-    points, ranks = answer.tables
+    points, ranks, *_ = answer.tables
     assert [row[1].text for row in points.rows] == ["weak", "weak", "each alone"]
     assert [row[6].value for row in points.rows] == [64, 128, 128]
     assert [row[3].value for row in ranks.rows] == [0, 0, 1]
@@ -211,3 +211,21 @@ def test_settings_that_cannot_be_meant_are_refused():
         weak_scaling.Settings(exchanges=("none",))
     with pytest.raises(UsageError, match="1 or more"):
         strong_scaling.Settings(devices=(0,))
+
+
+def test_forecasts_stand_beside_what_was_measured(several):
+    one = several(spec())
+    rank = Rank(rank=0, host="here", device="cpu", outcome=one.outcome)
+    one = dataclasses.replace(one, ranks=(rank,))
+    records = [one, several(spec(2, "all-reduce"), step_s=0.0125)]
+    found = WEAK.answer(WEAK.settings(), records)
+    table = next(t for t in found.tables if t.title.startswith("Forecast"))
+    (row,) = table.rows
+    assert not any(cell.reason for cell in row)
+    measured, forecast, off = (cell.value for cell in row[3:6])
+    assert measured == pytest.approx(2 * 64 / 0.0125, rel=0.05)
+    # Two devices of the one's speed, less what exchanging takes.
+    assert measured / 2 < forecast <= 2 * 64 / 0.010 * 1.01
+    assert off == pytest.approx(100 * (forecast / measured - 1))
+    assert any("Forecasts from one device's rate" in f.text for f in found.findings)
+    assert any(line.role == "forecast" for chart in found.charts for line in chart.lines)

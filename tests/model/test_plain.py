@@ -63,6 +63,8 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
             given = {**fields, "target_accuracy": st.none() | st.floats(0.01, 1.0)}
             given |= {"rate_drops": st.just(()), "epochs": st.integers(4, 90)}
             return st.builds(kind, **given) | st.builds(kind, **given | drops)
+        if kind is Effort:
+            fields["silent_s"] = st.floats(2.0, 1e6)
         if kind is Keeping:
             return st.builds(kind, **fields | {"checkpoints": st.just("/tmp")})
         if kind is Ceiling:

@@ -152,3 +152,31 @@ def test_where_no_more_can_be_written_nothing_that_was_kept_is_lost(tmp_path):
     assert newest_whole(tmp_path, 1) == (10, [])
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000010"], "no half of it is left"
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A real file system of 300 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=300k", "cubemesh-test", str(folder)]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("mounting a file system is not permitted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_loses_nothing_and_has_room_again_later(small_disk):
+    saver = Saver(small_disk, rank=0, ranks=1, keep=1)
+    saver.save(made(10, size=20_000))
+    saver.save(made(20, size=60_000))  # 240 kB beside 80 kB
+    saver.save(made(30, size=20_000))
+    log = KeptLog()
+    saver.tell(log)
+    (warning,) = log.warnings
+    assert "1 checkpoints of rank 0" in warning.cause
+    assert "after step 20: No space left on device; the newest is of step 30" in warning.cause
+    assert newest_whole(small_disk, 1) == (30, [])
+    assert [p.name for p in small_disk.iterdir()] == ["step-00000030"]

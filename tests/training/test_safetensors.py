@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
@@ -33,6 +33,7 @@ def written(arrays, metadata=None):
     return file.getvalue()
 
 
+@settings(deadline=None)  # the disk may be slow
 @given(ARRAYS, st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=3))
 def test_arrays_come_back_bit_for_bit(tmp_path_factory, arrays, metadata):
     path = tmp_path_factory.mktemp("s") / "f"
@@ -67,6 +68,7 @@ def test_the_package_of_that_name_reads_it(tmp_path):
     }
 
 
+@settings(deadline=None)  # the disk may be slow
 @given(st.data())
 def test_one_changed_bit_or_a_torn_end_is_told(tmp_path_factory, data):
     whole = written(TWO)

@@ -120,10 +120,10 @@ def test_a_run_of_another_device_does_not() -> None:
     ranks = tuple(replace(rank, device_name="NVIDIA H200") for rank in record.ranks)
     known = replace(record, ranks=ranks)
     options = ("1,8", 64, "bf16", "weak", ())
-    plain, _ = predicted("resnet-50", "hgx-h200", *options, known)
+    plain, _ = predicted("resnet-50", "hgx-h200", *options, (known,))
     assert plain["points"][0]["samples_per_s"] == pytest.approx(3894.97, abs=0.01)
     with pytest.raises(CubemeshError, match="device is h200-sxm-141gb, and a100-sxm4-80gb"):
-        predicted("resnet-50", "dgx-a100", *options, known)
+        predicted("resnet-50", "dgx-a100", *options, (known,))
 
 
 @pytest.mark.parametrize(

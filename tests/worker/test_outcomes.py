@@ -2,6 +2,7 @@ import pytest
 
 from cubemesh.errors import DataError, UsageError
 from cubemesh.frameworks.base import Diverged, OutOfMemory, Unsupported
+from cubemesh.frameworks.training import ReplicasDiffer
 from cubemesh.model import Ceiling, Forward, ProgramSettings, RunSpec, Status, TrainSteps
 from cubemesh.networks import build
 from cubemesh.networks.memory import forecast
@@ -28,6 +29,7 @@ def raised(error):
         (UsageError("no such network"), Status.UNSUPPORTED),
         (Diverged("the loss became nan"), Status.DIVERGED),
         (DataError("data_batch_1 is truncated"), Status.CRASHED),
+        (ReplicasDiffer("rank 1 has others"), Status.CRASHED),
     ],
 )
 def test_deliberate_errors_keep_their_words(error, status):

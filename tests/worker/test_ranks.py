@@ -7,8 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cubemesh.frameworks.base import Unsupported
-from cubemesh.model import Placement, RunSpec, TrainSteps
-from cubemesh.worker.ranks import Self, driven_devices, own_cores, own_device
+from cubemesh.model import FirstSteps, Placement, RunSpec, TrainSteps
+from cubemesh.worker.ranks import (
+    Self,
+    can_launch,
+    check_devices,
+    driven_devices,
+    own_cores,
+    own_device,
+    shared_cores,
+)
 
 
 def spec(**placement):
@@ -21,7 +29,9 @@ def test_ranks_share_no_core_and_have_as_many_each(ranks, threads):
     cores = tuple(range(100, 100 + ranks * threads + 1))
     own = [
         own_cores(
-            spec(devices=ranks, threads=threads), Self(rank=r, local_rank=r, ranks=ranks), cores
+            spec(devices=ranks, threads=threads),
+            Self(rank=r, local_rank=r, ranks=ranks, local_ranks=ranks),
+            cores,
         )
         for r in range(ranks)
     ]
@@ -30,7 +40,7 @@ def test_ranks_share_no_core_and_have_as_many_each(ranks, threads):
 
 
 def test_more_cores_than_there_are_and_a_binding_of_another_kind_are_refused():
-    own = Self(rank=0, local_rank=0, ranks=2)
+    own = Self(rank=0, local_rank=0, ranks=2, local_ranks=2)
     with pytest.raises(Unsupported, match="Set threads=1 or fewer devices"):
         own_cores(spec(devices=2, threads=2), own, (0, 1, 2))
     with pytest.raises(Unsupported, match="Leave pinning and numa_node out"):
@@ -38,11 +48,31 @@ def test_more_cores_than_there_are_and_a_binding_of_another_kind_are_refused():
 
 
 def test_each_rank_has_a_gpu_of_its_own():
-    own = Self(rank=5, local_rank=1, ranks=8)
+    own = Self(rank=5, local_rank=1, ranks=8, local_ranks=4)
     assert own_device("cuda", own, 2) == "cuda:1"
     assert own_device("cpu", own, 0) == "cpu"
     with pytest.raises(Unsupported, match="1 GPU"):
         own_device("cuda", own, 1)
+
+
+def test_ranks_take_cores_by_turns_where_they_may_share_them():
+    asked = spec(devices=4, share_cores=True)
+    own = [own_cores(asked, Self(rank=r, local_rank=r, ranks=4), (5, 7)) for r in range(4)]
+    assert own == [(5,), (7,), (5,), (7,)]
+    assert can_launch(asked.placement, 2)
+    assert not can_launch(spec(devices=4).placement, 2)
+    assert not can_launch(spec(devices=1, share_cores=True).placement, 2)
+    check_devices(4, 2, may_share=True)
+    with pytest.raises(Unsupported, match="or share_cores=true where times do not matter"):
+        check_devices(4, 2)
+
+
+def test_shared_cores_are_said_unless_nothing_is_timed():
+    asked = spec(devices=4, share_cores=True)
+    assert "4 devices shared 2 cores" in shared_cores(asked, 2).cause
+    assert shared_cores(asked, 4) is None
+    work = FirstSteps(network="little-cnn", batch_per_device=8)
+    assert shared_cores(RunSpec(work=work, placement=asked.placement), 2) is None
 
 
 def test_a_process_that_drives_several_devices_names_them_all():

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cubemesh.cli.options import AsJson, StoreAt, open_store, show
+from cubemesh.cli.options import AsJson, Hosts, StoreAt, on_hosts, open_store, show
 
 _ALIASES = {"alltoall": "all-to-all", "sendrecv": "send-receive"}
 
@@ -68,6 +68,7 @@ def collectives(
         str, typer.Option("-o", "--op", help="sum, prod, min, max or avg, where reduced.")
     ] = "sum",
     device: Annotated[str, typer.Option(help="cuda (NCCL), cpu (gloo) or auto.")] = "auto",
+    hosts: Hosts = None,
     store: StoreAt = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Measure again what is stored already.")
@@ -99,7 +100,7 @@ def collectives(
     with open_store(store) as opened:
         (answered,) = run_names(
             ["collectives"],
-            [f"{key}={value}" for key, value in given.items() if value is not None],
+            [f"{k}={v}" for k, v in given.items() if v is not None] + on_hosts(hosts),
             scale=None,
             store=opened,
             observer=TerminalProgress(terminal.stderr_console()),

@@ -41,9 +41,11 @@ def predict(
         typer.Option(metavar="N=SAMPLES_PER_S", help="What N devices reached; may be repeated."),
     ] = None,
     calibrate: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            metavar="RUN|FILE.csv", help="A stored run of one device, or measured collectives."
+            metavar="RUN|FILE.csv",
+            help="A stored run of training or of a collective, or a file of measured collectives; "
+            "may be repeated.",
         ),
     ] = None,
     exchange: Annotated[
@@ -69,12 +71,13 @@ def predict(
     """How fast so many devices will train a network, and what will limit them."""
     from cubemesh.views.prediction import predicted
 
-    known: RunRecord | Path | None = None
-    if calibrate is not None and calibrate.lower().endswith(".csv"):
-        known = Path(calibrate)
-    elif calibrate is not None:
+    known: list[RunRecord | Path] = []
+    for given in calibrate or ():
+        if given.lower().endswith(".csv"):
+            known.append(Path(given))
+            continue
         with open_store(store, reading=True) as opened:
-            known = opened.record(calibrate)
+            known.append(opened.record(given))
     plain, drawn = predicted(
         network,
         machine,

@@ -11,9 +11,11 @@ from cubemesh.cli.options import (
     AsJson,
     FailBelow,
     Fresh,
+    Hosts,
     Pythons,
     Settings,
     StoreAt,
+    on_hosts,
     open_store,
     show,
 )
@@ -40,6 +42,7 @@ def run(
     ] = None,
     fail_below: FailBelow = None,
     pythons: Pythons = None,
+    hosts: Hosts = None,
     as_json: AsJson = False,
 ) -> None:
     """Ask one or more questions: measure what is missing, keep it, and print the answer."""
@@ -58,7 +61,7 @@ def run(
     with open_store(store) as opened:
         answered = run_names(
             names,
-            settings or [],
+            [*(settings or []), *on_hosts(hosts)],
             scale=_scale(quick, full),
             store=opened,
             observer=TerminalProgress(terminal.stderr_console()),

@@ -28,6 +28,12 @@ Pythons = Annotated[
         help="The Python that runs this framework's workers; may be repeated.",
     ),
 ]
+Hosts = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B,…", help="Share the devices among these hosts, reached by ssh (or srun)."
+    ),
+]
 FailBelow = Annotated[
     float | None,
     typer.Option(
@@ -44,6 +50,11 @@ def open_store(location: str | None, *, reading: bool = False) -> Store:
     from cubemesh.results import Store
 
     return Store.open(location, must_exist=reading, read_only=reading)
+
+
+def on_hosts(hosts: str | None) -> list[str]:
+    """The setting that `--hosts` stands for."""
+    return [] if hosts is None else [f"hosts={hosts}"]
 
 
 def show(plain: Any, as_json: bool, draw: Any) -> None:

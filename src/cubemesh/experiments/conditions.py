@@ -35,6 +35,8 @@ def titled(title: str, records: Sequence[RunRecord]) -> str:
 
 def spoken(name: str, value: object) -> str:
     """A setting in words: `bf16`, `data on the device`, `optimizer adam`."""
+    if isinstance(value, tuple):
+        value = ", ".join(map(str, value))
     if name in _BARE:
         return str(value)
     if name == "threads" and value == 1:

@@ -28,7 +28,6 @@ from cubemesh.model.spec import RateScaling
 RANKS = (1, 2, 4, 8)
 CPU_RANKS = (1, 2, 4)
 EPOCHS = {Scale.QUICK: 4, Scale.DEFAULT: 15, Scale.FULL: shown.DOCUMENT_EPOCHS}
-CPU_BATCH = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +39,8 @@ class Settings:
     ranks: tuple[int, ...] = ()
     """Numbers of devices; none given is 1, 2, 4 and 8 as far as there are GPUs, on a CPU 1, 2
     and 4, which share its cores where there are fewer."""
-    batch_per_device: int | None = None
-    """Samples each device takes in a step; none given is the document's 128, on a CPU 32."""
+    batch_per_device: int = shown.DOCUMENT_BATCH
+    """Samples each device takes in a step: the document's."""
     epochs: int | None = None
     """Epochs of each training; none given is the document's 30, on a CPU fewer without --full."""
     data: str = "digits"
@@ -71,11 +70,10 @@ def _ranks(settings: Settings, context: Context) -> Sequence[int]:
 
 def _spec(settings: Settings, context: Context, devices: int, scaling: RateScaling) -> RunSpec:
     epochs = EPOCHS[Scale.FULL if context.has_gpu else context.scale]
-    batch = shown.DOCUMENT_BATCH if context.has_gpu else CPU_BATCH
     return RunSpec(
         work=Train(
             network=settings.network,
-            batch_per_device=settings.batch_per_device or batch,
+            batch_per_device=settings.batch_per_device,
             data=settings.data,
             epochs=settings.epochs or epochs,
             optimizer="rmsprop",

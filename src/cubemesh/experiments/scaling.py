@@ -93,10 +93,15 @@ class ScalingSettings:
 
 
 def specs(
-    settings: ScalingSettings, regime: Regime, wanted: Sequence[Wanted], context: Context
+    settings: ScalingSettings,
+    regime: Regime,
+    wanted: Sequence[Wanted],
+    context: Context,
+    counts: Sequence[int] = (),
 ) -> Plan:
-    """All runs of a scaling, curve by curve, from one device up."""
-    counts = device_counts(settings, context)
+    """All runs of a scaling, curve by curve, from one device up; at `counts` devices, where given,
+    else at those of `device_counts`."""
+    counts = counts or device_counts(settings, context)
     yield [
         spec
         for want in dict.fromkeys(wanted)

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from cubemesh.experiments.base import Experiment
 from cubemesh.experiments.conditions import titled
+from cubemesh.experiments.predicted import forecast_finding, forecast_table
 from cubemesh.experiments.regimes import Regime
 from cubemesh.experiments.scaling import MOST_DEVICES, ScalingSettings, Wanted, curves
 from cubemesh.experiments.scaling_findings import findings
 from cubemesh.experiments.scaling_shown import Shown, charts, parts_table, points_table
-from cubemesh.model import Answer, RunRecord, Warning, warn
+from cubemesh.model import Answer, RunRecord, Table, Warning, warn
 
 VARIES = {
     "network": "networks",
@@ -40,8 +41,8 @@ def scaling_answer(
         experiment=experiment.name,
         question=experiment.question,
         title=titled(f"{str(regime).capitalize()} scaling", records),
-        findings=tuple(findings(shown)),
-        tables=(*([points_table(shown)] if shown.scaled else []), *parts_table(shown)),
+        findings=(*findings(shown), *forecast_finding(shown.forecasts)),
+        tables=tuple(_tables(shown)),
         charts=tuple(charts(shown)),
         warnings=(
             *_reduced(shown, settings, documented),
@@ -50,6 +51,14 @@ def scaling_answer(
         run_ids=tuple(r.run_id for r in records),
         notes=tuple(_notes(shown, records)),
     )
+
+
+def _tables(shown: Shown) -> Iterator[Table]:
+    if shown.scaled:
+        yield points_table(shown)
+    yield from parts_table(shown)
+    if shown.forecasts:
+        yield forecast_table(shown.forecasts)
 
 
 def _reduced(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from cubemesh.experiments.efficiency import efficiency, efficiency_alone
 from cubemesh.experiments.groups import Group
+from cubemesh.experiments.predicted import Forecast, beside
 from cubemesh.experiments.regimes import Regime
 from cubemesh.experiments.scaling import ALONE, Scaled
 from cubemesh.experiments.scaling_losses import lost, mean_parts, parts_by_rank, taken_apart
@@ -34,6 +36,15 @@ class Shown:
         if exchange and len(self.exchanges) > 1:
             words.append(exchange)
         return ", ".join(words)
+
+    @cached_property
+    def forecasts(self) -> tuple[Forecast, ...]:
+        """Of every point of several devices that has one device beside it."""
+        return tuple(
+            (self.name(s), group, point)
+            for s in self.scaled
+            for group, point in beside(s.one, s.together)
+        )
 
     @property
     def exchanges(self) -> tuple[str, ...]:
@@ -161,23 +172,24 @@ def parts_table(shown: Shown) -> Iterator[Table]:
     yield Table(title="The mean step of each rank as a sum", columns=columns, rows=tuple(rows))
 
 
-def charts(shown: Shown) -> Iterator[Chart]:
+def charts(shown: Shown, name: str = "") -> Iterator[Chart]:
     """For each network throughput against devices with the ideal line, and where the step goes;
-    and the efficiencies of all."""
+    and the efficiencies of all. `name` begins the names of their files, else the regime does."""
+    name = name or f"{shown.regime}-scaling"
     for scaled in shown.scaled:
-        yield from _throughput_chart(shown, scaled)
-    yield from _efficiency_chart(shown)
+        yield from _throughput_chart(shown, scaled, name)
+    yield from _efficiency_chart(shown, name)
     for scaled in shown.scaled:
-        yield from _parts_chart(shown, scaled)
+        yield from _parts_chart(shown, scaled, name)
 
 
-def _slug(shown: Shown, scaled: Scaled) -> str:
+def _slug(name: str, scaled: Scaled) -> str:
     curve = scaled.curve
     size = f"-{curve.image_size}" if curve.image_size else ""
-    return f"{shown.regime}-scaling-{curve.network}-{curve.batch}{size}-{curve.framework}"
+    return f"{name}-{curve.network}-{curve.batch}{size}-{curve.framework}"
 
 
-def _throughput_chart(shown: Shown, scaled: Scaled) -> Iterator[Chart]:
+def _throughput_chart(shown: Shown, scaled: Scaled, name: str) -> Iterator[Chart]:
     one = scaled.one
     if one is None or not scaled.together:
         return
@@ -190,13 +202,14 @@ def _throughput_chart(shown: Shown, scaled: Scaled) -> Iterator[Chart]:
     if alone:
         points = tuple(g.point(g.key[0], g.throughput) for g in alone)
         lines.append(Line(name="each alone, all at once", points=points))
+    lines += _forecast_lines(shown, scaled)
     if one.throughput is not None:
         counts = sorted({g.key[0] for g in scaled.groups})
         ideal = tuple(Point(x=n, y=n * one.throughput.value) for n in counts)
         lines.append(Line(name="ideal: N times one device", points=ideal, role="reference"))
     fixed = f"{shown.regime.fixed} {scaled.curve.batch}"
     yield Chart(
-        name=_slug(shown, scaled),
+        name=_slug(name, scaled),
         title=f"{shown.name(scaled)}: samples/s by devices ({shown.regime} scaling, {fixed})",
         kind="line",
         x=Axis(name="devices", scale="log2"),
@@ -205,7 +218,18 @@ def _throughput_chart(shown: Shown, scaled: Scaled) -> Iterator[Chart]:
     )
 
 
-def _efficiency_chart(shown: Shown) -> Iterator[Chart]:
+def _forecast_lines(shown: Shown, scaled: Scaled) -> Iterator[Line]:
+    for exchange in scaled.exchanges:
+        points = tuple(
+            Point(x=group.key[0], y=found.samples_per_s, low=found.low, high=found.high)
+            for _, group, found in shown.forecasts
+            if group in scaled.together and group.key[1] == exchange and not isinstance(found, str)
+        )
+        if points:
+            yield Line(name=f"{exchange}, forecast", points=points, role="forecast")
+
+
+def _efficiency_chart(shown: Shown, name: str) -> Iterator[Chart]:
     """Bars by devices: against one device, and against the slowest of the devices alone."""
     against_one: list[Point] = []
     against_alone: list[Point] = []
@@ -221,10 +245,10 @@ def _efficiency_chart(shown: Shown) -> Iterator[Chart]:
         return
     lines = [Line(name="against one device", points=tuple(against_one))]
     if against_alone:
-        name = "against the slowest of them alone"
-        lines.append(Line(name=name, points=tuple(against_alone)))
+        words = "against the slowest of them alone"
+        lines.append(Line(name=words, points=tuple(against_alone)))
     yield Chart(
-        name=f"{shown.regime}-scaling-efficiency",
+        name=f"{name}-efficiency",
         title=f"Efficiency of {shown.regime} scaling",
         kind="bar",
         x=Axis(name="network, minibatch and devices", scale="category"),
@@ -233,7 +257,7 @@ def _efficiency_chart(shown: Shown) -> Iterator[Chart]:
     )
 
 
-def _parts_chart(shown: Shown, scaled: Scaled) -> Iterator[Chart]:
+def _parts_chart(shown: Shown, scaled: Scaled, name: str) -> Iterator[Chart]:
     told: list[tuple[str, Any, dict[str, float]]] = []
     for group in scaled.groups:
         record = taken_apart(group)
@@ -246,17 +270,17 @@ def _parts_chart(shown: Shown, scaled: Scaled) -> Iterator[Chart]:
     names = [n for n in PARTS if any(n in parts for *_, parts in told)]
     lines = tuple(
         Line(
-            name=name.replace("_", " "),
+            name=part.replace("_", " "),
             points=tuple(
-                Point(x=x, y=max(0.0, 1e3 * parts.get(name, 0.0)), run_id=record.run_id)
+                Point(x=x, y=max(0.0, 1e3 * parts.get(part, 0.0)), run_id=record.run_id)
                 for x, record, parts in told
             ),
-            role="reference" if name == OTHER else "measured",
+            role="reference" if part == OTHER else "measured",
         )
-        for name in names
+        for part in names
     )
     yield Chart(
-        name=f"{_slug(shown, scaled)}-parts",
+        name=f"{_slug(name, scaled)}-parts",
         title=f"{shown.name(scaled)}: where a step goes, mean over the ranks",
         kind="bar",
         x=Axis(name="devices", scale="category"),

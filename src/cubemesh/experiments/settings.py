@@ -145,16 +145,19 @@ def _words(kind: Any) -> tuple[Any, ...]:
 
 def apply(spec: RunSpec, overrides: Mapping[str, Any]) -> RunSpec:
     """`spec` with the overridden fields replaced in whichever part has them. Several devices that
-    are asked for here train with `exchange=all-reduce`, unless another is."""
+    are asked for here train with `exchange=all-reduce`, unless another is; of several hosts each
+    has one device at least."""
     changed: dict[str, Any] = {}
     for part in ("work", *_PARTS):
         before = getattr(spec, part)
         names = {f.name for f in dataclasses.fields(before)}
         own = {k: v for k, v in overrides.items() if k in names}
+        if own.get("hosts") and "devices" not in own:
+            own["devices"] = max(before.devices, len(own["hosts"]))
         if own:
             changed[part] = dataclasses.replace(before, **own)
     spec = dataclasses.replace(spec, **changed) if changed else spec
-    asked = "devices" in overrides and "exchange" not in overrides
+    asked = not {"devices", "hosts"}.isdisjoint(overrides) and "exchange" not in overrides
     if asked and spec.placement.devices > 1 and isinstance(spec.work, Training):
         spec = dataclasses.replace(
             spec, program=dataclasses.replace(spec.program, exchange="all-reduce")

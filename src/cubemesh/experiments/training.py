@@ -22,8 +22,6 @@ from cubemesh.training.checkpoint import steps_in
 FOLDER = "cubemesh-checkpoints"
 """Where checkpoints go when no folder is named, in the current folder."""
 TIME_LIMIT_S = 30 * 86_400.0
-RECOVERABLE = (Status.KILLED, Status.CRASHED, Status.TIMED_OUT)
-"""Endings after which the same training may go on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +67,13 @@ def plan(settings: Settings, context: Context) -> Plan:
         effort=dataclasses.replace(context.effort, time_limit_s=TIME_LIMIT_S),
         keeping=keeping,
     )
+    before = 0
     (record,) = yield [spec]
     for _ in range(settings.restarts):
-        if record.outcome.status not in RECOVERABLE or not _goes_on(record):
+        newest = _newest(record)
+        if newest is None or not _may_go_on(record, newest > before):
             return
+        before = newest
         again = dataclasses.replace(spec, keeping=dataclasses.replace(keeping, resume=True))
         (record,) = yield [again]
 
@@ -89,10 +90,21 @@ def _check_free(keeping: Keeping) -> None:
         )
 
 
-def _goes_on(record: RunRecord) -> bool:
-    """Whether there is a checkpoint to go on from."""
+def _newest(record: RunRecord) -> int | None:
+    """The step of the checkpoint to go on from; None where there is none."""
     keeping, devices = record.spec.keeping, record.spec.placement.devices
-    return keeping.checkpoints is not None and bool(steps_in(Path(keeping.checkpoints), devices))
+    if keeping.checkpoints is None:
+        return None
+    return max(steps_in(Path(keeping.checkpoints), devices), default=None)
+
+
+def _may_go_on(record: RunRecord, came_further: bool) -> bool:
+    """Whether the same training may come further next time: after what somebody or something did to
+    it, but after a crash only where it got past the checkpoint that it began from."""
+    outcome = record.outcome
+    silent = outcome.status is Status.TIMED_OUT and "silent_s" in outcome.facts
+    crashed = outcome.status is Status.CRASHED and came_further
+    return outcome.status is Status.KILLED or silent or crashed
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:

@@ -21,7 +21,7 @@ from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.model import PublishedFigure
 from cubemesh.model.spec import Precision
 from cubemesh.networks.graph import Network
-from cubemesh.predict.calibration import Calibration
+from cubemesh.predict.calibration import Calibration, defaults
 from cubemesh.predict.exchange import Exchange
 from cubemesh.predict.host import stall_s
 from cubemesh.predict.other_networks import GNMT_TOKENS, OTHERS
@@ -99,6 +99,29 @@ class Row:
             precision=self.precision,
             exchange=self.exchange,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """A row with the efficiency that was forecast."""
+
+    row: Row
+    forecast: float
+    fitted: bool
+    """Whether factors were fitted on its system."""
+
+    @property
+    def error(self) -> float:
+        """Of the forecast, over what was published."""
+        return self.forecast / self.row.efficiency - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alone:
+    """A published rate of one device, with the forecast from its datasheet alone."""
+
+    figure: PublishedFigure
+    forecast: float
 
 
 @cache
@@ -179,6 +202,25 @@ def forecast_alone(f: PublishedFigure, known: Calibration) -> float | None:
     )
     own = passes(built(f.canonical), f.batch_per_device, precision, at)
     return f.batch_per_device / (own.step_s + stall_s(own, known["launch_layer_s"]))
+
+
+@cache
+def published_several() -> tuple[Judged, ...]:
+    """Every row with its forecast by the factors as they are."""
+    found = rows()[0]
+    fitted_on = halves(found)[0]
+    return tuple(
+        Judged(row=row, forecast=point.efficiency, fitted=row.family in fitted_on)
+        for row, point in forecasts(found, defaults()).items()
+    )
+
+
+@cache
+def published_alone() -> tuple[Alone, ...]:
+    """Every published rate of one device whose datasheet is known."""
+    known = defaults()
+    pairs = [(f, forecast_alone(f, known)) for f in (*figures(), *stock_figures())]
+    return tuple(Alone(figure=f, forecast=rate) for f, rate in pairs if rate is not None)
 
 
 def _why_not(f: PublishedFigure, one: float | None) -> str:

@@ -76,6 +76,13 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         requires="torch",
         install="pip install 'cubemesh[torch]'",
     ),
+    "pytorch-captured": FrameworkEntry(
+        module="cubemesh.frameworks.pytorch.captured",
+        summary="PyTorch, fused kernels, the whole step one CUDA graph",
+        packages=("torch", "triton", "numpy"),
+        requires="torch",
+        install="pip install 'cubemesh[torch]'",
+    ),
     "jax": FrameworkEntry(
         module="cubemesh.frameworks.jax",
         summary="JAX, each step compiled by XLA",

@@ -169,20 +169,6 @@ class Program(Protocol):
 
 
 @runtime_checkable
-class Distributes(Protocol):
-    """A framework whose programs train on several devices; others need not offer this."""
-
-    def launch(self, run_rank: Callable[[str], None], job: str, ranks: int) -> dict[int, int]:
-        """Call `run_rank(job)` in `ranks` forked processes of this host, each knowing itself by its
-        environment (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). The exit code of each
-        that failed, negative for a signal; the others are ended then."""
-
-    def join(self, device: str, timeout_s: float) -> Group:
-        """Meet the other ranks, as the launcher's environment names them. A rank that does not come
-        within `timeout_s`, or does not take part in an operation for so long, is an error."""
-
-
-@runtime_checkable
 class Compiles(Protocol):
     """A `Program` that is compiled before its first step; others need not offer this."""
 

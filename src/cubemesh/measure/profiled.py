@@ -117,6 +117,7 @@ class Attributed:
         self._profiled = [(window, read()) for window, read in self._recorded]
         self._say_cost(unprofiled)
         self._say_parts()
+        self._say_exchanged()
         profiles = [profile for _, profile in self._profiled]
         count = sum(len(window.stamps) for window, _ in self._profiled)
         self.log.breakdown(self._with_input(by_category(profiles, count)))
@@ -176,6 +177,15 @@ class Attributed:
                 method=f"mean step under the profiler; {bare:.6g} s without it, in turn",
             ),
         )
+
+    def _say_exchanged(self) -> None:
+        """How much a step hands over to be exchanged, where it does."""
+        sizes = [t.size_bytes for w in self._windows for t in w.transfers]
+        if sizes:
+            steps = sum(len(w.stamps) for w in self._windows)
+            method = "bytes of all arrays handed over in the measured steps, a step in the mean"
+            figure = Figure(value=math.fsum(sizes) / steps, unit="B", n=steps, method=method)
+            self.log.figure("exchanged_bytes", figure)
 
     def _say_parts(self) -> None:
         arrivals = None if self.on_host else self._arrivals()

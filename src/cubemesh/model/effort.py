@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from cubemesh.errors import UsageError
 
+LEAST_SILENT_S = 2.0
+"""Twice the time between two signs of life."""
+
 
 def at_least(owner: object, low: float, *names: str) -> None:
     """UsageError where a field of `owner` is there and below `low`."""
@@ -31,6 +34,8 @@ class Effort:
     repeats: int = 1
     """Fresh processes that measure the same spec."""
     time_limit_s: float = 900.0
+    silent_s: float = 30.0
+    """A rank of several, or a training, that gives no sign of life for so long is given up."""
     memory_limit_bytes: int | None = None
     """Memory the worker may use; None is what the machine has free."""
     interval: float | None = None
@@ -54,6 +59,11 @@ class Effort:
             raise UsageError(
                 f"interval={self.interval} must be more than 0: it is half of the 95 % interval as "
                 "a share of the figure. interval=0.01 measures until it is ± 1 %."
+            )
+        if not self.silent_s >= LEAST_SILENT_S:
+            raise UsageError(
+                f"silent_s={self.silent_s:g} is too short: ranks show a sign of life every "
+                f"second, so it must be {LEAST_SILENT_S:g} or more."
             )
         if not self.time_limit_s > 0:
             raise UsageError(f"time_limit_s={self.time_limit_s} must be more than 0.")

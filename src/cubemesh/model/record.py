@@ -46,7 +46,7 @@ class Rank:
     transport: str = ""
     """What it exchanged over, in the words of its library: `gloo TCP`, `NCCL P2P/CUMEM`."""
     clock_offset_s: float = 0.0
-    """Seconds to add to this host's clock to get the first rank's."""
+    """Seconds that were added to this host's clock to get the first host's."""
 
 
 @dataclass(frozen=True, kw_only=True)

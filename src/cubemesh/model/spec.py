@@ -17,6 +17,7 @@ from typing import Literal
 from cubemesh.errors import UsageError
 from cubemesh.model.collective import Collective
 from cubemesh.model.effort import Effort, at_least
+from cubemesh.model.hosts import check_hosts
 from cubemesh.model.keeping import Keeping
 from cubemesh.model.plain import digest
 from cubemesh.model.precision_checks import check_loss_scale, check_precision_of
@@ -218,13 +219,22 @@ class Placement:
     `spread`, far apart; `none` leaves it to the kernel."""
     numa_node: int | None = None
     """The NUMA node whose processors, and so whose memory, are used; None is all of them."""
+    link: str = "auto"
+    """What ranks exchange over: `auto` is what the library takes by itself, `shared-memory` the
+    host's memory in place of one GPU reaching another's, `network` sockets or InfiniBand on one
+    host too; anything else is a network interface of every host, by its name."""
     share_cores: bool = False
     """Whether the devices of a CPU may share cores where there are too few: what they compute is
     the same then, and how fast says nothing."""
 
+    hosts: tuple[str, ...] = ()
+    """Hosts that have the devices, as many each, as ssh knows them; none is this host."""
+
     def __post_init__(self) -> None:
         at_least(self, 1, "devices", "threads")
         at_least(self, 0, "numa_node")
+        if self.hosts:
+            check_hosts(self.hosts, self.devices)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,6 +252,9 @@ class ProgramSettings:
     is what the framework takes by itself."""
     layout: Layout = "nchw"
     exchange: str = "none"
+    bucket_bytes: int | None = None
+    """About how much travels together under an exchange that sends gradients in buckets; None is
+    25 MiB."""
     batch_norm: BatchNormOver = "device"
     """Of several devices, whose samples a batch normalisation takes its statistics from: each
     device's own, or the `global` minibatch's, as one device would."""
@@ -272,6 +285,7 @@ class ProgramSettings:
 
     def __post_init__(self) -> None:
         at_least(self, 0, "input_threads", "stage_limit_bytes")
+        at_least(self, 1, "bucket_bytes")
         if self.loss_scale is not None:
             check_loss_scale(self.loss_scale, self.precision)
         if self.precision_of:

@@ -26,11 +26,12 @@ WARNINGS: dict[str, str] = {
     "unattributed": "more than 5 % of the step has no name in its attribution",
     "energy-disagrees": "the GPU's energy counter and its integrated power differ by over 5 %",
     "page-cache": "what was read came from memory and not from the disk, or may have",
+    "idle-link": "something faster than what the ranks exchanged over was there and not used",
     "checkpoint-failed": "a checkpoint could not be written",
     "checkpoint-damaged": "a checkpoint was not whole, and the one before it was used",
     "events-failed": "TensorBoard's event file could not be written",
     "wrong-results": "what a collective brought was not what it must be",
-    "idle-link": "something faster than what the ranks exchanged over was there and not used",
+    "not-captured": "the step was asked to be captured and ran kernel by kernel",
     "shared-cores": "devices shared cores, so that times and rates say nothing",
     "short-window": "windows were too short for the clock to resolve well",
 }

@@ -157,6 +157,9 @@ EXCHANGES: dict[str, Callable[[Group], Exchange]] = {
 OUT_OF_STEP = frozenset({"asynchronous", "asynchronous-aware"})
 """Exchanges under which a rank never waits for another, so that each makes as many steps as it
 can."""
+SIDE_BY_SIDE = OUT_OF_STEP | {"none"}
+"""Exchanges under which no step of a rank waits for another rank's, so that the ranks' windows do
+not begin together."""
 ONE_REPLICA = frozenset({"model-parallel"})
 """Exchanges under which all ranks work on the same samples, those of the global minibatch."""
 
@@ -167,10 +170,14 @@ def check(name: str) -> None:
         raise unknown_name("exchange", name, EXCHANGES)
 
 
-def make(name: str, group: Group | None = None) -> Exchange:
-    """The exchange called `name` between the ranks of `group` (None: one rank alone)."""
+def make(name: str, group: Group | None = None, bucket_bytes: int | None = None) -> Exchange:
+    """The exchange called `name` between the ranks of `group` (None: one rank alone), with buckets
+    of about `bucket_bytes` where it has any (None: as large as it makes them by itself)."""
     check(name)
-    return EXCHANGES[name](group or Alone())
+    exchange = EXCHANGES[name](group or Alone())
+    if bucket_bytes is not None and exchange.bucket_bytes is not None:
+        exchange.bucket_bytes = bucket_bytes
+    return exchange
 
 
 def _wait(under_way: list[Pending]) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 from cubemesh.errors import UsageError
 from cubemesh.machines.catalogue.system import System
-from cubemesh.machines.topology import Link, RingSet, find_rings, route
+from cubemesh.machines.topology import Link, RingSet, Topology, find_rings, route
 from cubemesh.machines.topology.graph import LinkKind
 from cubemesh.machines.topology.routes import Route
 
@@ -84,8 +85,7 @@ def fabric(system: System, devices: int) -> Fabric:
 
 def _over_rings(on: Fabric, system: System) -> Fabric:
     """With what the rings through the first devices of a system carry."""
-    numbers = [node.index for node in system.topology.devices[: on.devices_per_system]]
-    rings = find_rings(system.topology, numbers)
+    rings = _rings(system.topology, on.devices_per_system)
     rate, narrowest = sustained(rings)
     kinds = {link.kind for ring in rings.rings for way in ring.routes for link in way.links}
     nvlink = rings.reach == "nvlink"
@@ -97,6 +97,11 @@ def _over_rings(on: Fabric, system: System) -> Fabric:
         local_over="nvlink" if nvlink else "pcie",
         local_name=narrowest.name or narrowest.kind,
     )
+
+
+@lru_cache(maxsize=128)
+def _rings(topology: Topology, devices: int) -> RingSet:
+    return find_rings(topology, [node.index for node in topology.devices[:devices]])
 
 
 def _to_host(system: System, devices: int) -> float | None:

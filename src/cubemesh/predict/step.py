@@ -108,6 +108,8 @@ class _Model:
         self.launch_s = known["launch_layer_s"] if question.library == "nccl" else 0.0
         self.fabrics: dict[int, Fabric] = {1: ONE}
         self.known_passes: dict[int, Passes] = {}
+        self.alone: float | None = None
+        """The forecast rate of one device, once it was asked for."""
         self.fitted: set[int] = set()
         """The numbers of devices whose measured rate the model passes through."""
 
@@ -185,10 +187,14 @@ class _Model:
             self.known_passes[batch] = passes(asked.network, batch, asked.precision, self.at)
         return self.known_passes[batch].scaled(self.scale)
 
-    def parts(self, devices: int) -> dict[str, float]:
-        """The parts of a step, in seconds."""
-        own, known = self.passes(devices), self.known
-        found = self.exchange(devices)
+    def parts(
+        self, devices: int, own: Passes | None = None, found: Exchanged | None = None
+    ) -> dict[str, float]:
+        """The parts of a step, in seconds; of these passes and this exchange where they are at
+        hand."""
+        known = self.known
+        own = own or self.passes(devices)
+        found = found or self.exchange(devices, own)
         more = known["overhead_scale"]
         alone = stall_s(own, self.launch_s)
         several = known["launch_several"] if devices > 1 else 1.0
@@ -203,12 +209,12 @@ class _Model:
             "waiting": self._spread(devices) * found.together * own.step_s * more,
         }
 
-    def exchange(self, devices: int) -> Exchanged:
+    def exchange(self, devices: int, own: Passes | None = None) -> Exchanged:
         """What so many devices exchange."""
         return exchanged(
             self.asked.exchange,
             self.fabric(devices),
-            self.passes(devices),
+            own or self.passes(devices),
             self.known,
             self.asked.library,
         )
@@ -236,9 +242,13 @@ class _Model:
 
     def point(self, devices: int) -> Point:
         """The forecast for so many devices."""
-        own, parts, found = self.passes(devices), self.parts(devices), self.exchange(devices)
-        rate = self._rate(devices)
-        efficiency = rate / devices / self._rate(1)
+        own = self.passes(devices)
+        found = self.exchange(devices, own)
+        parts = self.parts(devices, own, found)
+        rate = devices * self.asked.batch(devices) / sum(parts.values())
+        if self.alone is None:
+            self.alone = self._rate(1)
+        efficiency = rate / devices / self.alone
         band = self._band(devices)
         return Point(
             devices=devices,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from cubemesh.measure.together import alongside, together
 from cubemesh.model import RunRecord, Window
-from cubemesh.parallel.exchanges import OUT_OF_STEP
+from cubemesh.parallel.exchanges import SIDE_BY_SIDE
 
 
 def run_windows(record: RunRecord) -> list[Window]:
     """The measured windows, the samples of all ranks in each."""
-    if record.spec.placement.devices > 1 and record.spec.program.exchange in OUT_OF_STEP:
+    if record.spec.placement.devices > 1 and record.spec.program.exchange in SIDE_BY_SIDE:
         return alongside(record.windows)
     return together(record.measured)

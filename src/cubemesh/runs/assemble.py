@@ -33,7 +33,7 @@ from cubemesh.model.replica import Replica
 from cubemesh.model.series import Series
 from cubemesh.model.spec import NetworkWork, RunSpec, Train, TrainSteps
 from cubemesh.model.warning import Warning
-from cubemesh.parallel.exchanges import OUT_OF_STEP
+from cubemesh.parallel.exchanges import SIDE_BY_SIDE
 from cubemesh.runs import rank_outcomes
 from cubemesh.runs.endings import Ending
 
@@ -78,14 +78,15 @@ def assemble(
             rank=e.get("of_rank", 0),
             host=e["host"],
             device=e["device"],
-            device_name=name_of(e["device"]),
-            device_uuid=uuid_of(e["device"]),
+            device_name="" if spec.placement.hosts else name_of(e["device"]),
+            device_uuid=None if spec.placement.hosts else uuid_of(e["device"]),
             outcome=outcomes[e.get("of_rank", 0)],
             threads=e["threads"],
             devices=tuple(e.get("devices", ())),
             processors=tuple(e.get("processors", ())),
             interface=links.get(e.get("of_rank", 0), {}).get("interface", ""),
             transport=links.get(e.get("of_rank", 0), {}).get("transport", ""),
+            clock_offset_s=e.get("clock_offset_s", 0.0),
         )
         for e in _of(events, "rank")
     ]
@@ -117,7 +118,7 @@ def assemble(
 
 def _figures(spec: RunSpec, windows: Sequence[Window], wall_s: float) -> dict[str, Figure]:
     """The figures of the measured windows, as far as they mean something for this work."""
-    if spec.placement.devices > 1 and spec.program.exchange in OUT_OF_STEP:
+    if spec.placement.devices > 1 and spec.program.exchange in SIDE_BY_SIDE:
         measured = alongside(windows)
     else:
         measured = together([w for w in windows if w.phase == "measure"])

@@ -3,6 +3,7 @@
 | seen | outcome |
 |---|---|
 | the runner ended it at the time limit | timed_out, with where every thread stood |
+| a rank gave no sign of life for `silent_s`, and the runner ended it | timed_out, the same |
 | SIGKILL, and the kernel's count of out-of-memory kills has risen | oom |
 | it aborted, and the C++ runtime's last words are `std::bad_alloc` | oom |
 | SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS: its own doing | crashed |
@@ -62,6 +63,10 @@ class Ending:
     """Of a run on several devices: rank → exit code, of those that failed by themselves."""
     rank_outputs: Mapping[int, str] = field(default_factory=dict)
     """What those printed."""
+    silent: Mapping[int, float] = field(default_factory=dict)
+    """Rank → seconds, of those that gave no sign of life when the runner ended the run for it."""
+    rank_stacks: Mapping[int, str] = field(default_factory=dict)
+    """Where the threads of those ranks stood that could still tell."""
 
 
 def judge(ending: Ending) -> Outcome:
@@ -78,6 +83,8 @@ def judge(ending: Ending) -> Outcome:
         facts["stacks"] = "\n".join(stacks.strip().splitlines()[:STACK_LINES])
     if ending.exit_code >= 0:
         facts["exit_code"] = ending.exit_code
+    elif ending.silent:
+        facts["silent_s"] = max(ending.silent.values())
     elif ending.time_limit_s is None:  # else the signal was the runner's own
         facts["signal"] = signal_name(-ending.exit_code)
     status, message = _status(ending, _where(ending, stacks))
@@ -94,6 +101,12 @@ def _where(ending: Ending, stacks: str) -> str:
 
 def _status(ending: Ending, where: str) -> tuple[Status, str]:
     whose = "the worker's server" if ending.server_died else "the worker"
+    if ending.silent:
+        for_s = format_seconds(max(ending.silent.values()))
+        return Status.TIMED_OUT, (
+            f"no sign of life for {for_s} {where}; it was ended. It was stopped (SIGSTOP), its "
+            "host is gone, or native code never returned."
+        )
     if ending.time_limit_s is not None:
         limit = format_seconds(ending.time_limit_s)
         return Status.TIMED_OUT, (

@@ -16,6 +16,8 @@ from cubemesh.model import Gpu, Machine, Rank, RunRecord, Warning, warn
 def with_idle_links(record: RunRecord, machine: Machine, gpus: Sequence[Gpu]) -> RunRecord:
     """`record`, with the warning where there is one; `gpus` are those that `cuda:0`, `cuda:1` …
     mean."""
+    if record.spec.placement.link != "auto":
+        return record  # it was asked for
     idle = idle_nvlink(record.ranks, machine, gpus)
     return record if idle is None else replace(record, warnings=(*record.warnings, idle))
 

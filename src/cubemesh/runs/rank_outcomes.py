@@ -4,6 +4,7 @@
 |---|---|
 | told one | that |
 | ended without, and the agent saw it fail | judged from its exit code (endings.py) |
+| gave no sign of life any more | timed_out, with where the others stood |
 | neither: the agent ended it because of another | killed, with the run |
 
 The run is ok when every rank is. Else its outcome is that of one rank, the first there is of:
@@ -21,7 +22,7 @@ import signal
 from collections.abc import Mapping
 
 from cubemesh.model.outcome import Outcome, Status
-from cubemesh.runs.endings import Ending, judge
+from cubemesh.runs.endings import STACK_LINES, Ending, innermost, judge
 
 
 def of_ranks(told: Mapping[int, Outcome], ending: Ending, ranks: int) -> list[Outcome]:
@@ -51,6 +52,8 @@ def of_run(outcomes: list[Outcome], told: Mapping[int, Outcome]) -> Outcome:
 
 def _judged(rank: int, ending: Ending) -> Outcome:
     failed = _failed(ending)
+    if ending.silent:
+        return _silent(rank, ending)
     if rank in failed:
         own = dataclasses.replace(
             ending, exit_code=failed[rank], output=ending.rank_outputs.get(rank, "")
@@ -64,6 +67,29 @@ def _judged(rank: int, ending: Ending) -> Outcome:
         message=f"ended with the run, because rank {others} failed.",
         origin="runner",
         facts={"ended_with": sorted(failed)},
+    )
+
+
+def _silent(rank: int, ending: Ending) -> Outcome:
+    """Of a rank whose run was ended because this rank, or another, fell silent."""
+    stacks = ending.rank_stacks
+    if rank not in ending.silent:
+        facts: dict[str, object] = {"ended_with": sorted(ending.silent)}
+        if rank in stacks:
+            facts["stacks"] = "\n".join(stacks[rank].strip().splitlines()[:STACK_LINES])
+        others = ", ".join(map(str, sorted(ending.silent)))
+        message = f"ended with the run, because rank {others} gave no sign of life."
+        return Outcome(status=Status.KILLED, message=message, origin="runner", facts=facts)
+    own = {rank: ending.silent[rank]}
+    judged = judge(dataclasses.replace(ending, silent=own, stacks=stacks.get(rank, "")))
+    waiting = {r: text for r, text in stacks.items() if r not in ending.silent}
+    if not waiting:
+        return judged
+    stood = "; ".join(f"rank {r} stood at {innermost(text)}" for r, text in waiting.items())
+    shown = {str(r): "\n".join(t.strip().splitlines()[:STACK_LINES]) for r, t in waiting.items()}
+    message = f"{judged.message} Meanwhile {stood}."
+    return dataclasses.replace(
+        judged, message=message, facts={**judged.facts, "stacks_of_others": shown}
     )
 
 

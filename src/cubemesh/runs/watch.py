@@ -1,8 +1,9 @@
 """Following one worker from outside: its events as they come, its end, its time limit.
 
 origin ── server forks ── events …… ── the worker ends        → how it ended
-                              └─ time limit passes ── SIGUSR1: it writes its stacks
-                                                   ── a moment later SIGKILL
+                              ├─ time limit passes ── SIGUSR1: every rank writes its stacks
+                              │                    ── a moment later SIGKILL
+                              └─ a rank says nothing for `silent_s`: the same
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ POLL_S = 0.1
 UNKILLABLE_S = 30.0
 """How long after its time limit a worker is given up that does not even die."""
 
+STALLED_S = 2.0
+"""Where so long passed from one look to the next, this process itself was held up, and how long
+ranks were silent cannot be told."""
+
 STACKS_S = 1.0
 """How long a worker may take to write its stacks."""
 
@@ -40,21 +45,25 @@ def watch(server: Forkserver, job: Job, observer: Observer) -> tuple[list[dict[s
     assert job.origin is not None
     watcher = _Watcher(job, observer)
     kills_before = oom_kills()
-    stacks, limit_s = "", None
+    stacks: dict[int, str] = {}
+    silent: dict[int, float] = {}
+    limit_s, ended = None, None
     server_died = False
     try:
         pid = server.run(job.write())
         exit_code = None
         while exit_code is None:
             left_s = job.origin + job.spec.effort.time_limit_s - time.perf_counter()
-            if left_s <= 0 and limit_s is None:
-                limit_s = job.spec.effort.time_limit_s
-                stacks = _ask_for_stacks(server, pid, job.stacks_path)
+            silent = silent or watcher.silent(job.spec.effort.silent_s)
+            if ended is None and (left_s <= 0 or silent):
+                limit_s = None if silent else job.spec.effort.time_limit_s
+                stacks = _ask_for_stacks(server, pid, job)
                 server.signal(pid, signal.SIGKILL)
-            wait_s = POLL_S if limit_s is not None else max(0.0, min(POLL_S, left_s))
+                ended = time.perf_counter()
+            wait_s = POLL_S if ended is not None else max(0.0, min(POLL_S, left_s))
             exit_code = server.exit_code(wait_s)
             watcher.look()
-            if limit_s is not None and left_s < -UNKILLABLE_S:
+            if ended is not None and time.perf_counter() - ended > UNKILLABLE_S:
                 # It hangs inside the kernel (a driver does that) and cannot be waited for.
                 server.close()
                 exit_code = -signal.SIGKILL
@@ -68,7 +77,9 @@ def watch(server: Forkserver, job: Job, observer: Observer) -> tuple[list[dict[s
         exit_code=exit_code,
         elapsed_s=time.perf_counter() - job.origin,
         time_limit_s=limit_s,
-        stacks=stacks,
+        stacks=stacks.get(0, ""),
+        rank_stacks=stacks,
+        silent=silent,
         oom_kills=(kills_after or 0) - (kills_before or 0),
         output=_text(job.agent_output_path if job.spec.placement.devices > 1 else job.output_path),
         failed_ranks=failed,
@@ -90,14 +101,32 @@ class _Watcher:
         self.events: list[dict[str, Any]] = []
         self.phase = "start"
         self.steps = 0
+        self._heard: dict[int, float] = {}
+        self._looked = time.monotonic()
 
     def look(self) -> None:
         """Read what is new, and tell the observer."""
+        now = time.monotonic()
+        if now - self._looked > STALLED_S:  # nobody was there to listen
+            self._heard = dict.fromkeys(self._heard, now)
+        self._looked = now
         for rank, reader in enumerate(self._readers):
             for event in reader.read():
+                if event["event"] == "alive" or rank in self._heard:
+                    self._heard[rank] = now
+                if event["event"] == "alive":
+                    continue
                 self.events.append({**event, "of_rank": rank})
+                if event["event"] == "outcome":
+                    self._heard.pop(rank, None)  # it has said its last
                 if rank == 0:
                     self._follow(event)
+
+    def silent(self, most_s: float) -> dict[int, float]:
+        """The ranks that gave signs of life and have given none for longer than `most_s`, and for
+        how long."""
+        now = self._looked
+        return {r: now - heard for r, heard in self._heard.items() if now - heard > most_s}
 
     def _follow(self, event: dict[str, Any]) -> None:
         if event["event"] == "enter":
@@ -117,15 +146,21 @@ class _Watcher:
             self._observer.progress(progress)
 
 
-def _ask_for_stacks(server: Forkserver, pid: int, path: Path) -> str:
-    """Where every thread of the worker stands; nothing when it cannot answer any more."""
+def _ask_for_stacks(server: Forkserver, pid: int, job: Job) -> dict[int, str]:
+    """Where every thread of each rank stands; nothing of those that cannot answer any more."""
     server.signal(pid, signal.SIGUSR1)
     deadline = time.perf_counter() + STACKS_S
-    before, text = "", ""
-    while time.perf_counter() < deadline and (not text or text != before):
+    paths = [dataclasses.replace(job, rank=r).stacks_path for r in range(_ranks(job))]
+    before: list[str] = []
+    texts = [""] * len(paths)
+    while time.perf_counter() < deadline and (not all(texts) or texts != before):
         time.sleep(0.05)
-        before, text = text, _text(path)
-    return text
+        before, texts = texts, [_text(path) for path in paths]
+    return {rank: text for rank, text in enumerate(texts) if text}
+
+
+def _ranks(job: Job) -> int:
+    return job.spec.placement.devices
 
 
 def _failed_ranks(path: Path) -> dict[int, int]:

@@ -120,16 +120,15 @@ class _Training:
 
     def check_offered(self) -> None:
         """Unsupported where the program lacks what the work or the keeper asks for."""
-        name = type(self.program).__name__
         if self.schedule.changes and not isinstance(self.program, SetsRate):
             raise Unsupported(
-                f"{name} has one learning rate for all steps. Leave rate_scaling, warmup_epochs "
-                "and schedule out, or set framework=pytorch."
+                "This framework has one learning rate for all steps. Leave rate_scaling, "
+                "warmup_epochs and schedule out, or set framework=pytorch."
             )
         if self.keeper.saver is not None and not isinstance(self.program, Snapshots):
             raise Unsupported(
-                f"{name} cannot be put back to where it was, so it has no checkpoints. Leave them "
-                "out, or set framework=pytorch."
+                "This framework cannot put a program back to where it was, so it has no "
+                "checkpoints. Leave them out, or set framework=pytorch."
             )
 
     def run(self) -> None:

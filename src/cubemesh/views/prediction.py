@@ -16,18 +16,17 @@ from rich.console import Console
 
 from cubemesh import networks
 from cubemesh.errors import DataError, UsageError, unknown_name
-from cubemesh.machines.catalogue import datasheets, find
+from cubemesh.machines.catalogue import datasheets
 from cubemesh.machines.catalogue.systems import load_system
-from cubemesh.model import Collective, RunRecord
-from cubemesh.model.spec import NetworkWork, Precision, TrainSteps
-from cubemesh.networks.graph import Network
+from cubemesh.model import RunRecord
+from cubemesh.model.spec import Precision
 from cubemesh.networks.memory import forecast
 from cubemesh.predict.calibration import Calibration, defaults, read_sweeps
 from cubemesh.predict.energy import BusyPower, busy_power, device_watts, sample_joules
 from cubemesh.predict.exchange import EXCHANGES
 from cubemesh.predict.question import Point, Question, Regime
 from cubemesh.predict.step import predict
-from cubemesh.predict.swept import sweep_of
+from cubemesh.predict.stored import told_by
 from cubemesh.predict.what_if import changed, read_changes
 from cubemesh.views.plain import envelope
 from cubemesh.views.prediction_shown import Said, say
@@ -44,11 +43,11 @@ def predicted(
     precision: str,
     regime: str,
     measured: Sequence[str],
-    calibrate: RunRecord | Path | None,
+    calibrate: Sequence[RunRecord | Path],
     exchange: str = "all-reduce",
     what_if: Sequence[str] = (),
 ) -> Shown:
-    """The forecast for a network on a machine. `calibrate` is a run of one device, or a file of
+    """The forecast for a network on a machine. `calibrate` are stored runs, and files of
     measured collectives. UsageError or DataError for what cannot be meant."""
     if exchange not in EXCHANGES:
         raise unknown_name("exchange", exchange, EXCHANGES)
@@ -65,20 +64,14 @@ def predicted(
         regime=regime,  # type: ignore[arg-type]
         exchange=exchange,
     )
-    points, known = _measured(measured), defaults()
-    if isinstance(calibrate, Path):
-        known = known.with_sweeps(*read_sweeps(_text(calibrate), str(calibrate)))
-    elif calibrate is not None and isinstance(calibrate.spec.work, Collective):
-        known = known.with_sweeps(sweep_of(calibrate))
-    elif calibrate is not None:
-        points = {1: _one_device_rate(calibrate, network, question), **points}
+    points, known, watts = _calibrated(calibrate, network, question)
+    points |= _measured(measured)
     found = predict(question, _counts(devices), known, points, changes)
     name = networks.canonical_name(network)
     asked = changed(question, known, changes)[0]
     memory = {p.devices: _memory_bytes(asked, p) for p in found.points}
     sheet = datasheets().get(asked.system.device)
     room = None if sheet is None else sheet.value("memory_bytes")
-    watts = calibrate.figure("mean_power_watts") if isinstance(calibrate, RunRecord) else None
     power_before = busy_power(question.system.device, watts)
     same = asked.system.device == question.system.device
     power = power_before if same else busy_power(asked.system.device)
@@ -111,6 +104,24 @@ def predicted(
     return plain, lambda console: say(console, shown)
 
 
+def _calibrated(
+    given: Sequence[RunRecord | Path], network: str, question: Question
+) -> tuple[dict[int, float], Calibration, float | None]:
+    """(rates by number of devices, factors with sweeps, power of a device) of all that was named;
+    of two that tell the same the later counts."""
+    points: dict[int, float] = {}
+    known, watts = defaults(), None
+    for source in given:
+        if isinstance(source, Path):
+            known = known.with_sweeps(*read_sweeps(_text(source), str(source)))
+            continue
+        told = told_by(source, network, question)
+        points |= told.rates
+        known = known.with_sweeps(*told.sweeps)
+        watts = told.device_watts or watts
+    return points, known, watts
+
+
 def _counts(text: str) -> list[int]:
     counts = [part.strip() for part in text.split(",")]
     for part in counts:
@@ -138,39 +149,6 @@ def _measured(given: Sequence[str]) -> dict[int, float]:
             )
         points[int(count)] = value
     return points
-
-
-def _one_device_rate(record: RunRecord, network: str, question: Question) -> float:
-    """Samples per second of a stored run of training, which must be of what is asked."""
-    work, rate = record.spec.work, record.figure("throughput_per_s")
-    where = f"--calibrate {record.run_id}"
-    if not isinstance(work, TrainSteps) or rate is None or not isinstance(work, NetworkWork):
-        raise UsageError(f"{where}: this run measured no training steps. Name one that did.")
-    wanted = {
-        "devices": (len(record.ranks), 1),
-        "network": (work.network, networks.canonical_name(network)),
-        "batch_per_device": (work.batch_per_device, question.batch(1)),
-        "precision": (record.spec.program.precision, question.precision),
-        "input": (_inputs(networks.build_for(work)), _inputs(question.network)),
-    }
-    if _device(record) and question.system.device:  # where both are known
-        wanted["device"] = (_device(record), question.system.device)
-    for field, (given, asked) in wanted.items():
-        if given != asked:
-            raise UsageError(f"{where}: its {field} is {given}, and {asked} is asked for.")
-    return rate
-
-
-def _inputs(network: Network) -> str:
-    return ", ".join(f"{i.name} {'×'.join(map(str, i.shape))}" for i in network.inputs)
-
-
-def _device(record: RunRecord) -> str:
-    """As the catalogue calls it; as the run does where it is in no catalogue; empty where the run
-    did not keep its name."""
-    name = record.ranks[0].device_name if record.ranks else ""
-    sheet = find(name)
-    return name if sheet is None else sheet.id
 
 
 def _text(path: Path) -> str:

@@ -1,19 +1,24 @@
 """`python -m cubemesh.worker`: the process that measures.
 
     run JOB.json                       run one job here and now, in a fresh process
+    host                           the part of a job on this host, for a worker on another
     serve --framework NAME --parent PID  fork a worker for each job asked for on stdin (server.py)
 
-`run` is what one calls by hand and what a launcher such as torchrun calls; the runner uses `serve`.
+`run` is what one calls by hand, and what a launcher such as torchrun, mpirun or srun calls; the
+runner uses `serve`.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from cubemesh.errors import CubemeshError
+from cubemesh.worker.launchers import introduce
+from cubemesh.worker.remote import Remote
 from cubemesh.worker.server import serve, work
 
 
@@ -26,10 +31,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     server = verbs.add_parser("serve", help="fork a worker for each job named on stdin")
     server.add_argument("--framework", required=True)
     server.add_argument("--parent", type=int, required=True, help="process id of the runner")
+    verbs.add_parser("host", help="run this host's ranks of a job that comes on stdin")
     given = parser.parse_args(arguments)
     try:
         if given.verb == "run":
+            introduce(os.environ)
             return work(given.job)
+        if given.verb == "host":
+            return Remote().serve()
         serve(given.framework, given.parent)
     except CubemeshError as error:
         print(f"cubemesh.worker: {error}", file=sys.stderr)

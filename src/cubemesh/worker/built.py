@@ -21,9 +21,11 @@ from cubemesh.frameworks.base import (
     Program,
     ScalesLoss,
 )
+from cubemesh.frameworks.captures import Captures
 from cubemesh.frameworks.exchange import Group
 from cubemesh.model.record import Figure
 from cubemesh.model.spec import NetworkWork, RunSpec
+from cubemesh.model.warning import warn
 from cubemesh.networks.graph import Network
 from cubemesh.parallel import exchanges, staleness
 from cubemesh.units import format_bytes
@@ -47,7 +49,7 @@ def built(
     because the process ends with it."""
     work = cast(NetworkWork, spec.work)
     before_bytes = memory.held_bytes()
-    exchange = exchanges.make(spec.program.exchange, group)
+    exchange = exchanges.make(spec.program.exchange, group, spec.program.bucket_bytes)
     with log.phase("build"):
         request = BuildRequest(
             network=network,
@@ -68,6 +70,11 @@ def built(
     since = "the weights were loaded" if memory.reset_peak() else "the process began"
     yield program
     _say_loss_scale(program, log)
+    if isinstance(program, Captures) and program.not_captured:
+        remedy = "Set framework=pytorch, or change what stands in the way."
+        log.warning(
+            warn("not-captured", f"the step is not captured: {program.not_captured}", remedy)
+        )
     peak = _peak_memory(program, before_bytes, since)
     if peak is not None:
         log.figure("peak_memory_bytes", peak)

@@ -9,6 +9,7 @@ share).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -51,8 +52,8 @@ class EventLog:
     Events are `{"event": NAME, "t": seconds, NAME: noun as plain data}` with the names phase,
     window, figure (with "name"), curve, part, breakdown, replica, point, warning, unmeasured,
     series, outcome; `rank` (what this rank runs on), `library`, `link` (what it exchanged over),
-    `enter` (a phase begins), `artifact` (a file in the run's folder) and `progress` carry fields
-    of their own.
+    `enter` (a phase begins), `artifact` (a file in the run's folder), `progress` and `alive`
+    (nothing but that) carry fields of their own.
     """
 
     def __init__(self, path: Path, rank: int, origin: float) -> None:
@@ -119,6 +120,12 @@ class EventLog:
         self._last_progress = self.now()
         told = {"phase": phase, "steps": steps, "step_s": step_s, "fraction": fraction}
         self._say("progress", **told, note=note)
+
+    def alive(self) -> None:
+        """Say that this process is there. A disk that is full must not make it look dead: then the
+        file's other events fail, and say why."""
+        with contextlib.suppress(OSError):
+            self._say("alive")
 
     def figure(self, name: str, figure: Figure) -> None:
         """Say a figure."""

@@ -24,8 +24,9 @@ PR_SET_NAME = 15
 """Of prctl(2)."""
 
 DEFAULT_STACK_BYTES = 8 << 20
-SPARE_THREADS = 4
-"""Threads a worker may start beside those that compute: sampler, feed, autograd."""
+SPARE_THREADS = 6
+"""Threads a worker may start beside those that compute: sampler, feed, autograd, signs of life,
+checkpoints."""
 
 RESERVE_BYTES = 4 << 20
 

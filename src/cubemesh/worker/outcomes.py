@@ -7,6 +7,7 @@
 | `Diverged` | diverged |
 | `ModuleNotFoundError` of the framework itself | not_installed |
 | `DataError`: a fault of the files, not of the spec | crashed, with the error's own words |
+| `ReplicasDiffer`: a fault of the machine | the same |
 | anything else | crashed, with the last lines of the traceback |
 """
 
@@ -20,6 +21,7 @@ from cubemesh.errors import DataError, UsageError
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.base import Diverged, OutOfMemory, Unsupported
 from cubemesh.frameworks.collectives import extent, needs_bytes
+from cubemesh.frameworks.training import ReplicasDiffer
 from cubemesh.model.collective import Collective
 from cubemesh.model.outcome import Outcome, Status
 from cubemesh.model.spec import NetworkWork, RunSpec
@@ -50,7 +52,7 @@ def outcome_of(
     framework = entry(spec.program.framework)
     if isinstance(error, ModuleNotFoundError) and error.name == framework.requires:
         return not_installed(spec.program.framework)
-    if isinstance(error, DataError):
+    if isinstance(error, (DataError, ReplicasDiffer)):
         return Outcome(status=Status.CRASHED, message=str(error))
     return _crashed(error)
 

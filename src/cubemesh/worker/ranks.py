@@ -14,13 +14,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cubemesh.frameworks.base import Distributes, Framework, Unsupported
+from cubemesh.frameworks.base import Framework, Unsupported
 from cubemesh.frameworks.exchange import Alone, Group
-from cubemesh.model.spec import FirstSteps, RunSpec
+from cubemesh.frameworks.meeting import Distributes
+from cubemesh.model.spec import FirstSteps, Placement, RunSpec
 from cubemesh.model.warning import Warning, warn
 from cubemesh.worker.job import Job
 
@@ -44,6 +45,8 @@ class Self:
     rank: int = 0
     local_rank: int = 0
     ranks: int = 1
+    local_ranks: int = 1
+    """Those on this host."""
 
 
 def whoami() -> Self:
@@ -56,13 +59,18 @@ def whoami() -> Self:
         rank=rank,
         local_rank=int(environ.get("LOCAL_RANK", rank)),
         ranks=int(environ["WORLD_SIZE"]),
+        local_ranks=int(environ.get("LOCAL_WORLD_SIZE", environ["WORLD_SIZE"])),
     )
 
 
 def launch(framework: Framework, job: Job, run_rank: Callable[[str], None]) -> None:
     """Run `job` on all its devices and leave word of those that failed."""
     assert isinstance(framework, Distributes)
-    failed = framework.launch(run_rank, str(job.path), job.spec.placement.devices)
+    leave_word(job, framework.launch(run_rank, str(job.path), job.spec.placement.devices))
+
+
+def leave_word(job: Job, failed: Mapping[int, int]) -> None:
+    """Write down which ranks failed, for the runner."""
     Path(job.folder, EXITS_FILE).write_text(json.dumps(failed))
 
 
@@ -71,6 +79,12 @@ def as_rank(job: Job) -> Job:
     own = whoami()
     uuid = job.gpu_uuids[own.local_rank] if own.local_rank < len(job.gpu_uuids) else job.gpu_uuid
     return dataclasses.replace(job, rank=own.rank, gpu_uuid=uuid)
+
+
+def can_launch(placement: Placement, cores: int) -> bool:
+    """Whether `placement` has several devices, and there are cores for them; where there are not,
+    one process says so."""
+    return placement.devices > 1 and (placement.share_cores or placement.devices <= cores)
 
 
 def check_devices(devices: int, cores: int, may_share: bool = False) -> None:
@@ -84,10 +98,9 @@ def check_devices(devices: int, cores: int, may_share: bool = False) -> None:
         )
 
 
-def shared_cores(spec: RunSpec, cores: int) -> Warning | None:
-    """The warning of a run whose devices have less than a core each; None where nothing is timed,
-    or each has its own."""
-    devices = spec.placement.devices
+def shared_cores(spec: RunSpec, devices: int, cores: int) -> Warning | None:
+    """The warning of a run whose `devices` of this host have less than a core each; None where
+    nothing is timed, or each has its own."""
     if devices <= cores or isinstance(spec.work, FirstSteps):
         return None
     return warn(
@@ -103,7 +116,7 @@ def own_device(kind: str, own: Self, available: int) -> str:
         return "cpu"
     if own.local_rank >= available:
         raise Unsupported(
-            f"devices={own.ranks}: this machine has {available} GPUs that can be used. Set "
+            f"devices={own.local_ranks}: this machine has {available} GPUs that can be used. Set "
             f"devices={available} or less."
         )
     return f"cuda:{own.local_rank}"
@@ -124,27 +137,33 @@ def driven_devices(kind: str, devices: int, available: int) -> tuple[str, ...]:
 def own_cores(spec: RunSpec, own: Self, cores: tuple[int, ...]) -> tuple[int, ...]:
     """The cores of this rank, of the `cores` there are: `threads` of them, or an even share. Where
     there are too few and they may be shared, ranks take them by turns."""
+    ranks = own.local_ranks
     if spec.placement.pinning != "none" or spec.placement.numa_node is not None:
         raise Unsupported(
             f"devices={own.ranks}: each device on a CPU is bound to cores of its own already. "
             "Leave pinning and numa_node out."
         )
-    each = spec.placement.threads or max(1, len(cores) // own.ranks)
-    if each * own.ranks > len(cores) and spec.placement.share_cores:
+    each = spec.placement.threads or max(1, len(cores) // ranks)
+    if each * ranks > len(cores) and spec.placement.share_cores:
         first = own.local_rank * each
         return tuple(sorted({cores[n % len(cores)] for n in range(first, first + each)}))
-    if each * own.ranks > len(cores):
+    if each * ranks > len(cores):
         raise Unsupported(
-            f"devices={own.ranks} of threads={each} each: a device on a CPU is as many cores of "
+            f"devices={ranks} of threads={each} each: a device on a CPU is as many cores of "
             f"its own, and this process may use {len(cores)}. Set threads="
-            f"{len(cores) // own.ranks} or fewer devices."
+            f"{len(cores) // ranks} or fewer devices."
         )
     return cores[own.local_rank * each : (own.local_rank + 1) * each]
 
 
-def join(framework: Framework, device: str, own: Self) -> Group:
-    """The group of all ranks; a rank alone has nobody to meet."""
+def join(framework: Framework, device: str, own: Self, link: str = "auto") -> Group:
+    """The group of all ranks; a rank alone has nobody to meet, and no link to choose."""
     if own.ranks == 1:
+        if link != "auto":
+            raise Unsupported(
+                f"link={link}: it is chosen between processes, and this run has one. Leave it out, "
+                "or set devices=2 or more with framework=pytorch."
+            )
         return Alone()
     assert isinstance(framework, Distributes)
-    return framework.join(device, JOIN_S)
+    return framework.join(device, JOIN_S, link)

@@ -19,10 +19,11 @@ from cubemesh.frameworks import entry
 from cubemesh.frameworks.base import Capabilities, Unsupported, check_supported
 from cubemesh.measure.gpu_processes import Neighbours
 from cubemesh.model.outcome import Outcome, Status
-from cubemesh.model.spec import Ceiling, NetworkWork, RunSpec
+from cubemesh.model.spec import Ceiling, NetworkWork, RunSpec, Train
 from cubemesh.worker import ranks
 from cubemesh.worker.alternation import alternate_programs
 from cubemesh.worker.events import EventLog, events_path
+from cubemesh.worker.heartbeat import Heartbeat
 from cubemesh.worker.job import Job
 from cubemesh.worker.limits import MemoryLimit
 from cubemesh.worker.links import tell_link
@@ -38,7 +39,8 @@ def run_job(job: Job) -> Outcome:
     log = EventLog(events_path(Path(job.folder), job.rank), job.rank, origin)
     known = _Known()
     try:
-        _run(job, log, known)
+        with Heartbeat(log) if _is_watched(job.spec) else nullcontext():
+            _run(job, log, known)
     except (Exception, SystemExit) as error:
         outcome = outcome_of(
             error,
@@ -54,6 +56,12 @@ def run_job(job: Job) -> Outcome:
     log.outcome(outcome)
     log.close()
     return outcome
+
+
+def _is_watched(spec: RunSpec) -> bool:
+    """Whether the runner listens for signs of life: where ranks wait for one another, and where no
+    time limit will end what hangs."""
+    return spec.placement.devices > 1 or isinstance(spec.work, Train)
 
 
 @dataclass
@@ -75,8 +83,9 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
     check_supported(spec, able)
     own = ranks.whoami()
     cores = len(os.sched_getaffinity(0))
-    ranks.check_devices(spec.placement.devices, cores, spec.placement.share_cores)
-    if (warning := ranks.shared_cores(spec, cores)) is not None:
+    here = own.local_ranks if own.ranks > 1 else spec.placement.devices
+    ranks.check_devices(here, cores, spec.placement.share_cores)
+    if (warning := ranks.shared_cores(spec, here, cores)) is not None:
         log.warning(warning)
     device = known.device = _own_device(spec, able, own)
     usable_cores: float = job.usable_cores or len(os.sched_getaffinity(0))
@@ -100,7 +109,7 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
     stacks = threads + _input_threads(spec, usable_cores)
     known.limit_bytes, limited = _memory_limit(job, device, stacks)
     with limited:
-        group = ranks.join(framework, device, own)
+        group = ranks.join(framework, device, own, spec.placement.link)
         task = Task(
             spec=spec,
             framework=framework,
@@ -182,6 +191,6 @@ def _memory_limit(
             )
         return None, nullcontext()
     # More than there is would end with a kill, not with a refusal.
-    free_bytes = available_bytes() // ranks.whoami().ranks
+    free_bytes = available_bytes() // ranks.whoami().local_ranks
     limit_bytes = free_bytes if asked is None else min(asked, free_bytes)
     return limit_bytes, MemoryLimit(limit_bytes, stacks)

@@ -31,10 +31,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psutil
+
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.base import Distributes
+from cubemesh.frameworks.meeting import Distributes
 from cubemesh.model.outcome import Status
-from cubemesh.worker import limits, ranks
+from cubemesh.worker import hosts, limits, ranks
 from cubemesh.worker.job import read_job
 from cubemesh.worker.run import run_job
 
@@ -160,20 +162,33 @@ def work(job_path: Path) -> int:
     started this one as a rank already; of a rank 0 means that its outcome is ok.
     """
     job, own = read_job(job_path), ranks.whoami()
-    if own.ranks == 1 and 1 < job.spec.placement.devices <= len(os.sched_getaffinity(0)):
+    if own.ranks == 1 and job.spec.placement.hosts:
+        prepare(job.agent_output_path)
+        ranks.leave_word(job, hosts.launch(job))
+        return 0
+    cores = len(os.sched_getaffinity(0))
+    if own.ranks == 1 and ranks.can_launch(job.spec.placement, cores):
         framework = entry(job.spec.program.framework).load()
         if isinstance(framework, Distributes):
-            _prepare(job.agent_output_path)
-            ranks.launch(framework, job, _work_as_rank)
+            prepare(job.agent_output_path)
+            signal.signal(signal.SIGUSR1, _ask_ranks)
+            ranks.launch(framework, job, work_as_rank)
             return 0
     job = ranks.as_rank(job)
-    _prepare(job.output_path)
+    prepare(job.output_path)
     with _explained(job.stacks_path):
         outcome = run_job(job)
     return 0 if own.ranks == 1 or outcome.status is Status.OK else ranks.FAILED
 
 
-def _work_as_rank(job_path: str) -> None:
+def _ask_ranks(number: int, frame: object) -> None:
+    """The agent is asked for stacks: those of its ranks are meant."""
+    for rank in psutil.Process().children():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank.pid, number)
+
+
+def work_as_rank(job_path: str) -> None:
     """The life of a rank, forked from the agent."""
     limits.die_with_parent(os.getppid())
     # The agent's own handler, inherited, would make an exception of the signal by which it ends the
@@ -185,7 +200,8 @@ def _work_as_rank(job_path: str) -> None:
         os._exit(code)
 
 
-def _prepare(output: Path) -> None:
+def prepare(output: Path) -> None:
+    """Name and limit this process, and send what it prints to a file."""
     limits.name_process("cubemesh-worker")
     limits.no_core_dump()
     limits.first_to_be_killed()

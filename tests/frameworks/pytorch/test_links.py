@@ -8,8 +8,15 @@ import pytest
 
 pytest.importorskip("torch")
 
+from cubemesh.frameworks.base import Unsupported
 from cubemesh.frameworks.exchange import Link
-from cubemesh.frameworks.pytorch.links import NcclLog, gloo_link, nccl_link, tcp_link
+from cubemesh.frameworks.pytorch.links import (
+    NcclLog,
+    chosen,
+    gloo_link,
+    nccl_link,
+    tcp_link,
+)
 
 START = "host:71:71 [0] NCCL INFO NET/Socket : Using [0]eth0:192.0.2.2<0> [1]eth1:192.0.2.3<0>"
 IB = "host:71:71 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:192.0.2.2<0>"
@@ -59,6 +66,20 @@ def test_the_log_of_nccl_is_asked_for_unless_somebody_asked_already(monkeypatch)
     assert theirs.link() is None
     theirs.close()
     assert os.environ["NCCL_DEBUG"] == "WARN"
+
+
+def test_a_link_is_chosen_by_the_librarys_own_settings():
+    names = ["eth0", "lo"]
+    assert chosen("auto", "cuda", names) == {}
+    assert chosen("shared-memory", "cuda", names) == {"NCCL_P2P_DISABLE": "1"}
+    network = chosen("network", "cuda", names)
+    assert network == {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+    assert chosen("lo", "cpu", names) == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert chosen("eth0", "cuda", names)["NCCL_SOCKET_IFNAME"] == "=eth0"
+    with pytest.raises(Unsupported, match="gloo"):
+        chosen("shared-memory", "cpu", names)
+    with pytest.raises(Unsupported, match="eth0, lo"):
+        chosen("ib0", "cuda", names)
 
 
 def test_a_connection_is_named_by_the_interface_of_its_own_end():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cubemesh.frameworks.exchange import Link, Mail, Pending
-from cubemesh.frameworks.pytorch.links import NcclLog, gloo_link
+from cubemesh.frameworks.pytorch.links import NcclLog, chosen, gloo_link, interface_names
 from cubemesh.frameworks.pytorch.mail import NEVER, TorchMail
 
 NARROW = torch.bfloat16
@@ -133,6 +134,7 @@ class _Transfers:
             work.wait()
 
 
-def join(device: str, timeout_s: float) -> TorchGroup:
+def join(device: str, timeout_s: float, link: str = "auto") -> TorchGroup:
     """Meet the other ranks; see `Distributes` in frameworks/base."""
+    os.environ |= chosen(link, torch.device(device).type, interface_names())
     return TorchGroup(device, timeout_s)

@@ -19,16 +19,47 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import psutil
 
+from cubemesh.frameworks.base import Unsupported
 from cubemesh.frameworks.exchange import Link
 
 _VIA = re.compile(r" via (P2P|SHM|NET)/([\w-]+)")
 _USING = re.compile(r"NET/(?:Socket|IB) ?: Using (.+)")
 _NAMED = re.compile(r"\[\d+\]([\w.-]+):")
+
+
+def chosen(link: str, kind: str, interfaces: Collection[str]) -> dict[str, str]:
+    """The environment that makes the ranks of a `kind` of device exchange over `link` (see
+    `Placement.link`); Unsupported for what they cannot. They are the libraries' own settings (NCCL
+    User Guide, environment variables; gloo as PyTorch's documentation of torch.distributed)."""
+    if link == "auto":
+        return {}
+    if link in ("shared-memory", "network"):
+        if kind != "cuda":
+            raise Unsupported(
+                f"link={link}: CPUs exchange by gloo, which takes TCP whatever lies between them. "
+                f"Leave link out, or name an interface: {', '.join(interfaces)}."
+            )
+        no_peers = {"NCCL_P2P_DISABLE": "1"}
+        return no_peers if link == "shared-memory" else no_peers | {"NCCL_SHM_DISABLE": "1"}
+    if link not in interfaces:
+        raise Unsupported(
+            f"link={link}: it is auto, shared-memory, network or an interface of this host: "
+            f"{', '.join(interfaces)}."
+        )
+    if kind != "cuda":
+        return {"GLOO_SOCKET_IFNAME": link}
+    # With = NCCL takes the name as it is, not as the beginning of one.
+    return {"NCCL_SOCKET_IFNAME": f"={link}", "NCCL_IB_DISABLE": "1"}
+
+
+def interface_names() -> list[str]:
+    """The network interfaces of this host that are up."""
+    return sorted(name for name, found in psutil.net_if_stats().items() if found.isup)
 
 
 class NcclLog:

@@ -1,0 +1,160 @@
+"""How near do the fused kernels come to the fewest bytes they must move?
+
+Every fusion of a network, one of each shape, in each launch that fits on the GPU, beside PyTorch's
+own operations in eager mode and the floor: each array it must read or write, once, at the rate that
+a large copy on the device reaches in the same process. Values are random; arrays that fit into the
+cache are timed as they lie there.
+
+    python benchmarks/fused_kernels.py --network resnet-50 --batch 256 --json kernels.json
+
+Without a GPU or Triton it says so and ends with exit code 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+from torch import nn
+
+from cubemesh import networks
+from cubemesh.frameworks.pytorch.fused_norm import FusedNorm
+from cubemesh.frameworks.pytorch.gpu_time import time_ms
+from cubemesh.networks.fusion import NormFusion, fused_steps, reads
+
+COPY_BYTES = 1 << 30
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+Case = tuple[tuple[int, int, int, int], bool, bool, int]
+"""(shape, adds, rectifies, readers: 1 or 2)."""
+
+
+def cases(network: str, batch: int) -> dict[Case, int]:
+    """Each distinct fusion of `network` → how often it is there."""
+    graph = networks.build(network)
+    steps = fused_steps(graph)
+    read = reads(graph, steps)
+    found: dict[Case, int] = {}
+    for step in steps:
+        if isinstance(step, NormFusion):
+            channels, height, width = step.norm.shape
+            readers = min(2, read[step.last.name])
+            case = (
+                (batch, channels, height, width),
+                step.residual is not None,
+                step.rectifies,
+                readers,
+            )
+            found[case] = found.get(case, 0) + 1
+    return found
+
+
+def floor_bytes(case: Case, size: int) -> tuple[float, float]:
+    """(forward, backward): bytes that must be moved for values of `size` bytes."""
+    (batch, channels, height, width), adds, rectifies, readers = case
+    values = batch * channels * height * width
+    bits = values / 8 if adds and rectifies else 0
+    forward = values * size * (3 if adds else 2) + bits
+    backward = values * size * (readers + 2 + (1 if adds else 0)) + bits
+    return forward, backward
+
+
+def prepared(case: Case, dtype: torch.dtype) -> tuple[FusedNorm, torch.Tensor]:
+    """The operation of a case, and an array for it."""
+    shape, adds, rectifies, readers = case
+    norm = nn.BatchNorm2d(shape[1], device="cuda")
+    norm.num_batches_tracked = None
+    op = FusedNorm(norm, adds=adds, rectifies=rectifies, readers=readers)
+    x = torch.empty(shape, dtype=dtype, device="cuda").to(memory_format=torch.channels_last)
+    return op, x
+
+
+def copy_bytes_per_s() -> float:
+    """Bytes read and written by a large copy in a second."""
+    source = torch.randn(COPY_BYTES // 4, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * COPY_BYTES / time_ms(lambda: target.copy_(source)) * 1e3
+
+
+def compile_share(given: tuple[list[Case], str, int, int]) -> int:
+    """Compile every `of`-th launch, from `first` on, into Triton's cache; how many were."""
+    from cubemesh.frameworks.pytorch.norm_launch import calls, others
+
+    found, dtype, first, of = given
+    done = 0
+    for case in found:
+        op, x = prepared(case, DTYPES[dtype])
+        for number, call in enumerate(calls(op, x, *others(op, x))):
+            if number % of == first:
+                call.fits()
+                done += 1
+        torch.cuda.empty_cache()
+    return done
+
+
+def main() -> int:
+    """Try every launch and print the best of each case."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--network", default="resnet-50")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="bf16")
+    parser.add_argument("--compilers", type=int, default=0, help="processes that compile first")
+    parser.add_argument("--every", action="store_true", help="print every launch, not the best")
+    parser.add_argument("--json", metavar="FILE", help="write the result there as well")
+    args = parser.parse_args()
+    if not torch.cuda.is_available() or find_spec("triton") is None:
+        print("absent: a GPU that PyTorch can use, and Triton")
+        return 2
+    from cubemesh.frameworks.pytorch.norm_launch import measure
+
+    found = cases(args.network, args.batch)
+    if args.compilers:
+        shares = [(list(found), args.dtype, i, args.compilers) for i in range(args.compilers)]
+        with ProcessPoolExecutor(args.compilers, mp_context=get_context("spawn")) as pool:
+            print(f"compiled: {sum(pool.map(compile_share, shares))}")
+    rate = copy_bytes_per_s()
+    print(
+        f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}: copy {rate / 1e9:.0f} GB/s"
+    )
+    rows: list[dict[str, Any]] = []
+    sums = dict.fromkeys(("floor", "own", "best"), 0.0)
+    for case, count in found.items():
+        op, x = prepared(case, DTYPES[args.dtype])
+        for which, tried, moved in zip(
+            ("forward", "backward"),
+            measure(op, x),
+            floor_bytes(case, x.element_size()),
+            strict=True,
+        ):
+            floor_ms = moved / rate * 1e3
+            own_ms = tried[0].ms
+            ours = sorted(tried[1:], key=lambda t: t.ms)
+            best_ms = min([own_ms, *(t.ms for t in ours)])
+            for key, ms in (("floor", floor_ms), ("own", own_ms), ("best", best_ms)):
+                sums[key] += count * ms
+            print(
+                f"{count} × {case[0]!s:22} {'add' if case[1] else '   '} "
+                f"{'relu' if case[2] else '    '} {case[3]} {which:8} floor {floor_ms:7.4f} ms, "
+                f"own {own_ms:7.4f}, "
+                + "; ".join(f"{t.ms:.4f} {t.launch}" for t in ours[: None if args.every else 3])
+            )
+            tries = [{"launch": str(t.launch), "ms": t.ms} for t in tried]
+            rows.append({"case": case, "count": count, "pass": which, "floor_ms": floor_ms,
+                         "tried": tries})  # fmt: skip
+        del op, x
+        torch.cuda.empty_cache()
+    print("a step: " + ", ".join(f"{key} {ms:.3f} ms" for key, ms in sums.items()))
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump({"copy_bytes_per_s": rate, **vars(args), "rows": rows}, file, indent=1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

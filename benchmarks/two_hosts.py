@@ -1,0 +1,162 @@
+"""Two hosts made of this one: network namespaces joined by a cable, with an sshd in each.
+
+    namespace cm-a-PID  10.77.0.1 ──── veth ──── 10.77.0.2  namespace cm-b-PID
+
+and this machine as the third end of a bridge, 10.77.0.3, so that a runner here reaches both. Each
+namespace has a name of its own and one half of the cores. `tc` shapes what each sends: a token
+bucket of so many bits a second, behind a delay. Needs root, iproute2 and openssh-server; `missing`
+says what lacks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
+HERE = "10.77.0.3"
+PORT = 2222
+BURST_MS = 1
+"""What the token bucket lets through at once, as time at its rate; 64 KiB at least, a packet as
+large as offloading makes them."""
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """How to reach them."""
+
+    names: tuple[str, str]
+    environment: Mapping[str, str]
+    """What a runner needs beside its own."""
+
+    def shape(self, bits_per_s: float | None, delay_ms: float = 0.0) -> None:
+        """What each host may send, and how much later it arrives; None takes the limit away."""
+        for name in self.names:
+            inside = ["ip", "netns", "exec", name, "tc", "qdisc"]
+            subprocess.run(
+                [*inside, "del", "dev", "eth0", "root"], capture_output=True, check=False
+            )
+            if bits_per_s is None:
+                continue
+            burst = max(64 * 1024, int(bits_per_s / 8 * BURST_MS / 1000))
+            rate = ["tbf", "rate", f"{bits_per_s:.0f}bit", "burst", str(burst), "latency", "50ms"]
+            _run(*inside, "add", "dev", "eth0", "root", "handle", "1:", *rate)
+            if delay_ms:
+                later = ["netem", "limit", "100000", "delay", f"{delay_ms}ms"]
+                _run(*inside, "add", "dev", "eth0", "parent", "1:", *later)
+
+
+def missing() -> str:
+    """What two hosts cannot be made without here; empty where nothing lacks."""
+    if os.geteuid() != 0:
+        return "two hosts need root, for network namespaces"
+    for program, package in (("ip", "iproute2"), ("tc", "iproute2"), ("sshd", "openssh-server")):
+        if shutil.which(program) is None and not Path("/usr/sbin", program).exists():
+            return f"two hosts need {program} ({package})"
+    probe = f"cm-probe-{os.getpid()}"
+    made = subprocess.run(
+        ["ip", "netns", "add", probe], capture_output=True, text=True, check=False
+    )
+    if made.returncode:
+        return f"network namespaces are not permitted here: {made.stderr.strip()}"
+    _run("ip", "netns", "del", probe)
+    return ""
+
+
+@contextlib.contextmanager
+def two_hosts(folder: Path) -> Iterator[Hosts]:
+    """The hosts, until the block ends; `folder` takes keys and logs."""
+    names = (f"cm-a-{os.getpid()}", f"cm-b-{os.getpid()}")
+    bridge = f"cm{os.getpid()}"[:15]
+    servers: list[subprocess.Popen[bytes]] = []
+    with contextlib.ExitStack() as undo:
+        _run("ip", "link", "add", bridge, "type", "bridge")
+        undo.callback(_run, "ip", "link", "del", bridge)
+        _run("ip", "addr", "add", f"{HERE}/24", "dev", bridge)
+        _run("ip", "link", "set", bridge, "up")
+        for number, (name, address) in enumerate(zip(names, ADDRESSES, strict=True)):
+            _run("ip", "netns", "add", name)
+            undo.callback(_run, "ip", "netns", "del", name)
+            cable = f"{bridge}{'ab'[number]}"[-15:]
+            _run("ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name)
+            _run("ip", "link", "set", cable, "master", bridge, "up")
+            for words in (
+                ("addr", "add", f"{address}/24", "dev", "eth0"),
+                ("link", "set", "eth0", "up"),
+                ("link", "set", "lo", "up"),
+            ):
+                _run("ip", "-n", name, *words)
+        key = _keys(folder)
+        for number, name in enumerate(names):
+            servers.append(_sshd(folder, name, number))
+            undo.callback(_end, servers[-1])
+        ssh = f"ssh -p {PORT} -i {key} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
+        environment = {"CUBEMESH_SSH": f"{ssh} -o BatchMode=yes -o LogLevel=ERROR"}
+        _wait(environment["CUBEMESH_SSH"])
+        yield Hosts(names, environment)
+
+
+def _keys(folder: Path) -> Path:
+    for name in ("host", "user"):
+        _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name))
+    shutil.copy(folder / "user.pub", folder / "authorized")
+    return folder / "user"
+
+
+def _sshd(folder: Path, name: str, number: int) -> subprocess.Popen[bytes]:
+    """An sshd in a namespace, with the namespace's name for its host and half of the cores."""
+    config = folder / f"sshd-{number}"
+    config.write_text(
+        f"Port {PORT}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\n"
+        "PermitRootLogin prohibit-password\nPasswordAuthentication no\nUsePAM no\n"
+        f"StrictModes no\nPidFile none\n"
+    )
+    Path("/run/sshd").mkdir(exist_ok=True)  # where sshd goes when it has no privileges
+    cores = sorted(os.sched_getaffinity(0))
+    half = cores[: len(cores) // 2] if number == 0 else cores[len(cores) // 2 :]
+    sshd = shutil.which("sshd") or "/usr/sbin/sshd"
+    start = (
+        f"hostname {name} && exec taskset -c {','.join(map(str, half))} {sshd} -D -e -f {config}"
+    )
+    with open(folder / f"sshd-{number}.log", "wb") as log:
+        return subprocess.Popen(
+            ["ip", "netns", "exec", name, "unshare", "--uts", "sh", "-c", start],
+            stdout=log,
+            stderr=log,
+        )
+
+
+def _wait(ssh: str) -> None:
+    """Until both answer."""
+    for address in ADDRESSES:
+        for _ in range(50):
+            said = subprocess.run(
+                [*ssh.split(), address, "true"], capture_output=True, text=True, check=False
+            )
+            if said.returncode == 0:
+                break
+            time.sleep(0.2)
+        else:
+            raise RuntimeError(f"{address} does not answer: {said.stderr.strip()}")
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    server.terminate()
+    server.wait()
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
+
+
+if __name__ == "__main__":
+    sys.exit(missing() and f"{missing()}.")

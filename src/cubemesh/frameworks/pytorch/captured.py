@@ -1,0 +1,185 @@
+"""PyTorch, the whole training step captured: one launch a step, whatever it computes.
+
+    step 1, 2     forward ─ backward ─ exchange ─ update      as they are; libraries settle
+    step 3        the same, recorded as one CUDA graph, and replayed
+    step 4, …     batch into the graph's own arrays ─ replay
+
+Launching some hundred kernels one by one takes the host longer than a GPU needs for a small
+minibatch; replaying a graph of them takes microseconds. What is captured is the network with its
+batch normalisations fused (`fused.py`) where it has any, the compiled network where it has none and
+there is a compiler, and the eager one elsewhere. Exchanges are captured with it.
+
+Where a step cannot be captured, on a CPU, with a loss scale that changes, with an exchange that is
+more than a reduction, it runs as it is, and `not_captured` says why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from cubemesh.frameworks.base import BuildRequest, Capabilities
+from cubemesh.frameworks.pytorch import runtime
+from cubemesh.frameworks.pytorch.ceiling import build_ceiling
+from cubemesh.frameworks.pytorch.compiled import is_out_of_memory, preload
+from cubemesh.frameworks.pytorch.fused import FusedNetwork
+from cubemesh.frameworks.pytorch.group import join
+from cubemesh.frameworks.pytorch.launch import launch
+from cubemesh.frameworks.pytorch.program import Placed, PyTorchProgram, total_loss
+from cubemesh.frameworks.pytorch.runtime import NARROW_TYPES
+from cubemesh.frameworks.pytorch.scaling import DynamicScaling
+from cubemesh.model.spec import Train, TrainSteps
+from cubemesh.networks.layers import Convolution, Linear
+
+__all__ = [
+    "build",
+    "build_ceiling",
+    "capabilities",
+    "is_out_of_memory",
+    "join",
+    "launch",
+    "preload",
+]
+
+STEPS_BEFORE = 2
+"""Steps that run as they are before one is captured: cuDNN tries its algorithms in the first, and
+optimizers make their arrays."""
+EXCHANGES = frozenset({"none", "all-reduce", "all-reduce-16", "parameter-server", "local-sgd"})
+"""Under which the whole network is on each device. The last two are not captured."""
+
+
+class CapturedProgram(PyTorchProgram):
+    """The eager program, its step replayed as one graph; batch normalisations fused."""
+
+    overwrites = False  # a captured array may be read again by the next replay
+    shows_layers = False  # a fused kernel computes several
+
+    def __init__(self, request: BuildRequest) -> None:
+        super().__init__(request)
+        self.fused = FusedNetwork(self._built)
+        self._static_types = _static_types(request)
+        self.not_captured = self._reason()
+        """See `Captures` in frameworks/captures."""
+
+    def _reason(self) -> str:
+        if not isinstance(self._work, (TrainSteps, Train)):
+            return "only training steps are captured"
+        if self._kind != "cuda":
+            return "a CPU has no graph of kernels to replay"
+        if isinstance(self._scaling, DynamicScaling):
+            return (
+                "a dynamic loss scale looks at the gradients after each step; set a static "
+                "loss_scale to capture"
+            )
+        if not self._exchange.capturable:
+            return f"the exchange {self._exchange.name} does not do the same in every step"
+        return ""
+
+    def _forget(self) -> None:
+        """Capture anew: the arrays, or what is done with them, are others."""
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._static: Placed = ()
+        self._done = 0
+
+    def compile(self, placed: Placed) -> bool | None:
+        """Choose what each fusion runs as, by trying; `load` comes after it."""
+        if self.not_captured:
+            return None
+        with self._autocast:
+            self.fused.tune(*placed[:-1])
+        self.synchronize()
+        torch.manual_seed(self._work.seed)
+        torch.cuda.empty_cache()
+        return None
+
+    def train_step(self, placed: Placed) -> None:
+        """Queue a replay of the captured step; the first steps, and a batch of another shape than
+        the captured one's, run as they are."""
+        if self.not_captured:
+            super().train_step(placed)
+            return
+        if self._graph is None:
+            self._done += 1
+            if self._done <= STEPS_BEFORE:
+                self._beside(placed)
+                return
+            self._capture(placed)
+        if not _alike(placed, self._static):
+            self._beside(placed)
+            return
+        assert self._graph is not None
+        for own, given in zip(self._static, placed, strict=True):
+            own.copy_(given, non_blocking=True)
+        self._graph.replay()
+        self._loss = self._captured_loss
+
+    def _beside(self, placed: Placed) -> None:
+        """One step as it is, on a stream of its own as capturing asks for."""
+        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            super().train_step(placed)
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+
+    def _capture(self, placed: Placed) -> None:
+        """Record a step. Nothing is computed: the replay does."""
+        assert self._optimizer is not None
+        self._static = tuple(
+            torch.empty_like(array, dtype=dtype or array.dtype)
+            for array, dtype in zip(placed, (*self._static_types, None), strict=True)
+        )
+        self._optimizer.zero_grad(set_to_none=True)  # so that gradients lie in the graph's memory
+        self.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            super().train_step(self._static)
+        self._graph, self._captured_loss = graph, self._loss
+
+    def _forward(self, placed: Placed) -> Tensor:
+        *inputs, labels = placed
+        with self._autocast:
+            return total_loss(self._weights, self.fused(*inputs), labels)
+
+    def _start_optimizer(self) -> None:
+        super()._start_optimizer()
+        for group in self._optimizer.param_groups if self._optimizer else ():
+            if "capturable" in group:  # counts its steps on the device
+                group["capturable"] = self._kind == "cuda"
+        self._forget()
+
+    def close(self) -> None:
+        """Drop every array and the graph."""
+        self._forget()
+        del self.fused
+        super().close()
+
+
+def build(request: BuildRequest) -> CapturedProgram:
+    """The program for `request`; its third step captures."""
+    return CapturedProgram(request)
+
+
+def capabilities() -> Capabilities:
+    """Those of eager PyTorch, but for layers of a precision of their own and networks cut apart."""
+    able = runtime.capabilities()
+    return replace(able, precision_by_layer=False, exchanges=able.exchanges & EXCHANGES)
+
+
+def _alike(one: Placed, other: Placed) -> bool:
+    return all(a.shape == b.shape for a, b in zip(one, other, strict=True))
+
+
+def _static_types(request: BuildRequest) -> tuple[torch.dtype | None, ...]:
+    """For each input the type its static array has: the narrow one where every layer that reads it
+    would make it narrow anyway; None for its own."""
+    narrow = NARROW_TYPES.get(request.program.precision)
+    readers = {
+        i.name: [n.layer for n in request.network.nodes if i.name in n.inputs]
+        for i in request.network.inputs
+    }
+    return tuple(
+        narrow if all(isinstance(layer, (Convolution, Linear)) for layer in layers) else None
+        for layers in readers.values()
+    )

@@ -1,0 +1,208 @@
+"""A network's forward pass with its fusions: which operation runs each of them, and in what order?
+
+`networks/fusion.py` finds them in the graph. What is in none runs as in the eager program, with the
+same modules and arrays, but for three things that are only other ways to compute the same: max
+pooling by kernels that remember the winner, a first convolution of few channels over folded images,
+and the conversions of weights under autocast, which are made a segment at a time.
+
+Each of these is used where it was measured to be faster, on this GPU and for the shapes of the run
+(`tune`), and nowhere before that. The list of steps is gone through in Python, which costs the host
+a little for each: it is meant for steps that are captured, where the host calls nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.util import find_spec
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from cubemesh.frameworks.pytorch.depth_conv import DepthConv, folds
+from cubemesh.frameworks.pytorch.fused_norm import FusedNorm
+from cubemesh.frameworks.pytorch.fused_pool import FusedPool
+from cubemesh.frameworks.pytorch.gpu_time import both_passes_ms
+from cubemesh.frameworks.pytorch.module import Built
+from cubemesh.frameworks.pytorch.narrowing import narrowed
+from cubemesh.networks.fusion import NormFusion, fused_steps, reads
+from cubemesh.networks.graph import Node
+
+MOST_VALUES = 2**31
+"""Of an array that the kernels can index."""
+CHANNELS = 16
+"""The kernels take channels in multiples of this."""
+
+Run = Callable[..., Tensor]
+
+
+class FusedNetwork:
+    """A built network's forward pass for training, from its inputs to its heads' values."""
+
+    def __init__(self, built: Built) -> None:
+        network = built.network
+        self.steps = fused_steps(network)
+        self._reads = reads(network, self.steps)
+        self._inputs = [i.name for i in network.inputs]
+        self._heads = [head.value for head in network.heads]
+        self._run: list[nn.Module] = []
+        self.norms: dict[str, FusedNorm] = {}
+        """By the name of the value that is made."""
+        for step in self.steps:
+            if isinstance(step, NormFusion):
+                self._run.append(self._fuse(step, built.layers[step.norm.name]))
+            elif isinstance(built.layers[step.name], nn.MaxPool2d):
+                self._run.append(FusedPool(built.layers[step.name]))  # type: ignore[arg-type]
+            else:
+                self._run.append(built.layers[step.name])
+        self.narrows = False
+        """Whether weights are narrowed together; under an autocast that `tune` was called under."""
+        self._segments = _weights_by_segment(self.steps, self._run)
+
+    def _fuse(self, step: NormFusion, norm: nn.Module) -> FusedNorm:
+        assert isinstance(norm, nn.BatchNorm2d)
+        self.norms[step.last.name] = fused = FusedNorm(
+            norm,
+            adds=step.residual is not None,
+            rectifies=step.rectifies,
+            readers=self._reads[step.last.name],
+        )
+        return fused
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Images (batch, channels, height, width), or what else the network's inputs are → each
+        head's value, (batch, classes)."""
+        return self._forward(inputs, lambda number, given: self._apply(number, given))
+
+    def _apply(self, number: int, given: list[Tensor]) -> Tensor | Sequence[Tensor]:
+        made: Tensor | Sequence[Tensor] = self._run[number](*given)
+        return made
+
+    def _forward(
+        self,
+        inputs: Sequence[Tensor],
+        apply: Callable[[int, list[Tensor]], Tensor | Sequence[Tensor]],
+    ) -> tuple[Tensor, ...]:
+        values = {
+            name: [array] * self._reads[name]
+            for name, array in zip(self._inputs, inputs, strict=True)
+        }
+        weights = self._narrow_weights(inputs[0].device.type)
+        for number, step in enumerate(self.steps):
+            given = [values[name].pop() for name in step.inputs]
+            name = step.last.name if isinstance(step, NormFusion) else step.name
+            if number in weights:
+                made: Tensor | Sequence[Tensor] = _product(self._run[number], weights[number])(
+                    *given
+                )
+            else:
+                made = apply(number, given)
+            del given
+            values[name] = [made] * self._reads[name] if isinstance(made, Tensor) else list(made)
+        return tuple(values[name].pop() for name in self._heads)
+
+    def _narrow_weights(self, kind: str) -> dict[int, Tensor]:
+        """Number of a step that multiplies → its weight, in the type that autocast wants."""
+        if not self.narrows or not torch.is_autocast_enabled(kind):
+            return {}
+        dtype = torch.get_autocast_dtype(kind)
+        found: dict[int, Tensor] = {}
+        for weights in self._segments:
+            found.update(zip(weights, narrowed(list(weights.values()), dtype), strict=True))
+        return found
+
+    def tune(self, *inputs: Tensor) -> None:
+        """Choose for every step what it runs as, for inputs of this shape: kernels where they can
+        be used and are faster than PyTorch's own operations. Call it as a step's forward pass is
+        called, under its autocast; running statistics hold anything after it."""
+        kind = inputs[0].device.type
+        if kind != "cuda" or find_spec("triton") is None:
+            return
+        from cubemesh.frameworks.pytorch.norm_launch import Kernels, choose
+
+        found: dict[object, Kernels | None] = {}
+
+        def tuned(number: int, given: list[Tensor]) -> Tensor | Sequence[Tensor]:
+            op, x = self._run[number], given[0]
+            if isinstance(op, FusedNorm) and usable(x):
+                key = (x.shape, x.dtype, op.adds, op.rectifies, min(op.readers, 2))
+                if key not in found:
+                    found[key] = choose(op, torch.empty_like(x))
+                kernels = found[key]
+                op.kernels = None if kernels is None else kernels.another()
+            elif isinstance(op, FusedPool) and usable(x) and op.usable:
+                op.kernels = _faster(
+                    partial(_pooled, op, x, True), partial(_pooled, op, x, False), x
+                )
+            elif isinstance(op, nn.Conv2d) and self._reads_input(number):
+                size = (x.shape[2], x.shape[3])
+                if folds(op, size) and x.is_contiguous(memory_format=torch.channels_last):
+                    folded = DepthConv(op, size)
+                    if _faster(partial(folded, x), partial(op, x), op.weight):
+                        self._run[number] = folded
+            return self._apply(number, given)
+
+        self.narrows = False
+        cached = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)  # a weight narrowed without gradient stays so
+        try:
+            with torch.no_grad():
+                self._forward(inputs, tuned)
+        finally:
+            torch.set_autocast_cache_enabled(cached)
+        self.narrows = True
+
+    def _reads_input(self, number: int) -> bool:
+        """Whether a step reads what the network is fed, which needs no gradient."""
+        return set(self.steps[number].inputs) <= set(self._inputs)
+
+
+def usable(x: Tensor) -> bool:
+    """Whether the kernels can take an array: channels last, of 16- or 32-bit floats."""
+    return (
+        x.dim() == 4
+        and x.is_contiguous(memory_format=torch.channels_last)
+        and x.shape[1] % CHANNELS == 0
+        and x.numel() < MOST_VALUES
+        and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    )
+
+
+def _pooled(op: FusedPool, x: Tensor, kernels: bool) -> Tensor:
+    op.kernels = kernels
+    return op(x)  # type: ignore[no-any-return]
+
+
+def _faster(one: Callable[[], Tensor], other: Callable[[], Tensor], wanted: Tensor) -> bool:
+    """Whether `one` takes less than `other`, forward and backward, for the gradient of `wanted`."""
+    asked = wanted.requires_grad
+    wanted.requires_grad_()
+    times = [sum(both_passes_ms(run, [wanted])) for run in (one, other)]
+    wanted.requires_grad_(asked)
+    return times[0] < times[1]
+
+
+def _weights_by_segment(
+    steps: Sequence[Node | NormFusion], run: Sequence[nn.Module]
+) -> list[dict[int, Tensor]]:
+    """For each segment, the number of each of its convolutions and products → its weight; a weight
+    that several share is left to autocast."""
+    weights = {n: op.weight for n, op in enumerate(run) if isinstance(op, (nn.Conv2d, nn.Linear))}
+    shared = [id(w) for w in weights.values()]
+    segments: dict[str, dict[int, Tensor]] = {}
+    for number, weight in weights.items():
+        step = steps[number]
+        if isinstance(step, Node) and shared.count(id(weight)) == 1:
+            segments.setdefault(step.segment, {})[number] = weight
+    return list(segments.values())
+
+
+def _product(op: nn.Module, weight: Tensor) -> Run:
+    """What `op` does, with `weight` in place of its own."""
+    if isinstance(op, DepthConv):
+        return partial(op, weight=weight)
+    if isinstance(op, nn.Linear):
+        return lambda x: F.linear(x, weight, op.bias)
+    assert isinstance(op, nn.Conv2d)
+    return lambda x: op._conv_forward(x, weight, op.bias)

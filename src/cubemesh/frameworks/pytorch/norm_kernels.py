@@ -1,0 +1,285 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+"""Batch normalisation, a sum and a ReLU in one Triton kernel, forward and backward.
+
+The array is a matrix of rows (batch, height, width) by channels, as it lies in channels-last. A
+normalisation needs every row of a channel twice: for its statistics, then to be normalised. One
+launch does both, so that what still lies in the cache, or in registers, is not fetched again:
+
+    channels │ slice 0 │ slice 1 │ …          a slice: `block_cols` channels
+    rows     │ part 0  │         │            a part: `tiles` × `block_rows` rows, one program
+             │ part 1  │         │
+    each part:  load ─ sums ─ add to the slice's sums ─ meet ─ load again ─ normalise ─ store
+
+The parts of a slice meet at a counter in memory. A part of one tile (`held`) keeps it in registers
+meanwhile; others read their tiles again, the last one first. Programs take their part from a
+ticket, so that those of a slice start before those of the next, and a slice may have as many parts
+as fit on the GPU at once but no more, or they would wait for ever. Nothing is set back after a
+launch: the ticket counts on, and with it the launches. Each launch adds to one of two sets of sums
+and clears the other for the next.
+
+Sums are taken in float32, of the differences from the channel's first value: a mean far from zero
+costs no digits. What a ReLU let through is recomputed from the input, or, after a sum, kept as one
+bit a value.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _take_part(counters, parts, slices):
+    """(launch, slice, part): the next that nobody has taken."""
+    ticket = tl.atomic_add(counters, 1)
+    launch = ticket // (parts * slices)
+    within = (ticket - launch * (parts * slices)).to(tl.int32)
+    return launch, within // parts, within % parts
+
+
+@triton.jit
+def _meet(arrived, target):
+    """Wait until all parts of the slice are here, and see what they added."""
+    tl.debug_barrier()
+    tl.atomic_add(arrived, 1)
+    while tl.atomic_add(arrived, 0) < target:
+        pass
+    tl.debug_barrier()
+
+
+@triton.jit
+def _load(pointer, at, keep, even: tl.constexpr):
+    """A tile, zero where its rows are past the end."""
+    if even:
+        return tl.load(pointer + at)
+    return tl.load(pointer + at, mask=keep, other=0.0)
+
+
+@triton.jit
+def _store(pointer, at, value, keep, even: tl.constexpr):
+    """A tile, but for rows past the end, in the array's type."""
+    value = value.to(pointer.dtype.element_ty)
+    if even:
+        tl.store(pointer + at, value)
+    else:
+        tl.store(pointer + at, value, mask=keep)
+
+
+@triton.jit
+def _store_bits(mask, passed, row, first_col, rows, channels, block_cols: tl.constexpr):
+    """One bit a value, eight channels a byte."""
+    place = tl.arange(0, 8)
+    bits = tl.reshape(passed.to(tl.int32), [passed.shape[0], block_cols // 8, 8])
+    packed = tl.sum(bits << place[None, None, :], axis=2)
+    col = first_col // 8 + tl.arange(0, block_cols // 8)
+    at = row[:, None] * (channels // 8) + col[None, :]
+    tl.store(mask + at, packed.to(tl.uint8), mask=(row < rows)[:, None])
+
+
+@triton.jit
+def _load_bits(mask, row, first_col, rows, channels, block_cols: tl.constexpr):
+    """What `_store_bits` kept, a truth value each."""
+    place = tl.arange(0, 8)
+    col = first_col // 8 + tl.arange(0, block_cols // 8)
+    at = row[:, None] * (channels // 8) + col[None, :]
+    packed = tl.load(mask + at, mask=(row < rows)[:, None], other=0).to(tl.int32)
+    bits = (packed[:, :, None] >> place[None, None, :]) & 1
+    return tl.reshape(bits, [row.shape[0], block_cols]) != 0
+
+
+@triton.jit
+def _finish(
+    value, residual, y, mask, row, cols, first_col, rows, channels, scale, shift,
+    block_cols: tl.constexpr, even: tl.constexpr, adds: tl.constexpr, rectifies: tl.constexpr,
+):  # fmt: skip
+    """Normalise, add, rectify and store one tile."""
+    keep = (row < rows)[:, None]
+    at = row[:, None] * channels + cols[None, :]
+    result = value.to(tl.float32) * scale[None, :] + shift[None, :]
+    if adds:
+        result += _load(residual, at, keep, even).to(tl.float32)
+    if rectifies:
+        if adds:
+            _store_bits(mask, result > 0, row, first_col, rows, channels, block_cols)
+        result = tl.maximum(result, 0.0)
+    _store(y, at, result, keep, even)
+
+
+@triton.jit(do_not_specialize=["rows", "tiles", "parts", "slices"])
+def forward_kernel(
+    x, residual, y, mask, weight, bias, running_mean, running_variance, saved_mean, saved_rstd,
+    sums, counters, rows, channels, tiles, parts, slices, epsilon, momentum, unbiased,
+    block_rows: tl.constexpr, block_cols: tl.constexpr, held: tl.constexpr, even: tl.constexpr,
+    adds: tl.constexpr, rectifies: tl.constexpr,
+):  # fmt: skip
+    """y = relu(norm(x) + residual), with the statistics saved and the running ones updated.
+    `unbiased` is rows / (rows − 1)."""
+    launch, which, part = _take_part(counters, parts, slices)
+    own, other = sums + (launch % 2) * 2 * channels, sums + (launch + 1) % 2 * 2 * channels
+    first_col = which * block_cols
+    cols = first_col + tl.arange(0, block_cols)
+    first_row = part * (tiles * block_rows)
+    row = first_row + tl.arange(0, block_rows)
+    count = tl.minimum(tiles, (rows - first_row + block_rows - 1) // block_rows)
+    pivot = tl.load(x + cols).to(tl.float32)
+    if held:
+        keep = (row < rows)[:, None]
+        value = _load(x, row[:, None] * channels + cols[None, :], keep, even)
+        away = value.to(tl.float32) - pivot[None, :]
+        if not even:
+            away = tl.where(keep, away, 0.0)
+        total, squares = tl.sum(away, 0), tl.sum(away * away, 0)
+    else:
+        sum_of = tl.zeros([block_rows, block_cols], tl.float32)
+        square_of = tl.zeros([block_rows, block_cols], tl.float32)
+        for tile in range(count):
+            now = row + tile * block_rows
+            keep = (now < rows)[:, None]
+            value = _load(x, now[:, None] * channels + cols[None, :], keep, even)
+            away = value.to(tl.float32) - pivot[None, :]
+            if not even:
+                away = tl.where(keep, away, 0.0)
+            sum_of += away
+            square_of += away * away
+        total, squares = tl.sum(sum_of, 0), tl.sum(square_of, 0)
+    tl.atomic_add(own + cols, total, sem="relaxed")
+    tl.atomic_add(own + channels + cols, squares, sem="relaxed")
+    scale, shift = tl.load(weight + cols), tl.load(bias + cols)
+    _meet(counters + 1 + which, (launch + 1) * parts)
+    away_mean = tl.load(own + cols, volatile=True) / rows
+    variance = tl.load(own + channels + cols, volatile=True) / rows - away_mean * away_mean
+    variance = tl.maximum(variance, 0.0)
+    mean = away_mean + pivot
+    rstd = 1.0 / tl.sqrt(variance + epsilon)
+    scale *= rstd
+    shift -= mean * scale
+    if held:
+        _finish(
+            value, residual, y, mask, row, cols, first_col, rows, channels, scale, shift,
+            block_cols, even, adds, rectifies,
+        )  # fmt: skip
+    else:
+        for tile in range(count):
+            now = row + (count - 1 - tile) * block_rows
+            keep = (now < rows)[:, None]
+            value = _load(x, now[:, None] * channels + cols[None, :], keep, even)
+            _finish(
+                value, residual, y, mask, now, cols, first_col, rows, channels, scale, shift,
+                block_cols, even, adds, rectifies,
+            )  # fmt: skip
+    if part == 0:
+        tl.store(saved_mean + cols, mean)
+        tl.store(saved_rstd + cols, rstd)
+        before = tl.load(running_mean + cols)
+        tl.store(running_mean + cols, before + momentum * (mean - before))
+        before = tl.load(running_variance + cols)
+        tl.store(running_variance + cols, before + momentum * (variance * unbiased - before))
+        tl.store(other + cols, mean * 0.0)
+        tl.store(other + channels + cols, mean * 0.0)
+
+
+@triton.jit
+def _gradient(
+    first, second, value, mask, row, cols, first_col, rows, channels, scale, shift,
+    block_cols: tl.constexpr, even: tl.constexpr, sums_two: tl.constexpr, adds: tl.constexpr,
+    rectifies: tl.constexpr,
+):  # fmt: skip
+    """What comes back to one tile of the normalised value, in the arrays' own type."""
+    keep = (row < rows)[:, None]
+    at = row[:, None] * channels + cols[None, :]
+    slope = _load(first, at, keep, even)
+    if sums_two:
+        other = _load(second, at, keep, even)
+        slope = (slope.to(tl.float32) + other.to(tl.float32)).to(first.dtype.element_ty)
+    if rectifies:
+        if adds:
+            passed = _load_bits(mask, row, first_col, rows, channels, block_cols)
+        else:
+            passed = value.to(tl.float32) * scale[None, :] + shift[None, :] > 0
+        slope = tl.where(passed, slope, 0.0).to(first.dtype.element_ty)
+    return slope
+
+
+@triton.jit(do_not_specialize=["rows", "tiles", "parts", "slices"])
+def backward_kernel(
+    first, second, x, mask, weight, bias, saved_mean, saved_rstd, dx, dresidual, dweight, dbias,
+    sums, counters, rows, channels, tiles, parts, slices,
+    block_rows: tl.constexpr, block_cols: tl.constexpr, held: tl.constexpr, even: tl.constexpr,
+    sums_two: tl.constexpr, adds: tl.constexpr, rectifies: tl.constexpr,
+):  # fmt: skip
+    """The gradients of `forward_kernel`, where `first`, and `second` with `sums_two`, are what its
+    readers gave back."""
+    launch, which, part = _take_part(counters, parts, slices)
+    own, other = sums + (launch % 2) * 2 * channels, sums + (launch + 1) % 2 * 2 * channels
+    first_col = which * block_cols
+    cols = first_col + tl.arange(0, block_cols)
+    first_row = part * (tiles * block_rows)
+    row = first_row + tl.arange(0, block_rows)
+    count = tl.minimum(tiles, (rows - first_row + block_rows - 1) // block_rows)
+    mean, rstd = tl.load(saved_mean + cols), tl.load(saved_rstd + cols)
+    scale = tl.load(weight + cols) * rstd
+    shift = tl.load(bias + cols) - mean * scale
+    if held:
+        keep = (row < rows)[:, None]
+        at = row[:, None] * channels + cols[None, :]
+        value = _load(x, at, keep, even)
+        slope = _gradient(
+            first, second, value, mask, row, cols, first_col, rows, channels, scale, shift,
+            block_cols, even, sums_two, adds, rectifies,
+        )  # fmt: skip
+        if adds:
+            _store(dresidual, at, slope, keep, even)
+        wide = slope.to(tl.float32)
+        total = tl.sum(wide, 0)
+        product = tl.sum(wide * (value.to(tl.float32) - mean[None, :]), 0)
+    else:
+        sum_of = tl.zeros([block_rows, block_cols], tl.float32)
+        product_of = tl.zeros([block_rows, block_cols], tl.float32)
+        for tile in range(count):
+            now = row + tile * block_rows
+            keep = (now < rows)[:, None]
+            at = now[:, None] * channels + cols[None, :]
+            value = _load(x, at, keep, even)
+            slope = _gradient(
+                first, second, value, mask, now, cols, first_col, rows, channels, scale, shift,
+                block_cols, even, sums_two, adds, rectifies,
+            )  # fmt: skip
+            if adds:
+                _store(dresidual, at, slope, keep, even)
+            wide = slope.to(tl.float32)
+            sum_of += wide
+            product_of += wide * (value.to(tl.float32) - mean[None, :])
+        total, product = tl.sum(sum_of, 0), tl.sum(product_of, 0)
+    tl.atomic_add(own + cols, total, sem="relaxed")
+    tl.atomic_add(own + channels + cols, product, sem="relaxed")
+    _meet(counters + 1 + which, (launch + 1) * parts)
+    total = tl.load(own + cols, volatile=True)
+    product = tl.load(own + channels + cols, volatile=True) * rstd
+    # dx = scale · (slope − total / rows − normalised · product / rows) = slope · scale + x · a + b
+    by_value = -scale * rstd * product / rows
+    constant = -scale * total / rows - mean * by_value
+    if held:
+        keep = (row < rows)[:, None]
+        at = row[:, None] * channels + cols[None, :]
+        result = slope.to(tl.float32) * scale[None, :] + constant[None, :]
+        _store(dx, at, result + value.to(tl.float32) * by_value[None, :], keep, even)
+    else:
+        for tile in range(count):
+            now = row + (count - 1 - tile) * block_rows
+            keep = (now < rows)[:, None]
+            at = now[:, None] * channels + cols[None, :]
+            value = _load(x, at, keep, even)
+            if adds:
+                slope = _load(dresidual, at, keep, even)
+            else:
+                slope = _gradient(
+                    first, second, value, mask, now, cols, first_col, rows, channels, scale,
+                    shift, block_cols, even, sums_two, adds, rectifies,
+                )  # fmt: skip
+            result = slope.to(tl.float32) * scale[None, :] + constant[None, :]
+            _store(dx, at, result + value.to(tl.float32) * by_value[None, :], keep, even)
+    if part == 0:
+        tl.store(dbias + cols, total)
+        tl.store(dweight + cols, product)
+        tl.store(other + cols, mean * 0.0)
+        tl.store(other + channels + cols, mean * 0.0)

@@ -1,0 +1,71 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+"""Max pooling in Triton that remembers which cell won, and a backward pass that only looks it up.
+
+Arrays lie in channels-last: a matrix of rows (batch, height, width) by channels. The forward pass
+keeps one byte a result, the place of the largest value in its window, the first where two tie, as
+PyTorch's. The backward pass makes each gradient once, from the few windows that cover its cell.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def forward_kernel(
+    x, y, winner, rows, channels, height, width, out_height, out_width,
+    kernel_h: tl.constexpr, kernel_w: tl.constexpr, stride_h: tl.constexpr,
+    stride_w: tl.constexpr, pad_h: tl.constexpr, pad_w: tl.constexpr,
+    block_rows: tl.constexpr, block_cols: tl.constexpr,
+):  # fmt: skip
+    """y and winner (rows = batch · out_height · out_width) from x."""
+    row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    cols = tl.program_id(1) * block_cols + tl.arange(0, block_cols)
+    image, within = row // (out_height * out_width), row % (out_height * out_width)
+    top = within // out_width * stride_h - pad_h
+    left = within % out_width * stride_w - pad_w
+    best = tl.full([block_rows, block_cols], float("-inf"), tl.float32)
+    place = tl.zeros([block_rows, block_cols], tl.int32)
+    for i in tl.static_range(kernel_h):
+        for j in tl.static_range(kernel_w):
+            h, w = top + i, left + j
+            inside = (row < rows) & (h >= 0) & (h < height) & (w >= 0) & (w < width)
+            at = ((image * height + h) * width + w)[:, None] * channels + cols[None, :]
+            value = tl.load(x + at, mask=inside[:, None], other=float("-inf")).to(tl.float32)
+            wins = (value > best) | (value != value)
+            best = tl.where(wins, value, best)
+            place = tl.where(wins, i * kernel_w + j, place)
+    at = row[:, None] * channels + cols[None, :]
+    keep = (row < rows)[:, None]
+    tl.store(y + at, best.to(y.dtype.element_ty), mask=keep)
+    tl.store(winner + at, place.to(tl.uint8), mask=keep)
+
+
+@triton.jit
+def backward_kernel(
+    slope, winner, dx, rows, channels, height, width, out_height, out_width,
+    kernel_h: tl.constexpr, kernel_w: tl.constexpr, stride_h: tl.constexpr,
+    stride_w: tl.constexpr, pad_h: tl.constexpr, pad_w: tl.constexpr,
+    block_rows: tl.constexpr, block_cols: tl.constexpr,
+):  # fmt: skip
+    """dx (rows = batch · height · width) from the gradient of y and the winners."""
+    row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    cols = tl.program_id(1) * block_cols + tl.arange(0, block_cols)
+    image, within = row // (height * width), row % (height * width)
+    h, w = within // width + pad_h, within % width + pad_w
+    total = tl.zeros([block_rows, block_cols], tl.float32)
+    for i in tl.static_range((kernel_h + stride_h - 1) // stride_h):
+        for j in tl.static_range((kernel_w + stride_w - 1) // stride_w):
+            out_h, out_w = h // stride_h - i, w // stride_w - j
+            place_h, place_w = h - out_h * stride_h, w - out_w * stride_w
+            covers = (row < rows) & (out_h >= 0) & (out_h < out_height) & (place_h < kernel_h)
+            covers &= (out_w >= 0) & (out_w < out_width) & (place_w < kernel_w)
+            at = ((image * out_height + out_h) * out_width + out_w)[:, None] * channels
+            at += cols[None, :]
+            won = tl.load(winner + at, mask=covers[:, None], other=255).to(tl.int32)
+            given = tl.load(slope + at, mask=covers[:, None], other=0.0).to(tl.float32)
+            place = (place_h * kernel_w + place_w)[:, None]
+            total += tl.where(won == place, given, 0.0)
+    at = row[:, None] * channels + cols[None, :]
+    tl.store(dx + at, total.to(dx.dtype.element_ty), mask=(row < rows)[:, None])

@@ -1,0 +1,108 @@
+"""Which neighbouring layers can be computed as one? Found in the graph, whatever network it is.
+
+    batch norm                        its result alone
+    batch norm ─ ReLU                 where only the ReLU reads the normalised value
+    batch norm ─ add ─ (ReLU)         where only the sum reads it, and only the ReLU the sum
+
+What is fused away is never stored: nobody else, and no head, may read it. A fusion runs where its
+last layer stood, when everything it reads has been computed. Where both terms of a sum are batch
+normalisations of their own, the later one takes the sum.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from cubemesh.networks.graph import Network, Node
+from cubemesh.networks.layers import Add, BatchNorm, ReLU
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormFusion:
+    """A batch normalisation of images, and what follows it."""
+
+    norm: Node
+    last: Node
+    """The layer whose value the fusion makes; the norm itself where nothing follows."""
+    nodes: tuple[str, ...]
+    """All of its layers, in the order they ran."""
+    residual: str | None = None
+    """The value that is added, if one is."""
+    rectifies: bool = False
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What it reads: the value to normalise, then what is added."""
+        return (self.norm.inputs[0], *([self.residual] if self.residual is not None else []))
+
+
+Step = Node | NormFusion
+"""What runs by itself: a layer, or several as one."""
+
+
+def norm_fusions(network: Network) -> tuple[NormFusion, ...]:
+    """All that training can use, in the order their normalisations run; no layer is in two."""
+    nodes = network.needed(*(head.value for head in network.heads))
+    readers = _readers(network, nodes)
+    taken: set[str] = set()
+    found = {}
+    for node in reversed(nodes):  # the later term of a sum comes first
+        if isinstance(node.layer, BatchNorm) and len(node.shape) == 3:
+            found[node.name] = fusion = _following(node, readers, taken)
+            taken.update(fusion.nodes)
+    return tuple(found[node.name] for node in nodes if node.name in found)
+
+
+def fused_steps(network: Network) -> tuple[Step, ...]:
+    """What all heads depend on, in the order it runs, fused where it can be."""
+    fusions = norm_fusions(network)
+    inside = {name for fusion in fusions for name in fusion.nodes}
+    last = {fusion.last.name: fusion for fusion in fusions}
+    steps: list[Step] = []
+    for node in network.needed(*(head.value for head in network.heads)):
+        if node.name in last:
+            steps.append(last[node.name])
+        elif node.name not in inside:
+            steps.append(node)
+    return tuple(steps)
+
+
+def reads(network: Network, steps: tuple[Step, ...]) -> Counter[str]:
+    """Value → how often a step or a head reads it."""
+    counted = Counter(value for step in steps for value in step.inputs)
+    counted.update(head.value for head in network.heads)
+    return counted
+
+
+def _readers(network: Network, nodes: tuple[Node, ...]) -> dict[str, list[Node]]:
+    """Value → the nodes that read it, once for each time. A head's value has no single reader."""
+    readers: dict[str, list[Node]] = {node.name: [] for node in nodes}
+    for node in nodes:
+        for value in node.inputs:
+            readers.setdefault(value, []).append(node)
+    for head in network.heads:
+        readers[head.value] = []
+    return readers
+
+
+def _following(norm: Node, readers: dict[str, list[Node]], taken: set[str]) -> NormFusion:
+    """The longest fusion that begins with `norm` and has no layer of `taken`."""
+    reader = _only(readers[norm.name], taken)
+    if reader is None:
+        return NormFusion(norm=norm, last=norm, nodes=(norm.name,))
+    if isinstance(reader.layer, ReLU):
+        return NormFusion(norm=norm, last=reader, nodes=(norm.name, reader.name), rectifies=True)
+    if not isinstance(reader.layer, Add) or len(reader.inputs) != 2:
+        return NormFusion(norm=norm, last=norm, nodes=(norm.name,))
+    (residual,) = (value for value in reader.inputs if value != norm.name)
+    after = _only(readers[reader.name], taken)
+    if after is not None and isinstance(after.layer, ReLU):
+        nodes = (norm.name, reader.name, after.name)
+        return NormFusion(norm=norm, last=after, nodes=nodes, residual=residual, rectifies=True)
+    return NormFusion(norm=norm, last=reader, nodes=(norm.name, reader.name), residual=residual)
+
+
+def _only(readers: list[Node], taken: set[str]) -> Node | None:
+    """The single reader, if there is one and it is in no other fusion."""
+    return readers[0] if len(readers) == 1 and readers[0].name not in taken else None

@@ -1,0 +1,107 @@
+"""A job script for Slurm: which resources, and the command that runs in them.
+
+Every resource is written out, so that nothing depends on what a site takes for granted. One task a
+node: cubemesh starts its ranks itself, on other nodes by srun (worker/hosts.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cubemesh.errors import CubemeshError, UsageError
+
+ON_HOSTS = ("run", "collectives")
+"""The verbs that can share devices among hosts."""
+_TIME = re.compile(r"(\d+-)?\d+(:\d{2}){0,2}")
+_NAME = re.compile(r"[A-Za-z0-9_.,=:-]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What a job asks for; UsageError for what Slurm would not take."""
+
+    nodes: int = 1
+    gpus_per_node: int = 0
+    cpus_per_task: int = 1
+    time: str = "1:00:00"
+    """Minutes, or `[days-]hours:minutes:seconds`."""
+    partition: str | None = None
+    account: str | None = None
+
+    def __post_init__(self) -> None:
+        if not _TIME.fullmatch(self.time):
+            raise UsageError(
+                f"--time {self.time}: write minutes, hours:minutes:seconds or days-hours:minutes:"
+                "seconds, such as 1:30:00."
+            )
+        for name in ("partition", "account"):
+            value = getattr(self, name)
+            if value is not None and not _NAME.fullmatch(value):
+                raise UsageError(f"--{name} '{value}' is no name of one in Slurm.")
+
+
+def script(resources: Resources, command: Sequence[str], python: str, source: str = "") -> str:
+    """The job script that runs `cubemesh` with the words of `command`, by the interpreter `python`,
+    with `source` on its path. UsageError for a command that cannot run on several nodes."""
+    if not command:
+        raise UsageError(
+            "There is no command. Write it behind --: cubemesh launch --slurm -- run quick."
+        )
+    if resources.nodes > 1 and command[0] not in ON_HOSTS:
+        raise UsageError(
+            f"cubemesh {command[0]} runs on one node. {' and '.join(ON_HOSTS)} run on several."
+        )
+    asked = {
+        "job-name": f"cubemesh-{command[0]}",
+        "nodes": resources.nodes,
+        "ntasks-per-node": 1,
+        "gpus-per-node": resources.gpus_per_node or None,
+        "cpus-per-task": resources.cpus_per_task,
+        "time": resources.time,
+        "partition": resources.partition,
+        "account": resources.account,
+        "output": "cubemesh-%j.out",
+    }
+    lines = ["#!/bin/bash"]
+    lines += [f"#SBATCH --{k}={v}" for k, v in asked.items() if v is not None]
+    lines += ["", "set -euo pipefail"]
+    if source:
+        lines.append(f"export PYTHONPATH={shlex.quote(source)}")
+    words = shlex.join([python, "-m", "cubemesh", *command])
+    if resources.nodes > 1:
+        lines += [
+            f"export SRUN_CPUS_PER_TASK={resources.cpus_per_task}  # srun does not inherit it",
+            'hosts="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd, -)"',
+        ]
+        words += ' --hosts "$hosts"'
+    return "\n".join([*lines, f"exec {words}", ""])
+
+
+def own_script(resources: Resources, command: Sequence[str]) -> str:
+    """The job script for this very Python and cubemesh."""
+    return script(resources, command, sys.executable, os.environ.get("PYTHONPATH", ""))
+
+
+def submit(text: str) -> int:
+    """Hand a job script to sbatch; the number of the job. CubemeshError with sbatch's own words
+    where it is refused."""
+    if shutil.which("sbatch") is None:
+        raise CubemeshError(
+            "sbatch is not installed here. Run this on a node that can submit jobs, or write the "
+            "script with --dry-run and submit it there."
+        )
+    done = subprocess.run(
+        ["sbatch", "--parsable"], input=text, capture_output=True, text=True, check=False
+    )
+    number = done.stdout.strip().partition(";")[0]
+    if done.returncode or not number.isdecimal():
+        said = (done.stderr or done.stdout).strip()
+        raise CubemeshError(f"sbatch refused the job: {said}")
+    return int(number)

@@ -1,0 +1,197 @@
+"""The part of a run that is on this host, for a worker on another that came through ssh.
+
+It reads requests from stdin and answers on stdout, a JSON object a line (hosts.py has the other
+end): first what this host is, then its clock as often as asked, then one job, whose events it
+passes on as they come. When stdin ends, nobody is there any more, and everything started ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
+
+from cubemesh import __version__
+from cubemesh.frameworks import entry
+from cubemesh.frameworks.meeting import Distributes, Meeting
+from cubemesh.model.plain import from_plain
+from cubemesh.worker import limits
+from cubemesh.worker.events import EventReader
+from cubemesh.worker.job import Job
+from cubemesh.worker.ranks import EXITS_FILE
+from cubemesh.worker.server import prepare, work_as_rank
+
+POLL_S = 0.05
+OUTPUT_CHARACTERS = 4000
+"""Of what a rank that failed printed last."""
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+class Remote:
+    """One job, from greeting to end."""
+
+    def __init__(self) -> None:
+        # A framework that prints must not print into the protocol.
+        self._requests, self._replies = os.dup(0), os.dup(1)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        os.dup2(2, 1)
+        self._unread = b""
+
+    def serve(self) -> int:
+        """0 when the job has ended, however; 1 where it did not come to one."""
+        first = self._hear()
+        if first is None:
+            return 1
+        os.environ.update(first["environment"])
+        try:
+            address = address_toward(first["toward"])
+            framework = entry(first["framework"]).load()
+            framework.preload()
+        except (OSError, ImportError) as error:
+            self._say(fault=f"{type(error).__name__}: {error}")
+            return 1
+        for name in INTERFACES:
+            os.environ.setdefault(name, interface_of(address))
+        self._say(here=_greeting(address, first["framework"]))
+        while (request := self._hear()) is not None:
+            if "job" in request:
+                self._run(request, framework)
+                return 0
+            self._say(clock=time.perf_counter())
+        return 1
+
+    def _run(self, request: dict[str, Any], framework: Any) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="cubemesh-"))
+        try:
+            job = dataclasses.replace(
+                from_plain(Job, request["job"]),
+                folder=str(folder),
+                usable_cores=len(os.sched_getaffinity(0)),
+                gpu_memory_bytes=None,
+                gpu_uuid=None,
+                gpu_uuids=(),
+            )
+            job.write()
+            pid = os.fork()
+            if pid == 0:
+                _become_agent(job, framework, Meeting(**request["meeting"]))
+            self._pass_on(pid, folder)
+            self._say(exits=_exits(folder), outputs=_outputs(folder))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _pass_on(self, pid: int, folder: Path) -> None:
+        """Events as they come, until the agent has ended; it is killed where nobody listens."""
+        readers: dict[int, EventReader] = {}
+        alive = True
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._requests, selectors.EVENT_READ)
+            while alive:
+                if selector.select(POLL_S):  # nothing more is asked, so this is the end of stdin
+                    os.killpg(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+                    raise SystemExit(1)
+                alive = os.waitpid(pid, os.WNOHANG) == (0, 0)
+                for path in folder.glob("events-*.jsonl"):
+                    rank = int(path.stem.rpartition("-")[2])
+                    readers.setdefault(rank, EventReader(path))
+                for rank, reader in readers.items():
+                    for event in reader.read():
+                        self._say(rank=rank, event=event)
+
+    def _hear(self) -> dict[str, Any] | None:
+        while b"\n" not in self._unread:
+            text = os.read(self._requests, 65536)
+            if not text:
+                return None
+            self._unread += text
+        line, _, self._unread = self._unread.partition(b"\n")
+        heard: dict[str, Any] = json.loads(line)
+        return heard
+
+    def _say(self, **reply: Any) -> None:
+        line = json.dumps(reply).encode() + b"\n"
+        while line:
+            line = line[os.write(self._replies, line) :]
+
+
+def _become_agent(job: Job, framework: Distributes, meeting: Meeting) -> NoReturn:
+    """The rest of the life of the forked child: the framework's agent for this host's ranks."""
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        limits.die_with_parent(os.getppid())
+        prepare(job.agent_output_path)
+        ranks = job.spec.placement.devices // meeting.hosts
+        failed = framework.launch(work_as_rank, str(job.path), ranks, meeting)
+        Path(job.folder, EXITS_FILE).write_text(json.dumps(failed))
+        code = 0
+    finally:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+
+
+def address_toward(host: str) -> str:
+    """This host's address on the way to another; OSError where there is no way."""
+    family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # sends nothing: the kernel looks for the way
+        return str(probe.getsockname()[0])
+
+
+def interface_of(address: str) -> str:
+    """The network interface that has an address; empty where none has."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(a.address == address for a in addresses):
+            return name
+    return ""
+
+
+def _greeting(address: str, framework: str) -> dict[str, Any]:
+    with socket.socket() as free:
+        free.bind((address, 0))
+        port = free.getsockname()[1]
+    software = {"Python": platform.python_version(), "cubemesh": __version__}
+    for package in entry(framework).packages:
+        try:
+            software[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # a framework has names of which one is installed
+    return {"host": socket.gethostname(), "address": address, "port": port, "software": software}
+
+
+def _exits(folder: Path) -> dict[str, int]:
+    """The ranks of this host that failed; where the agent itself died, all that had begun."""
+    try:
+        found: dict[str, int] = json.loads((folder / EXITS_FILE).read_text())
+    except (FileNotFoundError, ValueError):
+        begun = (p.stem.rpartition("-")[2] for p in folder.glob("events-*.jsonl"))
+        return dict.fromkeys(begun, 1)
+    return found
+
+
+def _outputs(folder: Path) -> dict[str, str]:
+    """What each rank printed last."""
+    return {
+        path.stem.rpartition("-")[2]: path.read_text(errors="replace")[-OUTPUT_CHARACTERS:]
+        for path in folder.glob("output-*.txt")
+        if path.stem.rpartition("-")[2].isdecimal()
+    }

@@ -1,0 +1,114 @@
+"""What capturing must not change, and what it says where it cannot."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cubemesh import networks  # noqa: E402
+from cubemesh.frameworks.captures import Captures  # noqa: E402
+from cubemesh.frameworks.pytorch import build, captured  # noqa: E402
+from cubemesh.model.spec import Forward  # noqa: E402
+
+gpu = pytest.mark.gpu
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU here")
+GPU = "cuda:0"
+STEPS = 6
+
+
+def trained(make, request, batches):
+    ours = make(request)
+    if hasattr(ours, "compile"):
+        ours.compile(ours.place(batches[0]))
+    ours.load(request.network.draw(0))
+    losses = []
+    for batch in batches:
+        ours.train_step(ours.place(batch))
+        losses.append(ours.loss())
+    state = ours.state()
+    ours.close()
+    return losses, state
+
+
+def test_on_a_cpu_it_is_the_eager_program_and_says_so(make_request, make_batch):
+    network = networks.build("resnet-18", 32, 10)
+    request = make_request(network, precision="fp64", learning_rate=0.01)
+    batches = [make_batch(network, 2, seed) for seed in range(3)]
+    ours = captured.build(request)
+    assert isinstance(ours, Captures)
+    assert "CPU" in ours.not_captured
+    ours.close()
+    losses, state = trained(captured.build, request, batches)
+    plain, plain_state = trained(build, request, batches)
+    assert losses == pytest.approx(plain, rel=1e-9)
+    for name, array in state.items():
+        np.testing.assert_allclose(array, plain_state[name], rtol=1e-6, atol=1e-9)
+
+
+def test_work_that_does_not_train_is_not_captured(make_request, tiny):
+    work = Forward(network="little-cnn", batch_per_device=4)
+    request = dataclasses.replace(make_request(tiny), work=work)
+    assert "training" in captured.build(request).not_captured
+
+
+@gpu
+@needs_gpu
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [("fp32", 1e-3), ("tf32", 2e-2), ("bf16", 3e-2), ("fp16", 3e-2)]
+)
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_a_replayed_step_trains_as_the_eager_one(
+    precision, tolerance, layout, make_request, make_batch
+):
+    network = networks.build("resnet-18", 64, 10)
+    request = make_request(
+        network, device=GPU, precision=precision, layout=layout, learning_rate=0.005
+    )
+    if precision == "fp16":
+        settings = dataclasses.replace(request.program, loss_scale=128.0)
+        request = dataclasses.replace(request, program=settings)
+    batches = [make_batch(network, 32, seed) for seed in range(STEPS)]
+    losses, _ = trained(captured.build, request, batches)
+    plain, _ = trained(build, request, batches)
+    assert losses == pytest.approx(plain, rel=tolerance)
+
+
+@gpu
+@needs_gpu
+@pytest.mark.parametrize("optimizer", ["sgd", "rmsprop", "adam", "adamw", "lars"])
+def test_every_optimizer_is_captured(optimizer, make_request, make_batch):
+    network = networks.build("little-cnn")
+    request = make_request(network, device=GPU)
+    work = dataclasses.replace(request.work, optimizer=optimizer, learning_rate=1e-3)
+    request = dataclasses.replace(request, work=work)
+    batches = [make_batch(network, 16, seed) for seed in range(STEPS)]
+    losses, state = trained(captured.build, request, batches)
+    plain, plain_state = trained(build, request, batches)
+    assert losses == pytest.approx(plain, rel=1e-4)
+    for name, array in state.items():
+        np.testing.assert_allclose(array, plain_state[name], rtol=1e-2, atol=1e-5)
+
+
+@gpu
+@needs_gpu
+def test_a_changing_loss_scale_is_not_captured_and_trains_all_the_same(make_request, make_batch):
+    network = networks.build("resnet-18", 32, 10)
+    request = make_request(network, device=GPU, precision="fp16")
+    ours = captured.build(request)
+    assert "loss scale" in ours.not_captured
+    ours.load(network.draw(0))
+    ours.train_step(ours.place(make_batch(network, 4)))
+    assert np.isfinite(ours.loss())
+
+
+@gpu
+@needs_gpu
+def test_a_batch_of_another_shape_runs_as_it_is(make_request, make_batch):
+    network = networks.build("resnet-18", 32, 10)
+    request = make_request(network, device=GPU, learning_rate=0.005)
+    batches = [make_batch(network, n, seed) for seed, n in enumerate((8, 8, 8, 5, 8, 8))]
+    losses, _ = trained(captured.build, request, batches)
+    plain, _ = trained(build, request, batches)
+    assert losses == pytest.approx(plain, rel=1e-3)

@@ -1,0 +1,100 @@
+"""Fusions come from the graph: whatever is drawn, nothing that is read is fused away."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cubemesh.networks import fusion
+from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.networks.fusion import NormFusion, fused_steps, norm_fusions, reads
+from cubemesh.networks.layers import Add, BatchNorm, ReLU
+
+
+@st.composite
+def graphs(draw):
+    """Convolutions, normalisations, sums and ReLUs, each of whatever came before."""
+    net = NetworkBuilder("drawn")
+    values = [net.conv(net.input("image", (3, 4, 4)), 4, kernel=1)]
+    for _ in range(draw(st.integers(1, 14))):
+        kind = draw(st.sampled_from(["norm", "relu", "add", "conv", "norm", "relu"]))
+        x = values[-1] if draw(st.booleans()) else draw(st.sampled_from(values))
+        if kind == "norm":
+            values.append(net.batch_norm(x))
+        elif kind == "relu":
+            values.append(net.relu(x))
+        elif kind == "add":
+            values.append(net.add(x, draw(st.sampled_from(values))))
+        else:
+            values.append(net.conv(x, 4, kernel=1))
+    net.classify(net.linear(net.flatten(values[-1]), 3))
+    return net.build()
+
+
+@settings(max_examples=40, deadline=None)
+@given(graphs())
+def test_every_layer_runs_once_after_what_it_reads(network):
+    steps = fused_steps(network)
+    needed = network.needed(*(head.value for head in network.heads))
+    ran = [n for s in steps for n in (s.nodes if isinstance(s, NormFusion) else (s.name,))]
+    assert sorted(ran) == sorted(node.name for node in needed)
+    made = {i.name for i in network.inputs}
+    for step in steps:
+        assert set(step.inputs) <= made
+        made.add(step.last.name if isinstance(step, NormFusion) else step.name)
+    assert {head.value for head in network.heads} <= made
+
+
+@settings(max_examples=40, deadline=None)
+@given(graphs())
+def test_nothing_that_is_fused_away_is_read_and_every_norm_is_in_a_fusion(network):
+    needed = network.needed(*(head.value for head in network.heads))
+    layers = {node.name: node.layer for node in needed}
+    read = reads(network, fused_steps(network))
+    for found in norm_fusions(network):
+        assert all(name not in read for name in found.nodes[:-1])
+        kinds = [type(layers[name]) for name in found.nodes]
+        assert kinds[0] is BatchNorm
+        assert kinds in ([BatchNorm], [BatchNorm, ReLU], [BatchNorm, Add], [BatchNorm, Add, ReLU])
+        assert found.rectifies == (kinds[-1] is ReLU)
+        assert (found.residual is not None) == (Add in kinds)
+    norms = {f.norm.name for f in norm_fusions(network)}
+    assert norms == {name for name, layer in layers.items() if isinstance(layer, BatchNorm)}
+
+
+def test_a_residual_block_is_two_fusions_and_the_later_norm_takes_the_sum():
+    net = NetworkBuilder("block")
+    x = net.input("image", (3, 4, 4))
+    y = net.relu(net.batch_norm(net.conv(x, 4, kernel=1)))
+    branch = net.batch_norm(net.conv(y, 4, kernel=1), name="branch")
+    short = net.batch_norm(net.conv(y, 4, kernel=1), name="short")
+    net.classify(net.linear(net.flatten(net.relu(net.add(branch, short), name="out")), 3))
+    first, second, third = norm_fusions(net.build())
+    assert (first.rectifies, first.residual) == (True, None)
+    assert second.nodes == ("branch",)
+    assert third.nodes[0] == "short"
+    assert (third.last.name, third.residual, third.rectifies) == ("out", "branch", True)
+
+
+@pytest.mark.parametrize("twice", [True, False])
+def test_a_normalised_value_with_two_readers_is_kept(twice):
+    net = NetworkBuilder("kept")
+    norm = net.batch_norm(net.input("image", (3, 4, 4)))
+    other = norm if twice else net.conv(norm, 3, kernel=1)
+    net.classify(net.linear(net.flatten(net.add(net.relu(norm), other)), 3))
+    (found,) = norm_fusions(net.build())
+    assert len(found.nodes) == 1
+
+
+def test_it_knows_no_network_by_name():
+    tree = ast.parse(Path(fusion.__file__).read_text())
+    modules = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    assert modules == {
+        "__future__",
+        "collections",
+        "dataclasses",
+        "cubemesh.networks.graph",
+        "cubemesh.networks.layers",
+    }

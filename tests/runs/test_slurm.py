@@ -1,0 +1,191 @@
+"""Job scripts as they were when they were right, and one that a real Slurm runs.
+
+The real one is the site's where there is one; else a controller and a node daemon of this test's
+own, of Debian's slurm-wlm, on this host alone.
+"""
+
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cubemesh.errors import CubemeshError, UsageError
+from cubemesh.results import Store
+from cubemesh.runs.slurm import Resources, script, submit
+
+GOLDEN = Path(__file__).with_name("slurm_two_nodes.sh")
+WORDS = ["run", "strong-scaling", "--set", "devices=16"]
+HOSTILE = ["--set", "networks=vgg16,alexnet; rm -r x"]
+ALL = Resources(
+    nodes=2, gpus_per_node=8, cpus_per_task=64, time="1-12:00:00", partition="gpu", account="lab"
+)
+
+
+def test_the_script_of_two_nodes_is_the_golden_one():
+    assert script(ALL, WORDS + HOSTILE, "/opt/python", "/opt/cube mesh") == GOLDEN.read_text()
+
+
+def test_one_node_needs_no_hosts_and_names_what_it_asks_for():
+    text = script(Resources(cpus_per_task=2), ["run", "quick"], "python")
+    assert text.splitlines()[-1] == "exec python -m cubemesh run quick"
+    assert "#SBATCH --cpus-per-task=2\n#SBATCH --time=1:00:00\n#SBATCH --output" in text
+    assert "gpus" not in text
+    assert "partition" not in text
+
+
+def test_what_slurm_would_not_take_is_refused():
+    with pytest.raises(UsageError, match="--time soon: write minutes"):
+        Resources(time="soon")
+    with pytest.raises(UsageError, match="--partition"):
+        Resources(partition="gpu\n#SBATCH --wrap=x")
+    with pytest.raises(UsageError, match="no command"):
+        script(Resources(), [], "python")
+    with pytest.raises(UsageError, match="cubemesh report runs on one node"):
+        script(Resources(nodes=2), ["report"], "python")
+
+
+def test_without_sbatch_the_way_out_is_told(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CubemeshError, match="sbatch is not installed here"):
+        submit("#!/bin/sh\n")
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def configuration(folder):
+    """A Slurm of one node that keeps everything in `folder` and trusts whoever is on it."""
+    for name in ("state", "spool"):
+        (folder / name).mkdir()
+    host = socket.gethostname().partition(".")[0]
+    cores = len(os.sched_getaffinity(0))
+    lines = {
+        "ClusterName": "cubemesh-test",
+        "SlurmctldHost": f"{host}(127.0.0.1)",
+        "SlurmUser": getpass.getuser(),
+        "SlurmdUser": getpass.getuser(),
+        "AuthType": "auth/none",
+        "CredType": "cred/none",
+        "ProctrackType": "proctrack/pgid",
+        "TaskPlugin": "task/none",
+        "JobAcctGatherType": "jobacct_gather/none",
+        "AccountingStorageType": "accounting_storage/none",
+        "MpiDefault": "none",
+        "ReturnToService": "2",
+        "SlurmdParameters": "config_overrides",
+        "SelectType": "select/cons_tres",
+        "SelectTypeParameters": "CR_Core",
+        "SlurmctldPort": str(free_port()),
+        "SlurmdPort": str(free_port()),
+        "StateSaveLocation": str(folder / "state"),
+        "SlurmdSpoolDir": str(folder / "spool"),
+        "SlurmctldPidFile": str(folder / "ctld.pid"),
+        "SlurmdPidFile": str(folder / "d.pid"),
+        "SlurmctldLogFile": str(folder / "ctld.log"),
+        "SlurmdLogFile": str(folder / "d.log"),
+        "NodeName": f"{host} NodeAddr=127.0.0.1 CPUs={cores} State=UNKNOWN",
+        "PartitionName": f"main Nodes={host} Default=YES MaxTime=INFINITE State=UP",
+    }
+    (folder / "slurm.conf").write_text("".join(f"{k}={v}\n" for k, v in lines.items()))
+    return folder / "slurm.conf"
+
+
+def answers():
+    if shutil.which("sinfo") is None:
+        return False
+    try:
+        said = subprocess.run(
+            ["sinfo", "-h", "-o", "%T"], capture_output=True, text=True, timeout=10, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return any(state in said.stdout for state in ("idle", "mixed"))
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    """A Slurm that takes jobs."""
+    if answers():
+        yield
+        return
+    daemons = [shutil.which(name) or f"/usr/sbin/{name}" for name in ("slurmctld", "slurmd")]
+    if not all(Path(daemon).exists() for daemon in daemons) or shutil.which("sbatch") is None:
+        pytest.skip("no Slurm answers here, and slurm-wlm is not installed to start one")
+    if os.geteuid() != 0:
+        pytest.skip("no Slurm answers here, and starting one needs root")
+    folder = tmp_path_factory.mktemp("slurm")
+    running = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(configuration(folder)))
+        try:
+            running += [
+                subprocess.Popen([d, "-D"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                for d in daemons
+            ]
+            deadline = time.monotonic() + 30
+            while not answers():
+                if time.monotonic() > deadline:
+                    logs = [p.read_text()[-500:] for p in folder.glob("*.log")]
+                    pytest.skip(f"a Slurm of one node did not come up here: {logs}")
+                time.sleep(0.5)
+            yield
+        finally:
+            for daemon in reversed(running):
+                daemon.terminate()
+                daemon.wait(20)
+
+
+@pytest.mark.slurm
+def test_a_real_slurm_runs_what_is_launched(slurm, tmp_path):
+    store = tmp_path / "r.db"
+    words = ["run", "minibatch", "--set", "framework=null", "--set", "script=step=0.001"]
+    words += ["--set", "batches=8", "--set", "ceiling=false", "--quick", "--store", str(store)]
+    launched = subprocess.run(
+        [
+            *(sys.executable, "-m", "cubemesh", "launch", "--slurm", "--time", "5", "--json"),
+            *("--cpus-per-task", "1", "--", *words),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+        check=False,
+    )
+    assert launched.returncode == 0, launched.stderr
+    deadline = time.monotonic() + 60
+    while subprocess.run(["squeue", "-h"], capture_output=True, text=True, check=True).stdout:
+        assert time.monotonic() < deadline, "the job does not end"
+        time.sleep(0.5)
+    (output,) = tmp_path.glob("cubemesh-*.out")
+    with Store.open(str(store)) as opened:
+        (record,) = opened.records()
+    assert record.ok, output.read_text()
+
+
+@pytest.mark.slurm
+def test_the_tasks_of_a_real_step_are_ranks(slurm):
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("two tasks need two processors")
+    code = (
+        "import os; from cubemesh.worker.launchers import introduce; introduce(os.environ); "
+        "print(*(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR')))"
+    )
+    said = subprocess.run(
+        ["srun", "--ntasks=2", sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert said.returncode == 0, said.stderr
+    host = socket.gethostname().partition(".")[0]
+    assert sorted(said.stdout.splitlines()) == [f"0 2 2 {host}", f"1 2 2 {host}"]

@@ -1,0 +1,140 @@
+"""Trainings on two devices, each a core, through real faults: a rank that is killed, one that is
+stopped. What comes of them is held against a training that nobody disturbed."""
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from cubemesh.experiments.ask import ask
+from cubemesh.experiments.base import Context
+from cubemesh.experiments.settings import request
+from cubemesh.experiments.training import EXPERIMENT
+from cubemesh.model import Status
+from cubemesh.results import Store
+from cubemesh.runs import Executor, Silent
+from cubemesh.training.checkpoint import load, steps_in
+
+pytest.importorskip("torch")
+
+pytestmark = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="two devices on a CPU are two cores"
+)
+SETTINGS = {
+    "network": "little-cnn",
+    "image_size": "8",
+    "batch_per_device": "64",
+    "data": "digits",
+    "epochs": "5",
+    "optimizer": "adam",
+    "learning_rate": "0.001",
+    "device": "cpu",
+    "devices": "2",
+    "threads": "1",
+    "checkpoint_every": "7",
+    "keep": "9",
+}
+STEPS = 5 * (1438 // 128)
+
+
+class Saboteur(Silent):
+    """Sends a signal to the rank on one core once rank 0 has measured, in the first run only."""
+
+    def __init__(self, workers):
+        self.workers, self.number, self.core, self.at = workers, None, 0, 0.0
+
+    def arm(self, number, core):
+        self.number, self.core = number, core
+
+    def progress(self, progress):
+        if self.number is None or progress.phase != "measure" or progress.steps < 8:
+            return
+        number, self.number = self.number, None
+        (pid,) = [p for p in self.workers() if os.sched_getaffinity(p) == {self.core}]
+        self.at = time.monotonic()
+        os.kill(pid, number)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, small_machine, living, nobody_left):
+    """The records of each training, by what was done to it, of one executor."""
+    folder = tmp_path_factory.mktemp("faults")
+    runs = folder / "runs"
+
+    def workers():
+        return [pid for pid, name in living(runs) if name == "cubemesh-worker"]
+
+    saboteur = Saboteur(workers)
+    found = {"folder": folder, "random": random.Random().randrange(2)}
+    cores = sorted(os.sched_getaffinity(0))
+    deeds = {
+        "undisturbed": (None, 0, {}),
+        "killed": (signal.SIGKILL, cores[found["random"]], {}),
+        "stopped": (signal.SIGSTOP, cores[1], {"silent_s": "3", "restarts": "0"}),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(folder))  # no other runner's lock is in the way
+        with (
+            Store.open(str(folder / "results.db")) as store,
+            Executor(store, machine=small_machine, runs_folder=runs, observer=saboteur) as executor,
+        ):
+            for name, (number, core, more) in deeds.items():
+                saboteur.arm(number, core)
+                asked = request(EXPERIMENT, SETTINGS | more | {"checkpoints": str(folder / name)})
+                context = Context(machine=small_machine)
+                found[name] = ask(EXPERIMENT, asked, context, executor, store)
+                found[f"{name}_took_s"] = time.monotonic() - saboteur.at
+                assert workers() == [], "every rank is gone when the run is"
+        assert nobody_left(runs)
+    return found
+
+
+def final(trained, name, rank):
+    found = load(Path(trained["folder"], name), STEPS, rank).snapshot
+    return {n: a.tobytes() for n, a in {**found.weights, **found.arrays}.items()}
+
+
+def test_a_killed_rank_is_named_and_the_training_goes_on(trained):
+    killed, went_on = trained["killed"].records
+    rank = trained["random"]
+    assert killed.outcome.status is Status.KILLED
+    assert killed.outcome.message.startswith(f"rank {rank} of 2: ")
+    assert went_on.ok, went_on.outcome
+    assert 7 <= went_on.figure("resumed_at_step") < STEPS
+    assert went_on.figure("resumed_at_step") % 7 == 0
+    texts = " ".join(f.text for f in trained["killed"].answer.findings)
+    assert f"An attempt ended: rank {rank} of 2: the worker was killed from outside" in texts
+    assert f"from the checkpoint of step {went_on.figure('resumed_at_step'):.0f}" in texts
+
+
+def test_its_weights_are_those_of_a_training_that_nobody_disturbed(trained):
+    (undisturbed,) = trained["undisturbed"].records
+    assert undisturbed.ok, undisturbed.outcome
+    for rank in range(2):
+        assert final(trained, "killed", rank) == final(trained, "undisturbed", rank)
+    went_on = trained["killed"].records[-1]
+    for name in ("validation_loss", "validation_accuracy", "training_loss"):
+        (one,) = [c for c in undisturbed.curves if c.name == name]
+        (other,) = [c for c in went_on.curves if c.name == name]
+        assert (
+            dict(zip(one.x, one.y, strict=True)).items()
+            <= dict(zip(other.x, other.y, strict=True)).items()
+        )
+    assert steps_in(Path(trained["folder"], "killed"), 2) == [*range(7, STEPS, 7), STEPS]
+
+
+def test_a_stopped_rank_is_named_with_the_stacks_of_the_other(trained):
+    (record,) = trained["stopped"].records
+    outcome = record.outcome
+    assert outcome.status is Status.TIMED_OUT, outcome
+    assert outcome.message.startswith("rank 1 of 2: no sign of life for ")
+    assert "Meanwhile rank 0 stood at " in outcome.message
+    assert 3 <= outcome.facts["silent_s"] < 30
+    assert "most recent call first" in outcome.facts["stacks_of_others"]["0"]
+    assert trained["stopped_took_s"] < 60
+    assert [r.outcome.facts.get("ended_with") for r in record.ranks] == [[1], None]
+    assert record.measured, "what was measured before is kept"
+    assert steps_in(Path(trained["folder"], "stopped"), 2), "so are the checkpoints"

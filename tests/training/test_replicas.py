@@ -1,0 +1,197 @@
+"""Two real processes, joined by gloo, that train through the loop: going on from a checkpoint gives
+the same bits on both, and a bit that flips in one's weights is found.
+
+The ranks run this very file as a script.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cubemesh.data.arrays import Ready  # noqa: E402
+from cubemesh.data.feed import Feed  # noqa: E402
+from cubemesh.frameworks.base import BuildRequest  # noqa: E402
+from cubemesh.frameworks.pytorch import build, join, launch  # noqa: E402
+from cubemesh.frameworks.training import ReplicasDiffer  # noqa: E402
+from cubemesh.measure.kept import KeptLog  # noqa: E402
+from cubemesh.model import Keeping, Placement, ProgramSettings, RunSpec, Train  # noqa: E402
+from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
+from cubemesh.parallel import exchanges  # noqa: E402
+from cubemesh.training import sameness  # noqa: E402
+from cubemesh.training.checkpoint import load, path_of  # noqa: E402
+from cubemesh.training.loop import train  # noqa: E402
+from cubemesh.worker import keeping  # noqa: E402
+
+RANKS, BATCH = 2, 4
+SYNCHRONOUS = ("all-reduce", "parameter-server")
+STOP = 5
+"""Five steps and five; an epoch has four."""
+
+
+def network():
+    """With dropout, which each rank draws for itself, and statistics that each has of its own."""
+    net = NetworkBuilder("dropping")
+    x = net.relu(net.batch_norm(net.conv(net.input("image", (1, 6, 6)), 4, kernel=3)))
+    net.classify(net.linear(net.dropout(net.flatten(x), 0.5), 10))
+    return net.build()
+
+
+def source(samples):
+    rng = np.random.default_rng(7)
+    images = rng.random((samples, 1, 6, 6), dtype=np.float32)
+    return Ready("noise", images, rng.integers(0, 10, samples), 10)
+
+
+def run(folder, exchange, group, *, resume=False, epochs=3, sabotage=None):
+    """What a worker does; `sabotage` is called with the program before each step."""
+    work = Train(network="dropping", batch_per_device=BATCH, epochs=epochs, optimizer="adam")
+    spec = RunSpec(
+        work=work,
+        placement=Placement(devices=RANKS),
+        program=ProgramSettings(exchange=exchange),
+        keeping=Keeping(checkpoints=str(folder), every_steps=1, keep=20, resume=resume),
+    )
+    log = KeptLog()
+    begin = keeping.beginning(spec, group, log)
+    feed = Feed(
+        source(BATCH * RANKS * 4),
+        BATCH,
+        work.seed,
+        epochs=epochs,
+        rank=group.rank,
+        ranks=group.size,
+        start=begin.course.done,
+    )
+    program = build(
+        BuildRequest(
+            network=network(),
+            work=work,
+            placement=spec.placement,
+            program=spec.program,
+            exchange=exchanges.make(exchange, group),
+            device="cpu",
+            threads=1,
+            group=group,
+        )
+    )
+    program.load(network().draw(0))
+    begin.restore(program, log)
+    if sabotage is not None:
+        step = program.train_step
+        program.train_step = lambda placed: (sabotage(program, group.rank), step(placed))[1]
+    train(
+        program,
+        feed,
+        source(8),
+        work,
+        log,
+        group=group,
+        keeper=keeping.keeper(spec, network(), group),
+        course=begin.course,
+        same_weights=True,
+    )
+
+
+class Flip:
+    """Flips the lowest bit of one weight on rank 1, before the seventh step."""
+
+    def __init__(self):
+        self.steps = 0
+
+    def __call__(self, program, rank):
+        self.steps += 1
+        if rank == 1 and self.steps == 7:
+            weight = next(program.module.parameters()).detach()
+            weight.view(torch.int32).view(-1)[3] ^= 1
+
+
+def run_rank(folder):
+    """The life of a rank."""
+    group = join("cpu", 60.0)
+    for exchange in SYNCHRONOUS:
+        through, parted = Path(folder, exchange), Path(folder, f"{exchange}-parted")
+        run(through, exchange, group)
+        run(parted, exchange, group)
+        group.share("both are there")
+        if group.rank == 0:
+            for step in range(STOP + 1, 13):
+                path_of(parted, step, 0).unlink()  # rank 1's are there, and do not count
+        group.share("gone")
+        run(parted, exchange, group, resume=True)
+    try:
+        run(Path(folder, "flipped"), "all-reduce", group, sabotage=Flip())
+    except ReplicasDiffer as error:
+        Path(folder, f"told-{group.rank}.json").write_text(json.dumps(str(error)))
+    group.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("replicas")
+    done = subprocess.run(
+        [sys.executable, __file__, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("exchange", SYNCHRONOUS)
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_five_steps_and_five_equal_ten(folder, exchange, rank):
+    for step in (STOP + 1, STOP + 5):
+        through, parted = (
+            load(Path(folder, name), step, rank) for name in (exchange, f"{exchange}-parted")
+        )
+        for one, other in (
+            (through.snapshot.weights, parted.snapshot.weights),
+            (through.snapshot.arrays, parted.snapshot.arrays),
+        ):
+            assert {n: a.tobytes() for n, a in one.items()} == {
+                n: a.tobytes() for n, a in other.items()
+            }
+        assert through.stands == parted.stands
+
+
+def test_ranks_have_the_same_weights_and_generators_of_their_own(folder):
+    first, second = (load(Path(folder, "all-reduce"), 10, r).snapshot for r in range(RANKS))
+    for name in network().parameters:
+        assert first.weights[name].tobytes() == second.weights[name].tobytes()
+    for name in network().state:
+        assert first.weights[name].tobytes() != second.weights[name].tobytes()
+    assert first.arrays["random.cpu"].tobytes() != second.arrays["random.cpu"].tobytes()
+
+
+def test_a_flipped_bit_is_found_before_a_checkpoint_is_made_of_it(folder):
+    for rank in range(RANKS):
+        told = json.loads(Path(folder, f"told-{rank}.json").read_text())
+        assert "differ after step 7, and were the same after step 6: rank 1 has others" in told
+    assert path_of(Path(folder, "flipped"), 6, 1).exists()
+    assert not path_of(Path(folder, "flipped"), 7, 1).exists()
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ([7, 7, 8, 7], "rank 2 has others than the 3 ranks that agree"),
+        ([8, 7, 7], "rank 0 has others than the 2 ranks that agree"),
+        ([7, 8], "rank 1 has others than rank 0, and no majority says which are right"),
+        ([7, 7, 8, 9], "ranks 2, 3 have others than rank 0, and no majority"),
+    ],
+)
+def test_who_differs(told, words):
+    assert sameness.who_differs(told).startswith(words)
+
+
+if __name__ == "__main__":
+    failed = launch(run_rank, sys.argv[1], RANKS)
+    sys.exit(f"ranks failed: {failed}" if failed else 0)

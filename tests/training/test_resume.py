@@ -1,0 +1,214 @@
+"""Going on from a checkpoint gives the bits that going through would have given: for real programs,
+through the loop, the files and the feed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cubemesh.data.arrays import Ready  # noqa: E402
+from cubemesh.data.feed import Feed  # noqa: E402
+from cubemesh.errors import DataError, UsageError  # noqa: E402
+from cubemesh.frameworks.base import BuildRequest, Diverged  # noqa: E402
+from cubemesh.frameworks.exchange import Alone  # noqa: E402
+from cubemesh.frameworks.pytorch import build  # noqa: E402
+from cubemesh.measure.kept import KeptLog  # noqa: E402
+from cubemesh.model import Keeping, Placement, ProgramSettings, RunSpec, Train  # noqa: E402
+from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
+from cubemesh.parallel import exchanges  # noqa: E402
+from cubemesh.training.checkpoint import load, path_of, steps_in  # noqa: E402
+from cubemesh.training.loop import train  # noqa: E402
+from cubemesh.worker import keeping  # noqa: E402
+
+EACH = 5
+"""Steps of an epoch."""
+
+
+def dropping():
+    """A network with state of its own, and dropout."""
+    net = NetworkBuilder("dropping")
+    x = net.relu(net.batch_norm(net.conv(net.input("image", (1, 6, 6)), 4, kernel=3)))
+    net.classify(net.linear(net.dropout(net.flatten(x), 0.5), 10))
+    return net.build()
+
+
+def source(samples):
+    rng = np.random.default_rng(7)
+    images = rng.random((samples, 1, 6, 6), dtype=np.float32)
+    return Ready("noise", images, rng.integers(0, 10, samples), 10)
+
+
+def spec(folder, *, every, resume=False, program=None, **fields):
+    work = Train(network="dropping", batch_per_device=4, **{"epochs": 2, **fields})
+    kept = Keeping(checkpoints=str(folder), every_steps=every, keep=9, resume=resume)
+    return RunSpec(work=work, program=ProgramSettings(**program or {}), keeping=kept)
+
+
+def run(spec):
+    """What a worker does, in this process."""
+    network, work, log, group = dropping(), spec.work, KeptLog(), Alone()
+    begin = keeping.beginning(spec, group, log)
+    feed = Feed(source(4 * EACH), 4, work.seed, epochs=work.epochs, start=begin.course.done)
+    program = build(
+        BuildRequest(
+            network=network,
+            work=work,
+            placement=Placement(),
+            program=spec.program,
+            exchange=exchanges.make(spec.program.exchange),
+            device="cpu",
+            threads=1,
+        )
+    )
+    program.load(network.draw(work.seed))
+    begin.restore(program, log)
+    keeper = keeping.keeper(spec, network, group)
+    train(program, feed, source(8), work, log, keeper=keeper, course=begin.course)
+    return log
+
+
+def contents(folder, step):
+    found = load(Path(folder), step, 0)
+    arrays = {**found.snapshot.weights, **found.snapshot.arrays}
+    return {name: array.tobytes() for name, array in arrays.items()}, found.snapshot.plain
+
+
+ADAM = {"optimizer": "adam", "learning_rate": 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("stop", "fields", "program"),
+    [
+        (EACH, {"optimizer": "sgd"}, {}),
+        (EACH - 2, {"optimizer": "sgd", "momentum": 0.0}, {}),
+        (EACH + 2, ADAM, {}),
+        (EACH - 2, ADAM, {"precision": "fp16"}),
+        (EACH + 2, {"optimizer": "lars", "schedule": "cosine"}, {"layout": "nhwc"}),
+        (EACH - 2, {"optimizer": "rmsprop", "warmup_epochs": 1.5}, {"exchange": "local-sgd"}),
+    ],
+    ids=["epoch's end", "sgd", "adam", "fp16 dynamic scale", "lars cosine nhwc", "local-sgd"],
+)
+def test_some_steps_and_a_new_program_equal_all_in_one_go(tmp_path, stop, fields, program):
+    through, parted = tmp_path / "through", tmp_path / "parted"
+    whole = run(spec(through, every=1, program=program, **fields))
+    run(spec(parted, every=1, program=program, **fields))
+    for step in range(stop + 1, 2 * EACH + 1):
+        path_of(parted, step, 0).unlink()
+    rest = run(spec(parted, every=1, resume=True, program=program, **fields))
+    assert rest.figures["resumed_at_step"].value == stop
+    assert steps_in(parted, 1) == list(range(2, 11))
+    for step in (stop + 1, 10):
+        assert contents(parted, step) == contents(through, step)
+    assert len(contents(through, 10)[0]) > len(dropping().parameters)
+    for name in ("training_loss", "validation_loss", "validation_accuracy"):
+        assert rest.curves[name] == whole.curves[name]
+    assert rest.figures["accuracy"] == whole.figures["accuracy"]
+
+
+def made():
+    network = dropping()
+    request = BuildRequest(
+        network=network,
+        work=Train(network="dropping", batch_per_device=4, optimizer="adam"),
+        placement=Placement(),
+        program=ProgramSettings(),
+        exchange=exchanges.make("none"),
+        device="cpu",
+        threads=1,
+    )
+    program = build(request)
+    program.load(network.draw(0))
+    return program, program.place(source(4).batch(np.arange(4)))
+
+
+def test_training_on_changes_no_snapshot():
+    program, placed = made()
+    program.train_step(placed)
+    taken = program.snapshot()
+
+    def bits(snapshot):
+        return {n: a.tobytes() for n, a in {**snapshot.weights, **snapshot.arrays}.items()}
+
+    before = bits(taken)
+    program.train_step(placed)
+    assert bits(taken) == before
+    now = bits(program.snapshot())
+    assert set(now) == set(before)
+    assert sum(now[name] == before[name] for name in before) == 0, "every array has moved on"
+
+
+def test_a_flipped_bit_changes_the_fingerprint():
+    program, _ = made()
+    before = program.fingerprint()
+    rng = np.random.default_rng(0)
+    for parameter in program.module.parameters():
+        bits = parameter.detach().view(torch.int32).view(-1)
+        place, bit = int(rng.integers(len(bits))), int(rng.integers(32))
+        flip = torch.tensor(1 << bit if bit < 31 else -(1 << 31), dtype=torch.int32)
+        bits[place] ^= flip
+        assert program.fingerprint() != before
+        bits[place] ^= flip
+        assert program.fingerprint() == before
+
+
+def test_the_first_layer_that_is_not_finite_is_named():
+    program, placed = made()
+    assert program.first_not_finite(placed) == ""
+    linear = [m for m in program.module.modules() if isinstance(m, torch.nn.Linear)][-1]
+    with torch.no_grad():
+        linear.weight.fill_(3e38)
+    named = program.first_not_finite(placed)
+    assert named.startswith("the output of "), named
+    with torch.no_grad():
+        linear.bias[0] = float("nan")
+    assert program.first_not_finite(placed).startswith("the bias of ")
+
+
+def test_a_loss_that_is_no_number_stops_and_the_last_good_checkpoint_is_kept(tmp_path):
+    wild = spec(tmp_path, every=1, learning_rate=1e25)
+    with pytest.raises(Diverged) as caught:
+        run(wild)
+    (step,) = steps_in(tmp_path, 1)[-1:] or (None,)
+    message = str(caught.value)
+    assert "The first that is no finite number now is the " in message
+    assert f"The newest checkpoint is of step {step}, in '{tmp_path}'" in message
+    for one in steps_in(tmp_path, 1):
+        weights = load(tmp_path, one, 0).snapshot.weights
+        assert all(np.isfinite(array).all() for array in weights.values())
+
+
+def test_another_training_is_not_gone_on_from(tmp_path):
+    run(spec(tmp_path, every=5))
+    with pytest.raises(UsageError, match="are of seed=0, and this training has seed=1"):
+        run(spec(tmp_path, every=5, resume=True, seed=1))
+    longer = run(spec(tmp_path, every=5, resume=True, epochs=3, learning_rate=0.001))
+    assert longer.figures["epochs_trained"].value == 3
+    assert steps_in(tmp_path, 1)[-1] == 15
+
+
+def test_a_training_that_was_done_is_done(tmp_path):
+    before = run(spec(tmp_path, every=5))
+    again = run(spec(tmp_path, every=5, resume=True))
+    assert again.figures["accuracy"] == before.figures["accuracy"]
+    assert [w.phase for w in again.windows] == []
+
+
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path):
+    through = tmp_path / "through"
+    run(spec(through, every=5))
+    run(spec(tmp_path / "parted", every=5))
+    path = path_of(tmp_path / "parted", 10, 0)
+    path.write_bytes(path.read_bytes()[:-1])
+    log = run(spec(tmp_path / "parted", every=5, resume=True))
+    (warning,) = log.warnings
+    assert warning.code == "checkpoint-damaged"
+    assert "went on from the one before, of step 5" in warning.cause
+    assert contents(tmp_path / "parted", 10) == contents(through, 10)
+    for step in (5, 10):
+        path_of(tmp_path / "parted", step, 0).write_bytes(b"")
+    with pytest.raises(DataError, match="None of the 2 checkpoints"):
+        run(spec(tmp_path / "parted", every=5, resume=True))
