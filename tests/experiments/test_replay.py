@@ -11,6 +11,7 @@ from cubemesh.model import (
     Breakdown,
     Figure,
     Gpu,
+    Placement,
     ProgramSettings,
     Question,
     Rank,
@@ -156,9 +157,9 @@ def test_every_claim_gets_a_verdict_with_its_reason():
         found = judge(claim, Evidence(records=()), EXPERIMENTS)
         assert found.state is UNTOLD
         assert found.reason
-    assert "several devices" in verdict("001-15", ()).reason
+    assert "not measured on 2 devices" in verdict("001-15", ()).reason
     assert "experiment seq2seq" in judge(CLAIMS["002-5"], Evidence(records=()), ()).reason
-    assert "several devices" in judge(CLAIMS["002-5"], Evidence(records=()), ("seq2seq",)).reason
+    assert "no check" in judge(CLAIMS["002-5"], Evidence(records=()), ("seq2seq",)).reason
     assert "no check" in judge(CLAIMS["002-1"], Evidence(records=()), ("devices",)).reason
     assert verdict("000-9", ()).reason == "it is a specification, not a measurement"
     assert set(CHECKS) <= set(CLAIMS)
@@ -202,7 +203,7 @@ def test_a_replay_stands_on_the_latest_question_of_each_experiment_and_network()
 
 
 def test_suites_that_replay_a_document_have_claims_of_it():
-    assert documents() == ["doc-000", "doc-001", "doc-004"]
+    assert documents() == ["doc-000", "doc-001", "doc-002", "doc-003", "doc-004"]
     for name in documents():
         assert any(c.document == SUITES[name].document for c in claims())
         assert all(ask.experiment in EXPERIMENTS for ask in SUITES[name].asks)
@@ -291,6 +292,9 @@ def test_every_figure_of_a_suite_is_asked_under_its_own_number():
         "001 figure 1",
         "001 figure 2",
         "001 figure 3",
+        "001 figure 4",
+        "001 figure 4",
+        "001 figures 5 and 6",
     ]
     assert all(a.place.startswith("000") for a in SUITES["doc-000"].asks)
     lines = resolve(["doc-000"], [], Scale.QUICK)
@@ -325,3 +329,40 @@ def test_document_004s_shares_are_held_against_a_taken_apart_step(record_of, mac
     )
     assert verdict("004-7", records, p100).state is HOLDS
     assert verdict("004-8", records, p100).state is HOLDS
+
+
+def trained_on(record_of, devices, scaling, loss):
+    work = Train(
+        network="little-cnn",
+        batch_per_device=128,
+        epochs=2,
+        learning_rate=1e-4,
+        rate_scaling=scaling,
+    )
+    record = record_of(RunSpec(work=work, placement=Placement(devices=devices)), accuracy=0.5)
+    figures = {**record.figures, "validation_loss": Figure(value=loss, unit="")}
+    return dataclasses.replace(record, run_id=f"{devices}-{scaling}", figures=figures)
+
+
+@pytest.mark.parametrize(
+    ("constant", "scaled", "state"),
+    [((1.0, 2.0), 1.1, HOLDS), ((1.0, 2.0), 1.5, FAILS), ((1.0, 0.9), 1.0, FAILS)],
+)
+def test_losses_that_grow_unless_the_rate_is_scaled(record_of, constant, scaled, state):
+    records = (
+        trained_on(record_of, 1, "none", constant[0]),
+        trained_on(record_of, 2, "none", constant[1]),
+        trained_on(record_of, 2, "linear", scaled),
+    )
+    found = verdict("001-22", records)
+    assert found.state is state
+    assert found.measured.value == pytest.approx(scaled / constant[0])
+    assert verdict("001-22", records[:1]).state is UNTOLD
+
+
+def test_days_of_unnamed_networks_are_told_and_not_judged(record_of):
+    record = trained_on(record_of, 1, "none", 1.0)
+    days = Figure(value=3.0, unit="days")
+    record = dataclasses.replace(record, figures={"projected_90_epochs_days": days})
+    found = verdict("003-10", (record,))
+    assert (found.state, found.measured.value) == (UNTOLD, 3.0)

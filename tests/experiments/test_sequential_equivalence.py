@@ -17,13 +17,25 @@ pytest.importorskip("torch")
 from cubemesh.data.feed import Feed
 from cubemesh.experiments import Context, Scale
 from cubemesh.experiments.equivalence import TOLERANCES, compare
+from cubemesh.experiments.evidence import Evidence
 from cubemesh.experiments.sequential_equivalence import EXPERIMENT, Settings
+from cubemesh.experiments.several_devices_claims import same_error_rates
 from cubemesh.frameworks import pytorch
 from cubemesh.frameworks.exchange import Alone
 from cubemesh.measure.gpu_processes import Neighbours
-from cubemesh.model import FirstSteps, Outcome, Placement, ProgramSettings, RunKey, RunSpec, Status
+from cubemesh.model import (
+    FirstSteps,
+    Outcome,
+    Placement,
+    ProgramSettings,
+    RunKey,
+    RunSpec,
+    State,
+    Status,
+)
 from cubemesh.networks.graph import Network
 from cubemesh.parallel import exchanges
+from cubemesh.results.published import claims
 from cubemesh.runs.assemble import assemble
 from cubemesh.runs.endings import Ending
 from cubemesh.worker.events import EventLog, events_path, read_events
@@ -38,7 +50,7 @@ def spec_of(network, ranks=1, exchange="none", precision="fp64", **program):
         work=FirstSteps(
             network=network,
             batch_per_device=GLOBAL_BATCH // ranks,
-            image_size=16 if network == "little-cnn" else 8,
+            image_size=8,
             classes=10,
             data="digits",
             iterations=ITERATIONS[network],
@@ -262,6 +274,22 @@ def test_another_machines_error_rate_is_held_against_this_ones(folder, alone):
     texts = [f.text for f in EXPERIMENT.answer(Settings(), [own, worse]).findings]
     assert texts[-1].startswith("little-cnn, fp64, 1 device after 4 iterations: ")
     assert "cpu of there" in texts[-1]
+
+
+def test_the_claim_of_equal_error_rates_is_held_against_the_runs(folder, alone):
+    claim = next(c for c in claims() if c.id == "004-14")
+    records = (alone(CASES[GOOD][0]), record(folder / GOOD, CASES[GOOD][0]))
+    found = same_error_rates(claim, Evidence(records=records))
+    assert found.state is State.HOLDS
+    assert "little-cnn after 4 iterations" in found.reason
+    wrong = dataclasses.replace(records[1].figures["accuracy"], value=0.99, low=0.98, high=1.0)
+    other = dataclasses.replace(records[1], figures={"accuracy": wrong})
+    assert same_error_rates(claim, Evidence(records=(records[0], other))).state is (
+        State.DOES_NOT_HOLD
+    )
+    assert same_error_rates(claim, Evidence(records=records[:1])).state is (
+        State.CANNOT_BE_TESTED_HERE
+    )
 
 
 def test_every_number_of_devices_has_the_same_global_minibatch(machine, play, record_of):

@@ -28,6 +28,7 @@ from cubemesh.experiments import (
     strategies,
     strong_scaling,
     time_breakdown,
+    time_to_accuracy,
     training,
     validation,
     weak_scaling,
@@ -73,6 +74,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         training.EXPERIMENT,
         sequential_equivalence.EXPERIMENT,
         lr_scaling.EXPERIMENT,
+        time_to_accuracy.EXPERIMENT,
     )
 }
 

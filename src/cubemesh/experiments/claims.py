@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from cubemesh.experiments import scaling_claims, several_devices_claims
 from cubemesh.experiments.bends import sample_ms, second_difference
 from cubemesh.experiments.breakdown_claims import busy_at_32, busy_at_64, waiting_share
 from cubemesh.experiments.cpu_modes_shown import gain
@@ -18,16 +19,9 @@ from cubemesh.experiments.evidence import Evidence
 from cubemesh.experiments.feeding import utilisation
 from cubemesh.experiments.groups import Group, doubts
 from cubemesh.experiments.ratios import bounds, ratio
-from cubemesh.experiments.verdicts import close, every, sided, untested
+from cubemesh.experiments.verdicts import close, every, never, sided, untested
 from cubemesh.model import Claim, Figure, Train, Verdict
 
-SEVERAL_DEVICES = frozenset(
-    {
-        *("weak-scaling", "strong-scaling", "strategies", "lr-scaling", "interconnect"),
-        *("collectives", "cluster", "topology", "sequential-equivalence"),
-    }
-)
-"""Experiments of the documents that need more than one device."""
 UNTESTED_KINDS = {
     "method": "it says how something was done, not what came of it",
     "wish": "it is a wish for further work",
@@ -45,20 +39,10 @@ def judge(claim: Claim, evidence: Evidence, offered: Collection[str]) -> Verdict
     if claim.kind in UNTESTED_KINDS:
         return untested(claim, UNTESTED_KINDS[claim.kind])
     if claim.experiment not in offered:
-        if claim.experiment in SEVERAL_DEVICES:
-            return untested(claim, "it needs several devices, which this version does not offer")
         return untested(
             claim, f"it needs the experiment {claim.experiment}, which this version does not offer"
         )
-    if _devices(claim) > 1:
-        return untested(claim, "it needs several devices, which this version does not offer")
     return untested(claim, "this version has no check for it")
-
-
-def _devices(claim: Claim) -> int:
-    """How many a claim's system has: 8 of "8 V100", 1 where it begins with no number."""
-    first = claim.system.partition(" ")[0]
-    return int(first) if first.isdigit() else 1
 
 
 def throughput_of(network: str, batch: int | None, side: int | None = None) -> Check:
@@ -261,12 +245,8 @@ def fastest_arrangement() -> Check:
     return check
 
 
-def never(reason: str) -> Check:
-    """A claim that no measurement here can settle."""
-    return lambda claim, evidence: untested(claim, reason)
-
-
 CHECKS: dict[str, Check] = {
+    **scaling_claims.CHECKS,
     "000-1": step_time_of("vgg16", 64),
     "000-2": step_time_of("vgg16", 128),
     "000-3": dearer_than_double("vgg16", 64),
@@ -292,6 +272,7 @@ CHECKS: dict[str, Check] = {
     "004-8": busy_at_32,
     "004-9": busy_at_64,
     "004-12": sampling_cost(),
+    **several_devices_claims.CHECKS,
     "004-13": fastest_arrangement(),
 }
 """The claims that records can settle. Document 000's "VGG" is taken for VGG-16."""

@@ -98,7 +98,7 @@ def findings(found: Sequence[Picture]) -> Iterator[Finding]:
         grows = "grows with the devices" if constant.rises() else "does not grow with every step"
         yield Finding(
             question="What does a constant learning rate cost?",
-            text=f"With a constant rate the loss {grows}: {_told(constant)}.",
+            text=f"With a constant rate the loss {grows}: {told(constant)}.",
             value=both[0],
             unit="× the loss of one device",
             remedy="Scale the rate with the number of devices." if both[0] > EQUAL else "",
@@ -108,7 +108,7 @@ def findings(found: Sequence[Picture]) -> Iterator[Finding]:
         yield Finding(
             question="Does scaling the learning rate make up for it?",
             text=f"With the rate times the number of devices the losses are "
-            f"{'roughly equal' if equal else 'not equal'}: {_told(scaled)}.",
+            f"{'roughly equal' if equal else 'not equal'}: {told(scaled)}.",
             value=both[1],
             unit="× the loss of one device",
         )
@@ -119,9 +119,10 @@ def findings(found: Sequence[Picture]) -> Iterator[Finding]:
                 yield Finding(text=f"{where}, {picture.name} rate: {group.why}.")
 
 
-def _told(picture: Picture) -> str:
-    told = [f"{loss:.3g} on {devices}" for devices, loss in picture.losses().items()]
-    return listed(told)
+def told(picture: Picture) -> str:
+    """The losses, each with its number of devices."""
+    ends = [f"{loss:.3g} on {devices}" for devices, loss in picture.losses().items()]
+    return listed(ends)
 
 
 def tables(found: Sequence[Picture]) -> tuple[Table, ...]:

@@ -133,7 +133,7 @@ def gather(settings: Settings, store: Store) -> list[RunRecord]:
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, tables and chart from the records of one `sequential-equivalence`."""
     own, others = _own_and_others(records)
-    comparisons = list(_comparisons(own))
+    compared = list(comparisons(own))
     failed = [r for r in own if r not in comparable(own)]
     machines = shown.across_machines(comparable(own), comparable(others))
     return Answer(
@@ -141,12 +141,12 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         question=EXPERIMENT.question,
         title=f"Several devices against one at a global minibatch of {settings.global_batch}",
         findings=(
-            *shown.findings(comparisons),
+            *shown.findings(compared),
             *shown.failures(failed),
             *shown.machine_findings(machines),
         ),
-        tables=shown.tables(comparisons, machines),
-        charts=shown.charts(comparisons),
+        tables=shown.tables(compared, machines),
+        charts=shown.charts(compared),
         warnings=tuple(w for r in own for w in r.warnings),
         run_ids=tuple(r.run_id for r in (*own, *(m.other for m in machines))),
         notes=shown.NOTES,
@@ -178,7 +178,8 @@ def task(record: RunRecord) -> tuple[object, ...]:
     return whole, replace(program, exchange="none")
 
 
-def _comparisons(records: Sequence[RunRecord]) -> Iterator[Comparison]:
+def comparisons(records: Sequence[RunRecord]) -> Iterator[Comparison]:
+    """Every training against that of the same task on one device without an exchange."""
     good = comparable(records)
     alone = {
         task(r): r

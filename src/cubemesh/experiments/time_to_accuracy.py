@@ -1,0 +1,284 @@
+"""How long, and with how much energy, does a training take to an accuracy, on how many devices?
+
+Document 003 gives training time beside images per second: 90 epochs of 1.2 million images in under
+a day on four P100. Faster steps on more devices need not mean an earlier end, for a larger global
+minibatch makes fewer updates an epoch. So each number of devices trains until the samples held out
+are right as often as asked for, with the learning rate times the number of devices. Time to
+accuracy runs from the first step to the end of the evaluation that reached it; its energy is the
+mean power of the measured steps times that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cubemesh.experiments.base import Context, Experiment, Plan, Scale
+from cubemesh.experiments.conditions import titled
+from cubemesh.experiments.groups import Group, doubts, group_by
+from cubemesh.model import (
+    Answer,
+    Axis,
+    Cell,
+    Chart,
+    Column,
+    Finding,
+    Line,
+    Placement,
+    Point,
+    ProgramSettings,
+    RunRecord,
+    RunSpec,
+    Table,
+    Train,
+)
+from cubemesh.model.spec import RateScaling
+from cubemesh.statistics import median
+from cubemesh.units import format_quantity, format_seconds
+
+EPOCHS = {Scale.QUICK: 5, Scale.DEFAULT: 30, Scale.FULL: 90}
+TARGETS = {Scale.QUICK: 0.8, Scale.DEFAULT: 0.95, Scale.FULL: 0.95}
+NO_POWER = "no power sensor can be read here"
+NOTES = (
+    "Time to accuracy runs from the first step to the end of the evaluation that reached it; "
+    "evaluations come once an epoch, so it is late by up to one. Energy is the mean power of the "
+    "measured steps times that.",
+    "Days are those of 90 epochs of 1.28 million samples at the measured throughput (document 003 "
+    "gives under a day for four P100, over a week for a CPU).",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What can be set in `time-to-accuracy` besides the fields of its specs."""
+
+    network: str = "little-cnn"
+    """The network to train; `cubemesh networks` lists them."""
+    ranks: tuple[int, ...] = ()
+    """Numbers of devices; none given is every power of two up to all GPUs, or to all cores."""
+    batch_per_device: int = 32
+    """Samples each device takes in a step."""
+    target: float | None = None
+    """Accuracy to reach, 0 to 1; none given is 0.95, with --quick 0.8."""
+    epochs: int | None = None
+    """Epochs after which it is given up; none given is 30, with --quick 5, with --full 90."""
+    data: str = "digits"
+    """What is learned: digits, or cifar-10 with data_path."""
+    learning_rate: float = 1e-3
+    """Of one device, for RMSprop."""
+    rate_scaling: RateScaling = "linear"
+    """`none` leaves the learning rate as it is on any number of devices."""
+
+
+def plan(settings: Settings, context: Context) -> Plan:
+    """One training for each number of devices."""
+    target = TARGETS[context.scale] if settings.target is None else settings.target
+    yield [
+        RunSpec(
+            work=Train(
+                network=settings.network,
+                batch_per_device=settings.batch_per_device,
+                data=settings.data,
+                epochs=settings.epochs or EPOCHS[context.scale],
+                optimizer="rmsprop",
+                learning_rate=settings.learning_rate,
+                rate_scaling=settings.rate_scaling if devices > 1 else "none",
+                target_accuracy=target,
+            ),
+            placement=Placement(devices=devices),
+            program=ProgramSettings(exchange="all-reduce" if devices > 1 else "none"),
+            effort=context.effort,
+        )
+        for devices in _ranks(settings, context)
+    ]
+
+
+def _ranks(settings: Settings, context: Context) -> Sequence[int]:
+    if settings.ranks:
+        return sorted(set(settings.ranks))
+    machine = context.machine
+    most = len(machine.gpus) or int(machine.cpu.usable_cores or 1)
+    return [2**n for n in range(most.bit_length()) if 2**n <= most]
+
+
+def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
+    """Findings, table and chart from the records of one `time-to-accuracy`."""
+    groups = sorted(group_by(records, lambda r: r.spec.placement.devices), key=lambda g: g.key)
+    return Answer(
+        experiment=EXPERIMENT.name,
+        question=EXPERIMENT.question,
+        title=titled(f"{settings.network} on {settings.data}: time to accuracy", records),
+        findings=tuple(_findings(groups)),
+        tables=(_table(groups),) if groups else (),
+        charts=tuple(_charts(groups, f"time-to-accuracy-{settings.network}-{settings.data}")),
+        warnings=tuple(w for r in records for w in r.warnings),
+        run_ids=tuple(r.run_id for r in records),
+        notes=NOTES,
+    )
+
+
+def _work(group: Group[int]) -> Train:
+    work = group.records[0].spec.work
+    assert isinstance(work, Train)
+    return work
+
+
+def _target(group: Group[int]) -> float:
+    target = _work(group).target_accuracy
+    assert target is not None, "the plan sets it, and None is no target"
+    return target
+
+
+def _reached(group: Group[int]) -> list[RunRecord]:
+    """The trainings that reached the target."""
+    return [r for r in group.ok if r.figures["accuracy"].value >= _target(group)]
+
+
+def training_s(record: RunRecord) -> float:
+    """Seconds from the first rank's first step to the end of its last evaluation."""
+    own = [w for w in record.windows if w.rank == 0]
+    return max(w.start_s + w.elapsed_s for w in own) - min(w.start_s for w in own)
+
+
+def _time_s(group: Group[int]) -> float | None:
+    times = [training_s(r) for r in _reached(group)]
+    return median(times) if times else None
+
+
+def _joules(group: Group[int]) -> float | None:
+    spent = [
+        watts * training_s(r)
+        for r in _reached(group)
+        if (watts := r.figure("mean_power_watts")) is not None
+    ]
+    return median(spent) if spent else None
+
+
+def _missing(group: Group[int]) -> str:
+    """Why there is no time."""
+    if not group.ok:
+        return group.why
+    share = 100 * group.ok[0].figures["accuracy"].value
+    return (
+        f"{100 * _target(group):g} % was not reached: {share:.1f} % after {_epochs(group)} epochs"
+    )
+
+
+def _epochs(group: Group[int]) -> int:
+    return round(group.median_of("epochs_trained") or 0)
+
+
+def _name(group: Group[int]) -> str:
+    return f"{group.key} device{'' if group.key == 1 else 's'}"
+
+
+def _findings(groups: Sequence[Group[int]]) -> Iterator[Finding]:
+    timed = [(group, time_s) for group in groups if (time_s := _time_s(group)) is not None]
+    if timed:
+        best, least_s = min(timed, key=lambda pair: pair[1])
+        joules = _joules(best)
+        energy = f" and {format_quantity(joules, 'J')}" if joules is not None else ""
+        yield Finding(
+            question="How long does it take to the accuracy asked for?",
+            text=f"{_name(best)} reach{'es' if best.key == 1 else ''} "
+            f"{100 * _target(best):g} % in {format_seconds(least_s)}{energy}, after "
+            f"{_epochs(best)} epochs.",
+            value=least_s,
+            unit="s",
+            doubts=best.doubts,
+        )
+    for group, time_s in timed[1:]:
+        yield _speed_up(*timed[0], group, time_s)
+    for group in groups:
+        if _time_s(group) is None:
+            yield Finding(text=f"{_name(group)}: {_missing(group)}.")
+
+
+def _speed_up(one: Group[int], one_s: float, many: Group[int], many_s: float) -> Finding:
+    rates = [g.throughput for g in (one, many)]
+    text = f"{_name(many)} get there {one_s / many_s:.3g}× as fast as {_name(one)}"
+    if rates[0] is not None and rates[1] is not None:
+        text += (
+            f", with {rates[1].value / rates[0].value:.3g}× the throughput and "
+            f"{_epochs(many)} epochs for {_epochs(one)}"
+        )
+    return Finding(text=f"{text}.", doubts=doubts(one, many))
+
+
+def _table(groups: Sequence[Group[int]]) -> Table:
+    columns = (
+        Column(name="devices"),
+        Column(name="global minibatch"),
+        Column(name="time to accuracy", unit="s"),
+        Column(name="energy", unit="J"),
+        Column(name="epochs"),
+        Column(name="accuracy", unit="%"),
+        Column(name="samples/s"),
+        Column(name="wall time", unit="s"),
+        Column(name="90 epochs", unit="days"),
+    )
+    return Table(
+        title="Until the accuracy asked for", columns=columns, rows=tuple(map(_row, groups))
+    )
+
+
+def _row(group: Group[int]) -> tuple[Cell, ...]:
+    head = (
+        Cell(value=group.key, run_id=group.run_id),
+        Cell(value=group.records[0].spec.global_batch),
+    )
+    if not group.ok:
+        return (*head, *[group.cell(None)] * 7)
+    time_s, joules = _time_s(group), _joules(group)
+    why = _missing(group) if time_s is None else NO_POWER
+    return (
+        *head,
+        Cell(value=time_s, reason="" if time_s is not None else why, run_id=group.run_id),
+        Cell(value=joules, reason="" if joules is not None else why),
+        Cell(value=_epochs(group)),
+        Cell(value=100 * group.ok[0].figures["accuracy"].value),
+        group.cell(group.throughput),
+        Cell(value=group.median_of("wall_s")),
+        Cell(value=group.median_of("projected_90_epochs_days")),
+    )
+
+
+def _charts(groups: Sequence[Group[int]], name: str) -> Iterator[Chart]:
+    good = [g for g in groups if g.ok]
+    if not good:
+        return
+    yield Chart(
+        name=name,
+        title="Accuracy by time",
+        kind="line",
+        x=Axis(name="time", unit="s"),
+        y=Axis(name="accuracy", unit="%"),
+        lines=tuple(map(_curve, good)),
+    )
+
+
+def _curve(group: Group[int]) -> Line:
+    record = group.ok[0]
+    own = [w for w in record.windows if w.rank == 0]
+    began = min(w.start_s for w in own)
+    ends = [w.start_s + w.elapsed_s - began for w in own if w.phase == "evaluate"]
+    curve = next((c for c in record.curves if c.name == "validation_accuracy"), None)
+    shares = curve.y if curve is not None else ()
+    return Line(
+        name=_name(group),
+        points=tuple(
+            Point(x=x, y=100 * y, run_id=record.run_id) for x, y in zip(ends, shares, strict=False)
+        ),
+    )
+
+
+EXPERIMENT = Experiment(
+    name="time-to-accuracy",
+    question="How long does a training take to an accuracy, on how many devices?",
+    settings=Settings,
+    works=(Train,),
+    varies={"devices": "ranks", "target_accuracy": "target"},
+    plan=plan,
+    answer=answer,
+    documents="003 figure 6 and its text",
+)

@@ -1,0 +1,83 @@
+"""Time, energy and epochs to an accuracy, from scripted records."""
+
+import dataclasses
+
+import pytest
+
+from cubemesh.experiments import Context, Scale
+from cubemesh.experiments.time_to_accuracy import EXPERIMENT, NO_POWER, Settings
+from cubemesh.model import Figure, Status, Window
+
+
+def asked_of(play, record_of, machine, scale=Scale.DEFAULT, **settings):
+    context = Context(machine=machine, scale=scale)
+    asked, _ = play(EXPERIMENT.plan(Settings(**settings), context), record_of)
+    return asked
+
+
+def test_it_goes_up_to_all_cores_with_a_scaled_rate(machine, play, record_of):
+    one, two = asked_of(play, record_of, machine, Scale.QUICK)
+    assert (one.placement.devices, two.placement.devices) == (1, 2)
+    assert (one.work.rate_scaling, two.work.rate_scaling) == ("none", "linear")
+    assert {s.work.target_accuracy for s in (one, two)} == {0.8}
+    assert two.program.exchange == "all-reduce"
+    (other,) = asked_of(play, record_of, machine, ranks=(4,), target=0.5, epochs=3)
+    assert (other.placement.devices, other.work.target_accuracy, other.work.epochs) == (4, 0.5, 3)
+
+
+def trained(record_of, spec, *, epochs, epoch_s, accuracy, watts=None):
+    """A record of so many epochs, each of training and an evaluation that takes a second."""
+    record = record_of(spec, accuracy=accuracy)
+    windows = []
+    for n in range(epochs):
+        start = 5.0 + n * (epoch_s + 1)
+        made = {"steps": 10, "samples": 640, "marks": (f"epoch-{n + 1}",)}
+        windows.append(Window(start_s=start, elapsed_s=epoch_s, **made))
+        windows.append(Window(phase="evaluate", start_s=start + epoch_s, elapsed_s=1.0, **made))
+    figures = {**record.figures, "epochs_trained": Figure(value=epochs, unit="")}
+    if watts is not None:
+        figures["mean_power_watts"] = Figure(value=watts, unit="W")
+    return dataclasses.replace(record, run_id=spec.spec_id, windows=tuple(windows), figures=figures)
+
+
+def test_time_energy_and_speed_up(machine, play, record_of):
+    one, two = asked_of(play, record_of, machine)
+    records = [
+        trained(record_of, one, epochs=4, epoch_s=9.0, accuracy=0.96, watts=50.0),
+        trained(record_of, two, epochs=5, epoch_s=4.0, accuracy=0.95, watts=80.0),
+    ]
+    answer = EXPERIMENT.answer(Settings(), records)
+    best, speed_up = answer.findings
+    assert best.value == pytest.approx(25.0)  # five epochs of 4 s and 1 s
+    assert best.text == "2 devices reach 95 % in 25 s and 2 kJ, after 5 epochs."
+    assert "2 devices get there 1.6× as fast as 1 device" in speed_up.text
+    assert speed_up.text.endswith("and 5 epochs for 4.")
+    (table,) = answer.tables
+    assert [row[2].value for row in table.rows] == [pytest.approx(40.0), pytest.approx(25.0)]
+    assert [row[3].value for row in table.rows] == [pytest.approx(2000), pytest.approx(2000)]
+    (chart,) = answer.charts
+    assert [p.x for p in chart.lines[1].points][:2] == [pytest.approx(5.0), pytest.approx(10.0)]
+
+
+def test_what_does_not_get_there_says_how_far_it_came(machine, play, record_of):
+    one, two = asked_of(play, record_of, machine)
+    records = [
+        trained(record_of, one, epochs=30, epoch_s=1.0, accuracy=0.91),
+        record_of(two, status=Status.UNSUPPORTED, message="devices=2: one core here."),
+    ]
+    answer = EXPERIMENT.answer(Settings(), records)
+    texts = [f.text for f in answer.findings]
+    assert texts == [
+        "1 device: 95 % was not reached: 91.0 % after 30 epochs.",
+        "2 devices: not offered: devices=2: one core here.",
+    ]
+    first, second = answer.tables[0].rows
+    assert first[2].reason.startswith("95 % was not reached")
+    assert second[2].reason.startswith("not offered")
+
+
+def test_energy_that_cannot_be_measured_is_a_gap(machine, play, record_of):
+    one, _ = asked_of(play, record_of, machine)
+    record = trained(record_of, one, epochs=4, epoch_s=9.0, accuracy=0.96)
+    answer = EXPERIMENT.answer(Settings(), [record])
+    assert answer.tables[0].rows[0][3].reason == NO_POWER
