@@ -2,11 +2,11 @@
 
 A task that can be learned: each class is a fixed random picture, a sample is its class's picture
 under noise. Both programs train on the same batches from the same first weights, several times
-with other seeds. Curves are cut into tenths, and of each the mean loss is taken. Two programs learn
-alike where, in every tenth, their means over the seeds differ by no more than three standard errors
-of that difference, which the spread over the seeds gives.
+with other seeds. Curves are cut into tenths, and of each the mean loss is taken. Two programs
+learn alike where, in every tenth, their means over the seeds differ by no more than three standard
+errors of that difference, which the spread over the seeds gives.
 
-    python benchmarks/loss_curves.py --device cuda:0 --network resnet-50 --precision bf16 --steps 300
+    python benchmarks/loss_curves.py --device cuda:0 --network resnet-50 --steps 300
 
 Exit code 1 where they do not.
 """

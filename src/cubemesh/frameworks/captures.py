@@ -10,5 +10,6 @@ class Captures(Protocol):
     """A `Program` that records its training step once and replays it as one piece, where that can
     be done; others need not offer this."""
 
-    not_captured: str
-    """Why its steps run one kernel after the other, in words; empty where they are replayed."""
+    @property
+    def not_captured(self) -> str:
+        """Why its steps run one kernel after the other, in words; empty where they are replayed."""

@@ -53,6 +53,21 @@ def test_work_that_does_not_train_is_not_captured(make_request, tiny):
     assert "training" in captured.build(request).not_captured
 
 
+def test_a_step_of_another_rate_is_captured_anew(make_request, tiny):
+    ours = captured.build(make_request(tiny, learning_rate=0.1))
+    ours.load(tiny.draw(0))
+    ours._why_not, ours._graph, ours._done = "", object(), 5  # as on a GPU after its third step
+    ours.set_learning_rate(0.1)
+    assert ours._graph is not None
+    assert ours.not_captured == ""
+    ours.set_learning_rate(0.05)
+    assert (ours._graph, ours._done) == (None, 0)
+    assert "learning rate" in ours.not_captured
+    ours._graph = object()
+    ours.restore(ours.snapshot())
+    assert ours._graph is None
+
+
 @gpu
 @needs_gpu
 @pytest.mark.parametrize(

@@ -60,8 +60,15 @@ class CapturedProgram(PyTorchProgram):
         super().__init__(request)
         self.fused = FusedNetwork(self._built)
         self._static_types = _static_types(request)
-        self.not_captured = self._reason()
+        self._why_not = self._reason()
+        self._rate_changed = False
+
+    @property
+    def not_captured(self) -> str:
         """See `Captures` in frameworks/captures."""
+        if not self._why_not and self._rate_changed and self._graph is None:
+            return "its learning rate changes from step to step, and a recorded step has one rate"
+        return self._why_not
 
     def _reason(self) -> str:
         if not isinstance(self._work, (TrainSteps, Train)):
@@ -85,7 +92,7 @@ class CapturedProgram(PyTorchProgram):
 
     def compile(self, placed: Placed) -> bool | None:
         """Choose what each fusion runs as, by trying; `load` comes after it."""
-        if self.not_captured:
+        if self._why_not:
             return None
         with self._autocast:
             self.fused.tune(*placed[:-1])
@@ -97,7 +104,7 @@ class CapturedProgram(PyTorchProgram):
     def train_step(self, placed: Placed) -> None:
         """Queue a replay of the captured step; the first steps, and a batch of another shape than
         the captured one's, run as they are."""
-        if self.not_captured:
+        if self._why_not:
             super().train_step(placed)
             return
         if self._graph is None:
@@ -141,6 +148,15 @@ class CapturedProgram(PyTorchProgram):
         *inputs, labels = placed
         with self._autocast:
             return total_loss(self._weights, self.fused(*inputs), labels)
+
+    def set_learning_rate(self, rate: float) -> None:
+        """See `SetsRate` in frameworks/training. A step is captured anew once its rate has stood
+        still for as many steps as run before a capture."""
+        assert self._optimizer is not None, "only what trains has a rate"
+        if any(group["lr"] != rate for group in self._optimizer.param_groups):
+            self._rate_changed = True
+            self._forget()
+        super().set_learning_rate(rate)
 
     def _start_optimizer(self) -> None:
         super()._start_optimizer()
