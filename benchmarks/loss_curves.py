@@ -6,7 +6,8 @@ with other seeds. Curves are cut into tenths, and of each the mean loss is taken
 alike where, in every tenth, their means over the seeds differ by no more than three standard errors
 of that difference, which the spread over the seeds gives.
 
-    python benchmarks/loss_curves.py --device cuda:0 --network resnet-50 --precision bf16 --steps 300
+    python benchmarks/loss_curves.py --device cuda:0 --network resnet-50 --precision bf16 \\
+        --steps 300
 
 Exit code 1 where they do not.
 """
