@@ -1,8 +1,10 @@
+import dataclasses
+
 import pytest
 
 from cubemesh.experiments import Context, Scale
 from cubemesh.experiments.batch_accuracy import EXPERIMENT, Settings
-from cubemesh.model import RunSpec, Status, Train
+from cubemesh.model import Placement, RunSpec, Status, Train
 
 
 def train(batch, epochs=30):
@@ -66,6 +68,14 @@ def test_curves_by_epoch_and_missing_points(record_of):
     assert "diverged" in by_batch.lines[0].points[1].reason
     assert [line.name for line in by_epoch.lines] == ["minibatch 16"]
     assert len(by_epoch.lines[0].points) == 30
+
+
+def test_on_several_devices_the_minibatch_is_that_of_all(record_of):
+    specs = [dataclasses.replace(train(b), placement=Placement(devices=4)) for b in (16, 64)]
+    records = [record_of(spec, accuracy=0.8) for spec in specs]
+    answer = EXPERIMENT.answer(Settings(), records)
+    assert [row[0].text for row in answer.tables[0].rows] == ["64", "256"]
+    assert "devices 4" in answer.title
 
 
 def grid_of(record_of, accuracies, **failed):

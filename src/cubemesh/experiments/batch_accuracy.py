@@ -127,7 +127,8 @@ def _grid(settings: Settings, records: Sequence[RunRecord]) -> Answer:
 
 
 def _batch(record: RunRecord) -> int:
-    return _work(record).batch_per_device
+    """What all devices together take in a step."""
+    return record.spec.global_batch or 0
 
 
 def _work(record: RunRecord) -> Train:

@@ -2,9 +2,9 @@
 
 A bend of the time per sample is a second difference over doublings (bends.py), and so the sum of
 the second differences of its parts. Steps at half the minibatch, at it and at twice as much run
-once more with an attribution; kernels are taken by category, and beside them stand the parts in which
-the device does nothing. The part with the largest share of the bend's own sign is what bends the
-curve. Times come from the profiler's own steps, which are not those that are timed.
+once more with an attribution; kernels are taken by category, and beside them stand the parts in
+which the device does nothing. The part with the largest share of the bend's own sign is what bends
+the curve. Times come from the profiler's own steps, which are not those that are timed.
 """
 
 from __future__ import annotations
