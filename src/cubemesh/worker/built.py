@@ -73,7 +73,7 @@ def built(
     if isinstance(program, Captures) and program.not_captured:
         remedy = "Set framework=pytorch, or change what stands in the way."
         log.warning(
-            warn("not-captured", f"the step is not captured: {program.not_captured}", remedy)
+            warn("not-captured", f"The step is not captured: {program.not_captured}.", remedy)
         )
     peak = _peak_memory(program, before_bytes, since)
     if peak is not None:
