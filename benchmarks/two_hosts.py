@@ -1,9 +1,10 @@
-"""Two hosts made of this one: network namespaces joined by a cable, with an sshd in each.
+"""Two hosts made of this one: network namespaces joined by two cables, with an sshd in each.
 
-    namespace cm-a-PID  10.77.0.1 ──── veth ──── 10.77.0.2  namespace cm-b-PID
+    namespace cm-a-PID   eth0 10.77.0.1 ──── bridge ──── 10.77.0.2 eth0   namespace cm-b-PID
+                         eth1 10.78.0.1 ──── bridge ──── 10.78.0.2 eth1
 
-and this machine as the third end of a bridge, 10.77.0.3, so that a runner here reaches both. Each
-namespace has a name of its own and one half of the cores. `tc` shapes what each sends: a token
+This machine is the third end of the first bridge, 10.77.0.3, so that a runner here reaches both.
+Each namespace has a name of its own and one half of the cores. `tc` shapes what each sends: a token
 bucket of so many bits a second, behind a delay. Needs root, iproute2 and openssh-server; `missing`
 says what lacks.
 """
@@ -22,6 +23,8 @@ from pathlib import Path
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 HERE = "10.77.0.3"
+SUBNETS = ("10.77.0", "10.78.0")
+"""Of eth0, eth1."""
 PORT = 2222
 BURST_MS = 1
 """What the token bucket lets through at once, as time at its rate; 64 KiB at least, a packet as
@@ -36,21 +39,24 @@ class Hosts:
     environment: Mapping[str, str]
     """What a runner needs beside its own."""
 
-    def shape(self, bits_per_s: float | None, delay_ms: float = 0.0) -> None:
-        """What each host may send, and how much later it arrives; None takes the limit away."""
+    def shape(
+        self, bits_per_s: float | None, delay_ms: float = 0.0, interface: str = "eth0"
+    ) -> None:
+        """What each host may send through an interface, and how much later it arrives; None takes
+        the limit away."""
         for name in self.names:
             inside = ["ip", "netns", "exec", name, "tc", "qdisc"]
             subprocess.run(
-                [*inside, "del", "dev", "eth0", "root"], capture_output=True, check=False
+                [*inside, "del", "dev", interface, "root"], capture_output=True, check=False
             )
             if bits_per_s is None:
                 continue
             burst = max(64 * 1024, int(bits_per_s / 8 * BURST_MS / 1000))
             rate = ["tbf", "rate", f"{bits_per_s:.0f}bit", "burst", str(burst), "latency", "50ms"]
-            _run(*inside, "add", "dev", "eth0", "root", "handle", "1:", *rate)
+            _run(*inside, "add", "dev", interface, "root", "handle", "1:", *rate)
             if delay_ms:
                 later = ["netem", "limit", "100000", "delay", f"{delay_ms}ms"]
-                _run(*inside, "add", "dev", "eth0", "parent", "1:", *later)
+                _run(*inside, "add", "dev", interface, "parent", "1:", *later)
 
 
 def missing() -> str:
@@ -74,25 +80,21 @@ def missing() -> str:
 def two_hosts(folder: Path) -> Iterator[Hosts]:
     """The hosts, until the block ends; `folder` takes keys and logs."""
     names = (f"cm-a-{os.getpid()}", f"cm-b-{os.getpid()}")
-    bridge = f"cm{os.getpid()}"[:15]
     servers: list[subprocess.Popen[bytes]] = []
     with contextlib.ExitStack() as undo:
-        _run("ip", "link", "add", bridge, "type", "bridge")
-        undo.callback(_run, "ip", "link", "del", bridge)
-        _run("ip", "addr", "add", f"{HERE}/24", "dev", bridge)
-        _run("ip", "link", "set", bridge, "up")
-        for number, (name, address) in enumerate(zip(names, ADDRESSES, strict=True)):
+        for name in names:
             _run("ip", "netns", "add", name)
             undo.callback(_run, "ip", "netns", "del", name)
-            cable = f"{bridge}{'ab'[number]}"[-15:]
-            _run("ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name)
-            _run("ip", "link", "set", cable, "master", bridge, "up")
-            for words in (
-                ("addr", "add", f"{address}/24", "dev", "eth0"),
-                ("link", "set", "eth0", "up"),
-                ("link", "set", "lo", "up"),
-            ):
-                _run("ip", "-n", name, *words)
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+        for number, subnet in enumerate(SUBNETS):
+            bridge = f"cm{number}-{os.getpid()}"
+            _run("ip", "link", "add", bridge, "type", "bridge")
+            undo.callback(_run, "ip", "link", "del", bridge)
+            _run("ip", "link", "set", bridge, "up")
+            if number == 0:
+                _run("ip", "addr", "add", f"{HERE}/24", "dev", bridge)
+            for end, name in enumerate(names, start=1):
+                _cable(f"cm{number}{end}-{os.getpid()}", bridge, name, f"eth{number}", subnet, end)
         key = _keys(folder)
         for number, name in enumerate(names):
             servers.append(_sshd(folder, name, number))
@@ -101,6 +103,14 @@ def two_hosts(folder: Path) -> Iterator[Hosts]:
         environment = {"CUBEMESH_SSH": f"{ssh} -o BatchMode=yes -o LogLevel=ERROR"}
         _wait(environment["CUBEMESH_SSH"])
         yield Hosts(names, environment)
+
+
+def _cable(cable: str, bridge: str, name: str, interface: str, subnet: str, end: int) -> None:
+    peer = ["type", "veth", "peer", "name", interface, "netns", name]
+    _run("ip", "link", "add", cable, *peer)
+    _run("ip", "link", "set", cable, "master", bridge, "up")
+    _run("ip", "-n", name, "addr", "add", f"{subnet}.{end}/24", "dev", interface)
+    _run("ip", "-n", name, "link", "set", interface, "up")
 
 
 def _keys(folder: Path) -> Path:

@@ -157,7 +157,9 @@ def test_every_claim_gets_a_verdict_with_its_reason():
         found = judge(claim, Evidence(records=()), EXPERIMENTS)
         assert found.state is UNTOLD
         assert found.reason
+    assert "not measured on 2 devices" in verdict("001-15", ()).reason
     assert "experiment seq2seq" in judge(CLAIMS["002-5"], Evidence(records=()), ()).reason
+    assert "no check" in judge(CLAIMS["002-5"], Evidence(records=()), ("seq2seq",)).reason
     assert "no check" in judge(CLAIMS["002-1"], Evidence(records=()), ("devices",)).reason
     assert verdict("000-9", ()).reason == "it is a specification, not a measurement"
     assert set(CHECKS) <= set(CLAIMS)
@@ -201,7 +203,7 @@ def test_a_replay_stands_on_the_latest_question_of_each_experiment_and_network()
 
 
 def test_suites_that_replay_a_document_have_claims_of_it():
-    assert documents() == ["doc-000", "doc-001", "doc-004"]
+    assert documents() == ["doc-000", "doc-001", "doc-002", "doc-003", "doc-004"]
     for name in documents():
         assert any(c.document == SUITES[name].document for c in claims())
         assert all(ask.experiment in EXPERIMENTS for ask in SUITES[name].asks)
@@ -290,6 +292,8 @@ def test_every_figure_of_a_suite_is_asked_under_its_own_number():
         "001 figure 1",
         "001 figure 2",
         "001 figure 3",
+        "001 figure 4",
+        "001 figure 4",
         "001 figures 5 and 6",
     ]
     assert all(a.place.startswith("000") for a in SUITES["doc-000"].asks)

@@ -149,10 +149,10 @@ def test_run_and_question_ids_stay_what_they_are():
 def test_a_new_field_at_its_default_changes_no_id():
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class LaterPlacement(Placement):
-        hosts: int = 1
+        racks: int = 1
 
     assert digest(LaterPlacement(threads=2)) == digest(Placement(threads=2))
-    assert digest(LaterPlacement(threads=2, hosts=2)) != digest(Placement(threads=2))
+    assert digest(LaterPlacement(threads=2, racks=2)) != digest(Placement(threads=2))
 
 
 def test_a_default_that_is_written_out_changes_no_id():

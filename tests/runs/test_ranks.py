@@ -136,7 +136,7 @@ def test_asynchronous_ranks_are_recorded_with_their_staleness_and_the_order_of_u
     assert sum(w.steps for w in second) >= 1, "what they did together: tests/measure"
     updates = sum(w.steps for w in record.windows)
     assert record.figures["staleness"].n == updates
-    assert record.figure("staleness") == pytest.approx(1, abs=0.2), "one other rank"
+    assert 0 < record.figure("staleness") <= 1, "an update makes one other gradient staler"
     assert {"staleness_rank_0", "staleness_rank_1", "updates_taking_turns"} <= {*record.figures}
     (counted,) = [c for c in record.curves if c.name == "updates_by_staleness"]
     assert sum(counted.y) == updates

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
@@ -23,6 +23,8 @@ ARRAYS = st.dictionaries(
     ),
     max_size=4,
 )
+PATIENT = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+"""The disk may be slow, and so may a machine that others use."""
 TWO = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array([1, 2], np.uint8)}
 
 
@@ -33,7 +35,7 @@ def written(arrays, metadata=None):
     return file.getvalue()
 
 
-@settings(deadline=None)  # the disk may be slow
+@PATIENT
 @given(ARRAYS, st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=3))
 def test_arrays_come_back_bit_for_bit(tmp_path_factory, arrays, metadata):
     path = tmp_path_factory.mktemp("s") / "f"
@@ -68,7 +70,7 @@ def test_the_package_of_that_name_reads_it(tmp_path):
     }
 
 
-@settings(deadline=None)  # the disk may be slow
+@PATIENT
 @given(st.data())
 def test_one_changed_bit_or_a_torn_end_is_told(tmp_path_factory, data):
     whole = written(TWO)

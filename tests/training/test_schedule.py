@@ -4,7 +4,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cubemesh.errors import UsageError
@@ -47,7 +47,7 @@ def test_a_warm_up_without_scaling_rises_from_nothing():
     assert schedule(warmup_epochs=1).rate(9) == pytest.approx(0.1)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(1, 40), st.integers(1, 30), st.floats(0, 0.9))
 def test_a_cosine_falls_from_the_full_rate_towards_nothing(epochs, each, share):
     cosine = schedule(each=each, epochs=epochs, schedule="cosine", warmup_epochs=share * epochs)

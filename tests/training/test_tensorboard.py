@@ -95,10 +95,14 @@ def test_tensorboards_own_reader_reads_it(board):
     )
     events = list(loading.EventFileLoader(str(board.path)).Load())
     assert events[0].file_version == "brain.Event:2"
-    values = [(e.step, v.tag) for e in events for v in e.summary.value]
-    assert values == [(1, "loss/training"), (300, "loss/training")]
+    values = [(e.step, v.tag, v) for e in events for v in e.summary.value]
+    assert [(step, tag) for step, tag, _ in values] == [
+        (0, "__run_graph__"),  # the name its reader gives a graph
+        (1, "loss/training"),
+        (300, "loss/training"),
+    ]
     graph = pytest.importorskip("tensorboard.compat.proto.graph_pb2").GraphDef()
-    graph.ParseFromString(next(e.graph_def for e in events if e.graph_def))
+    graph.ParseFromString(values[0][2].tensor.string_val[0])
     layer = next(node for node in graph.node if node.op == "Convolution")
     (shape,) = layer.attr["_output_shapes"].list.shape
     assert shape.dim[0].size == -1

@@ -274,22 +274,3 @@ def test_a_framework_whose_profile_is_not_read_refuses_an_attribution(tmp_path):
     )
     with pytest.raises(Unsupported, match="pytorch or pytorch-compiled"):
         attribute(spec, Plain(), None, None, None, "", Alone(), None)
-
-
-@pytest.mark.parametrize("exchange", ["asynchronous", "model-parallel"])
-def test_what_ranks_pass_one_another_by_mail_is_not_taken_apart(exchange):
-    class Several(Alone):
-        size = 2
-
-    class Profiled:
-        def profile(self, run, *, layers=False, trace=None):
-            """A program with a profiler."""
-
-    spec = RunSpec(
-        work=TrainSteps(**FEED),
-        placement=Placement(devices=2),
-        program=ProgramSettings(exchange=exchange),
-        effort=dataclasses.replace(EFFORT, attribution=True),
-    )
-    with pytest.raises(Unsupported, match=f"exchange={exchange} passes arrays from rank to rank"):
-        attribute(spec, Profiled(), None, None, None, "", Several(), None)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from cubemesh.experiments import several_devices_claims
+from cubemesh.experiments import scaling_claims, several_devices_claims
 from cubemesh.experiments.bends import sample_ms, second_difference
 from cubemesh.experiments.breakdown_claims import busy_at_32, busy_at_64, waiting_share
 from cubemesh.experiments.cpu_modes_shown import gain
@@ -19,7 +19,7 @@ from cubemesh.experiments.evidence import Evidence
 from cubemesh.experiments.feeding import utilisation
 from cubemesh.experiments.groups import Group, doubts
 from cubemesh.experiments.ratios import bounds, ratio
-from cubemesh.experiments.verdicts import close, every, sided, untested
+from cubemesh.experiments.verdicts import close, every, never, sided, untested
 from cubemesh.model import Claim, Figure, Train, Verdict
 
 UNTESTED_KINDS = {
@@ -245,12 +245,8 @@ def fastest_arrangement() -> Check:
     return check
 
 
-def never(reason: str) -> Check:
-    """A claim that no measurement here can settle."""
-    return lambda claim, evidence: untested(claim, reason)
-
-
 CHECKS: dict[str, Check] = {
+    **scaling_claims.CHECKS,
     "000-1": step_time_of("vgg16", 64),
     "000-2": step_time_of("vgg16", 128),
     "000-3": dearer_than_double("vgg16", 64),

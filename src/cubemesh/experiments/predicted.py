@@ -41,7 +41,8 @@ def predicted_for(run: RunRecord, one: RunRecord, rate: float | None = None) -> 
         return "one device was not measured"
     if not one.ranks:
         return "the run of one device does not say what it was on"
-    devices, exchange = run.spec.placement.devices, run.spec.program.exchange
+    devices = run.spec.placement.devices
+    exchange = run.spec.program.exchange.removesuffix("-aware")  # which changes steps, not time
     if exchange not in EXCHANGES:
         return f"exchange {exchange} is not modelled"
     place = _place(one, devices)

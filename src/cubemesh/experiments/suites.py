@@ -62,6 +62,10 @@ SUITES: dict[str, Suite] = {
             Ask(experiment="cpu-modes"),
             Ask(experiment="input-pipeline"),
             Ask(experiment="batch-accuracy"),
+            Ask(experiment="weak-scaling"),
+            Ask(experiment="strong-scaling"),
+            Ask(experiment="strategies"),
+            Ask(experiment="interconnect"),
             Ask(experiment="sequential-equivalence"),
             Ask(experiment="lr-scaling"),
             Ask(experiment="time-to-accuracy"),
@@ -86,24 +90,77 @@ SUITES: dict[str, Suite] = {
         ),
     ),
     "doc-001": Suite(
-        summary="document 001: figures 1 to 3 on one device, 5 and 6 on several, and its claims",
+        summary="document 001: figures 1 to 6, of one device and of several, and its claims",
         document="001",
         asks=(
             Ask(experiment="minibatch", settings={"data_on": "both"}, place="001 figure 1"),
             Ask(experiment="batch-accuracy", place="001 figure 1"),
             Ask(experiment="image-size", settings={"data_on": "both"}, place="001 figure 2"),
             Ask(experiment="model-size", settings={"data_on": "both"}, place="001 figure 3"),
+            Ask(
+                experiment="weak-scaling",
+                settings={"networks": "little-cnn,resnet-50,vgg16"},
+                place="001 figure 4",
+                quick=False,
+            ),
+            Ask(
+                experiment="strategies",
+                settings={"networks": "resnet-50"},
+                place="001 figure 4",
+                quick=False,
+            ),
             Ask(experiment="lr-scaling", place="001 figures 5 and 6"),
         ),
     ),
+    "doc-002": Suite(
+        summary="document 002: links, collectives, translators and its cluster, and its claims",
+        document="002",
+        asks=(
+            Ask(experiment="cluster", place="002 table 1"),
+            Ask(experiment="collectives", place="002 section 4.4"),
+            Ask(experiment="interconnect", place="002 figures 5 to 7", quick=False),
+            Ask(experiment="seq2seq", place="002 figure 15", quick=False),
+        ),
+    ),
+    "doc-003": Suite(
+        summary="document 003: scaling over devices and what the network costs it, and its claims",
+        document="003",
+        asks=(
+            Ask(
+                experiment="weak-scaling",
+                settings={"networks": "googlenet,inception-v3,inception-bn"},
+                place="003 figures 2 to 6",
+                quick=False,
+            ),
+            Ask(
+                experiment="interconnect",
+                settings={"networks": "googlenet,inception-bn"},
+                place="003, testing methodology",
+                quick=False,
+            ),
+        ),
+    ),
     "doc-004": Suite(
-        summary="document 004: where time goes, power against performance, several devices against "
-        "one, and its claims",
+        summary="document 004: scaling, where time goes, power against performance, several "
+        "devices against one, and its claims",
         document="004",
         asks=(
             Ask(experiment="cpu-modes", place="004 figure 5"),
             Ask(experiment="time-breakdown", place="004 figures 7, 9, 11 and 13"),
             Ask(experiment="power", place="004 figures 16 to 19"),
+            Ask(experiment="strong-scaling", place="004 section 5.3", quick=False),
+            Ask(
+                experiment="weak-scaling",
+                settings={"networks": "resnet-50"},
+                place="004 section 5.4",
+                quick=False,
+            ),
+            Ask(
+                experiment="interconnect",
+                settings={"networks": "alexnet,googlenet"},
+                place="004 abstract",
+                quick=False,
+            ),
             Ask(experiment="sequential-equivalence", place="004 section 5.1"),
         ),
     ),

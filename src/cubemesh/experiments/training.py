@@ -112,7 +112,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
-        title=titled(f"{settings.network}: a training", records),
+        title=titled(f"{settings.network}{_data(records)}: a training", records),
         findings=tuple(findings(records)),
         tables=tuple(table(records)),
         charts=tuple(charts(settings.network, records)),
@@ -123,6 +123,11 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
             "interval, which does not cover the luck of the initial weights.",
         ),
     )
+
+
+def _data(records: Sequence[RunRecord]) -> str:
+    work = records[0].spec.work if records else None
+    return f" on {work.data}" if isinstance(work, Train) else ""
 
 
 def _warnings(records: Sequence[RunRecord]) -> Iterator[Warning]:

@@ -107,6 +107,8 @@ class Judged:
 
     row: Row
     forecast: float
+    band: float
+    """By which factor the forecast says that it may be off, up or down."""
     fitted: bool
     """Whether factors were fitted on its system."""
 
@@ -114,6 +116,11 @@ class Judged:
     def error(self) -> float:
         """Of the forecast, over what was published."""
         return self.forecast / self.row.efficiency - 1
+
+    @property
+    def within(self) -> bool:
+        """Whether what was published lies in the band."""
+        return 1 / self.band <= self.forecast / self.row.efficiency <= self.band
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +217,12 @@ def published_several() -> tuple[Judged, ...]:
     found = rows()[0]
     fitted_on = halves(found)[0]
     return tuple(
-        Judged(row=row, forecast=point.efficiency, fitted=row.family in fitted_on)
+        Judged(
+            row=row,
+            forecast=point.efficiency,
+            band=point.high / point.samples_per_s,
+            fitted=row.family in fitted_on,
+        )
         for row, point in forecasts(found, defaults()).items()
     )
 

@@ -23,6 +23,11 @@ def untested(claim: Claim, reason: str, measured: Figure | None = None) -> Verdi
     return Verdict(claim=claim, state=State.CANNOT_BE_TESTED_HERE, reason=reason, measured=measured)
 
 
+def never(reason: str) -> Callable[[Claim, object], Verdict]:
+    """The check of a claim that no measurement here can settle."""
+    return lambda claim, evidence: untested(claim, reason)
+
+
 def close(claim: Claim, figure: Figure, what: str) -> Verdict:
     """Whether the interval of `figure` comes within 10 % of the claim's value."""
     value = claim.values[0]

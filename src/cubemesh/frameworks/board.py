@@ -1,10 +1,11 @@
 """How do ranks tell one another plain data where their framework has no store for it?
 
-Rank 0 keeps a board that all can write on and read from, served by a thread of its own
-(`multiprocessing.managers`, over TCP). Whoever reads a key waits until it is there.
+Their launcher keeps a board that all can write on and read from, served by threads of its own
+(`multiprocessing.managers`, over TCP). Whoever reads a key waits until it is there. (Not rank 0
+keeps it: TensorFlow holds Python's lock while it joins others, and nobody would be served.)
 
-    launcher   sets MASTER_ADDR, MASTER_PORT and BOARD_KEY
-    rank 0     Board behind BoardServer ◀── connections ── every rank's proxy
+    launcher   forks the ranks with MASTER_ADDR, MASTER_PORT and a key, then puts the board up
+    rank       open_board ─▶ a proxy of it
 """
 
 from __future__ import annotations
@@ -63,25 +64,21 @@ class _HasBoard(Protocol):
         """The one board."""
 
 
-def open_board(rank: int, timeout_s: float) -> Board:
-    """The board of this run's ranks; rank 0 puts it up. TimeoutError where it does not within
-    `timeout_s`."""
-    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    key = os.environ[KEY_VARIABLE].encode()
-    if rank == 0:
-        return _put_up(address, key)
+def open_board(timeout_s: float) -> Board:
+    """The board of this run's ranks. TimeoutError where it is not up within `timeout_s`."""
     _Manager.register("board")
-    manager = _Manager(address, key)
+    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    manager = _Manager(address, os.environ[KEY_VARIABLE].encode())
     _until(manager.connect, timeout_s)
     return cast(_HasBoard, manager).board()
 
 
-def _put_up(address: tuple[str, int], key: bytes) -> Board:
+def put_up(address: tuple[str, int], key: str) -> None:
+    """Put up a board, which stays as long as this process lives."""
     board = Board()
     _Manager.register("board", callable=lambda: board)
-    server = _Manager(address, key).get_server()
+    server = _Manager(address, key.encode()).get_server()
     threading.Thread(target=_serve, args=(server,), name="board", daemon=True).start()
-    return board
 
 
 def _serve(server: Any) -> None:
@@ -96,5 +93,5 @@ def _until(connect: Callable[[], None], timeout_s: float) -> None:
             return connect()
         except ConnectionRefusedError as error:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"rank 0 did not come within {timeout_s:g} s") from error
+                raise TimeoutError(f"the launcher keeps no board after {timeout_s:g} s") from error
             time.sleep(_LOOK_AGAIN_S)

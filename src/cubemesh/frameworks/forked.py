@@ -3,6 +3,7 @@ none.
 
     agent ──fork──▶ rank 0 … rank N − 1     RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
           ◀──exit── one fails: all others are ended
+          keeps the board by which they speak (board.py)
 
 The process that calls it must have no threads: they do not live through a fork.
 """
@@ -19,7 +20,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-from cubemesh.frameworks.board import KEY_VARIABLE
+from cubemesh.frameworks.board import KEY_VARIABLE, put_up
 
 HOST = "127.0.0.1"
 
@@ -33,11 +34,12 @@ def launch(
     """See `Distributes` in frameworks/base; `environ_of` says what else the environment of a rank
     holds."""
     (port,) = free_ports(1)
+    key = secrets.token_hex(16)
     shared = {
         "WORLD_SIZE": str(ranks),
         "MASTER_ADDR": HOST,
         "MASTER_PORT": str(port),
-        KEY_VARIABLE: secrets.token_hex(16),
+        KEY_VARIABLE: key,
     }
     sys.stdout.flush()
     pids: dict[int, int] = {}
@@ -47,6 +49,7 @@ def launch(
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **environ_of(rank)}
             _be_rank(run_rank, job, {**shared, **own})
         pids[pid] = rank
+    put_up((HOST, port), key)  # by threads, so after the last fork
     return _watch(pids)
 
 

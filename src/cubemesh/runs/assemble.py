@@ -84,9 +84,9 @@ def assemble(
             threads=e["threads"],
             devices=tuple(e.get("devices", ())),
             processors=tuple(e.get("processors", ())),
+            clock_offset_s=e.get("clock_offset_s", 0.0),
             interface=links.get(e.get("of_rank", 0), {}).get("interface", ""),
             transport=links.get(e.get("of_rank", 0), {}).get("transport", ""),
-            clock_offset_s=e.get("clock_offset_s", 0.0),
         )
         for e in _of(events, "rank")
     ]

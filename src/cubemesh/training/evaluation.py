@@ -11,6 +11,7 @@ and 1 and holds for small counts (E. B. Wilson, Journal of the American Statisti
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -18,7 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cubemesh.frameworks.base import PADDING
+from cubemesh.frameworks.base import PADDING, Batch, Program
+from cubemesh.measure.base import Log
 from cubemesh.model.record import Figure
 from cubemesh.statistics import Interval
 
@@ -71,6 +73,26 @@ def score(scores: NDArray[Any], labels: NDArray[np.int64]) -> Scored:
         top5=int((rank < 5).sum()),
         loss_sum=float((log_sum - own).sum()),
     )
+
+
+def score_all(program: Program, batches: Iterable[Batch], log: Log, mark: str) -> Scored:
+    """Score every sample of `batches`. Scores come to the host, so each batch is a step that waits,
+    and all together are one window of phase `evaluate`, marked `mark`."""
+    start = program.clock()
+    total, steps, samples = Scored(), 0, 0
+    for batch in batches:
+        total += score(program.evaluate(program.place(batch)), batch.labels)
+        steps += 1
+        samples += batch.samples
+    log.window(
+        phase="evaluate",
+        start=start,
+        elapsed_s=program.clock() - start,
+        steps=steps,
+        samples=samples,
+        marks=(mark,),
+    )
+    return total
 
 
 def wilson_interval(hits: int, n: int, confidence: float = 0.95) -> Interval:

@@ -31,7 +31,7 @@ from cubemesh.model.record import Figure, Window
 from cubemesh.model.spec import DataOn, Train
 from cubemesh.training import sameness
 from cubemesh.training.course import TOP5_CLASSES, Course
-from cubemesh.training.evaluation import Scored, score
+from cubemesh.training.evaluation import Scored, score_all
 from cubemesh.training.keeper import Keeper
 from cubemesh.training.schedule import Schedule
 
@@ -49,6 +49,7 @@ def train(
     data_on: DataOn = "host",
     *,
     group: Group | None = None,
+    devices: int | None = None,
     keeper: Keeper | None = None,
     course: Course | None = None,
     same_weights: bool = False,
@@ -59,10 +60,11 @@ def train(
     Windows are marked `epoch-N`. Curves: training_loss and, where it changes, learning_rate by
     step; validation_loss, validation_accuracy and, with more than five classes,
     validation_top5_accuracy by epoch. Figures, of the last epoch: accuracy, top5_accuracy,
-    validation_loss, epochs_trained. Samples to validate on are made as the feed's are. `course` is
-    where an earlier part has ended, from where `feed` and `program` go on. `same_weights` says that
-    all ranks of `group` must have the same after each step; they are compared before a checkpoint
-    and after an epoch.
+    validation_loss, epochs_trained. Samples to validate on are made as the feed's are. `devices`
+    are those of the run, by which the learning rate may be scaled: one a rank unless said. `course`
+    is where an earlier part has ended, from where `feed` and `program` go on. `same_weights` says
+    that all ranks of `group` must have the same after each step; they are compared before a
+    checkpoint and after an epoch.
 
     Diverged as soon as a loss that is read is not a finite number; ReplicasDiffer; Unsupported for
     `data_on="device"`, and for what the program does not offer.
@@ -79,7 +81,7 @@ def train(
         validation=validation_source,
         work=work,
         log=log,
-        schedule=Schedule(work, group.size, feed.steps_per_epoch),
+        schedule=Schedule(work, devices or group.size, feed.steps_per_epoch),
         group=group,
         keeper=keeper or Keeper(),
         course=course or Course(),
@@ -268,24 +270,8 @@ class _Training:
         )
 
     def _evaluate(self, batches: Batches, epoch: int) -> Scored:
-        """Score every sample. Scores come to the host, so each batch is a step that waits, and all
-        together are one window."""
-        program = self.program
-        start = program.clock()
-        total, steps, samples = Scored(), 0, 0
-        for batch in batches:
-            total += score(program.evaluate(program.place(batch)), batch.labels)
-            steps += 1
-            samples += batch.samples
-        elapsed_s = program.clock() - start
-        self.log.window(
-            phase="evaluate",
-            start=start,
-            elapsed_s=elapsed_s,
-            steps=steps,
-            samples=samples,
-            marks=(f"epoch-{epoch}",),
-        )
+        """Score every sample, and show what came of it."""
+        total = score_all(self.program, batches, self.log, mark=f"epoch-{epoch}")
         if not math.isfinite(total.loss):
             raise Diverged(
                 f"The validation loss was {total.loss} after epoch {epoch} of {self.work.epochs}. "

@@ -153,11 +153,12 @@ class Frame:
             ticks = _decades(values) if self.chart.kind == "scatter" else sorted(ran or values)
             axis |= {"values": ticks, "labelOverlap": "greedy"}
             scale = alt.Scale(type="log", base=base, nice=False, padding=16)
+        plain = ",.4~r" if self.chart.kind == "scatter" else ","
         if all(value.is_integer() for value in values):
             axis["tickMinStep"] = 1
+            plain = plain if base else ",d"  # "," alone would round 120 to two digits, 1.2e+2
         if self.chart.x.unit in ("bytes", "B"):
             axis["labelExpr"] = _BYTES_LABEL
-        plain = ",.4~r" if self.chart.kind == "scatter" else ","
         return channel("x:Q", scale=scale, axis=alt.Axis(**axis, format=plain))
 
     def value_channel(self, field: str = "y") -> Any:

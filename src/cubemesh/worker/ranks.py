@@ -98,9 +98,10 @@ def check_devices(devices: int, cores: int, may_share: bool = False) -> None:
         )
 
 
-def shared_cores(spec: RunSpec, devices: int, cores: int) -> Warning | None:
-    """The warning of a run whose `devices` of this host have less than a core each; None where
-    nothing is timed, or each has its own."""
+def shared_cores(spec: RunSpec, cores: int) -> Warning | None:
+    """The warning of a run whose devices have less than a core each; None where nothing is timed,
+    or each has its own."""
+    devices = spec.placement.devices // max(1, len(spec.placement.hosts))
     if devices <= cores or isinstance(spec.work, FirstSteps):
         return None
     return warn(

@@ -85,7 +85,7 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
     cores = len(os.sched_getaffinity(0))
     here = own.local_ranks if own.ranks > 1 else spec.placement.devices
     ranks.check_devices(here, cores, spec.placement.share_cores)
-    if (warning := ranks.shared_cores(spec, here, cores)) is not None:
+    if (warning := ranks.shared_cores(spec, cores)) is not None:
         log.warning(warning)
     device = known.device = _own_device(spec, able, own)
     usable_cores: float = job.usable_cores or len(os.sched_getaffinity(0))

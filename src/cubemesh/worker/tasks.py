@@ -120,6 +120,7 @@ def train(task: Task) -> None:
                 log,
                 task.spec.program.data_on,
                 group=task.group,
+                devices=task.spec.placement.devices,
                 keeper=keeper,
                 course=begin.course,
                 same_weights=task.spec.program.exchange in SAME_WEIGHTS,

@@ -11,7 +11,7 @@ import pytest
 jax = pytest.importorskip("jax")
 
 from cubemesh.frameworks.base import Unsupported  # noqa: E402
-from cubemesh.frameworks.jax import build  # noqa: E402
+from cubemesh.frameworks.jax import build, capabilities  # noqa: E402
 from cubemesh.frameworks.jax.runtime import DEVICES_OPTION  # noqa: E402
 from cubemesh.model.spec import Forward, Placement  # noqa: E402
 from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
@@ -100,3 +100,16 @@ def test_devices_that_train_alone_are_refused_and_forward_passes_need_no_exchang
     program = make(DEVICES, "none", work=work)
     program.forward(program.place(make_batch(normed, SAMPLES)))
     assert np.isfinite(program.loss())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    sum(device.startswith("cuda") for device in capabilities().devices) < DEVICES,
+    reason="JAX finds no two GPUs here",
+)
+def test_two_gpus_make_the_steps_of_one(make, make_batch, normed):
+    fields = {"precision": "fp64", "device": "cuda:0", "momentum": 0.9}
+    found = trained(make(DEVICES, **fields), make_batch, normed)
+    expected = trained(make(1, "none", **fields), make_batch, normed)
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-10, atol=1e-10, err_msg=name)

@@ -18,6 +18,8 @@ pytestmark = [
 ]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 6e-3, torch.float16: 1e-3}
 """Relative errors of values and gradients, as norms: fp32 sums; one rounding of the result."""
+LAUNCHES = 2
+"""Of those that are tried for a shape, drawn; compiling one takes a second or two."""
 TIMES = 3
 """Launches one after the other: what a launch leaves behind must not reach the next."""
 
@@ -36,11 +38,11 @@ def image(shape, dtype, mean=0.0):
     ("adds", "rectifies", "readers"),
     [(0, 0, 1), (0, 1, 1), (0, 1, 2), (1, 1, 1), (1, 1, 2), (1, 0, 3)],
 )
-def test_normalisation_in_every_launch_that_fits(dtype, adds, rectifies, readers):
+def test_normalisation_in_launches_that_fit(dtype, adds, rectifies, readers):
     from cubemesh.frameworks.pytorch import norm_launch
 
     draw = random.Random(adds + 2 * rectifies + 4 * readers)
-    for channels in (16, 48, 128, 256):
+    for channels in (32, 256):
         shape = (draw.randint(2, 9), channels, draw.randint(3, 40), draw.randint(3, 40))
         norm = nn.BatchNorm2d(channels, device="cuda")
         norm.num_batches_tracked = None
@@ -52,7 +54,8 @@ def test_normalisation_in_every_launch_that_fits(dtype, adds, rectifies, readers
         slopes = [image(shape, dtype).detach() for _ in range(readers)]
         want = reference(x, residual, norm, bool(rectifies), slopes)
         tried = norm_launch.calls(op, x.detach(), residual, tuple(slopes[:2]))
-        for launch in {call.launch for call in tried if call.fits()}:
+        launches = sorted({call.launch for call in tried}, key=str)
+        for launch in draw.sample(launches, min(LAUNCHES, len(launches))):
             op.kernels = norm_launch.kernels(op, x, launch, launch)
             if not all(c.fits() for c in both_calls(op, x, residual, slopes)):
                 continue

@@ -6,7 +6,7 @@ import pytest
 
 from cubemesh.errors import DataError
 from cubemesh.networks import NETWORKS
-from cubemesh.results.published import claims, figures
+from cubemesh.results.published import claims, figures, stock_figures
 from cubemesh.results.published.load import (
     CLAIM_COLUMNS,
     FIGURE_COLUMNS,
@@ -158,3 +158,13 @@ def test_what_is_no_such_table_is_refused():
         read_claims(good + good.splitlines()[1] + "\n", "c.csv")
     with pytest.raises(DataError, match="line 2"):
         read_claims(good.splitlines()[0] + '\n"open', "c.csv")
+
+
+def test_stock_rates_of_h200_stand_apart():
+    found = stock_figures()
+    assert len(found) == 28
+    assert {f.device for f in found} == {"H200"}
+    assert {f.devices for f in found} == {1, 2, 4, 8}
+    eight = next(f for f in found if f.devices == 8 and f.batch_per_device == 32)
+    assert (eight.canonical, eight.value) == ("resnet-50", 6984)
+    assert not {f.source for f in found} & {f.source for f in figures()}

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from cubemesh.frameworks.pytorch.beside import Beside
 from cubemesh.frameworks.pytorch.depth_conv import DepthConv, folds
 from cubemesh.frameworks.pytorch.fused_norm import FusedNorm
 from cubemesh.frameworks.pytorch.fused_pool import FusedPool
@@ -33,6 +34,9 @@ MOST_VALUES = 2**31
 """Of an array that the kernels can index."""
 CHANNELS = 16
 """The kernels take channels in multiples of this."""
+BESIDE_SAMPLES = 128
+"""Of a minibatch, up to which weight gradients run beside the rest: on an H200 ResNet-50 gains 4 %
+by it at 32, nothing at 256, and loses 1.6 % at 512 (benchmarks/LOG.md)."""
 
 Run = Callable[..., Tensor]
 
@@ -58,6 +62,8 @@ class FusedNetwork:
                 self._run.append(built.layers[step.name])
         self.narrows = False
         """Whether weights are narrowed together; under an autocast that `tune` was called under."""
+        self.beside: Beside | None = None
+        """Where weight gradients run, on a GPU."""
         self._segments = _weights_by_segment(self.steps, self._run)
 
     def _fuse(self, step: NormFusion, norm: nn.Module) -> FusedNorm:
@@ -88,29 +94,44 @@ class FusedNetwork:
             name: [array] * self._reads[name]
             for name, array in zip(self._inputs, inputs, strict=True)
         }
-        weights = self._narrow_weights(inputs[0].device.type)
+        weights: dict[int, Tensor] = {}
         for number, step in enumerate(self.steps):
             given = [values[name].pop() for name in step.inputs]
             name = step.last.name if isinstance(step, NormFusion) else step.name
-            if number in weights:
-                made: Tensor | Sequence[Tensor] = _product(self._run[number], weights[number])(
-                    *given
-                )
+            if self._narrows_here(number, inputs[0].device.type):
+                if number not in weights:  # the first of its segment
+                    weights.update(self._narrow_weights(number, inputs[0]))
+                made: Tensor | Sequence[Tensor] = self._product(number, weights[number])(*given)
             else:
                 made = apply(number, given)
             del given
             values[name] = [made] * self._reads[name] if isinstance(made, Tensor) else list(made)
         return tuple(values[name].pop() for name in self._heads)
 
-    def _narrow_weights(self, kind: str) -> dict[int, Tensor]:
-        """Number of a step that multiplies → its weight, in the type that autocast wants."""
-        if not self.narrows or not torch.is_autocast_enabled(kind):
-            return {}
-        dtype = torch.get_autocast_dtype(kind)
-        found: dict[int, Tensor] = {}
-        for weights in self._segments:
-            found.update(zip(weights, narrowed(list(weights.values()), dtype), strict=True))
-        return found
+    def _narrows_here(self, number: int, kind: str) -> bool:
+        """Whether a step multiplies by a weight that is narrowed with its segment's."""
+        return self.narrows and torch.is_autocast_enabled(kind) and number in self._segments
+
+    def _narrow_weights(self, number: int, fed: Tensor) -> dict[int, Tensor]:
+        """Number of each step of the same segment that multiplies → its weight, in the type that
+        autocast wants."""
+        if fed.device.type == "cuda" and self.beside is None and len(fed) <= BESIDE_SAMPLES:
+            self.beside = Beside(fed.device)
+        joined = (lambda: None) if self.beside is None else self.beside.join
+        weights, dtype = self._segments[number], torch.get_autocast_dtype(fed.device.type)
+        return dict(zip(weights, narrowed(list(weights.values()), dtype, joined), strict=True))
+
+    def _product(self, number: int, weight: Tensor) -> Run:
+        """What a step does, with `weight` in place of its own."""
+        op = self._run[number]
+        if isinstance(op, DepthConv):
+            return partial(op, weight=weight)
+        if isinstance(op, nn.Linear):
+            return lambda x: F.linear(x, weight, op.bias)
+        assert isinstance(op, nn.Conv2d)
+        if self.beside is not None and op.bias is None:
+            return partial(self.beside.convolve, weight=weight, conv=op)
+        return lambda x: op._conv_forward(x, weight, op.bias)
 
     def tune(self, *inputs: Tensor) -> None:
         """Choose for every step what it runs as, for inputs of this shape: kernels where they can
@@ -185,8 +206,8 @@ def _faster(one: Callable[[], Tensor], other: Callable[[], Tensor], wanted: Tens
 
 def _weights_by_segment(
     steps: Sequence[Node | NormFusion], run: Sequence[nn.Module]
-) -> list[dict[int, Tensor]]:
-    """For each segment, the number of each of its convolutions and products → its weight; a weight
+) -> dict[int, dict[int, Tensor]]:
+    """Number of each convolution and product → those of its segment, with their weights; a weight
     that several share is left to autocast."""
     weights = {n: op.weight for n, op in enumerate(run) if isinstance(op, (nn.Conv2d, nn.Linear))}
     shared = [id(w) for w in weights.values()]
@@ -195,14 +216,4 @@ def _weights_by_segment(
         step = steps[number]
         if isinstance(step, Node) and shared.count(id(weight)) == 1:
             segments.setdefault(step.segment, {})[number] = weight
-    return list(segments.values())
-
-
-def _product(op: nn.Module, weight: Tensor) -> Run:
-    """What `op` does, with `weight` in place of its own."""
-    if isinstance(op, DepthConv):
-        return partial(op, weight=weight)
-    if isinstance(op, nn.Linear):
-        return lambda x: F.linear(x, weight, op.bias)
-    assert isinstance(op, nn.Conv2d)
-    return lambda x: op._conv_forward(x, weight, op.bias)
+    return {number: own for own in segments.values() for number in own}

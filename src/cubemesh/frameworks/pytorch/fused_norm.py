@@ -25,6 +25,9 @@ Kept = tuple[Tensor, ...]
 class NormKernels(Protocol):
     """Both passes, for arrays of one shape in channels-last."""
 
+    shape: torch.Size
+    """The only one that they may be given: they count on the same programs in every launch."""
+
     def forward(
         self, x: Tensor, residual: Tensor | None, norm: nn.BatchNorm2d
     ) -> tuple[Tensor, Kept]:
@@ -48,7 +51,7 @@ class FusedNorm(nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Readers:
         """(batch, channels, height, width) each → the same, for each reader."""
-        if self.kernels is None:
+        if self.kernels is None or x.shape != self.kernels.shape:
             result = self.norm(x)
             if residual is not None:
                 result = result + residual

@@ -7,22 +7,28 @@ rounding. A segment's gradients come together too, when its backward pass is don
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def narrowed(weights: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Each of `weights` in `dtype`; their gradients arrive in the weights' own type."""
-    made: tuple[Tensor, ...] = _Narrow.apply(dtype, *weights)  # type: ignore[no-untyped-call]
+def narrowed(
+    weights: Sequence[Tensor], dtype: torch.dtype, joined: Callable[[], None] = lambda: None
+) -> tuple[Tensor, ...]:
+    """Each of `weights` in `dtype`; their gradients arrive in the weights' own type. `joined` is
+    called before the gradients are read."""
+    made: tuple[Tensor, ...] = _Narrow.apply(dtype, joined, *weights)  # type: ignore[no-untyped-call]
     return made
 
 
 class _Narrow(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, dtype: torch.dtype, joined: Callable[[], None], *weights: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.joined = joined
         ctx.like = [(w.shape, w.stride(), w.dtype) for w in weights]
         made = [torch.empty_like(w, dtype=dtype) for w in weights]
         torch._foreach_copy_(made, [w.detach() for w in weights])
@@ -30,9 +36,10 @@ class _Narrow(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.joined()
         made = [
             torch.empty_strided(shape, stride, dtype=dtype, device=slope.device)
             for slope, (shape, stride, dtype) in zip(slopes, ctx.like, strict=True)
         ]
         torch._foreach_copy_(made, list(slopes))
-        return (None, *made)
+        return (None, None, *made)

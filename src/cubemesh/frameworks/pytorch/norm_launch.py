@@ -77,24 +77,25 @@ class Kernels:
 
     def __init__(
         self,
-        channels: int,
+        shape: torch.Size,
         device: torch.device,
         launches: tuple[Launch, Launch],
         *,
         adds: bool,
         rectifies: bool,
     ) -> None:
-        self._channels, self._device = channels, device
+        self.shape, self._device = shape, device
         self.launches = launches
         """Forward, backward."""
         self._flags = {"adds": adds, "rectifies": rectifies}
+        channels = shape[1]
         self._sums = torch.zeros(2, 2 * 2 * channels, device=device)
         slices = channels // min(launch.block_cols for launch in launches)
         self._counters = torch.zeros(2, 1 + slices, dtype=torch.int64, device=device)
 
     def another(self) -> Kernels:
         """The same for another layer of this shape, with sums and counters of its own."""
-        return Kernels(self._channels, self._device, self.launches, **self._flags)
+        return Kernels(self.shape, self._device, self.launches, **self._flags)
 
     def __str__(self) -> str:
         return f"forward {self.launches[0]}; backward {self.launches[1]}"
@@ -276,7 +277,7 @@ def _launches(x: Tensor, arrays: int) -> list[Launch]:
 def kernels(op: FusedNorm, x: Tensor, forward: Launch, backward: Launch) -> Kernels:
     """Those of `op` for arrays like `x`, in given launches."""
     launches = (forward, backward)
-    return Kernels(x.shape[1], x.device, launches, adds=op.adds, rectifies=op.rectifies)
+    return Kernels(x.shape, x.device, launches, adds=op.adds, rectifies=op.rectifies)
 
 
 def safest(x: Tensor) -> Launch:

@@ -39,10 +39,8 @@ class WorkerGroup:
 
     def __init__(self, rank: int, size: int, timeout_s: float) -> None:
         self.rank, self.size, self._timeout_s = rank, size, timeout_s
-        self._board = open_board(rank, timeout_s)
+        self._board = open_board(timeout_s)
         self._agreed = self._shared = self._met = 0
-        # Joining holds Python's lock until all have come, so that no board is served meanwhile.
-        self._meet(timeout_s)
         ring = tf.distribute.experimental.CommunicationImplementation.RING
         _joined.append(
             tf.distribute.MultiWorkerMirroredStrategy(
@@ -95,14 +93,11 @@ class WorkerGroup:
 
     def meet(self) -> None:
         """See `Group`."""
-        self._meet(None)
-
-    def _meet(self, timeout_s: float | None) -> None:
         self._met += 1
         key = f"met/{self._met}"
         if self._board.add(f"{key}/ranks") == self.size:
             self._board.put(key, True)
-        self._board.wait(key, timeout_s)
+        self._board.wait(key, None)
 
     def close(self) -> None:
         """Leave together, rank 0 last."""

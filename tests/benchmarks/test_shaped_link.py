@@ -1,0 +1,57 @@
+"""What the slow link costs, by what was measured over both."""
+
+import pytest
+
+
+def record(network, link, value, low=None, high=None, outcome="ok"):
+    figure = {"value": value, "low": low, "high": high}
+    return {
+        "run_id": "r1",
+        "outcome": outcome,
+        "outcome_detail": {"message": "host b is gone"},
+        "figures": {"throughput_per_s": figure} if outcome == "ok" else {},
+        "spec": {"work": {"network": network}, "placement": {"link": link}},
+    }
+
+
+@pytest.fixture
+def shaped(script):
+    return script("shaped_link")
+
+
+def measured(alexnet_slow):
+    return [
+        record("alexnet", "eth1", 10.0, 9.0, 11.0),
+        record("alexnet", "eth0", alexnet_slow, alexnet_slow - 0.5, alexnet_slow + 0.5),
+        record("googlenet", "eth1", 4.0, 3.9, 4.1),
+        record("googlenet", "eth0", 3.6, 3.5, 3.7),
+    ]
+
+
+def test_alexnet_that_loses_more_than_googlenet_meets_the_goal(shaped):
+    lines, met = shaped.told(shaped.rates(measured(3.0)))
+    assert met
+    assert "alexnet    the slow link costs 70 % (61 to 77)" in lines
+    assert "googlenet  the slow link costs 10 % (5 to 15)" in lines
+    assert "alexnet     10 Gb/s  10.000 samples/s (9.000 to 11.000)" in lines
+
+
+def test_intervals_that_overlap_do_not(shaped):
+    lines, met = shaped.told(shaped.rates(measured(8.5)))
+    assert not met
+    assert lines[-1] == "AlexNet does not surely suffer more than GoogLeNet."
+
+
+def test_a_run_that_failed_ends_it_with_its_reason(shaped):
+    with pytest.raises(SystemExit, match="host b is gone"):
+        shaped.rates([record("alexnet", "eth0", 0.0, outcome="crashed")])
+
+
+def test_a_rate_without_an_interval_stands_for_its_ends(shaped):
+    assert shaped.rates([record("alexnet", "eth0", 2.0)])["alexnet", "eth0"] == (2.0, 2.0, 2.0)
+
+
+def test_two_hosts_say_what_lacks(script, monkeypatch):
+    two = script("two_hosts")
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert two.missing() == "two hosts need root, for network namespaces"

@@ -1,0 +1,123 @@
+"""What only several GPUs can show: exchanges over NCCL, two ranks against one.
+
+Needs torch, numpy and pytest, and `PYTHONPATH=src`. The ranks run this very file as a script."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cubemesh.frameworks.base import Batch, BuildRequest  # noqa: E402
+from cubemesh.frameworks.exchange import Alone  # noqa: E402
+from cubemesh.frameworks.pytorch import build, join, launch  # noqa: E402
+from cubemesh.model.spec import Placement, ProgramSettings, TrainSteps  # noqa: E402
+from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
+from cubemesh.parallel import exchanges  # noqa: E402
+
+RANKS, STEPS, GLOBAL_BATCH = 2, 20, 8
+NORMED = "all-reduce, batch_norm=global"
+SAME = ("all-reduce", NORMED, "parameter-server", "model-parallel")
+STALE = ("asynchronous", "asynchronous-aware")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < RANKS, reason="PyTorch finds no two GPUs here"),
+]
+
+
+def small(normed=False):
+    net = NetworkBuilder("small")
+    x = net.input("image", (3, 8, 8))
+    with net.segment("features"):
+        x = net.conv(x, 4, kernel=3)
+        x = net.relu(net.batch_norm(x) if normed else x)
+    with net.segment("classifier"):
+        net.classify(net.linear(net.flatten(x), 10))
+    return net.build()
+
+
+def train(name, group, device, part):
+    """The weights after some steps, and whose gradients a server applied."""
+    normed = name == NORMED
+    network, name = small(normed), "all-reduce" if normed else name
+    exchange = exchanges.make(name, group)
+    program = build(
+        BuildRequest(
+            network=network,
+            work=TrainSteps(network="small", batch_per_device=GLOBAL_BATCH, momentum=0.9),
+            placement=Placement(device="cuda", devices=group.size),
+            program=ProgramSettings(
+                precision="fp64", exchange=name, batch_norm="global" if normed else "device"
+            ),
+            exchange=exchange,
+            device=device,
+            threads=1,
+            group=group,
+        )
+    )
+    program.load(network.draw(1))
+    rng = np.random.default_rng(0)
+    for _ in range(STEPS):
+        images = rng.random((GLOBAL_BATCH, 3, 8, 8), dtype=np.float32)
+        labels = rng.integers(0, 10, GLOBAL_BATCH)
+        program.train_step(program.place(Batch(images=images[part], labels=labels[part])))
+    program.synchronize()
+    found = {}
+    if name in STALE:
+        program.settle()
+        found = {"workers": np.array(exchange.updates.workers, dtype=np.int64)}
+        found["staleness"] = np.array(exchange.updates.staleness, dtype=np.int64)
+    found |= program.state()
+    program.close()
+    return found
+
+
+def rank(folder):
+    """What each of the two processes does."""
+    own = int(os.environ["RANK"])
+    group = join(f"cuda:{own}", 60.0)
+    each = GLOBAL_BATCH // RANKS
+    for name in (*SAME, *STALE):
+        whole = name == "model-parallel"
+        part = slice(None) if whole else slice(own * each, (own + 1) * each)
+        np.savez(Path(folder, f"{name}-{own}.npz"), **train(name, group, f"cuda:{own}", part))
+    group.close()
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """(exchange, rank) → what that rank found."""
+    folder = tmp_path_factory.mktemp("gpus")
+    subprocess.run([sys.executable, __file__, folder], check=True, timeout=110)
+    names = (*SAME, *STALE)
+    return {(e, n): dict(np.load(folder / f"{e}-{n}.npz")) for e in names for n in range(RANKS)}
+
+
+@pytest.mark.parametrize("exchange", SAME)
+def test_two_gpus_make_the_steps_of_one(found, exchange):
+    own = exchange if exchange == NORMED else "none"
+    alone = train(own, Alone(), "cuda:0", slice(None))
+    for n in range(RANKS):
+        for name, array in alone.items():
+            np.testing.assert_allclose(
+                found[exchange, n][name], array, rtol=1e-10, atol=1e-10, err_msg=name
+            )
+
+
+@pytest.mark.parametrize("exchange", STALE)
+def test_every_gradient_is_applied_once_and_all_end_with_the_same_weights(found, exchange):
+    first, second = found[exchange, 0], found[exchange, 1]
+    assert sorted(first["workers"].tolist()) == [0] * STEPS + [1] * STEPS
+    assert 0 < first["staleness"].mean() <= 1
+    for name in (n for n in first if n not in ("workers", "staleness")):
+        np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+        assert np.isfinite(first[name]).all()
+
+
+if __name__ == "__main__":
+    failed = launch(rank, sys.argv[1], RANKS)
+    sys.exit(f"ranks failed: {failed}" if failed else 0)
