@@ -1,6 +1,7 @@
 """What every test may count on: data and cache folders of its own, never the user's."""
 
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,3 +35,10 @@ def _hears_ctrl_c() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
+def _keeps_denormals() -> None:
+    """Programs in PyTorch flush denormal numbers for the whole process, and hypothesis draws such."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_flush_denormal(False)

@@ -32,8 +32,9 @@ from cubemesh.units import format_interval
 NOTES = (
     "The distance of two gradients is ‖a - b‖ / ‖b‖ of the parameter where it is largest, from "
     "sketches that are right to about a quarter; of two losses it is |a - b| / |b|, the largest of "
-    f"the first {FIRST_LOSSES} steps. At most 1e-10 passes in fp64, 1e-4 in fp32, 1e-2 in narrower "
-    "precisions; error rates pass where their 95 % intervals overlap.",
+    f"the first {FIRST_LOSSES['fp64']} steps in fp64 and of the first step elsewhere. At most "
+    "1e-10 passes in fp64, 1e-4 in fp32, 1e-2 in narrower precisions; error rates pass where their "
+    "95 % intervals overlap.",
     "Nothing here is timed, and on a CPU devices may share cores.",
 )
 SMALLEST = 1e-17

@@ -20,7 +20,8 @@ from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
 from cubemesh.parallel import exchanges  # noqa: E402
 
 RANKS, STEPS, GLOBAL_BATCH = 2, 20, 8
-SAME = ("all-reduce", "parameter-server", "model-parallel")
+NORMED = "all-reduce, batch_norm=global"
+SAME = ("all-reduce", NORMED, "parameter-server", "model-parallel")
 STALE = ("asynchronous", "asynchronous-aware")
 pytestmark = [
     pytest.mark.gpu,
@@ -28,11 +29,12 @@ pytestmark = [
 ]
 
 
-def small():
+def small(normed=False):
     net = NetworkBuilder("small")
     x = net.input("image", (3, 8, 8))
     with net.segment("features"):
-        x = net.relu(net.conv(x, 4, kernel=3))
+        x = net.conv(x, 4, kernel=3)
+        x = net.relu(net.batch_norm(x) if normed else x)
     with net.segment("classifier"):
         net.classify(net.linear(net.flatten(x), 10))
     return net.build()
@@ -40,20 +42,24 @@ def small():
 
 def train(name, group, device, part):
     """The weights after some steps, and whose gradients a server applied."""
+    normed = name == NORMED
+    network, name = small(normed), "all-reduce" if normed else name
     exchange = exchanges.make(name, group)
     program = build(
         BuildRequest(
-            network=small(),
+            network=network,
             work=TrainSteps(network="small", batch_per_device=GLOBAL_BATCH, momentum=0.9),
             placement=Placement(device="cuda", devices=group.size),
-            program=ProgramSettings(precision="fp64", exchange=name),
+            program=ProgramSettings(
+                precision="fp64", exchange=name, batch_norm="global" if normed else "device"
+            ),
             exchange=exchange,
             device=device,
             threads=1,
             group=group,
         )
     )
-    program.load(small().draw(1))
+    program.load(network.draw(1))
     rng = np.random.default_rng(0)
     for _ in range(STEPS):
         images = rng.random((GLOBAL_BATCH, 3, 8, 8), dtype=np.float32)
@@ -93,7 +99,8 @@ def found(tmp_path_factory):
 
 @pytest.mark.parametrize("exchange", SAME)
 def test_two_gpus_make_the_steps_of_one(found, exchange):
-    alone = train("none", Alone(), "cuda:0", slice(None))
+    own = exchange if exchange == NORMED else "none"
+    alone = train(own, Alone(), "cuda:0", slice(None))
     for n in range(RANKS):
         for name, array in alone.items():
             np.testing.assert_allclose(
