@@ -39,6 +39,6 @@ def _hears_ctrl_c() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _keeps_denormals() -> None:
-    """Programs in PyTorch flush denormal numbers for the whole process, and hypothesis draws such."""
+    """PyTorch programs flush denormal numbers for the whole process, and hypothesis draws such."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_flush_denormal(False)
