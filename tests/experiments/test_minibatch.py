@@ -6,12 +6,15 @@ from cubemesh.errors import UsageError
 from cubemesh.experiments import Context, Scale
 from cubemesh.experiments.minibatch import DOCUMENT_BATCHES, EXPERIMENT, Settings
 from cubemesh.model import (
+    Breakdown,
     Ceiling,
     Forward,
+    Part,
     Placement,
     ProgramSettings,
     RunSpec,
     Status,
+    TimeRow,
     TrainSteps,
     warn,
 )
@@ -27,7 +30,9 @@ def context(machine):
 
 
 def steps(asked):
-    return [batch_of(s) for s in asked if isinstance(s.work, TrainSteps)]
+    """Minibatches that are timed."""
+    own = (s for s in asked if isinstance(s.work, TrainSteps))
+    return [batch_of(s) for s in own if not s.effort.attribution]
 
 
 def test_named_minibatches_are_all_asked_for_after_the_ceiling(context, play, record_of):
@@ -294,3 +299,67 @@ def test_several_devices_are_held_against_all_their_products(record_of):
     assert "of the 200 GFLOP/s that these 2 devices' fastest matrix product" in share(two).text
     assert any("global one is 2 times that" in note for note in two.notes)
     assert not any("global" in note for note in one.notes)
+
+
+STEP_S = {8: 0.02, 16: 0.02, 32: 0.03}
+"""Seconds a step at each minibatch: a sample takes 2.5, 1.25 and 0.94 ms, which bends up at 16."""
+
+
+def timed(record_of, spec):
+    return record_of(spec, step_s=STEP_S[batch_of(spec)])
+
+
+def taken_apart(record_of, spec):
+    """18 ms of every step launch, whatever the minibatch; the rest computes."""
+    step_s = STEP_S[batch_of(spec)]
+    kernels = (TimeRow(name="convolution", seconds=step_s - 0.018, calls=3.0),)
+    return replace(
+        record_of(spec, step_s=step_s),
+        parts=(
+            Part(name="compute", seconds=step_s - 0.018, method="profiled"),
+            Part(name="launch_gaps", seconds=0.018, method="profiled"),
+        ),
+        breakdowns=(Breakdown(name="category", rows=kernels, method="profiled"),),
+    )
+
+
+def test_the_sides_of_a_bend_are_taken_apart_and_it_is_divided(machine, record_of):
+    wanted = Settings(batches=(8, 16, 32), ceiling=False)
+    plan = EXPERIMENT.plan(wanted, Context(machine=machine))
+    records = [timed(record_of, s) for s in next(plan)]
+    asked = plan.send(records)
+    assert [(batch_of(s), s.effort.attribution) for s in asked] == [
+        (8, True),
+        (16, True),
+        (32, True),
+    ]
+    apart = [taken_apart(record_of, s) for s in asked]
+    with pytest.raises(StopIteration):
+        plan.send(apart)
+    answer = EXPERIMENT.answer(wanted, [*records, *apart])
+    (told,) = [f.text for f in answer.findings if "that bends the time per sample" in f.text]
+    assert "At minibatch 16 it is launch gaps" in told
+    assert "2.25, 1.12 and 0.562 ms a sample" in told
+    table = next(t for t in answer.tables if t.title == "Both sides of the bends")
+    bent = {row[1].text: row[5].value for row in table.rows}
+    assert bent["launch gaps"] == pytest.approx(2.25 - 2 * 1.125 + 0.5625)
+    assert sum(v or 0.0 for v in bent.values()) == pytest.approx(0.9375), "the whole bend"
+    assert len(answer.tables[0].rows) == 3, "what was taken apart is not timed as well"
+
+
+@pytest.mark.parametrize("settings", [{"profile": False}, {"framework": "jax"}])
+def test_sides_are_left_alone_where_it_is_not_wanted_or_not_possible(machine, record_of, settings):
+    framework = settings.get("framework", "pytorch")
+    own = {name: value for name, value in settings.items() if name != "framework"}
+    wanted = Settings(batches=(8, 16, 32), ceiling=False, **own)
+    plan = EXPERIMENT.plan(wanted, Context(machine=machine))
+    asked = [replace(s, program=ProgramSettings(framework=framework)) for s in next(plan)]
+    with pytest.raises(StopIteration):
+        plan.send([timed(record_of, s) for s in asked])
+
+
+def test_where_every_run_was_taken_apart_all_are_timed(record_of):
+    specs = [RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=b)) for b in STEP_S]
+    specs = [replace(s, effort=replace(s.effort, attribution=True)) for s in specs]
+    answer = EXPERIMENT.answer(Settings(), [taken_apart(record_of, s) for s in specs])
+    assert len(answer.tables[0].rows) == 3

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from cubemesh.data.arrays import Ready  # noqa: E402
 from cubemesh.frameworks.base import BuildRequest  # noqa: E402
-from cubemesh.frameworks.pytorch import build  # noqa: E402
+from cubemesh.frameworks.pytorch import build, captured  # noqa: E402
 from cubemesh.model import Placement, ProgramSettings, Train  # noqa: E402
 from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
 from cubemesh.parallel import exchanges  # noqa: E402
@@ -29,7 +29,7 @@ def network():
     return net.build()
 
 
-def made(precision):
+def made(precision, build=build):
     program = build(
         BuildRequest(
             network=network(),
@@ -70,3 +70,20 @@ def test_five_steps_and_five_in_a_new_program_equal_ten(tmp_path, precision):
     assert bits(parted) == bits(through)
     assert parted.snapshot().plain == through.snapshot().plain
     assert parted.fingerprint() == through.fingerprint()
+
+
+def test_a_captured_step_takes_the_rate_that_is_set():
+    rng = np.random.default_rng(3)
+    source = Ready("noise", rng.random((8, 1, 6, 6), dtype=np.float32), rng.integers(0, 10, 8), 10)
+    batch = source.batch(np.arange(8))
+    program = made("fp32", captured.build)
+    for rate in [0.01] * 5 + [0.0] * 5:
+        program.set_learning_rate(rate)
+        program.train_step(program.place(batch))
+        if rate:
+            before = program.state()
+    after = program.state()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    program.set_learning_rate(0.01)
+    program.train_step(program.place(batch))
+    assert any(not np.array_equal(after[name], array) for name, array in program.state().items())

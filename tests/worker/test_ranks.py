@@ -57,7 +57,8 @@ def test_each_rank_has_a_gpu_of_its_own():
 
 def test_ranks_take_cores_by_turns_where_they_may_share_them():
     asked = spec(devices=4, share_cores=True)
-    own = [own_cores(asked, Self(rank=r, local_rank=r, ranks=4), (5, 7)) for r in range(4)]
+    selves = [Self(rank=r, local_rank=r, ranks=4, local_ranks=4) for r in range(4)]
+    own = [own_cores(asked, one, (5, 7)) for one in selves]
     assert own == [(5,), (7,), (5,), (7,)]
     assert can_launch(asked.placement, 2)
     assert not can_launch(spec(devices=4).placement, 2)

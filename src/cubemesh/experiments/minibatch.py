@@ -5,7 +5,8 @@ and 001 figure 1 (LittleCNN, 16 to 2048: throughput levels off at 1024). Trainin
 each minibatch. Throughput *stops growing* at the smallest minibatch that comes within 3 % of the
 best. *Matrix use* is the network's matrix FLOPs per second (a multiply-add is two) over the fastest
 matrix product measured on the same device in the same precision. Bends and dear doublings are in
-`bends.py`, what feeding the device costs is in `feeding.py`.
+`bends.py`, what runs on both sides of a bend in `bend_profiles.py`, what feeding the device costs
+in `feeding.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Literal
 
 from cubemesh.data import entry
 from cubemesh.errors import UsageError
-from cubemesh.experiments import minibatch_shown
+from cubemesh.experiments import bend_profiles, minibatch_shown
 from cubemesh.experiments.base import Context, Experiment, Plan, Scale
 from cubemesh.experiments.bends import bend_findings, bends, bends_table, dear_doublings
 from cubemesh.experiments.beside import (
@@ -76,6 +77,8 @@ class Settings:
     """Whether to measure the forward pass alone too; not said is yes with --full only."""
     ceiling: bool = True
     """Whether to measure this device's fastest matrix product too, to hold the steps against."""
+    profile: bool | None = None
+    """Whether to take steps apart on both sides of every bend; not said is yes but with --quick."""
 
     def __post_init__(self) -> None:
         if self.smallest < 1:
@@ -83,6 +86,15 @@ class Settings:
 
 
 def plan(settings: Settings, context: Context) -> Plan:
+    """The runs of each minibatch, and then those that take the sides of its bends apart."""
+    records = yield from bend_profiles.gathered(_curve(settings, context))
+    profile = context.scale is not Scale.QUICK if settings.profile is None else settings.profile
+    fed = "host" if settings.data_on == "both" else settings.data_on
+    if profile and (apart := bend_profiles.specs(records, fed)):
+        yield apart
+
+
+def _curve(settings: Settings, context: Context) -> Plan:
     """The runs of each minibatch; the default list ends where one would take too long or not fit.
 
     The ceiling is asked for together with a minibatch, so that a slip in the settings is found
@@ -143,20 +155,27 @@ def _specs(settings: Settings, batch: int, context: Context) -> list[RunSpec]:
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, tables and charts from the records of one `minibatch`."""
-    shown = _shown(settings, records)
-    steps = [r for r in records if isinstance(r.spec.work, NetworkWork)]
+    timed, apart = bend_profiles.parted(records)
+    shown = _shown(settings, timed)
+    steps = [r for r in timed if isinstance(r.spec.work, NetworkWork)]
     groups = shown.training
+    found_bends = bends(groups)
     found = largest(steps) if settings.batches == "auto" else []
     beside = nearest_rows(settings.network, groups)
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
         title=titled(f"{settings.network} against minibatch", steps),
-        findings=(*_findings(shown), *(f.finding() for f in found)),
+        findings=(
+            *_findings(shown),
+            *bend_profiles.profile_findings(found_bends, apart),
+            *(f.finding() for f in found),
+        ),
         tables=(
             minibatch_shown.table(shown),
             *nearest_table(beside),
-            *bends_table(bends(groups)),
+            *bends_table(found_bends),
+            *bend_profiles.profiles_table(found_bends, apart),
         ),
         charts=tuple(minibatch_shown.charts(shown)),
         warnings=(

@@ -186,8 +186,8 @@ def notes(shown: Shown) -> tuple[str, ...]:
         )
     if len(shown.training) > 2:
         told.append(
-            "A bend is the second difference over doublings. Its two sides are told by their "
-            "utilisation, step and forward times; what ran in them is not profiled."
+            "A bend is the second difference over doublings. What runs on its two sides is told "
+            "where steps were taken apart there (profile=true); those are not the timed ones."
         )
     if shown.rate:
         where = "this device" if shown.devices == 1 else f"each of {shown.devices} devices, summed"

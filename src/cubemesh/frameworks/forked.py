@@ -31,12 +31,13 @@ def launch(
     ranks: int,
     environ_of: Callable[[int], Mapping[str, str]] = lambda rank: {},
 ) -> dict[int, int]:
-    """See `Distributes` in frameworks/base; `environ_of` says what else the environment of a rank
-    holds."""
+    """See `Distributes` in frameworks/meeting; `environ_of` says what else the environment of each
+    rank holds."""
     (port,) = free_ports(1)
     key = secrets.token_hex(16)
     shared = {
         "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": HOST,
         "MASTER_PORT": str(port),
         KEY_VARIABLE: key,

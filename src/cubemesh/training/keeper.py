@@ -87,7 +87,7 @@ class Keeper:
         """Return when every rank's last checkpoint is on its disk, and old ones are gone."""
         if self.saver is not None:
             self.saver.wait()
-            group.share(True)
+            group.meet()
             self.saver.prune()
 
     def tell(self, log: Log) -> None:

@@ -157,8 +157,10 @@ def _cores(spec: RunSpec, own: ranks.Self, driven: int) -> tuple[int, ...]:
     cores = tuple(sorted(os.sched_getaffinity(0)))
     if not driven:
         return ranks.own_cores(spec, own, cores)
-    each = (ranks.Self(rank=n, local_rank=n, ranks=driven) for n in range(driven))
-    return tuple(core for one in each for core in ranks.own_cores(spec, one, cores))
+    each = (
+        ranks.Self(rank=n, local_rank=n, ranks=driven, local_ranks=driven) for n in range(driven)
+    )
+    return tuple(sorted({core for one in each for core in ranks.own_cores(spec, one, cores)}))
 
 
 def choose_device(spec: RunSpec, able: Capabilities) -> str:

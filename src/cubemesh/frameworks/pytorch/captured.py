@@ -115,6 +115,14 @@ class CapturedProgram(PyTorchProgram):
         self._graph.replay()
         self._loss = self._captured_loss
 
+    def set_learning_rate(self, rate: float) -> None:
+        """A captured step has its rate in it: with another it is captured anew, once steps follow
+        one another at the same rate. While the rate changes in every step, none is captured."""
+        assert self._optimizer is not None, "only what trains has a rate"
+        if any(group["lr"] != rate for group in self._optimizer.param_groups):
+            self._forget()
+        super().set_learning_rate(rate)
+
     def _beside(self, placed: Placed) -> None:
         """One step as it is, on a stream of its own as capturing asks for."""
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]

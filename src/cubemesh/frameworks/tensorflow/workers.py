@@ -21,8 +21,10 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from cubemesh.frameworks import forked
+from cubemesh.frameworks.base import Unsupported
 from cubemesh.frameworks.board import open_board
 from cubemesh.frameworks.exchange import Mail, Pending
+from cubemesh.frameworks.meeting import Meeting
 from cubemesh.frameworks.tensorflow.runtime import prepare
 
 LEAVES_LAST_S = 0.5
@@ -106,8 +108,12 @@ class WorkerGroup:
             time.sleep(LEAVES_LAST_S)
 
 
-def launch(run_rank: Callable[[str], None], job: str, ranks: int) -> dict[int, int]:
-    """See `Distributes` in frameworks/base."""
+def launch(
+    run_rank: Callable[[str], None], job: str, ranks: int, meeting: Meeting | None = None
+) -> dict[int, int]:
+    """See `Distributes` in frameworks/meeting. Unsupported on several hosts."""
+    if meeting is not None:
+        raise Unsupported("tensorflow trains on the devices of one host. Set framework=pytorch.")
     workers = [f"{forked.HOST}:{port}" for port in forked.free_ports(ranks)]
 
     def environ_of(rank: int) -> dict[str, str]:
@@ -117,9 +123,11 @@ def launch(run_rank: Callable[[str], None], job: str, ranks: int) -> dict[int, i
     return forked.launch(run_rank, job, ranks, environ_of)
 
 
-def join(device: str, timeout_s: float) -> WorkerGroup:
-    """Meet the other ranks; see `Distributes` in frameworks/base. TensorFlow's threads are set
+def join(device: str, timeout_s: float, link: str = "auto") -> WorkerGroup:
+    """Meet the other ranks; see `Distributes` in frameworks/meeting. TensorFlow's threads are set
     before: joining starts them, one for each core this process may use."""
+    if link != "auto":
+        raise Unsupported(f"link={link}: tensorflow's workers take no choice. Leave link out.")
     prepare(len(os.sched_getaffinity(0)))
     return WorkerGroup(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), timeout_s)
 

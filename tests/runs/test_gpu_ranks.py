@@ -1,0 +1,57 @@
+"""Two GPUs that train together: what each rank tells of its step and of its link."""
+
+import dataclasses
+
+import pytest
+
+from cubemesh.machines import probe
+from cubemesh.model import Placement, ProgramSettings
+from cubemesh.results import Store
+from cubemesh.runs import Executor
+
+torch = pytest.importorskip("torch")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are not two GPUs"),
+]
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory, null_spec):
+    """A run over what NCCL takes by itself, and one over the host's memory."""
+    folder = tmp_path_factory.mktemp("gpus")
+    step = null_spec(framework="pytorch", network="resnet-18", batch_per_device=64, steps=40)
+    step = dataclasses.replace(
+        step,
+        placement=Placement(device="cuda", devices=2),
+        program=ProgramSettings(exchange="all-reduce", data_on="device"),
+        effort=dataclasses.replace(step.effort, attribution=True, warmup_seconds=10.0),
+    )
+    slow = dataclasses.replace(
+        step, placement=dataclasses.replace(step.placement, link="shared-memory")
+    )
+    with (
+        Store.open(str(folder / "results.db")) as store,
+        Executor(store, machine=probe(), runs_folder=folder / "runs") as executor,
+    ):
+        return executor.run([step, slow])
+
+
+def test_each_rank_parts_its_waits_from_its_computing(records):
+    for record in records:
+        assert record.ok, record.outcome
+        assert len(record.rank_parts) == 2
+        for parts in record.rank_parts:
+            seconds = {part.name: part.seconds for part in parts}
+            step_s = sum(seconds.values())
+            assert seconds["compute"] > 0.3 * step_s
+            assert min(seconds["exposed_communication"], seconds["straggler_wait"]) >= 0
+            assert abs(seconds["other"]) < 0.2 * step_s
+
+
+def test_each_rank_tells_over_what_it_exchanged(records):
+    fast, slow = records
+    assert {rank.transport for rank in slow.ranks} <= {"NCCL SHM/direct", "NCCL SHM/cuMem"}
+    assert all(rank.transport.startswith("NCCL ") for rank in fast.ranks)
+    assert not any(w.code == "idle-link" for w in slow.warnings), "it was asked for"
