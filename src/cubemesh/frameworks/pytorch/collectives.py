@@ -42,8 +42,6 @@ BOTH_WAYS = ("reduce-scatter", "all-gather")
 MOST_PLACES = 32
 CHUNK = 1 << 22
 """Elements that are computed at once for a check."""
-CHECK_BYTES = 6 * 8 * CHUNK
-"""What that takes."""
 
 
 class TorchCollective:
