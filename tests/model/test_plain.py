@@ -20,6 +20,7 @@ from cubemesh.model import (
     Effort,
     Keeping,
     Outcome,
+    Placement,
     ProgramSettings,
     RunSpec,
     Series,
@@ -63,6 +64,10 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
             given = {**fields, "target_accuracy": st.none() | st.floats(0.01, 1.0)}
             given |= {"rate_drops": st.just(()), "epochs": st.integers(4, 90)}
             return st.builds(kind, **given) | st.builds(kind, **given | drops)
+        if kind is Placement:  # hosts that share the devices evenly
+            alone, shared = {"hosts": st.just(())}, {"hosts": st.just(("one", "two"))}
+            even = {"devices": st.integers(1, 512).map(lambda half: 2 * half)}
+            return st.builds(kind, **fields | alone) | st.builds(kind, **fields | shared | even)
         if kind is Effort:
             fields["silent_s"] = st.floats(2.0, 1e6)
         if kind is Keeping:

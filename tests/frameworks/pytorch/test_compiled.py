@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cubemesh.frameworks.base import Unsupported, check_supported  # noqa: E402
-from cubemesh.frameworks.pytorch import compiled, program  # noqa: E402
+from cubemesh.frameworks.pytorch import compiled, programs  # noqa: E402
 from cubemesh.model.spec import Placement, ProgramSettings, RunSpec, TrainSteps  # noqa: E402
 from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
 
@@ -55,7 +55,7 @@ def test_in_fp64_it_is_the_eager_program(compile_by, graphs, make_request, make_
     request = make_request(small(), precision="fp64", learning_rate=0.1, weight_decay=0.01)
     settings = dataclasses.replace(request.program, compile_by=compile_by)
     request = dataclasses.replace(request, program=settings)
-    eager, ours = program.build(request), compiled.build(request)
+    eager, ours = programs.build(request), compiled.build(request)
     assert len(ours.staged.stages) == graphs
     weights = request.network.draw(0)
     batches = [make_batch(request.network, seed=s) for s in range(3)]
