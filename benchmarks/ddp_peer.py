@@ -46,7 +46,8 @@ from cubemesh.frameworks.base import Batch, BuildRequest, Compiles
 from cubemesh.frameworks.pytorch import join, launch
 from cubemesh.measure.together import together
 from cubemesh.model import Window
-from cubemesh.model.spec import Placement, ProgramSettings, TrainSteps
+from cubemesh.model.spec import Placement, ProgramSettings
+from cubemesh.model.work import TrainSteps
 from cubemesh.parallel import exchanges
 from cubemesh.statistics import median, throughput, throughput_interval
 from handwritten import NETWORKS

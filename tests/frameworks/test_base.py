@@ -6,7 +6,8 @@ import pytest
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS, entry
 from cubemesh.frameworks.base import Batch, Capabilities, Unsupported, check_supported, monotonic_s
-from cubemesh.model.spec import Ceiling, Placement, ProgramSettings, RunSpec, TrainSteps
+from cubemesh.model.spec import Placement, ProgramSettings, RunSpec
+from cubemesh.model.work import Ceiling, TrainSteps
 
 ABLE = Capabilities(
     works=frozenset({"train_steps"}),

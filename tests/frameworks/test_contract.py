@@ -11,7 +11,8 @@ import pytest
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.frameworks.base import OutOfMemory, Unsupported, check_supported
-from cubemesh.model.spec import WORK_KINDS, Ceiling, ProgramSettings, RunSpec, TrainSteps
+from cubemesh.model.spec import ProgramSettings, RunSpec
+from cubemesh.model.work import WORK_KINDS, Ceiling, TrainSteps
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import LAYERS, LocalResponseNorm
 from cubemesh.networks.sequence_builder import SequenceBuilder

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from cubemesh.frameworks.exchange import Alone, Bucket, Exchange, Group
 from cubemesh.model.profile import Profile
-from cubemesh.model.spec import Ceiling, NetworkWork, Placement, ProgramSettings, RunSpec
+from cubemesh.model.spec import Placement, ProgramSettings, RunSpec
+from cubemesh.model.work import Ceiling, NetworkWork
 from cubemesh.networks.graph import Network
 
 Array = NDArray[Any]

@@ -33,7 +33,8 @@ from cubemesh.measure.telemetry import Telemetry
 from cubemesh.measure.validity import judge
 from cubemesh.model.comparison import RATIO
 from cubemesh.model.record import AGAINST, Figure
-from cubemesh.model.spec import Forward, NetworkWork, RunSpec, Train
+from cubemesh.model.spec import RunSpec
+from cubemesh.model.work import Forward, NetworkWork, Train
 from cubemesh.networks.graph import Network
 from cubemesh.parallel import exchanges
 from cubemesh.worker import inputs

@@ -14,7 +14,7 @@ from cubemesh.errors import UsageError  # noqa: E402
 from cubemesh.frameworks.base import Unsupported  # noqa: E402
 from cubemesh.frameworks.jax import build, is_out_of_memory  # noqa: E402
 from cubemesh.frameworks.jax.program import make_step  # noqa: E402
-from cubemesh.model.spec import Forward  # noqa: E402
+from cubemesh.model.work import Forward  # noqa: E402
 from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
 
 
