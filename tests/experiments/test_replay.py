@@ -4,7 +4,7 @@ import pytest
 
 from cubemesh.experiments import EXPERIMENTS, SUITES, Scale
 from cubemesh.experiments.claims import CHECKS, judge
-from cubemesh.experiments.evidence import Evidence
+from cubemesh.experiments.claims.evidence import Evidence
 from cubemesh.experiments.replay import documents, replay, replayed
 from cubemesh.experiments.session import resolve
 from cubemesh.model import (
