@@ -10,7 +10,8 @@ import pytest
 
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS
-from cubemesh.frameworks.base import OutOfMemory, Unsupported, check_supported
+from cubemesh.frameworks.base import OutOfMemory, Unsupported
+from cubemesh.frameworks.supported import check_supported
 from cubemesh.model.spec import ProgramSettings, RunSpec
 from cubemesh.model.work import WORK_KINDS, Ceiling, TrainSteps
 from cubemesh.networks.builder import NetworkBuilder

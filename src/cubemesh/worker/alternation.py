@@ -18,15 +18,9 @@ from typing import cast
 from cubemesh.data.base import Source
 from cubemesh.data.feed import Feed, placed_batches
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.base import (
-    BuildRequest,
-    Compiles,
-    Framework,
-    Program,
-    Unsupported,
-    check_supported,
-)
+from cubemesh.frameworks.base import BuildRequest, Compiles, Framework, Program, Unsupported
 from cubemesh.frameworks.process import Resumes
+from cubemesh.frameworks.supported import check_supported
 from cubemesh.measure.figures import figures
 from cubemesh.measure.pairs import Paired, Side, alternate
 from cubemesh.measure.telemetry import Telemetry

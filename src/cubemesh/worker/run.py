@@ -16,7 +16,8 @@ from pathlib import Path
 
 from cubemesh.data import input_threads
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.base import Capabilities, Unsupported, check_supported
+from cubemesh.frameworks.base import Capabilities, Unsupported
+from cubemesh.frameworks.supported import check_supported
 from cubemesh.measure.gpu_processes import Neighbours
 from cubemesh.model.outcome import Outcome, Status
 from cubemesh.model.spec import RunSpec

@@ -10,8 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cubemesh.frameworks.base import Unsupported, check_supported  # noqa: E402
+from cubemesh.frameworks.base import Unsupported  # noqa: E402
 from cubemesh.frameworks.pytorch import compiled, programs  # noqa: E402
+from cubemesh.frameworks.supported import check_supported  # noqa: E402
 from cubemesh.model.spec import Placement, ProgramSettings, RunSpec  # noqa: E402
 from cubemesh.model.work import TrainSteps  # noqa: E402
 from cubemesh.networks.builder import NetworkBuilder  # noqa: E402

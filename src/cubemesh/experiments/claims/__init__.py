@@ -1,8 +1,8 @@
 """Does a document's claim hold here? Each claim that records can settle has one check.
 
-Checks of one device are made in `one_device.py` and `breakdown.py`, those of several in `scaling.py`
-and `several_devices.py`. Everything else cannot be tested here, and the reason says what it would
-take. `verdicts.py` has the rule by which a figure holds.
+Checks of one device are made in `one_device.py` and `breakdown.py`, those of several in
+`scaling.py` and `several_devices.py`. Everything else cannot be tested here, and the reason says
+what it would take. `verdicts.py` has the rule by which a figure holds.
 """
 
 from __future__ import annotations
