@@ -1,0 +1,141 @@
+"""On this CPU and for these shapes, which way to compute a fusion is the fastest?
+
+Each is timed forward and backward, in turn with the others, on the array the layer is given: as
+PyTorch's own operations, and as the kernels, writing through the caches or past them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from cubemesh.frameworks.pytorch import host_kernels
+from cubemesh.frameworks.pytorch.fused_conv import FusedConv
+from cubemesh.frameworks.pytorch.fused_norm import FusedNorm
+from cubemesh.frameworks.pytorch.fused_pool import FusedPool
+from cubemesh.frameworks.pytorch.host_kernels import HostNorm
+
+TIMES = 3
+"""Of each way; the fastest counts."""
+
+Setting = Callable[[], None]
+"""Sets an operation to one of its ways."""
+
+
+class HostTuning:
+    """Chooses how operations run, those of the same kind and shape alike."""
+
+    def __init__(self) -> None:
+        self._found: dict[object, int] = {}
+        self.lack = ""
+        """Why there are no kernels, where some could have been used."""
+
+    def choose(self, op: nn.Module, x: Tensor, *, fed: bool = False) -> None:
+        """Set `op`, which is given arrays like `x`, to its fastest way; `fed` says that x is what
+        the network is fed, which needs no gradient. Running statistics hold anything after it."""
+        key: tuple[object, ...]
+        if isinstance(op, FusedNorm) and self._usable(x):
+            key = (FusedNorm, x.shape, op.adds, op.rectifies, min(op.readers, 2))
+            self._choose(key, _norm_ways(op, x.shape), lambda: _norm_passes(op, x))
+        elif isinstance(op, FusedPool) and op.usable and self._usable(x):
+            key = (FusedPool, x.shape, str(op.pool), op.rectifies)
+            self._choose(key, _pool_ways(op), lambda: _passes(op, x, []))
+        elif isinstance(op, FusedConv) and x.dtype == torch.float32 and not narrow():
+            key = (FusedConv, x.shape, x.stride(), str(op.conv))
+            own = list(op.conv.parameters())
+            self._choose(key, _conv_ways(op), lambda: _passes(op, x, own, fed))
+
+    def _usable(self, x: Tensor) -> bool:
+        """Whether kernels can take x; they are compiled when some first could."""
+        if not host_kernels.usable(x) or self.lack:
+            return False
+        try:
+            host_kernels.library()
+        except OSError as error:
+            self.lack = str(error)
+        return not self.lack
+
+    def _choose(self, key: object, ways: Sequence[Setting], run: Callable[[], None]) -> None:
+        if key not in self._found:
+            taken_s = fastest_s(ways, run)
+            self._found[key] = taken_s.index(min(taken_s))
+        ways[self._found[key]]()
+
+
+def narrow() -> bool:
+    """Whether an autocast would compute convolutions in 16 bits."""
+    return torch.is_autocast_enabled("cpu")
+
+
+def fastest_s(ways: Sequence[Setting], run: Callable[[], None]) -> list[float]:
+    """Seconds of a run in each way, in turn and the least of `TIMES`, after one that does not
+    count."""
+    found: list[list[float]] = [[] for _ in ways]
+    for _ in range(TIMES + 1):
+        for way, times in zip(ways, found, strict=True):
+            way()
+            start = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - start)
+    return [min(times[1:]) for times in found]
+
+
+def _norm_ways(op: FusedNorm, shape: torch.Size) -> list[Setting]:
+    def setting(kernels: HostNorm | None) -> Setting:
+        def take() -> None:
+            op.kernels = kernels
+
+        return take
+
+    kernels = [
+        HostNorm(
+            shape=shape,
+            adds=op.adds,
+            rectifies=op.rectifies,
+            past_forward=forward,
+            past_backward=backward,
+        )
+        for forward, backward in ((False, False), (False, True), (True, True))
+    ]
+    return [setting(way) for way in (None, *kernels)]
+
+
+def _pool_ways(op: FusedPool) -> list[Setting]:
+    def setting(kernels: bool, past: bool) -> Setting:
+        def take() -> None:
+            op.kernels, op.past = kernels, past
+
+        return take
+
+    return [setting(*way) for way in ((False, False), (True, False), (True, True))]
+
+
+def _conv_ways(op: FusedConv) -> list[Setting]:
+    def setting(kernels: bool) -> Setting:
+        def take() -> None:
+            op.kernels = kernels
+
+        return take
+
+    return [setting(way) for way in (False, True)]
+
+
+def _norm_passes(op: FusedNorm, x: Tensor) -> None:
+    with torch.enable_grad():
+        given = [x.detach().requires_grad_()]
+        if op.adds:
+            given.append(x.detach().requires_grad_())
+        results = op(*given)[:2]
+        wanted = [*given, *op.norm.parameters()]
+        torch.autograd.grad(results, wanted, [x for _ in results])
+
+
+def _passes(op: nn.Module, x: Tensor, wanted: Sequence[Tensor], fed: bool = False) -> None:
+    with torch.enable_grad():
+        given = x.detach().requires_grad_(not fed)
+        result = op(given)
+        slope = result.detach()  # of the right layout, and made already
+        torch.autograd.grad(result, [*([] if fed else [given]), *wanted], slope)
