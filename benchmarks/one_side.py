@@ -2,7 +2,7 @@
 
 As a script it is a process of its own, for comparisons in which each side must have its own: its
 framework's environment, its threads, its memory. It reads numbers of steps, one a line, and
-answers each with the seconds they took; the end of its input is its end.
+answers each with the seconds of processor time they took; the end of its input is its end.
 
     python benchmarks/one_side.py '{"peer": "stock eager", "network": "little-cnn", …}'
 """
@@ -149,11 +149,11 @@ def serve(wanted: Wanted) -> None:
     side = build(wanted)
     answers.write("ready\n")
     for line in sys.stdin:
-        start = time.perf_counter()
+        start = time.process_time()
         for _ in range(int(line)):
             side.step()
         side.synchronize()
-        answers.write(f"{time.perf_counter() - start}\n")
+        answers.write(f"{time.process_time() - start}\n")
 
 
 if __name__ == "__main__":

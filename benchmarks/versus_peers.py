@@ -24,7 +24,6 @@ import importlib.util
 import json
 import os
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -67,7 +66,9 @@ class Line:
 
 
 @contextmanager
-def sides(wanted: Iterable[Wanted], pythons: dict[str, str]) -> Iterator[list[Side]]:
+def sides(
+    wanted: Iterable[Wanted], pythons: dict[str, str], clock: str = "wall"
+) -> Iterator[list[Side]]:
     """The sides, on a CPU apart, and ended afterwards; raises Unbuilt."""
     apart: list[Apart] = []
     found = []
@@ -75,7 +76,7 @@ def sides(wanted: Iterable[Wanted], pythons: dict[str, str]) -> Iterator[list[Si
         for one in wanted:
             if one.device == "cpu":
                 apart.append(Apart(one, pythons.get(one.peer, sys.executable)))
-                found.append(apart[-1].side())
+                found.append(apart[-1].side(clock))
             else:
                 found.append(build(one))
         yield found
@@ -85,25 +86,25 @@ def sides(wanted: Iterable[Wanted], pythons: dict[str, str]) -> Iterator[list[Si
 
 
 def step_s(side: Side, settling: int) -> float:
-    """Seconds of a step, about."""
+    """Seconds of a step by the side's clock, about."""
     for _ in range(settling):
         side.step()
     side.synchronize()
-    start = time.perf_counter()
+    start = side.clock()
     for _ in range(TRIAL_STEPS):
         side.step()
     side.synchronize()
-    return (time.perf_counter() - start) / TRIAL_STEPS
+    return (side.clock() - start) / TRIAL_STEPS
 
 
-def fastest(plain: Wanted) -> Wanted:
+def fastest(plain: Wanted, clock: str = "wall") -> Wanted:
     """`plain`, a program of cubemesh's, in the fastest setting that this machine offers."""
     kind = plain.device.partition(":")[0]
     tried: dict[Wanted, float] = {}
     for framework, layout in SETTINGS[kind]:
         if plain.device in entry(framework).load().capabilities().devices:
             wanted = replace(plain, framework=framework, layout=layout)
-            with sides([wanted], {}) as (side,):
+            with sides([wanted], {}, clock) as (side,):
                 tried[wanted] = step_s(side, SETTLING_STEPS[kind])
             print(f"  tried {framework}, {layout}: {tried[wanted] * 1e3:.2f} ms a step", flush=True)
     return min(tried, key=lambda wanted: tried[wanted])
@@ -136,7 +137,7 @@ def versus(peer: str, mine: Wanted, args: argparse.Namespace) -> Line:
     # Ours first: in one process it sets precision and cuDNN for both.
     pair = (replace(mine, copies=peer not in STOCK), replace(mine, peer=peer))
     try:
-        with sides(pair * args.instances, args.pythons) as built:
+        with sides(pair * args.instances, args.pythons, args.clock) as built:
             found = compare(list(zip(built[1::2], built[::2], strict=True)), args.seconds)
     except Unbuilt as error:
         return Line(network=mine.network, peer=peer, setting=told, absent=str(error))
@@ -180,6 +181,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seconds", type=float, default=20.0, help="of each comparison, about")
     parser.add_argument("--instances", type=int, default=2, help="of each side")
+    parser.add_argument(
+        "--clock",
+        choices=["wall", "processor"],
+        default="wall",
+        help="processor: of a CPU that others use, with --threads 1",
+    )
     parser.add_argument("--setting", help="cubemesh's, FRAMEWORK,LAYOUT, instead of trying")
     parser.add_argument(
         "--python", action="append", default=[], help="PEER=PATH: the Python a peer runs in"
@@ -220,7 +227,7 @@ def main() -> int:
             framework, _, layout = args.setting.partition(",")
             mine = replace(mine, framework=framework, layout=layout)
         else:
-            mine = fastest(mine)
+            mine = fastest(mine, args.clock)
         print(f"{'peer/s':>42} {'cubemesh/s':>10}   ratio (95 % interval), pairs, setting")
         own = []
         for peer in peers_of(args):

@@ -22,7 +22,7 @@ def mine(versus):
 @pytest.fixture
 def args():
     return argparse.Namespace(
-        device="cpu", precision="fp32", instances=2, seconds=0.2, pythons={}, peers=None
+        device="cpu", precision="fp32", instances=2, seconds=0.2, pythons={}, clock="wall"
     )
 
 
@@ -30,7 +30,7 @@ def in_this_process(versus, monkeypatch):
     """Processes take seconds to start."""
 
     @contextlib.contextmanager
-    def sides(wanted, pythons):
+    def sides(wanted, pythons, clock):
         yield [versus.build(one) for one in wanted]
 
     monkeypatch.setattr(versus, "sides", sides)
@@ -55,7 +55,7 @@ def test_the_fastest_setting_is_the_one_of_the_shortest_step(versus, mine, monke
     monkeypatch.setitem(versus.SETTINGS, "cpu", tuple(taken))
 
     @contextlib.contextmanager
-    def sides(wanted, pythons):
+    def sides(wanted, pythons, clock):
         yield [taken[one.framework, one.layout] for one in wanted]
 
     monkeypatch.setattr(versus, "sides", sides)
@@ -66,12 +66,15 @@ def test_the_fastest_setting_is_the_one_of_the_shortest_step(versus, mine, monke
 
 def test_a_side_apart_trains_as_many_steps_as_it_is_told(versus, mine):
     process = versus.Apart(versus.replace(mine, framework="null"), sys.executable)
-    side = process.side()
+    side = process.side("processor")
     side.step()
     side.step()
+    before = side.clock()
     side.synchronize()
+    taken = side.clock()
     side.synchronize()  # nothing to wait for
     process.close()
+    assert before < taken == side.clock()
 
 
 def test_a_side_that_cannot_be_built_says_why(versus, mine):

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from cubemesh.frameworks.pytorch import cpp_compiler  # noqa: E402
+from cubemesh.frameworks.pytorch import cpp_compiler
 
 
 def test_a_library_is_compiled_once(tmp_path, monkeypatch):

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from cubemesh.frameworks.pytorch import host_memory  # noqa: E402
-from cubemesh.frameworks.pytorch.host_memory import user_has_chosen  # noqa: E402
+from cubemesh.frameworks.pytorch import host_memory
+from cubemesh.frameworks.pytorch.host_memory import user_has_chosen
 
 STEPS = """
 import resource, runpy, sys

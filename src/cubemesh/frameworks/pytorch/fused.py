@@ -4,11 +4,13 @@
 same modules and arrays, but for three things that are only other ways to compute the same: max
 pooling by kernels that remember the winner, a first convolution of few channels over folded images,
 and the conversions of weights under autocast, which are made a segment at a time. The last two are
-for a GPU; a CPU has ReLUs fused with convolutions and with max pooling instead.
+for a GPU; a CPU has ReLUs fused with convolutions and with max pooling instead, and dropout that
+draws its numbers many at a time.
 
 Each of these is used where it was measured to be faster, on this device and for the shapes of the
-run (`tune`), and nowhere before that. The list of steps is gone through in Python, which costs the host
-a little for each: it is meant for steps that are captured, where the host calls nothing.
+run (`tune`), and nowhere before that. The list of steps is gone through in Python, which costs the
+host a little for each: on a GPU it is meant for steps that are captured, where the host calls
+nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from torch import Tensor, nn
 from cubemesh.frameworks.pytorch.beside import Beside
 from cubemesh.frameworks.pytorch.depth_conv import DepthConv, folds
 from cubemesh.frameworks.pytorch.fused_conv import FusedConv
+from cubemesh.frameworks.pytorch.fused_dropout import FusedDropout
 from cubemesh.frameworks.pytorch.fused_norm import FusedNorm
 from cubemesh.frameworks.pytorch.fused_pool import FusedPool
 from cubemesh.frameworks.pytorch.gpu_time import both_passes_ms
@@ -49,23 +52,24 @@ class FusedNetwork:
 
     def __init__(self, built: Built) -> None:
         network = built.network
-        on_host = all(p.device.type == "cpu" for p in built.parameters.values())
-        self.steps = fused_steps(network, relus=on_host)
+        self._on_host = all(p.device.type == "cpu" for p in built.parameters.values())
+        self.steps = fused_steps(network, relus=self._on_host)
         self._reads = reads(network, self.steps)
         self._inputs = [i.name for i in network.inputs]
         self._heads = [head.value for head in network.heads]
-        self._run: list[nn.Module] = []
+        self.operations: list[nn.Module] = []
+        """What runs each step."""
         self.norms: dict[str, FusedNorm] = {}
         """By the name of the value that is made."""
         for step in self.steps:
-            self._run.append(self._operation(step, built.layers))
+            self.operations.append(self._operation(step, built.layers))
         self.lack = ""
         """Why it has no kernels of its own on a CPU, where some could have been used."""
         self.narrows = False
         """Whether weights are narrowed together; under an autocast that `tune` was called under."""
         self.beside: Beside | None = None
         """Where weight gradients run, on a GPU."""
-        self._segments = _weights_by_segment(self.steps, self._run)
+        self._segments = _weights_by_segment(self.steps, self.operations)
 
     def _operation(self, step: Step, layers: Mapping[str, nn.Module]) -> nn.Module:
         """What runs a step; until it is tuned, as PyTorch's own operations."""
@@ -86,6 +90,8 @@ class FusedNetwork:
         if rectifies:
             assert isinstance(layer, nn.Conv2d)
             return FusedConv(layer)
+        if self._on_host and type(layer) is nn.Dropout:
+            return FusedDropout(layer)
         return layer
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -94,7 +100,7 @@ class FusedNetwork:
         return self._forward(inputs, lambda number, given: self._apply(number, given))
 
     def _apply(self, number: int, given: list[Tensor]) -> Tensor | Sequence[Tensor]:
-        made: Tensor | Sequence[Tensor] = self._run[number](*given)
+        made: Tensor | Sequence[Tensor] = self.operations[number](*given)
         return made
 
     def _forward(
@@ -135,7 +141,7 @@ class FusedNetwork:
 
     def _product(self, number: int, weight: Tensor) -> Run:
         """What a step does, with `weight` in place of its own."""
-        op = self._run[number]
+        op = self.operations[number]
         if isinstance(op, DepthConv):
             return partial(op, weight=weight)
         if isinstance(op, nn.Linear):
@@ -159,7 +165,7 @@ class FusedNetwork:
         found: dict[object, Kernels | None] = {}
 
         def tuned(number: int, given: list[Tensor]) -> Tensor | Sequence[Tensor]:
-            op, x = self._run[number], given[0]
+            op, x = self.operations[number], given[0]
             if isinstance(op, FusedNorm) and usable(x):
                 key = (x.shape, x.dtype, op.adds, op.rectifies, min(op.readers, 2))
                 if key not in found:
@@ -175,7 +181,7 @@ class FusedNetwork:
                 if folds(op, size) and x.is_contiguous(memory_format=torch.channels_last):
                     folded = DepthConv(op, size)
                     if _faster(partial(folded, x), partial(op, x), op.weight):
-                        self._run[number] = folded
+                        self.operations[number] = folded
             return self._apply(number, given)
 
         self.narrows = False
@@ -193,7 +199,7 @@ class FusedNetwork:
         tuning = HostTuning()
 
         def tuned(number: int, given: list[Tensor]) -> Tensor | Sequence[Tensor]:
-            tuning.choose(self._run[number], given[0], fed=self._reads_input(number))
+            tuning.choose(self.operations[number], given[0], fed=self._reads_input(number))
             return self._apply(number, given)
 
         with torch.no_grad():

@@ -31,8 +31,6 @@ class FusedPool(nn.Module):
         self.kernels = False
         """Whether it runs as kernels of its own: for channels-last arrays, where they were found
         to be faster."""
-        self.past = False
-        """Whether a CPU writes gradients past its caches."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, height, width) → (batch, channels, out_height, out_width)."""
@@ -79,7 +77,7 @@ class _Pool(torch.autograd.Function):
         dx = _image(ctx.shape, ctx.dtype, slope.device)
         slope, op = as_rows(slope), ctx.op
         if slope.device.type == "cpu":
-            host_kernels.pool_backward(slope, winner, dx, _window(op.pool), op.past)
+            host_kernels.pool_backward(slope, winner, dx, _window(op.pool))
         else:
             from cubemesh.frameworks.pytorch.pool_kernels import backward_kernel
 

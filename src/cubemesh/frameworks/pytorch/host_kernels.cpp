@@ -1,5 +1,5 @@
-// Batch normalisation with what follows it, and max pooling, for a CPU: each in as few passes over
-// memory as it can do with.
+// Batch normalisation with what follows it, max pooling and dropout, for a CPU: each in as few passes
+// over memory as it can do with.
 //
 // Arrays lie in channels-last, rows (batch, height, width) by channels, in float32; channels come
 // sixteen at a time. A thread has rows of its own, one after the other as they lie in memory.
@@ -17,9 +17,6 @@
 #include <vector>
 
 #include <omp.h>
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
 
 namespace {
 
@@ -31,25 +28,6 @@ typedef uint8_t bytes __attribute__((vector_size(16), aligned(1)));
 inline values load(const float* from) { return *reinterpret_cast<const values*>(from); }
 inline void store(float* to, values v) { *reinterpret_cast<values*>(to) = v; }
 inline values all(float v) { return v - values{}; }
-
-// Past the caches: what is written is not read before it would have been evicted.
-inline void store_past(float* to, values v) {
-#ifdef __AVX512F__
-    _mm512_stream_ps(to, reinterpret_cast<__m512&>(v));
-#else
-    store(to, v);
-#endif
-}
-
-template <bool past> inline void put(float* to, values v) {
-    if (past) store_past(to, v); else store(to, v);
-}
-
-inline void fence() {
-#ifdef __AVX512F__
-    _mm_sfence();
-#endif
-}
 
 // Rows of thread `t` of `threads`.
 inline void share(long rows, int t, int threads, long& first, long& end) {
@@ -84,7 +62,7 @@ struct Norm {
     long rows, channels;
 };
 
-template <bool adds, bool rectifies, bool past>
+template <bool adds, bool rectifies>
 void normalise(const Norm& n, const float* x, const float* residual, float* y, const float* scale,
                long first, long end) {
     for (long row = first; row < end; row++) {
@@ -93,7 +71,7 @@ void normalise(const Norm& n, const float* x, const float* residual, float* y, c
             values v = (load(x + at + c) - load(n.mean + c)) * load(scale + c) + load(n.bias + c);
             if (adds) v += load(residual + at + c);
             if (rectifies) v = v < 0 ? values{} : v;  // what is no number stays none
-            put<past>(y + at + c, v);
+            store(y + at + c, v);
         }
     }
 }
@@ -129,7 +107,7 @@ void slope_sums(const Norm& n, const float* one, const float* other, const float
     sums.widen();
 }
 
-template <bool two, bool adds, bool rectifies, bool past>
+template <bool two, bool adds, bool rectifies>
 void slope_of_x(const Norm& n, const float* one, const float* other, const float* x, const float* y,
                 const float* scale, const float* dresidual, const float* means, float* dx, long first,
                 long end) {
@@ -140,16 +118,48 @@ void slope_of_x(const Norm& n, const float* one, const float* other, const float
             values g = adds ? load(dresidual + at + c)
                             : slope_at<two, adds, rectifies>(n, one, other, x, y, scale, at, c);
             values away = (load(x + at + c) - load(n.mean + c)) * load(weighted + c);
-            put<past>(dx + at + c, (g - load(plain + c) - away) * load(scale + c));
+            store(dx + at + c, (g - load(plain + c) - away) * load(scale + c));
         }
     }
 }
 
-using Normalise = decltype(&normalise<false, false, false>);
-constexpr Normalise normalises[8] = {
-    normalise<false, false, false>, normalise<false, false, true>, normalise<false, true, false>,
-    normalise<false, true, true>,   normalise<true, false, false>, normalise<true, false, true>,
-    normalise<true, true, false>,   normalise<true, true, true>,
+// Philox4x32-10 (Salmon et al. 2011): from a counter and a key four numbers of 32 bits, any of which
+// is as good as random. Sixteen counters at once.
+constexpr long drawn = 4 * lanes;
+typedef uint32_t numbers __attribute__((vector_size(64)));
+typedef uint64_t products __attribute__((vector_size(128)));
+
+inline void multiply(numbers a, uint32_t by, numbers& high, numbers& low) {
+    const products p = __builtin_convertvector(a, products) * by;
+    high = __builtin_convertvector(p >> 32, numbers);
+    low = a * by;
+}
+
+inline void draw(uint64_t block, uint64_t key, uint32_t* to) {
+    numbers c0, c1 = {}, c2 = {}, c3 = {};
+    for (int i = 0; i < lanes; i++) c0[i] = uint32_t(block * lanes + i);
+    c1 += uint32_t((block * lanes) >> 32);
+    uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
+    for (int round = 0; round < 10; round++) {
+        numbers high0, low0, high2, low2;
+        multiply(c0, 0xD2511F53u, high0, low0);
+        multiply(c2, 0xCD9E8D57u, high2, low2);
+        c0 = high2 ^ c1 ^ k0;
+        c1 = low2;
+        c2 = high0 ^ c3 ^ k1;
+        c3 = low0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    std::memcpy(to, &c0, sizeof c0);
+    std::memcpy(to + lanes, &c1, sizeof c1);
+    std::memcpy(to + 2 * lanes, &c2, sizeof c2);
+    std::memcpy(to + 3 * lanes, &c3, sizeof c3);
+}
+
+using Normalise = decltype(&normalise<false, false>);
+constexpr Normalise normalises[4] = {
+    normalise<false, false>, normalise<false, true>, normalise<true, false>, normalise<true, true>,
 };
 using SlopeSums = decltype(&slope_sums<false, false, false>);
 constexpr SlopeSums slope_sums_of[8] = {
@@ -157,12 +167,11 @@ constexpr SlopeSums slope_sums_of[8] = {
     slope_sums<false, true, true>,   slope_sums<true, false, false>, slope_sums<true, false, true>,
     slope_sums<true, true, false>,   slope_sums<true, true, true>,
 };
-using SlopeOfX = decltype(&slope_of_x<false, false, false, false>);
-template <bool past> constexpr SlopeOfX slopes_of_x[8] = {
-    slope_of_x<false, false, false, past>, slope_of_x<false, false, true, past>,
-    slope_of_x<false, true, false, past>,  slope_of_x<false, true, true, past>,
-    slope_of_x<true, false, false, past>,  slope_of_x<true, false, true, past>,
-    slope_of_x<true, true, false, past>,   slope_of_x<true, true, true, past>,
+using SlopeOfX = decltype(&slope_of_x<false, false, false>);
+constexpr SlopeOfX slopes_of_x[8] = {
+    slope_of_x<false, false, false>, slope_of_x<false, false, true>, slope_of_x<false, true, false>,
+    slope_of_x<false, true, true>,   slope_of_x<true, false, false>, slope_of_x<true, false, true>,
+    slope_of_x<true, true, false>,   slope_of_x<true, true, true>,
 };
 
 }  // namespace
@@ -170,15 +179,14 @@ template <bool past> constexpr SlopeOfX slopes_of_x[8] = {
 extern "C" {
 
 // y, mean and 1 / standard deviation from x; moves the running statistics. `residual` may be null.
-// `past`: y is written past the caches.
 void norm_forward(const float* x, const float* residual, float* y, const float* weight,
                   const float* bias, float* running_mean, float* running_var, float* mean,
                   float* rstd, long rows, long channels, float epsilon, float momentum,
-                  int rectifies, int past, int threads) {
+                  int rectifies, int threads) {
     const Norm n{weight, bias, mean, rstd, rows, channels};
     std::vector<Sums> found(threads, Sums(channels));
     std::vector<float> pivot(x, x + channels), scale(channels);
-    const Normalise run = normalises[4 * (residual != nullptr) + 2 * rectifies + past];
+    const Normalise run = normalises[2 * (residual != nullptr) + rectifies];
 #pragma omp parallel num_threads(threads)
     {
         const int t = omp_get_thread_num();
@@ -209,7 +217,6 @@ void norm_forward(const float* x, const float* residual, float* y, const float* 
             running_var[c] += momentum * (float(unbiased) - running_var[c]);
         }
         run(n, x, residual, y, scale.data(), first, end);
-        fence();
     }
 }
 
@@ -218,7 +225,7 @@ void norm_forward(const float* x, const float* residual, float* y, const float* 
 void norm_backward(const float* one, const float* other, const float* x, const float* y,
                    const float* weight, const float* bias, const float* mean, const float* rstd,
                    float* dx, float* dresidual, float* dweight, float* dbias, long rows,
-                   long channels, int rectifies, int past, int threads) {
+                   long channels, int rectifies, int threads) {
     const Norm n{weight, bias, mean, rstd, rows, channels};
     std::vector<Sums> found(threads, Sums(channels));
     std::vector<float> scale(channels), means(2 * channels);
@@ -239,9 +246,8 @@ void norm_backward(const float* one, const float* other, const float* x, const f
             means[c] = float(plain / rows);
             means[channels + c] = float(weighted * rstd[c] / rows);
         }
-        (past ? slopes_of_x<true> : slopes_of_x<false>)[which](
-            n, one, other, x, y, scale.data(), dresidual, means.data(), dx, first, end);
-        fence();
+        slopes_of_x[which](n, one, other, x, y, scale.data(), dresidual, means.data(), dx, first,
+                           end);
     }
 }
 
@@ -280,42 +286,82 @@ void pool_forward(const float* x, float* y, uint8_t* winner, long batch, long ch
     }
 }
 
-// dx from the gradient of y and the winners: each value once, from the windows that cover it.
-void pool_backward(const float* slope, const uint8_t* winner, float* dx, long batch, long channels,
-                   int height, int width, int out_height, int out_width, int kernel_h,
-                   int kernel_w, int stride_h, int stride_w, int pad_h, int pad_w, int past,
-                   int threads) {
-    const int covers_h = (kernel_h + stride_h - 1) / stride_h;
-    const int covers_w = (kernel_w + stride_w - 1) / stride_w;
-#pragma omp parallel num_threads(threads)
-    {
-#pragma omp for
-        for (long line = 0; line < batch * height; line++) {
-            const int h = int(line % height) + pad_h;
-            const long image = line / height * out_height;
-            for (int col = 0; col < width; col++) {
-                const int w = col + pad_w, last_h = h / stride_h, last_w = w / stride_w;
-                float* to = dx + (line * width + col) * channels;
+// The same where windows lie side by side: each gradient goes to one of the cells of its window.
+static void pool_backward_apart(const float* slope, const uint8_t* winner, float* dx, long batch,
+                                long channels, int height, int width, int out_height,
+                                int out_width, int kernel_h, int kernel_w, int threads) {
+#pragma omp parallel for num_threads(threads)
+    for (long line = 0; line < batch * height; line++) {
+        const int h = int(line % height), out_h = h / kernel_h;
+        const long from = (line / height * out_height + out_h) * out_width * channels;
+        float* to = dx + line * width * channels;
+        const int covered = out_h < out_height ? std::min(width, out_width * kernel_w) : 0;
+        std::memset(to + covered * channels, 0, (width - covered) * channels * sizeof(float));
+        for (int out = 0; out < out_width && covered; out++) {
+            const float* given = slope + from + out * channels;
+            const uint8_t* won = winner + from + out * channels;
+            for (int j = 0; j < kernel_w && out * kernel_w + j < width; j++, to += channels) {
+                const int own = h % kernel_h * kernel_w + j;
                 for (long c = 0; c < channels; c += lanes) {
-                    values sum = {};
-                    for (int i = 0; i < covers_h; i++) {
-                        const int out_h = last_h - i, place_h = h - out_h * stride_h;
-                        if (out_h < 0 || out_h >= out_height || place_h >= kernel_h) continue;
-                        for (int j = 0; j < covers_w; j++) {
-                            const int out_w = last_w - j, place_w = w - out_w * stride_w;
-                            if (out_w < 0 || out_w >= out_width || place_w >= kernel_w) continue;
-                            const long at = ((image + out_h) * out_width + out_w) * channels + c;
-                            const places won = __builtin_convertvector(
-                                *reinterpret_cast<const bytes*>(winner + at), places);
-                            const values given = load(slope + at);
-                            sum += won == place_h * kernel_w + place_w ? given : values{};
-                        }
-                    }
-                    if (past) store_past(to + c, sum); else store(to + c, sum);
+                    const places place = __builtin_convertvector(
+                        *reinterpret_cast<const bytes*>(won + c), places);
+                    store(to + c, place == own ? load(given + c) : values{});
                 }
             }
         }
-        fence();
+    }
+}
+
+// dx from the gradient of y and the winners: each value once, from the windows that cover it.
+void pool_backward(const float* slope, const uint8_t* winner, float* dx, long batch, long channels,
+                   int height, int width, int out_height, int out_width, int kernel_h,
+                   int kernel_w, int stride_h, int stride_w, int pad_h, int pad_w, int threads) {
+    if (kernel_h == stride_h && kernel_w == stride_w && pad_h == 0 && pad_w == 0) {
+        pool_backward_apart(slope, winner, dx, batch, channels, height, width, out_height,
+                            out_width, kernel_h, kernel_w, threads);
+        return;
+    }
+    const int covers_h = (kernel_h + stride_h - 1) / stride_h;
+    const int covers_w = (kernel_w + stride_w - 1) / stride_w;
+#pragma omp parallel for num_threads(threads)
+    for (long line = 0; line < batch * height; line++) {
+        const int h = int(line % height) + pad_h;
+        const long image = line / height * out_height;
+        for (int col = 0; col < width; col++) {
+            const int w = col + pad_w, last_h = h / stride_h, last_w = w / stride_w;
+            float* to = dx + (line * width + col) * channels;
+            for (long c = 0; c < channels; c += lanes) {
+                values sum = {};
+                for (int i = 0; i < covers_h; i++) {
+                    const int out_h = last_h - i, place_h = h - out_h * stride_h;
+                    if (out_h < 0 || out_h >= out_height || place_h >= kernel_h) continue;
+                    for (int j = 0; j < covers_w; j++) {
+                        const int out_w = last_w - j, place_w = w - out_w * stride_w;
+                        if (out_w < 0 || out_w >= out_width || place_w >= kernel_w) continue;
+                        const long at = ((image + out_h) * out_width + out_w) * channels + c;
+                        const places won = __builtin_convertvector(
+                            *reinterpret_cast<const bytes*>(winner + at), places);
+                        const values given = load(slope + at);
+                        sum += won == place_h * kernel_w + place_w ? given : values{};
+                    }
+                }
+                store(to + c, sum);
+            }
+        }
+    }
+}
+
+// y = x · scale where a number drawn for its place is at least `dropped` of 2^32, else 0. The same
+// key draws the same numbers, so that the backward pass draws them again instead of keeping them.
+void dropout(const float* x, float* y, long size, uint64_t key, uint32_t dropped, float scale,
+             int threads) {
+#pragma omp parallel for num_threads(threads)
+    for (long block = 0; block < (size + drawn - 1) / drawn; block++) {
+        uint32_t numbers[drawn];
+        draw(uint64_t(block), key, numbers);
+        const long first = block * drawn, end = std::min(size, first + drawn);
+#pragma omp simd
+        for (long i = first; i < end; i++) y[i] = numbers[i - first] >= dropped ? x[i] * scale : 0;
     }
 }
 

@@ -1,8 +1,6 @@
 """The kernels of `host_kernels.cpp` as operations on arrays of a CPU.
 
-They take float32 in channels-last, whose channels are a multiple of 16. What writes an array may do
-so through the caches or past them: the second spares reading what is overwritten, the first is
-better where the next layer finds the array in the cache. `host_tuning.py` tries which.
+Those that know of channels take float32 in channels-last, whose channels are a multiple of 16.
 """
 
 from __future__ import annotations
@@ -26,10 +24,11 @@ LANES = 16
 _P, _L, _I, _F = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 _WINDOW = [_L, _L, *[_I] * 10]
 _ARGUMENTS = {
-    "norm_forward": [*[_P] * 9, _L, _L, _F, _F, _I, _I, _I],
-    "norm_backward": [*[_P] * 12, _L, _L, _I, _I, _I],
+    "norm_forward": [*[_P] * 9, _L, _L, _F, _F, _I, _I],
+    "norm_backward": [*[_P] * 12, _L, _L, _I, _I],
     "pool_forward": [*[_P] * 3, *_WINDOW, _I, _I],
-    "pool_backward": [*[_P] * 3, *_WINDOW, _I, _I],
+    "pool_backward": [*[_P] * 3, *_WINDOW, _I],
+    "dropout": [_P, _P, _L, ctypes.c_uint64, ctypes.c_uint32, _F, _I],
 }
 
 
@@ -60,17 +59,13 @@ class HostNorm:
     shape: torch.Size
     adds: bool
     rectifies: bool
-    past_forward: bool
-    """Whether the forward pass writes past the caches."""
-    past_backward: bool
 
     def another(self) -> HostNorm:
         """The same for another layer: nothing is kept from call to call."""
         return self
 
     def __str__(self) -> str:
-        ways = ("through", "past")
-        return f"forward {ways[self.past_forward]} the caches, backward {ways[self.past_backward]}"
+        return "kernels for a CPU"
 
     def forward(
         self, x: Tensor, residual: Tensor | None, norm: nn.BatchNorm2d
@@ -83,7 +78,7 @@ class HostNorm:
         )  # fmt: skip
         library().norm_forward(
             *map(_address, arrays), *_rows(x), norm.eps, norm.momentum,
-            self.rectifies, self.past_forward, torch.get_num_threads(),
+            self.rectifies, torch.get_num_threads(),
         )  # fmt: skip
         return y, (mean, rstd, y) if self.adds and self.rectifies else (mean, rstd)
 
@@ -101,7 +96,7 @@ class HostNorm:
         )  # fmt: skip
         library().norm_backward(
             *map(_address, arrays), *_rows(x),
-            self.rectifies, self.past_backward, torch.get_num_threads(),
+            self.rectifies, torch.get_num_threads(),
         )  # fmt: skip
         return dx, dresidual, dweight, dbias
 
@@ -113,12 +108,22 @@ def pool_forward(x: Tensor, y: Tensor, winner: Tensor, window: Any, rectifies: b
     )
 
 
-def pool_backward(slope: Tensor, winner: Tensor, dx: Tensor, window: Any, past: bool) -> None:
+def pool_backward(slope: Tensor, winner: Tensor, dx: Tensor, window: Any) -> None:
     """The gradient of what was pooled."""
     library().pool_backward(
-        *map(_address, (slope, winner, dx)), *_sizes(dx, winner), *window, past,
-        torch.get_num_threads(),
-    )  # fmt: skip
+        *map(_address, (slope, winner, dx)), *_sizes(dx, winner), *window, torch.get_num_threads()
+    )
+
+
+def dropout(x: Tensor, key: int, rate: float) -> Tensor:
+    """x / (1 − rate), and 0 in the place of a share `rate` of its values, which `key` draws; x may
+    lie as it likes, and has no gaps."""
+    y = torch.empty_like(x)
+    dropped = min(round(rate * 2**32), 2**32 - 1)
+    library().dropout(
+        *map(_address, (x, y)), x.numel(), key, dropped, 1 / (1 - rate), torch.get_num_threads()
+    )
+    return y
 
 
 def _address(array: Tensor | None) -> int | None:

@@ -1,19 +1,21 @@
 """On this CPU and for these shapes, which way to compute a fusion is the fastest?
 
-Each is timed forward and backward, in turn with the others, on the array the layer is given: as
-PyTorch's own operations, and as the kernels, writing through the caches or past them.
+Each is timed forward and backward on the array the layer is given, as PyTorch's own operations and
+as the kernels in turn.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from cubemesh.frameworks.pytorch import host_kernels
 from cubemesh.frameworks.pytorch.fused_conv import FusedConv
+from cubemesh.frameworks.pytorch.fused_dropout import FusedDropout, usable
 from cubemesh.frameworks.pytorch.fused_norm import FusedNorm
 from cubemesh.frameworks.pytorch.fused_pool import FusedPool
 from cubemesh.frameworks.pytorch.host_kernels import HostNorm
@@ -39,23 +41,29 @@ class HostTuning:
         key: tuple[object, ...]
         if isinstance(op, FusedNorm) and self._usable(x):
             key = (FusedNorm, x.shape, op.adds, op.rectifies, min(op.readers, 2))
-            self._choose(key, _norm_ways(op, x.shape), lambda: _norm_passes(op, x))
+            kernels = HostNorm(shape=x.shape, adds=op.adds, rectifies=op.rectifies)
+            self._choose(key, _ways(op, kernels), lambda: _norm_passes(op, x))
         elif isinstance(op, FusedPool) and op.usable and self._usable(x):
             key = (FusedPool, x.shape, str(op.pool), op.rectifies)
-            self._choose(key, _pool_ways(op), lambda: _passes(op, x, []))
+            self._choose(key, _ways(op, True), lambda: _passes(op, x, []))
+        elif isinstance(op, FusedDropout) and usable(x) and self._compiled():
+            key = (FusedDropout, x.shape, op.own.p)
+            self._choose(key, _ways(op, True), lambda: _passes(op, x, []))
         elif isinstance(op, FusedConv) and x.dtype == torch.float32 and not narrow():
             key = (FusedConv, x.shape, x.stride(), str(op.conv))
             own = list(op.conv.parameters())
-            self._choose(key, _conv_ways(op), lambda: _passes(op, x, own, fed))
+            self._choose(key, _ways(op, True), lambda: _passes(op, x, own, fed))
 
     def _usable(self, x: Tensor) -> bool:
         """Whether kernels can take x; they are compiled when some first could."""
-        if not host_kernels.usable(x) or self.lack:
-            return False
-        try:
-            host_kernels.library()
-        except OSError as error:
-            self.lack = str(error)
+        return host_kernels.usable(x) and self._compiled()
+
+    def _compiled(self) -> bool:
+        if not self.lack:
+            try:
+                host_kernels.library()
+            except OSError as error:
+                self.lack = str(error)
         return not self.lack
 
     def _choose(self, key: object, ways: Sequence[Setting], run: Callable[[], None]) -> None:
@@ -83,44 +91,10 @@ def fastest_s(ways: Sequence[Setting], run: Callable[[], None]) -> list[float]:
     return [min(times[1:]) for times in found]
 
 
-def _norm_ways(op: FusedNorm, shape: torch.Size) -> list[Setting]:
-    def setting(kernels: HostNorm | None) -> Setting:
-        def take() -> None:
-            op.kernels = kernels
-
-        return take
-
-    kernels = [
-        HostNorm(
-            shape=shape,
-            adds=op.adds,
-            rectifies=op.rectifies,
-            past_forward=forward,
-            past_backward=backward,
-        )
-        for forward, backward in ((False, False), (False, True), (True, True))
-    ]
-    return [setting(way) for way in (None, *kernels)]
-
-
-def _pool_ways(op: FusedPool) -> list[Setting]:
-    def setting(kernels: bool, past: bool) -> Setting:
-        def take() -> None:
-            op.kernels, op.past = kernels, past
-
-        return take
-
-    return [setting(*way) for way in ((False, False), (True, False), (True, True))]
-
-
-def _conv_ways(op: FusedConv) -> list[Setting]:
-    def setting(kernels: bool) -> Setting:
-        def take() -> None:
-            op.kernels = kernels
-
-        return take
-
-    return [setting(way) for way in (False, True)]
+def _ways(op: FusedNorm | FusedPool | FusedConv | FusedDropout, kernels: object) -> list[Setting]:
+    """PyTorch's own operations, and `kernels`."""
+    own = None if isinstance(op, FusedNorm) else False
+    return [partial(setattr, op, "kernels", way) for way in (own, kernels)]
 
 
 def _norm_passes(op: FusedNorm, x: Tensor) -> None:
