@@ -10,7 +10,8 @@ batch normalisations fused (`fused.py`) where it has any, the compiled network w
 there is a compiler, and the eager one elsewhere. Exchanges are captured with it.
 
 Where a step cannot be captured, on a CPU, with a loss scale that changes, with an exchange that is
-more than a reduction, it runs as it is, and `not_captured` says why.
+more than a reduction, it runs as it is, and `not_captured` says why. On a CPU it is fused all the
+same.
 """
 
 from __future__ import annotations
