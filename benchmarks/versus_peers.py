@@ -9,6 +9,7 @@ and threads belong to a process, on a GPU all in this one. Batches lie on the de
 the peers other than PyTorch copy theirs in each step, and there cubemesh does too.
 
     python benchmarks/versus_peers.py --networks little-cnn --batch 128                    # CPU
+    python benchmarks/versus_peers.py --rounds 10             # CPU, all at once: rounds.py, shorter
     python benchmarks/versus_peers.py --networks resnet-50 --python jax=/opt/jax/bin/python
     python benchmarks/versus_peers.py --device cuda:0 --networks resnet-50 --batch 256 \
         --precision bf16
@@ -24,7 +25,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -34,6 +35,7 @@ from apart import Apart, Unbuilt
 from cubemesh.frameworks import entry
 from one_side import OURS, STOCK, TORCHVISION, Wanted, build
 from pairs import Comparison, Side, compare
+from rounds import compared, in_rounds
 
 SETTINGS = {
     "cpu": (
@@ -63,6 +65,8 @@ class Line:
     """Cubemesh's, the fastest that was found."""
     found: Comparison | None = None
     absent: str = ""
+    steps_s: tuple[Sequence[float], Sequence[float]] = ((), ())
+    """In rounds: seconds of a step in each, the peer's and cubemesh's."""
 
 
 @contextmanager
@@ -144,6 +148,42 @@ def versus(peer: str, mine: Wanted, args: argparse.Namespace) -> Line:
     return Line(network=mine.network, peer=peer, setting=told, found=found)
 
 
+def one_by_one(mine: Wanted, args: argparse.Namespace) -> Iterator[Line]:
+    """A line for each peer, as it is there."""
+    for peer in peers_of(args):
+        yield versus(peer, mine, args)
+
+
+def at_once(mine: Wanted, args: argparse.Namespace) -> list[Line]:
+    """All lines, from rounds of all peers that are there."""
+    told = f"{mine.framework}, {mine.layout}"
+    lines, present = [], {OURS: mine}
+    for peer in peers_of(args):
+        if absent := why_absent(peer, args, mine.network):
+            lines.append(Line(network=mine.network, peer=peer, setting=told, absent=absent))
+        else:
+            present[peer] = replace(mine, peer=peer)
+    processes: dict[str, Apart] = {}
+    try:
+        for peer, wanted in present.items():
+            try:
+                processes[peer] = Apart(wanted, args.pythons.get(peer, sys.executable))
+            except Unbuilt as error:
+                line = Line(network=mine.network, peer=peer, setting=told, absent=str(error))
+                lines.append(line)
+        built = {peer: process.side(args.clock) for peer, process in processes.items()}
+        taken = in_rounds(built, args.rounds, args.steps)
+    finally:
+        for process in processes.values():
+            process.close()
+    own = taken.pop(OURS)
+    for peer, steps_s in taken.items():
+        found = compared(steps_s, own, args.steps)
+        both = (steps_s, own)
+        lines.append(Line(network=mine.network, peer=peer, setting=told, found=found, steps_s=both))
+    return sorted(lines, key=lambda line: peers_of(args).index(line.peer))
+
+
 def text(line: Line, samples: int) -> str:
     """A line of the table."""
     head = f"{line.network:11} {line.peer:19} "
@@ -180,6 +220,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="cpu, or cuda:0")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seconds", type=float, default=20.0, help="of each comparison, about")
+    parser.add_argument("--rounds", type=int, help="on a CPU: all at once, as many times in turn")
+    parser.add_argument("--steps", type=int, default=1, help="of a window of a round")
     parser.add_argument("--instances", type=int, default=2, help="of each side")
     parser.add_argument(
         "--clock",
@@ -230,9 +272,9 @@ def main() -> int:
             mine = fastest(mine, args.clock)
         print(f"{'peer/s':>42} {'cubemesh/s':>10}   ratio (95 % interval), pairs, setting")
         own = []
-        for peer in peers_of(args):
-            own.append(versus(peer, mine, args))
-            print(text(own[-1], args.batch), flush=True)
+        for line in at_once(mine, args) if args.rounds else one_by_one(mine, args):
+            own.append(line)
+            print(text(line, args.batch), flush=True)
         print(verdict(own, args.device.partition(":")[0]), flush=True)
         lines += own
     if args.json:
