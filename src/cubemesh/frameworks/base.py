@@ -95,6 +95,8 @@ class Capabilities:
     """Over what its batch normalisation may take its statistics on several devices."""
     deterministic: bool = False
     """Whether its steps can be made the same every time, and on any number of devices."""
+    decodes: bool = False
+    """Whether images may be decoded on its device: its programs are `Decodes` (data/base)."""
     scripted: bool = False
     """Whether it plays a script instead of computing."""
     hint: str = ""
@@ -316,6 +318,8 @@ def check_supported(spec: RunSpec, able: Capabilities) -> None:
             f"{program.framework} is not held to the same steps every time by cubemesh. Leave "
             "deterministic out, or set framework=pytorch."
         )
+    if program.decode_on == "device" and not able.decodes:
+        _refuse("decode_on", "device", {"host"}, program.framework)
     if program.compile_by == "segment" and not able.compiles_segments:
         _refuse("compile_by", "segment", {"network"}, program.framework)
     optimizer = getattr(work, "optimizer", None)

@@ -226,7 +226,6 @@ class Placement:
     share_cores: bool = False
     """Whether the devices of a CPU may share cores where there are too few: what they compute is
     the same then, and how fast says nothing."""
-
     hosts: tuple[str, ...] = ()
     """Hosts that have the devices, as many each, as ssh knows them; none is this host."""
 
@@ -267,9 +266,10 @@ class ProgramSettings:
     input_threads: int | None = None
     """Threads that make minibatches ahead of the step; 0 makes each one inside the step, None is 0
     for data that are ready in memory and one for each usable core for images to be decoded."""
+    decode_on: DataOn = "host"
+    """Where images are decoded: `host`, by its processors, or the `device` that trains on them."""
     keep_decoded: bool = False
-    """Whether images are decoded once, before anything is timed, and kept in memory, as many as
-    fit 1 GiB; only for data that must be decoded."""
+    """Whether images are decoded once, before anything is timed, and as many kept as fit 1 GiB."""
     stage_folder: str | None = None
     """Folder on a local disk where image files are kept that came from a slow source."""
     stage_limit_bytes: int | None = None
@@ -279,7 +279,7 @@ class ProgramSettings:
     data were larger than the memory."""
     compile_by: CompileBy = "network"
     """What a compiler sees at once. `segment`: one part of the network after the other (a residual
-    stage, say), so that the gradients of the last are complete while the first run backward."""
+    stage, say), so that the last gradients are complete while the first part runs backward."""
     script: str | None = None
     """What the `null` framework plays; no other framework takes one."""
 
