@@ -31,7 +31,7 @@ def crop_kernel(
     scale_x, scale_y = (right - left) / out_width, (bottom - top) / out_height
     wide_x, wide_y = tl.maximum(scale_x, 1.0), tl.maximum(scale_y, 1.0)
 
-    at = tl.program_id(0) * block + tl.arange(block)
+    at = tl.program_id(0) * block + tl.arange(0, block)
     keep = at < out_height * out_width
     y, x = at // out_width, at % out_width
     from_x = tl.where(mirrored != 0, out_width - 1 - x, x)
