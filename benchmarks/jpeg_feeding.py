@@ -29,7 +29,8 @@ from cubemesh.data.feed import Feed
 from cubemesh.data.images import Reading, open_images
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.base import BuildRequest, Compiles
-from cubemesh.model.spec import Placement, ProgramSettings, TrainSteps
+from cubemesh.model.spec import Placement, ProgramSettings
+from cubemesh.model.work import TrainSteps
 from cubemesh.parallel import exchanges
 from cubemesh.statistics import mean, t_interval
 from pairs import random_batch

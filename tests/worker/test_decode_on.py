@@ -12,6 +12,7 @@ from cubemesh.model import (
     Figure,
     Input,
     Outcome,
+    Placement,
     ProgramSettings,
     RunSpec,
     Status,
@@ -52,7 +53,8 @@ def photographs(tmp_path):
 
 def events_of(folder, **spec):
     folder.mkdir()
-    job = Job(spec=RunSpec(effort=EFFORT, **spec), folder=str(folder)).write()
+    spec = RunSpec(effort=EFFORT, placement=Placement(threads=1), **spec)
+    job = Job(spec=spec, folder=str(folder)).write()
     return folder, job
 
 

@@ -48,7 +48,7 @@ from cubemesh.model import (
     RunSpec,
     TrainSteps,
 )
-from cubemesh.model.spec import Stage
+from cubemesh.model.work import Stage
 
 Part = Literal[
     "read",

@@ -30,7 +30,7 @@ from cubemesh.frameworks.pytorch.launch import launch
 from cubemesh.frameworks.pytorch.placing import Placed, narrow_types
 from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
 from cubemesh.frameworks.pytorch.scaling import DynamicScaling
-from cubemesh.model.spec import Train, TrainSteps
+from cubemesh.model.work import Train, TrainSteps
 
 __all__ = [
     "build",
