@@ -42,8 +42,9 @@ from cubemesh.runs.endings import Ending
 from cubemesh.worker.events import EventLog, events_path, read_events
 from cubemesh.worker.tasks import TASKS, Task
 
-# Ranks that wait for one another take long where others have the processors.
-pytestmark = pytest.mark.timeout(400)
+# The ranks of all cases run before the first test, under a limit of their own; those that wait for
+# one another take long where others have the processors.
+pytestmark = pytest.mark.timeout(400, func_only=True)
 
 GLOBAL_BATCH = 16
 ITERATIONS = {"little-cnn": 4, "resnet-18": 1}
@@ -250,10 +251,12 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", chosen(PASSING))
-def test_several_ranks_compute_what_one_does(folder, alone, name):
+def test_several_ranks_compute_what_one_does(folder, alone, name, record_property):
     spec, _ = CASES[name]
     run = record(folder / name, spec)
     comparison = compare(run, alone(spec))
+    for link in comparison.links:
+        record_property(link.name, f"{link.distance:.2g}")
     assert comparison.passes, (comparison.cause, comparison.links)
     gradient = next(x for x in comparison.links if x.name == "exchanged gradient")
     assert gradient.distance <= TOLERANCES[spec.program.precision]
@@ -262,9 +265,10 @@ def test_several_ranks_compute_what_one_does(folder, alone, name):
 
 
 @pytest.mark.parametrize("name", chosen(FAULTS))
-def test_a_planted_fault_is_found_and_named(folder, alone, name):
+def test_a_planted_fault_is_found_and_named(folder, alone, name, record_property):
     spec, _ = CASES[name]
     comparison = compare(record(folder / name, spec), alone(spec))
+    record_property("cause", f"{comparison.cause}")
     assert not comparison.passes
     assert comparison.cause.name == name.partition(";")[0], comparison
     assert comparison.cause.remedy
