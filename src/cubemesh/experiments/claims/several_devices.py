@@ -7,21 +7,19 @@ not without any machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from cubemesh import networks
 from cubemesh.experiments import lr_scaling_shown
+from cubemesh.experiments.claims.evidence import Check, Evidence
+from cubemesh.experiments.claims.verdicts import close, never, untested
 from cubemesh.experiments.equivalence import apart, comparable, error_rate
-from cubemesh.experiments.evidence import Evidence
 from cubemesh.experiments.lr_scaling_shown import EQUAL, pictures
 from cubemesh.experiments.matrix import listed
 from cubemesh.experiments.sequential_equivalence import comparisons
-from cubemesh.experiments.verdicts import close, never, untested
 from cubemesh.model import Claim, Collective, Figure, FirstSteps, State, Train, Verdict
 from cubemesh.units import format_count
-
-Check = Callable[[Claim, Evidence], Verdict]
 
 
 def loss_by_rate(claim: Claim, evidence: Evidence) -> Verdict:
