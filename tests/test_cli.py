@@ -91,7 +91,7 @@ def test_the_flags_are_frozen():
         ],
         "import": ["--collective", "--json", "--store"],
         "results": ["--framework", "--json", "--limit", "--network", "--outcome", "--store"],
-        "report": ["--charts", "--json", "--output", "--store"],
+        "report": ["--charts", "--json", "--machine-id", "--output", "--store"],
     }
 
 

@@ -61,6 +61,15 @@ def report(
         Path | None,
         typer.Option("--charts", metavar="DIR", help="Also write each chart as SVG and PNG."),
     ] = None,
+    machine_id: Annotated[
+        str,
+        typer.Option(
+            "--machine-id",
+            metavar="ID",
+            help="The machine it is about, by the beginning of its id; default: the one measured "
+            "on last.",
+        ),
+    ] = "",
     store: StoreAt = None,
     as_json: AsJson = False,
 ) -> None:
@@ -68,5 +77,5 @@ def report(
     from cubemesh.views import publish
 
     with open_store(store, reading=True) as opened:
-        written = publish.report(opened, names or [], output, charts)
+        written = publish.report(opened, names or [], output, charts, machine_id)
     show(written.plain(), as_json, written.print)
