@@ -34,7 +34,7 @@ LABELS = {
     COPY: "copy to the device",
     DISK: "files on the disk",
     MEMORY: "files in the page cache",
-    MEMORY_BY_DEVICE: "files in the page cache, decoded on the device",
+    MEMORY_BY_DEVICE: "files decoded on the device",
     DECODED: "images decoded in memory",
     SYNTHETIC: "synthetic images on the host",
     DEVICE: "one batch on the device",
