@@ -10,7 +10,8 @@ batch normalisations fused (`fused.py`) where it has any, the compiled network w
 there is a compiler, and the eager one elsewhere. Exchanges are captured with it.
 
 Where a step cannot be captured, on a CPU, with a loss scale that changes, with an exchange that is
-more than a reduction, it runs as it is, and `not_captured` says why.
+more than a reduction, it runs as it is, and `not_captured` says why. On a CPU it is fused all the
+same.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class CapturedProgram(PyTorchProgram):
         """See `Captures` in frameworks/captures."""
         if not self._why_not and self._rate_changed and self._graph is None:
             return "its learning rate changes from step to step, and a recorded step has one rate"
-        return self._why_not
+        return "; ".join(filter(None, (self._why_not, self.fused.lack)))
 
     def _reason(self) -> str:
         if not isinstance(self._work, (TrainSteps, Train)):
@@ -91,13 +92,14 @@ class CapturedProgram(PyTorchProgram):
 
     def compile(self, placed: Placed) -> bool | None:
         """Choose what each fusion runs as, by trying; `load` comes after it."""
-        if self._why_not:
+        if self._why_not and self._kind == "cuda":
             return None
         with self._autocast:
             self.fused.tune(*placed[:-1])
         self.synchronize()
         torch.manual_seed(self._work.seed)
-        torch.cuda.empty_cache()
+        if self._kind == "cuda":
+            torch.cuda.empty_cache()
         return None
 
     def train_step(self, placed: Placed) -> None:
