@@ -19,11 +19,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.experiments.base import Experiment
-from cubemesh.model import Effort, Placement, ProgramSettings, RunSpec, Training
+from cubemesh.model import Effort, NetworkWork, Placement, ProgramSettings, RunSpec, Training
 from cubemesh.model.plain import field_types
 from cubemesh.networks import canonical_name
 from cubemesh.units import parse_duration, parse_size
 
+TUNED = "tuned"
+"""The key that takes settings over from a tuning (tuned.py); it is no field of a spec."""
 _PARTS = {"placement": Placement, "program": ProgramSettings, "effort": Effort}
 
 
@@ -59,6 +61,8 @@ def spec_fields(experiment: Experiment) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for part in (*experiment.works, *_PARTS.values()):
         fields |= {k: t for k, t in field_types(part).items() if k != "kind"}
+    if experiment.tunes and any(issubclass(work, NetworkWork) for work in experiment.works):
+        fields[TUNED] = bool
     return fields
 
 

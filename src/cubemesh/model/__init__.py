@@ -57,6 +57,7 @@ from cubemesh.model.spec import (
     TrainSteps,
     Work,
 )
+from cubemesh.model.tuned import Tuned
 from cubemesh.model.warning import WARNINGS, Warning, warn
 
 __all__ = [
@@ -118,6 +119,7 @@ __all__ = [
     "Train",
     "TrainSteps",
     "Training",
+    "Tuned",
     "Unknown",
     "Verdict",
     "Warning",

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cubemesh.errors import UsageError
+from cubemesh.model.ceiling_checks import check_ceiling
 from cubemesh.model.collective import Collective
 from cubemesh.model.effort import Effort, at_least
 from cubemesh.model.hosts import check_hosts
@@ -22,6 +23,7 @@ from cubemesh.model.keeping import Keeping
 from cubemesh.model.plain import digest
 from cubemesh.model.precision_checks import check_loss_scale, check_precision_of
 from cubemesh.model.schedule_checks import check_schedule, check_target
+from cubemesh.model.tuned import Tuned
 
 Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 BatchNormOver = Literal["device", "global"]
@@ -87,10 +89,13 @@ class TrainSteps(NetworkWork):
     momentum: float = 0.9
     """Of SGD and LARS; the others run with their usual constants and ignore it."""
     weight_decay: float = 0.0
+    losses: int = 0
+    """Steps on the first minibatch, again and again, that are made before anything is timed; their
+    losses are kept as a curve."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 0, "learning_rate", "momentum", "weight_decay")
+        at_least(self, 0, "learning_rate", "momentum", "weight_decay", "losses")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,23 +177,7 @@ class Ceiling:
 
     def __post_init__(self) -> None:
         at_least(self, 1, "size")
-        if self.shape is not None and (
-            self.operation != "matrix_product" or self.size is not None or min(self.shape) < 1
-        ):
-            raise UsageError(
-                f"shape={','.join(map(str, self.shape))} does not fit: it is m,n,k of a "
-                "matrix_product, each 1 or more, and stands in place of size."
-            )
-        if (self.operation == "disk_read") != (self.folder is not None):
-            raise UsageError(
-                f"operation={self.operation} with folder={self.folder} does not fit: disk_read "
-                "needs a folder on the disk it is to read, and nothing else takes one."
-            )
-        if not self.pinned and self.operation not in ("host_to_device", "device_to_host"):
-            raise UsageError(
-                f"pinned=false goes with host_to_device and device_to_host, and the operation is "
-                f"{self.operation}. Leave it out."
-            )
+        check_ceiling(self.operation, self.size, self.shape, self.folder, self.pinned)
 
 
 Work = TrainSteps | Forward | Train | FirstSteps | Input | Ceiling | Collective
@@ -313,6 +302,8 @@ class RunSpec:
     """The program that alternates with this one in the same process; None where it runs alone."""
     keeping: Keeping = field(default_factory=Keeping)
     """What a training leaves behind besides its record."""
+    tuned: Tuned | None = None
+    """The tuning that chose its settings; None where they were given."""
 
     @property
     def other(self) -> RunSpec | None:
