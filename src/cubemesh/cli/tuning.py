@@ -1,4 +1,4 @@
-"""The verb that looks for the fastest setting: the experiment `tune` with its settings as options."""
+"""The verb that looks for the fastest setting: the experiment `tune` with options."""
 
 from __future__ import annotations
 

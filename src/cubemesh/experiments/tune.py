@@ -7,8 +7,8 @@ setting's in the first steps is refused by name (tune_curves.py). The stock sett
 each list: PyTorch, eager, fp32, nchw, a thread for each usable core.
 
 Every trial is a run like any other and stays in the store, so that a tuning broken off has its
-answer as far as it came, and the same command goes on from there. `tuned=true` reads the winner from
-the store (tuned.py).
+answer as far as it came, and the same command goes on from there. `tuned=true` reads the winner
+from the store (tuned.py).
 """
 
 from __future__ import annotations

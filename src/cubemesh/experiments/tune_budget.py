@@ -1,9 +1,9 @@
 """Is there time for one more trial? The clock of a tuning.
 
 A trial is expected to take as long as the longest of its framework so far, and one of another
-framework as long as the shortest of all; what is not expected to fit is not begun. What does not end
-in time is ended by its own time limit: a third of the budget (one framework's compiler must not eat
-all of it), or what is left.
+framework as long as the shortest of all; what is not expected to fit is not begun. What does not
+end in time is ended by its own time limit: a third of the budget (one framework's compiler must not
+eat all of it), or what is left.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Does a setting learn as the stock setting does? Two short curves of losses, held together.
 
 Both begin from the same weights and are fed the same minibatch again and again
-(worker/first_losses.py). A curve is cut into quarters, and of each the mean loss is taken. A setting
-is *admitted* where, in every quarter, its mean differs from the stock setting's by no more than
+(worker/first_losses.py). A curve is cut into quarters, and of each the mean loss is taken. A
+setting is *admitted* where, in every quarter, its mean differs from the stock setting's by no more
+than
 
     max(1 % of the stock loss there,  min(spread there, half of the descent))
 
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from cubemesh.model import RunRecord
 from cubemesh.worker.first_losses import CURVE
@@ -47,7 +49,7 @@ def means_of(record: RunRecord) -> Means | None:
     if curve is None or len(curve.y) < QUARTERS:
         return None
     edges = [len(curve.y) * n // QUARTERS for n in range(QUARTERS + 1)]
-    parts = [curve.y[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [curve.y[a:b] for a, b in pairwise(edges)]
     return tuple(sum(part) / len(part) for part in parts)
 
 
@@ -96,6 +98,6 @@ def judge(
     worst = max(range(len(stock)), key=lambda q: abs(found[q] - stock[q]) / (limits[q] or 1.0))
     return Judged(
         admitted=False,
-        why=f"its loss departs: {found[worst]:.4g} in quarter {worst + 1} of the first steps, where "
-        f"the stock setting's is {stock[worst]:.4g} ± {limits[worst]:.2g}",
+        why=f"its loss departs: {found[worst]:.4g} in quarter {worst + 1} of the first steps, "
+        f"where the stock setting's is {stock[worst]:.4g} ± {limits[worst]:.2g}",
     )

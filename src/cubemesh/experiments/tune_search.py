@@ -305,7 +305,8 @@ class Search:
     def _alternate(self) -> Walk:
         """The best against stock in one process, where one process can hold both."""
         best, stock = self.best, self.stock
-        assert best is not None and stock is not None
+        assert best is not None
+        assert stock is not None
         shared = entry(best.framework).requires == entry(stock.framework).requires
         if best == stock or not shared or self.wishes.devices > 1:
             return

@@ -52,9 +52,7 @@ def ladder(search: Search) -> list[Step]:
     top = None if stock is None else search.rate(stock)
     if stock is None or top is None:
         return []
-    steps = [
-        Step(changes=(), group=search.group(stock), rate=top, to_before=None, to_stock=None)
-    ]
+    steps = [Step(changes=(), group=search.group(stock), rate=top, to_before=None, to_stock=None)]
     for rung in search.rungs:
         rate = search.rate(rung.after)
         assert rate is not None, "only what ran is climbed to"
@@ -204,7 +202,8 @@ def gain(search: Search) -> Figure | None:
 
 def _fastest(network: str, search: Search, steps: list[Step]) -> Finding:
     best, stock, gained = search.best, search.stock, gain(search)
-    assert best is not None and stock is not None
+    assert best is not None
+    assert stock is not None
     question = "Which setting is the fastest here?"
     rate = search.rate(best)
     assert rate is not None, "the best has run"
@@ -238,10 +237,10 @@ def _fastest(network: str, search: Search, steps: list[Step]) -> Finding:
 def notes(search: Search, losses: int) -> tuple[str, ...]:
     """How the figures were found, and the rule of the curves."""
     return (
-        "Every rung is the pooled throughput of all its runs, each a fresh process; ± covers windows "
-        "and processes.",
-        f"A setting is refused where its mean loss in a quarter of the first {losses} steps, from the "
-        f"same weights on the same minibatch, is further from the stock setting's than "
+        "Every rung is the pooled throughput of all its runs, each a fresh process; ± covers "
+        "windows and processes.",
+        f"A setting is refused where its mean loss in a quarter of the first {losses} steps, from "
+        "the same weights on the same minibatch, is further from the stock setting's than "
         f"{100 * ROUNDING:g} % of it, and than {SEEDS} stock runs from other seeds are from one "
         "another (at most half of what the stock loss fell).",
     )

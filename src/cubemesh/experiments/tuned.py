@@ -121,7 +121,9 @@ class Tunings:
         usable = [winner for winner in fitting if not self._strange(winner)]
         if usable:
             batch = spec.batch_per_device
-            return next((w for w in usable if batch in (w.batch, w.stock.batch_per_device)), usable[0])
+            return next(
+                (w for w in usable if batch in (w.batch, w.stock.batch_per_device)), usable[0]
+            )
         if not fitting:
             what = f"nothing was tuned for {_said(spec)} in the store {self._store.name}"
         else:

@@ -13,9 +13,7 @@ def check_ceiling(
     pinned: bool,
 ) -> None:
     """UsageError where a field is given that the operation does not take, or misses one."""
-    if shape is not None and (
-        operation != "matrix_product" or size is not None or min(shape) < 1
-    ):
+    if shape is not None and (operation != "matrix_product" or size is not None or min(shape) < 1):
         raise UsageError(
             f"shape={','.join(map(str, shape))} does not fit: it is m,n,k of a "
             "matrix_product, each 1 or more, and stands in place of size."

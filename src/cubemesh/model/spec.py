@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cubemesh.errors import UsageError
 from cubemesh.model.ceiling_checks import check_ceiling
 from cubemesh.model.collective import Collective
 from cubemesh.model.effort import Effort, at_least

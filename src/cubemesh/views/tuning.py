@@ -1,7 +1,8 @@
 """`cubemesh tune`: what is seen while it looks, and what it found as JSON.
 
 While it looks, every trial that ends is a line with its speed beside the first one's, and the live
-line counts the time down: how many trials are to come nobody knows, how much time there is one does.
+line counts the time down: how many trials are to come nobody knows, how much time there is
+everybody.
 """
 
 from __future__ import annotations
