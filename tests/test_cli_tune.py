@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -17,16 +16,22 @@ from cubemesh.model import Ceiling, RunKey, RunSpec, TrainSteps
 from cubemesh.results import Store
 from cubemesh.runs import Silent
 
-SCRIPT = (
-    "step=0.01,bf16.step=0.006,nhwc.step=0.008,1-threads.step=0.02,"
-    "fp16.step=0.001,fp16.loss=2.3:2.3"
-)
+SCRIPT = "step=0.01,bf16.step=0.006,1-threads.step=0.02,fp16.step=0.001,fp16.loss=2.3:2.3"
 """bf16 is fast; fp16 is faster, and learns nothing."""
-TUNE = ("tune", "little-cnn", "--minutes", "1", "--set", "frameworks=null")
+TUNE = ("tune", "little-cnn", "--set", "frameworks=null", "--set", "pinnings=none")
+PLANTED = (
+    "--set",
+    "precisions=fp32,bf16,fp16",
+    "--set",
+    "layouts=nchw",
+    "--set",
+    f"script={SCRIPT}",
+)
 
 
-def arguments(store, *more):
-    return [sys.executable, "-m", "cubemesh", *TUNE, "--store", str(store), "--json", *more]
+def arguments(store, *more, minutes="1"):
+    command = [sys.executable, "-m", "cubemesh", *TUNE, "--minutes", minutes, "--json"]
+    return [*command, "--store", str(store), *more]
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +39,8 @@ def tuned(tmp_path_factory):
     """The store of one tuning, its document, and what it said on the way."""
     folder = tmp_path_factory.mktemp("tuned")
     place = folder / "store.sqlite"
-    more = ("--set", "precisions=fp32,bf16,fp16", "--set", f"script={SCRIPT}")
     result = subprocess.run(
-        arguments(place, *more),
+        arguments(place, *PLANTED),
         capture_output=True,
         text=True,
         timeout=100,
@@ -75,23 +79,23 @@ def test_a_planted_setting_that_learns_otherwise_is_refused_by_name(tuned):
 
 def test_what_is_stored_is_not_measured_again(tuned, own_folders):
     place, document, _ = tuned
-    more = ("--set", "precisions=fp32,bf16,fp16", "--set", f"script={SCRIPT}")
     again = subprocess.run(
-        arguments(place, *more), capture_output=True, text=True, timeout=100, check=True
+        arguments(place, *PLANTED), capture_output=True, text=True, timeout=100, check=True
     )
     assert again.stderr.count("measured before") == again.stderr.count("samples/s")
     assert json.loads(again.stdout)["ladder"] == document["ladder"]
 
 
-def test_the_report_shows_the_ladder(store, tmp_path):
-    pytest.importorskip("altair")
-    from cubemesh.views.publish import report
-
-    page = tmp_path / "page.html"
-    report(store, ["tune"], page, None)
-    text = page.read_text()
-    for shown in ("The ladder", "Which setting is the fastest here?", "2. precision=bf16"):
-        assert shown in text
+def test_the_ladder_is_a_table_and_a_bar_chart(tuned):
+    answer = tuned[1]["answer"]
+    assert [table["title"] for table in answer["tables"]] == [
+        "The ladder",
+        "Everything that was tried",
+    ]
+    (chart,) = answer["charts"]
+    assert chart["kind"] == "bar"
+    assert [p["x"] for p in chart["lines"][0]["points"]] == ["1. stock", "2. precision=bf16"]
+    assert answer["findings"][0]["question"] == "Which setting is the fastest here?"
 
 
 def run(store, *settings, name="minibatch"):
@@ -192,17 +196,3 @@ def test_ctrl_c_keeps_what_was_found(tmp_path):
     assert not document["complete"]
     assert document["untried"]
     assert "interrupted; what was found is kept" in said
-
-
-def test_a_budget_is_kept_though_a_trial_never_ends(tmp_path):
-    script = "step=0.01,nhwc.step=1000,bf16.step=1000,real=1"
-    command = arguments(tmp_path / "store.sqlite", "--set", f"script={script}")
-    command[command.index("--minutes") + 1] = "0.06"
-    began = time.monotonic()
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert time.monotonic() - began < 0.06 * 60 + 6
-    assert result.returncode == 0, result.stderr
-    document = json.loads(result.stdout)
-    assert "timed_out" in {one["outcome"] for one in document["tried"]}
-    assert document["ladder"][0]["set"] == []
-    assert not document["complete"]

@@ -138,7 +138,7 @@ def test_a_faster_setting_that_does_not_learn_is_refused_by_name(machine, play, 
     seeds = {s.work.seed for s in player.asked}
     assert seeds == {0, 1, 2}, "the run-to-run spread was looked at before it was refused"
     told = [f.text for f in tune.answer(asked, records).findings if f.text.startswith("Refused")]
-    assert any("bf16, nhwc" in text and "its loss departs" in text for text in told)
+    assert any("bf16, nhwc" in text and "Its loss departs" in text for text in told)
 
 
 def test_a_departure_within_the_spread_of_seeds_is_admitted(machine, play, record_of):

@@ -20,8 +20,13 @@ from dataclasses import dataclass, replace
 from cubemesh.errors import UsageError
 from cubemesh.experiments.base import Context, Experiment, Plan, Scale
 from cubemesh.experiments.tune_budget import Budget
-from cubemesh.experiments.tune_levers import Configuration, configuration_of, usual_frameworks
-from cubemesh.experiments.tune_search import Search, Trial, Wishes
+from cubemesh.experiments.tune_levers import (
+    Configuration,
+    Wishes,
+    configuration_of,
+    usual_frameworks,
+)
+from cubemesh.experiments.tune_search import Search, Trial
 from cubemesh.experiments.tune_shown import charts, findings, notes, tables
 from cubemesh.frameworks import entry
 from cubemesh.model import (
@@ -125,19 +130,20 @@ def plan(settings: Settings, context: Context) -> Plan:
     budget = Budget(settings.seconds(context.has_gpu), context.clock)
     search = Search(wishes=settings.wishes())
     walk = search.walk()
-    record: RunRecord | None = None
+    came: RunRecord | None = None
     while True:
         try:
-            trial = walk.send(record)  # None begins a generator, as it must
+            trial = walk.send(came)  # None begins a generator, as it must
         except StopIteration:
             return
-        record, framework = None, trial.configuration.framework
+        came, framework = None, trial.configuration.framework
         if budget.affords(framework):
             began = context.clock()
             limit_s = budget.limit_s(whole=search.stock is None)
             (record,) = yield [_spec(settings, trial, EFFORTS[context.scale], limit_s)]
             took_s = context.clock() - began
             budget.took(framework, min(took_s, record.elapsed_s))  # without a framework's import
+            came = record
 
 
 def _spec(settings: Settings, trial: Trial, effort: Effort, limit_s: float) -> RunSpec:
@@ -174,14 +180,14 @@ def found(settings: Settings, records: Sequence[RunRecord]) -> Search:
         stored[_kind(settings, record.spec)].append(record)
     search = Search(wishes=settings.wishes())
     walk = search.walk()
-    record: RunRecord | None = None
+    came: RunRecord | None = None
     while True:
         try:
-            trial = walk.send(record)
+            trial = walk.send(came)
         except StopIteration:
             return search
         own = stored[trial.configuration, trial.seed, trial.against]
-        record = own.pop(0) if own else None
+        came = own.pop(0) if own else None
 
 
 def _kind(settings: Settings, spec: RunSpec) -> tuple[Configuration, int, Configuration | None]:

@@ -96,6 +96,24 @@ def configuration_of(spec: RunSpec) -> Configuration:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What a tuning was asked for; an empty list is what is usual on the device."""
+
+    batch_per_device: int
+    devices: int
+    frameworks: Sequence[str]
+    precisions: Sequence[Precision]
+    layouts: Sequence[Layout]
+    threads: Sequence[int]
+    pinnings: Sequence[Pinning]
+    compiling: Sequence[CompileBy]
+    exchanges: Sequence[str]
+    buckets: Sequence[int]
+    """Bytes."""
+    batches: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Reach:
     """How far the levers go: what was asked for, and what the stock run told of the device."""
 

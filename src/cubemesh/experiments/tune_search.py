@@ -26,13 +26,14 @@ from cubemesh.experiments.tune_levers import (
     Configuration,
     Lever,
     Reach,
+    Wishes,
     device_of,
     usual_precisions,
     usual_threads,
 )
 from cubemesh.frameworks import entry
-from cubemesh.model import Figure, RunRecord, Status
-from cubemesh.model.spec import CompileBy, Layout, Pinning, Precision
+from cubemesh.model import RunRecord, Status
+from cubemesh.results.windows import run_windows
 
 NEAR = 0.15
 """A setting this much slower than the fastest may yet be the faster one: so far do fresh processes
@@ -47,24 +48,6 @@ FAR = 0.5
 """A framework that is not half as fast as the best is not tried again in later passes."""
 SEEDS = 3
 """Runs of the stock setting, from other seeds, behind the run-to-run spread."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wishes:
-    """What a tuning was asked for; an empty list is what is usual on the device."""
-
-    batch_per_device: int
-    devices: int
-    frameworks: Sequence[str]
-    precisions: Sequence[Precision]
-    layouts: Sequence[Layout]
-    threads: Sequence[int]
-    pinnings: Sequence[Pinning]
-    compiling: Sequence[CompileBy]
-    exchanges: Sequence[str]
-    buckets: Sequence[int]
-    """Bytes."""
-    batches: Sequence[int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,10 +106,12 @@ class Search:
         """All that was measured of a configuration that was tried."""
         return Group(configuration, tuple(self.tried[configuration]))
 
-    def rate(self, configuration: Configuration) -> Figure | None:
-        """Its throughput over all its runs; None where none was good."""
-        records = self.tried.get(configuration)
-        return self.group(configuration).throughput if records else None
+    def speed(self, configuration: Configuration) -> float | None:
+        """Samples per second over all its runs; None where none was good."""
+        windows = [w for r in self.tried.get(configuration, ()) if r.ok for w in run_windows(r)]
+        if not windows:
+            return None
+        return sum(w.samples for w in windows) / sum(w.elapsed_s for w in windows)
 
     def walk(self) -> Walk:
         """Ask for trials until nothing is left to try."""
@@ -158,7 +143,7 @@ class Search:
                 batch_per_device=asked.batch_per_device,
             )
             yield from self._measure(configuration)
-            if self.rate(configuration) is not None:
+            if self.speed(configuration) is not None:
                 self.stock = self.best = configuration
                 self._judged.add(configuration)
                 return
@@ -198,11 +183,11 @@ class Search:
 
     def _leave(self, option: Configuration, now: Configuration) -> None:
         """No more of a framework that is not there, or far behind."""
-        records, mine, its = self.tried.get(option), self.rate(now), self.rate(option)
+        records, mine, its = self.tried.get(option), self.speed(now), self.speed(option)
         if not records or option.framework == now.framework:
             return
         absent = records[0].outcome.status is Status.NOT_INSTALLED
-        if absent or (mine and its and its.value < FAR * mine.value):
+        if absent or (mine and its and its < FAR * mine):
             self._left.add(option.framework)
 
     def _measure(self, configuration: Configuration) -> Walk:
@@ -243,7 +228,7 @@ class Search:
     ) -> Generator[Trial, RunRecord | None, list[Configuration]]:
         """Those within `near` of the fastest, the fastest first; what does not learn as the stock
         setting does is refused on the way."""
-        rates = {c: f.value for c in contenders if (f := self.rate(c)) and c not in self.refused}
+        rates = {c: s for c in contenders if (s := self.speed(c)) and c not in self.refused}
         for configuration in sorted(rates, key=lambda c: -rates[c]):
             if rates[configuration] < (1 - near) * max(rates.values()):
                 break
@@ -286,18 +271,16 @@ class Search:
     def _climb(self, winner: Configuration, lever: str) -> None:
         now = self.best
         assert now is not None
-        mine, its = self.rate(now), self.rate(winner)
-        better = its is not None and (mine is None or its.value >= (1 + LEAST) * mine.value)
+        mine, its = self.speed(now), self.speed(winner)
+        better = its is not None and (mine is None or its >= (1 + LEAST) * mine)
         if winner != now and better:
             self.rungs.append(Rung(lever=lever, before=now, after=winner))
             self.best = winner
 
     def _settle(self) -> Walk:
         """The nearest of all that were measured, once more."""
-        ranked = sorted(
-            (c for c in self.tried if self.rate(c) is not None and c not in self.refused),
-            key=lambda c: -(f.value if (f := self.rate(c)) else 0.0),
-        )
+        speeds = {c: s for c in self.tried if (s := self.speed(c)) and c not in self.refused}
+        ranked = sorted(speeds, key=lambda c: -speeds[c])
         yield from self._halve(
             ranked[:FINALISTS], NEAR_AT_THE_END, LAST_ROUNDS, "the nearest compared again"
         )

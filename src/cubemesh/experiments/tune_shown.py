@@ -46,15 +46,20 @@ class Step:
         return ", ".join(self.changes) or "stock"
 
 
+def rate_of(search: Search, configuration: Configuration) -> Figure | None:
+    """Its throughput over all its runs, with its interval; None where none was good."""
+    return search.group(configuration).throughput if configuration in search.tried else None
+
+
 def ladder(search: Search) -> list[Step]:
     """Its rungs, the stock setting first; none where nothing ran."""
     stock = search.stock
-    top = None if stock is None else search.rate(stock)
+    top = None if stock is None else rate_of(search, stock)
     if stock is None or top is None:
         return []
     steps = [Step(changes=(), group=search.group(stock), rate=top, to_before=None, to_stock=None)]
     for rung in search.rungs:
-        rate = search.rate(rung.after)
+        rate = rate_of(search, rung.after)
         assert rate is not None, "only what ran is climbed to"
         steps.append(
             Step(
@@ -109,14 +114,13 @@ def _ladder_row(step: Step) -> tuple[Cell, ...]:
 
 def _ranked(search: Search) -> list[Configuration]:
     """The fastest first, what did not run last."""
-    rates = {c: f.value if (f := search.rate(c)) else 0.0 for c in search.tried}
-    return sorted(rates, key=lambda c: -rates[c])
+    return sorted(search.tried, key=lambda c: -(search.speed(c) or 0.0))
 
 
 def _tried_row(search: Search, configuration: Configuration) -> tuple[Cell, ...]:
-    group, rate = search.group(configuration), search.rate(configuration)
+    group, rate = search.group(configuration), rate_of(search, configuration)
     name = Cell(text=words(search, configuration), run_id=group.run_id)
-    stock = None if search.stock is None else search.rate(search.stock)
+    stock = None if search.stock is None else rate_of(search, search.stock)
     if rate is None or stock is None:
         return (name, *[group.cell(None)] * 4)
     what = "fastest" if configuration == search.best else ""
@@ -196,7 +200,7 @@ def gain(search: Search) -> Figure | None:
     paired = None if search.alternated is None else ratio_of_record(search.alternated)
     if paired is not None:
         return Figure(value=paired.value, unit="×", low=paired.low, high=paired.high)
-    mine, its = search.rate(best), search.rate(stock)
+    mine, its = rate_of(search, best), rate_of(search, stock)
     return ratio(mine, its) if mine and its else None
 
 
@@ -205,7 +209,7 @@ def _fastest(network: str, search: Search, steps: list[Step]) -> Finding:
     assert best is not None
     assert stock is not None
     question = "Which setting is the fastest here?"
-    rate = search.rate(best)
+    rate = rate_of(search, best)
     assert rate is not None, "the best has run"
     speed = f"{format_interval(rate.value, rate.low, rate.high)} samples/s"
     if gained is None:
