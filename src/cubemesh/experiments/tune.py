@@ -27,7 +27,7 @@ from cubemesh.experiments.tune_levers import (
     usual_frameworks,
 )
 from cubemesh.experiments.tune_search import Search, Trial
-from cubemesh.experiments.tune_shown import charts, findings, notes, tables
+from cubemesh.experiments.tune_shown import charts, findings, notes, tables, timed
 from cubemesh.frameworks import entry
 from cubemesh.model import (
     Against,
@@ -210,7 +210,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         findings=tuple(findings(settings.network, search)),
         tables=tuple(tables(search)),
         charts=tuple(charts(settings.network, search)),
-        warnings=tuple(dict.fromkeys(w for r in records for w in r.warnings)),
+        warnings=tuple(dict.fromkeys(w for r in timed(search) for w in r.warnings)),
         run_ids=tuple(r.run_id for r in records),
         notes=notes(search, settings.losses),
     )

@@ -20,6 +20,7 @@ from cubemesh.model import (
     Figure,
     Finding,
     Line,
+    RunRecord,
     Table,
 )
 from cubemesh.units import format_interval
@@ -71,6 +72,14 @@ def ladder(search: Search) -> list[Step]:
             )
         )
     return steps
+
+
+def timed(search: Search) -> Iterator[RunRecord]:
+    """The runs whose speed counts: all but those that were for their losses alone."""
+    for records in search.tried.values():
+        yield from records
+    if search.alternated is not None:
+        yield search.alternated
 
 
 def tables(search: Search) -> Iterator[Table]:

@@ -70,6 +70,8 @@ class TuningProgress(TerminalProgress):
         rate = record.figure("throughput_per_s") if record.ok else None
         if rate is None or record.spec.against is not None:
             return ""
+        if record.spec.effort.seconds == 0:
+            return "  for its losses from another seed"
         if self._first is None:
             self._first = rate
             return ""
