@@ -27,7 +27,8 @@ from cubemesh import networks
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS, entry
 from cubemesh.frameworks.base import Batch, BuildRequest
-from cubemesh.model.spec import Placement, ProgramSettings, TrainSteps
+from cubemesh.model.spec import Placement, ProgramSettings
+from cubemesh.model.work import TrainSteps
 from cubemesh.networks.graph import Network
 from cubemesh.parallel import exchanges
 from pairs import Comparison, Side, compare, cubemesh_side, random_batch

@@ -40,7 +40,8 @@ from cubemesh.measure.kept import KeptLog
 from cubemesh.measure.profiled import Attributed
 from cubemesh.measure.stamps import StampedSteps
 from cubemesh.measure.timer import measure
-from cubemesh.model.spec import Effort, Placement, ProgramSettings, TrainSteps
+from cubemesh.model.spec import Effort, Placement, ProgramSettings
+from cubemesh.model.work import TrainSteps
 from cubemesh.parallel import exchanges
 from cubemesh.statistics import median
 

@@ -19,7 +19,8 @@ import torch
 from cubemesh import networks
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.base import Batch, BuildRequest, Compiles
-from cubemesh.model.spec import Placement, ProgramSettings, TrainSteps
+from cubemesh.model.spec import Placement, ProgramSettings
+from cubemesh.model.work import TrainSteps
 from cubemesh.networks.graph import Network
 from cubemesh.parallel import exchanges
 from pairs import Side, compare, random_batch

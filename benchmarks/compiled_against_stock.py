@@ -26,7 +26,8 @@ import torch.nn.functional as F  # noqa: N812
 from cubemesh import networks
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.base import Batch, BuildRequest
-from cubemesh.model.spec import Placement, ProgramSettings, TrainSteps
+from cubemesh.model.spec import Placement, ProgramSettings
+from cubemesh.model.work import TrainSteps
 from cubemesh.parallel import exchanges
 from pairs import Side, compare, random_batch
 

@@ -28,7 +28,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,23 +36,16 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # ranks are forked:
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812
-from torch.nn.parallel import DistributedDataParallel
 
 from cubemesh import networks
-from cubemesh.frameworks import entry
-from cubemesh.frameworks.base import Batch, BuildRequest, Compiles
 from cubemesh.frameworks.pytorch import join, launch
 from cubemesh.measure.together import together
 from cubemesh.model import Window
-from cubemesh.model.spec import Placement, ProgramSettings, TrainSteps
-from cubemesh.parallel import exchanges
 from cubemesh.statistics import median, throughput, throughput_interval
+from ddp_programs import NARROW, our_step, stock_step
 from handwritten import NETWORKS
 from pairs import random_batch
 
-RATE, MOMENTUM = 0.01, 0.9
-NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": None}
 STOCK, OURS, ALONE = "stock DDP", "all-reduce", "each alone"
 MODES = ("free", "synchronised")
 JOIN_S = 300.0
@@ -77,72 +69,6 @@ class Point:
     """Of the devices alone, all at once."""
     rank_windows: list[list[tuple[float, float]]]
     """Of each rank (start, seconds) of each window, on the host's clock."""
-
-
-def stock_step(args: Any, batch: Batch, device: str, *, together: bool) -> Callable[[], None]:
-    """What one writes by hand: the module, DistributedDataParallel around it, SGD."""
-    layout = torch.channels_last if args.layout == "nhwc" else torch.contiguous_format
-    torch.manual_seed(0)
-    module = NETWORKS[args.network](batch.images.shape[-1], args.classes)
-    module.to(device, memory_format=layout).train()
-    kind = torch.device(device).type
-    run: Any = module
-    if together:
-        run = DistributedDataParallel(
-            module,
-            device_ids=[device] if kind == "cuda" else None,
-            gradient_as_bucket_view=True,
-            static_graph=True,
-        )
-    if args.compile:
-        run = torch.compile(run)
-    optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=MOMENTUM, fused=True)
-    narrow = NARROW[args.precision]
-    x = torch.from_numpy(batch.images).to(device, memory_format=layout)
-    y = torch.from_numpy(batch.labels).to(device)
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(kind, narrow) if narrow else nullcontext():
-            loss = F.cross_entropy(run(x), y)
-        loss.backward()
-        optimizer.step()
-
-    return step
-
-
-def our_step(args: Any, batch: Batch, device: str, group: Any) -> Callable[[], None]:
-    """cubemesh's program and exchange, its batch placed once."""
-    framework = "pytorch-compiled" if args.compile else "pytorch"
-    exchange = "all-reduce" if group.size > 1 else "none"
-    network = networks.build(args.network)
-    request = BuildRequest(
-        network=network,
-        work=TrainSteps(
-            network=args.network,
-            batch_per_device=args.batch,
-            learning_rate=RATE,
-            momentum=MOMENTUM,
-        ),
-        placement=Placement(),
-        program=ProgramSettings(
-            framework=framework,
-            precision=args.precision,
-            layout=args.layout,
-            exchange=exchange,
-            compile_by=args.compile_by,
-        ),
-        exchange=exchanges.make(exchange, group),
-        device=device,
-        threads=args.threads,
-        group=group,
-    )
-    program = entry(framework).load().build(request)
-    placed = program.place(batch)
-    if isinstance(program, Compiles):
-        program.compile(placed)
-    program.load(network.draw(0))
-    return lambda: program.train_step(placed)
 
 
 def work(config: str) -> None:

@@ -17,7 +17,8 @@ import torch
 
 from cubemesh import networks
 from cubemesh.frameworks.base import Batch, BuildRequest
-from cubemesh.model.spec import Placement, ProgramSettings, TrainSteps
+from cubemesh.model.spec import Placement, ProgramSettings
+from cubemesh.model.work import TrainSteps
 from cubemesh.parallel import exchanges
 from handwritten import NETWORKS as HANDWRITTEN
 from handwritten import train_step, wait_for

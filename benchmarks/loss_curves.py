@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from cubemesh import networks
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.base import Batch, BuildRequest, Compiles
-from cubemesh.model.spec import Placement, ProgramSettings, TrainSteps
+from cubemesh.model.spec import Placement, ProgramSettings
+from cubemesh.model.work import TrainSteps
 from cubemesh.networks.graph import Network
 from cubemesh.parallel import exchanges
 

@@ -26,7 +26,8 @@ import torch
 from cubemesh import networks
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.base import BuildRequest
-from cubemesh.model.spec import Placement, ProgramSettings, TrainSteps
+from cubemesh.model.spec import Placement, ProgramSettings
+from cubemesh.model.work import TrainSteps
 from cubemesh.networks.memory import forecast
 from cubemesh.parallel import exchanges
 from pairs import random_batch

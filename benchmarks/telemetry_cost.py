@@ -34,7 +34,8 @@ from cubemesh.measure.pairs import ORDERS, ratio_of
 from cubemesh.measure.telemetry import EVERY_S, Meter, Telemetry, open_meters
 from cubemesh.measure.timer import Stopwatch
 from cubemesh.model.record import AGAINST, Window
-from cubemesh.model.spec import Placement, ProgramSettings, TrainSteps
+from cubemesh.model.spec import Placement, ProgramSettings
+from cubemesh.model.work import TrainSteps
 from cubemesh.parallel import exchanges
 from pairs import Side, cubemesh_side, random_batch
 

@@ -35,7 +35,8 @@ from cubemesh import networks
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.base import Batch, BuildRequest, Compiles
 from cubemesh.frameworks.pytorch.runtime import NARROW_TYPES
-from cubemesh.model.spec import Placement, ProgramSettings, TrainSteps
+from cubemesh.model.spec import Placement, ProgramSettings
+from cubemesh.model.work import TrainSteps
 from cubemesh.networks.graph import Network
 from cubemesh.parallel import exchanges
 from pairs import Comparison, Side, compare, cubemesh_side, random_batch

@@ -1,8 +1,11 @@
 """What every test may count on: data and cache folders of its own, never the user's."""
 
+import io
 import signal
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -42,3 +45,35 @@ def _keeps_denormals() -> None:
     """PyTorch programs flush denormal numbers for the whole process, and hypothesis draws such."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_flush_denormal(False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _keeps_bytecode() -> Iterator[None]:
+    """Hundreds of processes are started, and each would compile all of cubemesh again where the
+    environment asks for no bytecode to be kept."""
+    patch = pytest.MonkeyPatch()
+    patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="session")
+def cubemesh() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs the command with its words and says how it ended and what it wrote. It runs in this
+    process, where its libraries are imported once; its workers have their own, as ever."""
+    return _cubemesh
+
+
+def _cubemesh(*words: str) -> subprocess.CompletedProcess[str]:
+    from cubemesh.cli import main
+
+    out, err = io.StringIO(), io.StringIO()
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["cubemesh", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    signal.signal(signal.SIGTERM, before)
+    code = ended.value.code
+    assert isinstance(code, int)
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())

@@ -1,7 +1,7 @@
-"""The command line as a user meets it: real processes, real stores, the null framework."""
+"""The command line as a user meets it: real stores, real workers, the null framework."""
 
 import json
-import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from cubemesh import __version__
 from cubemesh.cli import app
 from cubemesh.experiments import SUITES
 
@@ -16,16 +17,15 @@ SCRIPTED = ("--set", "framework=null", "--set", "script=step=0.002,per_sample=0.
 MINIBATCH = ("run", "minibatch", "--set", "batches=8,16,32", *SCRIPTED)
 
 
-def cubemesh(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command as a user would."""
-    return subprocess.run(
-        [sys.executable, "-m", "cubemesh", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=os.environ | environment,
-        check=False,
-    )
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory, cubemesh) -> tuple[str, dict]:
+    """The store of one `MINIBATCH`, and what the command said."""
+    folder = tmp_path_factory.mktemp("ran")
+    store = str(folder / "s.sqlite")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(folder))  # locks of its own, as tests have
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        return store, document(cubemesh(*MINIBATCH, "--json", "--store", store))
 
 
 def document(result: subprocess.CompletedProcess[str], code: int = 0) -> dict:
@@ -95,7 +95,7 @@ def test_the_flags_are_frozen():
         ],
         "import": ["--collective", "--json", "--store"],
         "results": ["--framework", "--json", "--limit", "--network", "--outcome", "--store"],
-        "report": ["--charts", "--json", "--output", "--store"],
+        "report": ["--charts", "--json", "--machine-id", "--output", "--store"],
     }
 
 
@@ -114,9 +114,8 @@ def test_help_imports_nothing_heavy():
     assert "cubemesh run quick" in result.stdout
 
 
-def test_reading_results_imports_no_framework(tmp_path: Path):
-    store = str(tmp_path / "s.sqlite")
-    assert cubemesh(*MINIBATCH, "--store", store).returncode == 0
+def test_reading_results_imports_no_framework(ran):
+    store, _ = ran
     code = (
         "import sys, cubemesh.cli\n"
         f"sys.argv = ['cubemesh', 'results', '--store', {store!r}]\n"
@@ -130,19 +129,19 @@ def test_reading_results_imports_no_framework(tmp_path: Path):
     assert "little-cnn" in result.stdout
 
 
-def test_version():
-    from cubemesh import __version__
+def test_version_of_the_command_as_a_process_of_its_own():
+    command = [sys.executable, "-m", "cubemesh", "--version"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == f"cubemesh {__version__}"
 
-    assert cubemesh("--version").stdout.strip() == f"cubemesh {__version__}"
 
-
-def test_probe_as_json():
+def test_probe_as_json(cubemesh):
     said = document(cubemesh("probe", "--json"))
     assert said["schema"] == 1
     assert said["cpu"]["usable_cores"] >= 1
 
 
-def test_networks_as_json_has_the_reference_counts():
+def test_networks_as_json_has_the_reference_counts(cubemesh):
     said = document(cubemesh("networks", "--json"))
     found = {n["name"]: n for n in said["networks"]}
     assert {
@@ -157,22 +156,22 @@ def test_networks_as_json_has_the_reference_counts():
     assert found["resnet-50"]["forward_flops"] == pytest.approx(2 * 4.09e9, rel=0.01)
 
 
-def test_networks_layer_by_layer():
+def test_networks_layer_by_layer(cubemesh):
     result = cubemesh("networks", "resnet-18")
     assert result.returncode == 0
     assert "layer1.0.conv1" in result.stdout
 
 
 @pytest.mark.parametrize("name", ["minibatch", "batch-accuracy"])
-def test_experiments_lists_every_setting(name: str):
+def test_experiments_lists_every_setting(cubemesh, name: str):
     said = document(cubemesh("experiments", name, "--json"))
     assert "network" in {s["name"] for s in said["settings"]}
     assert all(s["means"] for s in said["settings"])
     assert "precision" in {f["name"] for f in said["fields"]}
 
 
-def test_run_prints_records_and_answer(tmp_path: Path):
-    said = document(cubemesh(*MINIBATCH, "--json", "--store", str(tmp_path / "s.sqlite")))
+def test_run_prints_records_and_answer(ran):
+    _, said = ran
     steps = said["records"][:3]
     assert [r["spec"]["batch_per_device"] for r in steps] == [8, 16, 32]
     for record in steps:
@@ -187,21 +186,21 @@ def test_run_prints_records_and_answer(tmp_path: Path):
     assert said["answer"]["findings"]
 
 
-def test_the_same_command_measures_nothing_twice(tmp_path: Path):
+def test_the_same_command_measures_nothing_twice(ran, cubemesh, tmp_path: Path):
+    store, first = ran
+    shutil.copy(store, tmp_path / "s.sqlite")
     command = (*MINIBATCH, "--json", "--store", str(tmp_path / "s.sqlite"))
-    first, second = document(cubemesh(*command)), document(cubemesh(*command))
-    again = document(cubemesh(*command, "--fresh"))
+    second, again = document(cubemesh(*command)), document(cubemesh(*command, "--fresh"))
     ids = [[r["run_id"] for r in said["records"]] for said in (first, second, again)]
     assert ids[0] == ids[1]
     assert not set(ids[0]) & set(ids[2])
 
 
-def test_results_lists_and_shows(tmp_path: Path):
-    store = ("--store", str(tmp_path / "s.sqlite"))
-    ran = document(cubemesh(*MINIBATCH, *store, "--json"))
+def test_results_lists_and_shows(ran, cubemesh):
+    store, said = ("--store", ran[0]), ran[1]
     listed = document(cubemesh("results", *store, "--json"))
-    assert {r["run_id"] for r in listed["records"]} == {r["run_id"] for r in ran["records"]}
-    one = ran["records"][-1]["run_id"]
+    assert {r["run_id"] for r in listed["records"]} == {r["run_id"] for r in said["records"]}
+    one = said["records"][-1]["run_id"]
     shown = document(cubemesh("results", one[:8], *store, "--json"))
     assert shown["record"]["run_id"] == one
     assert shown["record"]["windows"]
@@ -216,9 +215,8 @@ def test_results_lists_and_shows(tmp_path: Path):
     assert len(spelt["records"]) == len([8, 16, 32])
 
 
-def test_report_is_written_from_the_store(tmp_path: Path):
-    store = ("--store", str(tmp_path / "s.sqlite"))
-    assert cubemesh(*MINIBATCH, *store).returncode == 0
+def test_report_is_written_from_the_store(ran, cubemesh, tmp_path: Path):
+    store = ("--store", ran[0])
     page, charts = tmp_path / "page.html", tmp_path / "charts"
     result = cubemesh("report", *store, "--output", str(page), "--charts", str(charts))
     assert result.returncode == 0, result.stderr
@@ -255,7 +253,7 @@ def test_report_is_written_from_the_store(tmp_path: Path):
         (("report", "minibtach"), 1, ""),
     ],
 )
-def test_wrong_use_says_what_is_right(arguments, code, says, tmp_path: Path):
+def test_wrong_use_says_what_is_right(cubemesh, arguments, code, says, tmp_path: Path):
     result = cubemesh(*arguments)
     assert result.returncode == code, result.stderr
     assert says in result.stderr
@@ -263,7 +261,7 @@ def test_wrong_use_says_what_is_right(arguments, code, says, tmp_path: Path):
     assert result.stdout == ""
 
 
-def test_an_empty_store_says_how_to_fill_it(tmp_path: Path):
+def test_an_empty_store_says_how_to_fill_it(cubemesh, tmp_path: Path):
     store = tmp_path / "s.sqlite"
     assert cubemesh("run", "minibatch", "--set", "batches=0", "--store", str(store)).returncode == 2
     result = cubemesh("report", "--store", str(store), "--output", str(tmp_path / "p.html"))
@@ -271,7 +269,7 @@ def test_an_empty_store_says_how_to_fill_it(tmp_path: Path):
     assert "cubemesh run quick" in result.stderr
 
 
-def test_a_run_that_crashes_is_recorded_and_the_others_go_on(tmp_path: Path):
+def test_a_run_that_crashes_is_recorded_and_the_others_go_on(cubemesh, tmp_path: Path):
     result = cubemesh(
         "run",
         "minibatch",
@@ -283,7 +281,7 @@ def test_a_run_that_crashes_is_recorded_and_the_others_go_on(tmp_path: Path):
     assert "SIGSEGV" in said["records"][0]["outcome_detail"]["message"]
 
 
-def test_what_is_not_offered_is_an_outcome_with_its_reason(tmp_path: Path):
+def test_what_is_not_offered_is_an_outcome_with_its_reason(cubemesh, tmp_path: Path):
     result = cubemesh(
         *("run", "minibatch", "--set", "batches=8", "--set", "devices=2", *SCRIPTED),
         *("--json", "--store", str(tmp_path / "s.sqlite")),
@@ -293,7 +291,9 @@ def test_what_is_not_offered_is_an_outcome_with_its_reason(tmp_path: Path):
     assert "devices=1" in said["records"][-1]["outcome_detail"]["message"]
 
 
-def test_a_document_is_replayed_and_its_claims_are_marked_again_by_the_report(tmp_path: Path):
+def test_a_document_is_replayed_and_its_claims_are_marked_again_by_the_report(
+    cubemesh, tmp_path: Path
+):
     store, page = str(tmp_path / "results.sqlite"), tmp_path / "page.html"
     sets = ("batches=16,64", "epochs=1", "ceiling=false", "framework=null", "seconds=0.05")
     sets += ("networks=little-cnn", "sizes=32", "data_on=host")
@@ -316,7 +316,7 @@ def test_a_document_is_replayed_and_its_claims_are_marked_again_by_the_report(tm
     assert "24 claims of document 001" not in page.read_text()
 
 
-def test_the_quick_suite_on_a_machine_faster_than_any(tmp_path: Path):
+def test_the_quick_suite_on_a_machine_faster_than_any(cubemesh, tmp_path: Path):
     """The digits end before the documents' largest minibatch does."""
     command = (
         *("run", "quick", "--set", "framework=null", "--set", "script=step=0.0001"),
@@ -333,7 +333,7 @@ def test_the_quick_suite_on_a_machine_faster_than_any(tmp_path: Path):
     assert "1,438 samples" in reduced[0]
 
 
-def test_published_figures_are_listed_with_their_share_of_the_peak():
+def test_published_figures_are_listed_with_their_share_of_the_peak(cubemesh):
     told = document(cubemesh("published", "vgg19", "--device", "v100", "--json"))
     assert told["kind"] == "published"
     assert told["matching"] == len(told["figures"])
@@ -349,7 +349,7 @@ def test_published_figures_are_listed_with_their_share_of_the_peak():
     assert "'abacus' is not a device" in wrong.stderr
 
 
-def test_a_training_to_a_target_is_a_run_like_any_other(tmp_path: Path):
+def test_a_training_to_a_target_is_a_run_like_any_other(cubemesh, tmp_path: Path):
     store = ("--store", str(tmp_path / "s.sqlite"))
     script = ("--set", "framework=null", "--set", "script=accuracy=0.1:0.9")
     asked = ("train", "little-cnn", "--epochs", "5", "--target-accuracy", "0.6", *script, *store)

@@ -144,8 +144,8 @@ def test_after_an_upgrade_the_same_command_measures_again(tmp_path: Path):
         ("nan@3", "diverged", "nan"),
     ],
 )
-def test_faults_are_outcomes_with_their_reason(script, status, says, tmp_path: Path):
-    result = run(
+def test_faults_are_outcomes_with_their_reason(cubemesh, script, status, says, tmp_path: Path):
+    result = cubemesh(
         *("run", "minibatch", *NULL, "--set", "batches=8", "--set", f"script={script}"),
         *("--set", "time_limit_s=1", "--json", "--store", str(tmp_path / "s.sqlite")),
     )
@@ -156,9 +156,9 @@ def test_faults_are_outcomes_with_their_reason(script, status, says, tmp_path: P
     assert len(ids(tmp_path / "s.sqlite")) == 1
 
 
-def test_a_batch_past_its_memory_limit_is_told_by_the_worker(tmp_path: Path):
+def test_a_batch_past_its_memory_limit_is_told_by_the_worker(cubemesh, tmp_path: Path):
     """The limit lies below the forecast, and above what the smaller batch takes."""
-    result = run(
+    result = cubemesh(
         *("run", "minibatch", "--quick", "--set", "network=little-cnn", "--set", "ceiling=false"),
         *("--set", "batches=8,4096", "--set", "memory_limit_bytes=600MiB", "--set", "threads=1"),
         *("--set", "steps=1", "--set", "seconds=0.1", "--set", "warmup_seconds=0.1"),
@@ -174,7 +174,7 @@ def test_a_batch_past_its_memory_limit_is_told_by_the_worker(tmp_path: Path):
     assert result.returncode == 0, "one point was measured, and the other is an answer"
 
 
-def test_a_truncated_cifar_file_is_found_before_anything_runs(tmp_path: Path):
+def test_a_truncated_cifar_file_is_found_before_anything_runs(cubemesh, tmp_path: Path):
     folder = tmp_path / "cifar-10-batches-bin"
     folder.mkdir()
     names = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]
@@ -183,7 +183,7 @@ def test_a_truncated_cifar_file_is_found_before_anything_runs(tmp_path: Path):
             file.truncate(30_730_000)
     os.truncate(folder / "data_batch_3.bin", 30_000_000)
     store = tmp_path / "s.sqlite"
-    result = run(
+    result = cubemesh(
         *("run", "batch-accuracy", "--set", "data=cifar-10", "--set", f"data_path={folder}"),
         *("--set", "framework=null", "--store", str(store)),
     )
@@ -250,9 +250,9 @@ def test_sigterm_ends_the_workers_and_says_so(tmp_path: Path, own_folders: Path)
     assert workers_of(str(own_folders)) == []
 
 
-def test_a_limit_below_what_a_small_batch_holds_is_kept_too(tmp_path: Path):
+def test_a_limit_below_what_a_small_batch_holds_is_kept_too(cubemesh, tmp_path: Path):
     """Stacks that are allowed on top of the limit are no room for arrays."""
-    result = run(
+    result = cubemesh(
         *("run", "minibatch", "--quick", "--set", "ceiling=false", "--set", "batches=8"),
         *("--set", "memory_limit_bytes=20MiB", "--set", "steps=1", "--set", "seconds=0.1"),
         *("--set", "warmup_seconds=0.1", "--json", "--store", str(tmp_path / "s.sqlite")),

@@ -1,6 +1,7 @@
 """What can be typed is written down: verbs, options, networks, experiments, settings, warnings."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -53,9 +54,37 @@ def test_the_docs_test_sees_a_gap() -> None:
     assert missing("cli.md", "cubemesh frobnicate")
 
 
-def test_pages_link_to_pages_that_exist() -> None:
-    import re
+SECTIONS = dict(
+    re.findall(
+        r"^## `([\w-]+)`\n(.*?)(?=^## |\Z)", (DOCS / "experiments.md").read_text(), re.M | re.S
+    )
+)
 
-    for page in [*DOCS.glob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md"]:
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_setting_is_described_where_its_experiment_is(name: str) -> None:
+    settings = [field.name for field in dataclasses.fields(EXPERIMENTS[name].settings)]
+    assert [s for s in settings if f"`{s}`" not in SECTIONS[name]] == []
+
+
+PAGES = [
+    *DOCS.glob("*.md"),
+    *(DOCS.parent / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
+]
+
+
+def anchors(page: Path) -> set[str]:
+    """What can follow a # in a link to a page: its headings, as GitHub and others name them."""
+    headings = [
+        line.lstrip("#").strip() for line in page.read_text().splitlines() if line[:1] == "#"
+    ]
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_pages_and_headings_that_exist(page: Path) -> None:
+    for target, _, heading in re.findall(r"\]\(([^)#:\s]*)(#([^)]*))?\)", page.read_text()):
+        found = page.parent / target if target else page
+        assert found.exists(), f"{page.name} links to {target}"
+        if heading and found.suffix == ".md":
+            assert heading in anchors(found), f"{page.name} links to {target}#{heading}"

@@ -1,6 +1,7 @@
 """Scripted records: what a plan is sent and an answer reads, without running anything."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from cubemesh.model import (
     Software,
     Status,
     Train,
+    TrainSteps,
     Window,
 )
 
@@ -133,3 +135,18 @@ def _record_of() -> Callable[..., RunRecord]:
 @pytest.fixture(name="play")
 def _play() -> Callable[..., tuple[list[RunSpec], list[RunRecord]]]:
     return play
+
+
+@pytest.fixture
+def steps() -> Callable[..., tuple[RunRecord, ...]]:
+    """Records of a network whose steps at minibatch b take `step_s[b]` seconds."""
+
+    def timed(network: str, step_s: dict[int, float], **more: Any) -> tuple[RunRecord, ...]:
+        return tuple(
+            record_of(
+                RunSpec(work=TrainSteps(network=network, batch_per_device=b)), step_s=t, **more
+            )
+            for b, t in step_s.items()
+        )
+
+    return timed

@@ -7,9 +7,9 @@ import pytest
 from cubemesh.experiments import SUITES
 from cubemesh.experiments.base import Context, Scale
 from cubemesh.experiments.claims import CHECKS
+from cubemesh.experiments.claims.evidence import Evidence
 from cubemesh.experiments.cpu_modes import EXPERIMENT, Settings, modes
 from cubemesh.experiments.cpu_modes_shown import Mode, gain
-from cubemesh.experiments.evidence import Evidence
 from cubemesh.model import NumaNode, State, Status, warn
 from cubemesh.results.published import claims
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cubemesh.experiments import Context, Scale
 from cubemesh.experiments.claims import judge
-from cubemesh.experiments.evidence import Evidence
+from cubemesh.experiments.claims.evidence import Evidence
 from cubemesh.experiments.groups import Group
 from cubemesh.experiments.power import BATCHES, EXPERIMENT, Settings
 from cubemesh.experiments.power_front import Key, Measured, front

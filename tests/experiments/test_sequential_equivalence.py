@@ -17,10 +17,10 @@ pytest.importorskip("torch")
 
 from cubemesh.data.feed import Feed
 from cubemesh.experiments import Context, Scale
+from cubemesh.experiments.claims.evidence import Evidence
+from cubemesh.experiments.claims.several_devices import same_error_rates
 from cubemesh.experiments.equivalence import TOLERANCES, compare
-from cubemesh.experiments.evidence import Evidence
 from cubemesh.experiments.sequential_equivalence import EXPERIMENT, Settings
-from cubemesh.experiments.several_devices_claims import same_error_rates
 from cubemesh.frameworks import pytorch
 from cubemesh.frameworks.exchange import Alone
 from cubemesh.measure.gpu_processes import Neighbours

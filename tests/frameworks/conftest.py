@@ -9,7 +9,8 @@ import pytest
 
 from cubemesh import networks
 from cubemesh.frameworks.base import PADDING, Batch, BuildRequest
-from cubemesh.model.spec import Placement, ProgramSettings, Train, TrainSteps
+from cubemesh.model.spec import Placement, ProgramSettings
+from cubemesh.model.work import Train, TrainSteps
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Dropout

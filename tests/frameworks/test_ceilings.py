@@ -6,7 +6,7 @@ import pytest
 
 from cubemesh.frameworks.base import OutOfMemory, Unsupported
 from cubemesh.frameworks.ceilings import check_operation, fastest, fastest_product, try_out
-from cubemesh.model.spec import Ceiling
+from cubemesh.model.work import Ceiling
 
 
 class Simulated:

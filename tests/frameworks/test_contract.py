@@ -10,8 +10,10 @@ import pytest
 
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS
-from cubemesh.frameworks.base import OutOfMemory, Unsupported, check_supported
-from cubemesh.model.spec import WORK_KINDS, Ceiling, ProgramSettings, RunSpec, TrainSteps
+from cubemesh.frameworks.base import OutOfMemory, Unsupported
+from cubemesh.frameworks.supported import check_supported
+from cubemesh.model.spec import ProgramSettings, RunSpec
+from cubemesh.model.work import WORK_KINDS, Ceiling, TrainSteps
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import LAYERS, LocalResponseNorm
 from cubemesh.networks.sequence_builder import SequenceBuilder
@@ -258,7 +260,8 @@ import os, sys
 import numpy as np
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.base import Batch, BuildRequest
-from cubemesh.model.spec import Placement, ProgramSettings, TrainSteps
+from cubemesh.model.spec import Placement, ProgramSettings
+from cubemesh.model.work import TrainSteps
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.parallel.exchanges import NoExchange
 

@@ -10,7 +10,8 @@ import pytest
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import null
 from cubemesh.frameworks.base import OutOfMemory
-from cubemesh.model.spec import Ceiling, ProgramSettings
+from cubemesh.model.spec import ProgramSettings
+from cubemesh.model.work import Ceiling
 
 PLAY = """
 from cubemesh.frameworks.null import happen

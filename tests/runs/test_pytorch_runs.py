@@ -1,27 +1,42 @@
-"""The same with the real framework: a measured step, and memory it is refused."""
+"""The same with the real framework: a measured step, memory it is refused, a trace that is kept."""
+
+import json
+from pathlib import Path
 
 import pytest
 
 from cubemesh.model import Status
 from cubemesh.results import Store
 from cubemesh.runs import Executor
+from cubemesh.views.plain import record_json
+
+pytest.importorskip("torch")
 
 
-def test_a_step_is_measured_and_memory_past_the_limit_is_an_outcome(
-    tmp_path, small_machine, null_spec
-):
-    pytest.importorskip("torch")
-    effort = {"framework": "pytorch", "steps": 4, "windows": 2}
-    specs = [
-        null_spec(**effort),
-        null_spec(**effort, batch_per_device=1024, memory_limit_bytes=300 << 20),
-        null_spec(**effort, learning_rate=1e30),
-    ]
-    with (
-        Store.open(str(tmp_path / "results.db")) as store,
-        Executor(store, machine=small_machine, runs_folder=tmp_path / "runs") as executor,
-    ):
-        good, refused, wild = executor.run(specs)
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory, small_machine, null_spec):
+    """The records of all runs below, of one executor: PyTorch is imported once."""
+    folder = tmp_path_factory.mktemp("pytorch")
+    quick = {"framework": "pytorch", "steps": 4, "windows": 2}
+    specs = {
+        "good": null_spec(**quick),
+        "refused": null_spec(**quick, batch_per_device=1024, memory_limit_bytes=300 << 20),
+        "wild": null_spec(**quick, learning_rate=1e30),
+        "traced": null_spec(**quick, trace=True, attribution=True),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(folder))  # no other runner's lock is in the way
+        with (
+            Store.open(str(folder / "mine.sqlite")) as store,
+            Executor(store, machine=small_machine, runs_folder=folder / "runs") as executor,
+        ):
+            found = dict(zip(specs, executor.run(list(specs.values())), strict=True))
+            found["stored"] = store.record(found["traced"].run_id)
+    return found | {"folder": folder}
+
+
+def test_a_step_is_measured(measured):
+    good = measured["good"]
     assert good.ok, good.outcome
     assert good.figure("throughput_per_s") > 0
     assert 9e6 < good.figure("peak_memory_bytes") < 300 << 20
@@ -29,8 +44,29 @@ def test_a_step_is_measured_and_memory_past_the_limit_is_an_outcome(
     assert good.figure("model_flops_per_s") > 1e6
     assert good.figure("ceiling_mfu_percent") is None, "no ceiling was measured before"
     print("a worker with torch starts in", good.phases[0].start_s, "s")
-    if good.ranks[0].device == "cpu":
-        assert (refused.outcome.status, refused.outcome.origin) == (Status.OOM, "worker")
-        assert refused.outcome.facts["forecast_bytes"] > 300 << 20
-        assert 1 <= refused.outcome.facts["largest_batch_that_fits"] < 1024
-    assert wild.outcome.status is Status.DIVERGED
+
+
+def test_memory_past_the_limit_is_an_outcome(measured):
+    if measured["good"].ranks[0].device != "cpu":
+        pytest.skip("the limit is of the host's memory")
+    outcome = measured["refused"].outcome
+    assert (outcome.status, outcome.origin) == (Status.OOM, "worker")
+    assert outcome.facts["forecast_bytes"] > 300 << 20
+    assert 1 <= outcome.facts["largest_batch_that_fits"] < 1024
+
+
+def test_a_loss_that_is_no_number_is_an_outcome(measured):
+    assert measured["wild"].outcome.status is Status.DIVERGED
+
+
+def test_a_trace_is_kept_beside_the_store(measured):
+    record = measured["traced"]
+    assert record.ok, record.outcome
+    assert measured["stored"].artifacts == record.artifacts
+    trace = Path(record.artifacts["trace"])
+    assert trace == measured["folder"] / "mine-files" / record.run_id / "trace.json"
+    assert json.loads(trace.read_text())["traceEvents"]
+    document = record_json(record)
+    parts = document["attribution_s"]
+    assert sum(parts.values()) == pytest.approx(document["step_s"]["mean"], rel=1e-6)
+    assert {b["name"] for b in document["breakdowns"]} >= {"category", "layer"}

@@ -14,7 +14,7 @@ from cubemesh.data.feed import Feed
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.base import Batch, Diverged, Unsupported
 from cubemesh.measure.kept import KeptLog
-from cubemesh.model.spec import Train
+from cubemesh.model.work import Train
 from cubemesh.training.loop import train, window_sizes
 
 CLASSES = 10

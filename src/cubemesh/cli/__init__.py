@@ -31,7 +31,8 @@ app = typer.Typer(
 )
 for verb in (
     *(look.probe, look.networks, look.experiments, look.published),
-    *(measure.run, training.train, tuning.tune, measure.compare, exchange.collectives, expect.predict),
+    *(measure.run, training.train, tuning.tune, measure.compare),
+    *(exchange.collectives, expect.predict),
     *(launch.launch, kept.results, kept.report),
 ):
     app.command()(verb)

@@ -16,7 +16,7 @@ def collectives(
     operations: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[OPERATION]...",
+            metavar="OPERATION",
             help="all-reduce, reduce-scatter, all-gather, broadcast, reduce, gather, scatter, "
             "all-to-all, send-receive, or all; default: all-reduce.",
         ),
@@ -35,7 +35,12 @@ def collectives(
     ] = None,
     stepbytes: Annotated[
         str | None,
-        typer.Option("-i", "--stepbytes", metavar="SIZE", help="What each size is more."),
+        typer.Option(
+            "-i",
+            "--stepbytes",
+            metavar="SIZE",
+            help="Bytes from a size to the next, in place of -f.",
+        ),
     ] = None,
     stepfactor: Annotated[
         int | None,
@@ -75,7 +80,7 @@ def collectives(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """How fast do devices exchange? Every size of an operation, each result checked."""
+    """How fast do devices exchange? As nccl-tests asks. Every size, each result checked."""
     from cubemesh.experiments.session import run_names
     from cubemesh.views import collectives as shown
     from cubemesh.views import terminal
@@ -131,7 +136,7 @@ def import_(
     store: StoreAt = None,
     as_json: AsJson = False,
 ) -> None:
-    """Sweeps of collectives that others measured, kept beside those measured here."""
+    """Keep what others measured of collectives. It stands beside what was measured here."""
     from cubemesh.results.imports import import_file
     from cubemesh.views import collectives as shown
 

@@ -68,7 +68,7 @@ def predict(
     store: StoreAt = None,
     as_json: AsJson = False,
 ) -> None:
-    """How fast so many devices will train a network, and what will limit them."""
+    """How fast so many devices will train a network. And what will limit them."""
     from cubemesh.views.prediction import predicted
 
     known: list[RunRecord | Path] = []

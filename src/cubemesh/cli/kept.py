@@ -21,7 +21,7 @@ def results(
     store: StoreAt = None,
     as_json: AsJson = False,
 ) -> None:
-    """The runs that are kept; with a run's id, everything about it."""
+    """The runs that are kept. With a run's id, everything about it."""
     from cubemesh.frameworks import entry
     from cubemesh.networks import canonical_name
     from cubemesh.views import plain, terminal
@@ -51,7 +51,7 @@ def report(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME]...", help="Only these experiments or documents; default: all there are."
+            metavar="NAME", help="Only these experiments or documents; default: all there are."
         ),
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path(
@@ -61,12 +61,21 @@ def report(
         Path | None,
         typer.Option("--charts", metavar="DIR", help="Also write each chart as SVG and PNG."),
     ] = None,
+    machine_id: Annotated[
+        str,
+        typer.Option(
+            "--machine-id",
+            metavar="ID",
+            help="The machine it is about, by the beginning of its id; default: the one measured "
+            "on last.",
+        ),
+    ] = "",
     store: StoreAt = None,
     as_json: AsJson = False,
 ) -> None:
-    """One self-contained page of the latest answers, readable offline."""
+    """One self-contained page of the latest answers. It is readable offline."""
     from cubemesh.views import publish
 
     with open_store(store, reading=True) as opened:
-        written = publish.report(opened, names or [], output, charts)
+        written = publish.report(opened, names or [], output, charts, machine_id)
     show(written.plain(), as_json, written.print)

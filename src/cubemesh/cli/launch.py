@@ -12,7 +12,8 @@ from cubemesh.errors import UsageError
 
 def launch(
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="-- COMMAND...", help="A command of cubemesh.")
+        list[str] | None,
+        typer.Argument(metavar="COMMAND", help="A command of cubemesh, after `--`."),
     ] = None,
     slurm: Annotated[bool, typer.Option("--slurm", help="Write and submit a Slurm job.")] = False,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes; the command gets them as hosts.")] = 1,
@@ -28,7 +29,7 @@ def launch(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a command of cubemesh as a job of a cluster, with resources named one by one."""
+    """Run a command of cubemesh as a Slurm job. What it needs is named one by one."""
     from cubemesh.runs.slurm import Resources, own_script, submit
     from cubemesh.views.plain import envelope
 

@@ -31,7 +31,7 @@ def probe(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What this machine is: processors, memory, GPUs and links, software; or what another is."""
+    """What this machine is, or another: processors, GPUs, links. Also what cannot be found out."""
     from cubemesh.views import systems
 
     plain, drawn = systems.probed(machine, file, draw=draw, gpus=gpus)
@@ -42,7 +42,7 @@ def networks(
     name: Annotated[str | None, typer.Argument(help="Show this one layer by layer.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """The networks cubemesh can train; with a name, its layers and what they cost."""
+    """The networks that can be trained. With a name, its layers and what they cost."""
     from cubemesh.views import catalogue
 
     plain, table = catalogue.networks() if name is None else catalogue.network(name)
@@ -53,7 +53,7 @@ def experiments(
     name: Annotated[str | None, typer.Argument(help="Show this one's settings.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """The questions cubemesh can ask; with a name, everything that can be set in it."""
+    """The questions that can be asked. With a name, everything that can be set in it."""
     from cubemesh.views import catalogue
 
     plain, table = catalogue.experiments() if name is None else catalogue.experiment(name)
@@ -68,10 +68,10 @@ def published(
     above_peak: Annotated[
         bool, typer.Option("--above-peak", help="Only figures above their device's peak.")
     ] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="How many, the first ones.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Show so many, the first ones.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What others published, and how much of their devices' peaks they reached."""
+    """What others published. Beside each figure: how much of its device's peak that is."""
     from cubemesh.views.published import published as shown
 
     plain, table = shown(network, device, above_peak=above_peak, limit=limit)

@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
 
 def run(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Experiments or suites.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME", help="Experiments or suites; `cubemesh experiments` lists them."
+        ),
+    ],
     settings: Settings = None,
     quick: Annotated[bool, typer.Option("--quick", help="A short look.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Everything the documents did.")] = False,
@@ -45,7 +50,7 @@ def run(
     hosts: Hosts = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask one or more questions: measure what is missing, keep it, and print the answer."""
+    """Ask questions, print the answers. What is stored already is not measured again."""
     from cubemesh.experiments.comparison import gate_of
     from cubemesh.experiments.session import replays, run_names
     from cubemesh.views import plain, terminal
@@ -94,7 +99,7 @@ def compare(
     fail_below: FailBelow = None,
     as_json: AsJson = False,
 ) -> None:
-    """Is B faster than A? Stored runs side by side, with what differs between them."""
+    """Is B faster than A? Stored runs side by side. What differs between them is named."""
     from cubemesh.views.comparing import compare_stored
 
     with open_store(store, reading=True) as a, open_store(store_b or store, reading=True) as b:

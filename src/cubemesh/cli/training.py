@@ -57,7 +57,7 @@ def train(
     pythons: Pythons = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a network: to an accuracy, on several devices, through faults."""
+    """Train a network. To an accuracy if asked, on several devices, through faults."""
     given = {name: value for name, value in locals().items() if name not in _OF_THE_RUN}
     from cubemesh.experiments.session import run_names
     from cubemesh.views import plain, terminal

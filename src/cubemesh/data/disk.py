@@ -27,8 +27,8 @@ import numpy as np
 
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.base import monotonic_s
-from cubemesh.model.spec import Ceiling
 from cubemesh.model.warning import Warning, warn
+from cubemesh.model.work import Ceiling
 from cubemesh.units import format_bytes
 
 BLOCK_BYTES = 8 << 20

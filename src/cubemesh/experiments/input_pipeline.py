@@ -45,7 +45,7 @@ from cubemesh.model import (
     RunSpec,
     TrainSteps,
 )
-from cubemesh.model.spec import Stage
+from cubemesh.model.work import Stage
 
 Part = Literal[
     "read", "decode-one", "decode", "copy", "disk", "page-cache", "decoded", "synthetic", "device"

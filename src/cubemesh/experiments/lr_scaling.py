@@ -23,7 +23,7 @@ from cubemesh.model import (
     RunSpec,
     Train,
 )
-from cubemesh.model.spec import RateScaling
+from cubemesh.model.work import RateScaling
 
 RANKS = (1, 2, 4, 8)
 CPU_RANKS = (1, 2, 4)

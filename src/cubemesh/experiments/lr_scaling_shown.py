@@ -24,7 +24,7 @@ from cubemesh.model import (
     Warning,
     warn,
 )
-from cubemesh.model.spec import RateScaling
+from cubemesh.model.work import RateScaling
 
 DOCUMENT_EPOCHS = 30
 DOCUMENT_BATCH = 128

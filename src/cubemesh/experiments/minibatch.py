@@ -2,11 +2,9 @@
 
 Documents 000 (time per sample against minibatch, its bends, doublings that cost more than double)
 and 001 figure 1 (LittleCNN, 16 to 2048: throughput levels off at 1024). Training steps are timed at
-each minibatch. Throughput *stops growing* at the smallest minibatch that comes within 3 % of the
-best. *Matrix use* is the network's matrix FLOPs per second (a multiply-add is two) over the fastest
-matrix product measured on the same device in the same precision. Bends and dear doublings are in
-`bends.py`, what runs on both sides of a bend in `bend_profiles.py`, what feeding the device costs
-in `feeding.py`.
+each minibatch. What is found of them, and by which rule, is in `minibatch_findings.py`; bends and
+dear doublings are in `bends.py`, what runs on both sides of a bend in `bend_profiles.py`, what
+feeding the device costs in `feeding.py`.
 """
 
 from __future__ import annotations
@@ -17,9 +15,9 @@ from typing import Literal
 
 from cubemesh.data import entry
 from cubemesh.errors import UsageError
-from cubemesh.experiments import bend_profiles, minibatch_shown
+from cubemesh.experiments import bend_profiles, minibatch_findings, minibatch_shown
 from cubemesh.experiments.base import Context, Experiment, Plan, Scale
-from cubemesh.experiments.bends import bend_findings, bends, bends_table, dear_doublings
+from cubemesh.experiments.bends import bends, bends_table
 from cubemesh.experiments.beside import (
     above_peak,
     nearest_rows,
@@ -28,16 +26,14 @@ from cubemesh.experiments.beside import (
     published_sweep,
 )
 from cubemesh.experiments.conditions import titled
-from cubemesh.experiments.feeding import Fed, data_on, programs, starving
-from cubemesh.experiments.groups import Group, doubts, group_by
+from cubemesh.experiments.feeding import Fed, data_on, programs
+from cubemesh.experiments.groups import group_by
 from cubemesh.experiments.ladder import may_double, run_s
 from cubemesh.experiments.largest import largest, search
 from cubemesh.experiments.minibatch_shown import Groups, Shown
 from cubemesh.model import (
     Answer,
     Ceiling,
-    Figure,
-    Finding,
     Forward,
     NetworkWork,
     RunRecord,
@@ -46,11 +42,10 @@ from cubemesh.model import (
     Warning,
     warn,
 )
-from cubemesh.units import format_interval, format_quantity, format_seconds
+from cubemesh.units import format_seconds
 
 DOCUMENT_BATCHES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Document 001 goes up to 2048."""
-LEVEL = 0.97
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +162,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         question=EXPERIMENT.question,
         title=titled(f"{settings.network} against minibatch", steps),
         findings=(
-            *_findings(shown),
+            *minibatch_findings.findings(shown),
             *bend_profiles.profile_findings(found_bends, apart),
             *(f.finding() for f in found),
         ),
@@ -212,75 +207,6 @@ def _shown(settings: Settings, records: Sequence[RunRecord]) -> Shown:
     )
 
 
-def _findings(shown: Shown) -> Iterator[Finding]:
-    network, groups = shown.network, shown.training
-    done = [(g, g.throughput) for g in groups if g.throughput is not None]
-    if not done:
-        if groups:
-            yield Finding(text=f"{network} ran at no minibatch. {groups[0].key}: {groups[0].why}.")
-        return
-    best, top = max(done, key=lambda p: p[1].value)
-    yield Finding(
-        question="How fast?",
-        text=f"This machine trains {network} at {_show(top)} samples/s, at minibatch {best.key}.",
-        value=top.value,
-        unit="samples/s",
-        low=top.low,
-        high=top.high,
-        doubts=best.doubts,
-    )
-    if len(done) > 1:
-        yield from _growth(done, top)
-        yield from dear_doublings(groups, "a step")
-        yield from dear_doublings(shown.forward, "a forward pass")
-    yield from bend_findings(bends(groups))
-    if shown.rate:
-        yield _matrix_use(shown, best, top)
-    on_device = {g.key: g for g in shown.device}
-    pairs = [(f"minibatch {g.key}", g, on_device[g.key]) for g in groups if g.key in on_device]
-    yield from starving(network, pairs)
-    for group in groups:
-        if group.throughput is None:
-            yield Finding(text=f"Minibatch {group.key}: {group.why}.")
-
-
-def _growth(done: list[tuple[Group[int], Figure]], top: Figure) -> Iterator[Finding]:
-    first, slow = done[0]
-    level, figure = next(p for p in done if p[1].value >= LEVEL * top.value)
-    if level.key == first.key:
-        yield Finding(text=f"Throughput does not grow with the minibatch from {first.key} on.")
-        return
-    gain = figure.value / slow.value
-    grown = f"{_show(figure)} samples/s, {gain:.2g}× minibatch {first.key}"
-    if level.key == done[-1][0].key:
-        text = f"Throughput still grows at minibatch {level.key}, the largest measured: {grown}."
-        remedy = "Try larger minibatches with --set batches=…."
-    else:
-        text, remedy = f"Throughput stops growing at minibatch {level.key}: {grown}.", ""
-    yield Finding(text=text, remedy=remedy, doubts=doubts(*(g for g, _ in done)))
-    yield Finding(
-        question="What does it lose the time to?",
-        text=f"At minibatch {first.key} a sample takes {gain:.2g}× as long as at {level.key}.",
-        doubts=doubts(first, level),
-        value=gain,
-        unit="× the time",
-        remedy=f"Train at minibatch {level.key} where accuracy allows it.",
-    )
-
-
-def _matrix_use(shown: Shown, best: Group[int], top: Figure) -> Finding:
-    share = shown.share(best, top)
-    return Finding(
-        question="How much of its matrix rate?",
-        text=f"At minibatch {best.key} {shown.network} gets {100 * share:.0f} % of the "
-        f"{format_quantity(shown.rate or 0.0, 'FLOP/s')} that {shown.whose} fastest matrix product "
-        "reaches.",
-        value=100 * share,
-        unit="%",
-        doubts=best.doubts,
-    )
-
-
 def _reduced(settings: Settings, groups: Groups) -> Iterator[Warning]:
     if settings.batches or not groups or groups[-1].throughput is None:
         return
@@ -301,10 +227,6 @@ def _reduced(settings: Settings, groups: Groups) -> Iterator[Warning]:
         f"{ends} A run at {2 * last.key} would take some {takes} here.",
         "Use --full, or name the minibatches with --set batches=….",
     )
-
-
-def _show(figure: Figure) -> str:
-    return format_interval(figure.value, figure.low, figure.high)
 
 
 EXPERIMENT = Experiment(

@@ -20,7 +20,7 @@ from cubemesh.machines.catalogue.systems import system, system_names
 from cubemesh.machines.topology import Node, Topology
 from cubemesh.machines.topology.make import smp
 from cubemesh.model import Cell, Column, Finding, RunRecord, Table
-from cubemesh.model.spec import NetworkWork
+from cubemesh.model.work import NetworkWork
 from cubemesh.predict.calibration import defaults
 from cubemesh.predict.exchange import EXCHANGES
 from cubemesh.predict.question import Point, Question

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from cubemesh.experiments import EXPERIMENTS, SUITES
 from cubemesh.experiments.claims import CHECKS, judge
-from cubemesh.experiments.evidence import Evidence
+from cubemesh.experiments.claims.evidence import Evidence
 from cubemesh.experiments.matrix import listed
 from cubemesh.model import (
     Answer,

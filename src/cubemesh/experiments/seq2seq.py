@@ -19,7 +19,7 @@ from cubemesh.experiments.base import Context, Experiment, Plan, Scale
 from cubemesh.experiments.conditions import titled
 from cubemesh.experiments.groups import Group, doubts, group_by
 from cubemesh.experiments.ladder import may_double
-from cubemesh.experiments.minibatch import LEVEL
+from cubemesh.experiments.minibatch_findings import LEVEL
 from cubemesh.experiments.ratios import called, ratio, show_ratio
 from cubemesh.experiments.seq2seq_shown import (
     NETWORKS,

@@ -32,7 +32,7 @@ from cubemesh.model import (
     Table,
     Train,
 )
-from cubemesh.model.spec import RateScaling
+from cubemesh.model.work import RateScaling
 from cubemesh.statistics import median
 from cubemesh.units import format_quantity, format_seconds
 

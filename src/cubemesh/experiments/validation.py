@@ -19,7 +19,7 @@ from cubemesh.experiments.validation_claims import checked_claims
 from cubemesh.experiments.validation_rows import published_alone, published_several
 from cubemesh.experiments.validation_shown import Shown, Stored, charts, findings, notes, tables
 from cubemesh.model import Answer, RunRecord
-from cubemesh.model.spec import TrainSteps
+from cubemesh.model.work import TrainSteps
 from cubemesh.results import Store
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from cubemesh.frameworks.base import CeilingProgram, Unsupported
-from cubemesh.model.spec import Ceiling
+from cubemesh.model.work import Ceiling
 
 Shape = tuple[int, int, int]
 """Rows, columns and the inner length of a matrix product: (m × k) · (k × n)."""

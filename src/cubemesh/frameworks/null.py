@@ -31,7 +31,8 @@ from cubemesh.frameworks.checks import check_weights
 from cubemesh.frameworks.exchange import Bucket
 from cubemesh.frameworks.null_script import Event, Script, read_script
 from cubemesh.model.profile import Profile, ProfileEvent
-from cubemesh.model.spec import Ceiling, ProgramSettings, Train
+from cubemesh.model.spec import ProgramSettings
+from cubemesh.model.work import Ceiling, Train
 from cubemesh.units import format_bytes
 
 _ALLOCATION_BYTES = 64 << 20

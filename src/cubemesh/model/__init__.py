@@ -41,24 +41,21 @@ from cubemesh.model.record import (
 )
 from cubemesh.model.replica import Replica, Sketch
 from cubemesh.model.series import Series
-from cubemesh.model.spec import (
+from cubemesh.model.spec import Against, Placement, ProgramSettings, RunSpec
+from cubemesh.model.tuned import Tuned
+from cubemesh.model.warning import WARNINGS, Warning, warn
+from cubemesh.model.work import (
     WORK_KINDS,
-    Against,
     Ceiling,
     FirstSteps,
     Forward,
     Input,
     NetworkWork,
-    Placement,
-    ProgramSettings,
-    RunSpec,
     Train,
     Training,
     TrainSteps,
     Work,
 )
-from cubemesh.model.tuned import Tuned
-from cubemesh.model.warning import WARNINGS, Warning, warn
 
 __all__ = [
     "WARNINGS",

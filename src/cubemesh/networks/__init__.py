@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cubemesh.errors import UsageError, unknown_name
-from cubemesh.model.spec import NetworkWork
+from cubemesh.model.work import NetworkWork
 from cubemesh.networks.graph import Network
 from cubemesh.networks.zoo.alexnet import alexnet
 from cubemesh.networks.zoo.cifarnet import cifarnet

@@ -2,17 +2,14 @@
 
 Each call appends a node, works out its shape and its parameters, and returns the name of its value
 for the next call. Nodes are named after their layer and number ("conv3") unless `name` says better.
+How a network is put together of them, with its inputs, segments and heads, is in `assembly.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from itertools import groupby
-from typing import Literal
+from collections.abc import Mapping
 
-from cubemesh.errors import UsageError
-from cubemesh.networks.graph import Head, Input, Network, Node, Segment
+from cubemesh.networks.assembly import Assembly
 from cubemesh.networks.layers import (
     GLOROT,
     HE_OUT,
@@ -26,102 +23,20 @@ from cubemesh.networks.layers import (
     Flatten,
     GlobalAveragePool,
     Initializer,
-    Layer,
     Linear,
     LocalResponseNorm,
     MaxPool,
     Pair,
-    ParameterSpec,
     ReLU,
-    Shape,
 )
-
-_SHORT = {
-    Convolution: "conv",
-    Linear: "fc",
-    BatchNorm: "bn",
-    LocalResponseNorm: "lrn",
-    ReLU: "relu",
-    Add: "add",
-    Concat: "concat",
-    Dropout: "dropout",
-    Flatten: "flatten",
-    MaxPool: "pool",
-    AveragePool: "pool",
-    GlobalAveragePool: "pool",
-}
 
 
 def _pair(value: int | Pair) -> Pair:
     return (value, value) if isinstance(value, int) else value
 
 
-class NetworkBuilder:
-    """Collects nodes; `build()` gives the finished `Network`."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._inputs: list[Input] = []
-        self._targets: list[Input] = []
-        self._nodes: dict[str, Node] = {}
-        self._parameters: dict[str, ParameterSpec] = {}
-        self._state: dict[str, ParameterSpec] = {}
-        self._heads: list[Head] = []
-        self._shapes: dict[str, Shape] = {}
-        self._counts: dict[str, int] = {}
-        self._segment = ""
-
-    def input(self, name: str, shape: Shape, *, vocabulary: int | None = None) -> str:
-        """A value fed in from outside; `shape` is one sample's. With a `vocabulary` it is whole
-        numbers below that."""
-        dtype: Literal["float", "integer"] = "float" if vocabulary is None else "integer"
-        self._inputs.append(Input(name=name, shape=shape, dtype=dtype, classes=vocabulary))
-        self._shapes[name] = shape
-        return name
-
-    def shape(self, value: str) -> Shape:
-        """Shape of one sample of a value written down so far; KeyError if there is none."""
-        return self._shapes[value]
-
-    @contextmanager
-    def segment(self, name: str) -> Iterator[None]:
-        """Nodes added inside belong to one segment: what is compiled and exchanged as a unit."""
-        before, self._segment = self._segment, name
-        try:
-            yield
-        finally:
-            self._segment = before
-
-    def add_layer(
-        self,
-        layer: Layer,
-        *inputs: str,
-        name: str | None = None,
-        share: Mapping[str, str] | None = None,
-    ) -> str:
-        """Append a node. `share` maps roles to parameters that exist already (tied weights).
-
-        Raises UsageError when an input is unknown, a name is taken, or shapes do not fit.
-        """
-        name = name or self._next_name(type(layer))
-        if name in self._shapes:
-            raise UsageError(f"{self.name}: two nodes are called '{name}'.")
-        missing = [i for i in inputs if i not in self._shapes]
-        if missing:
-            raise UsageError(f"{self.name}: '{name}' reads '{missing[0]}', which does not exist.")
-        shapes = [self._shapes[i] for i in inputs]
-        output = layer.output_shape(*shapes)
-        self._nodes[name] = Node(
-            name=name,
-            layer=layer,
-            inputs=inputs,
-            shape=output,
-            parameters=self._own(name, layer.parameters(*shapes), self._parameters, share or {}),
-            state=self._own(name, layer.state(*shapes), self._state, {}),
-            segment=self._segment,
-        )
-        self._shapes[name] = output
-        return name
+class NetworkBuilder(Assembly):
+    """A method for each usual layer; `add_layer` takes any, `build()` gives the `Network`."""
 
     def conv(
         self,
@@ -240,74 +155,3 @@ class NetworkBuilder:
     def global_average_pool(self, x: str, *, name: str | None = None) -> str:
         """The mean of each channel."""
         return self.add_layer(GlobalAveragePool(), x, name=name)
-
-    def classify(self, x: str, *, weight: float = 1.0, train_only: bool = False) -> None:
-        """End in a softmax cross-entropy of `x` (one score a class) against the labels: one a
-        sample, or one a position where `x` is a sequence."""
-        *positions, classes = self._shapes[x]
-        if not any(t.name == "label" for t in self._targets):
-            label = Input(name="label", shape=tuple(positions), dtype="integer", classes=classes)
-            self._targets.append(label)
-        self._heads.append(Head(value=x, target="label", weight=weight, train_only=train_only))
-
-    def build(self) -> Network:
-        """The network as it stands.
-
-        Raises UsageError when there is nothing to evaluate it by, or when a segment is in pieces.
-        """
-        if all(h.train_only for h in self._heads):
-            raise UsageError(
-                f"{self.name} has no head that is there in evaluation: end it with classify()."
-            )
-        return Network(
-            name=self.name,
-            inputs=tuple(self._inputs),
-            targets=tuple(self._targets),
-            nodes=tuple(self._nodes.values()),
-            parameters=dict(self._parameters),
-            state=dict(self._state),
-            heads=tuple(self._heads),
-            segments=tuple(self._segments()),
-        )
-
-    def _segments(self) -> Iterator[Segment]:
-        done = set()
-        for name, nodes in groupby(self._nodes.values(), key=lambda node: node.segment):
-            if name in done:
-                raise UsageError(
-                    f"{self.name}: segment '{name}' goes on after another one began. Give the "
-                    "later part a name of its own."
-                )
-            done.add(name)
-            yield Segment(name=name, nodes=tuple(node.name for node in nodes))
-
-    def _next_name(self, kind: type[Layer]) -> str:
-        short = _SHORT.get(kind, kind.__name__.lower())
-        self._counts[short] = self._counts.get(short, 0) + 1
-        return f"{short}{self._counts[short]}"
-
-    def _own(
-        self,
-        node: str,
-        wanted: Mapping[str, ParameterSpec],
-        table: dict[str, ParameterSpec],
-        share: Mapping[str, str],
-    ) -> dict[str, str]:
-        stray = [role for role in share if role not in wanted]
-        if stray:
-            raise UsageError(
-                f"{self.name}: '{node}' has no '{stray[0]}' to share; it has "
-                f"{', '.join(wanted) or 'no parameters'}."
-            )
-        names = {}
-        for role, spec in wanted.items():
-            names[role] = share.get(role, f"{node}.{role}")
-            if role in share and (
-                names[role] not in table or table[names[role]].shape != spec.shape
-            ):
-                raise UsageError(
-                    f"{self.name}: '{node}' would share '{names[role]}', which does not exist or "
-                    f"is not of shape {spec.shape}."
-                )
-            table.setdefault(names[role], spec)
-        return names

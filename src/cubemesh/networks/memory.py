@@ -28,7 +28,8 @@ from typing import Literal, TypedDict
 
 from cubemesh.errors import UsageError
 from cubemesh.model.forecast import MemoryForecast
-from cubemesh.model.spec import Layout, Optimizer, Precision, RunSpec, Training
+from cubemesh.model.spec import Layout, Precision, RunSpec
+from cubemesh.model.work import Optimizer, Training
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Convolution
 from cubemesh.networks.saved import ELEMENT_BYTES, FED_BYTES, LABEL_BYTES, Flow

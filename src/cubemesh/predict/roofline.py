@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cubemesh.model.record import RunRecord
-from cubemesh.model.spec import NetworkWork, Precision, TrainSteps
+from cubemesh.model.spec import Precision
+from cubemesh.model.work import NetworkWork, TrainSteps
 from cubemesh.networks import build_for
 from cubemesh.networks.cost import costs
 from cubemesh.networks.counts import LayerCost

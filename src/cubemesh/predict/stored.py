@@ -13,7 +13,7 @@ from cubemesh import networks
 from cubemesh.errors import UsageError
 from cubemesh.machines.catalogue import find
 from cubemesh.model import Collective, RunRecord
-from cubemesh.model.spec import NetworkWork, TrainSteps
+from cubemesh.model.work import NetworkWork, TrainSteps
 from cubemesh.networks.graph import Network
 from cubemesh.predict.calibration import OPERATIONS, Sweep
 from cubemesh.predict.question import Question

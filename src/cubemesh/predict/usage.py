@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 
 from cubemesh.machines.catalogue import find
 from cubemesh.model.record import Figure, RunRecord
-from cubemesh.model.spec import Ceiling, Forward, Train, TrainSteps
 from cubemesh.model.warning import Warning
+from cubemesh.model.work import Ceiling, Forward, Train, TrainSteps
 from cubemesh.networks import build_for
 from cubemesh.networks.cost import totals
 from cubemesh.predict.fast_algorithms import Operations, above_peak, operations

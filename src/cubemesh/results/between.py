@@ -7,7 +7,7 @@ degrees of freedom (Welch, Biometrika 34, 1947; Satterthwaite, Biometrics Bullet
     ln B - ln A ± t(f) · √(v_A / n_A + v_B / n_B),    v the variance between the runs of a side
 
 where no v is taken to be smaller than the windows of the runs alone make it: that is the second
-stage of a nested bootstrap, whose first stage fails for so few runs (statistics.py). Where a side
+stage of a nested bootstrap, whose first stage fails for so few runs (statistics/). Where a side
 has one run its v is not known. Then the variance between other runs stands in, of the other side
 or stored from before; without any, nothing is called.
 """

@@ -31,8 +31,9 @@ from cubemesh.model.record import (
 )
 from cubemesh.model.replica import Replica
 from cubemesh.model.series import Series
-from cubemesh.model.spec import NetworkWork, RunSpec, Train, TrainSteps
+from cubemesh.model.spec import RunSpec
 from cubemesh.model.warning import Warning
+from cubemesh.model.work import NetworkWork, Train, TrainSteps
 from cubemesh.parallel.exchanges import SIDE_BY_SIDE
 from cubemesh.runs import rank_outcomes
 from cubemesh.runs.endings import Ending

@@ -14,7 +14,7 @@ from pathlib import Path
 import cubemesh
 
 MEASURING = (
-    "statistics.py",
+    "statistics",
     "model",
     "networks",
     "data",

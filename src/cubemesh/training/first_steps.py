@@ -22,7 +22,7 @@ from cubemesh.frameworks.exchange import Group
 from cubemesh.measure.base import Log
 from cubemesh.model.record import Curve, Figure
 from cubemesh.model.replica import COUNTERS, Replica, Sketch
-from cubemesh.model.spec import FirstSteps
+from cubemesh.model.work import FirstSteps
 from cubemesh.training.evaluation import Scored, accuracy_figure, score
 
 FED_KEPT = 16

@@ -28,7 +28,8 @@ from cubemesh.frameworks.training import Inspects, SetsRate, Snapshots
 from cubemesh.measure.base import Log
 from cubemesh.measure.timer import Stopwatch
 from cubemesh.model.record import Figure, Window
-from cubemesh.model.spec import DataOn, Train
+from cubemesh.model.spec import DataOn
+from cubemesh.model.work import Train
 from cubemesh.training import sameness
 from cubemesh.training.course import TOP5_CLASSES, Course
 from cubemesh.training.evaluation import Scored, score_all

@@ -1,13 +1,14 @@
 """From a store to a page: which questions a report answers, and with which records.
 
 A report holds the latest question of each experiment and settings that was asked on one machine:
-the one that was measured on last. Its answers are computed anew from the records.
+the one named, or else the one that was measured on last. Its answers are computed anew from the
+records. What the store holds of other machines is said, with how to report it.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from cubemesh.model import Answer, Machine, Question
 from cubemesh.model.plain import canonical_json
 from cubemesh.results import Store
 from cubemesh.views.plain import envelope
+from cubemesh.views.wording import machine_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,8 @@ class Written:
     page: Path
     charts: tuple[Path, ...]
     questions: tuple[Question, ...]
+    others: tuple[Machine, ...] = ()
+    """Machines the store has answers of too."""
 
     def plain(self) -> dict[str, Any]:
         """For `--json`."""
@@ -40,6 +44,7 @@ class Written:
             page=str(self.page.resolve()),
             charts=[str(c.resolve()) for c in self.charts],
             experiments=[q.experiment for q in self.questions],
+            other_machines=[m.machine_id for m in self.others],
         )
 
     def print(self, console: Console) -> None:
@@ -47,12 +52,22 @@ class Written:
         for chart in self.charts:
             console.print(f"chart   {chart}", highlight=False, soft_wrap=True)
         console.print(f"report  {self.page.resolve()}", highlight=False, soft_wrap=True)
+        for machine in self.others:
+            console.print(
+                f"also kept: {machine_line(machine)} (--machine-id {machine.machine_id})",
+                highlight=False,
+                soft_wrap=True,
+            )
 
 
-def report(store: Store, names: Sequence[str], page: Path, charts: Path | None) -> Written:
-    """Write the page, and the charts where a folder for them is named.
+def report(
+    store: Store, names: Sequence[str], page: Path, charts: Path | None, machine_id: str = ""
+) -> Written:
+    """Write the page, and the charts where a folder for them is named. `machine_id` is the
+    beginning of the id of the machine it is about; empty for the one measured on last.
 
-    Raises UsageError when the store holds no answer to `names`, or when the file cannot be written.
+    Raises UsageError when the store holds no answer to `names`, or none of that machine, or when
+    the file cannot be written.
     """
     from cubemesh.views.charts import write_charts
     from cubemesh.views.report import Report, write_report
@@ -60,14 +75,18 @@ def report(store: Store, names: Sequence[str], page: Path, charts: Path | None) 
     for name in names:
         if name not in documents():
             entry(name)
-    questions = latest(store.questions(), names)
+    kept = answerable(store.questions(), names)
+    known = {m.machine_id: m for m in store.machines()}
+    questions = latest([q for q in kept if q.machine_id.startswith(machine_id.lower())], names)
+    if kept and not questions:
+        raise UsageError(_unknown_machine(machine_id, kept, known))
     if not questions:
         asked = " or ".join(names) or "any experiment"
         raise UsageError(
             f"nothing is kept of {asked} here. `cubemesh run {names[0] if names else 'quick'}` "
             "measures it."
         )
-    machine = store.machine(questions[0].machine_id)
+    machine = known.get(questions[0].machine_id)
     if machine is None:
         raise CubemeshError(f"the store does not know machine {questions[0].machine_id}.")
     answered = [answer_again(EXPERIMENTS[q.experiment], q, store) for q in questions]
@@ -85,7 +104,23 @@ def report(store: Store, names: Sequence[str], page: Path, charts: Path | None) 
         drawn = write_charts(charts, made.answers) if charts is not None else []
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}. Name another place.") from None
-    return Written(page=page, charts=tuple(drawn), questions=tuple(questions))
+    return Written(
+        page=page,
+        charts=tuple(drawn),
+        questions=tuple(questions),
+        others=tuple(
+            known[other]
+            for other in dict.fromkeys(q.machine_id for q in kept)
+            if other in known and other != machine.machine_id
+        ),
+    )
+
+
+def _unknown_machine(given: str, kept: Sequence[Question], known: Mapping[str, Machine]) -> str:
+    """What to say where no answer is of a machine whose id begins with `given`."""
+    of = dict.fromkeys(q.machine_id for q in kept)
+    listed = "; ".join(f"{i}: {machine_line(known[i])}" if i in known else i for i in of)
+    return f"no answer is kept of a machine whose id begins with '{given}'. There are {listed}."
 
 
 def _replays(store: Store, machine: Machine, names: Sequence[str]) -> list[Answer]:
@@ -99,17 +134,23 @@ def _replays(store: Store, machine: Machine, names: Sequence[str]) -> list[Answe
     return found
 
 
-def latest(questions: Sequence[Question], names: Sequence[str]) -> list[Question]:
-    """Of the machine measured on last, the latest question of each experiment and settings that
-    has records or needs none, in the order of the table of experiments, or of the suites where
-    only suites are named."""
-    asked = [
+def answerable(questions: Sequence[Question], names: Sequence[str]) -> list[Question]:
+    """Those of the experiments, documents or suites `names`, or all, that have records or need
+    none."""
+    return [
         q
         for q in questions
         if q.experiment in EXPERIMENTS
         and (q.run_ids or not EXPERIMENTS[q.experiment].measures)
         and (not names or q.experiment in names or q.suite in names)
     ]
+
+
+def latest(questions: Sequence[Question], names: Sequence[str]) -> list[Question]:
+    """Of the machine measured on last, the latest question of each experiment and settings that
+    has records or needs none, in the order of the table of experiments, or of the suites where
+    only suites are named."""
+    asked = answerable(questions, names)
     if not asked:
         return []
     machine_id = max(asked, key=lambda q: q.asked_utc).machine_id

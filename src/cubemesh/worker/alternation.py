@@ -18,22 +18,17 @@ from typing import cast
 from cubemesh.data.base import Source
 from cubemesh.data.feed import Feed, placed_batches
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.base import (
-    BuildRequest,
-    Compiles,
-    Framework,
-    Program,
-    Unsupported,
-    check_supported,
-)
+from cubemesh.frameworks.base import BuildRequest, Compiles, Framework, Program, Unsupported
 from cubemesh.frameworks.process import Resumes
+from cubemesh.frameworks.supported import check_supported
 from cubemesh.measure.figures import figures
 from cubemesh.measure.pairs import Paired, Side, alternate
 from cubemesh.measure.telemetry import Telemetry
 from cubemesh.measure.validity import judge
 from cubemesh.model.comparison import RATIO
 from cubemesh.model.record import AGAINST, Figure
-from cubemesh.model.spec import Forward, NetworkWork, RunSpec, Train
+from cubemesh.model.spec import RunSpec
+from cubemesh.model.work import Forward, NetworkWork, Train
 from cubemesh.networks.graph import Network
 from cubemesh.parallel import exchanges
 from cubemesh.worker import inputs

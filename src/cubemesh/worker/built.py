@@ -24,8 +24,9 @@ from cubemesh.frameworks.base import (
 from cubemesh.frameworks.captures import Captures
 from cubemesh.frameworks.exchange import Group
 from cubemesh.model.record import Figure
-from cubemesh.model.spec import NetworkWork, RunSpec
+from cubemesh.model.spec import RunSpec
 from cubemesh.model.warning import warn
+from cubemesh.model.work import NetworkWork
 from cubemesh.networks.graph import Network
 from cubemesh.parallel import exchanges, staleness
 from cubemesh.units import format_bytes

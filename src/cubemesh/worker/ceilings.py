@@ -14,7 +14,8 @@ from cubemesh.frameworks.base import CeilingProgram
 from cubemesh.frameworks.ceilings import Trial
 from cubemesh.measure.figures import figures
 from cubemesh.model.record import Figure, Window
-from cubemesh.model.spec import Ceiling, ProgramSettings, RunSpec
+from cubemesh.model.spec import ProgramSettings, RunSpec
+from cubemesh.model.work import Ceiling
 from cubemesh.worker.events import EventLog
 
 RATES = {"FLOP/s": ("flops_per_s", "FLOP/s"), "byte/s": ("bytes_per_s", "B/s")}

@@ -25,8 +25,9 @@ from cubemesh.measure.base import Log
 from cubemesh.measure.timer import Measured
 from cubemesh.measure.validity import page_cache
 from cubemesh.model.record import Figure
-from cubemesh.model.spec import Input, NetworkWork, RunSpec
+from cubemesh.model.spec import RunSpec
 from cubemesh.model.warning import Warning, warn
+from cubemesh.model.work import Input, NetworkWork
 from cubemesh.networks.graph import Network
 from cubemesh.parallel.exchanges import ONE_REPLICA
 from cubemesh.units import format_count

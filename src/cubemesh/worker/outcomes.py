@@ -24,7 +24,8 @@ from cubemesh.frameworks.collectives import extent, needs_bytes
 from cubemesh.frameworks.training import ReplicasDiffer
 from cubemesh.model.collective import Collective
 from cubemesh.model.outcome import Outcome, Status
-from cubemesh.model.spec import NetworkWork, RunSpec
+from cubemesh.model.spec import RunSpec
+from cubemesh.model.work import NetworkWork
 from cubemesh.networks.memory import forecast, largest_batch, memory_settings
 from cubemesh.units import format_bytes
 

@@ -21,8 +21,9 @@ from pathlib import Path
 from cubemesh.frameworks.base import Framework, Unsupported
 from cubemesh.frameworks.exchange import Alone, Group
 from cubemesh.frameworks.meeting import Distributes
-from cubemesh.model.spec import FirstSteps, Placement, RunSpec
+from cubemesh.model.spec import Placement, RunSpec
 from cubemesh.model.warning import Warning, warn
+from cubemesh.model.work import FirstSteps
 from cubemesh.worker.job import Job
 
 EXITS_FILE = "exits.json"

@@ -16,10 +16,12 @@ from pathlib import Path
 
 from cubemesh.data import input_threads
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.base import Capabilities, Unsupported, check_supported
+from cubemesh.frameworks.base import Capabilities, Unsupported
+from cubemesh.frameworks.supported import check_supported
 from cubemesh.measure.gpu_processes import Neighbours
 from cubemesh.model.outcome import Outcome, Status
-from cubemesh.model.spec import Ceiling, NetworkWork, RunSpec, Train
+from cubemesh.model.spec import RunSpec
+from cubemesh.model.work import Ceiling, NetworkWork, Train
 from cubemesh.worker import ranks
 from cubemesh.worker.alternation import alternate_programs
 from cubemesh.worker.events import EventLog, events_path

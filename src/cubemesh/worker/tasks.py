@@ -41,7 +41,8 @@ from cubemesh.measure.profiled import Attributed
 from cubemesh.measure.telemetry import Meter, Telemetry, idle_power, open_meters
 from cubemesh.measure.timer import Measured, measure
 from cubemesh.measure.validity import judge
-from cubemesh.model.spec import FirstSteps, Input, NetworkWork, RunSpec, Train, TrainSteps
+from cubemesh.model.spec import RunSpec
+from cubemesh.model.work import FirstSteps, Input, NetworkWork, Train, TrainSteps
 from cubemesh.networks.graph import Network
 from cubemesh.parallel.exchanges import OUT_OF_STEP, SAME_WEIGHTS
 from cubemesh.training.first_steps import first_steps as look_at_first_steps

@@ -14,7 +14,7 @@ from cubemesh.errors import UsageError  # noqa: E402
 from cubemesh.frameworks.base import Unsupported  # noqa: E402
 from cubemesh.frameworks.jax import build, is_out_of_memory  # noqa: E402
 from cubemesh.frameworks.jax.program import make_step  # noqa: E402
-from cubemesh.model.spec import Forward  # noqa: E402
+from cubemesh.model.work import Forward  # noqa: E402
 from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
 
 
@@ -137,7 +137,8 @@ def test_xla_s_refusal_of_memory_is_known():
 THREADS = """
 import os, sys
 from cubemesh.frameworks.jax import build_ceiling
-from cubemesh.model.spec import Ceiling, ProgramSettings
+from cubemesh.model.spec import ProgramSettings
+from cubemesh.model.work import Ceiling
 
 settings = ProgramSettings(framework="jax")
 program = build_ceiling(Ceiling(size=64), settings, "cpu", int(sys.argv[1]))

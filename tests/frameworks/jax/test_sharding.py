@@ -13,7 +13,8 @@ jax = pytest.importorskip("jax")
 from cubemesh.frameworks.base import Unsupported  # noqa: E402
 from cubemesh.frameworks.jax import build, capabilities  # noqa: E402
 from cubemesh.frameworks.jax.runtime import DEVICES_OPTION  # noqa: E402
-from cubemesh.model.spec import Forward, Placement  # noqa: E402
+from cubemesh.model.spec import Placement  # noqa: E402
+from cubemesh.model.work import Forward  # noqa: E402
 from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
 from cubemesh.parallel import exchanges  # noqa: E402
 

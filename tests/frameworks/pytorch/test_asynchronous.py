@@ -22,7 +22,8 @@ from cubemesh.frameworks.pytorch import build, join, launch  # noqa: E402
 from cubemesh.measure.kept import KeptLog  # noqa: E402
 from cubemesh.measure.pace import Apart, InStep  # noqa: E402
 from cubemesh.measure.timer import measure  # noqa: E402
-from cubemesh.model.spec import Effort, Placement, ProgramSettings, TrainSteps  # noqa: E402
+from cubemesh.model.spec import Effort, Placement, ProgramSettings  # noqa: E402
+from cubemesh.model.work import TrainSteps  # noqa: E402
 from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
 from cubemesh.parallel import exchanges  # noqa: E402
 from cubemesh.parallel.asynchronous import rate_factor  # noqa: E402

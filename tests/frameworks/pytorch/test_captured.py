@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from cubemesh import networks  # noqa: E402
 from cubemesh.frameworks.captures import Captures  # noqa: E402
 from cubemesh.frameworks.pytorch import build, captured  # noqa: E402
-from cubemesh.model.spec import Forward  # noqa: E402
+from cubemesh.model.work import Forward  # noqa: E402
 
 gpu = pytest.mark.gpu
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU here")

@@ -6,7 +6,8 @@ from cubemesh.frameworks.base import Unsupported, monotonic_s  # noqa: E402
 from cubemesh.frameworks.ceilings import REST_S, try_out  # noqa: E402
 from cubemesh.frameworks.pytorch import build_ceiling  # noqa: E402
 from cubemesh.frameworks.pytorch.ceiling import Copy, MatrixProduct  # noqa: E402
-from cubemesh.model.spec import Ceiling, ProgramSettings  # noqa: E402
+from cubemesh.model.spec import ProgramSettings  # noqa: E402
+from cubemesh.model.work import Ceiling  # noqa: E402
 
 
 @pytest.mark.parametrize(

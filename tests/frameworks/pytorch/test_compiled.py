@@ -10,9 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cubemesh.frameworks.base import Unsupported, check_supported  # noqa: E402
+from cubemesh.frameworks.base import Unsupported  # noqa: E402
 from cubemesh.frameworks.pytorch import compiled, programs  # noqa: E402
-from cubemesh.model.spec import Placement, ProgramSettings, RunSpec, TrainSteps  # noqa: E402
+from cubemesh.frameworks.supported import check_supported  # noqa: E402
+from cubemesh.model.spec import Placement, ProgramSettings, RunSpec  # noqa: E402
+from cubemesh.model.work import TrainSteps  # noqa: E402
 from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
 
 SPEC = RunSpec(

@@ -13,7 +13,8 @@ from cubemesh import networks  # noqa: E402
 from cubemesh.frameworks.base import Batch  # noqa: E402
 from cubemesh.frameworks.pytorch import build, build_ceiling, capabilities  # noqa: E402
 from cubemesh.frameworks.pytorch import is_out_of_memory as is_oom  # noqa: E402
-from cubemesh.model.spec import Ceiling, ProgramSettings  # noqa: E402
+from cubemesh.model.spec import ProgramSettings  # noqa: E402
+from cubemesh.model.work import Ceiling  # noqa: E402
 
 GPU = "cuda:0"
 pytestmark = [

@@ -10,7 +10,7 @@ from cubemesh import networks  # noqa: E402
 from cubemesh.errors import UsageError  # noqa: E402
 from cubemesh.frameworks.process import Resumes  # noqa: E402
 from cubemesh.frameworks.pytorch import build  # noqa: E402
-from cubemesh.model.spec import Forward  # noqa: E402
+from cubemesh.model.work import Forward  # noqa: E402
 from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
 
 OPTIMIZERS = {

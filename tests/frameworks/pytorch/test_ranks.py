@@ -20,7 +20,8 @@ from cubemesh import networks  # noqa: E402
 from cubemesh.frameworks.base import Batch, BuildRequest  # noqa: E402
 from cubemesh.frameworks.exchange import Alone  # noqa: E402
 from cubemesh.frameworks.pytorch import build, compiled, join, launch  # noqa: E402
-from cubemesh.model.spec import Placement, ProgramSettings, TrainSteps  # noqa: E402
+from cubemesh.model.spec import Placement, ProgramSettings  # noqa: E402
+from cubemesh.model.work import TrainSteps  # noqa: E402
 from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
 from cubemesh.networks.layers import Dropout  # noqa: E402
 from cubemesh.parallel import exchanges  # noqa: E402

@@ -14,7 +14,8 @@ tf = pytest.importorskip("tensorflow")
 from cubemesh.frameworks.base import Batch, BuildRequest  # noqa: E402
 from cubemesh.frameworks.exchange import Alone  # noqa: E402
 from cubemesh.frameworks.tensorflow import build, join, launch  # noqa: E402
-from cubemesh.model.spec import Placement, ProgramSettings, TrainSteps  # noqa: E402
+from cubemesh.model.spec import Placement, ProgramSettings  # noqa: E402
+from cubemesh.model.work import TrainSteps  # noqa: E402
 from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
 from cubemesh.parallel import exchanges  # noqa: E402
 

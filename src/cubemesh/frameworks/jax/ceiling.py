@@ -27,7 +27,8 @@ from cubemesh.frameworks.ceilings import (
     shape_words,
 )
 from cubemesh.frameworks.jax.runtime import NUMERICS, Numerics, is_out_of_memory, prepare
-from cubemesh.model.spec import Ceiling, ProgramSettings
+from cubemesh.model.spec import ProgramSettings
+from cubemesh.model.work import Ceiling
 from cubemesh.units import format_bytes
 
 

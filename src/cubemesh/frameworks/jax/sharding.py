@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cubemesh.frameworks.base import BuildRequest, Unsupported
-from cubemesh.model.spec import Input, Train, TrainSteps
+from cubemesh.model.work import Input, Train, TrainSteps
 
 _AXIS = "batch"
 

@@ -31,7 +31,7 @@ from cubemesh.frameworks.exchange import Bucket
 from cubemesh.frameworks.keras.layers import LOWERINGS, Site, TorchRules
 from cubemesh.frameworks.tensorflow import runtime
 from cubemesh.frameworks.tensorflow.network import check_network
-from cubemesh.model.spec import Train, TrainSteps
+from cubemesh.model.work import Train, TrainSteps
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Convolution, Linear
 

@@ -30,7 +30,7 @@ from cubemesh.frameworks.pytorch.launch import launch
 from cubemesh.frameworks.pytorch.program import Placed, PyTorchProgram, total_loss
 from cubemesh.frameworks.pytorch.runtime import NARROW_TYPES
 from cubemesh.frameworks.pytorch.scaling import DynamicScaling
-from cubemesh.model.spec import Train, TrainSteps
+from cubemesh.model.work import Train, TrainSteps
 from cubemesh.networks.layers import Convolution, Linear
 
 __all__ = [

@@ -34,7 +34,8 @@ from cubemesh.frameworks.pytorch.runtime import (
     prepare,
     synchronize,
 )
-from cubemesh.model.spec import Ceiling, ProgramSettings
+from cubemesh.model.spec import ProgramSettings
+from cubemesh.model.work import Ceiling
 from cubemesh.units import format_bytes
 
 

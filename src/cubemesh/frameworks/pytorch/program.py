@@ -46,7 +46,7 @@ from cubemesh.frameworks.pytorch.runtime import (
 from cubemesh.frameworks.pytorch.scaling import make_scaling
 from cubemesh.frameworks.training import Snapshot
 from cubemesh.model.profile import Profile
-from cubemesh.model.spec import Training
+from cubemesh.model.work import Training
 from cubemesh.networks.precision import layer_precisions
 
 Placed = tuple[Tensor, ...]

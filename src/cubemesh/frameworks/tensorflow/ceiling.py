@@ -25,7 +25,8 @@ from cubemesh.frameworks.ceilings import (
     shape_words,
 )
 from cubemesh.frameworks.tensorflow.runtime import NUMERICS, is_out_of_memory, prepare
-from cubemesh.model.spec import Ceiling, ProgramSettings
+from cubemesh.model.spec import ProgramSettings
+from cubemesh.model.work import Ceiling
 from cubemesh.units import format_bytes
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from cubemesh.experiments import EXPERIMENTS
 from cubemesh.experiments.claims import judge
-from cubemesh.experiments.evidence import Evidence
+from cubemesh.experiments.claims.evidence import Evidence
 from cubemesh.model import Placement, ProgramSettings, RunSpec, State, TrainSteps
 from cubemesh.results.published import claims
 

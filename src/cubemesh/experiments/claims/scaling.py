@@ -6,21 +6,19 @@ devices; the minibatch and the rest of a document's conditions are named beside 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
+from cubemesh.experiments.claims.evidence import Check, Evidence
+from cubemesh.experiments.claims.verdicts import close, every, never, sided, untested
 from cubemesh.experiments.efficiency import efficiency
-from cubemesh.experiments.evidence import Evidence
 from cubemesh.experiments.groups import doubts
 from cubemesh.experiments.matrix import Matrix
 from cubemesh.experiments.ratios import bounds, ratio
 from cubemesh.experiments.regimes import Regime
 from cubemesh.experiments.scaling import Scaled, curves
 from cubemesh.experiments.scaling_shown import Measured
-from cubemesh.experiments.verdicts import close, every, never, sided, untested
 from cubemesh.model import Claim, Figure, NetworkWork, RunRecord, State, Verdict
 
-Check = Callable[[Claim, Evidence], Verdict]
 NEAR_LINEAR = 90.0
 """Percent of efficiency from which on a document's "near linear" is taken to hold."""
 

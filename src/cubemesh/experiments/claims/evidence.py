@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cubemesh.experiments.groups import Group, group_by
-from cubemesh.model import Machine, NetworkWork, RunRecord, Train, TrainSteps
+from cubemesh.model import Claim, Machine, NetworkWork, RunRecord, Train, TrainSteps, Verdict
 from cubemesh.networks import entry
 from cubemesh.results.published import same_device
 
@@ -59,6 +60,10 @@ class Evidence:
         gpus = self.machine.gpus if self.machine else ()
         on_gpu = all(rank.device != "cpu" for r in self.records for rank in r.ranks)
         return bool(gpus) and on_gpu and all(same_device(device, g.name) for g in gpus)
+
+
+Check = Callable[[Claim, Evidence], Verdict]
+"""What says whether a claim holds."""
 
 
 def _side(work: NetworkWork) -> int:

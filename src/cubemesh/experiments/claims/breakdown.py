@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from cubemesh.experiments.evidence import Evidence
-from cubemesh.experiments.verdicts import close, untested
+from cubemesh.experiments.claims.evidence import Evidence
+from cubemesh.experiments.claims.verdicts import close, untested
 from cubemesh.model import Claim, Figure, NetworkWork, RunRecord, Verdict
 
 Reading = Callable[[RunRecord], Figure | None]

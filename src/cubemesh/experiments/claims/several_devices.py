@@ -6,15 +6,13 @@ several devices reach the error rate of one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from cubemesh.experiments import lr_scaling_shown
+from cubemesh.experiments.claims.evidence import Check, Evidence
+from cubemesh.experiments.claims.verdicts import untested
 from cubemesh.experiments.equivalence import apart, comparable, error_rate
-from cubemesh.experiments.evidence import Evidence
 from cubemesh.experiments.lr_scaling_shown import EQUAL, pictures
 from cubemesh.experiments.matrix import listed
 from cubemesh.experiments.sequential_equivalence import comparisons
-from cubemesh.experiments.verdicts import untested
 from cubemesh.model import Claim, Figure, FirstSteps, State, Train, Verdict
 
 
@@ -65,7 +63,7 @@ def days_to_train(claim: Claim, evidence: Evidence) -> Verdict:
     return untested(claim, reason, Figure(value=min(days), unit="days") if days else None)
 
 
-CHECKS: dict[str, Callable[[Claim, Evidence], Verdict]] = {
+CHECKS: dict[str, Check] = {
     "001-22": loss_by_rate,
     "003-10": days_to_train,
     "004-14": same_error_rates,

@@ -1,13 +1,4 @@
-"""What do repeated measurements say: the typical value, how sure it is, and does it stand still?
-
-Step times are skewed and carry stragglers, so what is used here is robust: medians, resampling and
-rank tests, none of which assume a normal distribution. A throughput is always all samples over all
-seconds; a mean of rates would let short windows count as much as long ones. docs/statistics.md says
-when each of these misleads.
-
-Every function takes a one-dimensional sequence of finite numbers and raises ValueError for an
-empty one.
-"""
+"""How sure is a figure of repeated measurements: by resampling, or by Student's t?"""
 
 from __future__ import annotations
 
@@ -20,16 +11,13 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-Values: TypeAlias = Sequence[float] | NDArray[np.float64]
+from cubemesh.statistics.typical import Values, array, mean, median
+
 Statistic: TypeAlias = Callable[[Values], float]
 
 FEWEST_FOR_INTERVAL = 6
 """Fewer values than this cannot bound their median at 95 %: all n lie on one side of it with
 probability 2 · 0.5ⁿ, which falls below 5 % at n = 6."""
-
-_MAD_TO_SIGMA = 1.4826
-_MEAN_DEVIATION_TO_SIGMA = 1.253314
-_MOST_FOR_PAIRS = 512
 
 
 @dataclass(frozen=True)
@@ -38,48 +26,6 @@ class Interval:
 
     low: float
     high: float
-
-
-@dataclass(frozen=True)
-class Drift:
-    """Whether values rise or fall along their order."""
-
-    relative_change: float
-    """From the first value to the last along the trend, as a share of the median."""
-    p_value: float
-    """How often values without a trend would look at least this ordered."""
-    significant: bool
-    """Whether the trend is both unlikely to be chance and large enough to matter."""
-
-
-def mean(values: Values) -> float:
-    """The arithmetic mean."""
-    return float(_array(values).mean())
-
-
-def median(values: Values) -> float:
-    """The middle value, or the mean of the two middle ones."""
-    return float(np.median(_array(values)))
-
-
-def mad(values: Values, *, scaled: bool = False) -> float:
-    """Median absolute deviation: median(|x - median(x)|).
-
-    `scaled` multiplies it by 1.4826, which makes it the standard deviation where values are
-    normal (Rousseeuw & Croux, Alternatives to the Median Absolute Deviation, JASA 88, 1993).
-    """
-    x = _array(values)
-    deviation = float(np.median(np.abs(x - np.median(x))))
-    return _MAD_TO_SIGMA * deviation if scaled else deviation
-
-
-def percentile(values: Values, percent: float) -> float:
-    """The value that `percent` (0 to 100) of the values do not exceed, interpolated linearly
-    between order statistics (definition 7 of Hyndman & Fan, Sample Quantiles in Statistical
-    Packages, The American Statistician 50, 1996)."""
-    if not 0 <= percent <= 100:
-        raise ValueError(f"percent={percent} is not between 0 and 100")
-    return float(np.percentile(_array(values), percent))
 
 
 def bootstrap_interval(
@@ -97,7 +43,7 @@ def bootstrap_interval(
     for small samples as by `throughput_interval`; the median needs no such help. A single value
     gives an interval of no width, which says nothing: see `FEWEST_FOR_INTERVAL`.
     """
-    x = _array(values)
+    x = array(values)
     drawn = x[np.random.default_rng(seed).integers(0, x.size, (resamples, x.size))]
     if statistic is mean:
         return _middle(drawn.mean(axis=1), _expanded(confidence, x.size))
@@ -108,7 +54,7 @@ def bootstrap_interval(
 
 def throughput(samples: Values, seconds: Values) -> float:
     """Samples per second of all windows together: sum(samples) / sum(seconds)."""
-    return float(_array(samples).sum() / _array(seconds).sum())
+    return float(array(samples).sum() / array(seconds).sum())
 
 
 def throughput_interval(
@@ -125,7 +71,7 @@ def throughput_interval(
     2 · Φ(√(n/(n-1)) · t) that a t interval of n values would have (Hesterberg, What Teachers
     Should Know About the Bootstrap, The American Statistician 69, 2015, section 3.3).
     """
-    counts, spans = _array(samples), _array(seconds)
+    counts, spans = array(samples), array(seconds)
     if counts.size != spans.size:
         raise ValueError(f"{counts.size} sample counts for {spans.size} windows")
     drawn = np.random.default_rng(seed).integers(0, counts.size, (resamples, counts.size))
@@ -176,7 +122,7 @@ def throughput_draws(
 def draws_interval(draws: Values, n: int, confidence: float = 0.95) -> Interval:
     """The middle `confidence` of resampled estimates, expanded as by `throughput_interval` for the
     `n` values that were drawn from."""
-    return _middle(_array(draws), _expanded(confidence, n))
+    return _middle(array(draws), _expanded(confidence, n))
 
 
 def _runs(runs: Sequence[Sequence[tuple[float, float]]]) -> list[NDArray[np.float64]]:
@@ -211,80 +157,12 @@ def t_interval(
     """Student's interval of the mean of values that are drawn independently from a distribution
     near the normal, whose variance is known to be `least_variance` or more: values that agree by
     chance are then no surer than that. ValueError for fewer than two."""
-    x = _array(values)
+    x = array(values)
     if x.size < 2:
         raise ValueError("one value has no spread, and so no interval")
     variance = max(float(x.var(ddof=1)), least_variance)
     half = student_t(confidence, x.size - 1) * math.sqrt(variance / x.size)
     return Interval(low=float(x.mean()) - half, high=float(x.mean()) + half)
-
-
-def trimmed_mean(values: Values, cut: float = 0.2) -> float:
-    """The mean without the `cut` (a share below a half) largest and as many smallest values, of
-    which there are ⌊cut · n⌋ each (Tukey & McLaughlin, Sankhyā A 25, 1963)."""
-    x = np.sort(_array(values))
-    gone = int(cut * x.size)
-    return float(x[gone : x.size - gone].mean())
-
-
-def outliers(values: Values, threshold: float = 3.5) -> list[int]:
-    """Positions of the values whose modified z-score exceeds `threshold`.
-
-    The score is |x - median| / (1.4826 · MAD) (Iglewicz & Hoaglin, How to Detect and Handle
-    Outliers, 1993). Where more than half of the values are equal the MAD is 0, and the mean
-    absolute deviation times 1.253314 takes its place; where all are equal there is no outlier.
-    """
-    x = _array(values)
-    deviations = np.abs(x - np.median(x))
-    spread = _MAD_TO_SIGMA * float(np.median(deviations))
-    if spread == 0:
-        spread = _MEAN_DEVIATION_TO_SIGMA * float(deviations.mean())
-    if spread == 0:
-        return []
-    return [int(i) for i in np.nonzero(deviations / spread > threshold)[0]]
-
-
-def drift(values: Values, threshold: float = 0.02, significance: float = 0.05) -> Drift:
-    """Whether `values`, in the order they were measured, rise or fall.
-
-    The test is Mann's and Kendall's: S counts the pairs that rise less those that fall, and
-    z = (S - sign S) / √Var S with ties taken off the variance (Kendall, Rank Correlation Methods,
-    1975, chapter 4). The size is the Theil-Sen slope, the median over all pairs of rise per step
-    (Sen, JASA 63, 1968), times n - 1, over the median. `significant` needs p < `significance` and
-    a change of more than `threshold` in size: with many windows the smallest trend is unlikely to
-    be chance, and matters to nobody.
-
-    More than 512 values are first joined into medians of neighbours, since pairs grow with n².
-    """
-    x = _thinned(_array(values))
-    if x.size < 2:
-        return Drift(relative_change=0.0, p_value=1.0, significant=False)
-    earlier, later = np.triu_indices(x.size, k=1)
-    rises = x[later] - x[earlier]
-    p_value = _kendall_p(x, float(np.sign(rises).sum()))
-    change = float(np.median(rises / (later - earlier))) * (x.size - 1)
-    relative = change / abs(float(np.median(x))) if change else 0.0
-    significant = p_value < significance and abs(relative) > threshold
-    return Drift(relative_change=relative, p_value=p_value, significant=significant)
-
-
-def is_steady(recent: Values, threshold: float = 0.02) -> bool:
-    """Whether the warm-up may end: the `recent` windows no longer drift.
-
-    Fewer than five windows cannot tell, and are not steady. The test is `drift` at a significance
-    of 0.2 where 0.05 is usual: warming up a window longer costs little, and stopping too early
-    bends every figure that follows.
-    """
-    return len(recent) >= 5 and not drift(recent, threshold, significance=0.2).significant
-
-
-def _array(values: Values) -> NDArray[np.float64]:
-    x = np.asarray(values, dtype=np.float64)
-    if x.ndim != 1 or x.size == 0:
-        raise ValueError(f"a one-dimensional, non-empty sequence is needed, not shape {x.shape}")
-    if not np.isfinite(x).all():
-        raise ValueError("every value must be a finite number")
-    return x
 
 
 def _row_medians(rows: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -308,20 +186,3 @@ def _expanded(confidence: float, n: int) -> float:
         return confidence
     t = student_t(confidence, n - 1)
     return 2 * NormalDist().cdf(t * math.sqrt(n / (n - 1))) - 1
-
-
-def _thinned(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """At most 512 medians of equally many neighbours; a rest too few for a group is left out."""
-    neighbours = -(-x.size // _MOST_FOR_PAIRS)
-    groups = x[: x.size // neighbours * neighbours].reshape(-1, neighbours)
-    medians: NDArray[np.float64] = np.median(groups, axis=1)
-    return medians
-
-
-def _kendall_p(x: NDArray[np.float64], s: float) -> float:
-    n = x.size
-    ties = np.unique(x, return_counts=True)[1]
-    variance = (n * (n - 1) * (2 * n + 5) - float((ties * (ties - 1) * (2 * ties + 5)).sum())) / 18
-    if s == 0 or variance == 0:
-        return 1.0
-    return math.erfc((abs(s) - 1) / math.sqrt(2 * variance))

@@ -1,0 +1,79 @@
+"""What is the typical value, how far do values lie from it, and which lie far out?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Values: TypeAlias = Sequence[float] | NDArray[np.float64]
+
+_MAD_TO_SIGMA = 1.4826
+_MEAN_DEVIATION_TO_SIGMA = 1.253314
+
+
+def array(values: Values) -> NDArray[np.float64]:
+    """The values as an array. ValueError unless they are one-dimensional, finite and not none."""
+    x = np.asarray(values, dtype=np.float64)
+    if x.ndim != 1 or x.size == 0:
+        raise ValueError(f"a one-dimensional, non-empty sequence is needed, not shape {x.shape}")
+    if not np.isfinite(x).all():
+        raise ValueError("every value must be a finite number")
+    return x
+
+
+def mean(values: Values) -> float:
+    """The arithmetic mean."""
+    return float(array(values).mean())
+
+
+def median(values: Values) -> float:
+    """The middle value, or the mean of the two middle ones."""
+    return float(np.median(array(values)))
+
+
+def mad(values: Values, *, scaled: bool = False) -> float:
+    """Median absolute deviation: median(|x - median(x)|).
+
+    `scaled` multiplies it by 1.4826, which makes it the standard deviation where values are
+    normal (Rousseeuw & Croux, Alternatives to the Median Absolute Deviation, JASA 88, 1993).
+    """
+    x = array(values)
+    deviation = float(np.median(np.abs(x - np.median(x))))
+    return _MAD_TO_SIGMA * deviation if scaled else deviation
+
+
+def percentile(values: Values, percent: float) -> float:
+    """The value that `percent` (0 to 100) of the values do not exceed, interpolated linearly
+    between order statistics (definition 7 of Hyndman & Fan, Sample Quantiles in Statistical
+    Packages, The American Statistician 50, 1996)."""
+    if not 0 <= percent <= 100:
+        raise ValueError(f"percent={percent} is not between 0 and 100")
+    return float(np.percentile(array(values), percent))
+
+
+def trimmed_mean(values: Values, cut: float = 0.2) -> float:
+    """The mean without the `cut` (a share below a half) largest and as many smallest values, of
+    which there are ⌊cut · n⌋ each (Tukey & McLaughlin, Sankhyā A 25, 1963)."""
+    x = np.sort(array(values))
+    gone = int(cut * x.size)
+    return float(x[gone : x.size - gone].mean())
+
+
+def outliers(values: Values, threshold: float = 3.5) -> list[int]:
+    """Positions of the values whose modified z-score exceeds `threshold`.
+
+    The score is |x - median| / (1.4826 · MAD) (Iglewicz & Hoaglin, How to Detect and Handle
+    Outliers, 1993). Where more than half of the values are equal the MAD is 0, and the mean
+    absolute deviation times 1.253314 takes its place; where all are equal there is no outlier.
+    """
+    x = array(values)
+    deviations = np.abs(x - np.median(x))
+    spread = _MAD_TO_SIGMA * float(np.median(deviations))
+    if spread == 0:
+        spread = _MEAN_DEVIATION_TO_SIGMA * float(deviations.mean())
+    if spread == 0:
+        return []
+    return [int(i) for i in np.nonzero(deviations / spread > threshold)[0]]
