@@ -196,3 +196,26 @@ def test_ctrl_c_keeps_what_was_found(tmp_path):
     assert not document["complete"]
     assert document["untried"]
     assert "interrupted; what was found is kept" in said
+
+
+def test_a_real_tuning_of_seconds_on_one_core(tmp_path):
+    pytest.importorskip("torch")
+    core = min(os.sched_getaffinity(0))
+    options = ["frameworks=pytorch", "precisions=fp32", "device=cpu", "losses=8"]
+    command = [sys.executable, "-m", "cubemesh", "tune", "little-cnn", "--minutes", "0.15"]
+    command += ["--batch-per-device", "8", "--json", "--store", str(tmp_path / "s.sqlite")]
+    result = subprocess.run(
+        [*command, *(part for option in options for part in ("--set", option))],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+        check=False,
+    )
+    document = json.loads(result.stdout)
+    if {one["outcome"] for one in document["tried"]} == {"timed_out"}:
+        pytest.skip("this machine is too busy to measure a step in nine seconds")
+    assert result.returncode == 0, result.stderr
+    assert document["ladder"][0]["throughput_per_s"]["value"] > 0
+    assert {one["settings"]["layout"] for one in document["tried"]} <= {"nchw", "nhwc"}
+    assert not any(one["refused"] for one in document["tried"]), "an order of axes learns alike"

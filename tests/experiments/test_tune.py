@@ -123,7 +123,7 @@ def test_a_gain_of_less_than_a_percent_leaves_the_stock_setting(machine, play, r
     player = Machine(record_of, lambda s: 0.00995 if s.program.layout == "nhwc" else 0.01)
     asked, records, search = tuned(machine, play, player)
     assert search.best == search.stock
-    assert "trains fastest as stock has it" in tune.answer(asked, records).findings[0].text
+    assert "trains fastest in the stock setting" in tune.answer(asked, records).findings[0].text
 
 
 def test_a_faster_setting_that_does_not_learn_is_refused_by_name(machine, play, record_of):

@@ -43,7 +43,7 @@ from cubemesh.model.spec import CompileBy, Layout, Pinning, Precision
 MINUTES_ON_CPU, MINUTES_ON_GPU = 3.0, 5.0
 EFFORTS = {
     Scale.QUICK: Effort(steps=2, seconds=0.4, windows=8, warmup_seconds=1.0),
-    Scale.DEFAULT: Effort(steps=3, seconds=0.8, windows=10, warmup_seconds=2.0),
+    Scale.DEFAULT: Effort(steps=3, seconds=0.8, windows=8, warmup_seconds=2.0),
     Scale.FULL: Effort(steps=10, seconds=3.0, windows=20, warmup_seconds=10.0),
 }
 """Of a configuration's first run; each further one measures half as long again."""

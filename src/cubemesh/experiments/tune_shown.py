@@ -222,10 +222,12 @@ def _fastest(network: str, search: Search, steps: list[Step]) -> Finding:
     assert rate is not None, "the best has run"
     speed = f"{format_interval(rate.value, rate.low, rate.high)} samples/s"
     if gained is None:
+        others = sum(search.speed(c) is not None for c in search.tried) - 1
+        told = f"Of {others} others that ran none gained 1 %" if others else "No other ran"
         return Finding(
             question=question,
-            text=f"{network} trains fastest as stock has it ({words(search, stock)}): {speed}. "
-            f"Nothing of the {len(search.tried) - 1} other settings was surely faster.",
+            text=f"{network} trains fastest in the stock setting ({words(search, stock)}), at "
+            f"{speed}. {told}.",
             value=rate.value,
             unit="samples/s",
             low=rate.low,
