@@ -137,7 +137,8 @@ def plan(settings: Settings, context: Context) -> Plan:
         except StopIteration:
             return
         came, framework = None, trial.configuration.framework
-        if budget.affords(framework):
+        other = () if trial.against is None else (trial.against.framework,)
+        if budget.affords(framework, *other):
             began = context.clock()
             limit_s = budget.limit_s(whole=search.stock is None)
             (record,) = yield [_spec(settings, trial, EFFORTS[context.scale], limit_s)]
@@ -229,6 +230,7 @@ EXPERIMENT = Experiment(
         "compile_by": "compiling",
         "exchange": "exchanges",
         "bucket_bytes": "buckets_mib",
+        "hosts": "devices",
     },
     plan=plan,
     answer=answer,

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from cubemesh.model import Effort
+
 LEAST_S = 1.0
 """No run is worth beginning in less."""
 SHARE = 1 / 3
+ALTERNATING = Effort().instances
 _STEP_S = 0.5
 """Time limits at the end are rounded down to this."""
 
@@ -30,10 +33,13 @@ class Budget:
         """What is left; below 0 when it is over."""
         return self._end - self._clock()
 
-    def affords(self, framework: str) -> bool:
-        """Whether a trial of this framework can be expected to end in time."""
-        known = self._took_s.get(framework, min(self._took_s.values(), default=0.0))
-        return self.left_s >= max(LEAST_S, known)
+    def affords(self, *frameworks: str) -> bool:
+        """Whether a trial of this framework can be expected to end in time; of two that alternate,
+        each being built `ALTERNATING` times."""
+        shortest = min(self._took_s.values(), default=0.0)
+        known = [self._took_s.get(framework, shortest) for framework in frameworks]
+        expected_s = max(known) * (ALTERNATING if len(known) > 1 else 1)
+        return self.left_s >= max(LEAST_S, expected_s)
 
     def limit_s(self, *, whole: bool) -> float:
         """The time limit of the next trial: a share of the budget, or of `whole` all of it, where

@@ -19,7 +19,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 from cubemesh.experiments.groups import Group
-from cubemesh.experiments.tune_curves import Means, judge, means_of
+from cubemesh.experiments.tune_curves import Means, departs, judge, means_of
 from cubemesh.experiments.tune_levers import (
     LEVERS,
     MINIBATCH,
@@ -251,7 +251,7 @@ class Search:
         found = means_of(self.tried[configuration][0])
         fewer = not configuration.counts_as(self.stock)
         judged = judge(stock, found, (), fewer_digits=fewer)
-        if not judged.admitted and stock is not None and found is not None:
+        if stock is not None and found is not None and departs(stock, found):
             runs = yield from self._spread(stock)
             judged = judge(stock, found, runs, fewer_digits=fewer)
         if not judged.admitted:
