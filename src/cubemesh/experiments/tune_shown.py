@@ -256,6 +256,6 @@ def notes(search: Search, losses: int) -> tuple[str, ...]:
         "windows and processes.",
         f"A setting is refused where its mean loss in a quarter of the first {losses} steps, from "
         "the same weights on the same minibatch, is further from the stock setting's than "
-        f"{100 * ROUNDING:g} % of the first quarter's, and than {SEEDS} stock runs from other seeds are from one "
-        "another (at most half of what the stock loss fell).",
+        f"{100 * ROUNDING:g} % of the first quarter's, and than {SEEDS} stock runs from other "
+        "seeds are from one another (at most half of what the stock loss fell).",
     )
