@@ -2,12 +2,15 @@
 
 Cubemesh's program in the fastest of a few settings (framework and layout, found by timing each for
 a few steps), beside the stock ways to train the same network in the same precision: PyTorch eager
-and compiled, with torchvision's module where it is installed and one written by hand elsewhere;
-JAX, TensorFlow and Keras by hand (the modules `handwritten*.py`), in fp32 and tf32 only. Each pair
-trains in one process, window by window in turn (pairs.py). Batches lie on the device already; only
+and compiled, in both layouts, with torchvision's module where it is installed and one written by
+hand elsewhere; JAX, TensorFlow and Keras by hand (the modules `handwritten*.py`), in fp32 and tf32
+only. Window by window in turn (pairs.py): on a CPU each side in a process of its own, since memory
+and threads belong to a process, on a GPU all in this one. Batches lie on the device already; only
 the peers other than PyTorch copy theirs in each step, and there cubemesh does too.
 
     python benchmarks/versus_peers.py --networks little-cnn --batch 128                    # CPU
+    python benchmarks/versus_peers.py --rounds 10             # CPU, all at once: rounds.py, shorter
+    python benchmarks/versus_peers.py --networks resnet-50 --python jax=/opt/jax/bin/python
     python benchmarks/versus_peers.py --device cuda:0 --networks resnet-50 --batch 256 \
         --precision bf16
 
@@ -22,36 +25,34 @@ import importlib.util
 import json
 import os
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 
-import torch
-import torch.nn.functional as F  # noqa: N812
-
-from against_handwritten import JAX_PRECISION, MOMENTUM, PEERS, RATE
-from cubemesh import networks
+from against_handwritten import JAX_PRECISION, PEERS
+from apart import Apart, Unbuilt
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.base import Batch, BuildRequest, Compiles
-from cubemesh.frameworks.pytorch.runtime import NARROW_TYPES
-from cubemesh.model.spec import Placement, ProgramSettings
-from cubemesh.model.work import TrainSteps
-from cubemesh.networks.graph import Network
-from cubemesh.parallel import exchanges
-from pairs import Comparison, Side, compare, cubemesh_side, random_batch
+from one_side import OURS, STOCK, TORCHVISION, Wanted, build
+from pairs import Comparison, Side, compare
+from rounds import compared, in_rounds
 
 SETTINGS = {
-    "cpu": (("pytorch", "nchw"), ("pytorch", "nhwc"), ("pytorch-compiled", "nhwc")),
+    "cpu": (
+        ("pytorch-captured", "nhwc"),
+        ("pytorch-compiled", "nhwc"),
+        ("pytorch", "nhwc"),
+        ("pytorch", "nchw"),
+    ),
     "cuda": (("pytorch-captured", "nhwc"), ("pytorch-compiled", "nhwc"), ("pytorch", "nhwc")),
 }
 """Kind of device → (framework, layout) that are tried."""
 TRIAL_STEPS = 5
-SETTLING_STEPS = 4
+SETTLING_STEPS = {"cpu": 2, "cuda": 4}
 """Before a trial: the captured program takes three until it replays."""
-TORCHVISION = {"resnet-50": "resnet50", "resnet-18": "resnet18", "alexnet": "alexnet"}
-STOCK = ("stock eager", "stock compiled")
 OTHERS = ("jax", "tensorflow", "tensorflow-xla", "keras")
+GOAL = {"cpu": 1.25}
+"""Kind of device → the ratio to the best peer that was aimed at."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,127 +65,128 @@ class Line:
     """Cubemesh's, the fastest that was found."""
     found: Comparison | None = None
     absent: str = ""
+    steps_s: tuple[Sequence[float], Sequence[float]] = ((), ())
+    """In rounds: seconds of a step in each, the peer's and cubemesh's."""
 
 
-def request_for(network: Network, args: argparse.Namespace, framework: str, layout: Any) -> Any:
-    """What a program is built from."""
-    return BuildRequest(
-        network=network,
-        work=TrainSteps(
-            network=network.name,
-            batch_per_device=args.batch,
-            learning_rate=RATE,
-            momentum=MOMENTUM,
-        ),
-        placement=Placement(),
-        program=ProgramSettings(framework=framework, precision=args.precision, layout=layout),
-        exchange=exchanges.make("none"),
-        device=args.device,
-        threads=args.threads,
-    )
+@contextmanager
+def sides(
+    wanted: Iterable[Wanted], pythons: dict[str, str], clock: str = "wall"
+) -> Iterator[list[Side]]:
+    """The sides, on a CPU apart, and ended afterwards; raises Unbuilt."""
+    apart: list[Apart] = []
+    found = []
+    try:
+        for one in wanted:
+            if one.device == "cpu":
+                apart.append(Apart(one, pythons.get(one.peer, sys.executable)))
+                found.append(apart[-1].side(clock))
+            else:
+                found.append(build(one))
+        yield found
+    finally:
+        for process in apart:
+            process.close()
 
 
-def ours(request: BuildRequest, batch: Batch) -> Side:
-    """The program on a batch that lies on its device."""
-    program = entry(request.program.framework).load().build(request)
-    placed = program.place(batch)
-    if isinstance(program, Compiles):
-        program.compile(placed)
-    program.load(request.network.draw(0))
-    return Side(step=lambda: program.train_step(placed), synchronize=program.synchronize)
-
-
-def step_s(side: Side) -> float:
-    """Seconds of a step, about."""
-    for _ in range(SETTLING_STEPS):
+def step_s(side: Side, settling: int) -> float:
+    """Seconds of a step by the side's clock, about."""
+    for _ in range(settling):
         side.step()
     side.synchronize()
-    start = time.perf_counter()
+    start = side.clock()
     for _ in range(TRIAL_STEPS):
         side.step()
     side.synchronize()
-    return (time.perf_counter() - start) / TRIAL_STEPS
+    return (side.clock() - start) / TRIAL_STEPS
 
 
-def fastest(network: Network, batch: Batch, args: argparse.Namespace) -> tuple[str, str]:
-    """(framework, layout) of the fastest setting that this machine offers."""
-    tried: dict[tuple[str, str], float] = {}
-    for framework, layout in SETTINGS[args.device.partition(":")[0]]:
-        if args.device in entry(framework).load().capabilities().devices:
-            side = ours(request_for(network, args, framework, layout), batch)
-            tried[framework, layout] = step_s(side)
-            print(f"  tried {framework}, {layout}: {tried[framework, layout] * 1e3:.2f} ms a step")
-            del side
-    return min(tried, key=lambda setting: tried[setting])
+def fastest(plain: Wanted, clock: str = "wall") -> Wanted:
+    """`plain`, a program of cubemesh's, in the fastest setting that this machine offers."""
+    kind = plain.device.partition(":")[0]
+    tried: dict[Wanted, float] = {}
+    for framework, layout in SETTINGS[kind]:
+        if plain.device in entry(framework).load().capabilities().devices:
+            wanted = replace(plain, framework=framework, layout=layout)
+            with sides([wanted], {}, clock) as (side,):
+                tried[wanted] = step_s(side, SETTLING_STEPS[kind])
+            print(f"  tried {framework}, {layout}: {tried[wanted] * 1e3:.2f} ms a step", flush=True)
+    return min(tried, key=lambda wanted: tried[wanted])
 
 
-def stock(network: Network, args: argparse.Namespace, batch: Batch, compiled: bool) -> Side:
-    """PyTorch as its tutorials write it: channels last, autocast, SGD with momentum, fused."""
-    if network.name in TORCHVISION and importlib.util.find_spec("torchvision"):
-        models = importlib.import_module("torchvision.models")
-        module = getattr(models, TORCHVISION[network.name])(weights=None)
-    else:
-        module = getattr(importlib.import_module("handwritten"), network.name.replace("-", "_"))()
-    layout = torch.channels_last if args.device != "cpu" else torch.contiguous_format
-    module.to(args.device, memory_format=layout).train()
-    optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=MOMENTUM, fused=True)
-    run: Callable[[torch.Tensor], torch.Tensor] = torch.compile(module) if compiled else module
-    narrow = NARROW_TYPES.get(args.precision)
-    kind = args.device.partition(":")[0]
-    x = torch.from_numpy(batch.images).to(args.device, memory_format=layout)
-    y = torch.from_numpy(batch.labels).to(args.device)
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(kind, narrow, enabled=narrow is not None):
-            loss = F.cross_entropy(run(x), y)
-        loss.backward()
-        optimizer.step()
-
-    wait = (lambda: None) if kind == "cpu" else torch.cuda.synchronize
-    return Side(step=step, synchronize=wait)
-
-
-def why_absent(peer: str, network: Network, args: argparse.Namespace) -> str:
+def why_absent(peer: str, args: argparse.Namespace, network: str) -> str:
     """Why a peer is not there, in words; empty where it is."""
     if peer in STOCK:
         handwritten = importlib.import_module("handwritten")
-        by_hand = hasattr(handwritten, network.name.replace("-", "_"))
-        in_torchvision = network.name in TORCHVISION and importlib.util.find_spec("torchvision")
+        by_hand = hasattr(handwritten, network.replace("-", "_"))
+        in_torchvision = network in TORCHVISION and importlib.util.find_spec("torchvision")
         return "" if by_hand or in_torchvision else "no stock module of this network"
-    if importlib.util.find_spec(PEERS[peer].requires) is None:
-        return "not installed"
-    if network.name not in PEERS[peer].networks:
+    if peer not in args.pythons and importlib.util.find_spec(PEERS[peer].requires) is None:
+        return f"not installed (--python {peer}=PATH names an environment that has it)"
+    if network not in PEERS[peer].networks:
         return "not written by hand in it"
     if args.precision not in JAX_PRECISION:
         return f"by hand in {', '.join(JAX_PRECISION)} only"
-    if args.device not in entry(peer).load().capabilities().devices:
+    if args.device != "cpu" and args.device not in entry(peer).load().capabilities().devices:
         return f"not on {args.device}"
     return ""
 
 
-def versus(peer: str, network: Network, setting: tuple[str, str], args: Any, batch: Batch) -> Line:
+def versus(peer: str, mine: Wanted, args: argparse.Namespace) -> Line:
     """One line: instances of both, compared."""
-    told = ", ".join(setting)
-    absent = why_absent(peer, network, args)
+    told = f"{mine.framework}, {mine.layout}"
+    absent = why_absent(peer, args, mine.network)
     if absent:
-        return Line(network=network.name, peer=peer, setting=told, absent=absent)
-    request = request_for(network, args, *setting)
-    both = []
-    for _ in range(args.instances):
-        if peer in STOCK:
-            mine = ours(request, batch)  # first: it sets precision and cuDNN for the process
-            both.append((stock(network, args, batch, peer == "stock compiled"), mine))
+        return Line(network=mine.network, peer=peer, setting=told, absent=absent)
+    # Ours first: in one process it sets precision and cuDNN for both.
+    pair = (replace(mine, copies=peer not in STOCK), replace(mine, peer=peer))
+    try:
+        with sides(pair * args.instances, args.pythons, args.clock) as built:
+            found = compare(list(zip(built[1::2], built[::2], strict=True)), args.seconds)
+    except Unbuilt as error:
+        return Line(network=mine.network, peer=peer, setting=told, absent=str(error))
+    return Line(network=mine.network, peer=peer, setting=told, found=found)
+
+
+def one_by_one(mine: Wanted, args: argparse.Namespace) -> Iterator[Line]:
+    """A line for each peer, as it is there."""
+    for peer in peers_of(args):
+        yield versus(peer, mine, args)
+
+
+def at_once(mine: Wanted, args: argparse.Namespace) -> list[Line]:
+    """All lines, from rounds of all peers that are there."""
+    told = f"{mine.framework}, {mine.layout}"
+    lines, present = [], {OURS: mine}
+    for peer in peers_of(args):
+        if absent := why_absent(peer, args, mine.network):
+            lines.append(Line(network=mine.network, peer=peer, setting=told, absent=absent))
         else:
-            mine = cubemesh_side(setting[0], request, batch)
-            both.append((PEERS[peer].make(network, request, batch), mine))
-    found = compare(both, args.seconds)
-    return Line(network=network.name, peer=peer, setting=told, found=found)
+            present[peer] = replace(mine, peer=peer)
+    processes: dict[str, Apart] = {}
+    try:
+        for peer, wanted in present.items():
+            try:
+                processes[peer] = Apart(wanted, args.pythons.get(peer, sys.executable))
+            except Unbuilt as error:
+                line = Line(network=mine.network, peer=peer, setting=told, absent=str(error))
+                lines.append(line)
+        built = {peer: process.side(args.clock) for peer, process in processes.items()}
+        taken = in_rounds(built, args.rounds, args.steps)
+    finally:
+        for process in processes.values():
+            process.close()
+    own = taken.pop(OURS)
+    for peer, steps_s in taken.items():
+        found = compared(steps_s, own, args.steps)
+        both = (steps_s, own)
+        lines.append(Line(network=mine.network, peer=peer, setting=told, found=found, steps_s=both))
+    return sorted(lines, key=lambda line: peers_of(args).index(line.peer))
 
 
 def text(line: Line, samples: int) -> str:
     """A line of the table."""
-    head = f"{line.network:11} {line.peer:15} "
+    head = f"{line.network:11} {line.peer:19} "
     if line.found is None:
         return f"{head}absent: {line.absent}"
     c = line.found
@@ -195,41 +197,90 @@ def text(line: Line, samples: int) -> str:
     )
 
 
+def verdict(lines: Iterable[Line], kind: str) -> str:
+    """How it stands to the best peer, the one over which the ratio is least."""
+    found = [(line.found.ratio, line) for line in lines if line.found is not None]
+    if not found:
+        return "no peer was compared"
+    ratio, line = min(found, key=lambda pair: pair[0])
+    told = f"the best peer of {line.network} is {line.peer}: {ratio:.3f}"
+    goal = GOAL.get(kind)
+    if goal is None:
+        return told
+    return f"{told}; {'reached' if ratio >= goal else 'missed'}: {goal} was aimed at"
+
+
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", default="little-cnn,resnet-50", help="names, between commas")
-    parser.add_argument("--peers", default=",".join((*STOCK, *OTHERS)), help="between commas")
+    parser.add_argument("--peers", help="between commas; all of the device's unless given")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--precision", choices=["fp32", "tf32", "bf16"], default="fp32")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda:0")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seconds", type=float, default=20.0, help="of each comparison, about")
+    parser.add_argument("--rounds", type=int, help="on a CPU: all at once, as many times in turn")
+    parser.add_argument("--steps", type=int, default=1, help="of a window of a round")
     parser.add_argument("--instances", type=int, default=2, help="of each side")
+    parser.add_argument(
+        "--clock",
+        choices=["wall", "processor"],
+        default="wall",
+        help="processor: of a CPU that others use, with --threads 1",
+    )
+    parser.add_argument("--setting", help="cubemesh's, FRAMEWORK,LAYOUT, instead of trying")
+    parser.add_argument(
+        "--python", action="append", default=[], help="PEER=PATH: the Python a peer runs in"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the results there as well")
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.pythons = dict(given.split("=", 1) for given in args.python)
+    return args
+
+
+def peers_of(args: argparse.Namespace) -> list[str]:
+    """Those asked for; on a GPU nobody trains in nchw."""
+    if args.peers:
+        return str(args.peers).split(",")
+    stock = [name for name in STOCK if args.device == "cpu" or name.endswith("nhwc")]
+    return [*stock, *OTHERS]
 
 
 def main() -> int:
     """Compare and print; how it came out does not change the exit code."""
     args = arguments()
-    if args.device != "cpu" and not torch.cuda.is_available():
+    if args.device != "cpu" and not importlib.import_module("torch").cuda.is_available():
         print("absent: a GPU that PyTorch can use")
         return 2
     lines = []
     for name in args.networks.split(","):
-        network = networks.build(name)
-        batch = random_batch(network, args.batch)
-        print(f"{name}, minibatch {args.batch}, {args.precision}, {args.device}")
-        setting = fastest(network, batch, args)
-        print(f"{'peer/s':>38} {'cubemesh/s':>10}   ratio (95 % interval), pairs, setting")
-        for peer in args.peers.split(","):
-            lines.append(versus(peer, network, setting, args, batch))
-            print(text(lines[-1], args.batch), flush=True)
+        print(f"{name}, minibatch {args.batch}, {args.precision}, {args.device}, ", end="")
+        print(f"{args.threads} threads")
+        mine = Wanted(
+            peer=OURS,
+            network=name,
+            batch=args.batch,
+            precision=args.precision,
+            device=args.device,
+            threads=args.threads,
+        )
+        if args.setting:
+            framework, _, layout = args.setting.partition(",")
+            mine = replace(mine, framework=framework, layout=layout)
+        else:
+            mine = fastest(mine, args.clock)
+        print(f"{'peer/s':>42} {'cubemesh/s':>10}   ratio (95 % interval), pairs, setting")
+        own = []
+        for line in at_once(mine, args) if args.rounds else one_by_one(mine, args):
+            own.append(line)
+            print(text(line, args.batch), flush=True)
+        print(verdict(own, args.device.partition(":")[0]), flush=True)
+        lines += own
     if args.json:
         with open(args.json, "w") as file:
             settings = {k: v for k, v in vars(args).items() if k != "json"}
-            result = {"schema": 1, "torch": torch.__version__, **settings}
+            result = {"schema": 2, "torch": version("torch"), **settings}
             json.dump({**result, "lines": [asdict(line) for line in lines]}, file, indent=2)
     return 0
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from cubemesh.data.feed import Feed
-from cubemesh.data.images import Images, open_images
+from cubemesh.data.image_source import Images
+from cubemesh.data.images import open_images
 from cubemesh.model import ProgramSettings, RunSpec, Train
 from cubemesh.worker.job import Job
 from cubemesh.worker.run import run_job

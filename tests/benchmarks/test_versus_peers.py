@@ -1,6 +1,8 @@
 """Both sides train, the faster setting is taken, and what is not there is told."""
 
 import argparse
+import contextlib
+import sys
 
 import pytest
 
@@ -8,45 +10,101 @@ torch = pytest.importorskip("torch")
 
 
 @pytest.fixture
+def versus(script):
+    return script("versus_peers")
+
+
+@pytest.fixture
+def mine(versus):
+    return versus.Wanted(peer=versus.OURS, network="little-cnn", batch=2)
+
+
+@pytest.fixture
 def args():
     return argparse.Namespace(
-        device="cpu", precision="fp32", threads=1, batch=2, instances=2, seconds=0.2
+        device="cpu", precision="fp32", instances=2, seconds=0.2, pythons={}, clock="wall"
     )
 
 
-def test_a_stock_peer_is_compared_and_an_absent_one_told(script, args, monkeypatch):
-    versus = script("versus_peers")
-    from cubemesh import networks
+def in_this_process(versus, monkeypatch):
+    """Processes take seconds to start."""
 
-    network = networks.build("little-cnn")
-    batch = versus.random_batch(network, args.batch)
-    setting = ("pytorch", "nchw")
-    monkeypatch.setitem(versus.SETTINGS, "cpu", (setting,))
-    assert versus.fastest(network, batch, args) == setting
-    line = versus.versus("stock eager", network, setting, args, batch)
+    @contextlib.contextmanager
+    def sides(wanted, pythons, clock):
+        yield [versus.build(one) for one in wanted]
+
+    monkeypatch.setattr(versus, "sides", sides)
+
+
+def test_a_stock_peer_is_compared_and_an_absent_one_told(versus, mine, args, monkeypatch):
+    in_this_process(versus, monkeypatch)
+    line = versus.versus("stock eager nhwc", mine, args)
     assert line.found is not None
     assert line.found.low <= line.found.ratio <= line.found.high
-    assert "pytorch, nchw" in versus.text(line, args.batch)
-    other = versus.why_absent("stock eager", networks.build("cifarnet"), args)
-    assert other == ""
-    unknown = versus.versus("stock eager", networks.build("overfeat"), setting, args, batch)
-    assert "absent: no stock module" in versus.text(unknown, args.batch)
+    assert "pytorch, nchw" in versus.text(line, mine.batch)
+    assert versus.why_absent("stock eager", args, "cifarnet") == ""
+    unknown = versus.versus("stock eager", versus.replace(mine, network="overfeat"), args)
+    assert "absent: no stock module" in versus.text(unknown, mine.batch)
+    assert "--python" in versus.why_absent("jax", args, "little-cnn") or (
+        versus.importlib.util.find_spec("jax") is not None
+    )
 
 
-def test_the_fastest_setting_is_the_one_of_the_shortest_step(script, args, monkeypatch):
-    versus = script("versus_peers")
-    taken = {("a", "nchw"): 0.2, ("b", "nhwc"): 0.1}
+def test_the_fastest_setting_is_the_one_of_the_shortest_step(versus, mine, monkeypatch):
+    taken = {("pytorch", "nchw"): 0.2, ("pytorch", "nhwc"): 0.1}
     monkeypatch.setitem(versus.SETTINGS, "cpu", tuple(taken))
-    monkeypatch.setattr(versus, "request_for", lambda *of: of[2:])
-    monkeypatch.setattr(versus, "ours", lambda request, batch: request)
-    monkeypatch.setattr(versus, "step_s", lambda side: taken[side])
 
-    class Here:
-        def load(self):
-            return self
+    @contextlib.contextmanager
+    def sides(wanted, pythons, clock):
+        yield [taken[one.framework, one.layout] for one in wanted]
 
-        def capabilities(self):
-            return argparse.Namespace(devices=("cpu",))
+    monkeypatch.setattr(versus, "sides", sides)
+    monkeypatch.setattr(versus, "step_s", lambda side, settling: side)
+    found = versus.fastest(mine)
+    assert (found.framework, found.layout, found.batch) == ("pytorch", "nhwc", 2)
 
-    monkeypatch.setattr(versus, "entry", lambda name: Here())
-    assert versus.fastest(None, None, args) == ("b", "nhwc")
+
+def test_a_side_apart_trains_as_many_steps_as_it_is_told(versus, mine):
+    process = versus.Apart(versus.replace(mine, framework="null"), sys.executable)
+    side = process.side("processor")
+    side.step()
+    side.step()
+    before = side.clock()
+    side.synchronize()
+    taken = side.clock()
+    side.synchronize()  # nothing to wait for
+    process.close()
+    assert before < taken == side.clock()
+
+
+def test_a_side_that_cannot_be_built_says_why(versus, mine):
+    with (
+        pytest.raises(versus.Unbuilt, match="no-such-network"),
+        versus.sides([versus.replace(mine, network="no-such-network")], {}),
+    ):
+        pass
+
+
+def test_the_best_peer_is_the_one_that_is_least_behind(versus):
+    def line(peer, ratio):
+        found = versus.Comparison(
+            pairs=8,
+            steps_per_window=1,
+            first_step_ms=1.0,
+            first_step_mad_ms=0.1,
+            second_step_ms=1.0,
+            second_step_mad_ms=0.1,
+            ratio=ratio,
+            low=ratio,
+            high=ratio,
+        )
+        return versus.Line(network="little-cnn", peer=peer, setting="", found=found)
+
+    gone = versus.Line(network="little-cnn", peer="keras", setting="", absent="not installed")
+    lines = [line("jax", 3.0), line("stock eager", 1.2), gone]
+    assert versus.verdict(lines, "cpu") == (
+        "the best peer of little-cnn is stock eager: 1.200; missed: 1.25 was aimed at"
+    )
+    assert versus.verdict(lines[:1], "cpu").endswith("reached: 1.25 was aimed at")
+    assert versus.verdict(lines, "cuda").endswith("1.200")
+    assert versus.verdict([gone], "cpu") == "no peer was compared"

@@ -9,22 +9,25 @@ from hypothesis import strategies as st
 
 from cubemesh.networks import fusion
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.networks.fusion import NormFusion, fused_steps, norm_fusions, reads
-from cubemesh.networks.layers import Add, BatchNorm, ReLU
+from cubemesh.networks.fusion import fused_steps, norm_fusions, reads, relu_fusions
+from cubemesh.networks.graph import Node
+from cubemesh.networks.layers import Add, BatchNorm, Convolution, MaxPool, ReLU
 
 
 @st.composite
 def graphs(draw):
-    """Convolutions, normalisations, sums and ReLUs, each of whatever came before."""
+    """Convolutions, normalisations, sums, poolings and ReLUs, each of whatever came before."""
     net = NetworkBuilder("drawn")
     values = [net.conv(net.input("image", (3, 4, 4)), 4, kernel=1)]
     for _ in range(draw(st.integers(1, 14))):
-        kind = draw(st.sampled_from(["norm", "relu", "add", "conv", "norm", "relu"]))
+        kind = draw(st.sampled_from(["norm", "relu", "add", "conv", "pool", "relu"]))
         x = values[-1] if draw(st.booleans()) else draw(st.sampled_from(values))
         if kind == "norm":
             values.append(net.batch_norm(x))
         elif kind == "relu":
             values.append(net.relu(x))
+        elif kind == "pool":
+            values.append(net.max_pool(x, 3, stride=1, padding=1))
         elif kind == "add":
             values.append(net.add(x, draw(st.sampled_from(values))))
         else:
@@ -34,16 +37,16 @@ def graphs(draw):
 
 
 @settings(max_examples=40, deadline=None)
-@given(graphs())
-def test_every_layer_runs_once_after_what_it_reads(network):
-    steps = fused_steps(network)
+@given(graphs(), st.booleans())
+def test_every_layer_runs_once_after_what_it_reads(network, relus):
+    steps = fused_steps(network, relus=relus)
     needed = network.needed(*(head.value for head in network.heads))
-    ran = [n for s in steps for n in (s.nodes if isinstance(s, NormFusion) else (s.name,))]
+    ran = [n for s in steps for n in ((s.name,) if isinstance(s, Node) else s.nodes)]
     assert sorted(ran) == sorted(node.name for node in needed)
     made = {i.name for i in network.inputs}
     for step in steps:
         assert set(step.inputs) <= made
-        made.add(step.last.name if isinstance(step, NormFusion) else step.name)
+        made.add(step.name if isinstance(step, Node) else step.last.name)
     assert {head.value for head in network.heads} <= made
 
 
@@ -62,6 +65,32 @@ def test_nothing_that_is_fused_away_is_read_and_every_norm_is_in_a_fusion(networ
         assert (found.residual is not None) == (Add in kinds)
     norms = {f.norm.name for f in norm_fusions(network)}
     assert norms == {name for name, layer in layers.items() if isinstance(layer, BatchNorm)}
+
+
+@settings(max_examples=40, deadline=None)
+@given(graphs())
+def test_a_relu_is_fused_with_a_pooling_or_a_convolution_that_nobody_else_reads(network):
+    needed = network.needed(*(head.value for head in network.heads))
+    layers = {node.name: node.layer for node in needed}
+    read = reads(network, fused_steps(network, relus=True))
+    in_norms = {name for found in norm_fusions(network) for name in found.nodes}
+    for found in relu_fusions(network):
+        assert found.first.name not in read
+        assert in_norms.isdisjoint(found.nodes)
+        kinds = tuple(type(layers[name]) for name in found.nodes)
+        assert kinds in ((ReLU, MaxPool), (MaxPool, ReLU), (Convolution, ReLU))
+        assert found.main in (found.first, found.last)
+        assert not isinstance(found.main.layer, ReLU)
+
+
+def test_a_relu_between_a_convolution_and_a_pooling_goes_with_the_pooling():
+    net = NetworkBuilder("block")
+    x = net.relu(net.conv(net.input("image", (3, 4, 4)), 4, kernel=1), name="one")
+    x = net.relu(net.conv(x, 4, kernel=1, name="conv"), name="two")
+    net.classify(net.linear(net.flatten(net.max_pool(x, 2, name="pool")), 3))
+    first, second = relu_fusions(net.build())
+    assert first.last.name == "one"
+    assert (second.nodes, second.main.name, second.inputs) == (("two", "pool"), "pool", ("conv",))
 
 
 def test_a_residual_block_is_two_fusions_and_the_later_norm_takes_the_sum():

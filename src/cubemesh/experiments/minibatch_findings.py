@@ -63,7 +63,7 @@ def _growth(done: list[tuple[Group[int], Figure]], top: Figure) -> Iterator[Find
     grown = f"{_show(figure)} samples/s, {gain:.2g}× minibatch {first.key}"
     if level.key == done[-1][0].key:
         text = f"Throughput still grows at minibatch {level.key}, the largest measured: {grown}."
-        remedy = "Try larger minibatches with --set batches=…."
+        remedy = f"Try larger ones: --set batches={2 * level.key},{4 * level.key}"
     else:
         text, remedy = f"Throughput stops growing at minibatch {level.key}: {grown}.", ""
     yield Finding(text=text, remedy=remedy, doubts=doubts(*(g for g, _ in done)))

@@ -245,7 +245,8 @@ def _growth(name: str, done: list[Done]) -> Finding:
         gain = f"{show_ratio(ratio(figure, slow))} that of {first.key.batch}"
         if level is last:
             text = f"{name}: throughput still grows at minibatch {level.key.batch}, {gain}."
-            remedy = "Try larger minibatches with --set batches=…."
+            larger = 2 * level.key.batch, 4 * level.key.batch
+            remedy = f"Try larger ones: --set batches={larger[0]},{larger[1]}"
         else:
             text = f"{name}: throughput levels off at minibatch {level.key.batch}, {gain}."
     return Finding(text=text, remedy=remedy, doubts=doubts(*(g for g, _ in done)))

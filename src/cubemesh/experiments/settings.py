@@ -131,7 +131,7 @@ def parse_value(key: str, text: str, kind: Any) -> Any:
             value = parse_duration(value)
         value = TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
-        why = error.errors()[0]["msg"]
+        why = error.errors()[0]["msg"].replace("Input should be", "it must be")
         raise UsageError(f"{key}={text} does not fit: {why}.") from None
     except UsageError as error:
         raise UsageError(f"{key}={text}: {error}") from None

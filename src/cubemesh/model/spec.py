@@ -94,6 +94,9 @@ class ProgramSettings:
     input_threads: int | None = None
     """Threads that make minibatches ahead of the step; 0 makes each one inside the step, None is 0
     for data that are ready in memory and one for each usable core for images to be decoded."""
+    decode_on: DataOn = "host"
+    """Where images are decoded and cropped: on the `host`, by its processors, or on the `device`
+    that trains on them; only for data that must be decoded."""
     keep_decoded: bool = False
     """Whether images are decoded once, before anything is timed, and kept in memory, as many as
     fit 1 GiB; only for data that must be decoded."""

@@ -3,6 +3,9 @@
     batch norm                        its result alone
     batch norm ─ ReLU                 where only the ReLU reads the normalised value
     batch norm ─ add ─ (ReLU)         where only the sum reads it, and only the ReLU the sum
+    ReLU ─ max pooling                either way round: the largest value is rectified as well as
+    max pooling ─ ReLU                all of them, of which it is one
+    convolution ─ ReLU                where the ReLU is in none of these
 
 What is fused away is never stored: nobody else, and no head, may read it. A fusion runs where its
 last layer stood, when everything it reads has been computed. Where both terms of a sum are batch
@@ -15,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from cubemesh.networks.graph import Network, Node
-from cubemesh.networks.layers import Add, BatchNorm, ReLU
+from cubemesh.networks.layers import Add, BatchNorm, Convolution, MaxPool, ReLU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +40,28 @@ class NormFusion:
         return (self.norm.inputs[0], *([self.residual] if self.residual is not None else []))
 
 
-Step = Node | NormFusion
+@dataclass(frozen=True, kw_only=True)
+class ReluFusion:
+    """A max pooling or a convolution with the ReLU beside it."""
+
+    main: Node
+    """The layer that is no ReLU."""
+    first: Node
+    last: Node
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Both layers, in the order they ran."""
+        return (self.first.name, self.last.name)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What it reads."""
+        return self.first.inputs
+
+
+Fusion = NormFusion | ReluFusion
+Step = Node | Fusion
 """What runs by itself: a layer, or several as one."""
 
 
@@ -54,9 +78,32 @@ def norm_fusions(network: Network) -> tuple[NormFusion, ...]:
     return tuple(found[node.name] for node in nodes if node.name in found)
 
 
-def fused_steps(network: Network) -> tuple[Step, ...]:
-    """What all heads depend on, in the order it runs, fused where it can be."""
-    fusions = norm_fusions(network)
+def relu_fusions(network: Network) -> tuple[ReluFusion, ...]:
+    """Each ReLU that no batch normalisation takes, with the max pooling or else the convolution
+    beside it, in the order they run; no layer is in two."""
+    nodes = network.needed(*(head.value for head in network.heads))
+    readers = _readers(network, nodes)
+    taken = {name for fusion in norm_fusions(network) for name in fusion.nodes}
+    found: dict[str, ReluFusion] = {}
+    for kind in (MaxPool, Convolution):
+        for node in nodes:
+            after = _only(readers[node.name], taken)
+            if node.name in taken or after is None:
+                continue
+            layers = (type(node.layer), type(after.layer))
+            if layers == (kind, ReLU) or (kind is MaxPool and layers == (ReLU, kind)):
+                main = after if isinstance(node.layer, ReLU) else node
+                found[node.name] = fusion = ReluFusion(main=main, first=node, last=after)
+                taken.update(fusion.nodes)
+    return tuple(found[node.name] for node in nodes if node.name in found)
+
+
+def fused_steps(network: Network, *, relus: bool = False) -> tuple[Step, ...]:
+    """What all heads depend on, in the order it runs, fused where it can be; `relus` with max
+    pooling and convolutions too."""
+    fusions: tuple[Fusion, ...] = norm_fusions(network)
+    if relus:
+        fusions += relu_fusions(network)
     inside = {name for fusion in fusions for name in fusion.nodes}
     last = {fusion.last.name: fusion for fusion in fusions}
     steps: list[Step] = []

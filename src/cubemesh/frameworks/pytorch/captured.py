@@ -10,7 +10,8 @@ batch normalisations fused (`fused.py`) where it has any, the compiled network w
 there is a compiler, and the eager one elsewhere. Exchanges are captured with it.
 
 Where a step cannot be captured, on a CPU, with a loss scale that changes, with an exchange that is
-more than a reduction, it runs as it is, and `not_captured` says why.
+more than a reduction, it runs as it is, and `not_captured` says why. On a CPU it is fused all the
+same.
 """
 
 from __future__ import annotations
@@ -27,11 +28,10 @@ from cubemesh.frameworks.pytorch.compiled import is_out_of_memory, preload
 from cubemesh.frameworks.pytorch.fused import FusedNetwork
 from cubemesh.frameworks.pytorch.group import join
 from cubemesh.frameworks.pytorch.launch import launch
-from cubemesh.frameworks.pytorch.program import Placed, PyTorchProgram, total_loss
-from cubemesh.frameworks.pytorch.runtime import NARROW_TYPES
+from cubemesh.frameworks.pytorch.placing import Placed, narrow_types
+from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
 from cubemesh.frameworks.pytorch.scaling import DynamicScaling
 from cubemesh.model.work import Train, TrainSteps
-from cubemesh.networks.layers import Convolution, Linear
 
 __all__ = [
     "build",
@@ -59,7 +59,7 @@ class CapturedProgram(PyTorchProgram):
     def __init__(self, request: BuildRequest) -> None:
         super().__init__(request)
         self.fused = FusedNetwork(self._built)
-        self._static_types = _static_types(request)
+        self._static_types = narrow_types(request)
         self._why_not = self._reason()
         self._rate_changed = False
 
@@ -68,7 +68,7 @@ class CapturedProgram(PyTorchProgram):
         """See `Captures` in frameworks/captures."""
         if not self._why_not and self._rate_changed and self._graph is None:
             return "its learning rate changes from step to step, and a recorded step has one rate"
-        return self._why_not
+        return "; ".join(filter(None, (self._why_not, self.fused.lack)))
 
     def _reason(self) -> str:
         if not isinstance(self._work, (TrainSteps, Train)):
@@ -92,13 +92,14 @@ class CapturedProgram(PyTorchProgram):
 
     def compile(self, placed: Placed) -> bool | None:
         """Choose what each fusion runs as, by trying; `load` comes after it."""
-        if self._why_not:
+        if self._why_not and self._kind == "cuda":
             return None
         with self._autocast:
             self.fused.tune(*placed[:-1])
         self.synchronize()
         torch.manual_seed(self._work.seed)
-        torch.cuda.empty_cache()
+        if self._kind == "cuda":
+            torch.cuda.empty_cache()
         return None
 
     def train_step(self, placed: Placed) -> None:
@@ -185,17 +186,3 @@ def capabilities() -> Capabilities:
 
 def _alike(one: Placed, other: Placed) -> bool:
     return all(a.shape == b.shape for a, b in zip(one, other, strict=True))
-
-
-def _static_types(request: BuildRequest) -> tuple[torch.dtype | None, ...]:
-    """For each input the type its static array has: the narrow one where every layer that reads it
-    would make it narrow anyway; None for its own."""
-    narrow = NARROW_TYPES.get(request.program.precision)
-    readers = {
-        i.name: [n.layer for n in request.network.nodes if i.name in n.inputs]
-        for i in request.network.inputs
-    }
-    return tuple(
-        narrow if all(isinstance(layer, (Convolution, Linear)) for layer in layers) else None
-        for layers in readers.values()
-    )

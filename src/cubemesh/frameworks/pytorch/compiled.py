@@ -26,9 +26,11 @@ from torch import Tensor
 from cubemesh.frameworks.base import BuildRequest, Capabilities, Unsupported
 from cubemesh.frameworks.pytorch import runtime
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
+from cubemesh.frameworks.pytorch.cpp_compiler import cache_folder, lacks_compiler
 from cubemesh.frameworks.pytorch.group import join
 from cubemesh.frameworks.pytorch.launch import launch
-from cubemesh.frameworks.pytorch.program import Placed, PyTorchProgram, total_loss
+from cubemesh.frameworks.pytorch.placing import Placed
+from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
 from cubemesh.frameworks.pytorch.stages import build_stages
 
 __all__ = [
@@ -51,7 +53,6 @@ POINTWISE_SEARCH: dict[str, str | int | bool | Callable[..., object]] = {
 """TorchInductor tries more block sizes for elementwise kernels and reductions, on a GPU: 1.7 % of
 ResNet-50's step on an H200 for twice the compiling (benchmarks/LOG.md)."""
 
-_CPP_COMPILERS = ("g++", "clang++")
 _C_COMPILERS = ("gcc", "clang", "cc")
 _VOLTA = (7, 0)
 """The first compute capability that Triton makes code for (README of triton-lang/triton)."""
@@ -161,10 +162,7 @@ def _set_up_compiler() -> None:
     """Where the compiler keeps what it made, and that it works in this process alone. Its own
     import settles where, so this comes before anything that imports it."""
     if _CACHE_VARIABLE not in os.environ:
-        base = os.environ.get("XDG_CACHE_HOME", "")
-        cache = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
-        folder = cache / "cubemesh" / "compile" / f"torch-{torch.__version__}"
-        os.environ[_CACHE_VARIABLE] = str(folder)
+        os.environ[_CACHE_VARIABLE] = str(cache_folder() / f"torch-{torch.__version__}")
     config = importlib.import_module("torch._inductor.config")
     config.compile_threads = 1  # type: ignore[attr-defined]
     dynamo = importlib.import_module("torch._dynamo.config")
@@ -195,13 +193,8 @@ def _cache_counts() -> tuple[int, int]:
 
 def _lacks_for_cpu() -> str | None:
     """What must be installed to compile for the CPU; None where nothing lacks."""
-    asked = os.environ.get("CXX")
-    if not any(shutil.which(name) for name in ((asked,) if asked else _CPP_COMPILERS)):
-        what = f"CXX names '{asked}', which is not there" if asked else "there is none"
-        return (
-            f"To compile for the CPU it needs a C++ compiler, and {what}: install g++ or clang++ "
-            "(apt install g++), or set CXX to one."
-        )
+    if lack := lacks_compiler():
+        return lack
     return _lacks_headers("CPU")
 
 

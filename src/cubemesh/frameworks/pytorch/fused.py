@@ -3,16 +3,19 @@
 `networks/fusion.py` finds them in the graph. What is in none runs as in the eager program, with the
 same modules and arrays, but for three things that are only other ways to compute the same: max
 pooling by kernels that remember the winner, a first convolution of few channels over folded images,
-and the conversions of weights under autocast, which are made a segment at a time.
+and the conversions of weights under autocast, which are made a segment at a time. The last two are
+for a GPU; a CPU has ReLUs fused with convolutions and with max pooling instead, and dropout that
+draws its numbers many at a time.
 
-Each of these is used where it was measured to be faster, on this GPU and for the shapes of the run
-(`tune`), and nowhere before that. The list of steps is gone through in Python, which costs the host
-a little for each: it is meant for steps that are captured, where the host calls nothing.
+Each of these is used where it was measured to be faster, on this device and for the shapes of the
+run (`tune`), and nowhere before that. The list of steps is gone through in Python, which costs the
+host a little for each: on a GPU it is meant for steps that are captured, where the host calls
+nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 
@@ -22,12 +25,15 @@ from torch import Tensor, nn
 
 from cubemesh.frameworks.pytorch.beside import Beside
 from cubemesh.frameworks.pytorch.depth_conv import DepthConv, folds
+from cubemesh.frameworks.pytorch.fused_conv import FusedConv
+from cubemesh.frameworks.pytorch.fused_dropout import FusedDropout
 from cubemesh.frameworks.pytorch.fused_norm import FusedNorm
 from cubemesh.frameworks.pytorch.fused_pool import FusedPool
 from cubemesh.frameworks.pytorch.gpu_time import both_passes_ms
+from cubemesh.frameworks.pytorch.host_tuning import HostTuning
 from cubemesh.frameworks.pytorch.module import Built
 from cubemesh.frameworks.pytorch.narrowing import narrowed
-from cubemesh.networks.fusion import NormFusion, fused_steps, reads
+from cubemesh.networks.fusion import NormFusion, ReluFusion, Step, fused_steps, reads
 from cubemesh.networks.graph import Node
 
 MOST_VALUES = 2**31
@@ -46,35 +52,47 @@ class FusedNetwork:
 
     def __init__(self, built: Built) -> None:
         network = built.network
-        self.steps = fused_steps(network)
+        self._on_host = all(p.device.type == "cpu" for p in built.parameters.values())
+        self.steps = fused_steps(network, relus=self._on_host)
         self._reads = reads(network, self.steps)
         self._inputs = [i.name for i in network.inputs]
         self._heads = [head.value for head in network.heads]
-        self._run: list[nn.Module] = []
+        self.operations: list[nn.Module] = []
+        """What runs each step."""
         self.norms: dict[str, FusedNorm] = {}
         """By the name of the value that is made."""
         for step in self.steps:
-            if isinstance(step, NormFusion):
-                self._run.append(self._fuse(step, built.layers[step.norm.name]))
-            elif isinstance(built.layers[step.name], nn.MaxPool2d):
-                self._run.append(FusedPool(built.layers[step.name]))  # type: ignore[arg-type]
-            else:
-                self._run.append(built.layers[step.name])
+            self.operations.append(self._operation(step, built.layers))
+        self.lack = ""
+        """Why it has no kernels of its own on a CPU, where some could have been used."""
         self.narrows = False
         """Whether weights are narrowed together; under an autocast that `tune` was called under."""
         self.beside: Beside | None = None
         """Where weight gradients run, on a GPU."""
-        self._segments = _weights_by_segment(self.steps, self._run)
+        self._segments = _weights_by_segment(self.steps, self.operations)
 
-    def _fuse(self, step: NormFusion, norm: nn.Module) -> FusedNorm:
-        assert isinstance(norm, nn.BatchNorm2d)
-        self.norms[step.last.name] = fused = FusedNorm(
-            norm,
-            adds=step.residual is not None,
-            rectifies=step.rectifies,
-            readers=self._reads[step.last.name],
-        )
-        return fused
+    def _operation(self, step: Step, layers: Mapping[str, nn.Module]) -> nn.Module:
+        """What runs a step; until it is tuned, as PyTorch's own operations."""
+        if isinstance(step, NormFusion):
+            norm = layers[step.norm.name]
+            assert isinstance(norm, nn.BatchNorm2d)
+            self.norms[step.last.name] = fused = FusedNorm(
+                norm,
+                adds=step.residual is not None,
+                rectifies=step.rectifies,
+                readers=self._reads[step.last.name],
+            )
+            return fused
+        rectifies = isinstance(step, ReluFusion)
+        layer = layers[step.main.name if isinstance(step, ReluFusion) else step.name]
+        if isinstance(layer, nn.MaxPool2d):
+            return FusedPool(layer, rectifies=rectifies)
+        if rectifies:
+            assert isinstance(layer, nn.Conv2d)
+            return FusedConv(layer)
+        if self._on_host and type(layer) is nn.Dropout:
+            return FusedDropout(layer)
+        return layer
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Images (batch, channels, height, width), or what else the network's inputs are → each
@@ -82,7 +100,7 @@ class FusedNetwork:
         return self._forward(inputs, lambda number, given: self._apply(number, given))
 
     def _apply(self, number: int, given: list[Tensor]) -> Tensor | Sequence[Tensor]:
-        made: Tensor | Sequence[Tensor] = self._run[number](*given)
+        made: Tensor | Sequence[Tensor] = self.operations[number](*given)
         return made
 
     def _forward(
@@ -97,7 +115,7 @@ class FusedNetwork:
         weights: dict[int, Tensor] = {}
         for number, step in enumerate(self.steps):
             given = [values[name].pop() for name in step.inputs]
-            name = step.last.name if isinstance(step, NormFusion) else step.name
+            name = step.name if isinstance(step, Node) else step.last.name
             if self._narrows_here(number, inputs[0].device.type):
                 if number not in weights:  # the first of its segment
                     weights.update(self._narrow_weights(number, inputs[0]))
@@ -123,7 +141,7 @@ class FusedNetwork:
 
     def _product(self, number: int, weight: Tensor) -> Run:
         """What a step does, with `weight` in place of its own."""
-        op = self._run[number]
+        op = self.operations[number]
         if isinstance(op, DepthConv):
             return partial(op, weight=weight)
         if isinstance(op, nn.Linear):
@@ -138,6 +156,8 @@ class FusedNetwork:
         be used and are faster than PyTorch's own operations. Call it as a step's forward pass is
         called, under its autocast; running statistics hold anything after it."""
         kind = inputs[0].device.type
+        if kind == "cpu":
+            self._tune_on_host(inputs)
         if kind != "cuda" or find_spec("triton") is None:
             return
         from cubemesh.frameworks.pytorch.norm_launch import Kernels, choose
@@ -145,7 +165,7 @@ class FusedNetwork:
         found: dict[object, Kernels | None] = {}
 
         def tuned(number: int, given: list[Tensor]) -> Tensor | Sequence[Tensor]:
-            op, x = self._run[number], given[0]
+            op, x = self.operations[number], given[0]
             if isinstance(op, FusedNorm) and usable(x):
                 key = (x.shape, x.dtype, op.adds, op.rectifies, min(op.readers, 2))
                 if key not in found:
@@ -161,7 +181,7 @@ class FusedNetwork:
                 if folds(op, size) and x.is_contiguous(memory_format=torch.channels_last):
                     folded = DepthConv(op, size)
                     if _faster(partial(folded, x), partial(op, x), op.weight):
-                        self._run[number] = folded
+                        self.operations[number] = folded
             return self._apply(number, given)
 
         self.narrows = False
@@ -173,6 +193,18 @@ class FusedNetwork:
         finally:
             torch.set_autocast_cache_enabled(cached)
         self.narrows = True
+
+    def _tune_on_host(self, inputs: Sequence[Tensor]) -> None:
+        """The same on a CPU."""
+        tuning = HostTuning()
+
+        def tuned(number: int, given: list[Tensor]) -> Tensor | Sequence[Tensor]:
+            tuning.choose(self.operations[number], given[0], fed=self._reads_input(number))
+            return self._apply(number, given)
+
+        with torch.no_grad():
+            self._forward(inputs, tuned)
+        self.lack = tuning.lack
 
     def _reads_input(self, number: int) -> bool:
         """Whether a step reads what the network is fed, which needs no gradient."""
@@ -205,7 +237,7 @@ def _faster(one: Callable[[], Tensor], other: Callable[[], Tensor], wanted: Tens
 
 
 def _weights_by_segment(
-    steps: Sequence[Node | NormFusion], run: Sequence[nn.Module]
+    steps: Sequence[Step], run: Sequence[nn.Module]
 ) -> dict[int, dict[int, Tensor]]:
     """Number of each convolution and product → those of its segment, with their weights; a weight
     that several share is left to autocast."""

@@ -1,4 +1,8 @@
-"""A max pooling with kernels of its own (`pool_kernels.py`), or PyTorch's where it has none."""
+"""A max pooling with kernels of its own, or PyTorch's where it has none.
+
+On a GPU they are those of `pool_kernels.py`, on a CPU those of `host_kernels.cpp`, which can also
+rectify the result. They keep one byte for each value, the place of the winner in its window.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from cubemesh.frameworks.pytorch import host_kernels
 from cubemesh.frameworks.pytorch.fused_norm import as_rows
 
 Pair = tuple[int, int]
@@ -18,20 +23,21 @@ BLOCK = 4096
 
 
 class FusedPool(nn.Module):
-    """The largest value under each window, as `nn.MaxPool2d` finds it."""
+    """The largest value under each window, as `nn.MaxPool2d` finds it, then rectified at will."""
 
-    def __init__(self, pool: nn.MaxPool2d) -> None:
+    def __init__(self, pool: nn.MaxPool2d, *, rectifies: bool = False) -> None:
         super().__init__()
-        self.pool = pool
+        self.pool, self.rectifies = pool, rectifies
         self.kernels = False
-        """Whether it runs as kernels of its own: for channels-last arrays on a GPU with Triton."""
+        """Whether it runs as kernels of its own: for channels-last arrays, where they were found
+        to be faster."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, height, width) → (batch, channels, out_height, out_width)."""
         if not self.kernels:
             own: Tensor = self.pool(x)
-            return own
-        result: Tensor = _Pool.apply(x, self.pool)  # type: ignore[no-untyped-call]
+            return F.relu(own) if self.rectifies else own
+        result: Tensor = _Pool.apply(x, self)  # type: ignore[no-untyped-call]
         return result
 
     @property
@@ -43,10 +49,8 @@ class FusedPool(nn.Module):
 
 class _Pool(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, pool: nn.MaxPool2d) -> Tensor:
-        from cubemesh.frameworks.pytorch.pool_kernels import forward_kernel
-
-        x = as_rows(x)
+    def forward(ctx: Any, x: Tensor, op: FusedPool) -> Tensor:
+        x, pool = as_rows(x), op.pool
         batch, channels = x.shape[:2]
         size = F.max_pool2d(
             torch.empty(1, 1, *x.shape[2:], device="meta"),
@@ -58,18 +62,27 @@ class _Pool(torch.autograd.Function):
         y = _image((batch, channels, *size), x.dtype, x.device)
         winner = _image((batch, channels, *size), torch.uint8, x.device)
         ctx.save_for_backward(winner)
-        ctx.pool, ctx.shape, ctx.dtype = pool, x.shape, x.dtype
-        _launch(forward_kernel, (x, y, winner), y, x.shape[2:], size, pool)
+        ctx.op, ctx.shape, ctx.dtype = op, x.shape, x.dtype
+        if x.device.type == "cpu":
+            host_kernels.pool_forward(x, y, winner, _window(pool), op.rectifies)
+        else:
+            from cubemesh.frameworks.pytorch.pool_kernels import forward_kernel
+
+            _launch(forward_kernel, (x, y, winner), y, x.shape[2:], size, pool)
         return y
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
-        from cubemesh.frameworks.pytorch.pool_kernels import backward_kernel
-
         (winner,) = ctx.saved_tensors
         dx = _image(ctx.shape, ctx.dtype, slope.device)
-        given = (as_rows(slope), winner, dx)
-        _launch(backward_kernel, given, dx, ctx.shape[2:], winner.shape[2:], ctx.pool)
+        slope, op = as_rows(slope), ctx.op
+        if slope.device.type == "cpu":
+            host_kernels.pool_backward(slope, winner, dx, _window(op.pool))
+        else:
+            from cubemesh.frameworks.pytorch.pool_kernels import backward_kernel
+
+            given = (slope, winner, dx)
+            _launch(backward_kernel, given, dx, ctx.shape[2:], winner.shape[2:], op.pool)
         return dx, None
 
 
@@ -86,9 +99,15 @@ def _launch(
     rows = made.numel() // channels
     cols = max(c for c in (16, 32, 64) if channels % c == 0)
     block = BLOCK // cols
-    window = (*_pair(pool.kernel_size), *_pair(pool.stride), *_pair(pool.padding))
     grid = (-(-rows // block), channels // cols)
-    kernel[grid](*arrays, rows, channels, *size, *out_size, *window, block, cols, num_warps=8)
+    kernel[grid](
+        *arrays, rows, channels, *size, *out_size, *_window(pool), block, cols, num_warps=8
+    )
+
+
+def _window(pool: nn.MaxPool2d) -> tuple[int, ...]:
+    """Kernel, stride and padding, two each."""
+    return (*_pair(pool.kernel_size), *_pair(pool.stride), *_pair(pool.padding))
 
 
 def _image(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 import torch
 
 from cubemesh.frameworks.base import Capabilities, OutOfMemory
+from cubemesh.frameworks.pytorch.host_memory import keep_freed_memory
 
 ARRAY_TYPES = {"fp64": torch.float64}
 """Precision → type of parameters, state and images, where it is not float32."""
@@ -77,13 +78,14 @@ def capabilities() -> Capabilities:
         precision_by_layer=True,
         batch_norms=frozenset({"device", "global"}),
         deterministic=True,
+        decodes=True,
     )
 
 
 def prepare(device: str, precision: str, threads: int, deterministic: bool = False) -> None:
     """Set what PyTorch keeps for the whole process: threads, TF32, the choice of convolutions; that
-    denormal numbers count as 0; and, where it is to be `deterministic`, algorithms that give the
-    same result every time.
+    denormal numbers count as 0; what becomes of memory that a CPU's program frees; and, where it is
+    to be `deterministic`, algorithms that give the same result every time.
 
     Gradients and momenta that fade pass through the denormal range (float32: under 1.2e-38), where
     a CPU computes many times slower; TensorFlow and XLA flush them as well. Threads inherit it from
@@ -101,6 +103,8 @@ def prepare(device: str, precision: str, threads: int, deterministic: bool = Fal
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
     if torch.device(device).type == "cuda":
         torch.cuda.set_device(device)
+    else:
+        keep_freed_memory()
 
 
 def synchronize(device: str) -> None:

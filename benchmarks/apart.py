@@ -1,0 +1,83 @@
+"""Programs that train in processes of their own, and take turns as if they were in one.
+
+Some things belong to a process: which framework's packages it finds, how its memory is allocated,
+what its threads do while they wait. Sides that differ in these cannot share one. Here each runs in
+`one_side.py`, computes when it is told to and waits otherwise; to who compares them (pairs.py) it
+is a side like any other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from one_side import Wanted
+from pairs import Side
+
+SCRIPT = Path(__file__).with_name("one_side.py")
+SOURCE = Path(__file__).parents[1] / "src"
+LAST_WORDS = 160
+"""Characters of what a process said that could not be built."""
+
+
+class Unbuilt(Exception):
+    """A process that ended before it was ready, with what it said last."""
+
+
+class Apart:
+    """A side in a process of its own. Built when `__init__` returns; raises Unbuilt."""
+
+    def __init__(self, wanted: Wanted, python: str) -> None:
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the process
+        self._process = subprocess.Popen(
+            [python, str(SCRIPT), json.dumps(asdict(wanted))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            bufsize=1,
+            env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        )
+        self._steps = 0
+        self._processor_s = 0.0
+        self._answer()
+
+    def side(self, clock: str = "wall") -> Side:
+        """Steps are counted, and run when they are waited for. The clock `processor` goes on by
+        the processor time they take, of all threads together: on a machine that others use, that
+        is what says something, of one thread."""
+        watch = time.perf_counter if clock == "wall" else lambda: self._processor_s
+        return Side(step=self._count, synchronize=self._run, clock=watch)
+
+    def _count(self) -> None:
+        self._steps += 1
+
+    def _run(self) -> None:
+        assert self._process.stdin is not None
+        if self._steps:
+            self._process.stdin.write(f"{self._steps}\n")
+            self._steps = 0
+            self._processor_s += float(self._answer())
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._log.seek(0)
+            said = [text for text in self._log.read().splitlines() if text.strip()]
+            self.close()
+            raise Unbuilt(said[-1].strip()[:LAST_WORDS] if said else "it ended without a word")
+        return line
+
+    def close(self) -> None:
+        """End the process."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        self._process.wait()
+        self._log.close()

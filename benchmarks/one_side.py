@@ -1,0 +1,161 @@
+"""One program that trains, built from a description: cubemesh's, or a peer by the book.
+
+As a script it is a process of its own, for comparisons in which each side must have its own: its
+framework's environment, its threads, its memory. It reads numbers of steps, one a line, and
+answers each with the seconds of processor time they took; the end of its input is its end.
+
+    python benchmarks/one_side.py '{"peer": "stock eager", "network": "little-cnn", …}'
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from against_handwritten import MOMENTUM, PEERS, RATE
+from cubemesh import networks
+from cubemesh.frameworks import entry
+from cubemesh.frameworks.base import Batch, BuildRequest, Compiles
+from cubemesh.model.spec import Placement, ProgramSettings
+from cubemesh.model.work import TrainSteps
+from cubemesh.networks.graph import Network
+from cubemesh.parallel import exchanges
+from pairs import Side, cubemesh_side, random_batch
+
+OURS = "cubemesh"
+STOCK = {
+    "stock eager": (False, "nchw"),
+    "stock eager nhwc": (False, "nhwc"),
+    "stock compiled": (True, "nchw"),
+    "stock compiled nhwc": (True, "nhwc"),
+}
+"""Stock PyTorch → (whether it is compiled, layout)."""
+TORCHVISION = {"resnet-50": "resnet50", "resnet-18": "resnet18", "alexnet": "alexnet"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """A side, described."""
+
+    peer: str
+    """`OURS`, one of `STOCK`, or one of `PEERS`."""
+    network: str
+    batch: int
+    precision: Any = "fp32"
+    device: str = "cpu"
+    threads: int = 1
+    framework: str = "pytorch"
+    """Of cubemesh's."""
+    layout: Any = "nchw"
+    """Of cubemesh's."""
+    copies: bool = False
+    """Whether cubemesh's copies the batch in every step, as the peers other than PyTorch do."""
+
+
+def build(wanted: Wanted) -> Side:
+    """The side, its batch placed."""
+    network = networks.build(wanted.network)
+    batch = random_batch(network, wanted.batch)
+    request = request_for(wanted, network)
+    if wanted.peer in STOCK:
+        return stock(wanted, network, batch)
+    if wanted.peer != OURS:
+        return PEERS[wanted.peer].make(network, request, batch)
+    if wanted.copies:
+        return cubemesh_side(wanted.framework, request, batch)
+    return ours(request, batch)
+
+
+def request_for(wanted: Wanted, network: Network) -> BuildRequest:
+    """What cubemesh's program is built from."""
+    return BuildRequest(
+        network=network,
+        work=TrainSteps(
+            network=network.name,
+            batch_per_device=wanted.batch,
+            learning_rate=RATE,
+            momentum=MOMENTUM,
+        ),
+        placement=Placement(),
+        program=ProgramSettings(
+            framework=wanted.framework, precision=wanted.precision, layout=wanted.layout
+        ),
+        exchange=exchanges.make("none"),
+        device=wanted.device,
+        threads=wanted.threads,
+    )
+
+
+def ours(request: BuildRequest, batch: Batch) -> Side:
+    """The program on a batch that lies on its device."""
+    program = entry(request.program.framework).load().build(request)
+    placed = program.place(batch)
+    if isinstance(program, Compiles):
+        program.compile(placed)
+    program.load(request.network.draw(0))
+    return Side(step=lambda: program.train_step(placed), synchronize=program.synchronize)
+
+
+def stock(wanted: Wanted, network: Network, batch: Batch) -> Side:
+    """PyTorch as its tutorials write it: autocast, SGD with momentum, fused."""
+    import torch
+    import torch.nn.functional as F  # noqa: N812
+
+    from cubemesh.frameworks.pytorch.runtime import MEMORY_FORMATS, NARROW_TYPES
+
+    compiled, layout_name = STOCK[wanted.peer]
+    kind, layout = wanted.device.partition(":")[0], MEMORY_FORMATS[layout_name]
+    if kind == "cpu":
+        torch.set_num_threads(wanted.threads)
+    module = stock_module(network)
+    module.to(wanted.device, memory_format=layout).train()
+    optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=MOMENTUM, fused=True)
+    run = torch.compile(module) if compiled else module
+    narrow = NARROW_TYPES.get(wanted.precision)
+    x = torch.from_numpy(batch.images).to(wanted.device, memory_format=layout)
+    y = torch.from_numpy(batch.labels).to(wanted.device)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(kind, narrow, enabled=narrow is not None):
+            loss = F.cross_entropy(run(x), y)
+        loss.backward()
+        optimizer.step()
+
+    wait = (lambda: None) if kind == "cpu" else torch.cuda.synchronize
+    return Side(step=step, synchronize=wait)
+
+
+def stock_module(network: Network) -> Any:
+    """torchvision's where it is installed and has the network, else one written by hand."""
+    if network.name in TORCHVISION and importlib.util.find_spec("torchvision"):
+        models = importlib.import_module("torchvision.models")
+        return getattr(models, TORCHVISION[network.name])(weights=None)
+    return getattr(importlib.import_module("handwritten"), network.name.replace("-", "_"))()
+
+
+def serve(wanted: Wanted) -> None:
+    """Build, say so, then train as many steps as is asked for."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what a framework prints is no answer
+    if wanted.device == "cpu":
+        own = sorted(os.sched_getaffinity(0))[: wanted.threads]
+        os.sched_setaffinity(0, own)  # every framework takes as many threads as it has cores
+    side = build(wanted)
+    answers.write("ready\n")
+    for line in sys.stdin:
+        start = time.process_time()
+        for _ in range(int(line)):
+            side.step()
+        side.synchronize()
+        answers.write(f"{time.process_time() - start}\n")
+
+
+if __name__ == "__main__":
+    serve(Wanted(**json.loads(sys.argv[1])))

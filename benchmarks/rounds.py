@@ -1,0 +1,67 @@
+"""Many programs in turn: in each round each has a window, in an order that is drawn anew.
+
+Cheaper than pairs.py where one program is held against many, since each is built once and that one
+is measured once a round. A round is one observation of each ratio: seconds a step of the other
+program over those of the first. The ratio is their median, with its bootstrap interval over the
+rounds. It speaks of these very processes: what another start of them would change, which may be
+percents, is not in it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+from cubemesh.statistics import bootstrap_interval, mad, median
+from pairs import Comparison, Side
+
+SETTLING_STEPS = 2
+"""Of each, before the first round."""
+
+
+def in_rounds(sides: Mapping[str, Side], rounds: int, steps: int) -> dict[str, list[float]]:
+    """Name → seconds of a step by its side's own clock, in each round, of `steps` steps."""
+    order = random.Random(0)
+    names = list(sides)
+    for name in names:
+        _window_s(sides[name], SETTLING_STEPS)
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(rounds):
+        order.shuffle(names)
+        for name in names:
+            found[name].append(_window_s(sides[name], steps))
+    return found
+
+
+def ratio(first: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:
+    """How many times as fast the first is, with its 95 % interval, from the seconds of both in each
+    round. ValueError for a single round."""
+    if len(first) < 2:
+        raise ValueError("two rounds are needed at least; give --rounds 2 or more")
+    ratios = [b / a for a, b in zip(first, other, strict=True)]
+    interval = bootstrap_interval(ratios)
+    return median(ratios), interval.low, interval.high
+
+
+def compared(first: Sequence[float], second: Sequence[float], steps: int) -> Comparison:
+    """How the second's throughput stands to the first's, from windows of `steps` steps."""
+    value, low, high = ratio(second, first)
+    return Comparison(
+        pairs=len(first),
+        steps_per_window=steps,
+        first_step_ms=1e3 * median(first),
+        first_step_mad_ms=1e3 * mad(first),
+        second_step_ms=1e3 * median(second),
+        second_step_mad_ms=1e3 * mad(second),
+        ratio=value,
+        low=low,
+        high=high,
+    )
+
+
+def _window_s(side: Side, steps: int) -> float:
+    start = side.clock()
+    for _ in range(steps):
+        side.step()
+    side.synchronize()
+    return (side.clock() - start) / steps

@@ -1,0 +1,103 @@
+"""Is there a C++ compiler here, where is kept what it makes, and how is a kernel compiled with it?
+
+A kernel is compiled for this very CPU, so that a cache on a disk that several machines share holds
+one for each kind: the file's name is a digest of the source, the command, the compiler's version
+and what the CPU can do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+COMPILERS = ("g++", "clang++")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
+COMPILE_S = 120.0
+"""How long a compiler may take, on a busy machine."""
+
+
+def asked_compiler() -> str:
+    """What CXX names, else nothing."""
+    return os.environ.get("CXX", "")
+
+
+def cpp_compiler() -> str | None:
+    """The path of CXX, or where that is not set of the first compiler that is there."""
+    asked = asked_compiler()
+    paths = (shutil.which(name) for name in ((asked,) if asked else COMPILERS))
+    return next((path for path in paths if path is not None), None)
+
+
+def lacks_compiler() -> str:
+    """What to install, in words; empty where there is a compiler."""
+    if cpp_compiler() is not None:
+        return ""
+    asked = asked_compiler()
+    what = f"CXX names '{asked}', which is not there" if asked else "there is none"
+    return (
+        f"To compile for the CPU it needs a C++ compiler, and {what}: install g++ or clang++ "
+        "(apt install g++), or set CXX to one."
+    )
+
+
+def cache_folder() -> Path:
+    """Where compiled code is kept: `$XDG_CACHE_HOME/cubemesh/compile`."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+    return root / "cubemesh" / "compile"
+
+
+@cache
+def compiled_library(source: Path) -> ctypes.CDLL:
+    """`source` as a library, compiled unless the cache has it.
+
+    Raises OSError where there is no compiler or it refuses, with what it said.
+    """
+    compiler = cpp_compiler()
+    if compiler is None:
+        raise OSError(lacks_compiler())
+    version = subprocess.run(
+        [compiler, "--version"], capture_output=True, text=True, timeout=COMPILE_S, check=False
+    ).stdout
+    parts = (source.read_text(), compiler, *FLAGS, version, _cpu())
+    name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    library = cache_folder() / f"{source.stem}-{name}.so"
+    if not library.is_file():
+        _compile(compiler, source, library)
+    return ctypes.CDLL(str(library))
+
+
+def _compile(compiler: str, source: Path, library: Path) -> None:
+    library.parent.mkdir(parents=True, exist_ok=True)
+    made = library.with_suffix(f".{os.getpid()}")  # another process may be at it, too
+    try:
+        done = subprocess.run(
+            [compiler, *FLAGS, str(source), "-o", str(made)],
+            capture_output=True,
+            text=True,
+            timeout=COMPILE_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise OSError(f"{compiler} does not compile {source.name}: {done.stderr.strip()[:500]}")
+        made.replace(library)
+    except subprocess.TimeoutExpired as error:
+        raise OSError(f"{compiler} took more than {error.timeout:.0f} s") from None
+    finally:
+        made.unlink(missing_ok=True)
+
+
+def _cpu() -> str:
+    """What the CPU is and can do, as the kernel tells it."""
+    wanted = ("model name", "flags", "Features", "CPU part")
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return "\n".join([platform.machine(), *sorted({x for x in lines if x.startswith(wanted)})])

@@ -1,0 +1,115 @@
+"""On this CPU and for these shapes, which way to compute a fusion is the fastest?
+
+Each is timed forward and backward on the array the layer is given, as PyTorch's own operations and
+as the kernels in turn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from cubemesh.frameworks.pytorch import host_kernels
+from cubemesh.frameworks.pytorch.fused_conv import FusedConv
+from cubemesh.frameworks.pytorch.fused_dropout import FusedDropout, usable
+from cubemesh.frameworks.pytorch.fused_norm import FusedNorm
+from cubemesh.frameworks.pytorch.fused_pool import FusedPool
+from cubemesh.frameworks.pytorch.host_kernels import HostNorm
+
+TIMES = 3
+"""Of each way; the fastest counts."""
+
+Setting = Callable[[], None]
+"""Sets an operation to one of its ways."""
+
+
+class HostTuning:
+    """Chooses how operations run, those of the same kind and shape alike."""
+
+    def __init__(self) -> None:
+        self._found: dict[object, int] = {}
+        self.lack = ""
+        """Why there are no kernels, where some could have been used."""
+
+    def choose(self, op: nn.Module, x: Tensor, *, fed: bool = False) -> None:
+        """Set `op`, which is given arrays like `x`, to its fastest way; `fed` says that x is what
+        the network is fed, which needs no gradient. Running statistics hold anything after it."""
+        key: tuple[object, ...]
+        if isinstance(op, FusedNorm) and self._usable(x):
+            key = (FusedNorm, x.shape, op.adds, op.rectifies, min(op.readers, 2))
+            kernels = HostNorm(shape=x.shape, adds=op.adds, rectifies=op.rectifies)
+            self._choose(key, _ways(op, kernels), lambda: _norm_passes(op, x))
+        elif isinstance(op, FusedPool) and op.usable and self._usable(x):
+            key = (FusedPool, x.shape, str(op.pool), op.rectifies)
+            self._choose(key, _ways(op, True), lambda: _passes(op, x, []))
+        elif isinstance(op, FusedDropout) and usable(x) and self._compiled():
+            key = (FusedDropout, x.shape, op.own.p)
+            self._choose(key, _ways(op, True), lambda: _passes(op, x, []))
+        elif isinstance(op, FusedConv) and x.dtype == torch.float32 and not narrow():
+            key = (FusedConv, x.shape, x.stride(), str(op.conv))
+            own = list(op.conv.parameters())
+            self._choose(key, _ways(op, True), lambda: _passes(op, x, own, fed))
+
+    def _usable(self, x: Tensor) -> bool:
+        """Whether kernels can take x; they are compiled when some first could."""
+        return host_kernels.usable(x) and self._compiled()
+
+    def _compiled(self) -> bool:
+        if not self.lack:
+            try:
+                host_kernels.library()
+            except OSError as error:
+                self.lack = str(error)
+        return not self.lack
+
+    def _choose(self, key: object, ways: Sequence[Setting], run: Callable[[], None]) -> None:
+        if key not in self._found:
+            taken_s = fastest_s(ways, run)
+            self._found[key] = taken_s.index(min(taken_s))
+        ways[self._found[key]]()
+
+
+def narrow() -> bool:
+    """Whether an autocast would compute convolutions in 16 bits."""
+    return torch.is_autocast_enabled("cpu")
+
+
+def fastest_s(ways: Sequence[Setting], run: Callable[[], None]) -> list[float]:
+    """Seconds of a run in each way, in turn and the least of `TIMES`, after one that does not
+    count."""
+    found: list[list[float]] = [[] for _ in ways]
+    for _ in range(TIMES + 1):
+        for way, times in zip(ways, found, strict=True):
+            way()
+            start = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - start)
+    return [min(times[1:]) for times in found]
+
+
+def _ways(op: FusedNorm | FusedPool | FusedConv | FusedDropout, kernels: object) -> list[Setting]:
+    """PyTorch's own operations, and `kernels`."""
+    own = None if isinstance(op, FusedNorm) else False
+    return [partial(setattr, op, "kernels", way) for way in (own, kernels)]
+
+
+def _norm_passes(op: FusedNorm, x: Tensor) -> None:
+    with torch.enable_grad():
+        given = [x.detach().requires_grad_()]
+        if op.adds:
+            given.append(x.detach().requires_grad_())
+        results = op(*given)[:2]
+        wanted = [*given, *op.norm.parameters()]
+        torch.autograd.grad(results, wanted, [x for _ in results])
+
+
+def _passes(op: nn.Module, x: Tensor, wanted: Sequence[Tensor], fed: bool = False) -> None:
+    with torch.enable_grad():
+        given = x.detach().requires_grad_(not fed)
+        result = op(given)
+        slope = result.detach()  # of the right layout, and made already
+        torch.autograd.grad(result, [*([] if fed else [given]), *wanted], slope)
