@@ -209,7 +209,8 @@ def _arrangement(spec: RunSpec) -> list[str]:
 
 def own_settings(spec: RunSpec) -> tuple[tuple[str, str], ...]:
     """The settings of a spec that differ from their defaults, as (name, value)."""
-    plain: dict[str, Any] = to_plain(dataclasses.replace(spec, against=None), defaults=False)
+    own = dataclasses.replace(spec, against=None, tuned=None)
+    plain: dict[str, Any] = to_plain(own, defaults=False)
     return tuple(
         (clean(name), clean(str(value))) for part in plain.values() for name, value in part.items()
     )
