@@ -61,7 +61,7 @@ def test_the_flags_are_frozen():
         ],
         "train": [
             *("--batch-per-device", "--checkpoint-every", "--checkpoints", "--data", "--data-path"),
-            *("--devices", "--epochs", "--exchange", "--fresh", "--json", "--keep"),
+            *("--devices", "--epochs", "--exchange", "--fresh", "--hosts", "--json", "--keep"),
             *("--learning-rate", "--optimizer", "--precision", "--python", "--rate-scaling"),
             *("--restarts", "--resume", "--schedule", "--seed", "--set", "--store"),
             *("--target-accuracy", "--tensorboard", "--warmup-epochs"),

@@ -89,11 +89,17 @@ def quantity(
     return f"{number(value, digits)} {unit}".rstrip()
 
 
+_WIDE = re.compile(r"(?P<figure>.*) \((?P<ends>.*)\) ?(?P<scaled>.*)")
+
+
 def split_figure(
     value: float, unit: str, low: float | None, high: float | None
 ) -> tuple[str, str, str]:
-    """A figure for large print: the number, its unit, and its interval ("± 14", or "")."""
+    """A figure for large print: the number, its unit, and its interval ("± 14", "84 to 530" of a
+    wide one, or "")."""
     text = quantity(value, unit if unit in SCALED else "", low, high)
+    if wide := _WIDE.fullmatch(text):
+        return wide["figure"], wide["scaled"] or clean(unit), wide["ends"]
     figure, _, interval = text.partition(" ± ")
     spread, _, scaled = interval.partition(" ")
     if not interval:

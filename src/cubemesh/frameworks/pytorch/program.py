@@ -29,7 +29,7 @@ from cubemesh.frameworks.base import (
     Unsupported,
     monotonic_s,
 )
-from cubemesh.frameworks.exchange import RANK_SEEDS, Bucket, KeepsState, KeepsWeights
+from cubemesh.frameworks.exchange import RANK_SEEDS, Bucket, KeepsState, KeepsWeights, rejoin
 from cubemesh.frameworks.pytorch import profiling, snapshots
 from cubemesh.frameworks.pytorch.buckets import GradientBuckets
 from cubemesh.frameworks.pytorch.global_layers import GlobalLayers
@@ -233,8 +233,7 @@ class PyTorchProgram:
 
     def settle(self) -> None:
         """See `Settles` in frameworks/exchange."""
-        if isinstance(self._exchange, KeepsWeights):
-            self._exchange.settle()
+        rejoin(self._exchange, self._weights_on_device)
 
     def _start_optimizer(self) -> None:
         parameters = list(self._built.parameters.values())
