@@ -2,15 +2,17 @@
 
 Every forecast is calibrated with the published rate of one device of the same source, system,
 network, framework, precision and minibatch, and held against that of several
-(experiments/validation_rows.py). Six factors are fitted on every second system, in the order of
-their names, to the rates of two to eight devices in one machine; errors are printed for that half
-and for the other, by class of network, with a baseline beside them: a constant efficiency for each
-number of devices, fitted on the same half. Rows that cannot be forecast are listed with the reason.
-Last, forecasts without any calibration are held against the published one-device rates.
+(experiments/validation_rows.py), and how its GPUs reached one another where its source says so
+(validation_sources.py). Eight factors are fitted on every second system, in the order of their
+names, to the rates of two to eight devices in one machine; errors are printed for that half and for
+the other, by class of network and by the way between the GPUs, with a baseline beside them: a
+constant efficiency for each number of devices, fitted on the same half. Rows that cannot be
+forecast are listed with the reason. Last, forecasts without any calibration are held against the
+published one-device rates.
 
     python benchmarks/prediction_accuracy.py [--rows]
 
-`--rows` prints every row with its error, the largest first. Some minutes on one core. Exit code 1
+`--rows` prints every row with its error, the largest first. Half a minute on one core. Exit code 1
 unless the model halves the baseline's mean error on the half it has not seen.
 """
 
@@ -24,6 +26,8 @@ from math import hypot
 
 from cubemesh.experiments.validation_rows import Row, forecasts, halves, published_alone, rows
 from cubemesh.predict.calibration import Calibration, defaults
+from cubemesh.predict.communication import host_factor
+from cubemesh.predict.fabric import fabric
 from cubemesh.predict.step import Point, slowest
 
 GRID = {
@@ -34,8 +38,14 @@ GRID = {
     "board_share": [i / 100 for i in range(9)],
 }
 """Every part of a step is in proportion to one of these, so one forecast serves all values."""
-PCIE_SHARES = (0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0)
-"""These need a forecast each."""
+HOST_RATES = (1e9, 1.5e9, 2e9, 2.5e9, 3e9, 3.5e9, 4e9, 4.5e9, 5e9, 6e9, 8e9)
+RATES = {
+    "pcie_share": (0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0),
+    "host_exchange_bytes_per_s": HOST_RATES,
+    "host_exchange_zen2_bytes_per_s": HOST_RATES,
+}
+"""A forecast each, of the rows whose exchange goes that way; each row goes one of these ways, or
+over NVLink or copies, which none of these changes."""
 UNIT = dict.fromkeys(GRID, 1.0) | {"step_spread": 0.01}
 """What the factors are while the parts are computed."""
 Values = dict[str, float]
@@ -67,35 +77,76 @@ def mean(values: Iterable[float]) -> float:
     return sum(listed) / len(listed)
 
 
-def fit(seen: Sequence[Row], by_share: dict[float, dict[Row, Point]]) -> tuple[float, Values]:
-    """(share of PCIe, the other factors) of the least mean error, one after the other until none
-    of them improves it."""
+def way(row: Row) -> str:
+    """Which of RATES decides how fast the row's devices exchange; empty for none of them."""
+    where = fabric(row.system, row.devices, row.peer_access)
+    if where.through_host:
+        return host_factor(where)
+    return "pcie_share" if where.pcie_bytes_per_s else ""
 
-    def error(share: float, values: Values) -> float:
-        found = by_share[share]
-        return mean(abs(efficiency(row, found[row], values) / row.efficiency - 1) for row in seen)
 
-    share, values = 1.0, {name: defaults()[name] for name in GRID}
-    least = error(share, values)
+class Forecasts:
+    """Every row's forecast with every value of the factor that its way depends on."""
+
+    def __init__(self, found: Sequence[Row]) -> None:
+        known = with_values(defaults(), UNIT)
+        self.ways = {row: way(row) for row in found}
+        self.points: dict[str, dict[float, dict[Row, Point]]] = {
+            "": {0.0: forecasts([row for row in found if not self.ways[row]], known)}
+        }
+        for name, values in RATES.items():
+            those = [row for row in found if self.ways[row] == name]
+            self.points[name] = {
+                value: forecasts(those, with_values(known, {name: value})) for value in values
+            }
+
+    def efficiency(self, row: Row, values: Values) -> float:
+        """One device's step over that of several, with these values."""
+        name = self.ways[row]
+        return efficiency(row, self.points[name][values.get(name, 0.0)][row], values)
+
+
+def fit(seen: Sequence[Row], found: Forecasts) -> Values:
+    """The factors of the least mean error, one after the other until none of them improves it."""
+
+    def error(values: Values) -> float:
+        return mean(abs(found.efficiency(row, values) / row.efficiency - 1) for row in seen)
+
+    values = {name: defaults()[name] for name in (*GRID, *RATES)}
+    least = error(values)
     while True:
         before = least
-        for tried in by_share:
-            if error(tried, values) < least:
-                share, least = tried, error(tried, values)
-        for name, grid in GRID.items():
+        for name, grid in (RATES | GRID).items():
             for value in grid:
-                if error(share, values | {name: value}) < least - 1e-12:
-                    values = values | {name: value}
-                    least = error(share, values)
+                tried = error(values | {name: value})
+                if tried < least - 1e-12:
+                    values, least = values | {name: value}, tried
         if before - least < 1e-9:
-            return share, values
+            return values
+
+
+def constant(
+    seen: Sequence[Row], sort: Callable[[Row], object] = lambda row: ""
+) -> Callable[[Row], float]:
+    """The baseline: the mean efficiency of `seen` rows of a sort at each number of devices; the
+    nearest number stands for one that was not seen."""
+    by_count = defaultdict(list)
+    for row in seen:
+        by_count[sort(row), row.devices].append(row.efficiency)
+
+    def of(row: Row) -> float:
+        counts = [count for kind, count in by_count if kind == sort(row)]
+        nearest = min(counts, key=lambda count: abs(count - row.devices))
+        return mean(by_count[sort(row), nearest])
+
+    return of
 
 
 def summary(name: str, judged: Sequence[Row], of: Callable[[Row], float]) -> float:
     """Print the errors of a way to predict efficiency; their mean."""
     errors = sorted(abs(of(row) / row.efficiency - 1) for row in judged)
     ninth = errors[min(len(errors) - 1, int(0.9 * len(errors)))]
-    print(f"  {name:<52}{100 * mean(errors):6.2f} %{100 * ninth:8.2f} %{len(errors):6d}")
+    print(f"  {name:<58}{100 * mean(errors):6.2f} %{100 * ninth:8.2f} %{len(errors):6d}")
     return mean(errors)
 
 
@@ -120,26 +171,25 @@ def main() -> int:
     local = [row for row in found if row.one_machine and row.devices <= 8]
     seen = [row for row in local if row.family in fitted_on]
     unseen = [row for row in local if row.family not in fitted_on]
-    known = with_values(defaults(), UNIT)
-    by_share = {
-        share: forecasts(found, with_values(known, {"pcie_share": share})) for share in PCIE_SHARES
-    }
-    share, values = fit(seen, by_share)
+    forecast = Forecasts(found)
+    values = fit(seen, forecast)
     chosen = ", ".join(f"{name} {value:g}" for name, value in values.items())
-    print(f"Fitted: pcie_share {share}, {chosen}; all else is assumed.")
-    by_count = defaultdict(list)
-    for row in seen:
-        by_count[row.devices].append(row.efficiency)
-    constant = {count: mean(those) for count, those in by_count.items()}
-
-    def baseline(row: Row) -> float:
-        return constant[min(constant, key=lambda count: abs(count - row.devices))]
+    print(f"Fitted: {chosen}; all else is assumed.")
+    baseline = constant(seen)
 
     def model(row: Row) -> float:
-        return efficiency(row, by_share[share][row], values)
+        return forecast.efficiency(row, values)
 
-    print(f"  {'error of':<54}mean  90th percentile  rows")
+    print(f"  {'error of':<60}mean  90th percentile  rows")
     ratio = _judge(seen, unseen, model, baseline)
+    told = constant(seen, lambda row: row.peer_access)
+    for name, judged in (("fitted half", seen), ("other half", unseen)):
+        summary(f"constant by peer access, {name}", judged, told)
+        for reached in (True, False):
+            those = [row for row in judged if row.peer_access == reached]
+            which = f"{name}, {'with' if reached else 'without'} peer access"
+            summary(f"model, {which}", those, model)
+            summary(f"constant by peer access, {which}", those, told)
     beyond = [row for row in found if not row.one_machine]
     summary("model, beyond one machine", beyond, model)
     summary("constant efficiency, beyond one machine", beyond, baseline)

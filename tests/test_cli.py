@@ -61,10 +61,14 @@ def test_the_flags_are_frozen():
         ],
         "train": [
             *("--batch-per-device", "--checkpoint-every", "--checkpoints", "--data", "--data-path"),
-            *("--devices", "--epochs", "--exchange", "--fresh", "--json", "--keep"),
+            *("--devices", "--epochs", "--exchange", "--fresh", "--hosts", "--json", "--keep"),
             *("--learning-rate", "--optimizer", "--precision", "--python", "--rate-scaling"),
             *("--restarts", "--resume", "--schedule", "--seed", "--set", "--store"),
             *("--target-accuracy", "--tensorboard", "--warmup-epochs"),
+        ],
+        "tune": [
+            *("--batch-per-device", "--batches", "--devices", "--fresh", "--json", "--minutes"),
+            *("--python", "--set", "--store"),
         ],
         "collectives": [
             *(
@@ -292,7 +296,7 @@ def test_a_document_is_replayed_and_its_claims_are_marked_again_by_the_report(
 ):
     store, page = str(tmp_path / "results.sqlite"), tmp_path / "page.html"
     sets = ("batches=16,64", "epochs=1", "ceiling=false", "framework=null", "seconds=0.05")
-    sets += ("networks=little-cnn", "sizes=32", "data_on=host")
+    sets += ("networks=little-cnn", "sizes=32", "data_on=host", "warmup_seconds=0")
     script = "script=step=0.002,per_sample=0.0001,jitter=0.02"
     options = [word for text in (*sets, script) for word in ("--set", text)]
     asked = document(cubemesh("run", "doc-001", "--quick", "--json", "--store", store, *options))
@@ -315,8 +319,8 @@ def test_a_document_is_replayed_and_its_claims_are_marked_again_by_the_report(
 def test_the_quick_suite_on_a_machine_faster_than_any(cubemesh, tmp_path: Path):
     """The digits end before the documents' largest minibatch does."""
     command = (
-        *("run", "quick", "--set", "framework=null", "--set", "script=step=0.0001"),
-        *("--set", "seconds=0", "--set", "windows=6"),
+        *("run", "quick", "--set", "framework=null", "--set", "script=step=0.001"),
+        *("--set", "seconds=0", "--set", "windows=6", "--set", "warmup_seconds=0"),
     )
     said = document(cubemesh(*command, "--json", "--store", str(tmp_path / "s.sqlite")))
     assert [a["experiment"] for a in said["answers"]] == [

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,16 @@ def test_links_lead_to_pages_and_headings_that_exist(page: Path) -> None:
         assert found.exists(), f"{page.name} links to {target}"
         if heading and found.suffix == ".md":
             assert heading in anchors(found), f"{page.name} links to {target}#{heading}"
+
+
+def test_each_option_of_a_verb_stands_once_in_the_table() -> None:
+    table = (DOCS / "cli.md").read_text().partition("## Options")[2].partition("\n## ")[0]
+    rows = [row.replace("\\|", "/").split("|")[1:3] for row in table.splitlines() if row[:1] == "|"]
+    found = Counter(
+        (option, verb)
+        for options, verbs in rows
+        for option in re.findall(r"`(--[a-z_-]+)", options)
+        for verb in re.findall(r"`([a-z]+)`", verbs)
+    )
+    assert len(found) > 50
+    assert [pair for pair, times in found.items() if times > 1] == []

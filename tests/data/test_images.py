@@ -1,6 +1,7 @@
 """Images in folders and tar shards: what is read, in which order, and what is set aside."""
 
 import io
+import random
 import sys
 import tarfile
 from collections import Counter
@@ -17,7 +18,8 @@ from cubemesh.data import images, tar_shards
 from cubemesh.data.base import HasEpochs
 from cubemesh.data.decode import Draw, middle, random_crop
 from cubemesh.data.feed import Feed, in_order
-from cubemesh.data.images import Images, Kept, Reading, open_images
+from cubemesh.data.image_source import Images
+from cubemesh.data.images import Kept, Reading, open_images
 from cubemesh.data.tar_shards import TarShards, find_shards, shuffled
 from cubemesh.errors import DataError, UsageError
 from cubemesh.frameworks.base import PADDING, Unsupported
@@ -119,7 +121,7 @@ def test_training_crops_and_mirrors_anew_in_each_epoch(tmp_path: Path) -> None:
 
 @given(st.integers(1, 3000), st.integers(1, 3000), st.integers(0, 2**32))
 def test_crops_lie_within_the_image(width: int, height: int, seed: int) -> None:
-    left, top, right, bottom = random_crop(np.random.default_rng(seed), width, height)
+    left, top, right, bottom = random_crop(random.Random(seed), width, height)
     assert 0 <= left < right <= width
     assert 0 <= top < bottom <= height
     left, top, right, bottom = middle(width, height, 224, 224)

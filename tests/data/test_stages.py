@@ -8,7 +8,8 @@ import pytest
 
 from cubemesh.data import made_images, wrapped
 from cubemesh.data.feed import Feed
-from cubemesh.data.images import Images, Reading, open_images
+from cubemesh.data.image_source import Images
+from cubemesh.data.images import Reading, open_images
 from cubemesh.data.page_cache import Extent, drop, resident_share
 from cubemesh.data.stages import ReadOnly, decode_only
 from cubemesh.errors import DataError

@@ -10,7 +10,8 @@ from cubemesh.data import staging
 from cubemesh.data.decode import SetAside
 from cubemesh.data.feed import Feed
 from cubemesh.data.image_folder import ImageFolder
-from cubemesh.data.images import Images, Reading, open_images
+from cubemesh.data.image_source import Images
+from cubemesh.data.images import Reading, open_images
 from cubemesh.data.staging import Staged
 from cubemesh.errors import UsageError
 

@@ -6,21 +6,26 @@ from cubemesh.errors import UsageError
 from cubemesh.experiments import Context, Scale
 from cubemesh.experiments.input_pipeline import EXPERIMENT, Settings
 from cubemesh.experiments.settings import request, split
-from cubemesh.model import Figure, Status
+from cubemesh.model import Figure, Gpu, Status
 
 STEP_S = {
     "read": 0.001,
     "decode-one": 0.4,
     "decode": 0.1,
+    "decode-by-device": 0.01,
     "copy": 0.002,
     "disk": 0.11,
     "page-cache": 0.105,
+    "page-cache-by-device": 0.013,
     "decoded": 0.02,
     "synthetic": 0.02,
     "device": 0.0125,
 }
 """Seconds of a minibatch of 16, so the device trains 1,280 images a second and decoding makes
 160."""
+
+
+BY_DEVICE = ("decode-by-device", "page-cache-by-device")
 
 
 def played(machine, play, record_of, seconds=STEP_S, scale=Scale.DEFAULT, **settings):
@@ -60,6 +65,7 @@ def test_every_part_is_measured_the_disk_before_what_may_stay_in_memory(machine,
         "decode",
         "copy to the device",
     ]
+    assert [row[3].value for row in stages.rows] == [None, None, 40.0, None], "by thread"
     assert len(trainings.rows) == 5
     assert [c.value for c in trainings.rows[0][3:]] == pytest.approx([88.0, 25.0])
     (chart,) = answer.charts
@@ -75,7 +81,9 @@ def test_decoding_that_is_too_slow_is_named_with_what_it_takes(machine, play, re
         "feeding it costs nothing."
     )
     assert first.value == pytest.approx(0.125)
-    assert first.remedy == "Give it more cores, or store images smaller."
+    assert first.remedy == (
+        "Give it more cores, set decode_on=device on a GPU, or store images smaller."
+    )
     assert second.text == (
         "To feed this device takes 32 cores that decode, at 40 images/s each (40 where one works "
         "alone), and a disk that reads 141 MB/s."
@@ -100,13 +108,38 @@ def test_a_device_that_is_slower_than_all_stages_is_the_bottleneck(machine, play
 
 def test_a_quick_look_leaves_two_out_and_parts_choose(machine, play, record_of):
     asked, _ = played(machine, play, record_of, scale=Scale.QUICK)
-    assert set(STEP_S) - set(asked) == {"page-cache", "synthetic"}
+    assert set(STEP_S) - set(asked) == {"page-cache", "synthetic", *BY_DEVICE}
     asked, answer = played(machine, play, record_of, parts=("read", "copy"))
     assert asked == ["read", "copy"]
     assert [f.text for f in answer.findings] == [
         "Files are read at 1.76 GB/s, 0.88 times the 2 GB/s that document 002 gives for the disks "
         "of a DGX-1."
     ]
+
+
+def test_a_gpu_decodes_too_and_each_way_has_its_bottleneck(machine, play, record_of):
+    with_gpu = replace(machine, gpus=(Gpu(index=0, name="NVIDIA H200", uuid="GPU-0"),))
+    asked, answer = played(with_gpu, play, record_of)
+    assert set(asked) == set(STEP_S)
+    stages, trainings = answer.tables
+    assert "decode on the device" in [row[0].text for row in stages.rows]
+    assert trainings.rows[2][0].text == "files decoded on the device"
+    host, device, *_ = (f.text for f in answer.findings)
+    assert host.startswith("Decoding is the bottleneck: 640")
+    assert device.startswith("Decoded on the device: the device is the bottleneck: it trains 5,120")
+    assert "before it, decoding there, makes 6,400" in device
+    assert any("files decoded on the device is 0.96×" in f.text for f in answer.findings)
+    slow = STEP_S | {"decode-by-device": 0.05}
+    _, answer = played(with_gpu, play, record_of, slow)
+    second = answer.findings[1]
+    assert second.text.startswith("Decoded on the device: decoding there is the bottleneck: 1,280")
+    assert "decode_on=host" in second.remedy
+
+
+def test_the_device_of_a_cpu_decodes_where_it_is_asked_for(machine, play, record_of):
+    asked, answer = played(machine, play, record_of, parts=(*BY_DEVICE, "device"))
+    assert asked == [*BY_DEVICE, "device"]
+    assert answer.findings[0].text.startswith("Decoded on the device: the device is the bottleneck")
 
 
 def test_your_own_images_are_read_from_where_they_lie(machine, play, record_of):

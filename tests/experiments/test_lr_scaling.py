@@ -109,6 +109,10 @@ def test_losses_that_differ_are_not_called_equal_and_a_gap_has_its_reason(traine
     answer = trained({**GROWING, (2, "linear"): 0.9, (4, "linear"): None})
     texts = [f.text for f in answer.findings]
     assert "the losses are not equal: 0.5 on 1 and 0.9 on 2" in texts[1]
+    assert answer.findings[1].remedy == (
+        "Train for longer (set epochs=30): updates made in these 2 epochs are 120 on 1 and 120 "
+        "on 2."
+    )
     assert texts[2] == "4 devices, scaled rate: diverged: the loss was nan."
     flat = {(1, "none"): 1.0, (2, "none"): 0.9, (4, "none"): 1.0}
     answer = trained({**flat, (2, "linear"): 1.0, (4, "linear"): 1.0})

@@ -46,9 +46,15 @@ def test_errors_stand_by_class_system_exchange_and_devices(answer: Answer) -> No
         "Errors by number of devices",
     ]
     by_class = {row[0].text: row for row in answer.tables[0].rows}
-    # The goal for networks that cubemesh trains, on systems that nothing was fitted to.
-    assert by_class["convolutional"][4].value < 3.5
-    assert by_class["convolutional"][5].value < 9
+    # On systems that nothing was fitted to; 3.5 % of all of them is the goal.
+    assert by_class["convolutional"][4].value < 2
+    assert by_class["convolutional"][5].value < 4
+    judged = [tuple(cell.value for cell in row[4:7]) for row in by_class.values()]
+    assert sum(mean * rates for mean, _, rates in judged) / 174 < 3.5
+    by_way = {row[0].text: row for row in answer.tables[2].rows}
+    assert by_way["all-reduce through the host's memory"][6].value == 24
+    assert by_way["all-reduce-16 through the host's memory"][6].value == 12
+    assert any("NCCL_P2P_DISABLE=1" in note for note in answer.notes)
     assert [row[0].value for row in answer.tables[3].rows] == [2, 4, 8, 12, 16, 32, 64]
     assert len(answer.tables[4].rows) == 5
 

@@ -99,6 +99,25 @@ def test_local_sgd_averages_the_weights_after_every_so_many_updates():
     assert exchanges.make("local-sgd", group)._every == AVERAGE_EVERY
 
 
+def test_local_sgd_averages_before_weights_are_evaluated_unless_they_are_averaged_already():
+    group = Written()
+    exchange = LocalSgd(group, every=3)
+    averaged = [("all-reduce", "weights"), ("waited", "all-reduce", "weights")]
+    exchange.average(["weights"])
+    assert group.said == [], "all ranks begin alike"
+    one_step(exchange, group)
+    group.said.clear()
+    exchange.average(["weights"])
+    exchange.average(["weights"])
+    assert group.said == averaged, "once"
+    one_step(exchange, group)
+    group.said.clear()
+    assert one_step(exchange, group)[-2:] == averaged, "the third step averages as ever"
+    group.said.clear()
+    exchange.average(["weights"])
+    assert group.said == []
+
+
 def test_none_moves_nothing():
     group = Written()
     assert one_step(exchanges.make("none", group), group) == [("backward goes on",), ("update",)]

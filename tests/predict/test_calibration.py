@@ -19,6 +19,7 @@ def test_every_factor_says_what_it_is_and_whose() -> None:
     assert fitted == {
         *("overlap_slowdown", "copy_slowdown", "pcie_share", "step_spread"),
         *("length_spread", "board_share"),
+        *("host_exchange_bytes_per_s", "host_exchange_zen2_bytes_per_s"),
     }
     assert {f.origin for f in factors.values()} == {"assumed", "fitted"}
     assert all(f.source for f in factors.values())

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from cubemesh.errors import UsageError
 from cubemesh.machines.catalogue.systems import system
 from cubemesh.predict.calibration import OPERATIONS, Operation, Sweep, defaults
-from cubemesh.predict.communication import Library, bus_bytes_per_s, bus_factor, collective
+from cubemesh.predict.communication import (
+    Library,
+    bus_bytes_per_s,
+    bus_factor,
+    collective,
+    host_factor,
+)
 from cubemesh.predict.fabric import Fabric, fabric
 
 PLACES = (
@@ -73,6 +79,37 @@ def test_rings_carry_what_their_links_sustain() -> None:
     assert on("dgx1-p100", 8).local_bytes_per_s == pytest.approx(4 * 18 * GB)
     assert on("c4130-b", 4).local_bytes_per_s == pytest.approx(12 * GB)
     assert on("c4130-g", 4).local_over == "pcie"
+
+
+def test_without_peer_access_all_goes_through_the_hosts_memory() -> None:
+    known = defaults()
+    for name, factor in (
+        ("dgx-a100", "host_exchange_zen2_bytes_per_s"),
+        ("dgx1-v100", "host_exchange_bytes_per_s"),
+        ("dual-root-pcie4", "host_exchange_bytes_per_s"),
+    ):
+        where = fabric(system(name), 8, peer_access=False)
+        assert where.through_host
+        assert where.local_name == "the host's memory"
+        assert host_factor(where) == factor
+        found = collective(where, "all-reduce", GB, known)
+        bus = bus_bytes_per_s("all-reduce", 8, GB, found.seconds)
+        assert bus == pytest.approx(known[factor], rel=0.06)
+        assert found.limit == "the host's memory"
+        assert found.seconds > seconds(on(name, 8), "all-reduce", GB)
+    assert fabric(system("dgx-a100"), 1, peer_access=False) == on("dgx-a100", 1)
+
+
+def test_across_sockets_of_broadwell_nccl_goes_through_the_host() -> None:
+    assert on("c4130-g", 4).through_host
+    assert on("dual-root-pcie", 8).through_host
+    assert not on("c4130-b", 4).through_host  # all on one switch
+    assert not on("dual-root-pcie4", 8).through_host
+    assert not on("dgx1-v100", 8).through_host  # NVLink
+
+
+def test_processors_are_where_the_hosts_memory_is() -> None:
+    assert fabric(system("knl-aries"), 64, peer_access=False) == on("knl-aries", 64)
 
 
 def test_a_large_all_reduce_by_the_formula() -> None:

@@ -8,7 +8,7 @@ from cubemesh import networks
 from cubemesh.errors import CubemeshError
 from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.networks.graph import Network
-from cubemesh.predict.calibration import defaults
+from cubemesh.predict.calibration import Sweep, defaults
 from cubemesh.predict.question import Forecast, Question
 from cubemesh.predict.step import predict
 from cubemesh.predict.what_if import KEYS, read_changes
@@ -89,6 +89,35 @@ def test_nvlink_against_pcie() -> None:
     assert 1.1 < narrow < wide
 
 
+def test_without_peer_access_nvlink_is_of_no_use() -> None:
+    """Lambda's eight A100 with NCCL_P2P_DISABLE=1 lost more than PCIe alone would have taken."""
+    assert gain("vgg16", "dgx-a100", 8, "link=host") > 1.2
+    assert 1 < gain("vgg16", "dgx-a100", 8, "link=pcie") < 1.1
+
+
+def test_measured_collectives_do_not_hold_over_other_links() -> None:
+    measured = defaults().with_sweeps(
+        Sweep(
+            operation="all-reduce",
+            devices=8,
+            size_bytes=(1e6, 1e9),
+            seconds=(1e-4, 8e-3),
+            source="measured",
+        )
+    )
+    question = Question(
+        network=networks.build("vgg16"), system=load_system("dgx-a100"), batch_per_device=64
+    )
+    for changes in (["link=host"], ["link=pcie"], ["machine=hgx-h100"]):
+        asked = read_changes(changes)
+        found = predict(question, [8], measured, {1: 1000}, asked)
+        without = predict(question, [8], defaults(), {1: 1000}, asked)
+        assert found.points[0].samples_per_s == without.points[0].samples_per_s
+        assert found.before[0].samples_per_s != without.before[0].samples_per_s
+    kept = predict(question, [8], measured, {1: 1000}, read_changes(["device_speed=2"]))
+    assert kept.points[0].communication_s == pytest.approx(kept.before[0].communication_s)
+
+
 def test_many_parameters_let_the_interconnect_decide() -> None:
     """Document 004, abstract: AlexNet against GoogLeNet."""
     many = gain("alexnet", "dgx1-p100", 8, "link=pcie", batch=256)
@@ -120,7 +149,7 @@ def test_nvlink_where_there_was_pcie_is_quicker() -> None:
         (["straggler=0.9"], "a number of 1 or more"),
         (["device_speed=fast"], "a number above 0"),
         (["link=pcie", "link=nvlink"], "given twice"),
-        (["link=string"], "Known links: nvlink, pcie|none|Nearest"),
+        (["link=string"], "Known links: host, nvlink, pcie"),
         (["network=edr"], "single system, without a network"),
         (["device=v100"], "v100-sxm2-16gb"),
         (["ports=1.5"], "single system|whole number"),

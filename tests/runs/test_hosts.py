@@ -4,19 +4,27 @@ import dataclasses
 import importlib
 import os
 import shlex
+import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from cubemesh.errors import UsageError
-from cubemesh.model import Collective, Effort, Placement, RunSpec, Status
+from cubemesh.frameworks import FRAMEWORKS
+from cubemesh.frameworks.meeting import Distributes
+from cubemesh.model import Collective, Effort, Gpu, Placement, RunSpec, Status
 from cubemesh.results import Store
 from cubemesh.runs import Executor
-from cubemesh.worker.hosts import Greeting, HostFault, check_alike, command
-from cubemesh.worker.remote import address_toward, interface_of
+from cubemesh.training.checkpoint import load, steps_in
+from cubemesh.worker.hosts import Greeting, check_alike
+from cubemesh.worker.reach import HostFault, command
+from cubemesh.worker.remote import address_toward, interface_of, processor_name, with_names
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SPEC = RunSpec(
@@ -71,6 +79,23 @@ def test_the_way_to_a_host_has_an_interface():
     assert interface_of("192.0.2.7") == ""
 
 
+def test_a_host_names_the_devices_of_its_ranks():
+    gpus = (Gpu(index=3, name="NVIDIA H200", uuid="GPU-3"), Gpu(index=1, name="A", uuid="GPU-1"))
+    told = with_names({"event": "rank", "device": "cuda:0"}, gpus)
+    assert (told["device_name"], told["device_uuid"]) == ("NVIDIA H200", "GPU-3")
+    assert with_names({"event": "rank", "device": "cpu"}, gpus)["device_name"] == processor_name()
+    for other in ({"event": "rank", "device": "cuda:2"}, {"event": "window", "device": "cuda:0"}):
+        assert with_names(other, gpus) == other
+
+
+def test_the_processor_is_called_what_the_kernel_calls_it(tmp_path):
+    told = tmp_path / "cpuinfo"
+    told.write_text("processor\t: 0\nmodel name\t: Model T @ 2.5GHz: fast\nflags\t\t: fpu\n")
+    assert processor_name(told) == "Model T @ 2.5GHz: fast"
+    told.write_text("processor\t: 0\n")
+    assert processor_name(told) == processor_name(tmp_path / "none") == ""
+
+
 @pytest.fixture
 def run(tmp_path, small_machine, monkeypatch):
     """Runs specs whose hosts are reached by a command in place of ssh."""
@@ -105,6 +130,32 @@ def test_a_host_that_cannot_take_part_is_named_with_what_it_said(run, tmp_path):
     assert "host talks said 'Welcome to the cluster'" in talks.message
 
 
+def test_a_framework_that_trains_on_one_host_is_refused_before_any_is_reached(
+    tmp_path, small_machine, monkeypatch, null_spec
+):
+    monkeypatch.setenv("CUBEMESH_SSH", str(tmp_path / "there is no such command"))
+    spec = dataclasses.replace(null_spec(), placement=SPEC.placement)
+    with (
+        Store.open(str(tmp_path / "r.db")) as store,
+        Executor(store, machine=small_machine, runs_folder=tmp_path / "runs") as executor,
+    ):
+        (record,) = executor.run([spec])
+    assert record.outcome.status is Status.UNSUPPORTED
+    assert record.outcome.message.startswith(
+        "hosts=127.0.0.1,localhost: null runs on the devices of one host. Leave hosts out, or set "
+        "framework to one of pytorch, "
+    )
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_what_trains_across_hosts_launches_ranks(name):
+    line = FRAMEWORKS[name]
+    if not line.across_hosts:
+        assert name in ("null", "jax", "tensorflow", "tensorflow-xla", "keras")
+    elif line.installed:
+        assert isinstance(line.load(), Distributes)
+
+
 def two_hosts():
     """The module that makes two hosts; None where that is not possible, and why."""
     sys.path.insert(0, str(BENCHMARKS))
@@ -130,31 +181,89 @@ def test_two_workers_that_came_by_a_command_are_one_run(run, tmp_path, nobody_le
     assert nobody_left(tmp_path / "runs")
 
 
-def test_two_hosts_with_an_sshd_each(tmp_path):
+@pytest.fixture(scope="module")
+def between(tmp_path_factory):
+    """Two hosts with an sshd each; `start` starts a command of cubemesh over them."""
     pytest.importorskip("torch")
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("each host needs a core of its own")
     two, lacks = two_hosts()
     if lacks:
         pytest.skip(lacks)
-    store = str(tmp_path / "r.db")
-    with two.two_hosts(tmp_path) as hosts:
+    with two.two_hosts(tmp_path_factory.mktemp("hosts")) as hosts:
         hosts.shape(1e9)
-        words = ["collectives", "-b", "4M", "-e", "4M", "-n", "2", "--device", "cpu"]
-        words += ["--hosts", ",".join(two.ADDRESSES), "--store", store]
-        done = subprocess.run(
-            [sys.executable, "-m", "cubemesh", *words],
-            env=os.environ | hosts.environment,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-        names = sorted(hosts.names)
-    assert done.returncode == 0, done.stderr
-    with Store.open(store) as opened:
-        (record,) = opened.records()
-    assert sorted(rank.host for rank in record.ranks) == names
+
+        def start(store, *words):
+            asked = [*words, "--hosts", ",".join(two.ADDRESSES), "--store", str(store)]
+            return subprocess.Popen(
+                [sys.executable, "-m", "cubemesh", *asked],
+                env=os.environ | hosts.environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+
+        yield SimpleNamespace(hosts=hosts, start=start)
+
+
+def ended(process, store):
+    """The records of a command that ends well."""
+    _, said = process.communicate(timeout=100)
+    assert process.returncode == 0, said
+    with Store.open(str(store)) as opened:
+        return sorted(opened.records(), key=lambda record: record.started_utc)
+
+
+def test_two_hosts_with_an_sshd_each(between, tmp_path):
+    store = tmp_path / "r.db"
+    words = ["collectives", "-b", "4M", "-e", "4M", "-n", "2", "--device", "cpu"]
+    (record,) = ended(between.start(store, *words), store)
+    assert sorted(rank.host for rank in record.ranks) == sorted(between.hosts.names)
     assert all(abs(rank.clock_offset_s) < 0.1 for rank in record.ranks), "it is one clock"
+    assert {rank.device_name for rank in record.ranks} == {processor_name()}
     assert record.figure("wrong_elements") == 0
     assert 1e7 < record.figure("bus_bytes_per_s") < 1.3e8, "a link of 1 Gb/s carries 125 MB/s"
+
+
+def rank_on(name):
+    """The rank on a host: the worker's process there that started no other."""
+    pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True)
+    workers = [p for p in map(psutil.Process, map(int, pids.stdout.split())) if is_worker(p)]
+    return [p for p in workers if not p.children()]
+
+
+def is_worker(process):
+    return process.name() == "cubemesh-worker"
+
+
+def test_a_training_on_two_hosts_goes_on_after_a_rank_fell_silent(between, tmp_path):
+    store, kept = tmp_path / "r.db", tmp_path / "kept"
+    training = between.start(
+        store,
+        *("train", "little-cnn", "--epochs", "8", "--checkpoints", str(kept)),
+        *("--checkpoint-every", "5", "--keep", "99", "--set", "silent_s=3"),
+        *("--set", "image_size=8", "--set", "device=cpu", "--set", "threads=1"),
+    )
+    deadline = time.monotonic() + 60
+    while not steps_in(kept, 2) and training.poll() is None:
+        assert time.monotonic() < deadline, "no checkpoint was made within a minute"
+        time.sleep(0.02)
+    (stopped,) = rank_on(between.hosts.names[1])
+    stopped.send_signal(signal.SIGSTOP)
+    first, second = ended(training, store)
+    outcome = first.outcome
+    assert outcome.status is Status.TIMED_OUT, outcome
+    assert outcome.message.startswith("rank 1 of 2: no sign of life for ")
+    assert "most recent call first" in outcome.facts["stacks_of_others"]["0"], "from its host"
+    assert second.ok, second.outcome
+    assert second.figure("resumed_at_step") >= 5
+    assert second.figure("epochs_trained") == 8
+    assert [rank.host for rank in second.ranks] == list(between.hosts.names)
+    last = steps_in(kept, 2)[-1]
+    one, other = (load(kept, last, rank).snapshot.weights for rank in range(2))
+    assert {n: a.tobytes() for n, a in one.items()} == {n: a.tobytes() for n, a in other.items()}
+    with Store.open(str(store)) as opened:
+        series = opened.series(second.run_id)
+    sampled = {s.rank for s in series if s.name == "cpu_utilisation_percent"}
+    assert sampled == {0, 1}, "each host watches its own processors"
+    assert not any(rank_on(name) for name in between.hosts.names), "nobody is left"

@@ -1,9 +1,12 @@
 """Trainings on two devices, each a core, through real faults: a rank that is killed, one that is
-stopped. What comes of them is held against a training that nobody disturbed."""
+stopped, a disk that is full. What comes of them is held against a training that nobody
+disturbed."""
 
+import contextlib
 import os
 import random
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -16,7 +19,7 @@ from cubemesh.experiments.training import EXPERIMENT
 from cubemesh.model import Status
 from cubemesh.results import Store
 from cubemesh.runs import Executor, Silent
-from cubemesh.training.checkpoint import load, steps_in
+from cubemesh.training.checkpoint import load, newest_whole, steps_in
 
 pytest.importorskip("torch")
 
@@ -38,6 +41,8 @@ SETTINGS = {
     "keep": "9",
 }
 STEPS = 5 * (1438 // 128)
+DISK_BYTES = 6_000_000
+"""Room for one checkpoint of two files of 2.4 MB, and for no third file."""
 
 
 class Saboteur(Silent):
@@ -58,6 +63,22 @@ class Saboteur(Silent):
         os.kill(pid, number)
 
 
+@contextlib.contextmanager
+def small_disk(folder, size):
+    """A real file system of `size` bytes at `folder`; whether it could be mounted."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "cubemesh-test", str(folder)]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, small_machine, living, nobody_left):
     """The records of each training, by what was done to it, of one executor."""
@@ -74,10 +95,12 @@ def trained(tmp_path_factory, small_machine, living, nobody_left):
         "undisturbed": (None, 0, {}),
         "killed": (signal.SIGKILL, cores[found["random"]], {}),
         "stopped": (signal.SIGSTOP, cores[1], {"silent_s": "3", "restarts": "0"}),
+        "full": (None, 0, {"epochs": "2"}),
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(folder))  # no other runner's lock is in the way
         with (
+            small_disk(folder / "full", DISK_BYTES) as mounted,
             Store.open(str(folder / "results.db")) as store,
             Executor(store, machine=small_machine, runs_folder=runs, observer=saboteur) as executor,
         ):
@@ -88,6 +111,7 @@ def trained(tmp_path_factory, small_machine, living, nobody_left):
                 found[name] = ask(EXPERIMENT, asked, context, executor, store)
                 found[f"{name}_took_s"] = time.monotonic() - saboteur.at
                 assert workers() == [], "every rank is gone when the run is"
+            found["mounted"], found["on disk"] = mounted, newest_whole(folder / "full", 2)
         assert nobody_left(runs)
     return found
 
@@ -138,3 +162,15 @@ def test_a_stopped_rank_is_named_with_the_stacks_of_the_other(trained):
     assert [r.outcome.facts.get("ended_with") for r in record.ranks] == [[1], None]
     assert record.measured, "what was measured before is kept"
     assert steps_in(Path(trained["folder"], "stopped"), 2), "so are the checkpoints"
+
+
+def test_a_full_disk_ends_no_training_and_what_was_kept_is_whole(trained):
+    if not trained["mounted"]:
+        pytest.skip("mounting a file system is not permitted here")
+    (record,) = trained["full"].records
+    assert record.ok, record.outcome
+    assert record.figure("epochs_trained") == 2
+    failed = [w for w in record.warnings if w.code == "checkpoint-failed"]
+    assert failed
+    assert "No space left on device; the newest is of step 7" in failed[0].cause
+    assert trained["on disk"] == (7, [])

@@ -1,5 +1,6 @@
 """Two real processes, joined by gloo, that train through the loop: going on from a checkpoint gives
-the same bits on both, and a bit that flips in one's weights is found.
+the same bits on both, a bit that flips in one's weights is found, and under local SGD what is
+evaluated and kept is the mean of the ranks' weights.
 
 The ranks run this very file as a script.
 """
@@ -15,16 +16,19 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cubemesh.data.arrays import Ready  # noqa: E402
-from cubemesh.data.feed import Feed  # noqa: E402
+from cubemesh.data.feed import Feed, in_order  # noqa: E402
 from cubemesh.frameworks.base import BuildRequest  # noqa: E402
+from cubemesh.frameworks.exchange import Alone  # noqa: E402
 from cubemesh.frameworks.pytorch import build, join, launch  # noqa: E402
 from cubemesh.frameworks.training import ReplicasDiffer  # noqa: E402
 from cubemesh.measure.kept import KeptLog  # noqa: E402
 from cubemesh.model import Keeping, Placement, ProgramSettings, RunSpec, Train  # noqa: E402
 from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
 from cubemesh.parallel import exchanges  # noqa: E402
+from cubemesh.parallel.exchanges import SAME_WEIGHTS  # noqa: E402
 from cubemesh.training import sameness  # noqa: E402
 from cubemesh.training.checkpoint import load, path_of  # noqa: E402
+from cubemesh.training.evaluation import score_all  # noqa: E402
 from cubemesh.training.loop import train  # noqa: E402
 from cubemesh.worker import keeping  # noqa: E402
 
@@ -32,6 +36,8 @@ RANKS, BATCH = 2, 4
 SYNCHRONOUS = ("all-reduce", "parameter-server")
 STOP = 5
 """Five steps and five; an epoch has four."""
+EVERY = 2
+"""Steps between two checkpoints under local SGD, which averages by itself after eight."""
 
 
 def network():
@@ -48,14 +54,14 @@ def source(samples):
     return Ready("noise", images, rng.integers(0, 10, samples), 10)
 
 
-def run(folder, exchange, group, *, resume=False, epochs=3, sabotage=None):
+def run(folder, exchange, group, *, resume=False, epochs=3, sabotage=None, every=1):
     """What a worker does; `sabotage` is called with the program before each step."""
     work = Train(network="dropping", batch_per_device=BATCH, epochs=epochs, optimizer="adam")
     spec = RunSpec(
         work=work,
         placement=Placement(devices=RANKS),
         program=ProgramSettings(exchange=exchange),
-        keeping=Keeping(checkpoints=str(folder), every_steps=1, keep=20, resume=resume),
+        keeping=Keeping(checkpoints=str(folder), every_steps=every, keep=20, resume=resume),
     )
     log = KeptLog()
     begin = keeping.beginning(spec, group, log)
@@ -68,19 +74,7 @@ def run(folder, exchange, group, *, resume=False, epochs=3, sabotage=None):
         ranks=group.size,
         start=begin.course.done,
     )
-    program = build(
-        BuildRequest(
-            network=network(),
-            work=work,
-            placement=spec.placement,
-            program=spec.program,
-            exchange=exchanges.make(exchange, group),
-            device="cpu",
-            threads=1,
-            group=group,
-        )
-    )
-    program.load(network().draw(0))
+    program = made(spec, group)
     begin.restore(program, log)
     if sabotage is not None:
         step = program.train_step
@@ -94,8 +88,26 @@ def run(folder, exchange, group, *, resume=False, epochs=3, sabotage=None):
         group=group,
         keeper=keeping.keeper(spec, network(), group),
         course=begin.course,
-        same_weights=True,
+        same_weights=exchange in SAME_WEIGHTS,
     )
+
+
+def made(spec, group):
+    """The program of a rank, with its first weights."""
+    program = build(
+        BuildRequest(
+            network=network(),
+            work=spec.work,
+            placement=spec.placement,
+            program=spec.program,
+            exchange=exchanges.make(spec.program.exchange, group),
+            device="cpu",
+            threads=1,
+            group=group,
+        )
+    )
+    program.load(network().draw(0))
+    return program
 
 
 class Flip:
@@ -114,16 +126,17 @@ class Flip:
 def run_rank(folder):
     """The life of a rank."""
     group = join("cpu", 60.0)
-    for exchange in SYNCHRONOUS:
+    for exchange, every in [*((name, 1) for name in SYNCHRONOUS), ("local-sgd", EVERY)]:
         through, parted = Path(folder, exchange), Path(folder, f"{exchange}-parted")
-        run(through, exchange, group)
-        run(parted, exchange, group)
+        run(through, exchange, group, every=every)
+        run(parted, exchange, group, every=every)
         group.share("both are there")
         if group.rank == 0:
-            for step in range(STOP + 1, 13):
-                path_of(parted, step, 0).unlink()  # rank 1's are there, and do not count
+            for step in range(STOP + 1, 13):  # rank 1's are there, and do not count
+                path_of(parted, step, 0).unlink(missing_ok=every > 1)
         group.share("gone")
-        run(parted, exchange, group, resume=True)
+        run(parted, exchange, group, resume=True, every=every)
+    run(Path(folder, "none"), "none", group, epochs=1, every=EVERY)
     try:
         run(Path(folder, "flipped"), "all-reduce", group, sabotage=Flip())
     except ReplicasDiffer as error:
@@ -160,6 +173,49 @@ def test_five_steps_and_five_equal_ten(folder, exchange, rank):
                 n: a.tobytes() for n, a in other.items()
             }
         assert through.stands == parted.stands
+
+
+def held(folder, exchange, step, rank):
+    """The weights that a rank has kept, without its statistics of batch normalisation."""
+    found = load(Path(folder, exchange), step, rank).snapshot.weights
+    return {name: found[name] for name in network().parameters}
+
+
+def test_local_sgd_keeps_the_mean_of_the_ranks_weights(folder):
+    for step in (EVERY, 4, 12):
+        first, second = (held(folder, "local-sgd", step, rank) for rank in range(RANKS))
+        assert {n: a.tobytes() for n, a in first.items()} == {
+            n: a.tobytes() for n, a in second.items()
+        }
+    alone = [held(folder, "none", EVERY, rank) for rank in range(RANKS)]
+    kept = held(folder, "local-sgd", EVERY, 0)
+    for name, array in kept.items():
+        mean = (alone[0][name] + alone[1][name]) / 2
+        np.testing.assert_allclose(array, mean, rtol=1e-6, atol=1e-7, err_msg=name)
+    assert any(np.abs(alone[0][name] - alone[1][name]).max() > 1e-4 for name in kept)
+
+
+def test_local_sgd_evaluates_what_it_keeps(folder):
+    kept = load(Path(folder, "local-sgd"), 4, 0)
+    work = Train(network="dropping", batch_per_device=BATCH)
+    program = made(RunSpec(work=work), Alone())
+    program.load(kept.snapshot.weights)
+    scored = score_all(program, in_order(source(8), BATCH), KeptLog(), mark="")
+    told = kept.stands["course"]["validation"][0]
+    assert scored.loss_sum == pytest.approx(told["loss_sum"], rel=1e-6)
+
+
+def test_local_sgd_goes_on_as_if_nothing_had_happened(folder):
+    for rank in range(RANKS):
+        through, parted = (
+            load(Path(folder, name), 12, rank).snapshot
+            for name in ("local-sgd", "local-sgd-parted")
+        )
+        assert through.plain == parted.plain
+        for one, other in ((through.weights, parted.weights), (through.arrays, parted.arrays)):
+            assert {n: a.tobytes() for n, a in one.items()} == {
+                n: a.tobytes() for n, a in other.items()
+            }
 
 
 def test_ranks_have_the_same_weights_and_generators_of_their_own(folder):

@@ -1,10 +1,19 @@
 """Who launched this process, by the environment of each launcher."""
 
+import os
+import socket
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cubemesh.errors import UsageError
+from cubemesh.model import Keeping, Placement, ProgramSettings, RunSpec, Train
+from cubemesh.training.checkpoint import steps_in
+from cubemesh.worker.events import events_path, read_events
+from cubemesh.worker.job import Job
 from cubemesh.worker.launchers import first_node, introduce
 from cubemesh.worker.ranks import Self, whoami
 
@@ -87,6 +96,42 @@ def test_whatever_slurm_says_of_nodes_is_read_or_refused(nodes):
 )
 def test_first_nodes(nodes, first):
     assert first_node(nodes) == first
+
+
+def test_ranks_that_mpirun_started_train_and_keep_checkpoints(tmp_path):
+    pytest.importorskip("torch")
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("each rank needs a core of its own")
+    spec = RunSpec(
+        work=Train(network="little-cnn", batch_per_device=128, image_size=8, data="digits"),
+        placement=Placement(device="cpu", devices=2, threads=1),
+        program=ProgramSettings(exchange="all-reduce"),
+        keeping=Keeping(checkpoints=str(tmp_path / "kept")),
+    )
+    job = Job(spec=spec, folder=str(tmp_path)).write()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    told = {
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        "MASTER_PORT": str(port),
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "cubemesh.worker", "run", str(job)],
+            env=os.environ
+            | told
+            | {"OMPI_COMM_WORLD_RANK": str(n), "OMPI_COMM_WORLD_LOCAL_RANK": str(n)},
+        )
+        for n in range(2)
+    ]
+    assert [rank.wait(100) for rank in ranks] == [0, 0]
+    events = [read_events(events_path(tmp_path, n)) for n in range(2)]
+    assert [own[-1]["outcome"]["status"] for own in events] == ["ok", "ok"]
+    figures = {e["name"]: e["figure"]["value"] for e in events[0] if e["event"] == "figure"}
+    assert figures["epochs_trained"] == 1
+    assert steps_in(tmp_path / "kept", 2) == [1438 // 256]
 
 
 def test_a_rank_knows_how_many_are_on_its_host(monkeypatch):

@@ -6,14 +6,27 @@ from typing import Annotated
 
 import typer
 
-from cubemesh.cli.options import AsJson, Fresh, Pythons, Settings, StoreAt, open_store, show
+from cubemesh.cli.options import (
+    AsJson,
+    Fresh,
+    Hosts,
+    Pythons,
+    Settings,
+    StoreAt,
+    open_store,
+    show,
+)
 
 
 def train(
     network: Annotated[str, typer.Argument(help="The network; `cubemesh networks` lists them.")],
     data: Annotated[str, typer.Option(help="What is learned.")] = "digits",
     data_path: Annotated[str | None, typer.Option(help="Folder or file of the data.")] = None,
-    devices: Annotated[int, typer.Option(min=1, help="GPUs, or groups of cores.")] = 1,
+    devices: Annotated[
+        int | None,
+        typer.Option(min=1, help="GPUs, or groups of cores; default: one, or one of each host."),
+    ] = None,
+    hosts: Hosts = None,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the data, at most.")] = 10,
     batch_per_device: Annotated[
         int, typer.Option("--batch-per-device", min=1, help="Samples of each device in a step.")
@@ -25,7 +38,9 @@ def train(
     ] = "none",
     warmup_epochs: Annotated[float, typer.Option(help="Epochs in which the rate rises.")] = 0.0,
     schedule: Annotated[str, typer.Option(help="constant, step or cosine.")] = "constant",
-    precision: Annotated[str, typer.Option(help="fp32, tf32, bf16, fp16 or fp64.")] = "fp32",
+    precision: Annotated[
+        str | None, typer.Option(help="fp32 (usual), tf32, bf16, fp16 or fp64.")
+    ] = None,
     exchange: Annotated[
         str | None, typer.Option(help="How devices come to the same weights.")
     ] = None,

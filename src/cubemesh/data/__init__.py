@@ -20,6 +20,7 @@ from cubemesh.data import (
     synthetic,
 )
 from cubemesh.data.base import Shape, Source, Split
+from cubemesh.data.image_source import NAME as IMAGES
 from cubemesh.data.images import Reading
 from cubemesh.data.sequences import Sequences, takes_tokens
 from cubemesh.errors import UsageError, unknown_name
@@ -129,7 +130,7 @@ SOURCES: dict[str, SourceEntry] = {
         train_samples=cifar10.TRAIN_SAMPLES,
         check_path=cifar10.check_files,
     ),
-    images.NAME: SourceEntry(
+    IMAGES: SourceEntry(
         about="photographs, from the folders of classes or the tar shards that data_path names",
         open=_open_images,
         check_path=images.check_files,

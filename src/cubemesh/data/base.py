@@ -3,11 +3,15 @@
 A `Source` is a set of finite size, open for reading, that hands out minibatches in the shape its
 network takes. It knows nothing of frameworks, epochs or order; `feed.py` decides which samples come
 when.
+
+A minibatch of photographs may be handed over as files (`EncodedBatch`), to a program that decodes
+them on its device (`Decodes`). What each is cropped to is decided by the source all the same, and
+so is what takes the place of an image that cannot be used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -21,6 +25,10 @@ Split = Literal["train", "validation"]
 Shape = tuple[int, int, int]
 """Channels, height and width of one image."""
 Indices = NDArray[np.int64]
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom in pixels."""
+Pixels = NDArray[np.uint8]
+"""(channels, height, width)."""
 
 CACHE_BYTES = 256 * 2**20
 """Most memory that images in the network's shape may take when they are kept ready. A larger set is
@@ -69,6 +77,57 @@ class HasEpochs(Protocol):
 
     def epoch(self, number: int, seed: int) -> Epoch:
         """The pass counted from 0; the same for the same seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedImage:
+    """A JPEG as it lies in its file, and what of it the network is to see."""
+
+    data: bytes
+    size: tuple[int, int]
+    """Width and height, by its header."""
+    box: Box
+    """What is cut out and brought to the network's size."""
+    mirrored: bool
+    whole: Callable[[], Pixels | None]
+    """Decodes it on the host, in its own size and the network's channels; None where it cannot be
+    used."""
+    by_host: Callable[[], tuple[Pixels, int]]
+    """For one that the device's decoder refused: pixels of the network's size, decoded on the host
+    from it or from the image that takes its place, and the label of the one that was used."""
+
+
+class EncodedBatch(Batch):
+    """A minibatch of images that are still to be decoded: (batch,) objects in `images`.
+
+    Each is an `EncodedImage`, or pixels of the network's size where the device's decoder cannot
+    take the file and the host has decoded it.
+    """
+
+    @property
+    def rows(self) -> Sequence[EncodedImage | Pixels]:
+        """The images, in their order."""
+        rows: list[EncodedImage | Pixels] = self.images.tolist()
+        return rows
+
+    @property
+    def size_bytes(self) -> int:
+        """See `Batch.size_bytes`; the files' own bytes."""
+        filled = (row for row in self.rows if row is not None)
+        images = (len(r.data) if isinstance(r, EncodedImage) else r.nbytes for r in filled)
+        return sum(images) + int(self.labels.nbytes)
+
+
+@runtime_checkable
+class Decodes(Protocol):
+    """A program (`Program` in frameworks/base) that decodes images on its device where its settings
+    say so; its `place` takes an `EncodedBatch` as well."""
+
+    def decode(self, batch: EncodedBatch) -> Batch:
+        """The same minibatch, decoded, cropped and scaled, for `place` to hand over: images 0 to 1
+        in the type and layout that the program reads. Where an image was refused, `batch` has in
+        its row and label what took its place. One thread at a time may call it, while another
+        queues steps."""
 
 
 def empty_batch(samples: int, shape: Shape) -> Batch:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import io
 import math
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cubemesh.data.base import Box, Pixels
 from cubemesh.frameworks.base import Unsupported
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP")
@@ -52,9 +54,7 @@ PILLOW_PIXELS = 89_478_485
 EVALUATED_SHARE = 224 / 256
 """Side of what is cut out for evaluation, as a share of the shorter side."""
 AREA, RATIO, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10
-
-Box = tuple[float, float, float, float]
-"""Left, top, right and bottom in pixels."""
+_LOG_RATIO = math.log(RATIO[0]), math.log(RATIO[1])
 
 
 class SetAside(Exception):
@@ -65,8 +65,7 @@ class SetAside(Exception):
 class Decoded:
     """An image of the network's size."""
 
-    pixels: NDArray[np.uint8]
-    """(channels, height, width)."""
+    pixels: Pixels
     converted: tuple[str, ...]
     """What had to be converted, in a word each; empty for an ordinary image."""
 
@@ -80,8 +79,9 @@ class Draw:
 
     def box(self, number: int, width: int, height: int) -> tuple[Box, bool]:
         """The crop of image `number`, and whether it is mirrored."""
-        generator = np.random.default_rng((self.seed, self.epoch, number))
-        return random_crop(generator, width, height), bool(generator.random() < 0.5)
+        # Python's generator: to seed NumPy's takes several times as long as all that is drawn here.
+        generator = random.Random(f"{self.seed} {self.epoch} {number}")
+        return random_crop(generator, width, height), generator.random() < 0.5
 
 
 def load_decoder() -> ModuleType:
@@ -118,12 +118,10 @@ class Decoder:
             width, height = image.size
             if width * height > self._max_pixels:
                 raise SetAside("too many pixels")
-            box, mirrored = (
-                (middle(width, height, *self._size), False)
-                if draw is None
-                else draw.box(number, width, height)
-            )
-            converted = tuple(self._conversions(image, name))
+            box, mirrored = self.crop(number, width, height, draw)
+            format_ = "JPEG" if image.format in JPEGS else image.format
+            animated = format_ in ("GIF", "PNG") and getattr(image, "is_animated", False)
+            converted = tuple(conversions(format_, image.mode, name, animated=animated))
             if width * height > LARGE_PIXELS:
                 with self._large:
                     pixels = self._pixels(image, box)
@@ -133,7 +131,19 @@ class Decoder:
             pixels = pixels[:, :, ::-1]
         return Decoded(pixels, converted)
 
-    def _pixels(self, image: Any, box: Box) -> NDArray[np.uint8]:
+    def crop(self, number: int, width: int, height: int, draw: Draw | None) -> tuple[Box, bool]:
+        """What of image `number` the network sees as `draw` says, or for evaluation; and whether it
+        is mirrored."""
+        if draw is None:
+            return middle(width, height, *self._size), False
+        return draw.box(number, width, height)
+
+    def whole(self, data: bytes) -> Pixels:
+        """All of the image in `data`, in its own size; SetAside with the reason."""
+        with _reasons(), self._image.open(io.BytesIO(data), formats=FORMATS) as image:
+            return _channels_first(self._plain(image))
+
+    def _pixels(self, image: Any, box: Box) -> Pixels:
         width, height = image.size
         across, down = box[2] - box[0], box[3] - box[1]
         wanted = (
@@ -148,8 +158,7 @@ class Decoder:
         # What rounding puts beyond the edge, Pillow would refuse.
         box = (box[0], box[1], min(box[2], plain.size[0]), min(box[3], plain.size[1]))
         resized = plain.resize(self._size, self._image.Resampling.BILINEAR, box=box)
-        pixels = np.asarray(resized)
-        return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+        return _channels_first(resized)
 
     def _plain(self, image: Any) -> Any:
         """The image in 8 bits a channel and in the channels the network takes."""
@@ -163,19 +172,6 @@ class Decoder:
         image.load()
         return image
 
-    @staticmethod
-    def _conversions(image: Any, name: str) -> Iterator[str]:
-        named = SUFFIXES.get(PurePath(name).suffix.lower())
-        found = "JPEG" if image.format in JPEGS else image.format
-        if named is not None and named != found:
-            yield f"{found} named as {named}"
-        if found in ("GIF", "PNG") and getattr(image, "is_animated", False):
-            yield "animated (first frame)"
-        if image.mode.startswith("I"):
-            yield "16 bits"
-        elif image.mode != "RGB":
-            yield _MODES.get(image.mode, image.mode)
-
 
 _MODES = {
     "1": "grey",
@@ -185,6 +181,24 @@ _MODES = {
     "P": "palette",
     "PA": "palette",
 }
+
+
+def conversions(found: str, mode: str, name: str, *, animated: bool = False) -> Iterator[str]:
+    """What has to be converted of an image in the format `found`, in a word each."""
+    named = SUFFIXES.get(PurePath(name).suffix.lower())
+    if named is not None and named != found:
+        yield f"{found} named as {named}"
+    if animated:
+        yield "animated (first frame)"
+    if mode.startswith("I"):
+        yield "16 bits"
+    elif mode != "RGB":
+        yield _MODES.get(mode, mode)
+
+
+def _channels_first(image: Any) -> Pixels:
+    pixels: NDArray[np.uint8] = np.asarray(image)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
 @contextmanager
@@ -217,17 +231,16 @@ def middle(width: int, height: int, to_width: int, to_height: int) -> Box:
     return left, top, left + across, top + down
 
 
-def random_crop(generator: np.random.Generator, width: int, height: int) -> Box:
+def random_crop(generator: random.Random, width: int, height: int) -> Box:
     """A crop for training; where ten tries find none that fits, the largest of an allowed shape
     from the middle."""
-    low, high = np.log(RATIO)
     for _ in range(TRIES):
         area = width * height * generator.uniform(*AREA)
-        ratio = math.exp(generator.uniform(low, high))
+        ratio = math.exp(generator.uniform(*_LOG_RATIO))
         across, down = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < across <= width and 0 < down <= height:
-            left = int(generator.integers(width - across + 1))
-            top = int(generator.integers(height - down + 1))
+            left = int(generator.random() * (width - across + 1))
+            top = int(generator.random() * (height - down + 1))
             return left, top, left + across, top + down
     shape = min(max(width / height, RATIO[0]), RATIO[1])
     across_, down_ = min(width, height * shape), min(height, width / shape)

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cubemesh.data.base import Epoch, HasEpochs, Source
+from cubemesh.data.base import Decodes, Epoch, HasEpochs, Source
+from cubemesh.data.decoded_ahead import DecodedAhead
 from cubemesh.data.pipeline import Batches, Wanted, batches
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.base import Batch, Program
@@ -69,7 +70,7 @@ class Feed:
         numbers = itertools.count(first) if epochs is None else range(first, epochs)
         epochs_plan = itertools.chain.from_iterable(map(self.plan, numbers))
         plan = itertools.islice(epochs_plan, passed, None)
-        self._batches = batches(plan, source, batch_per_device, threads)
+        self._batches: Batches = batches(plan, source, batch_per_device, threads)
         self._taken_at, self._waits_s = array("d"), array("d")
 
     @property
@@ -117,6 +118,12 @@ class Feed:
         self._waits_s.append(self._batches.waited_s - before_s)
         self.tried[self.taken] = True
         return batch
+
+    def decode_by(self, program: Decodes) -> None:
+        """From now on `program` decodes the minibatches, ahead of the step where they are made
+        ahead. Without threads they stay as they are: `place` decodes each in its step."""
+        if self.threads:
+            self._batches = DecodedAhead(self._batches, program)
 
     def close(self) -> None:
         """End its threads and give the memory of its minibatches back."""

@@ -1,10 +1,5 @@
-"""Photographs in files of their own or in tar shards, decoded each time they are asked for.
-
-An image that cannot be used never stops a training: its place in the minibatch is taken by the next
-one that can (by number, and so of the same class mostly), and it is written into the ledger with
-the reason. So every minibatch is full, and what it holds depends on the files alone, not on threads
-or chance. In evaluation nothing takes its place: it is labelled as padding, which is not counted.
-"""
+"""From a folder of photographs to a source: found, opened, read as asked for, and decoded here, by
+the device, or once for all."""
 
 from __future__ import annotations
 
@@ -16,34 +11,22 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cubemesh.data.arrays import Raw, check_indices
-from cubemesh.data.base import (
-    Epoch,
-    Indices,
-    Shape,
-    Source,
-    Split,
-    check_classes,
-    empty_batch,
-)
-from cubemesh.data.decode import PILLOW_PIXELS, Decoder, Draw, SetAside
+from cubemesh.data.arrays import Raw
+from cubemesh.data.base import Shape, Source, Split, check_classes
+from cubemesh.data.decode import PILLOW_PIXELS
 from cubemesh.data.files import EncodedImages
 from cubemesh.data.image_folder import ImageFolder, check_folder
-from cubemesh.data.ledger import Ledger, Tally
-from cubemesh.data.page_cache import resident_share
+from cubemesh.data.image_source import DECODED, NAME, Images
+from cubemesh.data.ledger import Tally
 from cubemesh.data.staging import LIMIT_BYTES, Staged
+from cubemesh.data.stays_encoded import StaysEncoded
 from cubemesh.data.tar_shards import TarShards, find_shards
 from cubemesh.data.wrapped import Dropping
 from cubemesh.errors import DataError, UsageError
-from cubemesh.frameworks.base import PADDING, Batch
 from cubemesh.units import format_count
 
-NAME = "images"
 KEPT_BYTES = 1 << 30
 """Most memory that images take which are kept decoded."""
-LOOKED_AT = 512
-DECODED = 255
-"""The value that becomes 1.0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +43,19 @@ class Reading:
     """A folder on a local disk where what was read is kept; None keeps nothing."""
     stage_limit_bytes: int = LIMIT_BYTES
     """Most that is kept there."""
+    stays_encoded: bool = False
+    """Whether minibatches hold the files, for a program that decodes them on its device."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_pixels <= PILLOW_PIXELS:
             raise UsageError(
                 f"max_image_pixels={self.max_pixels} does not fit: it must be 1 to "
                 f"{format_count(PILLOW_PIXELS)}, beyond which the decoder refuses by itself."
+            )
+        if self.keep_decoded and self.stays_encoded:
+            raise UsageError(
+                "keep_decoded=true decodes every image once, on the host, and decode_on=device "
+                "decodes each one on the device when its turn comes. Leave one of them out."
             )
 
 
@@ -99,110 +89,10 @@ def open_images(
         encoded = Dropping(encoded)
     if reading.stage_folder is not None:
         encoded = Staged(encoded, reading.stage_folder, reading.stage_limit_bytes)
+    if reading.stays_encoded:
+        return StaysEncoded(encoded, shape, split, reading.max_pixels)
     images = Images(encoded, shape, split, reading.max_pixels)
     return Kept(images) if reading.keep_decoded else images
-
-
-class Images:
-    """A `Source` of encoded images; `HasEpochs`: in training each epoch crops them anew."""
-
-    def __init__(
-        self, encoded: EncodedImages, shape: Shape, split: Split, max_pixels: int = PILLOW_PIXELS
-    ) -> None:
-        self.name = NAME
-        self.encoded = encoded
-        self.shape = shape
-        self.samples = len(encoded.labels)
-        self.classes = len(encoded.classes)
-        self.split = split
-        self.max_pixels = max_pixels
-        self.ledger = Ledger()
-        self._decoder = Decoder(*shape, max_pixels)
-
-    def empty(self, samples: int) -> Batch:
-        """See `Source.empty`."""
-        return empty_batch(samples, self.shape)
-
-    def batch(self, indices: Indices, into: Batch | None = None) -> Batch:
-        """See `Source.batch`: cut from the middle, as for evaluation."""
-        return self.drawn(indices, into, None)
-
-    def epoch(self, number: int, seed: int) -> Epoch:
-        """See `HasEpochs`: cropped and mirrored by chance, in an order that suits the files."""
-        order = self.encoded.order(np.random.default_rng((seed, number)))
-        return Epoch(source=_Drawn(self, Draw(seed, number)), order=order)
-
-    def in_page_cache(self) -> float | None:
-        """The share of the files that is in memory, looked at in 512 of them; None: not known."""
-        looked = np.linspace(0, self.samples - 1, min(self.samples, LOOKED_AT)).astype(np.int64)
-        return resident_share(map(self.encoded.extent, looked.tolist()))
-
-    def mean_bytes(self) -> float:
-        """Bytes of an encoded image, in the mean of the same ones."""
-        looked = np.linspace(0, self.samples - 1, min(self.samples, LOOKED_AT)).astype(np.int64)
-        return float(np.mean([self.encoded.extent(n).size for n in looked.tolist()]))
-
-    def tally(self, tried: NDArray[np.bool_]) -> Tally:
-        """What was set aside and converted of the samples marked in `tried`."""
-        return self.ledger.tally(tried, self.encoded.name, self.encoded.ignored)
-
-    def drawn(self, indices: Indices, into: Batch | None, draw: Draw | None) -> Batch:
-        """As `batch`, cropped as `draw` says. DataError where not one image can be used."""
-        check_indices(indices, self.samples)
-        into = into or self.empty(len(indices))
-        for row, number in enumerate(indices.tolist()):
-            used = self._fill(number, into.images[row], draw)
-            into.labels[row] = PADDING if used is None else self.encoded.labels[used]
-        return into
-
-    def _fill(self, number: int, row: NDArray[np.float32], draw: Draw | None) -> int | None:
-        """Fill `row` with image `number` or one that takes its place; returns which, None where
-        nothing does."""
-        for candidate in range(number, number + self.samples):
-            candidate %= self.samples
-            pixels = self.decoded(candidate, draw)
-            if pixels is not None:
-                np.divide(pixels, DECODED, out=row, dtype=np.float32)
-                return candidate
-            if self.ledger.aside == self.samples:
-                break
-            if self.split == "validation":
-                row[...] = 0
-                return None
-        raise self.unusable()
-
-    def unusable(self) -> DataError:
-        """The error of a data set in which nothing can be used."""
-        reasons = ", ".join(f"{n} {reason}" for reason, n in self.ledger.reasons().items())
-        return DataError(
-            f"None of the {format_count(self.ledger.aside)} images tried can be used: {reasons}."
-        )
-
-    def decoded(self, number: int, draw: Draw | None = None) -> NDArray[np.uint8] | None:
-        """Image `number` as (channels, height, width); None where it is set aside."""
-        if self.ledger.reason(number) is not None:
-            return None
-        try:
-            data = self.encoded.read(number)
-            image = self._decoder.decode(data, self.encoded.name(number), number, draw)
-        except SetAside as reason:
-            self.ledger.set_aside(number, str(reason))
-            return None
-        if image.converted:
-            self.ledger.convert(number, image.converted)
-        return image.pixels
-
-
-@dataclass(frozen=True)
-class _Drawn:
-    """`images` as they look in one epoch of training."""
-
-    images: Images
-    draw: Draw
-
-    def batch(self, indices: Indices, into: Batch | None = None) -> Batch:
-        """See `Source.batch`."""
-        return self.images.drawn(indices, into, self.draw)
 
 
 class Kept(Raw):

@@ -1,4 +1,4 @@
-"""Which images could not be used, and which had to be converted?
+"""Which images could not be used, which had to be converted, and which only the host could decode?
 
 Every image that is tried and found wanting is written down once, by its number, with the reason.
 The tally is over the images whose turn had come, so that it does not depend on how far threads had
@@ -32,6 +32,8 @@ class Tally:
     """Images that had to be converted in one way or another."""
     conversions: Mapping[str, int] = field(default_factory=dict)
     """Way → images; an image that needed two counts in both."""
+    by_host: Mapping[str, int] = field(default_factory=dict)
+    """Reason → images that the host decoded where the device was to."""
     ignored: Mapping[str, int] = field(default_factory=dict)
     """What lay among the images and is none by its name or kind → how many."""
 
@@ -50,6 +52,7 @@ class Tally:
             },
             converted=self.converted + other.converted,
             conversions=_sum(self.conversions, other.conversions),
+            by_host=_sum(self.by_host, other.by_host),
             ignored=_sum(self.ignored, other.ignored),
         )
 
@@ -64,6 +67,7 @@ class Ledger:
     def __init__(self) -> None:
         self._aside: dict[int, str] = {}
         self._converted: dict[int, tuple[str, ...]] = {}
+        self._by_host: dict[int, str] = {}
         self._lock = threading.Lock()
 
     def set_aside(self, number: int, reason: str) -> None:
@@ -75,6 +79,15 @@ class Ledger:
         """Image `number` was converted in these ways."""
         with self._lock:
             self._converted[number] = ways
+
+    def leave_to_host(self, number: int, reason: str) -> None:
+        """Image `number` cannot be decoded by the device."""
+        with self._lock:
+            self._by_host[number] = reason
+
+    def is_left_to_host(self, number: int) -> bool:
+        """Whether that was found out of image `number`."""
+        return number in self._by_host
 
     def reason(self, number: int) -> str | None:
         """Why image `number` was set aside; None where it was not."""
@@ -100,6 +113,7 @@ class Ledger:
         with self._lock:
             aside = {n: r for n, r in sorted(self._aside.items()) if tried[n]}
             converted = [ways for n, ways in self._converted.items() if tried[n]]
+            by_host = Counter(reason for n, reason in self._by_host.items() if tried[n])
         examples: dict[str, tuple[str, ...]] = {}
         for number, reason in aside.items():
             names = examples.get(reason, ())
@@ -111,5 +125,6 @@ class Ledger:
             examples=examples,
             converted=len(converted),
             conversions=dict(Counter(way for ways in converted for way in ways)),
+            by_host=dict(by_host),
             ignored=ignored or {},
         )

@@ -32,7 +32,7 @@ SLOTS = 3
 """One that the taker holds, one that is ready for it, one that is being filled."""
 PIECE_BYTES = 1 << 20
 """Rows of a minibatch that are handed to a thread at once: as many as make about a mebibyte, which
-takes some hundred times longer to fill than to hand out."""
+takes some hundred times longer to fill than to hand out; fewer where threads would go without."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Ahead:
         self._plan: Iterator[Wanted] | None = iter(plan)
         self._free = [like.empty(samples) for _ in range(slots)]
         sample_bytes = max(1, self._free[0].size_bytes // samples)
-        self._piece = max(1, PIECE_BYTES // sample_bytes)
+        self._piece = max(1, min(PIECE_BYTES // sample_bytes, samples // threads))
         self._coming: deque[_Filling | _Broken] = deque()
         """In the plan's order."""
         self._pieces: deque[_Piece] = deque()
@@ -274,4 +274,4 @@ def rows(batch: Batch, start: int, stop: int) -> Batch:
     if start == 0 and stop == batch.samples:
         return batch
     inputs = (array[start:stop] for array in batch.inputs)
-    return Batch(*inputs, labels=batch.labels[start:stop])
+    return type(batch)(*inputs, labels=batch.labels[start:stop])

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cubemesh.data.base import Epoch, Indices
 from cubemesh.data.decode import SetAside
-from cubemesh.data.images import Images
+from cubemesh.data.image_source import Images
 from cubemesh.data.ledger import Tally
 from cubemesh.data.wrapped import InMemory
 from cubemesh.frameworks.base import Batch
@@ -59,4 +59,5 @@ class ReadOnly:
 
 def decode_only(images: Images) -> Images:
     """`images` read into memory, as many as `InMemory` takes: decoding is what is left."""
-    return Images(InMemory(images.encoded), images.shape, images.split, images.max_pixels)
+    in_memory = InMemory(images.encoded)
+    return type(images)(in_memory, images.shape, images.split, images.max_pixels)

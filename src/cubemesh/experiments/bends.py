@@ -89,19 +89,22 @@ def bends(groups: Sequence[Group[int]]) -> list[Bend]:
 
 
 def bends_table(found: Sequence[Bend]) -> tuple[Table, ...]:
-    """Every bend with its sign, and how busy the device was on both sides; none for none."""
+    """Every bend with its sign, and where it is known how busy the device was on both sides; none
+    for none."""
     if not found:
         return ()
-    columns = (
+    columns: tuple[Column, ...] = (
         Column(name="bend at minibatch"),
         Column(name="of samples/s"),
         Column(name=""),
         Column(name="of a sample", unit="ms"),
         Column(name=""),
-        Column(name="utilisation before", unit="%"),
-        Column(name="after", unit="%"),
     )
-    return (Table(title="Bends", columns=columns, rows=tuple(map(_row, found))),)
+    busy = (Column(name="utilisation before", unit="%"), Column(name="after", unit="%"))
+    sides = (side for bend in found for side in (bend.before, bend.after))
+    columns += busy if any(utilisation(side) for side in sides) else ()
+    rows = tuple(_row(bend)[: len(columns)] for bend in found)
+    return (Table(title="Bends", columns=columns, rows=rows),)
 
 
 def _row(bend: Bend) -> tuple[Cell, ...]:

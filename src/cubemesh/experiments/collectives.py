@@ -56,8 +56,8 @@ class Settings:
             raise UsageError("smallest_bytes and largest_bytes must be 1 or more.")
         if self.largest_bytes is not None and self.largest_bytes < self.smallest_bytes:
             raise UsageError(
-                f"largest_bytes={self.largest_bytes} is below smallest_bytes="
-                f"{self.smallest_bytes}. Give a larger one, or the same for a single size."
+                f"largest_bytes={self.largest_bytes} (-e) is below smallest_bytes="
+                f"{self.smallest_bytes} (-b). Give a larger one, or the same for a single size."
             )
         if self.factor is not None and self.step_bytes is not None:
             raise UsageError("factor and step_bytes exclude one another: give one of them.")

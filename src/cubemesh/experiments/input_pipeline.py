@@ -1,11 +1,12 @@
 """Can the input keep up with the device, and if not, which stage holds it back?
 
 Each stage between the disk and the step is measured on its own: reading files from the disk,
-decoding images that lie in memory (by one thread, and by one on each core), copying a minibatch to
-the device. Beside them stands training on the same images from the disk, from the page cache, kept
-decoded in memory, on synthetic images from the host, and with one batch on the device already:
-what the device could do if feeding it cost nothing. The slowest of all is the bottleneck, and the
-cores and the disk that it would take to feed the device follow from the rates.
+decoding images that lie in memory (by one thread, by one on each core, by the device), copying a
+minibatch to the device. Beside them stands training on the same images from the disk, from the page
+cache (decoded by the host, or by the device), kept decoded in memory, on synthetic images from the
+host, and with one batch on the device already: what the device could do if feeding it cost nothing.
+The slowest of all is the bottleneck, and the cores and the disk that it would take to feed the
+device follow from the rates.
 
 Stages overlap in a training, so its rate is at best that of its slowest stage; decoding and a CPU
 that trains share the cores, and there it is lower.
@@ -22,6 +23,7 @@ from cubemesh.experiments.base import Context, Experiment, Plan, Scale
 from cubemesh.experiments.conditions import titled
 from cubemesh.experiments.groups import group_by
 from cubemesh.experiments.input_pipeline_shown import (
+    BY_DEVICE,
     COPY,
     DECODE,
     DECODE_ONE,
@@ -29,6 +31,7 @@ from cubemesh.experiments.input_pipeline_shown import (
     DEVICE,
     DISK,
     MEMORY,
+    MEMORY_BY_DEVICE,
     READ,
     SYNTHETIC,
     charts,
@@ -48,9 +51,21 @@ from cubemesh.model import (
 from cubemesh.model.work import Stage
 
 Part = Literal[
-    "read", "decode-one", "decode", "copy", "disk", "page-cache", "decoded", "synthetic", "device"
+    "read",
+    "decode-one",
+    "decode",
+    "decode-by-device",
+    "copy",
+    "disk",
+    "page-cache",
+    "page-cache-by-device",
+    "decoded",
+    "synthetic",
+    "device",
 ]
-NOT_QUICK = (MEMORY, SYNTHETIC)
+NOT_QUICK = (MEMORY, MEMORY_BY_DEVICE, SYNTHETIC)
+OF_A_GPU = (BY_DEVICE, MEMORY_BY_DEVICE)
+"""Measured elsewhere only where they are asked for: there the device is the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +79,8 @@ class Settings:
     batch_per_device: int | None = None
     """The minibatch; none given is 64 on a GPU and 16 on a CPU."""
     parts: tuple[Part, ...] = ()
-    """What is measured; none given is all there is, with `--quick` all but page-cache and
-    synthetic."""
+    """What is measured; none given is all there is (what the device decodes on a GPU alone), with
+    `--quick` all but page-cache, page-cache-by-device and synthetic."""
     data_path: str | None = None
     """Folder of your own images or tar shards; none given makes 1,024 images."""
 
@@ -98,13 +113,16 @@ def plan(settings: Settings, context: Context) -> Plan:
         DISK: training(files, drop_page_cache=True),
         DECODE_ONE: stage("decode", input_threads=1),
         DECODE: stage("decode"),
+        BY_DEVICE: stage("decode", decode_on="device"),
         COPY: stage("copy"),
         MEMORY: training(files),
+        MEMORY_BY_DEVICE: training(files, decode_on="device"),
         DECODED: training(files, keep_decoded=True),
         SYNTHETIC: training(common),
         DEVICE: training(common, data_on="device"),
     }
-    left_out = NOT_QUICK if context.scale is Scale.QUICK else ()
+    quick = context.scale is Scale.QUICK
+    left_out = {*(NOT_QUICK if quick else ()), *(() if context.has_gpu else OF_A_GPU)}
     wanted = settings.parts or [name for name in asked if name not in left_out]
     yield [spec for name, spec in asked.items() if name in wanted]
 
@@ -130,7 +148,10 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
 
 def _key(record: RunRecord) -> str:
     work, program = record.spec.work, record.spec.program
+    by_device = program.decode_on == "device"
     if isinstance(work, Input):
+        if by_device:
+            return BY_DEVICE
         one = work.stage == "decode" and program.input_threads == 1
         return DECODE_ONE if one else work.stage
     assert isinstance(work, TrainSteps)
@@ -138,6 +159,8 @@ def _key(record: RunRecord) -> str:
         return DEVICE if program.data_on == "device" else SYNTHETIC
     if program.keep_decoded:
         return DECODED
+    if by_device:
+        return MEMORY_BY_DEVICE
     return DISK if program.drop_page_cache else MEMORY
 
 
@@ -151,6 +174,7 @@ EXPERIMENT = Experiment(
         "stage": "parts",
         "keep_decoded": "parts",
         "drop_page_cache": "parts",
+        "decode_on": "parts",
         "data_on": "parts",
         "input_threads": "parts",
     },

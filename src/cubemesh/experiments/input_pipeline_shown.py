@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from cubemesh.data.made_images import NAME as MADE
 from cubemesh.experiments.groups import Group, doubts
-from cubemesh.experiments.ratios import called, ratio, show_ratio
+from cubemesh.experiments.ratios import called, plus_minus, ratio, show_ratio
 from cubemesh.model import (
     Axis,
     Cell,
@@ -20,24 +20,29 @@ from cubemesh.model import (
     Point,
     Table,
 )
-from cubemesh.units import format_interval, format_quantity
+from cubemesh.units import format_quantity
 
 READ, DECODE_ONE, DECODE, COPY = "read", "decode-one", "decode", "copy"
 DISK, MEMORY, DECODED, SYNTHETIC = "disk", "page-cache", "decoded", "synthetic"
 DEVICE = "device"
+BY_DEVICE, MEMORY_BY_DEVICE = "decode-by-device", "page-cache-by-device"
 LABELS = {
     READ: "read from the disk",
     DECODE_ONE: "decode, one thread",
     DECODE: "decode",
+    BY_DEVICE: "decode on the device",
     COPY: "copy to the device",
     DISK: "files on the disk",
     MEMORY: "files in the page cache",
+    MEMORY_BY_DEVICE: "files decoded on the device",
     DECODED: "images decoded in memory",
     SYNTHETIC: "synthetic images on the host",
     DEVICE: "one batch on the device",
 }
-STAGES = (READ, DECODE_ONE, DECODE, COPY)
-TRAININGS = (DISK, MEMORY, DECODED, SYNTHETIC, DEVICE)
+STAGES = (READ, DECODE_ONE, DECODE, BY_DEVICE, COPY)
+TRAININGS = (DISK, MEMORY, MEMORY_BY_DEVICE, DECODED, SYNTHETIC, DEVICE)
+BEFORE_THE_STEP = {"": (READ, DECODE, COPY), "Decoded on the device: ": (READ, BY_DEVICE)}
+"""How findings begin → the stages between the disk and a step that is fed so."""
 DOCUMENTED_READ_BYTES_PER_S = 2e9
 """Document 002, section 2.1: streaming read of a DGX-1's four SSDs."""
 DOCUMENTED_PER_S = 12_000
@@ -55,7 +60,9 @@ def findings(groups: Groups) -> Iterator[Finding]:
     """The bottleneck, what it would take, what training loses, and what failed."""
     device = _rate(groups, DEVICE)
     if device is not None:
-        yield from _bottleneck(groups, device)
+        for how, stages in BEFORE_THE_STEP.items():
+            if not how or BY_DEVICE in groups:
+                yield from _bottleneck(groups, device, how, stages)
         yield from _needed(groups, device)
     yield from _loss(groups)
     yield from _read(groups)
@@ -64,9 +71,11 @@ def findings(groups: Groups) -> Iterator[Finding]:
             yield Finding(text=f"{LABELS[group.key]}: {group.why}.")
 
 
-def _bottleneck(groups: Groups, device: Figure) -> Iterator[Finding]:
+def _bottleneck(
+    groups: Groups, device: Figure, how: str, stages: Iterable[str]
+) -> Iterator[Finding]:
     """The slowest of the stages, where it is surely slower than the device."""
-    rates = {name: f for name in (READ, DECODE, COPY) if (f := _rate(groups, name)) is not None}
+    rates = {name: f for name in stages if (f := _rate(groups, name)) is not None}
     if not rates:
         return
     name = min(rates, key=lambda n: rates[n].value)
@@ -74,13 +83,14 @@ def _bottleneck(groups: Groups, device: Figure) -> Iterator[Finding]:
     sure = doubts(groups[name], groups[DEVICE])
     if called(share) < 0:
         text = (
-            f"{_STAGE[name]} is the bottleneck: {_show(rates[name])} images/s, and the device "
-            f"trains {_show(device)} when feeding it costs nothing."
+            f"{_begun(how, _STAGE[name])} is the bottleneck: {plus_minus(rates[name])} images/s, "
+            f"and the device trains {plus_minus(device)} when feeding it costs nothing."
         )
     else:
         text = (
-            f"The device is the bottleneck: it trains {_show(device)} images/s, and the slowest "
-            f"stage before it, {_STAGE[name].lower()}, makes {_show(rates[name])}."
+            f"{_begun(how, 'The device')} is the bottleneck: it trains {plus_minus(device)} "
+            f"images/s, and the slowest stage before it, {_STAGE[name].lower()}, makes "
+            f"{plus_minus(rates[name])}."
         )
     yield Finding(
         question="Can the input keep up with the device?",
@@ -94,12 +104,23 @@ def _bottleneck(groups: Groups, device: Figure) -> Iterator[Finding]:
     )
 
 
-_STAGE = {READ: "Reading from the disk", DECODE: "Decoding", COPY: "Copying to the device"}
+_STAGE = {
+    READ: "Reading from the disk",
+    DECODE: "Decoding",
+    BY_DEVICE: "Decoding there",
+    COPY: "Copying to the device",
+}
 _REMEDY = {
     READ: "Use tar shards or a faster disk, or copy the data to a local one.",
-    DECODE: "Give it more cores, or store images smaller.",
+    DECODE: "Give it more cores, set decode_on=device on a GPU, or store images smaller.",
+    BY_DEVICE: "Give it more cores with decode_on=host, or store images smaller.",
     COPY: "Keep data on the device, or copy fewer bytes.",
 }
+
+
+def _begun(how: str, first: str) -> str:
+    """The first words of a finding."""
+    return how + (first[0].lower() + first[1:] if how else first)
 
 
 def _needed(groups: Groups, device: Figure) -> Iterator[Finding]:
@@ -127,7 +148,7 @@ def _needed(groups: Groups, device: Figure) -> Iterator[Finding]:
 def _loss(groups: Groups) -> Iterator[Finding]:
     """What training loses to each step away from the device."""
     best = _rate(groups, DEVICE)
-    for name in (DISK, MEMORY, DECODED, SYNTHETIC):
+    for name in TRAININGS[:-1]:
         found = _rate(groups, name)
         if found is None or best is None:
             continue
@@ -164,10 +185,6 @@ def _file_bytes(groups: Groups) -> float | None:
     return next((size for size in sizes if size is not None), None)
 
 
-def _show(figure: Figure) -> str:
-    return format_interval(figure.value, figure.low, figure.high)
-
-
 def tables(groups: Groups) -> Iterator[Table]:
     """The stages on their own, and training."""
     size = _file_bytes(groups)
@@ -177,6 +194,7 @@ def tables(groups: Groups) -> Iterator[Table]:
             Column(name="stage"),
             Column(name="images/s"),
             Column(name="threads"),
+            Column(name="images/s a thread"),
             Column(name="MB/s of files"),
         )
         rows = tuple(
@@ -184,6 +202,7 @@ def tables(groups: Groups) -> Iterator[Table]:
                 Cell(text=LABELS[group.key], run_id=group.run_id),
                 group.cell(group.throughput),
                 _number(group.median_of("input_threads"), group.key != COPY),
+                _number(_per_thread(group), group.key in (DECODE_ONE, DECODE)),
                 _number(
                     group.throughput.value * size / 1e6 if group.throughput and size else None,
                     group.key != COPY,
@@ -205,6 +224,12 @@ def tables(groups: Groups) -> Iterator[Table]:
             ),
             rows=tuple(map(_training_row, trainings)),
         )
+
+
+def _per_thread(group: Group[str]) -> float | None:
+    """Images a second of each thread, of which every core has one."""
+    threads = group.median_of("input_threads")
+    return group.throughput.value / threads if group.throughput and threads else None
 
 
 def _training_row(group: Group[str]) -> tuple[Cell, ...]:

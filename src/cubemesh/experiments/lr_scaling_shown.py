@@ -111,12 +111,25 @@ def findings(found: Sequence[Picture]) -> Iterator[Finding]:
             f"{'roughly equal' if equal else 'not equal'}: {told(scaled)}.",
             value=both[1],
             unit="× the loss of one device",
+            remedy="" if equal else _longer(scaled),
         )
     for picture in found:
         for group in picture.groups:
             if not group.ok and (picture is constant or group.key > 1):
                 where = f"{group.key} device{'' if group.key == 1 else 's'}"
                 yield Finding(text=f"{where}, {picture.name} rate: {group.why}.")
+
+
+def _longer(picture: Picture) -> str:
+    """What to do about losses that are not equal: where little was learned, learn more."""
+    epochs = max(_work(r).epochs for g in picture.groups for r in g.ok)
+    if epochs >= DOCUMENT_EPOCHS:
+        return ""
+    made = [f"{_updates(g.ok[0])} on {g.key}" for g in picture.groups if g.ok]
+    return (
+        f"Train for longer (set epochs={DOCUMENT_EPOCHS}): updates made in these {epochs} epochs "
+        f"are {listed(made)}."
+    )
 
 
 def told(picture: Picture) -> str:

@@ -225,7 +225,7 @@ def _reduced(settings: Settings, groups: Groups) -> Iterator[Warning]:
     yield warn(
         "reduced",
         f"{ends} A run at {2 * last.key} would take some {takes} here.",
-        "Use --full, or name the minibatches with --set batches=….",
+        f"Use --full, or name the minibatches: --set batches={last.key},{2 * last.key}",
     )
 
 

@@ -138,6 +138,7 @@ SUITES: dict[str, Suite] = {
                 place="003, testing methodology",
                 quick=False,
             ),
+            Ask(experiment="time-to-accuracy", place="003, time to train", quick=False),
         ),
     ),
     "doc-004": Suite(
@@ -149,6 +150,7 @@ SUITES: dict[str, Suite] = {
             Ask(experiment="time-breakdown", place="004 figures 7, 9, 11 and 13"),
             Ask(experiment="power", place="004 figures 16 to 19"),
             Ask(experiment="strong-scaling", place="004 section 5.3", quick=False),
+            Ask(experiment="collectives", place="004 figure 14"),
             Ask(
                 experiment="weak-scaling",
                 settings={"networks": "resnet-50"},

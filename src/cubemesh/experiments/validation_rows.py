@@ -12,11 +12,18 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from cubemesh import networks
+from cubemesh.experiments.validation_sources import (
+    host_device,
+    machine,
+    peer_access,
+    precision_of,
+)
 from cubemesh.machines.catalogue import find
+from cubemesh.machines.catalogue.system import System
 from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.model import PublishedFigure
 from cubemesh.model.spec import Precision
@@ -30,20 +37,6 @@ from cubemesh.predict.step import Point, Question, predict
 from cubemesh.results.published import figures, stock_figures
 
 SOURCES = ("TensorFlow benchmarks", "Dell", "Lambda", "NVIDIA DeepLearningExamples", "stock")
-MACHINES = (  # what a source calls its system → system of the catalogue
-    (r"DGX-1\b.*V100|LambdaCloud.*V100", "dgx1-v100"),
-    (r"^NVIDIA DGX-1$", "dgx1-p100"),
-    (r"DGX-2", "dgx-2"),
-    (r"DGX A100|A100.*SXM4", "dgx-a100"),
-    (r"H100.*SXM5", "hgx-h100"),
-    (r"H200", "hgx-h200"),
-    (r"C4130.*InfiniBand", "c4130-g-edr"),
-    (r"C4130", "c4130-b"),
-    (r"p2\.8xlarge x N", "p2-8xlarge-10gbe"),
-    (r"p2\.8xlarge$|k80x8", "p2-8xlarge"),
-    (r"Gen5", "dual-root-pcie5"),
-    (r"PCIe|RTX", "dual-root-pcie4"),
-)
 OTHER_NAMES = {"bert_base_squad": "bert-base", "gnmt": "gnmt", "GNMT v2": "gnmt"}
 CLASSES = {"bert-base": "transformer", "gnmt": "recurrent"}
 """Of networks; all others are convolutional."""
@@ -86,18 +79,35 @@ class Row:
         return CLASSES.get(self.network, "convolutional")
 
     @property
+    def peer_access(self) -> bool:
+        """Whether its GPUs reached one another's memory."""
+        return peer_access(self.figure)
+
+    @property
+    def way(self) -> str:
+        """Its exchange, and where that went, in words."""
+        return self.exchange if self.peer_access else f"{self.exchange} through the host's memory"
+
+    @property
     def one_machine(self) -> bool:
         """Whether its devices fill one machine at most."""
         return self.devices <= load_system(self.machine).devices
+
+    @property
+    def system(self) -> System:
+        """What it ran on, with the processor that is known of it."""
+        system, host = load_system(self.machine), host_device(self.figure)
+        return system if host is None else replace(system, host_device=host)
 
     def question(self) -> Question:
         """What is asked of the model."""
         return Question(
             network=built(self.network),
-            system=load_system(self.machine),
+            system=self.system,
             batch_per_device=self.figure.batch_per_device or DEFAULT_BATCH,
             precision=self.precision,
             exchange=self.exchange,
+            peer_access=self.peer_access,
         )
 
 
@@ -142,14 +152,6 @@ def family(system: str) -> str:
     return re.sub(r"\b\d+x ?(?=[A-Z])(?!V100 \d+GB\))", "", system)
 
 
-def precision_of(text: str) -> Precision:
-    """The nearest precision of ours."""
-    words = text.casefold()
-    if "bf16" in words:
-        return "bf16"
-    return "fp16" if "16" in words else "tf32" if "tf32" in words else "fp32"
-
-
 def halves(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
     """The families that factors are fitted on, and those they are judged on."""
     families = sorted({row.family for row in rows})
@@ -183,7 +185,8 @@ def forecasts(found: Sequence[Row], known: Calibration) -> dict[Row, Point]:
     for row in found:
         f = row.figure
         program = f.source, f.framework, row.network, row.precision, f.batch_per_device
-        alike[program, row.machine, row.exchange, row.alone].append(row)
+        where = row.family, row.machine, row.peer_access, row.exchange
+        alike[program, where, row.alone].append(row)
     points: dict[Row, Point] = {}
     for group in alike.values():
         first = group[0]
@@ -240,29 +243,29 @@ def _why_not(f: PublishedFigure, one: float | None) -> str:
         return f"{f.network} is no network that cubemesh can cost"
     if "real" in f.note.casefold():
         return "fed with real data, whose reading is not modelled"
-    machine = _machine(f)
-    if machine is None:
+    where = machine(f)
+    if where is None:
         return f"{f.system} is in no catalogue"
     if one is None:
         return "no rate of one device was published beside it"
     if f.value > MOST_EFFICIENT * one * (f.devices or 1):
         return "faster than as many of one device: a broken run, or another clock"
-    system = load_system(machine)
+    system = load_system(where)
     most = system.devices * (system.cluster.systems if system.cluster else 1)
-    return f"{machine} has not so many devices" if (f.devices or 0) > most else ""
+    return f"{where} has not so many devices" if (f.devices or 0) > most else ""
 
 
 def _row(f: PublishedFigure, one: float) -> Row:
-    network, machine = _network(f), _machine(f)
+    network, where = _network(f), machine(f)
     assert network
-    assert machine
+    assert where
     tokens = GNMT_TOKENS if f.unit == "tokens/s" else 1
     return Row(
         figure=f,
         network=network,
         rate=f.value / tokens,
         alone=one / tokens,
-        machine=machine,
+        machine=where,
         precision=precision_of(f.precision),
         exchange=_exchange(f, network),
     )
@@ -272,10 +275,6 @@ def _network(f: PublishedFigure) -> str | None:
     if f.canonical:
         return f.canonical
     return next((name for form, name in OTHER_NAMES.items() if f.network.startswith(form)), None)
-
-
-def _machine(f: PublishedFigure) -> str | None:
-    return next((name for form, name in MACHINES if re.search(form, f.system)), None)
 
 
 def _exchange(f: PublishedFigure, network: str) -> Exchange:

@@ -85,7 +85,7 @@ def tables(shown: Shown) -> Iterator[Table]:
     """Errors by class, system, exchange and number of devices; the worst; claims; runs."""
     yield _by(shown.local, "Errors by class of network", "networks", lambda j: j.row.kind)
     yield _by(shown.several, "Errors by system", "system", lambda j: j.row.family)
-    yield _by(shown.several, "Errors by exchange", "exchange", lambda j: j.row.exchange)
+    yield _by(shown.several, "Errors by exchange", "exchange", lambda j: j.row.way)
     yield _by(shown.several, "Errors by number of devices", "devices", lambda j: j.row.devices)
     yield _worst(shown)
     yield _claims(shown.claims)
@@ -275,6 +275,11 @@ def notes(shown: Shown) -> Iterator[str]:
     yield (
         f"Fitted on every second system in the order of their names: {', '.join(fitted)}. The "
         "others judge them (benchmarks/prediction_accuracy.py, which has a baseline beside them)."
+    )
+    hosted = sorted({j.row.family for j in shown.several if not j.row.peer_access})
+    yield (
+        "Through the host's memory, because their source's script set NCCL_P2P_DISABLE=1 when they "
+        f"ran: {', '.join(hosted)} (of RTX 6000 Ada two devices alone)."
     )
     yield "Claims are forecast from datasheets and links alone."
 

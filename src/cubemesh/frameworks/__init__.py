@@ -38,6 +38,8 @@ class FrameworkEntry:
     """The framework whose program it compiles: what compiling gains is told against that one."""
     profiles: bool = False
     """Whether cubemesh reads its profiler, so that its steps can be taken apart."""
+    across_hosts: bool = False
+    """Whether devices of several hosts can train one network with it."""
     read_script: Callable[[str], object] | None = None
     """Reads `ProgramSettings.script` (UsageError for what it does not understand), where the
     framework plays one."""
@@ -62,6 +64,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
     "pytorch": FrameworkEntry(
         module="cubemesh.frameworks.pytorch",
         summary="PyTorch, eager",
+        across_hosts=True,
         profiles=True,
         packages=("torch", "numpy"),
         requires="torch",
@@ -70,6 +73,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
     "pytorch-compiled": FrameworkEntry(
         module="cubemesh.frameworks.pytorch.compiled",
         summary="PyTorch, torch.compile",
+        across_hosts=True,
         profiles=True,
         compiles="pytorch",
         packages=("torch", "numpy"),
@@ -79,6 +83,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
     "pytorch-captured": FrameworkEntry(
         module="cubemesh.frameworks.pytorch.captured",
         summary="PyTorch, fused kernels, the whole step one CUDA graph",
+        across_hosts=True,
         packages=("torch", "triton", "numpy"),
         requires="torch",
         install="pip install 'cubemesh[torch]'",

@@ -96,6 +96,8 @@ class Capabilities:
     """Over what its batch normalisation may take its statistics on several devices."""
     deterministic: bool = False
     """Whether its steps can be made the same every time, and on any number of devices."""
+    decodes: bool = False
+    """Whether images may be decoded on its device: its programs are `Decodes` (data/base)."""
     scripted: bool = False
     """Whether it plays a script instead of computing."""
     hint: str = ""

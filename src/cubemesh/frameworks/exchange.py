@@ -189,6 +189,24 @@ class KeepsWeights(Protocol):
 
 
 @runtime_checkable
+class AveragesWeights(Protocol):
+    """An `Exchange` under which the weights of its ranks part, until they are averaged."""
+
+    def average(self, weights: Sequence[Any]) -> None:
+        """Replace `weights`, the framework's own arrays, by their mean over all ranks, where they
+        may have parted. Every rank calls this after the same step."""
+
+
+def rejoin(exchange: object, weights: Sequence[Any]) -> None:
+    """Bring `weights`, a program's own arrays, to what all ranks have come to together, under an
+    exchange that lets them part. Every rank calls this."""
+    if isinstance(exchange, KeepsWeights):
+        exchange.settle()
+    if isinstance(exchange, AveragesWeights):
+        exchange.average(weights)
+
+
+@runtime_checkable
 class SplitsNetwork(Protocol):
     """An `Exchange` whose ranks each hold a part of the network and pass values on."""
 

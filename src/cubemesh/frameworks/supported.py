@@ -56,6 +56,8 @@ def check_supported(spec: RunSpec, able: Capabilities) -> None:
             f"{program.framework} is not held to the same steps every time by cubemesh. Leave "
             "deterministic out, or set framework=pytorch."
         )
+    if program.decode_on == "device" and not able.decodes:
+        _refuse("decode_on", "device", {"host"}, program.framework)
     if program.compile_by == "segment" and not able.compiles_segments:
         _refuse("compile_by", "segment", {"network"}, program.framework)
     optimizer = getattr(work, "optimizer", None)

@@ -139,9 +139,16 @@ class Device:
 
     def memory_used_bytes(self) -> int:
         """Memory allocated by all processes, and what the driver keeps."""
+        return int(self._memory().used)
+
+    def memory_bytes(self) -> int:
+        """All the memory it has."""
+        return int(self._memory().total)
+
+    def _memory(self) -> _Memory:
         found = _Memory()
         self._call("nvmlDeviceGetMemoryInfo", self._handle, ctypes.byref(found))
-        return int(found.used)
+        return found
 
     def field(self, name: str, scope: int = 0) -> tuple[float, bool]:
         """A field of `FIELDS`, and whether it is a number of 32 bits, which a counter outgrows."""
@@ -153,10 +160,29 @@ class Device:
         return float(getattr(asked[0].value, _KINDS.get(kind, "ullVal"))), kind == _UNSIGNED_32
 
     def _call(self, function: str, *arguments: object) -> None:
-        try:
-            known = getattr(self._nvml, function)
-        except AttributeError:
-            raise Refused(_NO_FUNCTION) from None
-        code = known(*arguments)
-        if code:
-            raise Refused(code)
+        _call(self._nvml, function, *arguments)
+
+
+def listed(nvml: Any) -> list[str]:
+    """The UUIDs of all GPUs, in NVML's order; `Refused` where NVML does not tell."""
+    _call(nvml, "nvmlInit_v2")
+    count = ctypes.c_uint()
+    _call(nvml, "nvmlDeviceGetCount_v2", ctypes.byref(count))
+    found = []
+    for index in range(count.value):
+        handle = ctypes.c_void_p()
+        _call(nvml, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
+        text = ctypes.create_string_buffer(96)
+        _call(nvml, "nvmlDeviceGetUUID", handle, text, ctypes.c_uint(len(text)))
+        found.append(text.value.decode())
+    return found
+
+
+def _call(nvml: Any, function: str, *arguments: object) -> None:
+    try:
+        known = getattr(nvml, function)
+    except AttributeError:
+        raise Refused(_NO_FUNCTION) from None
+    code = known(*arguments)
+    if code:
+        raise Refused(code)

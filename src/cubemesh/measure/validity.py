@@ -46,9 +46,10 @@ def not_steady(last: Sequence[Window], budget_s: float, needed: int) -> Warning:
     """The warm-up had to end after `budget_s`; `last` are its last windows, `needed` at most."""
     step_s = last[-1].step_s
     if len(last) < needed:
+        counted = "1 window" if len(last) == 1 else f"{len(last)} windows"
         return warn(
             "not-steady",
-            f"{format_seconds(budget_s)} of warm-up gave {len(last)} windows of steps of "
+            f"{format_seconds(budget_s)} of warm-up gave {counted} of steps of "
             f"{format_seconds(step_s)}, and {needed} are needed to see whether the step time had "
             "settled.",
             f"Set warmup_seconds={math.ceil(needed * step_s * 1.2)} or more.",

@@ -19,6 +19,7 @@ from cubemesh.model.hosts import check_hosts
 from cubemesh.model.keeping import Keeping
 from cubemesh.model.plain import digest
 from cubemesh.model.precision_checks import check_loss_scale, check_precision_of
+from cubemesh.model.tuned import Tuned
 from cubemesh.model.work import Work
 
 Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
@@ -93,6 +94,9 @@ class ProgramSettings:
     input_threads: int | None = None
     """Threads that make minibatches ahead of the step; 0 makes each one inside the step, None is 0
     for data that are ready in memory and one for each usable core for images to be decoded."""
+    decode_on: DataOn = "host"
+    """Where images are decoded and cropped: on the `host`, by its processors, or on the `device`
+    that trains on them; only for data that must be decoded."""
     keep_decoded: bool = False
     """Whether images are decoded once, before anything is timed, and kept in memory, as many as
     fit 1 GiB; only for data that must be decoded."""
@@ -139,6 +143,8 @@ class RunSpec:
     """The program that alternates with this one in the same process; None where it runs alone."""
     keeping: Keeping = field(default_factory=Keeping)
     """What a training leaves behind besides its record."""
+    tuned: Tuned | None = None
+    """The tuning that chose its settings; None where they were given."""
 
     @property
     def other(self) -> RunSpec | None:

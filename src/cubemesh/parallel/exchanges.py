@@ -109,7 +109,8 @@ class ParameterServer:
 
 
 class LocalSgd:
-    """Each rank trains by itself, and now and then the weights are averaged (Stich, ICLR 2019)."""
+    """Each rank trains by itself, and now and then the weights are averaged (Stich, ICLR 2019).
+    What has been learned is their mean, so that is also what is evaluated and kept."""
 
     name = "local-sgd"
     capturable = False
@@ -118,6 +119,8 @@ class LocalSgd:
 
     def __init__(self, group: Group, every: int = AVERAGE_EVERY) -> None:
         self._group, self._every, self._steps = group, every, 0
+        self._parted = False
+        """Whether a step was made since the weights were averaged."""
 
     def ready(self, bucket: Bucket) -> None:
         """No gradient travels."""
@@ -129,8 +132,15 @@ class LocalSgd:
         """Update, and average the weights where it is time."""
         apply()
         self._steps += 1
+        self._parted = True
         if self._steps % self._every == 0:
+            self.average(weights)
+
+    def average(self, weights: Sequence[Any]) -> None:
+        """See `AveragesWeights`."""
+        if self._parted:
             _wait([self._group.all_reduce_mean(array) for array in weights])
+        self._parted = False
 
     def state(self) -> dict[str, Any]:
         """See `KeepsState`."""

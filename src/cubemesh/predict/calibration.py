@@ -127,8 +127,9 @@ def defaults() -> Calibration:
     )
     for name, value, unit, source in (*_GLOO, *_STEP):
         found[name] = _assumed(value, unit, source)
-    for name, value, what in _FITTED:
-        found[name] = Factor(value=value, unit="", origin="fitted", source=f"{what}; {_FITTED_TO}")
+    for name, value, unit, what in _FITTED:
+        source = f"{what}; {_FITTED_TO}"
+        found[name] = Factor(value=value, unit=unit, origin="fitted", source=source)
     return Calibration(factors=found)
 
 
@@ -213,13 +214,16 @@ _STEP = (
     ("band_one_device", 1.03, "", "taken: likewise, on one device"),
 )
 
+_THROUGH_HOST = "bus bandwidth of NCCL through the host's memory, without peer access"
 _FITTED = (
-    ("overlap_slowdown", 0.4, "how long a hidden exchange holds backward up, over its own time"),
-    ("copy_slowdown", 0.1, "the same of copies to and from a parameter server"),
-    ("pcie_share", 0.2, "what NCCL attains over PCIe of what it expects of the links"),
-    ("step_spread", 0.02, "standard deviation of a device's step, over its mean"),
-    ("length_spread", 2.0, "the same of the work of one sentence, in recurrent networks"),
-    ("board_share", 0.04, "what a step grows by where two GPUs share a board and its power, K80"),
+    ("overlap_slowdown", 0.4, "", "how long a hidden exchange holds backward up, over its time"),
+    ("copy_slowdown", 0.1, "", "the same of copies to and from a parameter server"),
+    ("pcie_share", 0.75, "", "what NCCL attains over PCIe of what it expects of the links"),
+    ("host_exchange_bytes_per_s", 4e9, "B/s", _THROUGH_HOST),
+    ("host_exchange_zen2_bytes_per_s", 2e9, "B/s", f"{_THROUGH_HOST}, AMD's Zen 2"),
+    ("step_spread", 0.0175, "", "standard deviation of a device's step, over its mean"),
+    ("length_spread", 1.8, "", "the same of the work of one sentence, in recurrent networks"),
+    ("board_share", 0.04, "", "what a step grows by where two GPUs share a K80's board and power"),
 )
 _FITTED_TO = "149 published rates on half of their systems (benchmarks/prediction_accuracy.py)"
 

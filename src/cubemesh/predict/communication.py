@@ -13,8 +13,9 @@ NVIDIA/nccl, src/graph/tuning.cc):
                   all-gather in each system
 
 `fill` is the part of a step that the last receive does not overlap (`ring_fill_steps`). The fastest
-stands, as a library chooses. gloo runs rings over TCP. Sizes and bus bandwidths are those of
-nccl-tests (doc/PERFORMANCE.md).
+stands, as a library chooses. Through the host's memory NCCL's kernels write and read buffers there
+themselves, far below what the links carry, and on AMD's Zen 2 slower still (`host_factor`). gloo
+runs rings over TCP. Sizes and bus bandwidths are those of nccl-tests (doc/PERFORMANCE.md).
 """
 
 from __future__ import annotations
@@ -96,6 +97,12 @@ def collective(
     )
 
 
+def host_factor(on: Fabric) -> str:
+    """Which factor of a calibration says how fast NCCL goes through the memory of this host."""
+    old = on.host_architecture == "Zen 2"
+    return "host_exchange_zen2_bytes_per_s" if old else "host_exchange_bytes_per_s"
+
+
 def bus_factor(operation: Operation, devices: int) -> float:
     """Bus bandwidth over algorithm bandwidth (size / time), as nccl-tests defines it: what makes
     it comparable to a link's bandwidth on any number of devices."""
@@ -137,6 +144,8 @@ class _Ways:
             # NCCL's figure for links between processors is what was reached there already.
             share = calibration["pcie_share"] * on.pcie_bytes_per_s
             self.local = min(share, on.sockets_bytes_per_s or math.inf)
+        if on.through_host and self.nccl:
+            self.local = min(calibration[host_factor(on)], self.local or math.inf)
         if gloo and on.devices_per_system > 1:
             self.local = calibration["gloo_local_bytes_per_s"]
         self.network = on.network_bytes_per_s

@@ -2,7 +2,9 @@
 
 Inside a system: the rings that are found through its devices, each at what its links sustain while
 all hops of all rings use them (NCCL's figure of a link where it has one, else the specification).
-Between systems: all network ports of one together. Links are those of `machines/topology`.
+Between systems: all network ports of one together. Links are those of `machines/topology`. Where
+GPUs do not reach one another's memory (`NCCL_P2P_DISABLE=1`, GeForce, across sockets of Broadwell),
+a collective goes through the host's, whatever links there are.
 """
 
 from __future__ import annotations
@@ -13,12 +15,16 @@ from functools import lru_cache
 from typing import Literal
 
 from cubemesh.errors import UsageError
+from cubemesh.machines.catalogue import datasheets
 from cubemesh.machines.catalogue.system import System
 from cubemesh.machines.topology import Link, RingSet, Topology, find_rings, route
 from cubemesh.machines.topology.graph import LinkKind
 from cubemesh.machines.topology.routes import Route
 
 Over = Literal["nvlink", "pcie"]
+NO_PEERS_ACROSS = {"Broadwell"}
+"""Processors through which NCCL lets no GPU reach another (NVIDIA/nccl, src/graph/paths.cc,
+`ncclTopoCheckP2p`: PATH_PXB on Intel, in all its versions on Broadwell)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +39,10 @@ class Fabric:
     """Of the same rings as far as their PCIe links alone go; None over NVLink."""
     sockets_bytes_per_s: float | None = None
     """Likewise of their links between processors; None where they need none."""
+    through_host: bool = False
+    """Whether the devices do not reach one another's memory."""
+    host_architecture: str = ""
+    """Of the processors, as their datasheet says; empty where that is not known."""
     local_over: Over = "nvlink"
     local_name: str = ""
     """The kind of link that is narrowest there."""
@@ -50,8 +60,9 @@ class Fabric:
         return self.devices_per_system * self.systems
 
 
-def fabric(system: System, devices: int) -> Fabric:
-    """What joins the first `devices` devices of a system or cluster.
+def fabric(system: System, devices: int, peer_access: bool = True) -> Fabric:
+    """What joins the first `devices` devices of a system or cluster; with `peer_access` they reach
+    one another's memory.
 
     UsageError for fewer than one, more than there are, or a number that does not fill whole
     systems.
@@ -72,14 +83,21 @@ def fabric(system: System, devices: int) -> Fabric:
     per_system = min(devices, each)
     cluster = system.cluster if systems > 1 else None
     local = Fabric(devices_per_system=per_system, systems=systems)
+    host_rate = _to_host(system, per_system)
+    sheet = datasheets().get(system.host_device)
+    architecture = "" if sheet is None else sheet.architecture
     if per_system > 1:
         local = _over_rings(local, system)
+        crosses = local.sockets_bytes_per_s is not None and local.local_over == "pcie"
+        if host_rate and (not peer_access or (crosses and architecture in NO_PEERS_ACROSS)):
+            local = _over_host(local, host_rate)
     return replace(
         local,
         network_bytes_per_s=system.network_bytes_per_s if cluster else None,
         network_latency_s=cluster.network.latency_s if cluster else 0.0,
         network_name=cluster.network.name if cluster else "",
-        host_bytes_per_s=_to_host(system, per_system),
+        host_bytes_per_s=host_rate,
+        host_architecture=architecture,
     )
 
 
@@ -96,6 +114,19 @@ def _over_rings(on: Fabric, system: System) -> Fabric:
         sockets_bytes_per_s=sustained(rings, "smp")[0] if "smp" in kinds else None,
         local_over="nvlink" if nvlink else "pcie",
         local_name=narrowest.name or narrowest.kind,
+    )
+
+
+def _over_host(on: Fabric, host_bytes_per_s: float) -> Fabric:
+    """With what each device's way to its processor carries, at most."""
+    return replace(
+        on,
+        local_bytes_per_s=host_bytes_per_s,
+        pcie_bytes_per_s=None,
+        sockets_bytes_per_s=None,
+        through_host=True,
+        local_over="pcie",
+        local_name="the host's memory",
     )
 
 

@@ -65,6 +65,8 @@ class Question:
     precision: Precision = "fp32"
     regime: Regime = "weak"
     exchange: Exchange = "all-reduce"
+    peer_access: bool = True
+    """Whether GPUs of a system reach one another's memory; else the host's memory is between."""
 
     @property
     def library(self) -> Library:

@@ -222,7 +222,8 @@ class _Model:
     def fabric(self, devices: int) -> Fabric:
         """What joins so many devices."""
         if devices not in self.fabrics:
-            self.fabrics[devices] = fabric(self.asked.system, devices)
+            asked = self.asked
+            self.fabrics[devices] = fabric(asked.system, devices, asked.peer_access)
         return self.fabrics[devices]
 
     def _sharing(self, devices: int) -> float:

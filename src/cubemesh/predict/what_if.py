@@ -22,7 +22,9 @@ from cubemesh.predict.calibration import Calibration
 from cubemesh.predict.exchange import EXCHANGES
 from cubemesh.predict.question import Question
 
-LINKS = ("pcie", "nvlink")
+LINKS = ("pcie", "nvlink", "host")
+WAYS = ("machine", "link", "network", "network_gbit_per_s", "network_latency_us", "ports")
+"""Keys after which collectives that were measured no longer hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,8 @@ def changed(
     """The question and the factors with these changes, in the order of `KEYS`; UsageError for a
     value that cannot be meant."""
     given = {change.key: change.value for change in changes}
+    if given.keys() & set(WAYS):
+        known = replace(known, sweeps=())
     for key, entry in KEYS.items():
         if key not in given:
             continue
@@ -118,12 +122,16 @@ def _device(question: Question, device: str) -> Question:
 
 
 def _link(question: Question, link: str) -> Question:
-    """GPUs joined over PCIe alone; or all to all, with what their datasheet says of NVLink."""
+    """GPUs joined over PCIe alone; all to all, with what their datasheet says of NVLink; or not at
+    all, without access to one another's memory."""
     if link not in LINKS:
         raise unknown_name("link", link, LINKS)
     system, old = question.system, question.system.topology
     if not old.gpus:
         raise UsageError(f"--what-if link={link}: {system.name} has no GPUs.")
+    question = replace(question, peer_access=link != "host")
+    if link == "host":
+        return question
     nodes = tuple(node for node in old.nodes if node.kind != "nvswitch")
     links = tuple(x for x in old.links if x.kind != "nvlink")
     if link == "nvlink":
@@ -221,7 +229,7 @@ KEYS: dict[str, Key] = {
     ),
     "link": Key(
         means="how the GPUs of a system are joined",
-        values="pcie or nvlink (all to all, as fast as their datasheet says)",
+        values="pcie, nvlink (all to all, as fast as their datasheet says) or host (its memory)",
         question=_link,
     ),
     "network": Key(

@@ -28,6 +28,8 @@ _KEYS: dict[str, Callable[[RunRecord], str]] = {
 }
 """What can be asked for besides the fields of a spec, by how it begins."""
 _FEWEST_DIGITS = 4
+MOST_TOLD = 4
+"""Of the settings that differ, and of their values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,18 +137,19 @@ def _check_one_thing(text: str, records: Iterable[RunRecord]) -> None:
         things.setdefault((record.spec.workload_id, record.key.machine_id), record)
     if len(things) < 2:
         return
-    first, *others = things.values()
-    own = settings_of(first)
-    names = [
-        f"{name}={shown(value)}"
-        for other in others
-        for name, value in {**settings_of(other), "machine": other.key.machine_id}.items()
-        if ({**own, "machine": first.key.machine_id}).get(name) != value
+    settings = [
+        {**settings_of(record), "machine": record.key.machine_id} for record in things.values()
     ]
-    usual = list(dict.fromkeys(n.partition("=")[0] for n in names))
-    examples = ", ".join(dict.fromkeys(names))
+    values: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for own in settings for name in own):
+        found = list(dict.fromkeys(shown(own[name]) for own in settings if name in own))
+        if len(found) > 1:
+            values[name] = found
+    told = [f"{name} ({', '.join(found[:MOST_TOLD])})" for name, found in values.items()]
+    more = f" and {len(told) - MOST_TOLD} more" if len(told) > MOST_TOLD else ""
+    name, found = next(iter(values.items()))
     raise UsageError(
         f"'{text}' fits runs of {len(things)} different things, which are compared and never "
-        f"averaged. They differ in {', '.join(usual)} ({examples}): say which, as in "
-        f"{text},{next(iter(dict.fromkeys(names)))}."
+        f"averaged. They differ in {', '.join(told[:MOST_TOLD])}{more}: say which, as in "
+        f"{text},{name}={found[0]}."
     )

@@ -74,13 +74,14 @@ def assemble(
     points, library, doubts = _sweep(spec, events)
     swept = _swept(spec, points)
     links = {e.get("of_rank", 0): e for e in _of(events, "link")}
+    away = bool(spec.placement.hosts)  # then each host has told the names of its own devices
     ranks = [
         Rank(
             rank=e.get("of_rank", 0),
             host=e["host"],
             device=e["device"],
-            device_name="" if spec.placement.hosts else name_of(e["device"]),
-            device_uuid=None if spec.placement.hosts else uuid_of(e["device"]),
+            device_name=e.get("device_name", "") if away else name_of(e["device"]),
+            device_uuid=e.get("device_uuid") if away else uuid_of(e["device"]),
             outcome=outcomes[e.get("of_rank", 0)],
             threads=e["threads"],
             devices=tuple(e.get("devices", ())),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from cubemesh.measure.gpus import visible
 from cubemesh.model.machine import Gpu, Machine
 from cubemesh.model.spec import RunSpec
 
@@ -30,22 +31,5 @@ def lock_names(spec: RunSpec, machine: Machine, environ: Mapping[str, str]) -> t
 
 
 def visible_gpus(machine: Machine, environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """The machine's GPUs as CUDA numbers them for a process with `environ`.
-
-    `CUDA_VISIBLE_DEVICES` holds indices or (beginnings of) UUIDs; as in CUDA, the first that is
-    not there hides all that follow.
-    """
-    chosen = environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None:
-        return machine.gpus
-    gpus: list[Gpu] = []
-    for name in (part.strip() for part in chosen.split(",")):
-        matching = [g for g in machine.gpus if name and (str(g.index) == name or _is(g, name))]
-        if len(matching) != 1:
-            break
-        gpus.append(matching[0])
-    return tuple(gpus)
-
-
-def _is(gpu: Gpu, name: str) -> bool:
-    return name.startswith("GPU-") and gpu.uuid.startswith(name)
+    """The machine's GPUs as CUDA numbers them for a process with `environ`."""
+    return visible(machine.gpus, environ)

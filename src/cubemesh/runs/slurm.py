@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from cubemesh.errors import CubemeshError, UsageError
 
-ON_HOSTS = ("run", "collectives")
+ON_HOSTS = ("run", "train", "collectives")
 """The verbs that can share devices among hosts."""
 _TIME = re.compile(r"(\d+-)?\d+(:\d{2}){0,2}")
 _NAME = re.compile(r"[A-Za-z0-9_.,=:-]+")
@@ -56,7 +56,7 @@ def script(resources: Resources, command: Sequence[str], python: str, source: st
         )
     if resources.nodes > 1 and command[0] not in ON_HOSTS:
         raise UsageError(
-            f"cubemesh {command[0]} runs on one node. {' and '.join(ON_HOSTS)} run on several."
+            f"cubemesh {command[0]} runs on one node. {', '.join(ON_HOSTS)} run on several."
         )
     asked = {
         "job-name": f"cubemesh-{command[0]}",

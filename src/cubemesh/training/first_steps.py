@@ -2,7 +2,7 @@
 
     step 1: batch ─ forward ─ backward ─ exchange ─ update   every layer's result, every gradient
     step 2 …: batch ─ step ─ loss                            before and after the exchange
-    last:     error rate on the samples held out
+    last:     error rate on the samples held out, of the weights all ranks have come to
 
 Each rank looks at itself (`Replica`); whoever compares runs does the rest.
 """
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from cubemesh.data.base import Source
 from cubemesh.data.feed import Feed, in_order
 from cubemesh.frameworks.base import Array, Diverged, Program, ShowsSteps, Unsupported
-from cubemesh.frameworks.exchange import Group
+from cubemesh.frameworks.exchange import Group, settle
 from cubemesh.measure.base import Log
 from cubemesh.model.record import Curve, Figure
 from cubemesh.model.replica import COUNTERS, Replica, Sketch
@@ -56,6 +56,7 @@ def first_steps(
             y=replica.losses,
         )
     )
+    settle(program)
     if group.rank == 0:
         with log.phase("evaluate"):
             scored = _evaluated(program, validation)

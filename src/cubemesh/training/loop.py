@@ -225,6 +225,7 @@ class _Training:
             self.log.progress(phase, end, window.step_s, fraction, self._note(epoch))
             ends_epoch = end == epoch * self.feed.steps_per_epoch
             if not ends_epoch and self.keeper.due(end, ends_epoch=False):
+                settle(program)
                 self._compare()
                 self.keeper.save(program, course)
 

@@ -46,7 +46,7 @@ def networks() -> Shown:
         "FLOPs of convolutions and matrix products; a multiply-add is two. "
         "`cubemesh networks NAME` shows one layer by layer."
     )
-    return envelope("networks", networks=lines), lambda console: _print(console, table, note)
+    return envelope("networks", networks=lines), lambda console: _print(console, table, note=note)
 
 
 def network(name: str) -> Shown:
@@ -85,7 +85,7 @@ def network(name: str) -> Shown:
         f"and matrix products. {summary['source']}. {summary['differs']}"
     )
     plain = envelope("network", network=summary, layers=[dataclasses.asdict(row) for row in rows])
-    return plain, lambda console: _print(console, table, note.strip())
+    return plain, lambda console: _print(console, table, note=note.strip())
 
 
 def experiments() -> Shown:
@@ -95,15 +95,23 @@ def experiments() -> Shown:
         columns=_columns("experiment", "question", "documents"),
         rows=tuple(_texts(e.name, e.question, e.documents) for e in EXPERIMENTS.values()),
     )
-    suites = [
-        f"{name}: {suite.summary} ({', '.join(a.experiment for a in suite.asks)})"
-        for name, suite in SUITES.items()
-    ]
-    note = "Suites: " + "; ".join(suites) + ". `cubemesh experiments NAME` lists settings."
-    missing = [(n, f.install) for n, f in FRAMEWORKS.items() if not f.installed]
-    note += f" Frameworks: {', '.join(n for n, f in FRAMEWORKS.items() if f.installed)}."
-    if missing:
-        note += " Not installed: " + ", ".join(f"{n} ({how})" for n, how in missing) + "."
+    suites = Table(
+        title="Suites",
+        columns=_columns("suite", "what it is", "answers"),
+        rows=tuple(_texts(name, s.summary, str(len(s.asks))) for name, s in SUITES.items()),
+    )
+    frameworks = Table(
+        title="Frameworks",
+        columns=_columns("framework", "what it is", "to install it"),
+        rows=tuple(
+            _texts(name, f.summary, "installed" if f.installed else f.install)
+            for name, f in FRAMEWORKS.items()
+        ),
+    )
+    note = (
+        "`cubemesh run NAME` asks an experiment or a suite; `cubemesh experiments NAME` says what "
+        "can be set in an experiment; --json lists what a suite asks."
+    )
     plain = envelope(
         "experiments",
         frameworks=[
@@ -119,7 +127,7 @@ def experiments() -> Shown:
             for name, s in SUITES.items()
         ],
     )
-    return plain, lambda console: _print(console, table, note)
+    return plain, lambda console: _print(console, table, suites, frameworks, note=note)
 
 
 def experiment(name: str) -> Shown:
@@ -145,7 +153,7 @@ def experiment(name: str) -> Shown:
         settings=[dataclasses.asdict(f) for f in own.values()],
         fields=[dataclasses.asdict(f) for f in fields.values()],
     )
-    return plain, lambda console: _print(console, table, "")
+    return plain, lambda console: _print(console, table)
 
 
 def _default(value: Any) -> str:
@@ -164,7 +172,8 @@ def _texts(*values: Any) -> tuple[Cell, ...]:
     return tuple(Cell(text=str(value)) for value in values)
 
 
-def _print(console: Console, table: Table, note: str) -> None:
-    terminal.print_table(console, table)
+def _print(console: Console, *tables: Table, note: str = "") -> None:
+    for table in tables:
+        terminal.print_table(console, table)
     if note:
         console.print(Text(note))

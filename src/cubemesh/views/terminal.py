@@ -202,7 +202,8 @@ def print_results(
         none = "No runs are stored here. `cubemesh run minibatch` makes the first ones."
         _line(console, "No stored run is like that." if filtered else none)
         return
-    headings = ["run", "started (UTC)", "what", "result", "step", "", ""]
+    warned = "warned" if any(row[-1] for row in rows) else ""
+    headings = ["run", "started (UTC)", "what", "result", "step", "", warned]
     numeric = [False, False, False, True, True, False, False]
     widths = [
         max(cell_len(text) for text in column) for column in zip(headings, *rows, strict=True)

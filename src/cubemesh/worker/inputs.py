@@ -5,7 +5,8 @@ How long the step waited for its minibatches; of images, how many were set aside
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,13 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubemesh.data import Reading, Source, entry, input_threads, open_for
-from cubemesh.data.base import Split
+from cubemesh.data.base import Decodes, Split
 from cubemesh.data.feed import Feed
-from cubemesh.data.images import Images, Kept
+from cubemesh.data.image_source import Images
+from cubemesh.data.images import Kept
 from cubemesh.data.ledger import Tally
 from cubemesh.data.stages import ReadOnly, decode_only
 from cubemesh.data.staging import Staged
-from cubemesh.frameworks.base import Unsupported, monotonic_s
+from cubemesh.data.stays_encoded import StaysEncoded
+from cubemesh.frameworks.base import Program, Unsupported, monotonic_s
 from cubemesh.frameworks.exchange import Alone, Group
 from cubemesh.measure.base import Log
 from cubemesh.measure.timer import Measured
@@ -47,6 +50,12 @@ def open_split(spec: RunSpec, network: Network, split: Split) -> Source:
             f"a script plays time of its own, and data={work.data} takes real time to read and "
             "decode. Set data=synthetic, or leave the script out."
         )
+    stays_encoded = program.decode_on == "device"
+    if stays_encoded and not entry(work.data).is_slow:
+        raise Unsupported(
+            f"decode_on=device decodes images, and data={work.data} has none to decode. Leave it "
+            "out, or set data=images."
+        )
     folder, limit_bytes = program.stage_folder, program.stage_limit_bytes
     reading = Reading(
         max_pixels=usual.max_pixels if work.max_image_pixels is None else work.max_image_pixels,
@@ -54,6 +63,7 @@ def open_split(spec: RunSpec, network: Network, split: Split) -> Source:
         drop_page_cache=program.drop_page_cache,
         stage_folder=None if folder is None else Path(folder).expanduser(),
         stage_limit_bytes=usual.stage_limit_bytes if limit_bytes is None else limit_bytes,
+        stays_encoded=stays_encoded,
     )
     return open_for(
         network,
@@ -70,6 +80,11 @@ def open_stage(spec: RunSpec, network: Network) -> Source:
     """What a stage of the input is measured on; Unsupported where the data have no such stage."""
     work = spec.work
     assert isinstance(work, Input), "asked of an input's stage alone"
+    if spec.program.decode_on == "device" and work.stage != "decode":
+        raise Unsupported(
+            f"decode_on=device decodes, and stage={work.stage} is another stage. Leave it out, or "
+            "set stage=decode."
+        )
     source = open_split(spec, network, "train")
     if work.stage == "copy":
         return source
@@ -158,6 +173,19 @@ def feed(
     )
 
 
+@contextmanager
+def decoded(spec: RunSpec, feed: Feed, program: Program) -> Iterator[None]:
+    """Within it `program` decodes what the feed makes, where the spec says so. The feed is closed
+    at the end, before the program is."""
+    if spec.program.decode_on == "device":
+        assert isinstance(program, Decodes), "check_supported has seen to it"
+        feed.decode_by(program)
+    try:
+        yield
+    finally:
+        feed.close()
+
+
 def wait(measured: Measured, fed: Feed) -> Figure:
     """What a step waited for its minibatch, in the mean; without threads, what making it took."""
     steps = sum(w.steps for w in measured.windows)
@@ -168,8 +196,8 @@ def wait(measured: Measured, fed: Feed) -> Figure:
 
 def say(log: Log, *read: tuple[Source, NDArray[np.bool_] | None]) -> None:
     """The figures `images_set_aside` and `images_converted` over all that was read, pairs of a
-    source and the samples that were tried (None: all); and a warning where there are any of the
-    first. Nothing for data that are not decoded."""
+    source and the samples that were tried (None: all); `images_decoded_by_host` where that was the
+    device's part; and a warning where any was set aside. Nothing for data that are not decoded."""
     tallies = [
         source.tally(np.ones(source.samples, np.bool_) if tried is None else tried)
         for source, tried in read
@@ -187,6 +215,12 @@ def say(log: Log, *read: tuple[Source, NDArray[np.bool_] | None]) -> None:
         "images_converted",
         Figure(value=tally.converted, unit="", n=tally.tried, method=by_kind(tally.conversions)),
     )
+    if any(isinstance(source, StaysEncoded) for source, _ in read):
+        by_host = sum(tally.by_host.values())
+        log.figure(
+            "images_decoded_by_host",
+            Figure(value=by_host, unit="", n=tally.tried, method=by_kind(tally.by_host)),
+        )
     if warning := set_aside(tally):
         log.warning(warning)
 

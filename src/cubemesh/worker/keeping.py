@@ -6,6 +6,8 @@ of samples, devices and arithmetic. How long it lasts and how its learning rate 
 
 from __future__ import annotations
 
+import socket
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,8 +63,8 @@ class Beginning:
 def beginning(spec: RunSpec, group: Group, log: Log) -> Beginning:
     """The newest whole checkpoint, the same for all ranks, or the very beginning.
 
-    UsageError where it is another training's, or the folder cannot be written to; DataError where
-    there are checkpoints and none is whole.
+    UsageError where it is another training's, or the folder cannot be written to, or is not the
+    same for all ranks; DataError where there are checkpoints and none is whole.
     """
     keeping = spec.keeping
     if keeping.checkpoints is None:
@@ -75,6 +77,7 @@ def beginning(spec: RunSpec, group: Group, log: Log) -> Beginning:
     folder = Path(keeping.checkpoints)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        _check_shared(folder, group)
     except OSError as error:
         raise UsageError(f"checkpoints={folder}: {error.strerror}. Name another folder.") from error
     if not keeping.resume:
@@ -85,6 +88,26 @@ def beginning(spec: RunSpec, group: Group, log: Log) -> Beginning:
     found = checkpoints.load(folder, step, group.rank)
     _check_same(found.stands["trains"], trained(spec), folder)
     return Beginning(course=Course.from_plain(found.stands["course"]), checkpoint=found)
+
+
+def _check_shared(folder: Path, group: Group) -> None:
+    """UsageError where the ranks do not all see the same folder: a checkpoint counts when it has
+    the files of all of them."""
+    if group.size == 1:
+        return
+    mark = folder / f".seen-{group.agree(uuid.uuid4().hex)}"
+    if group.rank == 0:
+        mark.touch()
+    group.meet()
+    sees = group.share([socket.gethostname(), mark.exists()])
+    if group.rank == 0:
+        mark.unlink()
+    blind = sorted({host for host, there in sees if not there})
+    if blind:
+        raise UsageError(
+            f"checkpoints={folder}: what rank 0 wrote there on {sees[0][0]} is not there on "
+            f"{', '.join(blind)}. Name a folder that all hosts share."
+        )
 
 
 def keeper(spec: RunSpec, network: Network, group: Group) -> Keeper:

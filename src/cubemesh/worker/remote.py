@@ -2,7 +2,8 @@
 
 It reads requests from stdin and answers on stdout, a JSON object a line (hosts.py has the other
 end): first what this host is, then its clock as often as asked, then one job, whose events it
-passes on as they come. When stdin ends, nobody is there any more, and everything started ends.
+passes on as they come, and the stacks of its ranks where it is asked for them. When stdin ends,
+nobody is there any more, and everything started ends.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,16 +29,19 @@ import psutil
 from cubemesh import __version__
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.meeting import Distributes, Meeting
+from cubemesh.measure.gpus import read_gpus, visible
+from cubemesh.model.machine import Gpu
 from cubemesh.model.plain import from_plain
 from cubemesh.worker import limits
 from cubemesh.worker.events import EventReader
 from cubemesh.worker.job import Job
 from cubemesh.worker.ranks import EXITS_FILE
-from cubemesh.worker.server import prepare, work_as_rank
+from cubemesh.worker.server import ask_ranks, prepare, work_as_rank
 
 POLL_S = 0.05
 OUTPUT_CHARACTERS = 4000
 """Of what a rank that failed printed last."""
+CPUINFO = Path("/proc/cpuinfo")
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
@@ -78,41 +83,51 @@ class Remote:
     def _run(self, request: dict[str, Any], framework: Any) -> None:
         folder = Path(tempfile.mkdtemp(prefix="cubemesh-"))
         try:
+            job = from_plain(Job, request["job"])
+            gpus = () if job.spec.placement.device == "cpu" else visible(read_gpus(), os.environ)
             job = dataclasses.replace(
-                from_plain(Job, request["job"]),
+                job,
                 folder=str(folder),
                 usable_cores=len(os.sched_getaffinity(0)),
-                gpu_memory_bytes=None,
-                gpu_uuid=None,
-                gpu_uuids=(),
+                gpu_memory_bytes=gpus[0].memory_bytes if gpus else None,
+                gpu_uuid=gpus[0].uuid if gpus else None,
+                gpu_uuids=tuple(gpu.uuid for gpu in gpus),
             )
             job.write()
             pid = os.fork()
             if pid == 0:
                 _become_agent(job, framework, Meeting(**request["meeting"]))
-            self._pass_on(pid, folder)
+            self._pass_on(pid, folder, gpus)
             self._say(exits=_exits(folder), outputs=_outputs(folder))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _pass_on(self, pid: int, folder: Path) -> None:
-        """Events as they come, until the agent has ended; it is killed where nobody listens."""
+    def _pass_on(self, pid: int, folder: Path, gpus: Sequence[Gpu]) -> None:
+        """Events as they come, and stacks, until the agent has ended; it is killed where nobody
+        listens."""
         readers: dict[int, EventReader] = {}
+        told: dict[Path, str] = {}
         alive = True
         with selectors.DefaultSelector() as selector:
             selector.register(self._requests, selectors.EVENT_READ)
             while alive:
-                if selector.select(POLL_S):  # nothing more is asked, so this is the end of stdin
-                    os.killpg(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
-                    raise SystemExit(1)
+                if selector.select(POLL_S):
+                    if self._hear() is None:
+                        os.killpg(pid, signal.SIGKILL)
+                        os.waitpid(pid, 0)
+                        raise SystemExit(1)
+                    os.kill(pid, signal.SIGUSR1)  # stacks are all that is asked now
                 alive = os.waitpid(pid, os.WNOHANG) == (0, 0)
                 for path in folder.glob("events-*.jsonl"):
-                    rank = int(path.stem.rpartition("-")[2])
-                    readers.setdefault(rank, EventReader(path))
+                    readers.setdefault(_rank_of(path), EventReader(path))
                 for rank, reader in readers.items():
                     for event in reader.read():
-                        self._say(rank=rank, event=event)
+                        self._say(rank=rank, event=with_names(event, gpus))
+                for path in folder.glob("stacks-*.txt"):
+                    text = path.read_text(errors="replace")
+                    if text != told.get(path, ""):
+                        told[path] = text
+                        self._say(rank=_rank_of(path), stacks=text)
 
     def _hear(self) -> dict[str, Any] | None:
         while b"\n" not in self._unread:
@@ -136,6 +151,7 @@ def _become_agent(job: Job, framework: Distributes, meeting: Meeting) -> NoRetur
     try:
         os.setpgid(0, 0)
         limits.die_with_parent(os.getppid())
+        signal.signal(signal.SIGUSR1, ask_ranks)
         prepare(job.agent_output_path)
         ranks = job.spec.placement.devices // meeting.hosts
         failed = framework.launch(work_as_rank, str(job.path), ranks, meeting)
@@ -147,6 +163,34 @@ def _become_agent(job: Job, framework: Distributes, meeting: Meeting) -> NoRetur
             sys.stderr.flush()
         finally:
             os._exit(code)
+
+
+def _rank_of(path: Path) -> int:
+    """Of a file of a rank: `events-3.jsonl`."""
+    return int(path.stem.rpartition("-")[2])
+
+
+def with_names(event: dict[str, Any], gpus: Sequence[Gpu]) -> dict[str, Any]:
+    """Where a rank tells its device: what its maker calls that, which only this host knows."""
+    if event["event"] != "rank":
+        return event
+    kind, _, index = event["device"].partition(":")
+    if kind != "cuda":
+        return {**event, "device_name": processor_name()}
+    if not index.isdecimal() or int(index) >= len(gpus):
+        return event
+    gpu = gpus[int(index)]
+    return {**event, "device_name": gpu.name, "device_uuid": gpu.uuid}
+
+
+def processor_name(cpuinfo: Path = CPUINFO) -> str:
+    """The processor's model; empty where the kernel does not tell."""
+    try:
+        lines = cpuinfo.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    pairs = (line.partition(":") for line in lines)
+    return next((value.strip() for name, _, value in pairs if name.strip() == "model name"), "")
 
 
 def address_toward(host: str) -> str:

@@ -131,10 +131,11 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
 
 
 def _input_threads(spec: RunSpec, usable_cores: float) -> int:
-    """The most there may be: training starts them once more to evaluate."""
+    """The most there may be: training starts them once more to evaluate, and one may decode."""
     if not isinstance(spec.work, NetworkWork):
         return 0
-    return 2 * input_threads(spec.work.data, spec.program.input_threads, usable_cores)
+    decoding = spec.program.decode_on == "device"
+    return decoding + 2 * input_threads(spec.work.data, spec.program.input_threads, usable_cores)
 
 
 def _own_device(spec: RunSpec, able: Capabilities, own: ranks.Self) -> str:

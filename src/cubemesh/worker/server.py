@@ -171,7 +171,7 @@ def work(job_path: Path) -> int:
         framework = entry(job.spec.program.framework).load()
         if isinstance(framework, Distributes):
             prepare(job.agent_output_path)
-            signal.signal(signal.SIGUSR1, _ask_ranks)
+            signal.signal(signal.SIGUSR1, ask_ranks)
             ranks.launch(framework, job, work_as_rank)
             return 0
     job = ranks.as_rank(job)
@@ -181,7 +181,7 @@ def work(job_path: Path) -> int:
     return 0 if own.ranks == 1 or outcome.status is Status.OK else ranks.FAILED
 
 
-def _ask_ranks(number: int, frame: object) -> None:
+def ask_ranks(number: int, frame: object) -> None:
     """The agent is asked for stacks: those of its ranks are meant."""
     for rank in psutil.Process().children():
         with contextlib.suppress(ProcessLookupError):

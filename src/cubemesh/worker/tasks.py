@@ -1,6 +1,7 @@
 """What a worker does for each kind of work: a table of tasks, built from the other rooms' parts.
 
     train_steps, forward   data ─ build ─ weights ─ warm-up ─ measure      (measure/timer.py)
+                           weights ─ losses, where asked                   (first_losses.py)
                            ─ profile, with attribution                     (measure/profiled.py)
     train                  data ─ build ─ weights ─ epochs, evaluations    (training/loop.py)
     first_steps            data ─ build ─ weights ─ steps ─ evaluate       (training/first_steps.py)
@@ -16,16 +17,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import cast
 
 from cubemesh import networks
-from cubemesh.data.feed import placed_batches
+from cubemesh.data.feed import Feed, placed_batches
 from cubemesh.data.sequences import Sequences
 from cubemesh.frameworks.base import (
-    Batch,
     CeilingProgram,
     Diverged,
     Framework,
@@ -41,7 +41,7 @@ from cubemesh.measure.telemetry import Meter, Telemetry, idle_power, open_meters
 from cubemesh.measure.timer import Measured, measure
 from cubemesh.measure.validity import judge
 from cubemesh.model.spec import RunSpec
-from cubemesh.model.work import FirstSteps, Input, NetworkWork, Train
+from cubemesh.model.work import FirstSteps, Input, NetworkWork, Stage, Train, TrainSteps
 from cubemesh.networks.graph import Network
 from cubemesh.parallel.exchanges import OUT_OF_STEP, SAME_WEIGHTS
 from cubemesh.training.first_steps import first_steps as look_at_first_steps
@@ -51,6 +51,7 @@ from cubemesh.worker.attributing import attribute, stamped
 from cubemesh.worker.built import built
 from cubemesh.worker.doubts import say_doubts
 from cubemesh.worker.events import EventLog
+from cubemesh.worker.first_losses import tell_losses
 from cubemesh.worker.step_figures import tokens
 
 
@@ -105,10 +106,7 @@ def train(task: Task) -> None:
             start=begin.course.done,
         )
 
-    def sample() -> Batch:
-        return next(feed.epoch(0))
-
-    with closing(feed), _built(task, network, sample) as program:
+    with _built(task, network, feed) as program:
         begin.restore(program, log)
         keeper = keeping.keeper(task.spec, network, task.group)
         with Telemetry(log, task.usable_cores, meters=meters) as telemetry:
@@ -143,7 +141,7 @@ def first_steps(task: Task) -> None:
         source = inputs.open_split(task.spec, network, "train")
         validation = inputs.open_split(task.spec, network, "validation")
         feed = inputs.feed(task.spec, source, task.usable_cores, group=task.group)
-    with closing(feed), _built(task, network, lambda: next(feed.epoch(0))) as program:
+    with _built(task, network, feed) as program:
         look_at_first_steps(program, feed, validation, work, log, task.group)
 
 
@@ -157,16 +155,24 @@ def input_stage(task: Task) -> None:
         feed = inputs.feed(task.spec, source, task.usable_cores)
         inputs.say_files(log, source, feed.threads)
     samples = work.batch_per_device
-    with closing(feed):
-        if work.stage == "copy":
-            batch = next(feed)
-            with _built(task, network, lambda: batch) as program:
-                host = inputs.Host(program.synchronize)
-                _timed(task, meters, host, lambda: inputs.discard(program.place(batch)), samples)
-        else:
+    if work.stage == "copy" or task.spec.program.decode_on == "device":
+        with _built(task, network, feed) as program:
+            host, step = inputs.Host(program.synchronize), _placing(program, feed, work.stage)
+            _timed(task, meters, host, step, samples)
+    else:
+        with closing(feed):
             _timed(task, meters, inputs.Host(), lambda: inputs.discard(next(feed)), samples)
-            inputs.say(log, (source, feed.tried))
-            inputs.say_dropped(task.spec, log, source)
+    if work.stage != "copy":
+        inputs.say(log, (source, feed.tried))
+        inputs.say_dropped(task.spec, log, source)
+
+
+def _placing(program: Program, feed: Feed, stage: Stage) -> Callable[[], None]:
+    """A step that places the same minibatch again, or of decoding the next one."""
+    if stage == "copy":
+        batch = next(feed)
+        return lambda: inputs.discard(program.place(batch))
+    return lambda: inputs.discard(program.place(next(feed)))
 
 
 def ceiling(task: Task) -> None:
@@ -217,8 +223,11 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
         inputs.say_files(log, source, feed.threads)
     group, transfers = stamped(task.spec, task.group)
     exchanging = replace(task, group=group)
-    with closing(feed), _built(exchanging, network, lambda: next(feed.epoch(0))) as program:
+    with _built(exchanging, network, feed) as program:
         queue = step_of(program)
+        if isinstance(work, TrainSteps) and work.losses:
+            with log.phase("losses"):
+                tell_losses(program, next(feed.epoch(0)), work.losses, log)
         attributed = attribute(
             task.spec, program, feed, queue, log, task.folder, task.group, transfers
         )
@@ -307,12 +316,25 @@ def network_of(work: NetworkWork) -> Network:
     return network
 
 
-def _built(
-    task: Task, network: Network, sample: Callable[[], Batch]
-) -> AbstractContextManager[Program]:
-    return built(
-        task.spec, task.framework, task.device, task.threads, network, sample, task.log, task.group
-    )
+@contextmanager
+def _built(task: Task, network: Network, feed: Feed) -> Iterator[Program]:
+    """A program of `network`, for what `feed` makes: it decodes that where the spec says so. The
+    feed is closed at the end."""
+    with (
+        closing(feed),
+        built(
+            task.spec,
+            task.framework,
+            task.device,
+            task.threads,
+            network,
+            lambda: next(feed.epoch(0)),
+            task.log,
+            task.group,
+        ) as program,
+        inputs.decoded(task.spec, feed, program),
+    ):
+        yield program
 
 
 def check_loss(program: Program) -> None:

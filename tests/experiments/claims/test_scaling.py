@@ -7,7 +7,15 @@ import pytest
 from cubemesh.experiments import EXPERIMENTS
 from cubemesh.experiments.claims import judge
 from cubemesh.experiments.claims.evidence import Evidence
-from cubemesh.model import Placement, ProgramSettings, RunSpec, State, TrainSteps
+from cubemesh.model import (
+    Collective,
+    Figure,
+    Placement,
+    ProgramSettings,
+    RunSpec,
+    State,
+    TrainSteps,
+)
 from cubemesh.results.published import claims
 
 CLAIMS = {c.id: c for c in claims()}
@@ -110,3 +118,29 @@ def test_a_slow_link_slows_many_parameters_more(ran):
     gain = verdict("003-8", *records(3.0, 1.5))
     assert gain.state is UNTOLD
     assert gain.measured.value == pytest.approx(1.5)
+
+
+def test_what_an_all_reduce_moves_is_counted_without_any_run():
+    found = verdict("004-10")
+    assert found.state is HOLDS
+    assert found.measured.value == pytest.approx(244, abs=1), "61.1 million parameters"
+
+
+def test_bandwidths_of_other_devices_stand_beside_those_measured_here(record_of):
+    def swept(operation, bytes_per_s):
+        spec = RunSpec(work=Collective(collective=operation), placement=Placement(devices=8))
+        figure = Figure(value=bytes_per_s, unit="B/s", method=f"{operation} of 1 GiB")
+        return dataclasses.replace(record_of(spec), figures={"bus_bytes_per_s": figure})
+
+    runs = swept("reduce", 130e9), swept("broadcast", 140e9), swept("all-reduce", 300e9)
+    found = verdict("002-6", *runs)
+    assert found.state is UNTOLD
+    assert found.measured.value == pytest.approx(140)
+    assert found.reason.endswith("here broadcast of 1 GiB on 8 devices")
+    assert verdict("002-6", runs[2]).reason.endswith("here reduce and broadcast were not measured")
+
+
+def test_every_claim_of_collectives_has_its_reason():
+    told = [verdict(c.id).reason for c in CLAIMS.values() if c.experiment == "collectives"]
+    assert len(told) == 5
+    assert not [reason for reason in told if "this version" in reason]

@@ -1,7 +1,8 @@
 """Several devices of one process against one: the same global minibatch, the same training.
 
-The network has batch normalisation: its statistics are those of the global minibatch, as on one
-device."""
+The network has batch normalisation. Where its statistics are those of the global minibatch, devices
+make the steps of one; where they are each device's own, the step is the mean of the steps that each
+would make alone with its part."""
 
 import dataclasses
 
@@ -10,7 +11,7 @@ import pytest
 
 jax = pytest.importorskip("jax")
 
-from cubemesh.frameworks.base import Unsupported  # noqa: E402
+from cubemesh.frameworks.base import Batch, Unsupported  # noqa: E402
 from cubemesh.frameworks.jax import build, capabilities  # noqa: E402
 from cubemesh.frameworks.jax.runtime import DEVICES_OPTION  # noqa: E402
 from cubemesh.model.spec import Placement  # noqa: E402
@@ -36,12 +37,13 @@ def normed():
 
 @pytest.fixture
 def make(normed, make_request):
-    def made(devices, exchange="all-reduce", **fields):
+    def made(devices, exchange="all-reduce", batch_norm="global", **fields):
         request = make_request(normed, **fields)
         program = build(
             dataclasses.replace(
                 request,
                 placement=Placement(devices=devices),
+                program=dataclasses.replace(request.program, batch_norm=batch_norm),
                 exchange=exchanges.make(exchange),
             )
         )
@@ -75,6 +77,32 @@ def test_several_devices_make_the_steps_of_one(fields, tolerance, make, make_bat
     expected = trained(make(1, "none", **fields), make_batch, normed)
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_a_batch_normalisation_over_each_devices_own_samples(layout, make, make_batch, normed):
+    fields = {"precision": "fp64", "layout": layout, "momentum": 0.0}
+    whole = make_batch(normed, SAMPLES)
+    each = SAMPLES // DEVICES
+
+    def after_a_step(program, part=slice(None)):
+        batch = Batch(*(array[part] for array in whole.inputs), labels=whole.labels[part])
+        program.train_step(program.place(batch))
+        return program.state() | {"loss": np.array(program.loss())}
+
+    program = make(DEVICES, batch_norm="device", **fields)
+    found = after_a_step(program)
+    alone = [
+        after_a_step(make(1, "none", **fields), slice(n * each, (n + 1) * each))
+        for n in range(DEVICES)
+    ]
+    for name, array in found.items():
+        mean = np.mean([one[name] for one in alone], axis=0)
+        np.testing.assert_allclose(array, mean, rtol=1e-10, atol=1e-10, err_msg=name)
+    over_all = after_a_step(make(DEVICES, batch_norm="global", **fields))
+    assert max(np.abs(found[name] - over_all[name]).max() for name in normed.parameters) > 1e-6
+    text = program._step.lower(program._carry, *program.place(whole)).compile().as_text()
+    assert "all-gather" not in text, "every device normalises what lies on it"
 
 
 def test_every_device_has_the_weights_and_a_part_of_the_batch(make, make_batch, normed):

@@ -1,19 +1,25 @@
 """Do the documents' claims about training on several devices hold here?
 
 Whether losses grow or are equal is a direction, tested on any machine and any data; so is whether
-several devices reach the error rate of one.
+several devices reach the error rate of one. What an all-reduce has to move is counted, and holds or
+not without any machine.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+from cubemesh import networks
 from cubemesh.experiments import lr_scaling_shown
 from cubemesh.experiments.claims.evidence import Check, Evidence
-from cubemesh.experiments.claims.verdicts import untested
+from cubemesh.experiments.claims.verdicts import close, never, untested
 from cubemesh.experiments.equivalence import apart, comparable, error_rate
 from cubemesh.experiments.lr_scaling_shown import EQUAL, pictures
 from cubemesh.experiments.matrix import listed
 from cubemesh.experiments.sequential_equivalence import comparisons
-from cubemesh.model import Claim, Figure, FirstSteps, State, Train, Verdict
+from cubemesh.model import Claim, Collective, Figure, FirstSteps, State, Train, Verdict
+from cubemesh.units import format_count
 
 
 def loss_by_rate(claim: Claim, evidence: Evidence) -> Verdict:
@@ -63,8 +69,51 @@ def days_to_train(claim: Claim, evidence: Evidence) -> Verdict:
     return untested(claim, reason, Figure(value=min(days), unit="days") if days else None)
 
 
+def message(network: str) -> Check:
+    """Megabytes of all gradients of a network, each of four bytes."""
+
+    def check(claim: Claim, evidence: Evidence) -> Verdict:
+        count = networks.build(network).parameter_count
+        figure = Figure(value=4 * count / 1e6, unit="MB")
+        return close(claim, figure, f"{format_count(count)} parameters of 4 bytes, as counted")
+
+    return check
+
+
+def bus_bandwidth(operations: Sequence[str], whose: str) -> Check:
+    """The highest bus bandwidth of these operations, beside a document's of other devices."""
+
+    def check(claim: Claim, evidence: Evidence) -> Verdict:
+        reason = f"an absolute figure of {whose}"
+        own = [
+            r
+            for r in evidence.records
+            if isinstance(r.spec.work, Collective)
+            and r.spec.work.collective in operations
+            and "bus_bytes_per_s" in r.figures
+        ]
+        if not own:
+            return untested(claim, f"{reason}; here {listed(operations)} were not measured")
+        best = max(own, key=lambda r: r.figures["bus_bytes_per_s"].value)
+        found = best.figures["bus_bytes_per_s"]
+        ends = (None if end is None else end / 1e9 for end in (found.low, found.high))
+        low, high = ends
+        figure = replace(found, value=found.value / 1e9, low=low, high=high, unit="GB/s")
+        devices = best.spec.placement.devices
+        return untested(claim, f"{reason}; here {found.method} on {devices} devices", figure)
+
+    return check
+
+
 CHECKS: dict[str, Check] = {
     "001-22": loss_by_rate,
+    "002-6": bus_bandwidth(("reduce", "broadcast"), "8 V100 in a cube mesh"),
+    "002-7": never("it speaks of PCIe of earlier generations"),
+    "002-16": never(
+        "it needs four GPUs on a tree of PCIe switches, and a choice of who sends first"
+    ),
     "003-10": days_to_train,
+    "004-10": message("alexnet"),
+    "004-11": never("it speaks of KNLs joined by Omni-Path and by Aries"),
     "004-14": same_error_rates,
 }

@@ -32,7 +32,8 @@ AnyArray = TypeVar("AnyArray", jax.Array, Array)
 
 class NetworkFunction:
     """A network as pure functions of its arrays, in one layout and precision; the products of the
-    nodes in `layer_numerics` have another. Unsupported for a layer that is not lowered."""
+    nodes in `layer_numerics` have another. In training each of `norm_parts` equal parts of a
+    minibatch is normalised by its own statistics. Unsupported for a layer that is not lowered."""
 
     def __init__(
         self,
@@ -40,10 +41,11 @@ class NetworkFunction:
         layout: str,
         numerics: Numerics,
         layer_numerics: Mapping[str, Numerics] = MappingProxyType({}),
+        norm_parts: int = 1,
     ) -> None:
         check_layers(network, LOWERINGS, "jax")
         self.network, self.layout, self.numerics = network, layout, numerics
-        self._layer_numerics = layer_numerics
+        self._layer_numerics, self._norm_parts = layer_numerics, norm_parts
         convolutions = (n for n in network.nodes if isinstance(n.layer, Convolution))
         self._turned = frozenset(n.parameters["weight"] for n in convolutions)
 
@@ -99,6 +101,7 @@ class NetworkFunction:
                 numerics=self._layer_numerics.get(node.name, self.numerics),
                 training=key is not None,
                 key=partial(jax.random.fold_in, key, np.uint32(i)),
+                norm_parts=self._norm_parts,
             )
             inputs = (values[name] for name in node.inputs)
             values[node.name] = LOWERINGS[type(node.layer)](node.layer, place, *inputs)

@@ -24,6 +24,8 @@ class Place:
     training: bool
     key: Callable[[], jax.Array]
     """Gives a random key of this layer's own."""
+    norm_parts: int = 1
+    """Equal parts of the minibatch, each normalised by its own statistics: those of one device."""
     new_state: dict[str, jax.Array] = field(default_factory=dict)
     """Where a layer puts the state it updates, by role."""
 

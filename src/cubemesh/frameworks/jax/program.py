@@ -57,11 +57,16 @@ class JaxProgram:
 
     def __init__(self, request: BuildRequest) -> None:
         self.device = request.device
-        self._layout = Layout(prepare(request.device, request.threads, devices_of(request)))
+        devices = prepare(request.device, request.threads, devices_of(request))
+        self._layout = Layout(devices)
         self._device = self._layout.devices[0]
         self._numerics = NUMERICS[request.program.precision]
         self._function = NetworkFunction(
-            request.network, request.program.layout, self._numerics, _layer_numerics(request)
+            request.network,
+            request.program.layout,
+            self._numerics,
+            _layer_numerics(request),
+            norm_parts=len(devices) if request.program.batch_norm == "device" else 1,
         )
         self._scaling = make_scaling(request.program)
         self._seed = request.work.seed

@@ -74,6 +74,7 @@ def capabilities() -> Capabilities:
         exchanges=frozenset({"none", "all-reduce"}),
         loss_scales=frozenset({"dynamic", "static"}),
         precision_by_layer=True,
+        batch_norms=frozenset({"device", "global"}),
     )
 
 

@@ -5,8 +5,9 @@
                     a minibatch                       in equal parts, one a device
 
 One process drives all devices. The step is the one-device step: XLA divides its work by where the
-batch lies and sums gradients, and the statistics of a batch normalisation, over all devices (GSPMD:
-Xu et al. 2021, arXiv:2105.04663). So it computes what one device would with the global minibatch.
+batch lies and sums gradients over all devices (GSPMD: Xu et al. 2021, arXiv:2105.04663). So it
+computes what one device would with the global minibatch; but for a batch normalisation over each
+device's own samples (`batch_norm=device`), which takes the minibatch in the parts that lie there.
 """
 
 from __future__ import annotations

@@ -28,11 +28,10 @@ from cubemesh.frameworks.pytorch.compiled import is_out_of_memory, preload
 from cubemesh.frameworks.pytorch.fused import FusedNetwork
 from cubemesh.frameworks.pytorch.group import join
 from cubemesh.frameworks.pytorch.launch import launch
-from cubemesh.frameworks.pytorch.program import Placed, PyTorchProgram, total_loss
-from cubemesh.frameworks.pytorch.runtime import NARROW_TYPES
+from cubemesh.frameworks.pytorch.placing import Placed, narrow_types
+from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
 from cubemesh.frameworks.pytorch.scaling import DynamicScaling
 from cubemesh.model.work import Train, TrainSteps
-from cubemesh.networks.layers import Convolution, Linear
 
 __all__ = [
     "build",
@@ -60,7 +59,7 @@ class CapturedProgram(PyTorchProgram):
     def __init__(self, request: BuildRequest) -> None:
         super().__init__(request)
         self.fused = FusedNetwork(self._built)
-        self._static_types = _static_types(request)
+        self._static_types = narrow_types(request)
         self._why_not = self._reason()
         self._rate_changed = False
 
@@ -187,17 +186,3 @@ def capabilities() -> Capabilities:
 
 def _alike(one: Placed, other: Placed) -> bool:
     return all(a.shape == b.shape for a, b in zip(one, other, strict=True))
-
-
-def _static_types(request: BuildRequest) -> tuple[torch.dtype | None, ...]:
-    """For each input the type its static array has: the narrow one where every layer that reads it
-    would make it narrow anyway; None for its own."""
-    narrow = NARROW_TYPES.get(request.program.precision)
-    readers = {
-        i.name: [n.layer for n in request.network.nodes if i.name in n.inputs]
-        for i in request.network.inputs
-    }
-    return tuple(
-        narrow if all(isinstance(layer, (Convolution, Linear)) for layer in layers) else None
-        for layers in readers.values()
-    )

@@ -29,7 +29,8 @@ from cubemesh.frameworks.pytorch.ceiling import build_ceiling
 from cubemesh.frameworks.pytorch.cpp_compiler import cache_folder, lacks_compiler
 from cubemesh.frameworks.pytorch.group import join
 from cubemesh.frameworks.pytorch.launch import launch
-from cubemesh.frameworks.pytorch.program import Placed, PyTorchProgram, total_loss
+from cubemesh.frameworks.pytorch.placing import Placed
+from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
 from cubemesh.frameworks.pytorch.stages import build_stages
 
 __all__ = [

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from cubemesh.data.base import EncodedBatch
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.base import (
     PADDING,
@@ -28,13 +29,14 @@ from cubemesh.frameworks.base import (
     Unsupported,
     monotonic_s,
 )
-from cubemesh.frameworks.exchange import RANK_SEEDS, Bucket, KeepsState, KeepsWeights
+from cubemesh.frameworks.exchange import RANK_SEEDS, Bucket, KeepsState, KeepsWeights, rejoin
 from cubemesh.frameworks.pytorch import profiling, snapshots
 from cubemesh.frameworks.pytorch.buckets import GradientBuckets
 from cubemesh.frameworks.pytorch.global_layers import GlobalLayers
 from cubemesh.frameworks.pytorch.looking import Look, looking_at, on_host
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.frameworks.pytorch.optimizers import make_optimizer
+from cubemesh.frameworks.pytorch.placing import Placed, Placer
 from cubemesh.frameworks.pytorch.replica import TorchReplica
 from cubemesh.frameworks.pytorch.runtime import (
     ARRAY_TYPES,
@@ -48,9 +50,6 @@ from cubemesh.frameworks.training import Snapshot
 from cubemesh.model.profile import Profile
 from cubemesh.model.work import Training
 from cubemesh.networks.precision import layer_precisions
-
-Placed = tuple[Tensor, ...]
-"""Images, or what else the network's inputs are, then labels, on the device."""
 
 
 class PyTorchProgram:
@@ -74,7 +73,7 @@ class PyTorchProgram:
         self._work = work
         self._dtype = ARRAY_TYPES.get(settings.precision, torch.float32)
         self._memory_format = MEMORY_FORMATS[settings.layout]
-        self._converts = settings.precision in ARRAY_TYPES or settings.layout == "nhwc"
+        self._placer = Placer(request)
         self._built = build_modules(
             request.network,
             device=self.device,
@@ -118,19 +117,12 @@ class PyTorchProgram:
         return self._gradients.buckets if self._gradients else ()
 
     def place(self, batch: Batch) -> Placed:
-        """Copy to the device. A GPU is sent the batch from pinned memory, without waiting: the
-        allocator of pinned memory gives no buffer out again before the GPU has read it."""
-        return tuple(map(self._place, (*batch.inputs, batch.labels)))
+        """See `Program` in frameworks/base."""
+        return self._placer.place(batch)
 
-    def _place(self, array: Array) -> Tensor:
-        given = torch.from_numpy(array)
-        is_image = given.dim() == 4
-        layout = self._memory_format if is_image else torch.contiguous_format
-        dtype = self._dtype if given.is_floating_point() else given.dtype
-        if self._kind != "cuda":
-            return given.to(dtype, memory_format=layout, copy=True)
-        placed = given.pin_memory().to(self.device, non_blocking=True)
-        return placed.to(dtype, memory_format=layout) if self._converts else placed
+    def decode(self, batch: EncodedBatch) -> Batch:
+        """See `Decodes` in data/base."""
+        return self._placer.decode(batch)
 
     def train_step(self, placed: Placed) -> None:
         """Queue forward, backward and update."""
@@ -241,8 +233,7 @@ class PyTorchProgram:
 
     def settle(self) -> None:
         """See `Settles` in frameworks/exchange."""
-        if isinstance(self._exchange, KeepsWeights):
-            self._exchange.settle()
+        rejoin(self._exchange, self._weights_on_device)
 
     def _start_optimizer(self) -> None:
         parameters = list(self._built.parameters.values())
@@ -323,7 +314,7 @@ class PyTorchProgram:
         if isinstance(self._exchange, KeepsWeights):
             self._exchange.close()
         del self.module, self._built, self._optimizer, self._scaling, self._loss
-        del self._gradients, self._weights_on_device
+        del self._gradients, self._weights_on_device, self._placer
         if self._kind == "cuda":
             torch.cuda.empty_cache()
 

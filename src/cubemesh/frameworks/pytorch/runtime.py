@@ -78,6 +78,7 @@ def capabilities() -> Capabilities:
         precision_by_layer=True,
         batch_norms=frozenset({"device", "global"}),
         deterministic=True,
+        decodes=True,
     )
 
 

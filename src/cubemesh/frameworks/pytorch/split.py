@@ -21,7 +21,8 @@ from cubemesh.frameworks.base import Array, Batch, BuildRequest, Unsupported
 from cubemesh.frameworks.checks import check_weights
 from cubemesh.frameworks.exchange import SplitsNetwork
 from cubemesh.frameworks.pytorch import snapshots
-from cubemesh.frameworks.pytorch.program import Placed, PyTorchProgram, total_loss
+from cubemesh.frameworks.pytorch.placing import Placed
+from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
 
 
 class SplitProgram(PyTorchProgram):
@@ -35,6 +36,11 @@ class SplitProgram(PyTorchProgram):
                 "exchange=model-parallel scales no loss and computes every layer in one precision. "
                 "Set precision=bf16 or fp32, and leave precision_of out."
             )
+        if settings.decode_on == "device":
+            raise Unsupported(
+                "exchange=model-parallel feeds images to its first device alone, which does not "
+                "decode them. Set decode_on=host."
+            )
         self._parts = exchange.parts(request.network)
         self._whole = request.network
         self._group, self._mail = exchange.group, exchange.group.mail()
@@ -45,8 +51,8 @@ class SplitProgram(PyTorchProgram):
         """The first rank gets what the network is fed, the last the labels. Each also gets an array
         of no values that says how many samples there are."""
         count = torch.empty((batch.samples, 0), device=self.device)
-        inputs = map(self._place, batch.inputs) if self._rank == 0 else ()
-        labels = (self._place(batch.labels),) if self._rank == self._last else ()
+        inputs = map(self._placer.array, batch.inputs) if self._rank == 0 else ()
+        labels = (self._placer.array(batch.labels),) if self._rank == self._last else ()
         return (count, *inputs, *labels)
 
     def train_step(self, placed: Placed) -> None:

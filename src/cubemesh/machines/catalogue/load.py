@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 from cubemesh.errors import DataError
 from cubemesh.machines.catalogue.datasheet import FIGURES, PRECISIONS, Datasheet, Sourced
 
-FILES = ("nvidia.toml", "intel.toml")
+FILES = ("nvidia.toml", "intel.toml", "amd.toml")
 
 _WORDS = ("name", "kind", "family", "architecture")
 _FIELDS = (*_WORDS, "named", "computes", "note", "figures")

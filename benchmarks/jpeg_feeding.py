@@ -1,0 +1,172 @@
+"""How fast does a network train on JPEG files, against one batch that lies on the device?
+
+One program in one process trains in turn on `made-images` (1,024 JPEG files of 500 x 375 pixels
+and about 110 kB, drawn once and kept in the cache folder, read, decoded and cropped for every step)
+and on a batch of random images that lies on the device. What waited decoded when a turn on files
+begins is used up before it counts. Each round gives a ratio of throughputs; printed are both
+throughputs and the mean ratio with its 95 % interval (Student's) over the rounds.
+
+    python benchmarks/jpeg_feeding.py --network little-cnn --size 32 --batch 16         # CPU
+    python benchmarks/jpeg_feeding.py --device cuda:0 --framework pytorch-captured \
+        --precision bf16 --layout nhwc --batch 256 --decode-on device --json feeding.json
+
+The goal is a ratio of 0.95.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cubemesh import networks
+from cubemesh.data import made_images
+from cubemesh.data.feed import Feed
+from cubemesh.data.images import Reading, open_images
+from cubemesh.frameworks import entry
+from cubemesh.frameworks.base import BuildRequest, Compiles
+from cubemesh.model.spec import Placement, ProgramSettings
+from cubemesh.model.work import TrainSteps
+from cubemesh.parallel import exchanges
+from cubemesh.statistics import mean, t_interval
+from pairs import random_batch
+
+WAITING = 8
+"""Minibatches that may wait when a turn begins: decoded, being decoded, in slots; and one more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What came of it."""
+
+    fed_per_s: float
+    synthetic_per_s: float
+    ratio: float
+    low: float
+    high: float
+    rounds: tuple[float, ...]
+    waited: float
+    """The share of the time on files that the step waited for its minibatch."""
+    decoded_by_host: int
+    """Images that the host had to decode though the device was to."""
+
+
+def request_for(device: str, size: int, batch: int, **settings: Any) -> BuildRequest:
+    """A program for ResNet-50 in bf16 that decodes on its device, or as `settings` say."""
+    name = settings.pop("network", "resnet-50")
+    usual = {"precision": "bf16", "layout": "nhwc", "decode_on": "device"}
+    program = ProgramSettings(**{**usual, **settings})
+    return BuildRequest(
+        network=networks.build(name, size, 10),
+        work=TrainSteps(network=name, batch_per_device=batch),
+        placement=Placement(),
+        program=program,
+        exchange=exchanges.make("none"),
+        device=device,
+        threads=len(os.sched_getaffinity(0)),
+    )
+
+
+def timed(step: Callable[[], None], synchronize: Callable[[], None], seconds: float) -> float:
+    """Steps a second over about `seconds`."""
+    synchronize()
+    steps, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        step()
+        steps += 1
+    synchronize()
+    return steps / (time.perf_counter() - start)
+
+
+def measure(args: argparse.Namespace) -> Result:
+    """The rounds."""
+    settings = {n: getattr(args, n) for n in ("framework", "precision", "layout", "decode_on")}
+    request = request_for(args.device, args.size, args.batch, network=args.network, **settings)
+    reading = Reading(stays_encoded=args.decode_on == "device")
+    shape = request.network.inputs[0].shape
+    source = open_images(made_images.folder(), "train", shape, 10, reading)
+    feed = Feed(source, args.batch, 0, threads=args.threads)
+    program = entry(args.framework).load().build(request)
+    lying = program.place(random_batch(request.network, args.batch))
+    if isinstance(program, Compiles):
+        program.compile(lying)
+    program.load(request.network.draw(0))
+    if reading.stays_encoded:
+        feed.decode_by(program)
+
+    def fed() -> None:
+        program.train_step(program.place(next(feed)))
+
+    def synthetic() -> None:
+        program.train_step(lying)
+
+    for step in (synthetic, fed):
+        timed(step, program.synchronize, args.seconds)
+    rates: list[tuple[float, float]] = []
+    waited_s = 0.0
+    for _ in range(args.rounds):
+        for _ in range(WAITING):
+            fed()
+        program.synchronize()
+        start = time.perf_counter()
+        on_files = timed(fed, program.synchronize, args.seconds)
+        waited_s += feed.waited_s(start, time.perf_counter())
+        rates.append((on_files, timed(synthetic, program.synchronize, args.seconds)))
+    by_host = sum(source.tally(feed.tried).by_host.values())
+    feed.close()
+    program.close()
+    ratios = [on_files / on_batch for on_files, on_batch in rates]
+    interval = t_interval(ratios)
+    return Result(
+        fed_per_s=args.batch * mean([r[0] for r in rates]),
+        synthetic_per_s=args.batch * mean([r[1] for r in rates]),
+        ratio=mean(ratios),
+        low=interval.low,
+        high=interval.high,
+        rounds=tuple(ratios),
+        waited=waited_s / (args.rounds * args.seconds),
+        decoded_by_host=by_host,
+    )
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--network", default="resnet-50")
+    parser.add_argument("--size", type=int, default=224, help="of the images, in pixels")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda:0")
+    parser.add_argument("--framework", default="pytorch")
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--layout", default="nchw")
+    parser.add_argument("--decode-on", choices=["host", "device"], default="host")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each turn")
+    parser.add_argument("--rounds", type=int, default=5, help="two or more")
+    parser.add_argument("--json", metavar="FILE", help="write the results there as well")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure and print; how it came out is for the reader."""
+    args = arguments()
+    found = measure(args)
+    print(
+        f"{args.network}, minibatch {args.batch}, {args.precision}, {args.framework}, decoded on "
+        f"the {args.decode_on}, {args.threads} threads: {found.fed_per_s:,.0f} images/s on files, "
+        f"{found.synthetic_per_s:,.0f} on a batch that lies there: {found.ratio:.3f} "
+        f"({found.low:.3f} to {found.high:.3f}); {100 * found.waited:.0f} % of the time waited for "
+        f"input; {found.decoded_by_host} images were left to the host"
+    )
+    if args.json:
+        with open(args.json, "w") as file:
+            settings = {k: v for k, v in vars(args).items() if k != "json"}
+            json.dump({"schema": 1, **settings, **asdict(found)}, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()

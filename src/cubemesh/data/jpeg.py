@@ -1,0 +1,84 @@
+"""Which JPEG can be left to a device's decoder, by its header alone?
+
+A JPEG is a row of segments: FF, a byte that names the segment, two bytes of length, content (ITU-T
+T.81, annex B). Size and kind stand in the frame header, before the first scan. Reading them here
+takes some microseconds, where opening the image with Pillow takes many times that and Python's
+lock.
+
+Plain is what every decoder reads alike: baseline, extended or progressive Huffman coding (SOF0 to
+SOF2), 8 bits, one colour or three that are YCbCr, and an end that says so. All else, and whatever
+looks damaged, goes to the decoder on the host, which has the last word on every image.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+_HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)
+_OTHER_FRAMES = frozenset(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}
+"""Lossless, hierarchical and arithmetic ones; the three left out are tables."""
+_START_OF_SCAN = 0xDA
+_ADOBE = 0xEE
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a decoder is about to find."""
+
+    width: int
+    height: int
+    """In pixels."""
+    colours: int
+    """1, or 3."""
+
+    @property
+    def pixels(self) -> int:
+        """Of the whole image."""
+        return self.width * self.height
+
+    @property
+    def mode(self) -> str:
+        """As Pillow calls it."""
+        return "L" if self.colours == 1 else "RGB"
+
+
+def plain_header(data: bytes) -> Header | None:
+    """The header of a plain JPEG; None where `data` is none."""
+    if data[:2] != b"\xff\xd8" or data[-2:] != b"\xff\xd9":
+        return None
+    at = 2
+    found: Header | None = None
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        kind = data[at + 1]
+        if kind == 0xFF:  # any number of them may fill the space between segments
+            at += 1
+            continue
+        if kind == _START_OF_SCAN:
+            return found
+        if kind in _OTHER_FRAMES or not 0xC0 <= kind <= 0xFE:
+            return None
+        if kind in _HUFFMAN_FRAMES:
+            found = _frame(data[at + 4 : at + 19])
+            if found is None:
+                return None
+        elif kind == _ADOBE and _says_rgb(data[at + 4 : at + 16]):
+            return None
+        at += 2 + int.from_bytes(data[at + 2 : at + 4])
+    return None
+
+
+def _frame(content: bytes) -> Header | None:
+    """What a frame header says of 8 bits and one or three colours."""
+    if len(content) < 6:
+        return None
+    bits, height, width, colours = struct.unpack(">BHHB", content[:6])
+    is_rgb = content[6::3] == b"RGB"  # colours go by these names where no other segment says so
+    if bits != 8 or colours not in (1, 3) or is_rgb or not width or not height:
+        return None
+    return Header(width, height, colours)
+
+
+def _says_rgb(content: bytes) -> bool:
+    """Whether Adobe's segment says that three colours are not YCbCr."""
+    return content[:5] == b"Adobe" and content[11:] == b"\0"

@@ -1,0 +1,112 @@
+"""Images decoded by the device that trains on them, from the spec to the record."""
+
+import io
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from cubemesh.model import (
+    Effort,
+    Figure,
+    Input,
+    Outcome,
+    Placement,
+    ProgramSettings,
+    RunSpec,
+    Status,
+    Train,
+    TrainSteps,
+)
+from cubemesh.model.plain import from_plain
+from cubemesh.worker.events import events_path, read_events
+from cubemesh.worker.job import Job
+
+EFFORT = Effort(steps=4, seconds=0.0, windows=2, warmup_seconds=0.0)
+BOTH = """
+import sys
+from pathlib import Path
+from cubemesh.worker.job import read_job
+from cubemesh.worker.run import run_job
+
+for path in sys.argv[1:]:
+    run_job(read_job(Path(path)))
+"""
+
+
+@pytest.fixture
+def photographs(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    rng = np.random.default_rng(0)
+    root = tmp_path / "set"
+    for label in range(2):
+        (root / f"class-{label}").mkdir(parents=True)
+        for number in range(20):
+            pixels = rng.integers(0, 256, (30, 40, 3), np.uint8)
+            file = io.BytesIO()
+            image.fromarray(pixels).save(file, "PNG" if number == 3 else "JPEG")
+            (root / f"class-{label}" / f"{number:02}.jpg").write_bytes(file.getvalue())
+    (root / "class-1" / "05.jpg").write_bytes(b"")
+    return root
+
+
+def events_of(folder, **spec):
+    folder.mkdir()
+    spec = RunSpec(effort=EFFORT, placement=Placement(threads=1), **spec)
+    job = Job(spec=spec, folder=str(folder)).write()
+    return folder, job
+
+
+def told(folder):
+    events = read_events(events_path(folder, 0))
+    figures = {e["name"]: from_plain(Figure, e["figure"]) for e in events if e["event"] == "figure"}
+    return from_plain(Outcome, events[-1]["outcome"]), figures
+
+
+def test_training_and_decoding_alone_say_what_was_left_to_the_host(tmp_path, photographs):
+    pytest.importorskip("torch")
+    fed = {"network": "little-cnn", "image_size": 16, "batch_per_device": 6}
+    fed |= {"data": "images", "data_path": str(photographs)}
+    program = ProgramSettings(decode_on="device", input_threads=2)
+    jobs = [
+        events_of(tmp_path / "train", work=Train(**fed, epochs=2), program=program),
+        events_of(tmp_path / "decode", work=Input(**fed, stage="decode"), program=program),
+        events_of(tmp_path / "copy", work=Input(**fed, stage="copy"), program=program),
+        events_of(tmp_path / "steps", work=TrainSteps(**fed), program=program),
+    ]
+    command = [sys.executable, "-c", BOTH, *(job for _, job in jobs)]
+    subprocess.run(command, check=True, timeout=100)
+    found = {folder.name: told(folder) for folder, _ in jobs}
+    ended, figures = found["train"]
+    assert ended.ok, ended
+    by_host = figures["images_decoded_by_host"]
+    assert (by_host.value, by_host.n, by_host.method) == (2, 40, "2 no plain JPEG")
+    assert figures["images_set_aside"].value == 1
+    assert figures["images_converted"].method == "2 PNG named as JPEG"
+    for name in ("decode", "steps"):
+        ended, figures = found[name]
+        assert ended.ok, ended
+        assert figures["images_decoded_by_host"].n >= 6
+    assert figures["input_wait_s"].method == "by 2 threads ahead of the step"
+    ended, _ = found["copy"]
+    assert ended.status is Status.UNSUPPORTED
+    assert "stage=copy is another stage" in ended.message
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ("images", "null does not offer decode_on 'device' here; it offers host"),
+        ("synthetic", "null does not offer decode_on"),
+    ],
+)
+def test_a_framework_that_does_not_decode_says_so(tmp_path, photographs, data, words):
+    path = str(photographs) if data == "images" else None
+    work = TrainSteps(network="little-cnn", batch_per_device=4, data=data, data_path=path)
+    program = ProgramSettings(framework="null", decode_on="device")
+    folder, job = events_of(tmp_path / "refused", work=work, program=program)
+    subprocess.run([sys.executable, "-c", BOTH, job], check=True, timeout=60)
+    ended, _ = told(folder)
+    assert ended.status is Status.UNSUPPORTED
+    assert words in ended.message
