@@ -66,6 +66,10 @@ def test_the_flags_are_frozen():
             *("--restarts", "--resume", "--schedule", "--seed", "--set", "--store"),
             *("--target-accuracy", "--tensorboard", "--warmup-epochs"),
         ],
+        "tune": [
+            *("--batch-per-device", "--batches", "--devices", "--fresh", "--json", "--minutes"),
+            *("--python", "--set", "--store"),
+        ],
         "collectives": [
             *(
                 "--check",

@@ -113,7 +113,8 @@ def format_interval(
     """A value and how far it may be off: `2,170 ± 14 samples/s`, `12.3 ± 0.4 ms`.
 
     What follows ± is the longer side of the interval, rounded to the digits it can bear, and the
-    value is rounded to the same place. Without an interval the value stands alone.
+    value is rounded to the same place. Without an interval the value stands alone. An interval
+    that ± would stretch beyond zero, though it lies above, is said by its ends: `210 (84 to 530)`.
     """
     if low is None or high is None:
         return format_quantity(value, unit)
@@ -123,6 +124,9 @@ def format_interval(
     factor, name = _scale(value, unit)
     if half <= 0:
         return _with_unit(f"{format_number(value / factor, 4)} ± 0", name)
+    if 0 < low < value <= half:
+        ends = f"{format_number(low / factor)} to {format_number(high / factor)}"
+        return _with_unit(f"{format_number(value / factor)} ({ends})", name)
     uncertainty = _rounded_uncertainty(half / factor)
     place = Decimal(1).scaleb(_last_place(uncertainty))
     shown = Decimal(value / factor).quantize(place, context=_EXACT)

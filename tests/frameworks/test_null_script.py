@@ -96,11 +96,34 @@ def test_loss_and_accuracy():
 
 def test_the_module_lists_what_it_reads():
     rows = set(re.findall(r"^\| (\w+)", null_script.__doc__ or "", flags=re.M))
-    settings = set(Script.__dataclass_fields__) - {"events"}
+    settings = set(Script.__dataclass_fields__) - {"events", "only"}
     assert rows - {"setting", "event"} == settings | set(EVENTS)
 
 
 def test_the_page_describes_all_of_it():
     page = (Path(__file__).parents[2] / "docs" / "frameworks.md").read_text()
-    for name in (set(Script.__dataclass_fields__) - {"events"}) | set(EVENTS):
+    for name in (set(Script.__dataclass_fields__) - {"events", "only"}) | set(EVENTS):
         assert f"`{name}" in page, f"docs/frameworks.md does not describe {name}"
+
+
+def test_a_setting_may_hold_under_one_condition_alone():
+    script = read_script("step=0.01,bf16.step=0.002,2-threads.jitter=0.5,nhwc.loss=2:1")
+    assert script.step == 0.01
+    assert script.under("bf16", "nchw", "1-threads").step == 0.002
+    both = script.under("fp32", "nhwc", "2-threads")
+    assert (both.step, both.jitter, both.loss) == (0.01, 0.5, (2.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("bf61.step=1", "bf16"),
+        ("threads.step=1", "1-threads"),
+        ("bf16.stpe=1", "step"),
+        ("bf16.step=1,bf16.step=2", "set twice"),
+        ("bf16.step=0", "stand still"),
+    ],
+)
+def test_a_wrong_condition_is_refused(text, said):
+    with pytest.raises(UsageError, match=said):
+        read_script(text)

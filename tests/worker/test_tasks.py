@@ -274,3 +274,20 @@ def test_a_framework_whose_profile_is_not_read_refuses_an_attribution(tmp_path):
     )
     with pytest.raises(Unsupported, match="pytorch or pytorch-compiled"):
         attribute(spec, Plain(), None, None, None, "", Alone(), None)
+
+
+def test_first_losses_are_kept_before_anything_is_timed(tmp_path):
+    events = events_of(tmp_path, TrainSteps(**FEED, losses=5), "step=0.01,loss=3:1")
+    assert outcome(events).ok
+    (curve,) = [
+        e["curve"] for e in events if e["event"] == "curve" and "loss" in e["curve"]["name"]
+    ]
+    assert curve["x"] == [1, 2, 3, 4, 5]
+    assert curve["y"] == sorted(curve["y"], reverse=True)
+    assert phases(events).index("losses") < phases(events).index("warm-up")
+
+
+def test_a_loss_that_is_no_number_at_once_is_diverged(tmp_path):
+    events = events_of(tmp_path, TrainSteps(**FEED, losses=5), "nan@3")
+    assert outcome(events).status is Status.DIVERGED
+    assert "in step 3" in outcome(events).message

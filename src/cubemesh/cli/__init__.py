@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from cubemesh import __version__
-from cubemesh.cli import exchange, expect, kept, launch, look, measure, training
+from cubemesh.cli import exchange, expect, kept, launch, look, measure, training, tuning
 from cubemesh.errors import CubemeshError
 
 INTERRUPTED = 130
@@ -31,7 +31,8 @@ app = typer.Typer(
 )
 for verb in (
     *(look.probe, look.networks, look.experiments, look.published),
-    *(measure.run, training.train, measure.compare, exchange.collectives, expect.predict),
+    *(measure.run, training.train, tuning.tune, measure.compare),
+    *(exchange.collectives, expect.predict),
     *(launch.launch, kept.results, kept.report),
 ):
     app.command()(verb)

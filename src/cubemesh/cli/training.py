@@ -38,7 +38,9 @@ def train(
     ] = "none",
     warmup_epochs: Annotated[float, typer.Option(help="Epochs in which the rate rises.")] = 0.0,
     schedule: Annotated[str, typer.Option(help="constant, step or cosine.")] = "constant",
-    precision: Annotated[str, typer.Option(help="fp32, tf32, bf16, fp16 or fp64.")] = "fp32",
+    precision: Annotated[
+        str | None, typer.Option(help="fp32 (usual), tf32, bf16, fp16 or fp64.")
+    ] = None,
     exchange: Annotated[
         str | None, typer.Option(help="How devices come to the same weights.")
     ] = None,

@@ -30,6 +30,7 @@ from cubemesh.experiments import (
     time_breakdown,
     time_to_accuracy,
     training,
+    tune,
     validation,
     weak_scaling,
 )
@@ -51,6 +52,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     e.name: e
     for e in (
         minibatch.EXPERIMENT,
+        tune.EXPERIMENT,
         batch_accuracy.EXPERIMENT,
         frameworks.EXPERIMENT,
         image_size.EXPERIMENT,

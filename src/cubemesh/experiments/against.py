@@ -23,6 +23,7 @@ SHARED: dict[str, str] = {
     "input_threads": "minibatches are made in the step where two programs alternate: threads would "
     "work for one of them in the windows of the other",
     "epochs": "training over epochs does not alternate",
+    "tuned": "both take over the same tuning, and differ in what is given here",
 }
 """Field → why it cannot differ."""
 
@@ -31,6 +32,10 @@ def parse_against(experiment: Experiment, texts: Mapping[str, str]) -> dict[str,
     """What `texts` (key → value as typed) change in the other program; UsageError for what cannot
     differ in one process, or is no field."""
     fields, effort = spec_fields(experiment), field_types(Effort)
+    if texts and not experiment.alternates:
+        raise UsageError(
+            f"{experiment.name} compares programs by itself, and takes no --against. Leave it out."
+        )
     changes = {}
     for key, text in texts.items():
         if key in effort and key in fields:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cubemesh.experiments.against import alternating
 from cubemesh.experiments.base import Context, Experiment
 from cubemesh.experiments.comparison import with_comparisons
 from cubemesh.experiments.preflight import check
-from cubemesh.experiments.settings import Request, apply
+from cubemesh.experiments.settings import TUNED, Request, apply
+from cubemesh.experiments.tuned import Tunings
 from cubemesh.model import Answer, Environment, Question, RunRecord, RunSpec, new_question_id
 from cubemesh.model.plain import from_plain, to_plain
 from cubemesh.results import Store
@@ -65,11 +67,14 @@ def ask(
     )
     records: list[RunRecord] = []
     plan = experiment.plan(request.settings, context)
+    tuned = None
+    if request.overrides.get(TUNED):
+        tuned = Tunings(experiment, request.overrides, store, executor.key).of
     try:
         specs = next(plan)
         while True:
             got: list[RunRecord] = []
-            for record in executor.each(_prepare(specs, request, executor.environments)):
+            for record in executor.each(_prepare(specs, request, executor.environments, tuned)):
                 got.append(record)
                 question = _kept(store, question, [*records, *got], complete=False)
             records += got
@@ -83,7 +88,7 @@ def ask(
     return Answered(
         question=question,
         records=tuple(records),
-        answer=_shown(experiment.answer(request.settings, records), question, records),
+        answer=_shown(experiment, request.settings, question, records),
     )
 
 
@@ -94,25 +99,33 @@ def answer_again(experiment: Experiment, question: Question, store: Store) -> An
     return Answered(
         question=question,
         records=tuple(records),
-        answer=_shown(experiment.answer(settings, records), question, records),
+        answer=_shown(experiment, settings, question, records),
     )
 
 
-def _shown(answer: Answer, question: Question, records: Sequence[RunRecord]) -> Answer:
+def _shown(
+    experiment: Experiment, settings: Any, question: Question, records: Sequence[RunRecord]
+) -> Answer:
     """What alternated comes first; what re-runs a figure of a document carries that figure's number
     in its title."""
-    answer = with_comparisons(answer, records)
+    answer = experiment.answer(settings, records)
+    if experiment.alternates:
+        answer = with_comparisons(answer, records)
     if not question.place:
         return answer
     return dataclasses.replace(answer, title=f"{question.place} · {answer.title}")
 
 
 def _prepare(
-    specs: Sequence[RunSpec], request: Request, environments: Mapping[str, Environment]
+    specs: Sequence[RunSpec],
+    request: Request,
+    environments: Mapping[str, Environment],
+    tuned: Callable[[RunSpec], RunSpec] | None,
 ) -> list[RunSpec]:
-    prepared = [
-        alternating(apply(spec, request.overrides), request.against, environments) for spec in specs
-    ]
+    asked = [apply(spec, request.overrides) for spec in specs]
+    if tuned is not None:
+        asked = [tuned(spec) for spec in asked]
+    prepared = [alternating(spec, request.against, environments) for spec in asked]
     check([*prepared, *(other for spec in prepared if (other := spec.other) is not None)])
     return prepared
 

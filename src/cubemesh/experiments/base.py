@@ -7,6 +7,7 @@ on any machine at any later time, without running anything.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -39,6 +40,8 @@ class Context:
 
     machine: Machine
     scale: Scale = Scale.DEFAULT
+    clock: Callable[[], float] = time.monotonic
+    """Seconds, for a plan that has a budget of them."""
 
     @property
     def effort(self) -> Effort:
@@ -72,3 +75,7 @@ class Experiment:
     """Where the five documents ask it."""
     measures: bool = True
     """Whether it looks at runs, new or stored; one that only computes has an answer without any."""
+    alternates: bool = True
+    """Whether `--against` may alternate its programs with others."""
+    tunes: bool = True
+    """Whether its runs may take settings over from a tuning."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from cubemesh.errors import unknown_name
 from cubemesh.experiments import EXPERIMENTS, SUITES, Context, Experiment, Scale, entry
 from cubemesh.experiments.against import parse_against
-from cubemesh.experiments.ask import Answered, ask
+from cubemesh.experiments.ask import Answered, answer_again, ask
 from cubemesh.experiments.replay import documents, replay
 from cubemesh.experiments.settings import Request, request, settable, split, takes
 from cubemesh.machines import probe
@@ -69,6 +69,13 @@ def run_names(
             )
             for one in asked
         ]
+
+
+def broken_off(experiment: str, store: Store, *, since_utc: str) -> Answered | None:
+    """The question of `experiment` that was asked last, not before `since_utc`, with the answer as
+    far as its runs tell; None where none has a run."""
+    asked = [q for q in store.questions(experiment) if q.run_ids and q.asked_utc >= since_utc]
+    return answer_again(entry(experiment), asked[-1], store) if asked else None
 
 
 def replays(answered: Sequence[Answered], store: Store) -> list[Answer]:

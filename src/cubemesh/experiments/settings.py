@@ -19,11 +19,21 @@ from pydantic import TypeAdapter, ValidationError
 
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.experiments.base import Experiment
-from cubemesh.model import Effort, Placement, ProgramSettings, RunSpec, Training
+from cubemesh.model import (
+    Against,
+    Effort,
+    NetworkWork,
+    Placement,
+    ProgramSettings,
+    RunSpec,
+    Training,
+)
 from cubemesh.model.plain import field_types
 from cubemesh.networks import canonical_name
 from cubemesh.units import parse_duration, parse_size
 
+TUNED = "tuned"
+"""The key that takes settings over from a tuning (tuned.py); it is no field of a spec."""
 _PARTS = {"placement": Placement, "program": ProgramSettings, "effort": Effort}
 
 
@@ -59,6 +69,8 @@ def spec_fields(experiment: Experiment) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for part in (*experiment.works, *_PARTS.values()):
         fields |= {k: t for k, t in field_types(part).items() if k != "kind"}
+    if experiment.tunes and any(issubclass(work, NetworkWork) for work in experiment.works):
+        fields[TUNED] = bool
     return fields
 
 
@@ -146,7 +158,12 @@ def _words(kind: Any) -> tuple[Any, ...]:
 def apply(spec: RunSpec, overrides: Mapping[str, Any]) -> RunSpec:
     """`spec` with the overridden fields replaced in whichever part has them. Several devices that
     are asked for here train with `exchange=all-reduce`, unless another is; of several hosts each
-    has one device at least."""
+    has one device at least. A program that the plan lets alternate with it is changed alike."""
+    if (other := spec.other) is not None:
+        other = apply(other, overrides)
+        against = Against(work=other.work, placement=other.placement, program=other.program)
+        alone = apply(dataclasses.replace(spec, against=None), overrides)
+        return dataclasses.replace(alone, against=against)
     changed: dict[str, Any] = {}
     for part in ("work", *_PARTS):
         before = getattr(spec, part)

@@ -83,7 +83,10 @@ class NullProgram:
 
     def __init__(self, request: BuildRequest) -> None:
         self.device = request.device
-        self._script = read_script(request.program.script)
+        program = request.program
+        self._script = read_script(program.script).under(
+            program.precision, program.layout, f"{request.threads}-threads"
+        )
         self._network = request.network
         self._seed = request.work.seed
         self._epochs = request.work.epochs if isinstance(request.work, Train) else 1

@@ -16,6 +16,9 @@ A script is settings and events, separated by commas:
 | memory=2e9 | bytes reported as peak | not known |
 | real=1 | sleep, instead of advancing the scripted clock | 0 |
 
+A setting holds under one precision, layout or number of threads alone where that stands before it,
+with a dot: `bf16.step=0.001, nhwc.per_sample=1e-6, 1-threads.loss=2.3:2.3`.
+
 An event is `kind@step`, steps counted from 1: it happens when that step begins.
 
 | event | what happens, for real |
@@ -35,8 +38,10 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass
+from typing import get_args
 
 from cubemesh.errors import UsageError, unknown_name
+from cubemesh.model.spec import Layout, Precision
 
 EVENTS = ("segfault", "kill", "exit", "hang", "allocate", "error", "nan")
 EXAMPLE = "Example: step=0.002,jitter=0.05,segfault@40"
@@ -70,6 +75,13 @@ class Script:
     memory: float | None = None
     real: bool = False
     events: tuple[Event, ...] = ()
+    only: tuple[tuple[str, str, object], ...] = ()
+    """Settings that hold under one condition alone: the condition, the setting, its value."""
+
+    def under(self, *conditions: str) -> Script:
+        """The script where these conditions hold: a precision, a layout, a number of threads."""
+        own = {name: value for where, name, value in self.only if where in conditions}
+        return dataclasses.replace(self, **own)  # type: ignore[arg-type]
 
     @property
     def memory_bytes(self) -> int | None:
@@ -107,24 +119,39 @@ def read_script(text: str | None) -> Script:
     UsageError says which part is wrong, what is known, and gives an example.
     """
     settings: dict[str, object] = {}
+    only: list[tuple[str, str, object]] = []
     events = []
     for part in (p.strip() for p in (text or "").split(",")):
         if "@" in part:
             events.append(_event(part))
         elif "=" in part:
             key, value = (x.strip() for x in part.split("=", 1))
-            if key in settings:
+            if key in settings or key in (f"{where}.{name}" for where, name, _ in only):
                 raise UsageError(f"script: '{key}' is set twice. Set it once.")
-            settings[key] = _setting(key, value)
+            where, dot, name = key.rpartition(".")
+            if dot:
+                only.append((_condition(where), name, _setting(name, value)))
+            else:
+                settings[key] = _setting(key, value)
         elif part:
             raise UsageError(
                 f"script: '{part}' is neither a setting (key=value) nor an event (kind@step). "
                 f"{EXAMPLE}"
             )
-    script = dataclasses.replace(Script(events=tuple(events)), **settings)  # type: ignore[arg-type]
-    if not script.step + script.per_sample > 0:
+    plain = Script(events=tuple(events), only=tuple(only))
+    script = dataclasses.replace(plain, **settings)  # type: ignore[arg-type]
+    played = [script, *(script.under(where) for where, _, _ in only)]
+    if not all(one.step + one.per_sample > 0 for one in played):
         raise UsageError("script: step and per_sample are both 0, so time would stand still.")
     return script
+
+
+def _condition(text: str) -> str:
+    """`text`, where it is a precision, a layout, or a number of threads as in `2-threads`."""
+    words = (*get_args(Precision), *get_args(Layout))
+    if text not in words and re.fullmatch(r"\d+-threads", text) is None:
+        raise unknown_name("script condition", text, (*words, "1-threads"), EXAMPLE)
+    return text
 
 
 def _event(part: str) -> Event:

@@ -42,6 +42,7 @@ from cubemesh.model.record import (
 from cubemesh.model.replica import Replica, Sketch
 from cubemesh.model.series import Series
 from cubemesh.model.spec import Against, Placement, ProgramSettings, RunSpec
+from cubemesh.model.tuned import Tuned
 from cubemesh.model.warning import WARNINGS, Warning, warn
 from cubemesh.model.work import (
     WORK_KINDS,
@@ -115,6 +116,7 @@ __all__ = [
     "Train",
     "TrainSteps",
     "Training",
+    "Tuned",
     "Unknown",
     "Verdict",
     "Warning",

@@ -19,6 +19,7 @@ from cubemesh.model.hosts import check_hosts
 from cubemesh.model.keeping import Keeping
 from cubemesh.model.plain import digest
 from cubemesh.model.precision_checks import check_loss_scale, check_precision_of
+from cubemesh.model.tuned import Tuned
 from cubemesh.model.work import Work
 
 Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
@@ -142,6 +143,8 @@ class RunSpec:
     """The program that alternates with this one in the same process; None where it runs alone."""
     keeping: Keeping = field(default_factory=Keeping)
     """What a training leaves behind besides its record."""
+    tuned: Tuned | None = None
+    """The tuning that chose its settings; None where they were given."""
 
     @property
     def other(self) -> RunSpec | None:

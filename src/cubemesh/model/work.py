@@ -69,10 +69,13 @@ class TrainSteps(NetworkWork):
     momentum: float = 0.9
     """Of SGD and LARS; the others run with their usual constants and ignore it."""
     weight_decay: float = 0.0
+    losses: int = 0
+    """Steps on the first minibatch, again and again, that are made before anything is timed; their
+    losses are kept as a curve."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 0, "learning_rate", "momentum", "weight_decay")
+        at_least(self, 0, "learning_rate", "momentum", "weight_decay", "losses")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,7 @@ from cubemesh.runs.forkserver import Forkserver, ServerDied
 from cubemesh.runs.idle_links import with_idle_links
 from cubemesh.runs.locks import DeviceLocks
 from cubemesh.runs.observer import Observer, Silent
+from cubemesh.runs.taken_over import with_tuning
 from cubemesh.runs.watch import watch
 from cubemesh.worker.job import Job
 from cubemesh.worker.outcomes import not_installed
@@ -124,7 +125,7 @@ class Executor:
         try:
             for spec in specs:
                 for repeat in range(spec.effort.repeats):
-                    yield self._record(spec, self._key(spec, repeat))
+                    yield self._record(spec, self.key(spec, repeat))
         except BaseException:  # Ctrl-C above all: no worker may go on measuring for nobody
             self.close()
             raise
@@ -151,7 +152,8 @@ class Executor:
     ) -> None:
         self.close()
 
-    def _key(self, spec: RunSpec, repeat: int) -> RunKey:
+    def key(self, spec: RunSpec, repeat: int = 0) -> RunKey:
+        """What decides whether a stored run may stand for a new one of `spec`."""
         framework = spec.program.framework
         packages = entry(framework).packages
         other = self._environments.get(framework)
@@ -224,6 +226,7 @@ class Executor:
         )
         record = with_usage(record, self._store.ceilings(key.machine_id))
         record = with_idle_links(record, self._machine, visible_gpus(self._machine, os.environ))
+        record = with_tuning(record)
         self._store.save(record, series)
         folders.remove(folder)
         return record

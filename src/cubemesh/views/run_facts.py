@@ -88,6 +88,7 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
         facts.append(("exchanged by", wording.clean(record.library)))
     facts += [(wording.clean(u.what), wording.clean(u.why)) for u in record.unmeasured]
     facts += _comparison(record)
+    facts += _tuned(record)
     facts.append(("wall time", format_seconds(record.elapsed_s)))
     facts.append(("started", wording.moment(record.started_utc)))
     devices = dict.fromkeys(
@@ -216,6 +217,17 @@ def _comparison(record: RunRecord) -> list[tuple[str, str]]:
     if ratio is not None:
         facts.append(("which is", wording.clean(f"{ratio.verdict.value} ({ratio.method})")))
     return facts
+
+
+def _tuned(record: RunRecord) -> list[tuple[str, str]]:
+    """Which tuning chose the settings, and what it chose."""
+    tuned = record.spec.tuned
+    if tuned is None:
+        return []
+    chosen = ", ".join(tuned.settings) or "nothing but the defaults"
+    when = wording.moment(tuned.tuned_utc)
+    told = f"{chosen} (tuning {tuned.question_id} of {when}, minibatch {tuned.batch_per_device})"
+    return [("tuned", wording.clean(told))]
 
 
 def phase_shares(record: RunRecord) -> tuple[PhaseShare, ...]:

@@ -90,11 +90,17 @@ def quantity(
     return f"{number(value, digits)} {unit}".rstrip()
 
 
+_WIDE = re.compile(r"(?P<figure>.*) \((?P<ends>.*)\) ?(?P<scaled>.*)")
+
+
 def split_figure(
     value: float, unit: str, low: float | None, high: float | None
 ) -> tuple[str, str, str]:
-    """A figure for large print: the number, its unit, and its interval ("± 14", or "")."""
+    """A figure for large print: the number, its unit, and its interval ("± 14", "84 to 530" of a
+    wide one, or "")."""
     text = quantity(value, unit if unit in SCALED else "", low, high)
+    if wide := _WIDE.fullmatch(text):
+        return wide["figure"], wide["scaled"] or clean(unit), wide["ends"]
     figure, _, interval = text.partition(" ± ")
     spread, _, scaled = interval.partition(" ")
     if not interval:
@@ -204,7 +210,8 @@ def _arrangement(spec: RunSpec) -> list[str]:
 
 def own_settings(spec: RunSpec) -> tuple[tuple[str, str], ...]:
     """The settings of a spec that differ from their defaults, as (name, value)."""
-    plain: dict[str, Any] = to_plain(dataclasses.replace(spec, against=None), defaults=False)
+    own = dataclasses.replace(spec, against=None, tuned=None)
+    plain: dict[str, Any] = to_plain(own, defaults=False)
     return tuple(
         (clean(name), clean(str(value))) for part in plain.values() for name, value in part.items()
     )

@@ -1,6 +1,7 @@
 """What a worker does for each kind of work: a table of tasks, built from the other rooms' parts.
 
     train_steps, forward   data ─ build ─ weights ─ warm-up ─ measure      (measure/timer.py)
+                           weights ─ losses, where asked                   (first_losses.py)
                            ─ profile, with attribution                     (measure/profiled.py)
     train                  data ─ build ─ weights ─ epochs, evaluations    (training/loop.py)
     first_steps            data ─ build ─ weights ─ steps ─ evaluate       (training/first_steps.py)
@@ -40,7 +41,7 @@ from cubemesh.measure.telemetry import Meter, Telemetry, idle_power, open_meters
 from cubemesh.measure.timer import Measured, measure
 from cubemesh.measure.validity import judge
 from cubemesh.model.spec import RunSpec
-from cubemesh.model.work import FirstSteps, Input, NetworkWork, Stage, Train
+from cubemesh.model.work import FirstSteps, Input, NetworkWork, Stage, Train, TrainSteps
 from cubemesh.networks.graph import Network
 from cubemesh.parallel.exchanges import OUT_OF_STEP, SAME_WEIGHTS
 from cubemesh.training.first_steps import first_steps as look_at_first_steps
@@ -50,6 +51,7 @@ from cubemesh.worker.attributing import attribute, stamped
 from cubemesh.worker.built import built
 from cubemesh.worker.doubts import say_doubts
 from cubemesh.worker.events import EventLog
+from cubemesh.worker.first_losses import tell_losses
 from cubemesh.worker.step_figures import tokens
 
 
@@ -223,6 +225,9 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
     exchanging = replace(task, group=group)
     with _built(exchanging, network, feed) as program:
         queue = step_of(program)
+        if isinstance(work, TrainSteps) and work.losses:
+            with log.phase("losses"):
+                tell_losses(program, next(feed.epoch(0)), work.losses, log)
         attributed = attribute(
             task.spec, program, feed, queue, log, task.folder, task.group, transfers
         )

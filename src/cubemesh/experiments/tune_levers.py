@@ -1,0 +1,233 @@
+"""What can be changed to train the same network faster? The levers of `tune`, in their order.
+
+A lever turns a few fields of a spec together, where they only pay together: a precision of 16 bits
+and channels-last images, say. What it offers depends on the stock run alone (on a CPU or a GPU, and
+with how many threads), so that a later reader finds the same levers in the records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+
+from cubemesh.experiments.conditions import spoken
+from cubemesh.frameworks import FRAMEWORKS, entry
+from cubemesh.model import NetworkWork, RunRecord, RunSpec
+from cubemesh.model.spec import CompileBy, Layout, Pinning, Precision
+from cubemesh.units import format_bytes
+
+IN_BUCKETS = ("all-reduce", "all-reduce-16", "parameter-server")
+"""Exchanges under which `bucket_bytes` counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """One setting of every lever."""
+
+    framework: str
+    precision: Precision = "fp32"
+    layout: Layout = "nchw"
+    compile_by: CompileBy = "network"
+    exchange: str = "none"
+    bucket_bytes: int | None = None
+    threads: int | None = None
+    pinning: Pinning = "none"
+    batch_per_device: int
+
+    def of(self, spec: RunSpec) -> RunSpec:
+        """`spec` in this configuration."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        changed = {}
+        for name in ("work", "placement", "program"):
+            part = getattr(spec, name)
+            own = {f.name: values[f.name] for f in fields(part) if f.name in values}
+            changed[name] = replace(part, **own)
+        return replace(spec, **changed)
+
+    def changes(self, before: Configuration) -> tuple[str, ...]:
+        """What must be set to come here from `before`, as `key=value`."""
+        return tuple(
+            f"{f.name}={'none' if value is None else value}"
+            for f in fields(self)
+            if (value := getattr(self, f.name)) != getattr(before, f.name)
+        )
+
+    def words(self, stock: Configuration) -> str:
+        """What is not as in `stock`, in words: `bf16, nhwc, 1 thread`; `stock` where nothing is."""
+        told = [
+            _spoken(f.name, value)
+            for f in fields(self)
+            if (value := getattr(self, f.name)) != getattr(stock, f.name)
+        ]
+        return ", ".join(told) or "stock"
+
+    def counts_as(self, other: Configuration) -> bool:
+        """Whether it computes with as many digits as `other`."""
+        return (self.precision, self.exchange) == (other.precision, other.exchange)
+
+
+def _spoken(name: str, value: object) -> str:
+    if name == "bucket_bytes" and isinstance(value, int):
+        return f"buckets of {format_bytes(value)}"
+    words = {"compile_by": f"compiled by {value}", "batch_per_device": f"minibatch {value}"}
+    return words.get(name) or spoken(name, value)
+
+
+FIELDS = tuple(f.name for f in fields(Configuration))
+"""The fields that a tuning may choose."""
+
+
+def configuration_of(spec: RunSpec) -> Configuration:
+    """The configuration a spec has."""
+    work, place, program = spec.work, spec.placement, spec.program
+    assert isinstance(work, NetworkWork), "only networks are tuned"
+    return Configuration(
+        framework=program.framework,
+        precision=program.precision,
+        layout=program.layout,
+        compile_by=program.compile_by,
+        exchange=program.exchange,
+        bucket_bytes=program.bucket_bytes,
+        threads=place.threads,
+        pinning=place.pinning,
+        batch_per_device=work.batch_per_device,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What a tuning was asked for; an empty list is what is usual on the device."""
+
+    batch_per_device: int
+    devices: int
+    frameworks: Sequence[str]
+    precisions: Sequence[Precision]
+    layouts: Sequence[Layout]
+    threads: Sequence[int]
+    pinnings: Sequence[Pinning]
+    compiling: Sequence[CompileBy]
+    exchanges: Sequence[str]
+    buckets: Sequence[int]
+    """Bytes."""
+    batches: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """How far the levers go: what was asked for, and what the stock run told of the device."""
+
+    frameworks: Sequence[str]
+    precisions: Sequence[Precision]
+    layouts: Sequence[Layout]
+    compiling: Sequence[CompileBy]
+    exchanges: Sequence[str]
+    """None on one device."""
+    buckets: Sequence[int]
+    threads: Sequence[int]
+    """None where threads are not to be set."""
+    pinnings: Sequence[Pinning]
+    batches: Sequence[int]
+    usable_threads: int | None
+    """What no setting of threads is; None where nothing told."""
+
+
+Options = Callable[[Configuration, Reach], list[Configuration]]
+
+
+@dataclass(frozen=True)
+class Lever:
+    """One line of the table: what it turns, and where to from a configuration."""
+
+    name: str
+    options: Options
+
+
+def _frameworks(now: Configuration, reach: Reach) -> list[Configuration]:
+    """Another framework, with images as its users lay them out where it has an order of its own."""
+    return [
+        replace(
+            now,
+            framework=name,
+            layout="nhwc" if entry(name).layout == "nhwc" else now.layout,
+            compile_by="network",
+        )
+        for name in reach.frameworks
+    ]
+
+
+def _numbers(now: Configuration, reach: Reach) -> list[Configuration]:
+    pairs = product(reach.precisions, reach.layouts)
+    return [replace(now, precision=precision, layout=layout) for precision, layout in pairs]
+
+
+def _compiling(now: Configuration, reach: Reach) -> list[Configuration]:
+    if entry(now.framework).compiles is None:
+        return []
+    return [replace(now, compile_by=by) for by in reach.compiling]
+
+
+def _exchange(now: Configuration, reach: Reach) -> list[Configuration]:
+    return [replace(now, exchange=name) for name in reach.exchanges]
+
+
+def _buckets(now: Configuration, reach: Reach) -> list[Configuration]:
+    if now.exchange not in IN_BUCKETS:
+        return []
+    return [replace(now, bucket_bytes=size) for size in (None, *reach.buckets)]
+
+
+def _threads(now: Configuration, reach: Reach) -> list[Configuration]:
+    """Another number of threads; as many as there are usable cores is what `None` is."""
+    own = [n for n in reach.threads if n != reach.usable_threads]
+    return [replace(now, threads=n, pinning="none") for n in (None, *own)]
+
+
+def _pinning(now: Configuration, reach: Reach) -> list[Configuration]:
+    """As many threads as cores, bound to all of them, are as free as before."""
+    if now.threads is None:
+        return []
+    return [replace(now, pinning=pinning) for pinning in reach.pinnings]
+
+
+def _batches(now: Configuration, reach: Reach) -> list[Configuration]:
+    return [replace(now, batch_per_device=batch) for batch in reach.batches]
+
+
+LEVERS = (
+    Lever("framework", _frameworks),
+    Lever("precision and layout", _numbers),
+    Lever("compiling", _compiling),
+    Lever("exchange", _exchange),
+    Lever("buckets", _buckets),
+    Lever("threads", _threads),
+    Lever("pinning", _pinning),
+)
+"""In the order they are turned: those that gain most come first."""
+MINIBATCH = Lever("minibatch", _batches)
+"""Turned last, and only where it may vary: with another minibatch another curve is trained."""
+
+
+def usual_frameworks() -> tuple[str, ...]:
+    """All that compute, in the order of their table."""
+    return tuple(name for name, line in FRAMEWORKS.items() if line.read_script is None)
+
+
+def usual_precisions(on_gpu: bool) -> tuple[Precision, ...]:
+    """Those that may train as well as fp32 does."""
+    return ("fp32", "tf32", "bf16", "fp16") if on_gpu else ("fp32", "bf16")
+
+
+def device_of(stock: RunRecord) -> tuple[bool, int | None]:
+    """Whether a run was on a GPU, and with how many threads it ran on a CPU; nothing is known of
+    one that never began."""
+    if not stock.ranks:
+        return False, None
+    rank = stock.ranks[0]
+    on_gpu = rank.device != "cpu"
+    return on_gpu, None if on_gpu else rank.threads
+
+
+def usual_threads(usable: int | None) -> tuple[int, ...]:
+    """One, half of the usable cores; all of them is the default."""
+    return () if usable is None else tuple(sorted({1, max(1, usable // 2)} - {usable}))

@@ -1,0 +1,221 @@
+"""`cubemesh tune` and `--set tuned=true` as a user meets them, with the scripted framework."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from cubemesh.errors import UsageError
+from cubemesh.experiments import entry
+from cubemesh.experiments.session import run_names
+from cubemesh.experiments.tuned import Tunings
+from cubemesh.model import Ceiling, RunKey, RunSpec, TrainSteps
+from cubemesh.results import Store
+from cubemesh.runs import Silent
+
+SCRIPT = "step=0.01,bf16.step=0.006,1-threads.step=0.02,fp16.step=0.001,fp16.loss=2.3:2.3"
+"""bf16 is fast; fp16 is faster, and learns nothing."""
+TUNE = ("tune", "little-cnn", "--set", "frameworks=null", "--set", "pinnings=none")
+PLANTED = (
+    "--set",
+    "precisions=fp32,bf16,fp16",
+    "--set",
+    "layouts=nchw",
+    "--set",
+    f"script={SCRIPT}",
+)
+
+
+def arguments(store, *more, minutes="1"):
+    command = [sys.executable, "-m", "cubemesh", *TUNE, "--minutes", minutes, "--json"]
+    return [*command, "--store", str(store), *more]
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """The store of one tuning, its document, and what it said on the way."""
+    folder = tmp_path_factory.mktemp("tuned")
+    place = folder / "store.sqlite"
+    result = subprocess.run(
+        arguments(place, *PLANTED),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=os.environ | {"XDG_CACHE_HOME": str(folder)},
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return place, json.loads(result.stdout), result.stderr
+
+
+@pytest.fixture
+def store(tuned):
+    with Store.open(str(tuned[0])) as opened:
+        yield opened
+
+
+def test_the_ladder_leads_to_the_fastest_that_learns(tuned):
+    _, document, said = tuned
+    assert document["kind"] == "tuning"
+    assert document["complete"]
+    assert document["best"]["settings"]["precision"] == "bf16"
+    assert [step["set"] for step in document["ladder"]] == [[], ["precision=bf16"]]
+    assert document["ladder"][1]["to_stock"]["value"] == pytest.approx(10 / 6, rel=0.01)
+    assert document["to_stock"]["value"] == pytest.approx(10 / 6, rel=0.02)
+    assert document["untried"] == []
+    assert "1.67× the first" in said
+
+
+def test_a_planted_setting_that_learns_otherwise_is_refused_by_name(tuned):
+    refused = [one for one in tuned[1]["tried"] if one["refused"]]
+    assert {one["settings"]["precision"] for one in refused} == {"fp16"}
+    assert all("its loss departs: 2.3 in quarter" in one["refused"] for one in refused)
+    texts = [finding["text"] for finding in tuned[1]["answer"]["findings"]]
+    assert any(text.startswith("Refused: fp16") for text in texts)
+
+
+def test_what_is_stored_is_not_measured_again(tuned, own_folders):
+    place, document, _ = tuned
+    again = subprocess.run(
+        arguments(place, *PLANTED), capture_output=True, text=True, timeout=100, check=True
+    )
+    assert again.stderr.count("measured before") == again.stderr.count("samples/s")
+    assert json.loads(again.stdout)["ladder"] == document["ladder"]
+
+
+def test_the_ladder_is_a_table_and_a_bar_chart(tuned):
+    answer = tuned[1]["answer"]
+    assert [table["title"] for table in answer["tables"]] == [
+        "The ladder",
+        "Everything that was tried",
+    ]
+    (chart,) = answer["charts"]
+    assert chart["kind"] == "bar"
+    assert [p["x"] for p in chart["lines"][0]["points"]] == ["1. stock", "2. precision=bf16"]
+    assert answer["findings"][0]["question"] == "Which setting is the fastest here?"
+
+
+def run(store, *settings, name="minibatch"):
+    return run_names(
+        [name],
+        [*settings, f"script={SCRIPT}"],
+        scale=None,
+        store=store,
+        observer=Silent(),
+    )
+
+
+def test_a_later_run_takes_it_over_and_says_so(store):
+    pytest.importorskip("rich")
+    from cubemesh.views.run_facts import run_facts
+
+    (answered,) = run(store, "tuned=true", "batches=64", "ceiling=false", "seconds=0.1")
+    (record,) = answered.records
+    assert record.ok
+    assert (record.spec.program.framework, record.spec.program.precision) == ("null", "bf16")
+    assert record.spec.tuned.settings == ("framework=null", "precision=bf16")
+    told = dict(run_facts(record))["tuned"]
+    assert told.startswith("framework=null, precision=bf16 (tuning ")
+    assert record.warnings == () or "tuned-for-another" not in {w.code for w in record.warnings}
+
+
+def test_at_another_minibatch_it_warns(store):
+    (answered,) = run(store, "tuned=true", "batches=16", "ceiling=false", "seconds=0.1")
+    (record,) = answered.records
+    assert "tuned-for-another" in {w.code for w in record.warnings}
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "said"),
+    [
+        (["network=vgg11", "batches=64"], "minibatch", "nothing was tuned for vgg11 on 1 device"),
+        (["device=cpu", "batches=64"], "minibatch", "cubemesh tune little-cnn .* --set device=cpu"),
+        (["batches=64", "precision=fp32"], "minibatch", "sets precision=bf16 here"),
+        ([], "frameworks", "chooses framework, .*frameworks goes through"),
+    ],
+)
+def test_what_cannot_be_taken_over_is_refused_with_what_to_do(store, settings, name, said):
+    before = len(store.records())
+    with pytest.raises(UsageError, match=said):
+        run(store, "tuned=true", *settings, name=name)
+    assert len(store.records()) == before
+
+
+STEPS = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=64))
+
+
+def tunings(store, **changes):
+    """As a run sees them whose key differs in `changes` from the tuning's."""
+    (question, *_) = store.questions("tune")
+    record = store.records(question.run_ids)[0]
+
+    def key(spec):
+        known = {f: getattr(record.key, f) for f in ("machine_id", "software_id", "code_version")}
+        return RunKey(spec_id=spec.spec_id, **(known | changes))
+
+    return Tunings(entry("minibatch"), {}, store, key)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"machine_id": "other"}, "with other hardware than is usable here"),
+        ({"code_version": "9+0"}, r"with cubemesh .* \(this is 9\+0\)"),
+        ({"software_id": "other"}, "with other versions of null"),
+    ],
+)
+def test_a_tuning_of_elsewhere_or_before_is_not_used(store, changes, said):
+    with pytest.raises(UsageError, match=said) as refusal:
+        tunings(store, **changes).of(STEPS)
+    assert "cubemesh tune little-cnn --batch-per-device 64" in str(refusal.value)
+    assert tunings(store).of(STEPS).program.precision == "bf16"
+
+
+def test_a_ceiling_takes_nothing_over(store):
+    spec = RunSpec(work=Ceiling())
+    assert tunings(store).of(spec) is spec
+
+
+def test_ctrl_c_keeps_what_was_found(tmp_path):
+    script = "step=0.002,real=1"
+    command = arguments(tmp_path / "store.sqlite", "--set", f"script={script}")
+    running = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert running.stderr is not None
+    for _ in range(2):
+        assert "samples/s" in running.stderr.readline()
+    running.send_signal(signal.SIGINT)
+    out, said = running.communicate(timeout=60)
+    assert running.returncode == 130, said
+    document = json.loads(out)
+    assert len(document["ladder"]) >= 1
+    assert not document["complete"]
+    assert document["untried"]
+    assert "interrupted; what was found is kept" in said
+
+
+def test_a_real_tuning_of_seconds_on_one_core(tmp_path):
+    pytest.importorskip("torch")
+    core = min(os.sched_getaffinity(0))
+    options = ["frameworks=pytorch", "precisions=fp32", "device=cpu", "losses=8"]
+    command = [sys.executable, "-m", "cubemesh", "tune", "little-cnn", "--minutes", "0.15"]
+    command += ["--batch-per-device", "8", "--json", "--store", str(tmp_path / "s.sqlite")]
+    result = subprocess.run(
+        [*command, *(part for option in options for part in ("--set", option))],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+        check=False,
+    )
+    document = json.loads(result.stdout)
+    if {one["outcome"] for one in document["tried"]} == {"timed_out"}:
+        pytest.skip("this machine is too busy to measure a step in nine seconds")
+    assert result.returncode == 0, result.stderr
+    assert document["ladder"][0]["throughput_per_s"]["value"] > 0
+    assert {one["settings"]["layout"] for one in document["tried"]} <= {"nchw", "nhwc"}
+    assert not any(one["refused"] for one in document["tried"]), "an order of axes learns alike"
