@@ -40,7 +40,8 @@ from cubemesh.results.published import claims
 from cubemesh.runs.assemble import assemble
 from cubemesh.runs.endings import Ending
 from cubemesh.worker.events import EventLog, events_path, read_events
-from cubemesh.worker.tasks import TASKS, Task
+from cubemesh.worker.task import Task
+from cubemesh.worker.tasks import TASKS
 
 # The ranks of all cases run before the first test, under a limit of their own; those that wait for
 # one another take long where others have the processors.

@@ -62,12 +62,12 @@ REPLAYED = """
 import sys
 from pathlib import Path
 from cubemesh.measure import replay
-from cubemesh.worker import tasks
+from cubemesh.worker import task
 from cubemesh.worker.job import read_job
 from cubemesh.worker.run import run_job
 
 _, meters = replay.load(Path(sys.argv[1]))
-tasks.open_meters = lambda uuid: meters
+task.open_meters = lambda uuid: meters
 run_job(read_job(Path(sys.argv[2])))
 """
 

@@ -32,7 +32,7 @@ def tune(
     pythons: Pythons = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the fastest setting for a network here; `--set tuned=true` then uses it."""
+    """Find the fastest setting for a network here. `--set tuned=true` then uses it."""
     from cubemesh.experiments.session import broken_off, run_names
     from cubemesh.machines import probe
     from cubemesh.views import terminal, tuning

@@ -34,7 +34,7 @@ from cubemesh.parallel import exchanges
 from cubemesh.worker import inputs
 from cubemesh.worker.doubts import say_doubts
 from cubemesh.worker.events import EventLog
-from cubemesh.worker.tasks import Task, check_loss, meters_of, network_of
+from cubemesh.worker.task import Task, check_loss, meters_of, network_of
 
 
 @dataclass(frozen=True, kw_only=True)

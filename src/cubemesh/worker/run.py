@@ -32,7 +32,8 @@ from cubemesh.worker.links import tell_link
 from cubemesh.worker.memory import available_bytes, private_writable_bytes
 from cubemesh.worker.outcomes import outcome_of
 from cubemesh.worker.pinning import pin
-from cubemesh.worker.tasks import TASKS, Task
+from cubemesh.worker.task import Task
+from cubemesh.worker.tasks import TASKS
 
 
 def run_job(job: Job) -> Outcome:

@@ -15,67 +15,30 @@ says what it finds to its log and raises what ends it (worker/outcomes.py).
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from typing import cast
 
-from cubemesh import networks
 from cubemesh.data.feed import Feed, placed_batches
 from cubemesh.data.sequences import Sequences
 from cubemesh.frameworks.base import (
-    CeilingProgram,
-    Diverged,
-    Framework,
     Program,
-    Unsupported,
 )
 from cubemesh.frameworks.ceilings import REST_S, try_out
-from cubemesh.frameworks.exchange import Alone, Group
-from cubemesh.measure.gpu_processes import Neighbours
-from cubemesh.measure.pace import Apart, InStep, Pace
-from cubemesh.measure.profiled import Attributed
-from cubemesh.measure.telemetry import Meter, Telemetry, idle_power, open_meters
-from cubemesh.measure.timer import Measured, measure
+from cubemesh.measure.telemetry import Telemetry
 from cubemesh.measure.validity import judge
-from cubemesh.model.spec import RunSpec
 from cubemesh.model.work import FirstSteps, Input, NetworkWork, Stage, Train, TrainSteps
-from cubemesh.networks.graph import Network
-from cubemesh.parallel.exchanges import OUT_OF_STEP, SAME_WEIGHTS
+from cubemesh.parallel.exchanges import SAME_WEIGHTS
 from cubemesh.training.first_steps import first_steps as look_at_first_steps
 from cubemesh.training.loop import train as train_epochs
 from cubemesh.worker import ceilings, collectives, inputs, keeping
 from cubemesh.worker.attributing import attribute, stamped
-from cubemesh.worker.built import built
 from cubemesh.worker.doubts import say_doubts
-from cubemesh.worker.events import EventLog
 from cubemesh.worker.first_losses import tell_losses
 from cubemesh.worker.step_figures import tokens
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """A supported spec, and with what it is to be done."""
-
-    spec: RunSpec
-    framework: Framework
-    device: str
-    threads: int
-    usable_cores: float
-    """Cores' worth of time this process is granted."""
-    gpu_uuid: str | None = None
-    """The GPU whose utilisation is sampled; None for none."""
-    neighbours: Neighbours
-    """Who else is on that GPU."""
-    log: EventLog
-    group: Group = field(default_factory=Alone)
-    """The ranks of this run."""
-    folder: str = ""
-    """Where files to keep beside the record are written."""
-    limit_bytes: int | None = None
-    """Memory there is for the run, where that is known."""
+from cubemesh.worker.task import Task, built_for, check_loss, meters_of, network_of, timed
 
 
 def train_steps(task: Task) -> None:
@@ -106,7 +69,7 @@ def train(task: Task) -> None:
             start=begin.course.done,
         )
 
-    with _built(task, network, feed) as program:
+    with built_for(task, network, feed) as program:
         begin.restore(program, log)
         keeper = keeping.keeper(task.spec, network, task.group)
         with Telemetry(log, task.usable_cores, meters=meters) as telemetry:
@@ -141,7 +104,7 @@ def first_steps(task: Task) -> None:
         source = inputs.open_split(task.spec, network, "train")
         validation = inputs.open_split(task.spec, network, "validation")
         feed = inputs.feed(task.spec, source, task.usable_cores, group=task.group)
-    with _built(task, network, feed) as program:
+    with built_for(task, network, feed) as program:
         look_at_first_steps(program, feed, validation, work, log, task.group)
 
 
@@ -156,12 +119,12 @@ def input_stage(task: Task) -> None:
         inputs.say_files(log, source, feed.threads)
     samples = work.batch_per_device
     if work.stage == "copy" or task.spec.program.decode_on == "device":
-        with _built(task, network, feed) as program:
+        with built_for(task, network, feed) as program:
             host, step = inputs.Host(program.synchronize), _placing(program, feed, work.stage)
-            _timed(task, meters, host, step, samples)
+            timed(task, meters, host, step, samples)
     else:
         with closing(feed):
-            _timed(task, meters, inputs.Host(), lambda: inputs.discard(next(feed)), samples)
+            timed(task, meters, inputs.Host(), lambda: inputs.discard(next(feed)), samples)
     if work.stage != "copy":
         inputs.say(log, (source, feed.tried))
         inputs.say_dropped(task.spec, log, source)
@@ -182,7 +145,7 @@ def ceiling(task: Task) -> None:
     with task.log.phase("build"):
         program = ceilings.build(task.spec, task.framework.build_ceiling, task.device, task.threads)
         trial = try_out(program, 0.0 if task.device == "cpu" else REST_S)
-    measured, telemetry = _timed(task, meters, program, program.call, samples_per_step=1)
+    measured, telemetry = timed(task, meters, program, program.call, samples_per_step=1)
     telemetry.keep_energy(measured.windows, None)
     ceilings.say(task.log, program, trial, measured.windows)
 
@@ -223,7 +186,7 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
         inputs.say_files(log, source, feed.threads)
     group, transfers = stamped(task.spec, task.group)
     exchanging = replace(task, group=group)
-    with _built(exchanging, network, feed) as program:
+    with built_for(exchanging, network, feed) as program:
         queue = step_of(program)
         if isinstance(work, TrainSteps) and work.losses:
             with log.phase("losses"):
@@ -237,9 +200,9 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
             def step() -> None:
                 queue(next(batches))
 
-            measured, telemetry = _timed(task, meters, program, step, feed.samples_per_step)
+            measured, telemetry = timed(task, meters, program, step, feed.samples_per_step)
         else:
-            measured, telemetry = _timed(
+            measured, telemetry = timed(
                 task, meters, program, attributed.steps, feed.samples_per_step, attributed
             )
             with log.phase("profile"):
@@ -260,88 +223,3 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
 
 def _trace_name(rank: int) -> str:
     return f"trace of rank {rank}" if rank else "trace"
-
-
-def meters_of(task: Task) -> tuple[Meter, ...]:
-    """What is read beside the run. A GPU's power is read here already, before the run touches it:
-    where it has no work, that is its idle power."""
-    meters = open_meters(task.gpu_uuid)
-    idle = idle_power(meters)
-    if idle is not None:
-        task.log.figure("gpu_idle_watts", idle)
-    return meters
-
-
-def _timed(
-    task: Task,
-    meters: Sequence[Meter],
-    program: Program | CeilingProgram | inputs.Host,
-    step: Callable[[], None],
-    samples_per_step: int,
-    attributed: Attributed | None = None,
-) -> tuple[Measured, Telemetry]:
-    """Time `step`, with the machine watched beside it."""
-    with Telemetry(task.log, task.usable_cores, meters=meters) as telemetry:
-        measured = measure(
-            step,
-            program.synchronize,
-            program.clock,
-            samples_per_step=samples_per_step,
-            effort=task.spec.effort,
-            log=task.log,
-            beside=None if attributed is None else attributed.beside,
-            pace=_pace(task),
-        )
-    say_doubts(telemetry, task.neighbours, task.log, measured.started, measured.ended)
-    telemetry.keep_utilisation(measured.started, measured.ended)
-    return measured, telemetry
-
-
-def _pace(task: Task) -> Pace:
-    """How the ranks of the run keep time."""
-    if task.spec.program.exchange in OUT_OF_STEP:
-        return Apart(task.group.rank, task.group.told)
-    return InStep(task.group.agree)
-
-
-def network_of(work: NetworkWork) -> Network:
-    """The network of a work; Unsupported where its batch is too small for it."""
-    network = networks.build_for(work)
-    if work.batch_per_device < network.smallest_batch:
-        raise Unsupported(
-            f"batch_per_device={work.batch_per_device} is too small for {network.name} on images "
-            f"of {network.inputs[0].shape[-1]} pixels: a batch normalisation there sees a single "
-            f"position of each sample. Set batch_per_device={network.smallest_batch} or more."
-        )
-    return network
-
-
-@contextmanager
-def _built(task: Task, network: Network, feed: Feed) -> Iterator[Program]:
-    """A program of `network`, for what `feed` makes: it decodes that where the spec says so. The
-    feed is closed at the end."""
-    with (
-        closing(feed),
-        built(
-            task.spec,
-            task.framework,
-            task.device,
-            task.threads,
-            network,
-            lambda: next(feed.epoch(0)),
-            task.log,
-            task.group,
-        ) as program,
-        inputs.decoded(task.spec, feed, program),
-    ):
-        yield program
-
-
-def check_loss(program: Program) -> None:
-    """Diverged where the loss is no finite number any more."""
-    loss = program.loss()
-    if not math.isfinite(loss):
-        raise Diverged(
-            f"the loss became {loss}: the steps are still timed, but they train nothing. Lower "
-            "learning_rate."
-        )
