@@ -142,6 +142,16 @@ def test_a_faster_setting_that_does_not_learn_is_refused_by_name(machine, play, 
     assert any("bf16, nhwc" in text and "Its loss departs" in text for text in told)
 
 
+def test_a_departure_without_time_for_the_spread_is_refused_and_says_so(machine, play, record_of):
+    def losses(spec):
+        return STANDING if spec.program.precision == "bf16" else LEARNING
+
+    player = Machine(record_of, speed, losses=losses, takes_s=4.0)
+    _, _, search = tuned(machine, play, player, minutes=0.3)
+    assert search.refused
+    assert all("no time was left to see how far" in why for why in search.refused.values())
+
+
 def test_a_departure_within_the_spread_of_seeds_is_admitted(machine, play, record_of):
     def losses(spec):
         shift = 0.1 * spec.work.seed + (0.15 if spec.program.precision == "bf16" else 0.0)

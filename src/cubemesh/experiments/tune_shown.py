@@ -134,7 +134,7 @@ def _tried_row(search: Search, configuration: Configuration) -> tuple[Cell, ...]
         return (name, *[group.cell(None)] * 4)
     what = "fastest" if configuration == search.best else ""
     if configuration in search.refused:
-        what = "refused: learns otherwise"
+        what = "refused"
     share = ratio(rate, stock) if configuration != search.stock else None
     return (
         name,
