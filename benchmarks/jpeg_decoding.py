@@ -49,7 +49,7 @@ class Line:
 
     decoder: str
     workers: int = 1
-    """Threads or processes; of a GPU, images a call."""
+    """Threads or processes."""
     images_per_s: float | None = None
     absent: str = ""
 
@@ -200,22 +200,22 @@ def on_gpu(args: argparse.Namespace) -> Iterator[Line]:
     torch = importlib.import_module("torch")
     device = torch.device(args.device)
     slow = [progressive(data) for data in files()[: min(args.batches)]]
+
+    def decode(found: Any, given: Sequence[bytes] | None, images: Sequence[bytes]) -> None:
+        made = found.decode(encoded(given or images))
+        torch.cuda.synchronize(device)
+        if any(one is None for one in made):
+            _refused()
+
     for name, make, is_progressive in gpu_decoders(device):
         try:
             found = make()
+            for batch in args.batches[:1] if is_progressive else args.batches:
+                run = partial(decode, found, slow if is_progressive else None)
+                per_s = rate(run, batch, args.seconds)
+                yield Line(decoder=f"{name}, {batch} a call", images_per_s=per_s)
         except (ImportError, RuntimeError) as error:
             yield Line(decoder=name, absent=str(error))
-            continue
-        for batch in args.batches[:1] if is_progressive else args.batches:
-
-            def decode(images: Sequence[bytes]) -> None:
-                made = found.decode(encoded(slow if is_progressive else images))  # noqa: B023
-                torch.cuda.synchronize(device)
-                if any(one is None for one in made):
-                    _refused()
-
-            per_s = rate(decode, batch, args.seconds)
-            yield Line(decoder=name, workers=batch, images_per_s=per_s)
     yield from with_crop(args)
 
 
@@ -233,15 +233,15 @@ def with_crop(args: argparse.Namespace) -> Iterator[Line]:
         made = epoch.batch(np.arange(batch) % source.samples)
         assert isinstance(made, EncodedBatch)
         per_s = rate(lambda _: placer.decode(made), batch, args.seconds)  # noqa: B023
-        yield Line(decoder="decoded and cropped", workers=batch, images_per_s=per_s)
+        yield Line(decoder=f"decoded and cropped, {batch} a call", images_per_s=per_s)
 
 
 def text(line: Line) -> str:
     """A line of the table."""
     if line.images_per_s is None:
-        return f"{line.decoder:32} absent: {line.absent}"
+        return f"{line.decoder:36} absent: {line.absent}"
     each = line.images_per_s / line.workers
-    return f"{line.decoder:32} {line.workers:5} {line.images_per_s:10,.0f} {each:10,.0f}"
+    return f"{line.decoder:36} {line.workers:5} {line.images_per_s:10,.0f} {each:10,.0f}"
 
 
 def arguments() -> argparse.Namespace:
@@ -259,7 +259,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure and print."""
     args = arguments()
-    print(f"{'decoder':32} {'×':>5} {'images/s':>10} {'each':>10}")
+    print(f"{'decoder':36} {'×':>5} {'images/s':>10} {'each':>10}")
     lines = []
     for line in on_cpu(args) if args.device == "cpu" else on_gpu(args):
         lines.append(line)

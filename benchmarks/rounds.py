@@ -19,12 +19,15 @@ SETTLING_STEPS = 2
 """Of each, before the first round."""
 
 
+def settle(side: Side) -> None:
+    """What comes before a side's first round: compiling, for one."""
+    _window_s(side, SETTLING_STEPS)
+
+
 def in_rounds(sides: Mapping[str, Side], rounds: int, steps: int) -> dict[str, list[float]]:
     """Name → seconds of a step by its side's own clock, in each round, of `steps` steps."""
     order = random.Random(0)
     names = list(sides)
-    for name in names:
-        _window_s(sides[name], SETTLING_STEPS)
     found: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(rounds):
         order.shuffle(names)

@@ -35,7 +35,7 @@ from apart import Apart, Unbuilt
 from cubemesh.frameworks import entry
 from one_side import OURS, STOCK, TORCHVISION, Wanted, build
 from pairs import Comparison, Side, compare
-from rounds import compared, in_rounds
+from rounds import compared, in_rounds, settle
 
 SETTINGS = {
     "cpu": (
@@ -51,6 +51,8 @@ TRIAL_STEPS = 5
 SETTLING_STEPS = {"cpu": 2, "cuda": 4}
 """Before a trial: the captured program takes three until it replays."""
 OTHERS = ("jax", "tensorflow", "tensorflow-xla", "keras")
+PATHS = ("json", "python", "pythons")
+"""Settings that say nothing elsewhere."""
 GOAL = {"cpu": 1.25}
 """Kind of device → the ratio to the best peer that was aimed at."""
 
@@ -155,7 +157,7 @@ def one_by_one(mine: Wanted, args: argparse.Namespace) -> Iterator[Line]:
 
 
 def at_once(mine: Wanted, args: argparse.Namespace) -> list[Line]:
-    """All lines, from rounds of all peers that are there."""
+    """All lines, from rounds of all peers that are there; raises Unbuilt for cubemesh's own."""
     told = f"{mine.framework}, {mine.layout}"
     lines, present = [], {OURS: mine}
     for peer in peers_of(args):
@@ -164,14 +166,18 @@ def at_once(mine: Wanted, args: argparse.Namespace) -> list[Line]:
         else:
             present[peer] = replace(mine, peer=peer)
     processes: dict[str, Apart] = {}
+    built: dict[str, Side] = {}
     try:
         for peer, wanted in present.items():
             try:
                 processes[peer] = Apart(wanted, args.pythons.get(peer, sys.executable))
+                settle(processes[peer].side(args.clock))
+                built[peer] = processes[peer].side(args.clock)
             except Unbuilt as error:
+                if peer == OURS:
+                    raise
                 line = Line(network=mine.network, peer=peer, setting=told, absent=str(error))
                 lines.append(line)
-        built = {peer: process.side(args.clock) for peer, process in processes.items()}
         taken = in_rounds(built, args.rounds, args.steps)
     finally:
         for process in processes.values():
@@ -279,7 +285,7 @@ def main() -> int:
         lines += own
     if args.json:
         with open(args.json, "w") as file:
-            settings = {k: v for k, v in vars(args).items() if k != "json"}
+            settings = {k: v for k, v in vars(args).items() if k not in PATHS}
             result = {"schema": 2, "torch": version("torch"), **settings}
             json.dump({**result, "lines": [asdict(line) for line in lines]}, file, indent=2)
     return 0

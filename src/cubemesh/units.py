@@ -113,8 +113,8 @@ def format_interval(
     """A value and how far it may be off: `2,170 ± 14 samples/s`, `12.3 ± 0.4 ms`.
 
     What follows ± is the longer side of the interval, rounded to the digits it can bear, and the
-    value is rounded to the same place. Without an interval the value stands alone. An interval that
-    ± would stretch beyond zero, though it lies above, is said by its ends: `210 (84 to 530) samples/s`.
+    value is rounded to the same place. Without an interval the value stands alone. An interval
+    that ± would stretch beyond zero, though it lies above, is said by its ends: `210 (84 to 530)`.
     """
     if low is None or high is None:
         return format_quantity(value, unit)

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cubemesh.data.base import EncodedBatch, EncodedImage
 from cubemesh.data.feed import Feed
 from cubemesh.data.image_source import Images
-from cubemesh.data.images import open_images
+from cubemesh.data.images import Reading, open_images
 from cubemesh.model import ProgramSettings, RunSpec, Train
 from cubemesh.worker.job import Job
 from cubemesh.worker.run import run_job
@@ -44,6 +45,26 @@ def test_the_count_is_exact(hostile, threads: int) -> None:
         expected["any"]["aside"],
         expected["any"]["converted"],
     )
+
+
+def test_the_count_is_the_same_where_the_device_decodes(hostile) -> None:
+    """The device is stood in for by the host's decoder, which refuses what it cannot decode."""
+    root, expected = hostile
+    source = open_images(root, "train", (3, 32, 32), 10, Reading(stays_encoded=True))
+    feed = Feed(source, 10, 0, threads=3, epochs=1)
+    labels = []
+    for batch in feed:
+        assert isinstance(batch, EncodedBatch)
+        for n, row in enumerate(batch.rows):
+            if isinstance(row, EncodedImage) and row.whole() is None:
+                _, batch.labels[n] = row.by_host()
+        labels += batch.labels.tolist()
+    feed.close()
+    assert min(labels) >= 0
+    tally = source.tally(feed.tried)
+    assert tally.set_aside == expected["aside"]
+    assert tally.conversions == expected["converted"]
+    assert set(tally.by_host) == {"no plain JPEG"}
 
 
 def test_only_what_had_its_turn_is_counted(hostile) -> None:

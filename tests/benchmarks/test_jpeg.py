@@ -1,13 +1,15 @@
 """The benchmarks of the way from JPEG files to a training, in small."""
 
+import argparse
 import json
 
 import pytest
 
 from cubemesh.data import made_images
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("PIL.Image")
+pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 
 
 @pytest.fixture(autouse=True)
@@ -32,14 +34,20 @@ def test_decoders_are_told_with_their_rates_or_as_absent(script, monkeypatch, tm
     assert "absent: not installed" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("decode_on", ["host", "device"])
-def test_training_on_files_is_held_against_a_batch_that_lies_there(
-    decode_on, script, monkeypatch, tmp_path
-):
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_what_a_gpu_would_decode_with_is_absent_here_and_the_host_stands_in(script):
+    decoding = script("jpeg_decoding")
+    args = argparse.Namespace(device="cpu", batches=[2], seconds=0.01, size=16)
+    lines = {line.decoder: line for line in decoding.on_gpu(args)}
+    assert {name for name, line in lines.items() if line.absent} >= {"nvImageCodec"}
+    assert lines["decoded and cropped, 2 a call"].images_per_s > 0
+
+
+def test_training_on_files_is_held_against_a_batch_that_lies_there(script, monkeypatch, tmp_path):
     feeding, written = script("jpeg_feeding"), tmp_path / "found.json"
     monkeypatch.setattr(feeding.os, "sched_getaffinity", lambda pid: {0})
     given = ["x", "--network", "little-cnn", "--size", "16", "--batch", "4", "--seconds", "0.05"]
-    given += ["--rounds", "2", "--threads", "1", "--decode-on", decode_on, "--json", str(written)]
+    given += ["--rounds", "2", "--threads", "1", "--decode-on", "device", "--json", str(written)]
     monkeypatch.setattr("sys.argv", given)
     feeding.main()
     found = json.loads(written.read_text())

@@ -23,6 +23,8 @@ def test_every_program_has_a_window_in_each_round(script):
     rounds = script("rounds")
     programs = {"one": Clocked(0.1), "two": Clocked(0.15)}
     sides = {name: program.side(script) for name, program in programs.items()}
+    for side in sides.values():
+        rounds.settle(side)
     found = rounds.in_rounds(sides, 4, 3)
     assert {name: len(steps_s) for name, steps_s in found.items()} == {"one": 4, "two": 4}
     assert programs["one"].steps == rounds.SETTLING_STEPS + 4 * 3

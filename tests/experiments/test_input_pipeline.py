@@ -123,12 +123,12 @@ def test_a_gpu_decodes_too_and_each_way_has_its_bottleneck(machine, play, record
     assert set(asked) == set(STEP_S)
     stages, trainings = answer.tables
     assert "decode on the device" in [row[0].text for row in stages.rows]
-    assert trainings.rows[2][0].text == "files in the page cache, decoded on the device"
+    assert trainings.rows[2][0].text == "files decoded on the device"
     host, device, *_ = (f.text for f in answer.findings)
     assert host.startswith("Decoding is the bottleneck: 640")
     assert device.startswith("Decoded on the device: the device is the bottleneck: it trains 5,120")
     assert "before it, decoding there, makes 6,400" in device
-    assert any("decoded on the device is 0.96×" in f.text for f in answer.findings)
+    assert any("files decoded on the device is 0.96×" in f.text for f in answer.findings)
     slow = STEP_S | {"decode-by-device": 0.05}
     _, answer = played(with_gpu, play, record_of, slow)
     second = answer.findings[1]

@@ -236,11 +236,12 @@ def is_worker(process):
     return process.name() == "cubemesh-worker"
 
 
+@pytest.mark.timeout(400)  # PyTorch is imported five times, on one machine
 def test_a_training_on_two_hosts_goes_on_after_a_rank_fell_silent(between, tmp_path):
     store, kept = tmp_path / "r.db", tmp_path / "kept"
     training = between.start(
         store,
-        *("train", "little-cnn", "--epochs", "8", "--checkpoints", str(kept)),
+        *("train", "little-cnn", "--epochs", "4", "--checkpoints", str(kept)),
         *("--checkpoint-every", "5", "--keep", "99", "--set", "silent_s=3"),
         *("--set", "image_size=8", "--set", "device=cpu", "--set", "threads=1"),
     )
@@ -257,7 +258,7 @@ def test_a_training_on_two_hosts_goes_on_after_a_rank_fell_silent(between, tmp_p
     assert "most recent call first" in outcome.facts["stacks_of_others"]["0"], "from its host"
     assert second.ok, second.outcome
     assert second.figure("resumed_at_step") >= 5
-    assert second.figure("epochs_trained") == 8
+    assert second.figure("epochs_trained") == 4
     assert [rank.host for rank in second.ranks] == list(between.hosts.names)
     last = steps_in(kept, 2)[-1]
     one, other = (load(kept, last, rank).snapshot.weights for rank in range(2))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -104,6 +105,8 @@ def test_settings_leave_defaults_out(made):
 def test_endings_say_each_thing_once(made):
     assert wording.outcome_text(made.record(64)) == "done"
     assert wording.outcome_text(made.record(64, outcome=made.OOM)) == made.OOM.message
+    of_rank = dataclasses.replace(made.OOM, message=f"rank 1 of 2: {made.OOM.message}")
+    assert wording.outcome_text(made.record(64, outcome=of_rank)) == of_rank.message
 
 
 def test_results_are_what_the_run_came_to(made):

@@ -98,6 +98,7 @@ def test_first_nodes(nodes, first):
     assert first_node(nodes) == first
 
 
+@pytest.mark.sweep  # the agent's ranks, in other tests, go the same way but for its first line
 def test_ranks_that_mpirun_started_train_and_keep_checkpoints(tmp_path):
     pytest.importorskip("torch")
     if len(os.sched_getaffinity(0)) < 2:

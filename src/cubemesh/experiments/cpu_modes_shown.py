@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from cubemesh.experiments.groups import Group, doubts, group_by
 from cubemesh.experiments.matrix import listed
-from cubemesh.experiments.ratios import called, ratio, show_ratio
+from cubemesh.experiments.ratios import called, plus_minus, ratio, show_ratio
 from cubemesh.model import (
     Axis,
     Cell,
@@ -20,7 +20,6 @@ from cubemesh.model import (
     Table,
 )
 from cubemesh.model.spec import Layout, Pinning
-from cubemesh.units import format_interval
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ def findings(
     usual = usual_of(groups)
     level = [g for g in ranked[1:] if called(ratio(top, rate_of(g))) <= 0]
     if usual is None:
-        text = f"{best.key.words} trains {network} fastest here, at {_show(top)} samples/s"
+        text = f"{best.key.words} trains {network} fastest here, at {plus_minus(top)} samples/s"
         yield Finding(
             question="Which arrangement?", text=f"{text}.", value=top.value, unit="samples/s"
         )
@@ -239,7 +238,3 @@ def _effects(ranked: Sequence[Group[Mode]]) -> Iterator[Finding]:
 def _only(name: str, mode: Mode, best: Mode) -> bool:
     """Whether two arrangements differ in `name` and nothing else."""
     return mode != best and replace(mode, **{name: getattr(best, name)}) == best
-
-
-def _show(figure: Figure) -> str:
-    return format_interval(figure.value, figure.low, figure.high)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from cubemesh.data.made_images import NAME as MADE
 from cubemesh.experiments.groups import Group, doubts
-from cubemesh.experiments.ratios import called, ratio, show_ratio
+from cubemesh.experiments.ratios import called, plus_minus, ratio, show_ratio
 from cubemesh.model import (
     Axis,
     Cell,
@@ -20,7 +20,7 @@ from cubemesh.model import (
     Point,
     Table,
 )
-from cubemesh.units import format_interval, format_quantity
+from cubemesh.units import format_quantity
 
 READ, DECODE_ONE, DECODE, COPY = "read", "decode-one", "decode", "copy"
 DISK, MEMORY, DECODED, SYNTHETIC = "disk", "page-cache", "decoded", "synthetic"
@@ -34,7 +34,7 @@ LABELS = {
     COPY: "copy to the device",
     DISK: "files on the disk",
     MEMORY: "files in the page cache",
-    MEMORY_BY_DEVICE: "files in the page cache, decoded on the device",
+    MEMORY_BY_DEVICE: "files decoded on the device",
     DECODED: "images decoded in memory",
     SYNTHETIC: "synthetic images on the host",
     DEVICE: "one batch on the device",
@@ -83,13 +83,14 @@ def _bottleneck(
     sure = doubts(groups[name], groups[DEVICE])
     if called(share) < 0:
         text = (
-            f"{_begun(how, _STAGE[name])} is the bottleneck: {_show(rates[name])} images/s, and "
-            f"the device trains {_show(device)} when feeding it costs nothing."
+            f"{_begun(how, _STAGE[name])} is the bottleneck: {plus_minus(rates[name])} images/s, "
+            f"and the device trains {plus_minus(device)} when feeding it costs nothing."
         )
     else:
         text = (
-            f"{_begun(how, 'The device')} is the bottleneck: it trains {_show(device)} images/s, "
-            f"and the slowest stage before it, {_STAGE[name].lower()}, makes {_show(rates[name])}."
+            f"{_begun(how, 'The device')} is the bottleneck: it trains {plus_minus(device)} "
+            f"images/s, and the slowest stage before it, {_STAGE[name].lower()}, makes "
+            f"{plus_minus(rates[name])}."
         )
     yield Finding(
         question="Can the input keep up with the device?",
@@ -182,10 +183,6 @@ def _read(groups: Groups) -> Iterator[Finding]:
 def _file_bytes(groups: Groups) -> float | None:
     sizes = (group.median_of("image_file_bytes") for group in groups.values())
     return next((size for size in sizes if size is not None), None)
-
-
-def _show(figure: Figure) -> str:
-    return format_interval(figure.value, figure.low, figure.high)
 
 
 def tables(groups: Groups) -> Iterator[Table]:

@@ -13,8 +13,9 @@ from cubemesh.experiments.bends import bend_findings, bends, dear_doublings
 from cubemesh.experiments.feeding import starving
 from cubemesh.experiments.groups import Group, doubts
 from cubemesh.experiments.minibatch_shown import Shown
+from cubemesh.experiments.ratios import plus_minus
 from cubemesh.model import Figure, Finding
-from cubemesh.units import format_interval, format_quantity
+from cubemesh.units import format_quantity
 
 LEVEL = 0.97
 """Share of the best throughput from which on it no longer grows."""
@@ -31,7 +32,8 @@ def findings(shown: Shown) -> Iterator[Finding]:
     best, top = max(done, key=lambda p: p[1].value)
     yield Finding(
         question="How fast?",
-        text=f"This machine trains {network} at {_show(top)} samples/s, at minibatch {best.key}.",
+        text=f"This machine trains {network} at {plus_minus(top)} samples/s, at minibatch "
+        f"{best.key}.",
         value=top.value,
         unit="samples/s",
         low=top.low,
@@ -60,7 +62,7 @@ def _growth(done: list[tuple[Group[int], Figure]], top: Figure) -> Iterator[Find
         yield Finding(text=f"Throughput does not grow with the minibatch from {first.key} on.")
         return
     gain = figure.value / slow.value
-    grown = f"{_show(figure)} samples/s, {gain:.2g}× minibatch {first.key}"
+    grown = f"{plus_minus(figure)} samples/s, {gain:.2g}× minibatch {first.key}"
     if level.key == done[-1][0].key:
         text = f"Throughput still grows at minibatch {level.key}, the largest measured: {grown}."
         remedy = f"Try larger ones: --set batches={2 * level.key},{4 * level.key}"
@@ -88,7 +90,3 @@ def _matrix_use(shown: Shown, best: Group[int], top: Figure) -> Finding:
         unit="%",
         doubts=best.doubts,
     )
-
-
-def _show(figure: Figure) -> str:
-    return format_interval(figure.value, figure.low, figure.high)

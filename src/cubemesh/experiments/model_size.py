@@ -28,6 +28,7 @@ from cubemesh.experiments.feeding import (
 )
 from cubemesh.experiments.groups import Group, doubts, group_by
 from cubemesh.experiments.matrix import listed
+from cubemesh.experiments.ratios import plus_minus
 from cubemesh.experiments.use import NOTE, ceilings, use_cells, use_columns, used
 from cubemesh.model import (
     Answer,
@@ -35,7 +36,6 @@ from cubemesh.model import (
     Cell,
     Chart,
     Column,
-    Figure,
     Finding,
     Line,
     NetworkWork,
@@ -47,7 +47,6 @@ from cubemesh.model import (
     TrainSteps,
 )
 from cubemesh.networks import build_for
-from cubemesh.units import format_interval
 
 NETWORKS = ("little-cnn", "resnet-50", "vgg16")
 SIDE = 224
@@ -162,7 +161,7 @@ def _findings(groups: list[Group[Key]]) -> Iterator[Finding]:
         )
     for group, figure in done:
         yield Finding(
-            text=f"{_name(group)} trains at {_show(figure)} samples/s.", doubts=group.doubts
+            text=f"{_name(group)} trains at {plus_minus(figure)} samples/s.", doubts=group.doubts
         )
     places = {g.key: g for g in groups}
     for network in dict.fromkeys(g.key[0] for g in groups):
@@ -178,10 +177,6 @@ def _findings(groups: list[Group[Key]]) -> Iterator[Finding]:
 def _name(group: Group[Key]) -> str:
     network, fed = group.key
     return network if fed == "host" else f"{network} (data on the device)"
-
-
-def _show(figure: Figure) -> str:
-    return format_interval(figure.value, figure.low, figure.high)
 
 
 def _table(groups: list[Group[Key]]) -> Table:

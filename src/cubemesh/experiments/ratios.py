@@ -9,6 +9,7 @@ that come from the windows of one process: a fresh process can differ by more.
 from __future__ import annotations
 
 from cubemesh.model import Figure
+from cubemesh.units import format_interval
 
 MATTERS = 0.03
 """Ratios nearer to 1 than this are never called a difference."""
@@ -48,3 +49,8 @@ def show_ratio(found: Figure) -> str:
     """`1.32× (1.28–1.37)`."""
     low, high = bounds(found)
     return f"{found.value:.2f}× ({low:.2f}–{high:.2f})"
+
+
+def plus_minus(figure: Figure) -> str:
+    """A figure with its interval in a sentence, as 1,234 ± 5, without its unit."""
+    return format_interval(figure.value, figure.low, figure.high)

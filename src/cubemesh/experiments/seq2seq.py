@@ -20,7 +20,7 @@ from cubemesh.experiments.conditions import titled
 from cubemesh.experiments.groups import Group, doubts, group_by
 from cubemesh.experiments.ladder import may_double
 from cubemesh.experiments.minibatch_findings import LEVEL
-from cubemesh.experiments.ratios import called, ratio, show_ratio
+from cubemesh.experiments.ratios import called, plus_minus, ratio, show_ratio
 from cubemesh.experiments.seq2seq_shown import (
     NETWORKS,
     Groups,
@@ -47,7 +47,6 @@ from cubemesh.model import (
 from cubemesh.model.spec import Precision
 from cubemesh.networks import build_for, entry
 from cubemesh.networks.cost import totals
-from cubemesh.units import format_interval
 
 Attention = Literal["mlp", "plain"]
 WIDTHS = (512, 1024, 2048)
@@ -180,11 +179,11 @@ def _fastest(groups: Groups) -> Iterator[Finding]:
         return
     group, figure = max(done, key=lambda pair: pair[1].value)
     rate, several = tokens(group), len(values_of(groups, "precision")) > 1
-    also = f", {_show(rate)} tokens/s" if rate else ""
+    also = f", {plus_minus(rate)} tokens/s" if rate else ""
     yield Finding(
         question="How fast does a translator train?",
-        text=f"The fastest, {name_of(group.key, several)}, trains at {_show(figure)} sentences/s"
-        f"{also}, at minibatch {group.key.batch}.",
+        text=f"The fastest, {name_of(group.key, several)}, trains at {plus_minus(figure)} "
+        f"sentences/s{also}, at minibatch {group.key.batch}.",
         value=figure.value,
         unit="sentences/s",
         low=figure.low,
@@ -250,10 +249,6 @@ def _growth(name: str, done: list[Done]) -> Finding:
         else:
             text = f"{name}: throughput levels off at minibatch {level.key.batch}, {gain}."
     return Finding(text=text, remedy=remedy, doubts=doubts(*(g for g, _ in done)))
-
-
-def _show(figure: Figure) -> str:
-    return format_interval(figure.value, figure.low, figure.high)
 
 
 def _reduced(settings: Settings, groups: Groups) -> Iterator[Warning]:

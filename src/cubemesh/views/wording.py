@@ -59,6 +59,7 @@ SCALED = frozenset({"bytes", "B", "s", "FLOP", "FLOP/s", "B/s", "bytes/s", "Hz",
 """Units whose figures carry a prefix of their own, so that they stand in the cell, not the head."""
 
 _WHOLE = 1e15
+_OF_RANK = re.compile(r"^rank \d+ of \d+: ")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -220,7 +221,7 @@ def outcome_text(record: RunRecord) -> str:
     """How a run ended, with what the outcome itself says about it."""
     ending = ENDINGS[record.outcome.status]
     message = clean(record.outcome.message)
-    if not message or message.lower().startswith(ending):
+    if not message or _OF_RANK.sub("", message.lower()).startswith(ending):
         return message or ending
     return f"{ending}: {message}"
 

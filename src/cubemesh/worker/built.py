@@ -73,6 +73,8 @@ def built(
     _say_loss_scale(program, log)
     if isinstance(program, Captures) and program.not_captured:
         remedy = "Set framework=pytorch, or change what stands in the way."
+        if device == "cpu":
+            remedy = "Let it stand for the fusions of a CPU's step, or set framework=pytorch."
         log.warning(
             warn("not-captured", f"The step is not captured: {program.not_captured}.", remedy)
         )

@@ -23,9 +23,9 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU here"),
 ]
 SIZE = 64
-ROUNDED = 1.05 / 255
-DECODERS = 3 / 255
-"""Mean difference of decoders: they upsample colours and transform in ways of their own."""
+WHOLE, CROPPED = 6.0, 3.0
+"""Mean difference of decoders, of 255, on grain: they bring halved colours back to size in ways of
+their own. libjpeg-turbo's two ways differ by 4.2, and by 0.9 where the image shrinks behind it."""
 
 
 def _is_there(module):
@@ -109,7 +109,7 @@ def test_each_library_decodes_as_the_host_does_and_gives_up_what_it_cannot(name,
     for n in (0, 4, 6, 19):
         assert found[n].shape == (3, 375, 500)
         off = np.abs(found[n].cpu().numpy().astype(float) - rows[n].whole())
-        assert off.mean() / 255 <= DECODERS
+        assert off.mean() <= WHOLE
 
 
 @needs_a_library
@@ -128,7 +128,7 @@ def test_minibatches_are_what_the_host_would_have_made(made, decoding, layout, p
         assert images.dtype == dtype
         assert labels.tolist() == want.labels.tolist()
         off = np.abs(images.float().cpu().numpy() - want.images)
-        assert off.mean() <= DECODERS
+        assert 255 * off.mean() <= CROPPED
 
 
 @needs_a_library

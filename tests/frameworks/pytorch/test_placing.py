@@ -18,6 +18,7 @@ from cubemesh.frameworks.pytorch import build, captured, jpeg  # noqa: E402
 from cubemesh.frameworks.pytorch.placing import Placer, narrow_types  # noqa: E402
 from cubemesh.networks import build as build_network  # noqa: E402
 
+pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 SIZE = 16
 TOLERANCE = 1.02 / 255
 """What Pillow rounds away; boxes as large as these are decoded in full on both ways."""
@@ -153,6 +154,61 @@ def test_a_gpu_without_a_library_says_what_to_install(monkeypatch):
     with pytest.raises(Unsupported, match=r"pip install nvidia-nvimgcodec-cu13.*decode_on=host"):
         jpeg.open_decoder(torch.device("cuda:0"), 3)
     assert isinstance(jpeg.open_decoder(torch.device("cpu"), 3), jpeg.HostDecoder)
+
+
+def test_a_library_that_decodes_nothing_is_found_out(root):
+    files = source(root, stays_encoded=True).batch(np.arange(8)).rows
+
+    class Nothing(jpeg.HostDecoder):
+        name = "nvImageCodec"
+
+        def decode(self, images):
+            return [None] * len(images) if self.fails else super().decode(images)
+
+    library = Nothing()
+    library.fails = True
+    unproved = jpeg.Unproved(library)
+    assert unproved.decode(files[:7]) == [None] * 7
+    with pytest.raises(Unsupported, match="nvImageCodec decoded none of 8 JPEGs"):
+        unproved.decode(files)
+    library.fails = False
+    assert None not in unproved.decode(files)
+    library.fails = True
+    assert unproved.decode(files) == [None] * 8, "broken files, of a library that has proved itself"
+
+
+def test_nvimagecodec_is_asked_as_its_documentation_says(root, monkeypatch):
+    files = source(root, stays_encoded=True).batch(np.arange(3)).rows
+
+    class Codec:
+        class ColorSpec:
+            SRGB, GRAY = "srgb", "grey"
+
+        @staticmethod
+        def DecodeParams(*, color_spec, apply_exif_orientation):  # noqa: N802
+            assert apply_exif_orientation is False
+            return color_spec
+
+        @staticmethod
+        def CodeStream(data):  # noqa: N802
+            if data is files[1].data:
+                raise RuntimeError("Could not match any parser")
+            return data
+
+        class Decoder:
+            def __init__(self, *, device_id, backends):
+                assert (device_id, backends) == (1, None)
+
+            def decode(self, streams, *, params, cuda_stream):
+                assert (params, cuda_stream, len(streams)) == ("srgb", 77, 2)
+                return [torch.zeros(20, 24, 3, dtype=torch.uint8), None]
+
+    monkeypatch.setattr(jpeg.importlib, "import_module", lambda name: Codec)
+    decoder = jpeg.NvImageCodec(torch.device("cuda:1"), 3)
+    monkeypatch.setattr(decoder, "_stream", lambda: 77)
+    first, *others = decoder.decode(files)
+    assert first.shape == (3, 20, 24)
+    assert others == [None, None]
 
 
 def test_an_encoded_image_is_decoded_whole_on_the_host(root):

@@ -29,6 +29,9 @@ INSTALL = (
     "for CUDA 12, with [nvjpeg]) or TorchVision (pip install torchvision). Or set decode_on=host."
 )
 
+PROOF = 8
+"""Plain JPEGs of which one at least must be good."""
+
 
 class JpegDecoder(Protocol):
     """Decodes minibatches."""
@@ -48,10 +51,30 @@ def open_decoder(device: torch.device, channels: int) -> JpegDecoder:
         return HostDecoder()
     for make in (NvImageCodec, TorchVision):
         try:
-            return make(device, channels)
+            return Unproved(make(device, channels))
         except ImportError:
             continue
     raise Unsupported(INSTALL)
+
+
+class Unproved:
+    """A decoder that has yet to prove that it decodes at all: both libraries may be installed
+    without the nvJPEG that they call."""
+
+    def __init__(self, decoder: JpegDecoder) -> None:
+        self.name = decoder.name
+        self._decoder, self._proved = decoder, False
+
+    def decode(self, images: Sequence[EncodedImage]) -> list[Tensor | None]:
+        """See `JpegDecoder`. Unsupported where nothing comes of so many that some must be good."""
+        made = self._decoder.decode(images)
+        self._proved = self._proved or any(one is not None for one in made)
+        if not self._proved and len(made) >= PROOF:
+            raise Unsupported(
+                f"{self.name} decoded none of {len(made)} JPEGs. It may lack nvJPEG: pip install "
+                "nvidia-nvjpeg (for CUDA 12 nvidia-nvjpeg-cu12). Or set decode_on=host."
+            )
+        return made
 
 
 class HostDecoder:
@@ -72,6 +95,7 @@ class NvImageCodec:
 
     def __init__(self, device: torch.device, channels: int, backends: Any = None) -> None:
         codec = importlib.import_module("nvidia.nvimgcodec")
+        self._stream_of = codec.CodeStream
         self._decoder = codec.Decoder(device_id=device.index or 0, backends=backends)
         colours = codec.ColorSpec.SRGB if channels == 3 else codec.ColorSpec.GRAY
         self._params = codec.DecodeParams(color_spec=colours, apply_exif_orientation=False)
@@ -79,12 +103,21 @@ class NvImageCodec:
 
     def decode(self, images: Sequence[EncodedImage]) -> list[Tensor | None]:
         """See `JpegDecoder`."""
-        given = [image.data for image in images]
-        made = self._decoder.decode(given, params=self._params, cuda_stream=self._stream())
-        return [
-            None if one is None else from_dlpack(one).permute(2, 0, 1)  # it has channels last
-            for one in made
-        ]
+        streams = [self._parsed(image.data) for image in images]
+        given = [stream for stream in streams if stream is not None]
+        made = iter(self._decoder.decode(given, params=self._params, cuda_stream=self._stream()))
+        return [None if stream is None else _channels_first(next(made)) for stream in streams]
+
+    def _parsed(self, data: bytes) -> Any | None:
+        try:
+            return self._stream_of(data)
+        except RuntimeError:  # it finds no image in it
+            return None
+
+
+def _channels_first(image: Any | None) -> Tensor | None:
+    """A tensor in the memory of one of nvImageCodec's, which has channels last."""
+    return None if image is None else from_dlpack(image).permute(2, 0, 1)
 
 
 class TorchVision:

@@ -122,9 +122,9 @@ class Placer:
         return crops
 
     def _fill_pixels(self, images: Tensor, pixels: Mapping[int, Pixels]) -> None:
-        """Rows that the host has decoded."""
+        """Rows that the host has decoded; they travel as bytes."""
         if pixels:
-            made = self.array(np.stack(list(pixels.values())).astype(np.float32)) / WHITE
+            made = self.array(np.stack(list(pixels.values()))).to(torch.float32) / WHITE
             images[torch.tensor(list(pixels), device=self.device)] = made.to(self._image_type)
 
 
