@@ -152,7 +152,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--minutes", type=float, default=tune.MINUTES_ON_CPU)
     parser.add_argument("--frameworks", help="names; default: all installed ones that compute")
-    parser.add_argument("--losses", type=int, default=20)
+    parser.add_argument("--losses", type=int, default=tune.Settings().losses)
     parser.add_argument("--rounds", type=int, default=5, help="of confirming, two or more")
     parser.add_argument("--store", help="keep all runs there; default: a folder that goes again")
     parser.add_argument("--json", metavar="FILE", help="write the result there as well")

@@ -44,7 +44,7 @@ def tuned(tmp_path_factory):
         capture_output=True,
         text=True,
         timeout=100,
-        env=os.environ | {"XDG_CACHE_HOME": str(folder)},
+        env=os.environ | {"XDG_CACHE_HOME": str(folder), "XDG_RUNTIME_DIR": str(folder)},
         check=False,
     )
     assert result.returncode == 0, result.stderr

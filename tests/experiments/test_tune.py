@@ -81,10 +81,10 @@ def test_it_finds_what_pays_together_and_tells_the_ladder(machine, play, record_
     ladder = answer.tables[0]
     assert [row[0].text for row in ladder.rows] == [
         "stock",
-        "framework=pytorch-compiled",
         "precision=bf16, layout=nhwc",
+        "framework=pytorch-compiled",
     ]
-    assert ladder.rows[1][2].value == pytest.approx(1.25)
+    assert ladder.rows[1][2].value == pytest.approx(2.0)
     assert ladder.rows[2][3].value == pytest.approx(2.5)
     assert answer.charts[0].lines[0].points[0].x == "1. stock"
     first = answer.findings[0]
@@ -142,6 +142,16 @@ def test_a_faster_setting_that_does_not_learn_is_refused_by_name(machine, play, 
     assert any("bf16, nhwc" in text and "Its loss departs" in text for text in told)
 
 
+def test_a_departure_without_time_for_the_spread_is_refused_and_says_so(machine, play, record_of):
+    def losses(spec):
+        return STANDING if spec.program.precision == "bf16" else LEARNING
+
+    player = Machine(record_of, speed, losses=losses, takes_s=4.0)
+    _, _, search = tuned(machine, play, player, minutes=0.3)
+    assert search.refused
+    assert all("no time was left to see how far" in why for why in search.refused.values())
+
+
 def test_a_departure_within_the_spread_of_seeds_is_admitted(machine, play, record_of):
     def losses(spec):
         shift = 0.1 * spec.work.seed + (0.15 if spec.program.precision == "bf16" else 0.0)
@@ -177,6 +187,14 @@ def test_a_framework_that_is_absent_is_asked_once(machine, play, record_of):
     player = Machine(record_of, speed, status=ends)
     tuned(machine, play, player)
     assert sum(s.program.framework == "pytorch-compiled" for s in player.asked) == 1
+
+
+def test_what_only_a_gpu_captures_is_not_tried_on_a_cpu(machine, play, record_of):
+    for device, tried in (("cpu", False), ("cuda:0", True)):
+        player = Machine(record_of, lambda spec: 0.01, device=device)
+        asked = tune.Settings(frameworks=("pytorch", "pytorch-captured"))
+        play(tune.plan(asked, Context(machine=machine, clock=player.clock)), player)
+        assert ("pytorch-captured" in {s.program.framework for s in player.asked}) is tried
 
 
 def test_where_the_first_framework_is_absent_the_next_is_stock(machine, play, record_of):

@@ -81,7 +81,7 @@ class Settings:
     """Of several devices, MiB of gradients that travel together, besides 25."""
     batches: tuple[int, ...] = ()
     """Minibatches to choose among in the end; none given leaves it as it is."""
-    losses: int = 20
+    losses: int = 12
     """First steps whose losses a setting is judged by."""
     seed: int = 0
     """Of the weights and the order of samples; the run-to-run spread takes those after it."""

@@ -195,15 +195,15 @@ def _batches(now: Configuration, reach: Reach) -> list[Configuration]:
 
 
 LEVERS = (
-    Lever("framework", _frameworks),
     Lever("precision and layout", _numbers),
+    Lever("framework", _frameworks),
     Lever("compiling", _compiling),
     Lever("exchange", _exchange),
     Lever("buckets", _buckets),
     Lever("threads", _threads),
     Lever("pinning", _pinning),
 )
-"""In the order they are turned: those that gain most come first."""
+"""In the order they are turned: those that gain most for the time they take come first."""
 MINIBATCH = Lever("minibatch", _batches)
 """Turned last, and only where it may vary: with another minibatch another curve is trained."""
 

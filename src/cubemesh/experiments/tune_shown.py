@@ -134,7 +134,7 @@ def _tried_row(search: Search, configuration: Configuration) -> tuple[Cell, ...]
         return (name, *[group.cell(None)] * 4)
     what = "fastest" if configuration == search.best else ""
     if configuration in search.refused:
-        what = "refused: learns otherwise"
+        what = "refused"
     share = ratio(rate, stock) if configuration != search.stock else None
     return (
         name,
@@ -223,7 +223,7 @@ def _fastest(network: str, search: Search, steps: list[Step]) -> Finding:
     speed = f"{format_interval(rate.value, rate.low, rate.high)} samples/s"
     if gained is None:
         others = sum(search.speed(c) is not None for c in search.tried) - 1
-        told = f"Of {others} others that ran none gained 1 %" if others else "No other ran"
+        told = f"None of {others + 1} that ran was 1 % faster" if others else "No other ran"
         return Finding(
             question=question,
             text=f"{network} trains fastest in the stock setting ({words(search, stock)}), at "
