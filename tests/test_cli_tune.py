@@ -11,6 +11,7 @@ import pytest
 from cubemesh.errors import UsageError
 from cubemesh.experiments import entry
 from cubemesh.experiments.session import run_names
+from cubemesh.experiments.tune_search import UNKNOWN_SPREAD
 from cubemesh.experiments.tuned import Tunings
 from cubemesh.model import Ceiling, RunKey, RunSpec, TrainSteps
 from cubemesh.results import Store
@@ -218,4 +219,7 @@ def test_a_real_tuning_of_seconds_on_one_core(tmp_path):
     assert result.returncode == 0, result.stderr
     assert document["ladder"][0]["throughput_per_s"]["value"] > 0
     assert {one["settings"]["layout"] for one in document["tried"]} <= {"nchw", "nhwc"}
-    assert not any(one["refused"] for one in document["tried"]), "an order of axes learns alike"
+    # dropout draws other masks for another order of axes: beyond the 1 % it is refused for want of
+    # time to see how far stock runs are from one another, and never as one that learns otherwise
+    reasons = [one["refused"] for one in document["tried"] if one["refused"]]
+    assert all(reason.endswith(UNKNOWN_SPREAD) for reason in reasons), reasons

@@ -155,7 +155,7 @@ class Search:
         on_gpu, usable = device_of(self.tried[self.stock][0])
         set_already = on_gpu or asked.devices > 1  # a device of several has its own cores
         return Reach(
-            frameworks=[n for n in asked.frameworks if on_gpu or not entry(n).captures],
+            frameworks=asked.frameworks,
             precisions=asked.precisions or usual_precisions(on_gpu),
             layouts=asked.layouts,
             compiling=asked.compiling,

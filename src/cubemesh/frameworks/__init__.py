@@ -36,8 +36,6 @@ class FrameworkEntry:
     """How its users lay images out; where frameworks are compared each has its own."""
     compiles: str | None = None
     """The framework whose program it compiles: what compiling gains is told against that one."""
-    captures: bool = False
-    """Whether it replays the step as one graph of a GPU; on a CPU it runs what it stands on."""
     profiles: bool = False
     """Whether cubemesh reads its profiler, so that its steps can be taken apart."""
     across_hosts: bool = False
@@ -84,8 +82,8 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
     ),
     "pytorch-captured": FrameworkEntry(
         module="cubemesh.frameworks.pytorch.captured",
-        summary="PyTorch, fused kernels, the whole step one CUDA graph",
-        captures=True,
+        summary="PyTorch, fused kernels; on a GPU the whole step is one CUDA graph",
+        layout="nhwc",
         across_hosts=True,
         packages=("torch", "triton", "numpy"),
         requires="torch",

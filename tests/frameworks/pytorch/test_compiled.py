@@ -143,3 +143,65 @@ def test_what_is_compiled_is_kept_in_the_cache_folder(tmp_path):
     folder, threads = done.stdout.split()
     assert folder == str(tmp_path / "cubemesh" / "compile" / f"torch-{torch.__version__}")
     assert threads == "1"
+
+
+COMPILING = """
+import numpy as np
+from cubemesh.frameworks.base import Batch, BuildRequest
+from cubemesh.frameworks.pytorch import compiled
+from cubemesh.model.spec import Placement, ProgramSettings
+from cubemesh.model.work import TrainSteps
+from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.parallel.exchanges import NoExchange
+
+net = NetworkBuilder("tiny")
+net.classify(net.linear(net.relu(net.flatten(net.input("image", (1, 2, 2)))), 3))
+network = net.build()
+program = compiled.build(
+    BuildRequest(
+        network=network,
+        work=TrainSteps(network="tiny", batch_per_device=2),
+        program=ProgramSettings(framework="pytorch-compiled"),
+        placement=Placement(),
+        exchange=NoExchange(),
+        device="cpu",
+        threads=1,
+    )
+)
+placed = program.place(Batch(np.ones((2, 1, 2, 2), np.float32), labels=np.array([0, 1])))
+program.compile(placed)
+program.load(network.draw())
+program.train_step(placed)
+print(program.loss())
+"""
+
+
+@compiles
+def test_a_library_that_a_killed_process_was_writing_is_compiled_anew(tmp_path):
+    own = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+    own["PYTHONPATH"] = os.pathsep.join(sys.path)
+    told = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", COMPILING], env=own, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        told.append(done.stdout)
+        libraries = list(tmp_path.rglob("*.main.so"))  # the rest tells what the processor can do
+        assert libraries
+        assert all(library.stat().st_size > 0 for library in libraries)
+        for library in libraries:
+            library.write_bytes(b"")
+    assert told[0] == told[1]
+
+
+def test_only_a_library_of_the_own_cache_is_given_up(tmp_path):
+    cut = tmp_path / "inductor" / "ab" / "cut.so"
+    cut.parent.mkdir(parents=True)
+    cut.write_bytes(b"")
+    said = RuntimeError(f"InductorError: ImportError: {cut}: file too short")
+    assert compiled.unreadable_library(said, tmp_path / "inductor") == cut
+    assert compiled.unreadable_library(said, tmp_path / "elsewhere") is None
+    cut.unlink()
+    assert compiled.unreadable_library(said, tmp_path / "inductor") is None
+    assert compiled.unreadable_library(RuntimeError("no"), tmp_path) is None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import shutil
 import sysconfig
 from collections.abc import Callable
@@ -57,6 +58,8 @@ _C_COMPILERS = ("gcc", "clang", "cc")
 _VOLTA = (7, 0)
 """The first compute capability that Triton makes code for (README of triton-lang/triton)."""
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+_LIBRARY = re.compile(r"(/\S+\.so): ")
+"""The file that the loader's messages begin with (dlopen(3))."""
 
 
 class CompiledProgram(PyTorchProgram):
@@ -82,15 +85,17 @@ class CompiledProgram(PyTorchProgram):
         """Compile what the work runs by running it once, without an update, on arrays that may
         hold anything; whether all of it came from the cache. `load` comes after it."""
         hits, misses = _cache_counts()
-        if self._optimizer is None:
-            self.forward(placed)
-        else:
-            if self._gradients is not None:
-                self._gradients.resting = True  # nothing that means anything is exchanged
-            self._forward(placed).backward()  # type: ignore[no-untyped-call]
-            self._optimizer.zero_grad(set_to_none=True)
-            if self._gradients is not None:
-                self._gradients.resting = False
+        discarded: set[Path] = set()
+        while True:
+            try:
+                self._run_once(placed)
+                break
+            except Exception as error:
+                broken = unreadable_library(error, _cache_in_use())
+                if broken is None or broken in discarded:
+                    raise
+                broken.unlink()  # compiled anew by the next try
+                discarded.add(broken)
         self.synchronize()
         self._loss = torch.full((), float("nan"))
         torch.manual_seed(self._seed)  # dropout goes on as if nothing had been drawn
@@ -98,6 +103,18 @@ class CompiledProgram(PyTorchProgram):
         if (now_hits, now_misses) == (hits, misses):
             return None
         return now_misses == misses
+
+    def _run_once(self, placed: Placed) -> None:
+        """A forward pass, and a backward pass where it trains."""
+        if self._optimizer is None:
+            self.forward(placed)
+            return
+        if self._gradients is not None:
+            self._gradients.resting = True  # nothing that means anything is exchanged
+        self._forward(placed).backward()  # type: ignore[no-untyped-call]
+        self._optimizer.zero_grad(set_to_none=True)
+        if self._gradients is not None:
+            self._gradients.resting = False
 
     def _forward(self, placed: Placed) -> Tensor:
         with self._autocast:
@@ -181,6 +198,23 @@ def _trace_backward_without_autocast() -> None:
             "upgrade PyTorch."
         )
     config.backward_pass_autocast = "off"  # type: ignore[attr-defined]
+
+
+def unreadable_library(error: BaseException, cache: Path) -> Path | None:
+    """The library in the `cache` of compiled code that `error` says cannot be loaded, such as one
+    that a process was writing when it was killed; None where it says no such thing."""
+    for named in _LIBRARY.findall(str(error)):
+        path = Path(named)
+        if path.is_relative_to(cache) and path.is_file():
+            return path
+    return None
+
+
+def _cache_in_use() -> Path:
+    """Where TorchInductor keeps what it compiles; it reads its variable when it is first imported,
+    so not before `_set_up_compiler` has set it."""
+    found = importlib.import_module("torch._inductor.runtime.cache_dir_utils")
+    return Path(found.cache_dir())
 
 
 def _cache_counts() -> tuple[int, int]:
