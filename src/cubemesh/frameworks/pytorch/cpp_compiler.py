@@ -1,8 +1,8 @@
 """Is there a C++ compiler here, where is kept what it makes, and how is a kernel compiled with it?
 
 A kernel is compiled for this very CPU, so that a cache on a disk that several machines share holds
-one for each kind: the file's name is a digest of the source, the command, the compiler's version
-and what the CPU can do.
+one for each kind: the file's name is a digest of the source, the headers beside it, the command,
+the compiler's version and what the CPU can do.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def compiled_library(source: Path) -> ctypes.CDLL:
     version = subprocess.run(
         [compiler, "--version"], capture_output=True, text=True, timeout=COMPILE_S, check=False
     ).stdout
-    parts = (source.read_text(), compiler, *FLAGS, version, _cpu())
+    headers = (header.read_text() for header in sorted(source.parent.glob("*.h")))
+    parts = (source.read_text(), *headers, compiler, *FLAGS, version, _cpu())
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     library = cache_folder() / f"{source.stem}-{name}.so"
     if not library.is_file():
