@@ -80,7 +80,7 @@ void multiply_share(const Sizes& s, const Plan& p, const float* v, const float* 
     share(places * across, part, parts, first, end);
     for (long item = first; item < end; item++) {
         const long place = item / across, n = item % across * wide * lanes;
-        const float* own = weights + place * s.from * s.to + n * s.from;
+        const float* own = weights + place * p.weights_step(s) + n * s.from;
         const auto product = s.to - n < wide * lanes ? multiply<1> : multiply<wide>;
         for (long tile = 0; tile < tiles; tile += rows) {
             product(v + place * p.step(s.from) + tile * lanes, step, own, s.from,
@@ -99,7 +99,7 @@ void correlate_share(const Sizes& s, const Plan& p, const float* v, const float*
         const long place = item / down, k = item % down * inputs;
         const float* own = v + place * p.step(s.from) + k / lanes * step + k % lanes;
         const float* other = slope + place * p.step(s.to);
-        float* at = to + place * s.from * s.to + k * s.to;
+        float* at = to + place * p.weights_step(s) + k * s.to;
         for (long n = 0; n < s.to; n += wide * lanes) {
             const auto product = s.to - n < wide * lanes ? correlate<1> : correlate<wide>;
             product(own, other + n * p.block, step, tiles, at + n, s.to, adds);
@@ -115,7 +115,7 @@ extern "C" {
 long winograd_floats(const Sizes* sizes, int gradient, int threads) {
     const Sizes& s = *sizes;
     const Plan p(s, gradient);
-    return places * s.from * s.to + (1 + threads) * std::max(s.from, s.to) +
+    return places * p.weights_step(s) + (1 + threads) * std::max(s.from, s.to) +
            (p.together ? 1 : threads) * p.floats(s);
 }
 
@@ -128,7 +128,7 @@ void winograd_convolve(const Sizes* sizes, const float* x, const float* weight,
     const Plan p(s, false);
     const Weights w{strides[0], strides[1], strides[2], strides[3]};
     const long most = std::max(s.from, s.to);
-    float *weights = work, *zeros = weights + places * s.from * s.to, *nowhere = zeros + most;
+    float *weights = work, *zeros = weights + places * p.weights_step(s), *nowhere = zeros + most;
     float* blocks = nowhere + threads * most;
     std::fill(zeros, zeros + most, 0.f);
     const float* shift = bias != nullptr ? bias : zeros;
@@ -180,7 +180,7 @@ void winograd_weight_gradient(const Sizes* sizes, const float* x, const float* s
     const Plan p(s, true);
     const Weights w{strides[0], strides[1], strides[2], strides[3]};
     const long most = std::max(s.from, s.to);
-    float *sums = work, *zeros = sums + places * s.from * s.to, *slope_sums = zeros + most;
+    float *sums = work, *zeros = sums + places * p.weights_step(s), *slope_sums = zeros + most;
     float *v = slope_sums + threads * most, *g = v + places * p.step(s.from);
     std::fill(zeros, v, 0.f);
     std::vector<double> total(s.to);

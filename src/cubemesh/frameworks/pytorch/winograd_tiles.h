@@ -47,6 +47,8 @@ struct Plan {
     // Values between two places of a block; a line more than they take, since places that lie a
     // power of 2 apart would share a few lines of a cache.
     long step(long channels) const { return channels * block + lanes; }
+    // The same of transformed weights, and of their gradients before they are.
+    static long weights_step(const Sizes& s) { return s.from * s.to + lanes; }
     // Values of a block, before the products and after them.
     long floats(const Sizes& s) const { return places * (step(s.from) + step(s.to)); }
 };
@@ -147,7 +149,7 @@ void take_weights(const Sizes& s, const float* weight, const Weights& w, bool tu
             for (long k = 0; k < lanes; k++) own[tap][k][n] = from[k * w.inputs];
         }
     }
-    const long first = n0 / (wide * lanes) * (wide * lanes), step = s.from * s.to;
+    const long first = n0 / (wide * lanes) * (wide * lanes), step = Plan::weights_step(s);
     const long width = std::min(wide * lanes, s.to - first);
     for (long k = 0; k < lanes; k++) {
         transform<Factor<taps>, taps, side>(
@@ -165,7 +167,7 @@ void give_weights(const Sizes& s, const float* sums, long item, float* dweight, 
     for (long k = 0; k < lanes; k++) {
         transform<Result<taps>, side, taps>(
             [&, from = sums + (k0 + k) * s.to + n0](int i, int j) {
-                return load(from + (i * side + j) * s.from * s.to);
+                return load(from + (i * side + j) * Plan::weights_step(s));
             },
             [&](int i, int j, values v) { store(own[i * taps + j][k], v); });
     }
