@@ -61,7 +61,7 @@ def runs(case: Case, batch: int) -> dict[str, list[Callable[[], object]]]:
     found: dict[str, list[Callable[[], object]]] = {name: [] for name in PASSES}
     for own in (frozenset(), frozenset(PASSES)):
         op = FusedConv(conv, rectifies=False)
-        op.by_winograd = own
+        op.by_other = own
         slope = op.result(x)
         found["result"].append(partial(op.result, x))
         found["input"].append(partial(op.gradients, slope, x, (True, False, False)))

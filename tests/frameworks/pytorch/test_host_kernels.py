@@ -103,7 +103,7 @@ def test_pooling(kernel, stride, padding, ceil, rectifies):
     y = op(x)
     (found,) = torch.autograd.grad(y, x, slope)
     assert torch.equal(y, want)
-    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)  # sums of nine, in any order
     assert y.is_contiguous(memory_format=torch.channels_last)
 
 

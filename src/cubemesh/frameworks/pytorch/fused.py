@@ -5,7 +5,7 @@ same modules and arrays, but for three things that are only other ways to comput
 pooling by kernels that remember the winner, a first convolution of few channels over folded images,
 and the conversions of weights under autocast, which are made a segment at a time. The last two are
 for a GPU; a CPU has ReLUs fused with convolutions and with max pooling instead, convolutions by
-Winograd's algorithm, and dropout that draws its numbers many at a time.
+other algorithms, and dropout that draws its numbers many at a time.
 
 Each of these is used where it was measured to be faster, on this device and for the shapes of the
 run (`tune`), and nowhere before that. The list of steps is gone through in Python, which costs the
@@ -23,10 +23,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from cubemesh.frameworks.pytorch import winograd
 from cubemesh.frameworks.pytorch.beside import Beside
 from cubemesh.frameworks.pytorch.depth_conv import DepthConv, folds
-from cubemesh.frameworks.pytorch.fused_conv import FusedConv
+from cubemesh.frameworks.pytorch.fused_conv import FusedConv, other_algorithm
 from cubemesh.frameworks.pytorch.fused_dropout import FusedDropout
 from cubemesh.frameworks.pytorch.fused_norm import FusedNorm
 from cubemesh.frameworks.pytorch.fused_pool import FusedPool
@@ -88,9 +87,9 @@ class FusedNetwork:
         layer = layers[step.main.name if isinstance(step, ReluFusion) else step.name]
         if isinstance(layer, nn.MaxPool2d):
             return FusedPool(layer, rectifies=rectifies)
-        if isinstance(layer, nn.Conv2d) and (
-            rectifies or (self._on_host and winograd.takes(layer))
-        ):
+        other = self._on_host and isinstance(layer, nn.Conv2d) and other_algorithm(layer)
+        if rectifies or other:
+            assert isinstance(layer, nn.Conv2d)
             return FusedConv(layer, rectifies=rectifies)
         if self._on_host and type(layer) is nn.Dropout:
             return FusedDropout(layer)

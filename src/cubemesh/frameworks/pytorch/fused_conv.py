@@ -1,26 +1,34 @@
 """A convolution for a CPU, in float32, with the ReLU after it where there is one.
 
 Each of its three passes (the result, the gradient of the input, that of the weights) runs by
-Winograd's algorithm (`winograd.py`) or as PyTorch's own, as it was found to be faster. A ReLU is
-computed before the result is written, which spares reading and writing the array once more: by
-Winograd's kernels, or by oneDNN. In the backward pass it is PyTorch's own.
+another algorithm or as PyTorch's own, as it was found to be faster: 3×3 by Winograd's
+(`winograd.py`), 1×1 as matrix products (`conv_products.py`). A ReLU is computed before the result
+is written, which spares reading and writing the array once more: by Winograd's kernels, or by
+oneDNN. In the backward pass it is PyTorch's own.
 """
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from cubemesh.frameworks.pytorch import winograd
+from cubemesh.frameworks.pytorch import conv_products, winograd
 
 Pass = Literal["result", "input", "weight"]
 """What is computed: the result, or a gradient."""
 PASSES: tuple[Pass, ...] = ("result", "input", "weight")
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 """Of the input, the weights and the bias."""
+
+
+def other_algorithm(conv: nn.Conv2d) -> ModuleType | None:
+    """By which a layer could be computed, of those that `convolve`, and find an `input_gradient`
+    and a `weight_gradient`."""
+    return next((one for one in (winograd, conv_products) if one.takes(conv)), None)
 
 
 class FusedConv(nn.Module):
@@ -31,12 +39,14 @@ class FusedConv(nn.Module):
         self.conv, self.rectifies = conv, rectifies
         self.kernels = False
         """Whether oneDNN rectifies its result."""
-        self.by_winograd: frozenset[Pass] = frozenset()
-        """The passes that run by Winograd's algorithm."""
+        self.other = other_algorithm(conv)
+        """Another algorithm than PyTorch's."""
+        self.by_other: frozenset[Pass] = frozenset()
+        """The passes that run by it."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, height, width) → (batch, filters, out_height, out_width)."""
-        if not self.kernels and not self.by_winograd:
+        if not self.kernels and not self.by_other:
             y: Tensor = self.conv(x)
             return F.relu(y) if self.rectifies else y
         result: Tensor = _Convolve.apply(  # type: ignore[no-untyped-call]
@@ -46,17 +56,16 @@ class FusedConv(nn.Module):
 
     def extra_repr(self) -> str:
         """What `print` shows between the brackets."""
-        passes = ", ".join(name for name in PASSES if name in self.by_winograd) or "none"
-        return f"rectifies={self.rectifies}, kernels={self.kernels}, by Winograd: {passes}"
+        passes = ", ".join(name for name in PASSES if name in self.by_other) or "none"
+        other = "another algorithm" if self.other is None else self.other.__name__.split(".")[-1]
+        return f"rectifies={self.rectifies}, kernels={self.kernels}, by {other}: {passes}"
 
     def result(self, x: Tensor) -> Tensor:
         """The forward pass alone."""
         conv = self.conv
         how = (conv.padding, conv.stride, conv.dilation, conv.groups)
-        if "result" in self.by_winograd:
-            return winograd.convolve(
-                x, conv.weight, conv.bias, _pair(conv), rectifies=self.rectifies
-            )
+        if self.other is not None and "result" in self.by_other:
+            return self.other.convolve(x, conv, rectifies=self.rectifies)  # type: ignore[no-any-return]
         if self.kernels:
             fused: Tensor = torch.ops.mkldnn._convolution_pointwise(
                 x, conv.weight, conv.bias, *how, "relu", [], ""
@@ -67,13 +76,12 @@ class FusedConv(nn.Module):
 
     def gradients(self, slope: Tensor, x: Tensor, wanted: tuple[bool, bool, bool]) -> Gradients:
         """Those that are wanted, from the gradient of what the convolution alone makes."""
-        conv, given = self.conv, self.by_winograd
+        conv = self.conv
         dx, dweight, dbias = None, None, None
-        if "input" in given and wanted[0]:
-            size = (x.shape[2], x.shape[3])
-            dx = winograd.input_gradient(slope, conv.weight, size, _pair(conv))
-        if "weight" in given and (wanted[1] or wanted[2]):
-            dweight, dbias = winograd.weight_gradient(x, slope, conv.weight, _pair(conv))
+        if self.other is not None and "input" in self.by_other and wanted[0]:
+            dx = self.other.input_gradient(slope, conv, (x.shape[2], x.shape[3]))
+        if self.other is not None and "weight" in self.by_other and (wanted[1] or wanted[2]):
+            dweight, dbias = self.other.weight_gradient(x, slope, conv)
         left = (wanted[0] and dx is None, *(w and dweight is None for w in wanted[1:]))
         if any(left):
             sizes = None if conv.bias is None else list(conv.bias.shape)
@@ -104,9 +112,3 @@ class _Convolve(torch.autograd.Function):
             slope = torch.ops.aten.threshold_backward(slope, rectified[0], 0)
         op: FusedConv = ctx.op
         return (*op.gradients(slope, x, ctx.needs_input_grad[:3]), None)
-
-
-def _pair(conv: nn.Conv2d) -> tuple[int, int]:
-    """Its padding."""
-    assert not isinstance(conv.padding, str)
-    return conv.padding[0], conv.padding[1]

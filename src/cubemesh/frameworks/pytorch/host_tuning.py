@@ -34,7 +34,7 @@ class HostTuning:
     def __init__(self) -> None:
         self._found: dict[object, int] = {}
         self._passes: dict[object, frozenset[Pass]] = {}
-        """Of convolutions by Winograd's algorithm."""
+        """Those of convolutions that run by another algorithm."""
         self.lack = ""
         """Why there are no kernels, where some could have been used."""
 
@@ -57,10 +57,16 @@ class HostTuning:
             own = list(op.conv.parameters())
             if op.rectifies:
                 self._choose(key, _ways(op, True), lambda: _passes(op, x, own, fed))
-            if winograd.takes(op.conv) and host_kernels.usable(x) and self._compiled(winograd):
+            if op.other is not None and self._able(op.other, x):
                 if key not in self._passes:
                     self._passes[key] = faster_passes(op, x, fed)
-                op.by_winograd = self._passes[key]
+                op.by_other = self._passes[key]
+
+    def _able(self, algorithm: ModuleType, x: Tensor) -> bool:
+        """Whether an algorithm for convolutions can take x."""
+        if algorithm is winograd:
+            return host_kernels.usable(x) and self._compiled(winograd)
+        return x.is_contiguous(memory_format=torch.channels_last)
 
     def _usable(self, x: Tensor) -> bool:
         """Whether kernels can take x; they are compiled when some first could."""
@@ -101,8 +107,8 @@ def fastest_s(ways: Sequence[Setting], run: Callable[[], object]) -> list[float]
 
 
 def faster_passes(op: FusedConv, x: Tensor, fed: bool) -> frozenset[Pass]:
-    """Those of a convolution that Winograd's algorithm is faster at."""
-    op.by_winograd = frozenset()
+    """Those of a convolution that its other algorithm is faster at."""
+    op.by_other = frozenset()
     slope = op.result(x)  # of the right layout
     asked: dict[Pass, tuple[bool, bool, bool]] = {
         "input": (True, False, False),
@@ -112,13 +118,13 @@ def faster_passes(op: FusedConv, x: Tensor, fed: bool) -> frozenset[Pass]:
     for name in PASSES:
         if name == "input" and fed:
             continue
-        ways = [partial(setattr, op, "by_winograd", frozenset(own)) for own in ((), (name,))]
+        ways = [partial(setattr, op, "by_other", frozenset(own)) for own in ((), (name,))]
         if name == "result":
-            own_s, winograd_s = fastest_s(ways, lambda: op.result(x))
+            own_s, other_s = fastest_s(ways, lambda: op.result(x))
         else:
             wanted = asked[name]
-            own_s, winograd_s = fastest_s(ways, partial(op.gradients, slope, x, wanted))
-        if winograd_s < own_s:
+            own_s, other_s = fastest_s(ways, partial(op.gradients, slope, x, wanted))
+        if other_s < own_s:
             found.append(name)
     return frozenset(found)
 

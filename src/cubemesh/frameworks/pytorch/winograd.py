@@ -61,11 +61,10 @@ def takes(conv: nn.Conv2d) -> bool:
     )
 
 
-def convolve(
-    x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair, *, rectifies: bool = False
-) -> Tensor:
-    """(batch, channels, height, width), weights (filters, channels, 3, 3) → (batch, filters,
-    out_height, out_width), rectified at will."""
+def convolve(x: Tensor, conv: nn.Conv2d, *, rectifies: bool = False) -> Tensor:
+    """(batch, channels, height, width) → (batch, filters, out_height, out_width), rectified at
+    will."""
+    weight, bias, padding = conv.weight, conv.bias, _padding(conv)
     filters, inputs, down, across = weight.stride()
     size = (x.shape[2] + 2 * padding[0] - TAPS + 1, x.shape[3] + 2 * padding[1] - TAPS + 1)
     return _convolve(
@@ -74,9 +73,10 @@ def convolve(
     )  # fmt: skip
 
 
-def input_gradient(slope: Tensor, weight: Tensor, size: Pair, padding: Pair) -> Tensor:
+def input_gradient(slope: Tensor, conv: nn.Conv2d, size: Pair) -> Tensor:
     """The gradient of an input of `size`, (batch, channels, height, width), from the result's: its
     convolution with the weights turned round."""
+    weight, padding = conv.weight, _padding(conv)
     filters, inputs, down, across = weight.stride()
     around = (TAPS - 1 - padding[0], TAPS - 1 - padding[1])
     return _convolve(
@@ -85,21 +85,25 @@ def input_gradient(slope: Tensor, weight: Tensor, size: Pair, padding: Pair) -> 
     )  # fmt: skip
 
 
-def weight_gradient(
-    x: Tensor, slope: Tensor, weight: Tensor, padding: Pair
-) -> tuple[Tensor, Tensor]:
+def weight_gradient(x: Tensor, slope: Tensor, conv: nn.Conv2d) -> tuple[Tensor, Tensor | None]:
     """The gradients of the weights, which lie as the weights do, and of the bias."""
     assert x.dtype == slope.dtype == torch.float32
     x, slope = as_rows(x), as_rows(slope)
-    dweight, dbias = torch.empty_like(weight), slope.new_empty(weight.shape[0])
-    sizes = _sizes(x, tuple(slope.shape[1:]), padding)
+    dweight = torch.empty_like(conv.weight)
+    dbias = None if conv.bias is None else torch.empty_like(conv.bias)
+    sizes = _sizes(x, tuple(slope.shape[1:]), _padding(conv))
     threads = torch.get_num_threads()
     work = _workspace(sizes, gradient=True, threads=threads)
     library().winograd_weight_gradient(
         sizes, x.data_ptr(), slope.data_ptr(), dweight.data_ptr(), _longs(dweight.stride()),
-        dbias.data_ptr(), work.data_ptr(), threads,
+        None if dbias is None else dbias.data_ptr(), work.data_ptr(), threads,
     )  # fmt: skip
     return dweight, dbias
+
+
+def _padding(conv: nn.Conv2d) -> Pair:
+    assert not isinstance(conv.padding, str)
+    return conv.padding[0], conv.padding[1]
 
 
 def _convolve(
