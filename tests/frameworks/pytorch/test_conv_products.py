@@ -21,7 +21,7 @@ def relative(ours, want):
 @pytest.mark.parametrize(
     ("channels", "filters", "stride", "bias", "rectifies"),
     [
-        (7, 40, 1, True, True),
+        (17, 40, 1, True, True),
         (40, 7, 1, False, False),
         (130, 131, 1, False, False),
         (16, 32, 2, True, False),
@@ -49,10 +49,46 @@ def test_all_passes(channels, filters, stride, bias, rectifies, layout):
     assert found[1].stride() == conv.weight.stride()
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    ("channels", "filters", "kernel", "stride", "padding", "bias"),
+    [
+        (16, 40, 3, 2, 1, True),
+        (40, 24, 3, 2, 0, False),
+        (130, 17, (2, 5), (1, 3), (0, 2), False),
+    ],
+)
+def test_the_weight_gradient_of_larger_kernels(
+    channels, filters, kernel, stride, padding, bias, layout
+):
+    torch.manual_seed(filters)
+    conv = nn.Conv2d(channels, filters, kernel, stride, padding, bias=bias)
+    conv.to(memory_format=layout)
+    twin = nn.Conv2d(channels, filters, kernel, stride, padding, bias=bias, dtype=torch.float64)
+    twin.load_state_dict(conv.state_dict())
+    op = FusedConv(conv, rectifies=False)
+    assert op.offered == {"weight"}
+    op.by_other = frozenset({"weight"})
+    x = torch.randn(3, channels, 8, 9).contiguous(memory_format=torch.channels_last)
+    y, want = op(x), twin(x.double())
+    slope = torch.randn(y.shape)
+    found = torch.autograd.grad(y, list(conv.parameters()), slope)
+    wanted = torch.autograd.grad(want, list(twin.parameters()), slope.double())
+    assert max(relative(*pair) for pair in zip(found, wanted, strict=True)) < TOLERANCE
+    assert found[0].stride() == conv.weight.stride()
+
+
 def test_what_it_takes():
-    assert conv_products.takes(nn.Conv2d(3, 5, 1, stride=2))
-    for other in ({"kernel_size": 3}, {"padding": 1}, {"groups": 2}):
-        settings = {"in_channels": 4, "out_channels": 4, "kernel_size": 1, **other}
+    assert conv_products.takes(nn.Conv2d(16, 5, 1, stride=2)) == frozenset(PASSES)
+    assert conv_products.takes(nn.Conv2d(16, 5, 3, stride=2, padding=1)) == {"weight"}
+    for other in (
+        {"in_channels": 3},
+        {"groups": 2},
+        {"dilation": 2},
+        {"padding": "same"},
+        {"padding_mode": "reflect"},
+    ):
+        settings = {"in_channels": 16, "out_channels": 4, "kernel_size": 3, **other}
         assert not conv_products.takes(nn.Conv2d(**settings)), other
 
 

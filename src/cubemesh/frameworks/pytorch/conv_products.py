@@ -1,14 +1,18 @@
-"""Convolutions of 1×1 as matrix products, on a CPU.
+"""Convolutions as matrix products, on a CPU.
 
 In channels-last an image is a matrix as it lies, (batch · height · width) × channels, and a
 convolution of 1×1 multiplies it by the weights; so are both gradients products. Of a stride the
-matrix is of the pixels that are looked at, copied together. MKL's products are faster than oneDNN's
-convolution for some of the shapes, above all for gradients of weights.
+matrix is of the pixels that are looked at, copied together. Of larger kernels the gradient of the
+weights is such a product for each of their taps, of the image moved. MKL's products are faster than
+oneDNN's convolution for some of the shapes, above all for gradients of weights.
 """
 
 from __future__ import annotations
 
+from itertools import product
+
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 FEW_INPUTS = 128
@@ -16,9 +20,23 @@ FEW_INPUTS = 128
 faster by a half, and turned again, which costs little where it is small."""
 
 
-def takes(conv: nn.Conv2d) -> bool:
-    """Whether it can do what a layer does."""
-    return conv.kernel_size == (1, 1) and conv.padding == (0, 0) and conv.groups == 1
+FEWEST_INPUTS = 16
+"""Channels, from which on a product is worth its call."""
+
+
+def takes(conv: nn.Conv2d) -> frozenset[str]:
+    """The passes of a layer that it can do."""
+    plain = (
+        conv.groups == 1
+        and conv.dilation == (1, 1)
+        and conv.padding_mode == "zeros"
+        and not isinstance(conv.padding, str)
+        and conv.in_channels >= FEWEST_INPUTS
+    )
+    if not plain:
+        return frozenset()
+    alone = conv.kernel_size == (1, 1) and conv.padding == (0, 0)
+    return frozenset({"result", "input", "weight"} if alone else {"weight"})
 
 
 def convolve(x: Tensor, conv: nn.Conv2d, *, rectifies: bool = False) -> Tensor:
@@ -43,13 +61,18 @@ def input_gradient(slope: Tensor, conv: nn.Conv2d, size: tuple[int, int]) -> Ten
 
 def weight_gradient(x: Tensor, slope: Tensor, conv: nn.Conv2d) -> tuple[Tensor, Tensor | None]:
     """The gradients of the weights, which lie as the weights do, and of the bias."""
-    seen, slopes = _rows(_seen(x, conv)), _rows(slope)
+    assert not isinstance(conv.padding, str)
+    slopes, dweight = _rows(slope), torch.empty_like(conv.weight)
+    if any(conv.padding):
+        down, across = conv.padding
+        x = F.pad(x, (across, across, down, down))
     turned = conv.in_channels <= FEW_INPUTS and conv.in_channels < conv.out_channels
-    dweight = torch.empty_like(conv.weight)
-    if turned:
-        _matrix(dweight).copy_((seen.T @ slopes).T)
-    else:
-        torch.mm(slopes.T, seen, out=_matrix(dweight))
+    for i, j in product(*map(range, conv.kernel_size)):
+        moved = _seen(x[:, :, i:, j:], conv)[:, :, : slope.shape[2], : slope.shape[3]]
+        if turned:
+            dweight[:, :, i, j] = (_rows(moved).T @ slopes).T
+        else:
+            torch.mm(slopes.T, _rows(moved), out=dweight[:, :, i, j])
     return dweight, None if conv.bias is None else slopes.sum(0)
 
 

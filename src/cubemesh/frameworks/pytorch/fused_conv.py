@@ -2,9 +2,9 @@
 
 Each of its three passes (the result, the gradient of the input, that of the weights) runs by
 another algorithm or as PyTorch's own, as it was found to be faster: 3×3 by Winograd's
-(`winograd.py`), 1×1 as matrix products (`conv_products.py`). A ReLU is computed before the result
-is written, which spares reading and writing the array once more: by Winograd's kernels, or by
-oneDNN. In the backward pass it is PyTorch's own.
+(`winograd.py`), others as matrix products (`conv_products.py`). A ReLU is computed before the
+result is written, which spares reading and writing the array once more: by Winograd's kernels, or
+by oneDNN. In the backward pass it is PyTorch's own.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 def other_algorithm(conv: nn.Conv2d) -> ModuleType | None:
-    """By which a layer could be computed, of those that `convolve`, and find an `input_gradient`
-    and a `weight_gradient`."""
+    """By which some pass of a layer could be computed: `convolve`, `input_gradient` or
+    `weight_gradient` of it."""
     return next((one for one in (winograd, conv_products) if one.takes(conv)), None)
 
 
@@ -41,6 +41,8 @@ class FusedConv(nn.Module):
         """Whether oneDNN rectifies its result."""
         self.other = other_algorithm(conv)
         """Another algorithm than PyTorch's."""
+        self.offered: frozenset[str] = self.other.takes(conv) if self.other else frozenset()
+        """The passes that it can do."""
         self.by_other: frozenset[Pass] = frozenset()
         """The passes that run by it."""
 

@@ -116,7 +116,7 @@ def faster_passes(op: FusedConv, x: Tensor, fed: bool) -> frozenset[Pass]:
     }
     found: list[Pass] = []
     for name in PASSES:
-        if name == "input" and fed:
+        if name not in op.offered or (name == "input" and fed):
             continue
         ways = [partial(setattr, op, "by_other", frozenset(own)) for own in ((), (name,))]
         if name == "result":

@@ -48,9 +48,9 @@ def library() -> ctypes.CDLL:
     return found
 
 
-def takes(conv: nn.Conv2d) -> bool:
-    """Whether it can do what a layer does."""
-    return (
+def takes(conv: nn.Conv2d) -> frozenset[str]:
+    """The passes of a layer that it can do: all or none."""
+    able = (
         conv.kernel_size == (TAPS, TAPS)
         and conv.stride == conv.dilation == (1, 1)
         and conv.groups == 1
@@ -59,6 +59,7 @@ def takes(conv: nn.Conv2d) -> bool:
         and max(conv.padding) < TAPS
         and conv.in_channels % LANES == conv.out_channels % LANES == 0
     )
+    return frozenset({"result", "input", "weight"} if able else ())
 
 
 def convolve(x: Tensor, conv: nn.Conv2d, *, rectifies: bool = False) -> Tensor:
