@@ -26,6 +26,7 @@ from cubemesh import networks
 from cubemesh.frameworks.pytorch import winograd
 from cubemesh.frameworks.pytorch.cpp_compiler import lacks_compiler
 from cubemesh.frameworks.pytorch.fused_conv import PASSES, FusedConv
+from cubemesh.frameworks.pytorch.host_memory import keep_freed_memory
 from cubemesh.networks.layers import Convolution
 from cubemesh.statistics import bootstrap_interval, median
 
@@ -93,6 +94,7 @@ def main() -> int:
     if lack := lacks_compiler():
         print(lack)
         return 2
+    keep_freed_memory()  # as every program does
     torch.set_num_threads(args.threads)
     rows = []
     sums = [0.0, 0.0]

@@ -24,7 +24,7 @@ from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
 compiled = pytest.mark.skipif(bool(lacks_compiler()), reason=lacks_compiler())
 TOLERANCE = 2e-6
 """Relative error of a result or a gradient, as norms, of normally distributed values."""
-TIMES = 8
+TIMES = 6
 """How many times the error of a direct convolution in float32 it may be."""
 GUARD = 64
 """Values before and after an array that nobody may touch."""

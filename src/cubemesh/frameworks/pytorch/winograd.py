@@ -5,9 +5,9 @@ Winograd's algorithm F(4×4, 3×3) (Lavin & Gray 2016, arXiv 1509.09308) by the 
 weights. They take float32 in channels-last, channels in multiples of 16. oneDNN has the algorithm
 for Arm only, and PyTorch never asks it for it.
 
-The transforms cost digits: errors are about four times those of a direct convolution in float32,
-8e-7 of the result as norms where values are normally distributed, and do not grow with the number
-of channels faster than its own.
+The transforms cost digits. Of normally distributed values a result of 64 channels errs by 8e-7, as
+norms, of 512 by 2e-6: twice a direct convolution's error in float32. Gradients of inputs err twice,
+those of weights four times as much as direct ones.
 """
 
 from __future__ import annotations
