@@ -38,7 +38,7 @@ def test_a_cpu_shares_its_cores_between_four(machine, play, record_of):
     assert all(s.placement.share_cores for s in asked if s.placement.devices > 1)
     assert {(s.work.batch_per_device, s.work.epochs) for s in asked} == {(16, 4)}
     assert {s.placement.threads for s in asked} == {1}, "one device is no more than each of several"
-    assert {s.placement.pinning for s in asked if s.placement.devices == 1} == {"compact"}
+    assert {s.placement.pinning for s in asked if s.placement.devices == 1} == {"cores"}
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def test_it_goes_up_to_all_cores_with_a_scaled_rate(machine, play, record_of):
 def test_a_device_of_a_cpu_is_as_many_cores_alone_as_among_others(machine, play, record_of):
     one, two = asked_of(play, record_of, machine)
     assert {s.placement.threads for s in (one, two)} == {1}
-    assert (one.placement.pinning, two.placement.pinning) == ("compact", "none")
+    assert (one.placement.pinning, two.placement.pinning) == ("cores", "none")
     (wide,) = asked_of(play, record_of, machine, threads=2)
     assert (wide.placement.devices, wide.placement.threads) == (1, 2)
 
