@@ -29,7 +29,7 @@ DataOn = Literal["host", "device"]
 LossScale = Literal["dynamic"] | float
 CompileBy = Literal["network", "segment"]
 Device = Literal["auto", "cpu", "cuda"]
-Pinning = Literal["none", "compact", "spread"]
+Pinning = Literal["none", "compact", "spread", "cores"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,8 @@ class Placement:
     threads: int | None = None
     """CPU threads of the framework; None is one for each core the process may really use."""
     pinning: Pinning = "none"
-    """Whether the threads are bound to as many processors: `compact`, near one another, or
-    `spread`, far apart; `none` leaves it to the kernel."""
+    """Whether the threads are bound to as many processors: `compact`, near one another, `cores`,
+    near one another with a core each, or `spread`, far apart; `none` leaves it to the kernel."""
     numa_node: int | None = None
     """The NUMA node whose processors, and so whose memory, are used; None is all of them."""
     link: str = "auto"
