@@ -100,3 +100,8 @@ def test_it_is_kept_and_answered_again_without_runs(tmp_path, machine):
         assert store.machine(machine.machine_id) is not None
         (question,) = latest(store.questions(), [])
         assert answer_again(EXPERIMENT, question, store).answer == asked.answer
+
+
+def test_the_design_that_is_compared_has_the_fewest_ports_used():
+    either = [EXPERIMENT.answer(Settings(ports_used=used), []) for used in ((32, 36), (36, 32))]
+    assert either[0].tables[0] == either[1].tables[0]

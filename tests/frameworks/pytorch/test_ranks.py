@@ -17,9 +17,16 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cubemesh import networks  # noqa: E402
-from cubemesh.frameworks.base import Batch, BuildRequest  # noqa: E402
+from cubemesh.frameworks.base import Batch, BuildRequest, Compiles  # noqa: E402
 from cubemesh.frameworks.exchange import Alone  # noqa: E402
-from cubemesh.frameworks.pytorch import build, compiled, join, launch  # noqa: E402
+from cubemesh.frameworks.pytorch import (  # noqa: E402
+    build,
+    captured,
+    compiled,
+    host_kernels,
+    join,
+    launch,
+)
 from cubemesh.model.spec import Placement, ProgramSettings  # noqa: E402
 from cubemesh.model.work import TrainSteps  # noqa: E402
 from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
@@ -223,7 +230,13 @@ def test_a_network_in_two_parts_makes_the_steps_of_the_whole(ranks, case):
             assert_close(ranks[case, n], alone, kind, TOLERANCE[precision])
 
 
-def test_every_rank_draws_its_own_dropout(make_request, make_batch):
+def no_kernels():
+    raise OSError("dropout would be drawn by what was faster")
+
+
+@pytest.mark.parametrize("make", [build, captured.build])
+def test_every_rank_draws_its_own_dropout(make, make_request, make_batch, monkeypatch):
+    monkeypatch.setattr(host_kernels, "library", no_kernels)
     net = NetworkBuilder("dropping")
     x = net.dropout(net.flatten(net.input("image", (3, 6, 6))), 0.5)
     net.classify(net.linear(x, 10))
@@ -232,7 +245,9 @@ def test_every_rank_draws_its_own_dropout(make_request, make_batch):
 
     def loss(rank):
         group = SimpleNamespace(rank=rank, size=2)
-        program = build(dataclasses.replace(request, group=group))
+        program = make(dataclasses.replace(request, group=group))
+        if isinstance(program, Compiles):
+            program.compile(program.place(batch))
         program.load(request.network.draw(0))
         program.forward(program.place(batch))
         return program.loss()
