@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from cubemesh.errors import UsageError
 from cubemesh.experiments import reduction
@@ -145,12 +145,28 @@ def _effort(effort: Effort, attribution: bool) -> Effort:
     return replace(effort, attribution=True) if attribution else effort
 
 
-def on_cpu(settings: ScalingSettings, context: Context) -> bool:
+PLACED = {"pinning": "threads", "numa_node": "threads"}
+"""Fields of a placement that are set here → the setting to use instead."""
+
+
+class SaysDevice(Protocol):
+    """Settings that say what a device is."""
+
+    @property
+    def device(self) -> Device:
+        """A GPU (`cuda`) or a group of cores (`cpu`)."""
+
+    @property
+    def threads(self) -> int:
+        """Cores that a device on a CPU has, of its own."""
+
+
+def on_cpu(settings: SaysDevice, context: Context) -> bool:
     """Whether a device is a group of cores."""
     return settings.device == "cpu" or (settings.device == "auto" and not context.has_gpu)
 
 
-def placement(settings: ScalingSettings, devices: int, context: Context) -> Placement:
+def placement(settings: SaysDevice, devices: int, context: Context) -> Placement:
     """Where so many devices are. One device of a CPU is bound to its cores, as each of several is:
     a process that may wander is not the same device."""
     if not on_cpu(settings, context):
