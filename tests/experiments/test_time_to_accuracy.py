@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from cubemesh.experiments import Context, Scale
-from cubemesh.experiments.time_to_accuracy import EXPERIMENT, NO_POWER, Settings
+from cubemesh.experiments.time_to_accuracy import EXPERIMENT, NO_ENERGY, Settings
 from cubemesh.model import Figure, Status, Unknown, Window
 
 
@@ -88,8 +88,8 @@ def test_energy_that_cannot_be_measured_is_a_gap(machine, play, record_of):
     one, _ = asked_of(play, record_of, machine)
     record = trained(record_of, one, epochs=4, epoch_s=9.0, accuracy=0.96)
     answer = EXPERIMENT.answer(Settings(), [record])
-    assert answer.tables[0].rows[0][3].reason == NO_POWER
+    assert answer.tables[0].rows[0][3].reason == NO_ENERGY
     why = "not measurable: GPU board: the sensor fell silent"
     told = dataclasses.replace(record, unmeasured=(Unknown(what="energy and power", why=why),))
     answer = EXPERIMENT.answer(Settings(), [told])
-    assert answer.tables[0].rows[0][3].reason == why
+    assert answer.findings[-1].text == f"Energy is {why}."

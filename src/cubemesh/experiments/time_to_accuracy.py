@@ -41,7 +41,7 @@ from cubemesh.units import format_quantity, format_seconds
 
 EPOCHS = {Scale.QUICK: 5, Scale.DEFAULT: 30, Scale.FULL: 90}
 TARGETS = {Scale.QUICK: 0.8, Scale.DEFAULT: 0.95, Scale.FULL: 0.95}
-NO_POWER = "no power sensor can be read here"
+NO_ENERGY = "not measurable"
 NOTES = (
     "Time to accuracy runs from the first step to the end of the evaluation that reached it; "
     "evaluations come once an epoch, so it is late by up to one. Energy is the mean power of the "
@@ -162,12 +162,6 @@ def _joules(group: Group[int]) -> float | None:
     return median(spent) if spent else None
 
 
-def _no_energy(group: Group[int]) -> str:
-    """Why there is no energy."""
-    told = (u.why for r in group.ok for u in r.unmeasured if u.what == ENERGY)
-    return next(told, NO_POWER)
-
-
 def _missing(group: Group[int]) -> str:
     """Why there is no time."""
     if not group.ok:
@@ -206,6 +200,9 @@ def _findings(groups: Sequence[Group[int]]) -> Iterator[Finding]:
     for group in groups:
         if _time_s(group) is None:
             yield Finding(text=f"{_name(group)}: {_missing(group)}.")
+    reached = [r for group in groups if _joules(group) is None for r in _reached(group)]
+    for why in dict.fromkeys(u.why for r in reached for u in r.unmeasured if u.what == ENERGY):
+        yield Finding(text=f"Energy is {why}.")
 
 
 def _speed_up(one: Group[int], one_s: float, many: Group[int], many_s: float) -> Finding:
@@ -244,7 +241,7 @@ def _row(group: Group[int]) -> tuple[Cell, ...]:
     if not group.ok:
         return (*head, *[group.cell(None)] * 7)
     time_s, joules = _time_s(group), _joules(group)
-    why = _missing(group) if time_s is None else _no_energy(group)
+    why = _missing(group) if time_s is None else NO_ENERGY
     return (
         *head,
         Cell(value=time_s, reason="" if time_s is not None else why, run_id=group.run_id),
