@@ -136,7 +136,8 @@ class _Model:
         if model.elsewhere and PROPORTIONS in (self.at, model.at):
             unknown = before if self.at == PROPORTIONS else after
             raise UsageError(
-                f"{before} and {after} cannot be compared: no datasheet has the peak of {unknown}."
+                f"{before} and {after} cannot be compared: no datasheet has the peak of {unknown}. "
+                "Ask without --what-if, with a rate that was measured there."
             )
         model.scale *= self.scale * self.known["device_speed"]
         if self.measured:
