@@ -168,12 +168,16 @@ def _missing(group: Group[int]) -> str:
         return group.why
     share = 100 * group.ok[0].figures["accuracy"].value
     return (
-        f"{100 * _target(group):g} % was not reached: {share:.1f} % after {_epochs(group)} epochs"
+        f"{100 * _target(group):g} % was not reached: {share:.1f} % after {_epochs_said(group)}"
     )
 
 
 def _epochs(group: Group[int]) -> int:
     return round(group.median_of("epochs_trained") or 0)
+
+
+def _epochs_said(group: Group[int]) -> str:
+    return f"{_epochs(group)} {'epoch' if _epochs(group) == 1 else 'epochs'}"
 
 
 def _name(group: Group[int]) -> str:
@@ -190,7 +194,7 @@ def _findings(groups: Sequence[Group[int]]) -> Iterator[Finding]:
             question="How long does it take to the accuracy asked for?",
             text=f"{_name(best)} reach{'es' if best.key == 1 else ''} "
             f"{100 * _target(best):g} % in {format_seconds(least_s)}{energy}, after "
-            f"{_epochs(best)} epochs.",
+            f"{_epochs_said(best)}.",
             value=least_s,
             unit="s",
             doubts=best.doubts,
@@ -211,7 +215,7 @@ def _speed_up(one: Group[int], one_s: float, many: Group[int], many_s: float) ->
     if rates[0] is not None and rates[1] is not None:
         text += (
             f", with {rates[1].value / rates[0].value:.3g}× the throughput and "
-            f"{_epochs(many)} epochs for {_epochs(one)}"
+            f"{_epochs_said(many)} for {_epochs(one)}"
         )
     return Finding(text=f"{text}.", doubts=doubts(one, many))
 
