@@ -167,9 +167,7 @@ def _missing(group: Group[int]) -> str:
     if not group.ok:
         return group.why
     share = 100 * group.ok[0].figures["accuracy"].value
-    return (
-        f"{100 * _target(group):g} % was not reached: {share:.1f} % after {_epochs_said(group)}"
-    )
+    return f"{100 * _target(group):g} % was not reached: {share:.1f} % after {_epochs_said(group)}"
 
 
 def _epochs(group: Group[int]) -> int:
