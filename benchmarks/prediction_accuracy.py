@@ -3,12 +3,12 @@
 Every forecast is calibrated with the published rate of one device of the same source, system,
 network, framework, precision and minibatch, and held against that of several
 (experiments/validation_rows.py), and how its GPUs reached one another where its source says so
-(validation_sources.py). Eight factors are fitted on every second system, in the order of their
-names, to the rates of two to eight devices in one machine; errors are printed for that half and for
-the other, by class of network and by the way between the GPUs, with a baseline beside them: a
-constant efficiency for each number of devices, fitted on the same half. Rows that cannot be
-forecast are listed with the reason. Last, forecasts without any calibration are held against the
-published one-device rates.
+(validation_sources.py). Eight factors are fitted on every second machine, in the order of their
+names, to the rates of two to eight devices in it; what a launch takes was read off one row of the
+same half. Errors are printed for that half and for the other, by class of network and by the way
+between the GPUs, with a baseline beside them: a constant efficiency for each number of devices,
+fitted on the same half. Rows that cannot be forecast are listed with the reason. Last, forecasts
+without any calibration are held against the published one-device rates.
 
     python benchmarks/prediction_accuracy.py [--rows]
 
@@ -24,7 +24,14 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from math import hypot
 
-from cubemesh.experiments.validation_rows import Row, forecasts, halves, published_alone, rows
+from cubemesh.experiments.validation_rows import (
+    Row,
+    forecasts,
+    halves,
+    mean_and_ninth,
+    published_alone,
+    rows,
+)
 from cubemesh.predict.calibration import Calibration, defaults
 from cubemesh.predict.communication import host_factor
 from cubemesh.predict.fabric import fabric
@@ -144,10 +151,9 @@ def constant(
 
 def summary(name: str, judged: Sequence[Row], of: Callable[[Row], float]) -> float:
     """Print the errors of a way to predict efficiency; their mean."""
-    errors = sorted(abs(of(row) / row.efficiency - 1) for row in judged)
-    ninth = errors[min(len(errors) - 1, int(0.9 * len(errors)))]
-    print(f"  {name:<58}{100 * mean(errors):6.2f} %{100 * ninth:8.2f} %{len(errors):6d}")
-    return mean(errors)
+    mean_error, ninth = mean_and_ninth(of(row) / row.efficiency - 1 for row in judged)
+    print(f"  {name:<58}{100 * mean_error:6.2f} %{100 * ninth:8.2f} %{len(judged):6d}")
+    return mean_error
 
 
 def without_calibration() -> None:
@@ -174,7 +180,7 @@ def main() -> int:
     forecast = Forecasts(found)
     values = fit(seen, forecast)
     chosen = ", ".join(f"{name} {value:g}" for name, value in values.items())
-    print(f"Fitted: {chosen}; all else is assumed.")
+    print(f"Fitted: {chosen}; launch_layer_s and launch_several to one row; all else is assumed.")
     baseline = constant(seen)
 
     def model(row: Row) -> float:

@@ -31,7 +31,7 @@ from cubemesh.experiments import tune
 from cubemesh.experiments.session import run_names
 from cubemesh.experiments.tune_curves import Means, judge, means_of
 from cubemesh.experiments.tune_levers import Configuration, usual_precisions, usual_threads
-from cubemesh.experiments.tune_search import Search
+from cubemesh.experiments.tune_search import SEEDS, Search
 from cubemesh.frameworks import FRAMEWORKS, entry
 from cubemesh.machines import probe
 from cubemesh.model import Effort, RunRecord, RunSpec, TrainSteps
@@ -84,13 +84,16 @@ def grid(batch: int, frameworks: Iterable[str], threads: Sequence[int]) -> list[
     ]
 
 
-def spec_of(configuration: Configuration, network: str, number: int, losses: int) -> RunSpec:
+def spec_of(
+    configuration: Configuration, network: str, number: int, losses: int, seed: int = 0
+) -> RunSpec:
     """Its run number `number`, 0 being the screening one."""
     work = TrainSteps(
         network=network,
         batch_per_device=configuration.batch_per_device,
         losses=0 if number else losses,
     )
+    work = replace(work, seed=work.seed + seed)
     effort = replace(EFFORT, seconds=EFFORT.seconds + number / 10)
     return configuration.of(RunSpec(work=work, effort=effort))
 
@@ -98,17 +101,17 @@ def spec_of(configuration: Configuration, network: str, number: int, losses: int
 def screened(
     executor: Executor, settings: Sequence[Configuration], args: argparse.Namespace
 ) -> list[Cell]:
-    """The cells that ran and learn as the first does."""
+    """The cells that ran and learn as the first does, or as it does from other seeds."""
     cells: list[Cell] = []
-    stock: Means | None = None
+    seeds = [spec_of(settings[0], args.network, 0, args.losses, seed) for seed in range(SEEDS)]
+    stock = [means_of(record) for record in executor.run(seeds)]
+    spread: list[Means] = [means for means in stock if means is not None]
     for configuration in settings:
         (record,) = executor.run([spec_of(configuration, args.network, 0, args.losses)])
         if not record.ok:
             continue
-        means = means_of(record)
-        stock = means if stock is None else stock
         fewer = not configuration.counts_as(settings[0])
-        if judge(stock, means, (), fewer_digits=fewer).admitted:
+        if judge(stock[0], means_of(record), spread, fewer_digits=fewer).admitted:
             cells.append(Cell(configuration, record, []))
     return cells
 

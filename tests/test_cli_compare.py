@@ -112,6 +112,7 @@ def test_single_runs_are_told_apart_only_by_a_stored_spread(store, tmp_path):
         ((*RUN, "--fail-below", "0.9"), "--against"),
         ((*RUN, "--against", "steps=3"), "the effort is the same"),
         ((*RUN, "--against", "device=cuda"), "cubemesh compare A B"),
+        ((*RUN, "--against", "pinning=compact"), "both have the processors that their process"),
         ((*RUN, "--against", "framework=pytorch"), "do not share a process"),
         ((*RUN, "--against", "presision=fp64"), "Nearest: precision"),
         ((*RUN, "--against", "network"), "--against network: write it as key=value"),

@@ -1,5 +1,6 @@
 """`cubemesh tune` and `--set tuned=true` as a user meets them, with the scripted framework."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -78,10 +79,14 @@ def test_a_planted_setting_that_learns_otherwise_is_refused_by_name(tuned):
     assert any(text.startswith("Refused: fp16") for text in texts)
 
 
-def test_what_is_stored_is_not_measured_again(tuned, own_folders):
+def test_what_is_stored_is_not_measured_again_for_more_minutes(tuned, own_folders):
     place, document, _ = tuned
     again = subprocess.run(
-        arguments(place, *PLANTED), capture_output=True, text=True, timeout=100, check=True
+        arguments(place, *PLANTED, minutes="2"),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
     )
     assert again.stderr.count("measured before") == again.stderr.count("samples/s")
     assert json.loads(again.stdout)["ladder"] == document["ladder"]
@@ -148,7 +153,7 @@ def test_what_cannot_be_taken_over_is_refused_with_what_to_do(store, settings, n
 STEPS = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=64))
 
 
-def tunings(store, **changes):
+def tunings(store, name="minibatch", **changes):
     """As a run sees them whose key differs in `changes` from the tuning's."""
     (question, *_) = store.questions("tune")
     record = store.records(question.run_ids)[0]
@@ -157,7 +162,7 @@ def tunings(store, **changes):
         known = {f: getattr(record.key, f) for f in ("machine_id", "software_id", "code_version")}
         return RunKey(spec_id=spec.spec_id, **(known | changes))
 
-    return Tunings(entry("minibatch"), {}, store, key)
+    return Tunings(entry(name), {}, store, key)
 
 
 @pytest.mark.parametrize(
@@ -173,6 +178,25 @@ def test_a_tuning_of_elsewhere_or_before_is_not_used(store, changes, said):
         tunings(store, **changes).of(STEPS)
     assert "cubemesh tune little-cnn --batch-per-device 64" in str(refusal.value)
     assert tunings(store).of(STEPS).program.precision == "bf16"
+
+
+def test_of_several_tunings_the_one_that_won_at_the_minibatch_stands(store):
+    """The newer began at 64 and won at 128."""
+
+    def chosen(name):
+        found = tunings(store, name)
+        won = found._all[-1]
+        newer = dataclasses.replace(
+            won,
+            question=dataclasses.replace(won.question, question_id="newer"),
+            best=dataclasses.replace(won.best, batch_per_device=128),
+        )
+        found.__dict__["_all"] = [newer, won]
+        spec = found.of(STEPS)
+        return spec.tuned.question_id == "newer", spec.work.batch_per_device
+
+    assert chosen("minibatch") == (False, 64)
+    assert chosen("train") == (True, 128), "which minibatch is left to the tuning"
 
 
 def test_a_ceiling_takes_nothing_over(store):

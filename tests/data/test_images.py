@@ -310,6 +310,10 @@ def test_classes_named_in_json_and_by_folders(tmp_path: Path) -> None:
         ({"a.jpg": b"", "b.cls": b"1"}, "has no images for train in its tar files"),
         ({"a.jpg": b""}, "Images in tar files need their class"),
         ({"a.txt": b""}, "need their class"),
+        (
+            {"a.jpg": b"", "a.cls": b"2147483647"},
+            "names class 2147483647: numbers are below 1048576",
+        ),
     ],
 )
 def test_shards_without_classes(tmp_path: Path, members, words: str) -> None:

@@ -82,3 +82,34 @@ def test_it_agrees_with_pillow_about_real_sizes() -> None:
         file = io.BytesIO()
         Image.new("RGB", (width, height)).save(file, "JPEG")
         assert plain_header(file.getvalue()) == Header(width, height, 3)
+
+
+def comment(content: bytes) -> bytes:
+    return b"\xff\xfe" + (2 + len(content)).to_bytes(2) + content
+
+
+def hidden(marker: int) -> bytes:
+    """A JPEG of 40×30 with a marker in front that has no length, and two comments. Who takes the
+    first comment's name for that length lands in the second, at a frame of 8×8."""
+    small = bytearray(jpeg()[FRAME : FRAME + 19])
+    small[5:9] = b"\0\x08\0\x08"
+    front = jpeg()[:2] + bytes((0xFF, marker)) + comment(bytes(60_000))
+    lands = 2 + 2 + 0xFFFE
+    front += comment(bytes(lands - len(front) - 4) + bytes(small) + b"\xff\xda")
+    return front + jpeg()[2:]
+
+
+@pytest.mark.parametrize("marker", range(0xD0, 0xDA))
+def test_markers_without_a_length_are_left_to_the_host(marker: int) -> None:
+    assert plain_header(hidden(marker)) is None
+    with Image.open(io.BytesIO(hidden(marker))) as image:
+        assert image.size == (40, 30)
+
+
+def test_a_second_frame_is_left_to_the_host() -> None:
+    frame = jpeg()[FRAME : FRAME + 19]
+    assert plain_header(jpeg()[:FRAME] + frame + jpeg()[FRAME:]) is None
+
+
+def test_a_frame_has_as_many_colours_as_it_says() -> None:
+    assert plain_header(changed(FRAME + 9, b"\x01")) is None

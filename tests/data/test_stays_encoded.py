@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cubemesh.data.base import EncodedBatch, EncodedImage
-from cubemesh.data.decode import Draw
+from cubemesh.data.decode import Decoder, Draw, SetAside
 from cubemesh.data.feed import Feed, in_order
 from cubemesh.data.images import Reading, open_images
 from cubemesh.data.stages import decode_only
@@ -170,3 +170,12 @@ def test_decoding_alone_stays_encoded(root: Path) -> None:
 def test_decoded_once_and_by_the_device_are_two_ways() -> None:
     with pytest.raises(UsageError, match="keep_decoded=true decodes every image once"):
         Reading(keep_decoded=True, stays_encoded=True)
+
+
+def test_an_image_with_too_many_pixels_is_not_decoded_whole(root: Path) -> None:
+    """Whatever its header seemed to say."""
+    decoder = opened(root).decoder
+    assert decoder.whole(saved(0)).shape == (3, 30, 40)
+    few = Decoder(3, 16, 16, max_pixels=1199)
+    with pytest.raises(SetAside, match="too many pixels"):
+        few.whole(saved(0))

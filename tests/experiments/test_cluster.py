@@ -6,6 +6,7 @@ from cubemesh.errors import UsageError
 from cubemesh.experiments import Context
 from cubemesh.experiments.ask import answer_again, ask
 from cubemesh.experiments.cluster import EXPERIMENT, Settings
+from cubemesh.experiments.cluster_designs import fabrics
 from cubemesh.experiments.settings import request
 from cubemesh.results import Store
 from cubemesh.runs import Executor
@@ -100,3 +101,10 @@ def test_it_is_kept_and_answered_again_without_runs(tmp_path, machine):
         assert store.machine(machine.machine_id) is not None
         (question,) = latest(store.questions(), [])
         assert answer_again(EXPERIMENT, question, store).answer == asked.answer
+
+
+def test_the_design_that_is_compared_has_the_fewest_ports_used():
+    for used in ((32, 36), (36, 32)):
+        compared = fabrics(Settings(ports_used=used))
+        assert [design.usable for design in compared[:1]] == [32]
+        assert [design.network.name for design in compared] == ["InfiniBand EDR", "10 Gb Ethernet"]

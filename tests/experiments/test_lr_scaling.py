@@ -37,6 +37,8 @@ def test_a_cpu_shares_its_cores_between_four(machine, play, record_of):
     assert {s.placement.devices for s in asked} == {1, 2, 4}
     assert all(s.placement.share_cores for s in asked if s.placement.devices > 1)
     assert {(s.work.batch_per_device, s.work.epochs) for s in asked} == {(16, 4)}
+    assert {s.placement.threads for s in asked} == {1}, "one device is no more than each of several"
+    assert {s.placement.pinning for s in asked if s.placement.devices == 1} == {"cores"}
 
 
 @pytest.fixture
@@ -103,6 +105,15 @@ def test_the_pictures_are_drawn_by_epoch_and_by_time(trained):
     answer = trained({**GROWING, (2, "linear"): 0.52, (4, "linear"): 0.6}, shared)
     assert not any(chart.x.name == "time" for chart in answer.charts)
     assert "shared-cores" in {w.code for w in answer.warnings}
+
+
+def test_losses_are_multiples_of_that_of_the_fewest_devices_there_are(trained):
+    answer = trained({**GROWING, (2, "linear"): 0.52, (4, "linear"): 0.6})
+    assert {f.unit for f in answer.findings} == {"× the loss of 1 device"}
+    answer = trained({**GROWING, (1, "none"): None, (2, "linear"): 0.52, (4, "linear"): 0.6})
+    constant, scaled, *_ = answer.findings
+    assert (constant.value, constant.unit) == (pytest.approx(2.0), "× the loss of 2 devices")
+    assert scaled.unit == "× the loss of 2 devices"
 
 
 def test_losses_that_differ_are_not_called_equal_and_a_gap_has_its_reason(trained):

@@ -9,6 +9,8 @@ from cubemesh.experiments import Context, Scale, strong_scaling, weak_scaling
 from cubemesh.experiments.efficiency import alone_rates, efficiency, efficiency_alone
 from cubemesh.experiments.groups import Group
 from cubemesh.experiments.regimes import Regime, batch_per_device, fixed_batch
+from cubemesh.experiments.scaling import curves
+from cubemesh.experiments.settings import apply
 from cubemesh.model import Gpu, Part, Placement, ProgramSettings, Rank, RunSpec, Status, TrainSteps
 
 WEAK, STRONG = weak_scaling.EXPERIMENT, strong_scaling.EXPERIMENT
@@ -112,7 +114,7 @@ def test_a_weak_scaling_asks_for_one_several_and_each_alone(machine, play, sever
     told = [(s.placement.devices, s.program.exchange, s.batch_per_device) for s in asked]
     assert told == [(1, "none", 32), (2, "all-reduce", 32), (2, "none", 32)]
     assert [s.placement.threads for s in asked] == [1, 1, 1], "a device is as many cores"
-    assert [s.placement.pinning for s in asked] == ["compact", "none", "none"]
+    assert [s.placement.pinning for s in asked] == ["cores", "none", "none"]
     assert [s.effort.attribution for s in asked] == [True, True, False]
 
 
@@ -121,6 +123,30 @@ def test_a_strong_scaling_shares_the_global_minibatch_where_it_can(machine, play
     asked, _ = play(STRONG.plan(settings, Context(machine=machine)), several)
     assert [(s.placement.devices, s.batch_per_device) for s in asked] == [(1, 64), (2, 32), (4, 16)]
     assert {s.global_batch for s in asked} == {64}
+
+
+def test_of_several_hosts_each_has_as_many_devices(machine, play, several):
+    hosts = {"hosts": ("a", "b")}
+
+    def on_hosts(spec):
+        return apply(spec, hosts, plans_devices=WEAK.plans_devices)
+
+    def make(spec):
+        return several(on_hosts(spec))
+
+    settings = weak_scaling.Settings(
+        devices=(2, 4), batches=(32,), regime=Regime.CONSTANT_BATCH, alone=False
+    )
+    asked, records = play(WEAK.plan(settings, Context(machine=machine, hosts=2)), make)
+    specs = [record.spec for record in records]
+    told = [(s.placement.devices, s.placement.hosts, s.batch_per_device) for s in specs]
+    assert told == [(1, (), 32), (2, ("a", "b"), 32), (4, ("a", "b"), 16)]
+    (curve,) = curves(records, Regime.CONSTANT_BATCH)
+    assert curve.curve.batch == 32, "of a host"
+    assert curve.one is not None
+    usual = weak_scaling.Settings(batches=(32,), alone=False)
+    asked, _ = play(WEAK.plan(usual, Context(machine=machine, hosts=3)), several)
+    assert [s.placement.devices for s in asked] == [1, 3, 6], "this one has two cores"
 
 
 def test_the_documents_networks_are_for_gpus_and_devices_double_as_far_as_there_are(

@@ -20,7 +20,7 @@ from cubemesh.experiments import Context, Scale
 from cubemesh.experiments.claims.evidence import Evidence
 from cubemesh.experiments.claims.several_devices import same_error_rates
 from cubemesh.experiments.equivalence import TOLERANCES, compare
-from cubemesh.experiments.sequential_equivalence import EXPERIMENT, Settings
+from cubemesh.experiments.sequential_equivalence import EXPERIMENT, Settings, _own_and_others
 from cubemesh.frameworks import pytorch
 from cubemesh.frameworks.exchange import Alone
 from cubemesh.measure.gpu_processes import Neighbours
@@ -319,6 +319,21 @@ def test_the_claim_of_equal_error_rates_is_held_against_the_runs(folder, alone):
     assert same_error_rates(claim, Evidence(records=records[:1])).state is (
         State.CANNOT_BE_TESTED_HERE
     )
+
+
+def test_what_is_asked_for_twice_is_asked_once(machine, play, record_of):
+    """A spec that comes again would be taken for the first of another store."""
+    context = Context(machine=machine, scale=Scale.QUICK)
+    settings = Settings(exchanges=("none", "all-reduce", "all-reduce"), ranks=(1, 2, 2))
+    asked, records = play(EXPERIMENT.plan(settings, context), record_of)
+    assert [(s.placement.devices, s.program.exchange) for s in asked] == [
+        (1, "none"),
+        (2, "none"),
+        (1, "all-reduce"),
+        (2, "all-reduce"),
+    ]
+    own, others = _own_and_others(records)
+    assert (own, others) == (records, [])
 
 
 def test_every_number_of_devices_has_the_same_global_minibatch(machine, play, record_of):

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cubemesh.errors import UsageError
-from cubemesh.experiments import EXPERIMENTS
-from cubemesh.experiments.settings import apply, request, split
-from cubemesh.model import Ceiling, Forward, RunSpec, TrainSteps
+from cubemesh.experiments import EXPERIMENTS, Context
+from cubemesh.experiments.settings import apply, request, split, takes
+from cubemesh.model import Ceiling, Collective, Forward, Placement, RunSpec, TrainSteps
 
 MINIBATCH = EXPERIMENTS["minibatch"]
 
@@ -114,3 +114,32 @@ def test_training_on_several_devices_exchanges_gradients_unless_told_otherwise(
     changed = apply(spec, overrides)
     assert changed.program.exchange == exchange
     assert changed.placement.devices == overrides["devices"]
+
+
+PLANNING = [e for e in EXPERIMENTS.values() if e.plans_devices and takes(e, "hosts")]
+
+
+@pytest.mark.parametrize("experiment", PLANNING, ids=lambda e: e.name)
+def test_hosts_share_what_an_experiment_plans_and_change_nothing_else(experiment, machine):
+    """One device stays here, and every exchange and number of devices is the plan's own."""
+    overrides = request(experiment, {"hosts": "a,b"}).overrides
+    asked = next(experiment.plan(experiment.settings(), Context(machine=machine, hosts=2)))
+    assert asked
+    for spec in asked:
+        on_hosts = apply(spec, overrides, plans_devices=True)
+        assert on_hosts.placement.devices == spec.placement.devices
+        assert on_hosts.program == spec.program
+        assert on_hosts.placement.hosts == (("a", "b") if spec.placement.devices > 1 else ())
+
+
+def test_an_experiment_that_plans_no_devices_has_one_on_each_host():
+    spec = apply(
+        RunSpec(work=TrainSteps(network="a", batch_per_device=8)), {"hosts": ("a", "b", "c")}
+    )
+    assert (spec.placement.devices, spec.program.exchange) == (3, "all-reduce")
+
+
+def test_operations_between_devices_need_one_on_each_host():
+    spec = RunSpec(work=Collective(), placement=Placement(devices=2))
+    changed = apply(spec, {"hosts": ("a", "b", "c")}, plans_devices=True)
+    assert changed.placement.devices == 3

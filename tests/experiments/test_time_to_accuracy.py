@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from cubemesh.experiments import Context, Scale
-from cubemesh.experiments.time_to_accuracy import EXPERIMENT, NO_POWER, Settings
-from cubemesh.model import Figure, Status, Window
+from cubemesh.experiments.time_to_accuracy import EXPERIMENT, NO_ENERGY, Settings
+from cubemesh.model import Figure, Status, Unknown, Window
 
 
 def asked_of(play, record_of, machine, scale=Scale.DEFAULT, **settings):
@@ -23,6 +23,14 @@ def test_it_goes_up_to_all_cores_with_a_scaled_rate(machine, play, record_of):
     assert two.program.exchange == "all-reduce"
     (other,) = asked_of(play, record_of, machine, ranks=(4,), target=0.5, epochs=3)
     assert (other.placement.devices, other.work.target_accuracy, other.work.epochs) == (4, 0.5, 3)
+
+
+def test_a_device_of_a_cpu_is_as_many_cores_alone_as_among_others(machine, play, record_of):
+    one, two = asked_of(play, record_of, machine)
+    assert {s.placement.threads for s in (one, two)} == {1}
+    assert (one.placement.pinning, two.placement.pinning) == ("cores", "none")
+    (wide,) = asked_of(play, record_of, machine, threads=2)
+    assert (wide.placement.devices, wide.placement.threads) == (1, 2)
 
 
 def trained(record_of, spec, *, epochs, epoch_s, accuracy, watts=None):
@@ -80,4 +88,8 @@ def test_energy_that_cannot_be_measured_is_a_gap(machine, play, record_of):
     one, _ = asked_of(play, record_of, machine)
     record = trained(record_of, one, epochs=4, epoch_s=9.0, accuracy=0.96)
     answer = EXPERIMENT.answer(Settings(), [record])
-    assert answer.tables[0].rows[0][3].reason == NO_POWER
+    assert answer.tables[0].rows[0][3].reason == NO_ENERGY
+    why = "not measurable: GPU board: the sensor fell silent"
+    told = dataclasses.replace(record, unmeasured=(Unknown(what="energy and power", why=why),))
+    answer = EXPERIMENT.answer(Settings(), [told])
+    assert answer.findings[-1].text == f"Energy is {why}."

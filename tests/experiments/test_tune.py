@@ -229,6 +229,17 @@ def test_the_budget_holds_and_what_is_left_is_named(machine, play, record_of):
     assert "bf16" in text or "thread" in text
 
 
+def test_with_more_minutes_what_was_measured_stands(machine, play, record_of):
+    first, second = (Machine(record_of, speed, takes_s=4.0) for _ in range(2))
+    tuned(machine, play, first, minutes=0.5)
+    tuned(machine, play, second, minutes=1.0)
+    limits = [{s.effort.time_limit_s for s in player.asked} for player in (first, second)]
+    assert limits[0] != limits[1]
+    ids = [[s.spec_id for s in player.asked] for player in (first, second)]
+    assert len(ids[1]) > len(ids[0]) > 0
+    assert ids[1][: len(ids[0])] == ids[0]
+
+
 def test_a_reader_finds_the_same_end_from_the_records_of_any_beginning(machine, play, record_of):
     """A tuning that was broken off has the ladder of what it had."""
     player = Machine(record_of, speed)

@@ -29,7 +29,7 @@ class Group:
                 if rank == 0:
                     self.decisions.append(value)
                     self.changed.notify_all()
-                self.changed.wait_for(lambda: len(self.decisions) > number, timeout=10)
+                self.changed.wait_for(lambda: len(self.decisions) > number, timeout=60)
                 return self.decisions[number]
 
         return agreed

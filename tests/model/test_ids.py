@@ -184,6 +184,16 @@ def test_effort_changes_the_spec_but_not_the_workload(steps, seconds, batch, dev
     assert spec.global_batch == batch * devices
 
 
+def test_limits_of_time_change_no_id():
+    """A run that came to its end is the same whenever it would have been given up."""
+    for spec, spec_id, _ in GOLDEN:
+        effort = dataclasses.replace(spec.effort, time_limit_s=61.0, silent_s=3.0)
+        assert dataclasses.replace(spec, effort=effort).spec_id == spec_id
+    limited = Effort(memory_limit_bytes=1 << 30)
+    spec = GOLDEN[0][0]
+    assert dataclasses.replace(spec, effort=limited).spec_id != spec.spec_id
+
+
 def test_every_other_part_changes_the_workload():
     specs = [spec for spec, *_ in GOLDEN if spec.effort == Effort()]
     assert len({spec.workload_id for spec in specs}) == len(specs)

@@ -7,12 +7,15 @@ tests decide whose gradient comes when.
 import contextlib
 import queue
 import threading
+import time
+from collections import Counter
 from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
 from cubemesh.frameworks.exchange import Alone, Bucket
+from cubemesh.frameworks.meeting import wait_and_check
 from cubemesh.measure.kept import KeptLog
 from cubemesh.parallel import staleness
 from cubemesh.parallel.asynchronous import SERVER, Asynchronous, rate_factor
@@ -30,7 +33,7 @@ class Post:
         self.words = {(rank, None): queue.Queue() for rank in range(size)}
         self.words |= {(SERVER, rank): queue.Queue() for rank in range(size)}
         self.arrays = {(a, b): queue.Queue() for a in range(size) for b in range(size)}
-        self.met = threading.Barrier(size)
+        self.came, self.counting = Counter(), threading.Lock()
 
 
 class PlayedMail:
@@ -58,12 +61,23 @@ class Ranks(Alone):
 
     def __init__(self, post, rank):
         self.post, self.rank, self.size = post, rank, post.size
+        self.met = 0
 
     def mail(self):
         return PlayedMail(self.post, self.rank)
 
-    def meet(self):
-        self.post.met.wait(PATIENCE_S)
+    def meet(self, check=None):
+        self.met += 1
+        with self.post.counting:
+            self.post.came[self.met] += 1
+        end_s = time.monotonic() + PATIENCE_S
+
+        def waits():
+            assert time.monotonic() < end_s, "nobody else came"
+            if check is not None:
+                check()
+
+        wait_and_check(lambda: self.post.came[self.met] == self.size, waits)
 
 
 class PlayedMaster:
@@ -203,6 +217,27 @@ def test_what_fails_in_the_server_is_raised_in_its_rank():
     with pytest.raises(RuntimeError, match="serves the weights has failed") as raised:
         first.push(1)
     assert isinstance(raised.value.__cause__, ValueError)
+
+
+def test_a_server_that_fails_while_its_rank_waits_for_the_others_ends_the_waiting():
+    first, second = workers()
+    raised = []
+
+    def settle():
+        with pytest.raises(RuntimeError, match="serves the weights has failed") as told:
+            first.exchange.settle()
+        raised.append(told.value.__cause__)
+
+    def push():
+        with contextlib.suppress(queue.Empty):  # nobody answers
+            second.push(BROKEN)
+
+    waiting = threading.Thread(target=settle)
+    waiting.start()
+    threading.Thread(target=push, daemon=True).start()
+    waiting.join(PATIENCE_S / 2)
+    assert not waiting.is_alive()
+    assert isinstance(raised[0], ValueError)
 
 
 def test_what_was_counted_is_told():

@@ -20,7 +20,9 @@ def test_every_factor_says_what_it_is_and_whose() -> None:
         *("overlap_slowdown", "copy_slowdown", "pcie_share", "step_spread"),
         *("length_spread", "board_share"),
         *("host_exchange_bytes_per_s", "host_exchange_zen2_bytes_per_s"),
+        *("launch_layer_s", "launch_several"),
     }
+    assert "read off one system" in factors["launch_several"].source
     assert {f.origin for f in factors.values()} == {"assumed", "fitted"}
     assert all(f.source for f in factors.values())
     assert "NVIDIA/nccl" in factors["ring_hop_nvlink_s"].source
@@ -60,7 +62,9 @@ def test_sweeps_that_do_not_fit_are_refused(points: tuple[tuple[float, float], .
 
 def test_a_file_of_sweeps_is_read() -> None:
     text = HEAD + "all-reduce,8,2000,2e-5\nall-reduce,8,1000,1e-5\nbroadcast,2,1,1\nbroadcast,2,2,2"
-    first, second = read_sweeps(text, "mine.csv")
+    first, second = read_sweeps(
+        text.replace("broadcast,2,1", "\nbroadcast,2,1") + "\n\n", "mine.csv"
+    )
     assert (first.devices, first.size_bytes, first.seconds) == (8, (1000, 2000), (1e-5, 2e-5))
     assert (second.operation, second.source) == ("broadcast", "mine.csv")
 
@@ -76,8 +80,16 @@ def test_a_file_of_sweeps_is_read() -> None:
         (HEAD + "all-reduce,8,many,1", "field bytes: 'many' is not a number"),
         (HEAD + "all-reduce,8,1000,0", "field seconds: 0 must be above 0"),
         (HEAD + "all-reduce,8,1000,1\nall-reduce,8,1000,1", "line 3, field bytes: 1000 comes"),
+        ("", "line 1: the columns"),
     ],
 )
 def test_a_file_that_does_not_fit_names_line_and_field(text: str, says: str) -> None:
     with pytest.raises(DataError, match=says):
         read_sweeps(text, "mine.csv")
+
+
+@pytest.mark.parametrize("before", ["", HEAD, f"{HEAD}all-reduce,8,1000,1\n\n"])
+def test_a_field_without_end_is_an_error_with_its_line(before: str) -> None:
+    line = before.count("\n") + 1
+    with pytest.raises(DataError, match=rf"mine\.csv, line {line}: field larger than field limit"):
+        read_sweeps(before + 131_073 * "9", "mine.csv")

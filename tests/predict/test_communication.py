@@ -1,5 +1,6 @@
 """Collectives by size: how they grow, what no collective can beat, what one is measured in."""
 
+import dataclasses
 from functools import cache
 from itertools import pairwise
 
@@ -183,3 +184,15 @@ def test_unknown_collectives_and_libraries_are_named() -> None:
         seconds(on("dgx-a100", 2), "all-reduced", 1)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="nccl"):
         seconds(on("dgx-a100", 2), "all-reduce", 1, "ncl")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("library", "name"), [("nccl", "dgx1-v100-edr"), ("gloo", "knl-aries")])
+def test_the_networks_latency_adds_to_every_step_between_systems(
+    library: Library, name: str
+) -> None:
+    where = on(name, 4 * system(name).devices)
+    slower = dataclasses.replace(where, network_latency_s=where.network_latency_s + 1e-6)
+    took, longer = (
+        collective(x, "reduce", 1e6, defaults(), library).seconds for x in (where, slower)
+    )
+    assert longer - took == pytest.approx(3e-6)

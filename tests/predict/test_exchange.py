@@ -1,5 +1,7 @@
 """What each exchange adds to a step, and the order in which they must stand."""
 
+import dataclasses
+
 import pytest
 
 from cubemesh import networks
@@ -86,3 +88,18 @@ def test_a_server_behind_one_port_is_full_with_many_systems() -> None:
 def test_an_unknown_exchange_names_the_nearest() -> None:
     with pytest.raises(UsageError, match="Nearest: all-reduce"):
         point("all-reduc")
+
+
+def test_an_asynchronous_device_waits_for_its_own_bytes_over_the_narrowest_link() -> None:
+    """That of its processor, TCP where nothing else is known, or the network."""
+    known, size = defaults(), 4 * 32 * MIB
+    tcp = known["gloo_local_bytes_per_s"]
+    two = fabric(load_system("dgx1-p100"), 2)
+    bare = dataclasses.replace(two, host_bytes_per_s=None)
+    for where, rate in ((two, two.host_bytes_per_s), (bare, tcp)):
+        found = exchanged("asynchronous", where, OWN, known, "nccl")
+        assert rate is not None
+        assert found.exposed_s == pytest.approx(2 * size / rate)
+    far = fabric(load_system("knl-aries"), 2)
+    assert far.host_bytes_per_s is None
+    assert exchanged("asynchronous", far, OWN, known, "gloo").exposed_s >= 2 * size / tcp

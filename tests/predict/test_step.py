@@ -1,12 +1,16 @@
 """What several devices reach: parts that sum up, measured points that are met, limits by name."""
 
+import dataclasses
 import time
 
 import pytest
 
 from cubemesh import networks
 from cubemesh.errors import UsageError
+from cubemesh.machines.catalogue.system import System
 from cubemesh.machines.catalogue.systems import load_system, system
+from cubemesh.machines.topology import Topology
+from cubemesh.machines.topology.make import smp
 from cubemesh.predict.calibration import defaults
 from cubemesh.predict.question import Forecast, Question, Regime
 from cubemesh.predict.step import predict, slowest
@@ -140,3 +144,39 @@ def test_every_system_that_has_a_datasheet_is_forecast() -> None:
             defaults(),
         )
         assert found.points[0].samples_per_s > 0
+
+
+def test_asynchronous_processors_exchange_through_tcp_and_can_be_fitted() -> None:
+    question = Question(
+        network=networks.build("alexnet"),
+        system=load_system("knl-7250"),
+        batch_per_device=64,
+        exchange="asynchronous",
+    )
+    two = dataclasses.replace(question, system=_two_of(question.system))
+    (point,) = predict(two, [2], defaults(), {1: 100}).points
+    assert point.parts_s["exposed"] == pytest.approx(
+        2 * 4 * question.network.parameter_count / defaults()["gloo_local_bytes_per_s"]
+    )
+    (fitted,) = predict(two, [2], defaults(), {1: 100, 2: 150}).points
+    assert fitted.samples_per_s == pytest.approx(150)
+
+
+def _two_of(system: System) -> System:
+    (cpu,) = system.topology.devices
+    other = dataclasses.replace(cpu, name="cpu1", index=1)
+    joined = (smp(cpu.name, "cpu1", "upi-16", 3),)
+    topology = Topology(name=system.topology.name, nodes=(cpu, other), links=joined)
+    return dataclasses.replace(system, topology=topology)
+
+
+def test_where_nothing_is_lost_no_loss_is_fitted() -> None:
+    question = dataclasses.replace(asked(), exchange="asynchronous")
+    nothing = defaults().with_factor("gradient_scale", 0.0, "assumed", "test")
+    with pytest.raises(UsageError, match="so many devices are expected to lose nothing"):
+        predict(
+            question,
+            [8],
+            nothing.with_factor("launch_several", 1.0, "assumed", "test"),
+            {1: 219, 8: 1500},
+        )

@@ -1,5 +1,6 @@
 """What would be otherwise: every key does something, and documents' comparisons come out right."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -166,3 +167,95 @@ def test_what_cannot_be_meant_is_said(changes: list[str], says: str) -> None:
 def test_every_key_is_documented() -> None:
     said = (Path(__file__).parents[2] / "docs" / "prediction.md").read_text("utf-8")
     assert [key for key in KEYS if f"`{key}`" not in said] == []
+
+
+def measured(
+    machine: str, devices: int, *changes: str, rate: float = 219.0, precision: str = "fp32"
+) -> Forecast:
+    """A forecast of ResNet-50 from what one device of `machine` reached."""
+    question = Question(
+        network=networks.build("resnet-50"),
+        system=load_system(machine),
+        batch_per_device=64,
+        precision=precision,  # type: ignore[arg-type]
+    )
+    return predict(question, [devices], defaults(), {1: rate}, read_changes(changes))
+
+
+@pytest.mark.parametrize(
+    ("change", "factor"),
+    [
+        ("machine=hgx-h200", "band_uncalibrated"),
+        ("device=v100-sxm2-16gb", "band_uncalibrated"),
+        ("precision=fp16", "band_uncalibrated"),
+        ("link=pcie", "band_one_system"),
+        ("exchange=local-sgd", "band_one_system"),
+        ("straggler=1.1", "band_one_system"),
+    ],
+)
+def test_a_measured_rate_narrows_the_band_of_its_own_device_and_precision(
+    change: str, factor: str
+) -> None:
+    found = measured("dgx1-p100", 8, change)
+    point, before = found.points[0], found.before[0]
+    assert before.high / before.samples_per_s == pytest.approx(defaults()["band_one_system"])
+    assert point.high / point.samples_per_s == pytest.approx(defaults()[factor])
+    assert ("carried to" in found.device_source) == (factor == "band_uncalibrated")
+
+
+def test_what_has_no_datasheet_is_not_compared() -> None:
+    with pytest.raises(CubemeshError, match="no datasheet has the peak of p100-sxm2-16gb in bf16"):
+        measured("dgx1-p100", 8, "precision=bf16")
+    with pytest.raises(CubemeshError, match="no datasheet has the peak of dual-root-pcie in fp32"):
+        measured("dual-root-pcie", 8, "machine=dgx1-p100")
+    with pytest.raises(CubemeshError, match="dual-root-pcie in fp16 cannot be compared"):
+        measured("dual-root-pcie", 8, "precision=fp16")
+
+
+def test_a_small_latency_of_the_network_counts_too() -> None:
+    for machine in ("dgx1-v100-edr", "knl-aries"):
+        devices = 16 if machine == "dgx1-v100-edr" else 4
+        found = [
+            ask("alexnet", machine, devices, f"network_latency_us={us}").points[0].communication_s
+            for us in (0.5, 1.5, 5)
+        ]
+        assert found[0] < found[1] < found[2]
+
+
+def test_launches_come_with_gpus_and_with_who_asks_for_them() -> None:
+    """A processor launches nothing; a step shorter than its launches shows that it was captured."""
+    on_gpus = measured("knl-7250", 1, "machine=hgx-h200", rate=20.0)
+    assert on_gpus.before[0].parts_s["launch"] == 0
+    small = Question(
+        network=networks.build("resnet-50"), system=load_system("hgx-h200"), batch_per_device=1
+    )
+    captured = {1: 1000.0}
+    kept = predict(small, [1], defaults(), captured, read_changes(["link=pcie"]))
+    asked = predict(small, [1], defaults(), captured, read_changes(["launch_us=200"]))
+    assert kept.points[0].parts_s["launch"] == kept.before[0].parts_s["launch"] == 0
+    assert asked.points[0].parts_s["launch"] > 0.01
+    from_processor = dataclasses.replace(small, system=load_system("knl-7250"))
+    moved = predict(from_processor, [1], defaults(), {1: 0.5}, read_changes(["machine=hgx-h200"]))
+    assert moved.points[0].parts_s["launch"] > 0
+
+
+def test_what_needs_gpus_or_processors_says_so(tmp_path: Path) -> None:
+    with pytest.raises(CubemeshError, match="launch_us: knl-7250 has no GPUs to launch on"):
+        measured("knl-7250", 1, "launch_us=20")
+    file = tmp_path / "bare.toml"
+    file.write_text(WITHOUT_PROCESSORS)
+    with pytest.raises(CubemeshError, match=r"link=host: bare has no processors.*\[cpus\]"):
+        measured(str(file), 2, "link=host")
+
+
+WITHOUT_PROCESSORS = """\
+name = "bare"
+title = "GPUs alone"
+sources = ["made up"]
+[gpus]
+device = "p100-sxm2-16gb"
+count = 2
+[nvlink]
+generation = 1
+pairs = [[0, 1, 4]]
+"""

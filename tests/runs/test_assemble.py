@@ -5,6 +5,7 @@ from cubemesh.model import (
     Effort,
     Forward,
     Outcome,
+    Placement,
     RunKey,
     RunSpec,
     Series,
@@ -31,9 +32,9 @@ def told(status):
     return {"event": "outcome", "t": 9.0, "outcome": to_plain(Outcome(status=status))}
 
 
-def record_of(events, work=STEPS, exit_code=0):
+def record_of(events, work=STEPS, exit_code=0, devices=1):
     ending = Ending(exit_code=exit_code, elapsed_s=12.0, phase="measure")
-    spec = RunSpec(work=work, effort=Effort())
+    spec = RunSpec(work=work, placement=Placement(devices=devices), effort=Effort())
     return assemble(spec, KEY, events, ending, started_utc="2026-01-01T00:00:00Z", attempt=2)[0]
 
 
@@ -86,6 +87,27 @@ def test_the_latest_curve_of_a_name_and_each_warning_once():
     assert [c.y for c in record.curves] == [(1.0,)]
     assert [w.code for w in record.warnings] == ["drift"]
     assert [(u.what, u.why) for u in record.unmeasured] == [tuple(why.values())]
+
+
+def test_the_energy_of_a_run_is_that_of_all_its_ranks():
+    def of_rank(number, watts):
+        heard = {"t": 0.0, "of_rank": number}
+        rank = {"event": "rank", "host": "h", "device": f"cuda:{number}", "threads": 1}
+        figures = {"gpu_power_watts": watts, "mean_power_watts": watts, "input_wait_s": number}
+        for name, value in figures.items():
+            figure = {"value": value, "unit": "W", "method": "energy counter"}
+            yield {**heard, "event": "figure", "name": name, "figure": figure}
+        yield {**heard, **rank}
+        own = window(1)
+        yield {**own, "of_rank": number, "window": {**own["window"], "rank": number}}
+
+    figures = record_of([*of_rank(0, 100.0), *of_rank(1, 300.0)], devices=2).figures
+    assert figures["gpu_power_watts"].value == figures["mean_power_watts"].value == 400
+    assert figures["input_wait_s"].value == 0, "of the others, the first rank's stand"
+    alone = record_of([*of_rank(0, 100.0)]).figures
+    assert alone["mean_power_watts"].value == 100
+    lacking = record_of([*of_rank(0, 100.0), *list(of_rank(1, 300.0))[2:]], devices=2).figures
+    assert "mean_power_watts" not in lacking
 
 
 def test_a_rank_says_what_it_ran_on():

@@ -2,16 +2,18 @@
 
 import dataclasses
 import os
+import shutil
 import signal
 
 import pytest
 
 from cubemesh.errors import BusyError, StoreError, UsageError
 from cubemesh.frameworks import FRAMEWORKS, FrameworkEntry
-from cubemesh.model import Placement, Status
+from cubemesh.model import Keeping, Placement, Status, Train
 from cubemesh.results import Store
 from cubemesh.runs import Executor, Silent
 from cubemesh.runs import executor as executor_module
+from cubemesh.training.tensorboard import event_files
 
 
 @pytest.fixture
@@ -242,6 +244,28 @@ def test_what_is_stored_stands_and_faults_do_not(run_once, null_spec):
     assert [s[2] for s in observer.said if s[0] == "finish"] == [True, False, True]
 
 
+def test_a_training_stands_while_the_files_it_was_run_for_are_there(run_once, null_spec, tmp_path):
+    folder = tmp_path / "board"
+    spec = dataclasses.replace(
+        null_spec(),
+        work=Train(network="little-cnn", batch_per_device=64, data="digits"),
+        keeping=Keeping(tensorboard=str(folder)),
+    )
+    folder.write_text("a file where the folder is to be")
+    (refused,) = run_once([spec])
+    assert refused.outcome.status is Status.UNSUPPORTED, refused.outcome
+    folder.unlink()
+    (first,) = run_once([spec])
+    assert first.ok, first.outcome
+    assert event_files(folder)
+    assert run_once([spec]) == [first]
+    shutil.rmtree(folder)
+    (second,) = run_once([spec])
+    assert second.ok
+    assert second.attempt == 3
+    assert event_files(folder)
+
+
 def test_other_software_or_other_code_is_measured_again(run_once, null_spec, machine, monkeypatch):
     (first,) = run_once([null_spec()])
 
@@ -316,6 +340,29 @@ def test_a_framework_that_kills_its_server_as_it_is_imported(
     assert (record.outcome.status, record.outcome.origin) == (Status.CRASHED, "runner")
     assert "server crashed with SIGSEGV" in record.outcome.message
     assert "during import" in record.outcome.message
+
+
+def test_the_last_words_of_a_process_that_drives_several_devices(
+    make, null_spec, tmp_path, monkeypatch
+):
+    """A framework that starts no ranks, and aborts where memory is refused as C++ does."""
+    (tmp_path / "abortinglib.py").write_text(
+        "import os\n"
+        "from cubemesh.frameworks.null import *\n"
+        "def capabilities():\n"
+        "    print(\"terminate called after throwing an instance of 'std::bad_alloc'\")\n"
+        "    os.abort()\n"
+    )
+    (tmp_path / "sitecustomize.py").write_text(
+        "import cubemesh.frameworks as f, dataclasses\n"
+        "f.FRAMEWORKS['null'] = dataclasses.replace(f.FRAMEWORKS['null'], module='abortinglib')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    spec = dataclasses.replace(null_spec(), placement=Placement(devices=2))
+    (record,) = make().run([spec])
+    assert record.outcome.status is Status.OOM, record.outcome
+    assert "std::bad_alloc" in record.outcome.facts["output"]
+    assert "in capabilities" in record.outcome.facts["stacks"]
 
 
 def test_one_device_is_one_runners(make, null_spec):

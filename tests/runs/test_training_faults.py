@@ -19,7 +19,7 @@ from cubemesh.experiments.training import EXPERIMENT
 from cubemesh.model import Status
 from cubemesh.results import Store
 from cubemesh.runs import Executor, Silent
-from cubemesh.training.checkpoint import load, newest_whole, steps_in
+from cubemesh.training.checkpoint import load, steps_in
 
 pytest.importorskip("torch")
 
@@ -111,7 +111,11 @@ def trained(tmp_path_factory, small_machine, living, nobody_left):
                 found[name] = ask(EXPERIMENT, asked, context, executor, store)
                 found[f"{name}_took_s"] = time.monotonic() - saboteur.at
                 assert workers() == [], "every rank is gone when the run is"
-            found["mounted"], found["on disk"] = mounted, newest_whole(folder / "full", 2)
+            whole = steps_in(folder / "full", 2)
+            found["mounted"], found["on disk"] = mounted, whole
+            for step in whole if mounted else ():
+                for rank in range(2):
+                    load(folder / "full", step, rank)
         assert nobody_left(runs)
     return found
 
@@ -173,4 +177,4 @@ def test_a_full_disk_ends_no_training_and_what_was_kept_is_whole(trained):
     failed = [w for w in record.warnings if w.code == "checkpoint-failed"]
     assert failed
     assert "No space left on device; the newest is of step 7" in failed[0].cause
-    assert trained["on disk"] == (7, [])
+    assert trained["on disk"] == [7]

@@ -1,6 +1,7 @@
 """Checkpoints on a real disk: what counts, what is damaged, what a full disk does to them."""
 
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from cubemesh.errors import DataError
+from cubemesh.frameworks.exchange import Alone
 from cubemesh.frameworks.training import Snapshot
 from cubemesh.measure.kept import KeptLog
 from cubemesh.training import checkpoint as checkpoints
@@ -28,6 +30,13 @@ def made(step, size=8):
     return Checkpoint(step=step, snapshot=snapshot, stands={"course": step})
 
 
+def whole(folder):
+    """The step of the newest, where none is damaged."""
+    found, damaged = newest_whole(folder, Alone())
+    assert damaged == []
+    return found.step
+
+
 def test_a_checkpoint_comes_back(tmp_path):
     size = save(tmp_path, 0, made(3))
     assert path_of(tmp_path, 3, 0).stat().st_size == size
@@ -43,7 +52,6 @@ def test_one_counts_when_it_has_the_files_of_all_ranks(tmp_path):
         for rank in ranks:
             save(tmp_path, rank, made(step))
     assert steps_in(tmp_path, 2) == [10]
-    assert newest_whole(tmp_path, 2) == (10, [])
     assert steps_in(tmp_path / "none", 2) == []
 
 
@@ -58,10 +66,10 @@ def test_a_damaged_one_is_told_and_the_one_before_is_used(tmp_path, harm):
             harm
         ]
     )
-    step, (told,) = newest_whole(tmp_path, 1)
-    assert step == 10
+    found, (told,) = newest_whole(tmp_path, Alone())
+    assert found.step == 10
     assert str(path) in told
-    checkpoints.remove_after(tmp_path, step)
+    checkpoints.remove_after(tmp_path, found.step)
     assert steps_in(tmp_path, 1) == [10]
 
 
@@ -120,6 +128,49 @@ def test_weights_that_are_no_numbers_are_not_kept(tmp_path):
     assert "the newest is of step 10" in warning.cause
 
 
+@pytest.mark.parametrize(
+    ("array", "told"),
+    [
+        (np.zeros(2, np.complex64), "after step 20: ValueError: safetensors has no name for "),
+        (np.broadcast_to(np.float32(1), (1 << 50,)), "after step 20: no memory was left"),
+    ],
+    ids=["no name in the format", "memory"],
+)
+def test_whatever_keeps_one_from_being_written_is_told(tmp_path, array, told):
+    """The mask of what is finite of 2^50 weights has no room in any memory."""
+    saver = Saver(tmp_path, rank=0, ranks=1, keep=2)
+    saver.save(made(10))
+    snapshot = Snapshot(weights={"w": array})
+    saver.save(Checkpoint(step=20, snapshot=snapshot, stands={}))
+    log = KeptLog()
+    saver.tell(log)
+    (warning,) = log.warnings
+    assert re.search(told, warning.cause), warning.cause
+    assert "the newest is of step 10" in warning.cause
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000010"]
+
+
+def test_what_one_rank_cannot_write_does_not_pile_up(tmp_path):
+    savers = [Saver(tmp_path, rank=rank, ranks=2, keep=2) for rank in range(2)]
+    good, bad = made(0).snapshot, Snapshot(weights={"w": np.array([np.nan], np.float32)})
+    for step in (10, 20, 30, 40):
+        for saver in reversed(savers):
+            snapshot = bad if step > 10 and saver is savers[1] else good
+            saver.save(Checkpoint(step=step, snapshot=snapshot, stands={}))
+            saver.wait()
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000010"]
+    savers[0].save(made(50))
+    savers[0].wait()
+    assert steps_in(tmp_path, 1) == [10, 50], "rank 1 may still write it"
+    savers[1].save(made(50))
+    savers[1].wait()
+    checkpoints.give_up(tmp_path, 60, 1)
+    save(tmp_path, 1, made(60))
+    checkpoints.prune(tmp_path, 2, 2)
+    assert steps_in(tmp_path, 2) == [10, 50]
+    assert path_of(tmp_path, 60, 1).is_file(), "it could be written after all"
+
+
 FULL = """
 import resource, sys
 from pathlib import Path
@@ -149,7 +200,7 @@ def test_where_no_more_can_be_written_nothing_that_was_kept_is_lost(tmp_path):
     (cause,) = json.loads(done.stdout)
     assert "after step 20: File too large" in cause
     assert "the newest is of step 10" in cause
-    assert newest_whole(tmp_path, 1) == (10, [])
+    assert whole(tmp_path) == 10
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000010"], "no half of it is left"
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
 
@@ -178,5 +229,5 @@ def test_a_full_disk_loses_nothing_and_has_room_again_later(small_disk):
     (warning,) = log.warnings
     assert "1 checkpoints of rank 0" in warning.cause
     assert "after step 20: No space left on device; the newest is of step 30" in warning.cause
-    assert newest_whole(small_disk, 1) == (30, [])
+    assert whole(small_disk) == 30
     assert [p.name for p in small_disk.iterdir()] == ["step-00000030"]

@@ -185,6 +185,9 @@ def test_another_training_is_not_gone_on_from(tmp_path):
     run(spec(tmp_path, every=5))
     with pytest.raises(UsageError, match="are of seed=0, and this training has seed=1"):
         run(spec(tmp_path, every=5, resume=True, seed=1))
+    normalised = spec(tmp_path, every=5, resume=True, program={"batch_norm": "global"})
+    with pytest.raises(UsageError, match="are of batch_norm=device, and this training has"):
+        run(normalised)
     longer = run(spec(tmp_path, every=5, resume=True, epochs=3, learning_rate=0.001))
     assert longer.figures["epochs_trained"].value == 3
     assert steps_in(tmp_path, 1)[-1] == 15

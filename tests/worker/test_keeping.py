@@ -2,22 +2,32 @@
 
 import json
 import threading
+import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from cubemesh.errors import UsageError
+from cubemesh.errors import DataError, UsageError
 from cubemesh.frameworks.base import Unsupported
 from cubemesh.frameworks.exchange import Alone
+from cubemesh.frameworks.training import Snapshot
 from cubemesh.measure.kept import KeptLog
 from cubemesh.model import Keeping, Placement, RunSpec, Train
+from cubemesh.training import checkpoint as checkpoints
+from cubemesh.training.checkpoint import Checkpoint
+from cubemesh.training.course import Course
 from cubemesh.worker import keeping
 
 PATIENCE_S = 10
 
 
+WORD_S = 0.3
+"""How long a rank waits for another's word."""
+
+
 class Ranks(Alone):
-    """A group whose ranks are threads of the test, that meet before every word."""
+    """A group whose ranks are threads of the test, that wait long to meet and not for a word."""
 
     def __init__(self, rank, said, met):
         self.rank, self.size, self._said, self._met = rank, 2, said, met
@@ -26,16 +36,16 @@ class Ranks(Alone):
         return self.share(value)[0]
 
     def share(self, value):
-        self.meet()
+        self._met.wait(WORD_S)
         self._said[self.rank] = json.dumps(value)
-        self.meet()
+        self._met.wait(WORD_S)
         return [json.loads(self._said[rank]) for rank in range(self.size)]
 
     def meet(self):
         self._met.wait(PATIENCE_S)
 
 
-def begin(*folders):
+def begin(*folders, resume=False):
     """What each rank meets that keeps its checkpoints in the folder of its own."""
     said, met, found = {}, threading.Barrier(2), {}
 
@@ -43,13 +53,13 @@ def begin(*folders):
         spec = RunSpec(
             work=Train(network="little-cnn", batch_per_device=4),
             placement=Placement(devices=2),
-            keeping=Keeping(checkpoints=str(folders[rank])),
+            keeping=Keeping(checkpoints=str(folders[rank]), resume=resume),
         )
         spec = replace(spec, program=replace(spec.program, exchange="all-reduce"))
         try:
             found[rank] = keeping.beginning(spec, Ranks(rank, said, met), KeptLog())
-        except UsageError as error:
-            found[rank] = str(error)
+        except (UsageError, DataError, threading.BrokenBarrierError) as error:
+            found[rank] = repr(error) if not str(error) else str(error)
 
     threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
     for thread in threads:
@@ -71,6 +81,37 @@ def test_ranks_on_disks_of_their_own_are_told_so(tmp_path):
         assert message.startswith(f"checkpoints={tmp_path / folder}: what rank 0 wrote there on ")
         assert message.endswith("Name a folder that all hosts share.")
     assert list((tmp_path / "a").iterdir()) == []
+
+
+def kept(folder, step):
+    """A checkpoint of both ranks after `step` steps, of one another's training."""
+    for rank in range(2):
+        snapshot = Snapshot(weights={"w": np.full(4, rank, np.float32)})
+        stands = {"course": Course(done=step).plain(), "trains": {"seed": 0}}
+        checkpoints.save(folder, rank, Checkpoint(step=step, snapshot=snapshot, stands=stands))
+
+
+def test_each_rank_reads_its_own_file_however_long_another_takes(tmp_path, monkeypatch):
+    for step in (10, 20):
+        kept(tmp_path, step)
+    path = checkpoints.path_of(tmp_path, 20, 1)
+    path.write_bytes(path.read_bytes()[:-3])
+    read, load = [], checkpoints.load
+
+    def slowly(folder, step, rank):
+        time.sleep(0 if rank else 2 * WORD_S)
+        read.append((rank, step))
+        return load(folder, step, rank)
+
+    monkeypatch.setattr(checkpoints, "load", slowly)
+    begins = begin(tmp_path, tmp_path, resume=True)
+    assert [b.course.done for b in begins] == [10, 10], begins
+    assert [b.checkpoint.snapshot.weights["w"][0] for b in begins] == [0, 1]
+    assert sorted(read) == [(0, 10), (0, 20), (1, 10), (1, 20)]
+    assert checkpoints.steps_in(tmp_path, 1) == [10]
+    checkpoints.path_of(tmp_path, 10, 0).write_bytes(b"")
+    told = begin(tmp_path, tmp_path, resume=True)
+    assert all(text.startswith("None of the 1 checkpoints in") for text in told), told
 
 
 @pytest.mark.parametrize("exchange", ["asynchronous", "asynchronous-aware"])

@@ -117,7 +117,7 @@ def test_a_server_forks_reaps_and_ends_with_its_stdin(tmp_path, server):
     assert codes[pids[str(tmp_path / "a" / "job.json")]] == 0
     assert codes[pids[str(tmp_path / "b" / "job.json")]] == 7
     process.stdin.close()
-    assert process.wait(timeout=10) == 0
+    assert process.wait(timeout=60) == 0
 
 
 def test_a_server_sends_signals_to_its_living_workers_only(tmp_path, server):

@@ -9,7 +9,7 @@ import pytest
 
 from cubemesh.frameworks.base import Unsupported
 from cubemesh.model import Placement
-from cubemesh.worker.pinning import Processor, choose, pin, read_processors
+from cubemesh.worker.pinning import Processor, choose, pin, read_processors, whole_cores
 
 # Two nodes of four cores with two hardware threads each, numbered as Linux numbers most servers:
 # first threads 0-3 and 4-7, second threads 8-11 and 12-15.
@@ -27,6 +27,9 @@ LAPTOP = [Processor(number=n, node=0, core=n) for n in range(4)]
         ("spread", 4, (0, 1, 4, 5)),
         ("spread", 8, (0, 1, 2, 3, 4, 5, 6, 7)),
         ("spread", 10, (0, 1, 2, 3, 4, 5, 6, 7, 8, 12)),
+        ("cores", 2, (0, 1)),
+        ("cores", 6, (0, 1, 2, 3, 4, 5)),
+        ("cores", 9, (0, 1, 2, 3, 4, 5, 6, 7, 8)),
         ("compact", 40, tuple(range(16))),
         ("none", 2, tuple(range(16))),
     ],
@@ -35,7 +38,7 @@ def test_near_and_far_on_a_server_of_two_nodes(pinning, threads, chosen):
     assert choose(SERVER, pinning, threads) == chosen
 
 
-@pytest.mark.parametrize("pinning", ["compact", "spread"])
+@pytest.mark.parametrize("pinning", ["compact", "spread", "cores"])
 def test_without_hardware_threads_near_and_far_are_alike(pinning):
     assert choose(LAPTOP, pinning, 2) == (0, 1)
 
@@ -49,6 +52,8 @@ def test_topology_is_read_from_the_kernels_files(tmp_path):
     for node, cpus in ((0, "0,2"), (1, "1,3")):
         (tmp_path / f"node/node{node}").mkdir(parents=True)
         (tmp_path / f"node/node{node}/cpulist").write_text(f"{cpus}\n")
+    assert whole_cores(range(4), tmp_path) == (0, 1)
+    assert whole_cores({1, 2, 3}, tmp_path) == (2, 1), "node by node"
     assert read_processors({0, 1, 3}, tmp_path) == [
         Processor(number=0, node=0, core=0),
         Processor(number=1, node=1, core=1),

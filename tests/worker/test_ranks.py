@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cubemesh.frameworks.base import Unsupported
 from cubemesh.model import FirstSteps, Placement, RunSpec, TrainSteps
+from cubemesh.worker.job import Job
+from cubemesh.worker.pinning import whole_cores
 from cubemesh.worker.ranks import (
     Self,
     can_launch,
@@ -15,6 +19,7 @@ from cubemesh.worker.ranks import (
     driven_devices,
     own_cores,
     own_device,
+    processors_of,
     shared_cores,
 )
 
@@ -22,6 +27,18 @@ from cubemesh.worker.ranks import (
 def spec(**placement):
     work = TrainSteps(network="little-cnn", batch_per_device=8)
     return RunSpec(work=work, placement=Placement(**placement))
+
+
+def job(usable_cores=1, **placement):
+    return Job(spec=spec(**placement), folder="", usable_cores=usable_cores)
+
+
+def test_devices_share_out_no_more_cores_than_are_granted():
+    allowed = sorted(os.sched_getaffinity(0))
+    granted = job(usable_cores=1, devices=2)
+    assert processors_of(granted, on_cpu=True) == whole_cores(allowed)[:1]
+    assert processors_of(granted, on_cpu=False) == tuple(allowed), "any of them drives a GPU"
+    assert processors_of(job(usable_cores=None), on_cpu=True) == whole_cores(allowed)
 
 
 @given(st.integers(1, 8), st.integers(1, 4))
@@ -60,9 +77,9 @@ def test_ranks_take_cores_by_turns_where_they_may_share_them():
     selves = [Self(rank=r, local_rank=r, ranks=4, local_ranks=4) for r in range(4)]
     own = [own_cores(asked, one, (5, 7)) for one in selves]
     assert own == [(5,), (7,), (5,), (7,)]
-    assert can_launch(asked.placement, 2)
-    assert not can_launch(spec(devices=4).placement, 2)
-    assert not can_launch(spec(devices=1, share_cores=True).placement, 2)
+    assert can_launch(job(devices=4, share_cores=True))
+    assert not can_launch(job(devices=4))
+    assert not can_launch(job(devices=1, share_cores=True))
     check_devices(4, 2, may_share=True)
     with pytest.raises(Unsupported, match="or share_cores=true where times do not matter"):
         check_devices(4, 2)

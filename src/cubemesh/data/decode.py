@@ -141,6 +141,8 @@ class Decoder:
     def whole(self, data: bytes) -> Pixels:
         """All of the image in `data`, in its own size; SetAside with the reason."""
         with _reasons(), self._image.open(io.BytesIO(data), formats=FORMATS) as image:
+            if image.size[0] * image.size[1] > self._max_pixels:
+                raise SetAside("too many pixels")
             return _channels_first(self._plain(image))
 
     def _pixels(self, image: Any, box: Box) -> Pixels:

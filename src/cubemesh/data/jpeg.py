@@ -6,8 +6,10 @@ takes some microseconds, where opening the image with Pillow takes many times th
 lock.
 
 Plain is what every decoder reads alike: baseline, extended or progressive Huffman coding (SOF0 to
-SOF2), 8 bits, one colour or three that are YCbCr, and an end that says so. All else, and whatever
-looks damaged, goes to the decoder on the host, which has the last word on every image.
+SOF2), 8 bits, one colour or three that are YCbCr, one frame, and an end that says so. All else, and
+whatever looks damaged, goes to the decoder on the host, which has the last word on every image. So
+do files with markers that have no length (D0 to D9) before the scan: what a decoder steps over must
+not look like a frame here.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from dataclasses import dataclass
 _HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)
 _OTHER_FRAMES = frozenset(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """Lossless, hierarchical and arithmetic ones; the three left out are tables."""
+_WITHOUT_LENGTH = frozenset(range(0xD0, 0xDA))
+"""Restarts, and the start and the end of an image: none belongs between the tables."""
 _START_OF_SCAN = 0xDA
 _ADOBE = 0xEE
 
@@ -56,15 +60,17 @@ def plain_header(data: bytes) -> Header | None:
             continue
         if kind == _START_OF_SCAN:
             return found
-        if kind in _OTHER_FRAMES or not 0xC0 <= kind <= 0xFE:
+        if kind in _OTHER_FRAMES | _WITHOUT_LENGTH or not 0xC0 <= kind <= 0xFE:
             return None
+        length = int.from_bytes(data[at + 2 : at + 4])  # its own two bytes among them
         if kind in _HUFFMAN_FRAMES:
-            found = _frame(data[at + 4 : at + 19])
-            if found is None:
+            frame = _frame(data[at + 4 : at + 2 + length])
+            if found is not None or frame is None:
                 return None
+            found = frame
         elif kind == _ADOBE and _says_rgb(data[at + 4 : at + 16]):
             return None
-        at += 2 + int.from_bytes(data[at + 2 : at + 4])
+        at += 2 + length
     return None
 
 
@@ -75,6 +81,8 @@ def _frame(content: bytes) -> Header | None:
     bits, height, width, colours = struct.unpack(">BHHB", content[:6])
     is_rgb = content[6::3] == b"RGB"  # colours go by these names where no other segment says so
     if bits != 8 or colours not in (1, 3) or is_rgb or not width or not height:
+        return None
+    if len(content) != 6 + 3 * colours:
         return None
     return Header(width, height, colours)
 

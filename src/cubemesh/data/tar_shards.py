@@ -37,6 +37,8 @@ from cubemesh.data.image_folder import SPLITS, is_of
 from cubemesh.data.page_cache import Extent
 from cubemesh.errors import DataError
 
+MOST_CLASSES = 1 << 20
+"""That numbers may name: each class has a name in memory, and one file may claim any number."""
 BUFFER = 2048
 """Images from which the next one is drawn."""
 HEADER_BYTES = 1 << 20
@@ -253,6 +255,11 @@ def _labelled(train: _Scanned, own: _Scanned) -> tuple[tuple[str, ...], NDArray[
     """Names of the classes, and the label of each image of `own`: -1 for none."""
     if train.classes:
         count = max(train.classes.values()) + 1
+        if count > MOST_CLASSES:
+            raise DataError(
+                f"A class file names class {count - 1}: numbers are below {MOST_CLASSES}, counted "
+                "from 0. Number the classes one after the other."
+            )
         labels = [own.classes.get((m.shard, _key_of(m.name)[0]), -1) for m in own.images]
         if labels and max(labels) >= count:
             raise DataError(

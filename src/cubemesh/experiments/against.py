@@ -20,6 +20,11 @@ from cubemesh.model.plain import field_types
 SHARED: dict[str, str] = {
     "device": "windows on two devices do not meet the same conditions by alternating",
     "devices": "both run on the same devices",
+    "hosts": "both run on the same devices",
+    "share_cores": "both run on the same devices",
+    "pinning": "both have the processors that their process is bound to",
+    "numa_node": "both have the processors that their process is bound to",
+    "link": "both have the links that their process chose",
     "input_threads": "minibatches are made in the step where two programs alternate: threads would "
     "work for one of them in the windows of the other",
     "epochs": "training over epochs does not alternate",

@@ -74,7 +74,8 @@ def ask(
         specs = next(plan)
         while True:
             got: list[RunRecord] = []
-            for record in executor.each(_prepare(specs, request, executor.environments, tuned)):
+            prepared = _prepare(experiment, specs, request, executor.environments, tuned)
+            for record in executor.each(prepared):
                 got.append(record)
                 question = _kept(store, question, [*records, *got], complete=False)
             records += got
@@ -117,12 +118,14 @@ def _shown(
 
 
 def _prepare(
+    experiment: Experiment,
     specs: Sequence[RunSpec],
     request: Request,
     environments: Mapping[str, Environment],
     tuned: Callable[[RunSpec], RunSpec] | None,
 ) -> list[RunSpec]:
-    asked = [apply(spec, request.overrides) for spec in specs]
+    planned = experiment.plans_devices
+    asked = [apply(spec, request.overrides, plans_devices=planned) for spec in specs]
     if tuned is not None:
         asked = [tuned(spec) for spec in asked]
     prepared = [alternating(spec, request.against, environments) for spec in asked]

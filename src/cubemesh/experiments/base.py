@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from cubemesh.model import Answer, Effort, Machine, RunRecord, RunSpec
+from cubemesh.model.plain import field_types
 from cubemesh.results import Store
 
 Plan = Generator[Sequence[RunSpec], Sequence[RunRecord], None]
@@ -42,6 +43,8 @@ class Context:
     scale: Scale = Scale.DEFAULT
     clock: Callable[[], float] = time.monotonic
     """Seconds, for a plan that has a budget of them."""
+    hosts: int = 1
+    """How many hosts share the devices of a run that has as many."""
 
     @property
     def effort(self) -> Effort:
@@ -79,3 +82,8 @@ class Experiment:
     """Whether `--against` may alternate its programs with others."""
     tunes: bool = True
     """Whether its runs may take settings over from a tuning."""
+
+    @property
+    def plans_devices(self) -> bool:
+        """Whether its plan says of each run on how many devices it is, and how they exchange."""
+        return "devices" in self.varies or "devices" in field_types(self.settings)

@@ -86,7 +86,8 @@ def designs(settings: Settings) -> tuple[Design, ...]:
 
 def fabrics(settings: Settings) -> list[Design]:
     """The designs that are compared: of the first network the one with the fewest ports used."""
-    return [designs(settings)[0], *(fabric(text) for text in settings.fabrics[1:])]
+    fewest = min(designs(settings), key=lambda design: design.usable)
+    return [fewest, *(fabric(text) for text in settings.fabrics[1:])]
 
 
 def named(design: Design) -> str:

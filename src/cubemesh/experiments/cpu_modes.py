@@ -84,7 +84,7 @@ def modes(settings: Settings, machine: Machine, scale: Scale) -> list[Mode]:
             for pinning in settings.pinnings:
                 bound = pinning != "none"
                 # One thread is as far from the others as it is near.
-                if bound and (threads >= room or (threads == 1 and pinning == "spread")):
+                if bound and (threads >= room or (threads == 1 and pinning != "compact")):
                     continue
                 found += [Mode(threads, pinning, node, layout) for layout in settings.layouts]
     usual = Mode(usable, "none", None, "nchw")
@@ -120,9 +120,10 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         warnings=(*_reduced(steps), *(w for r in records for w in r.warnings)),
         run_ids=tuple(r.run_id for r in records),
         notes=(
-            "Bound threads may use as many processors as they are, near one another (compact) or "
-            "far apart (spread). ± covers the windows and the processes of an arrangement; those "
-            "whose ratio to the fastest holds 1, or lies within 3 % of it, count as level.",
+            "Bound threads may use as many processors as they are: near one another (compact), "
+            "near one another with a core each (cores), or far apart (spread). ± covers the "
+            "windows and the processes of an arrangement; those whose ratio to the fastest holds "
+            "1, or lies within 3 % of it, count as level.",
             "Document 004 figure 5 compares clustering and memory modes of a KNL, which its "
             "firmware sets.",
         ),

@@ -45,6 +45,7 @@ QUICK_NETWORKS = ("alexnet", "googlenet", "resnet-50")
 BATCH = 64
 RUNS = 100
 REDUCED_RUNS = 10
+WHICH = "Which framework trains fastest?"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,8 +213,14 @@ def _fastest(training: Matrix) -> Iterator[Finding]:
             text = f"{network} trains fastest with {a}: {show_ratio(found)} the speed of {b}."
         else:
             text = f"{network}: {a} and {b} are level, {show_ratio(found)}."
-        lines.append(Finding(text=text))
-    if wins:
+        lines.append(
+            Finding(
+                text=text, value=found.value, unit=f"× {b}: {a}", low=found.low, high=found.high
+            )
+        )
+    if ranked == 1:
+        lines = [replace(lines[0], question=WHICH)]
+    elif wins:
         yield _winners(wins, ranked)
     elif ranked:
         yield Finding(text="No framework trains any network surely fastest.")
@@ -233,9 +240,9 @@ def _winners(wins: dict[str, int], ranked: int) -> Finding:
     several = list(wins.values()).count(most) > 1
     each = " each" if several else ""
     return Finding(
-        question="Which framework trains fastest?",
-        text=f"{best} {'train' if several else 'trains'} {most} of {ranked} "
-        f"{'network' if ranked == 1 else 'networks'} fastest{each}.",
+        question=WHICH,
+        text=f"{best} {'train' if several else 'trains'} {most} of {ranked} networks "
+        f"fastest{each}.",
         value=most,
         unit=f"of {ranked}: {best}",
     )

@@ -133,3 +133,8 @@ def group_by(records: Iterable[RunRecord], key: Callable[[RunRecord], K]) -> lis
     for record in records:
         groups.setdefault(key(record), []).append(record)
     return [Group(k, tuple(r)) for k, r in groups.items()]
+
+
+def devices_said(devices: int) -> str:
+    """`1 device`, `4 devices`."""
+    return f"{devices} device{'' if devices == 1 else 's'}"

@@ -10,19 +10,20 @@ time. The default data are the handwritten digits cubemesh carries.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cubemesh.experiments import lr_scaling_shown as shown
 from cubemesh.experiments.base import Context, Experiment, Plan, Scale
 from cubemesh.experiments.conditions import titled
+from cubemesh.experiments.scaling import PLACED, on_cpu, placement
 from cubemesh.model import (
     Answer,
-    Placement,
     ProgramSettings,
     RunRecord,
     RunSpec,
     Train,
 )
+from cubemesh.model.spec import Device
 from cubemesh.model.work import RateScaling
 
 RANKS = (1, 2, 4, 8)
@@ -47,6 +48,10 @@ class Settings:
     """What is learned: digits, or cifar-10 with data_path."""
     learning_rate: float = 1e-4
     """The document's, of one device."""
+    device: Device = "auto"
+    """What a device is: a GPU (`cuda`) or a group of cores (`cpu`)."""
+    threads: int = 1
+    """Cores that a device on a CPU has, of its own."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:
@@ -63,13 +68,13 @@ def plan(settings: Settings, context: Context) -> Plan:
 def _ranks(settings: Settings, context: Context) -> Sequence[int]:
     if settings.ranks:
         return sorted(set(settings.ranks))
-    if not context.has_gpu:
+    if on_cpu(settings, context):
         return CPU_RANKS
     return [n for n in RANKS if n <= len(context.machine.gpus)]
 
 
 def _spec(settings: Settings, context: Context, devices: int, scaling: RateScaling) -> RunSpec:
-    epochs = EPOCHS[Scale.FULL if context.has_gpu else context.scale]
+    epochs = EPOCHS[context.scale if on_cpu(settings, context) else Scale.FULL]
     return RunSpec(
         work=Train(
             network=settings.network,
@@ -80,7 +85,7 @@ def _spec(settings: Settings, context: Context, devices: int, scaling: RateScali
             learning_rate=settings.learning_rate,
             rate_scaling=scaling,
         ),
-        placement=Placement(devices=devices, share_cores=devices > 1),
+        placement=replace(placement(settings, devices, context), share_cores=devices > 1),
         program=ProgramSettings(exchange="all-reduce" if devices > 1 else "none"),
         effort=context.effort,
     )
@@ -108,7 +113,7 @@ EXPERIMENT = Experiment(
     question="What must the learning rate do when the number of devices grows?",
     settings=Settings,
     works=(Train,),
-    varies={"devices": "ranks", "rate_scaling": "ranks"},
+    varies={"devices": "ranks", "rate_scaling": "ranks", **PLACED},
     plan=plan,
     answer=answer,
     documents="001 figures 5 and 6",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cubemesh.experiments.groups import Group, group_by
+from cubemesh.experiments.groups import Group, devices_said, group_by
 from cubemesh.experiments.matrix import listed
 from cubemesh.model import (
     Axis,
@@ -57,6 +57,10 @@ class Picture:
         found = ((g.key, g.median_of("validation_loss")) for g in self.groups)
         return {devices: loss for devices, loss in found if loss is not None}
 
+    def unit(self) -> str:
+        """Of a multiple of the loss of the fewest devices."""
+        return f"× the loss of {devices_said(min(self.losses()))}"
+
     def worst(self) -> float | None:
         """The loss that differs most from that of the fewest devices, as a multiple of it; None
         with a single number of devices."""
@@ -100,7 +104,7 @@ def findings(found: Sequence[Picture]) -> Iterator[Finding]:
             question="What does a constant learning rate cost?",
             text=f"With a constant rate the loss {grows}: {told(constant)}.",
             value=both[0],
-            unit="× the loss of one device",
+            unit=constant.unit(),
             remedy="Scale the rate with the number of devices." if both[0] > EQUAL else "",
         )
     if both[1] is not None:
@@ -110,13 +114,13 @@ def findings(found: Sequence[Picture]) -> Iterator[Finding]:
             text=f"With the rate times the number of devices the losses are "
             f"{'roughly equal' if equal else 'not equal'}: {told(scaled)}.",
             value=both[1],
-            unit="× the loss of one device",
+            unit=scaled.unit(),
             remedy="" if equal else _longer(scaled),
         )
     for picture in found:
         for group in picture.groups:
             if not group.ok and (picture is constant or group.key > 1):
-                where = f"{group.key} device{'' if group.key == 1 else 's'}"
+                where = devices_said(group.key)
                 yield Finding(text=f"{where}, {picture.name} rate: {group.why}.")
 
 
@@ -230,7 +234,7 @@ def _curve(group: Group[int], by_time: bool) -> Line:
     curve = next(c for c in record.curves if c.name == "validation_loss")
     ended = _epoch_ends(record) if by_time else {}
     return Line(
-        name=f"{group.key} device{'' if group.key == 1 else 's'}",
+        name=devices_said(group.key),
         points=tuple(
             Point(x=ended.get(int(x), x), y=y, run_id=record.run_id)
             for x, y in zip(curve.x, curve.y, strict=True)

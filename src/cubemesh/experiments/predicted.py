@@ -45,7 +45,7 @@ def predicted_for(run: RunRecord, one: RunRecord, rate: float | None = None) -> 
     exchange = run.spec.program.exchange.removesuffix("-aware")  # which changes steps, not time
     if exchange not in EXCHANGES:
         return f"exchange {exchange} is not modelled"
-    place = _place(one, devices)
+    place = _joined_otherwise(run) or _place(one, devices)
     if isinstance(place, str):
         return place
     same = run.spec.batch_per_device == work.batch_per_device
@@ -126,6 +126,18 @@ def forecast_finding(found: Sequence[Forecast]) -> tuple[Finding, ...]:
         f"{100 * max(off):.1f} % at most, over {len(off)} points of several devices."
     )
     return (Finding(text=text),)
+
+
+def _joined_otherwise(run: RunRecord) -> str:
+    """Why the devices of a run were not joined as those of one system are; empty where they were,
+    as far as its record tells."""
+    placement = run.spec.placement
+    hosts = set(placement.hosts) or {rank.host for rank in run.ranks}
+    if len(hosts) > 1:
+        return f"it ran on {len(hosts)} hosts, and what joins them is not known"
+    if placement.link != "auto":
+        return f"link={placement.link} is not modelled"
+    return ""
 
 
 def _place(one: RunRecord, devices: int) -> System | str:

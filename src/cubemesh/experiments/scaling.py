@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from cubemesh.errors import UsageError
 from cubemesh.experiments import reduction
@@ -72,7 +72,7 @@ class ScalingSettings:
     """How the devices come to the same weights: exchanges, side by side."""
     devices: tuple[int, ...] = ()
     """Numbers of devices; one is always measured. None given doubles up to what the machine has,
-    8 at most."""
+    8 at most; of several hosts each has as many."""
     device: Device = "auto"
     """What a device is: a GPU (`cuda`) or a group of cores (`cpu`)."""
     threads: int = 1
@@ -120,7 +120,8 @@ def _curve(
 ) -> Iterator[RunSpec]:
     """The runs of one curve. What cannot be shared out evenly among so many devices is left out."""
     for devices in counts:
-        batch = batch_per_device(regime, want.batch, devices)
+        hosts = context.hosts if devices >= context.hosts else 1
+        batch = batch_per_device(regime, want.batch, devices, hosts)
         if batch is None:
             continue
         together = settings.exchanges if devices > 1 else (ALONE,)
@@ -144,12 +145,28 @@ def _effort(effort: Effort, attribution: bool) -> Effort:
     return replace(effort, attribution=True) if attribution else effort
 
 
-def on_cpu(settings: ScalingSettings, context: Context) -> bool:
+PLACED = {"pinning": "threads", "numa_node": "threads"}
+"""Fields of a placement that are set here → the setting to use instead."""
+
+
+class SaysDevice(Protocol):
+    """Settings that say what a device is."""
+
+    @property
+    def device(self) -> Device:
+        """A GPU (`cuda`) or a group of cores (`cpu`)."""
+
+    @property
+    def threads(self) -> int:
+        """Cores that a device on a CPU has, of its own."""
+
+
+def on_cpu(settings: SaysDevice, context: Context) -> bool:
     """Whether a device is a group of cores."""
     return settings.device == "cpu" or (settings.device == "auto" and not context.has_gpu)
 
 
-def placement(settings: ScalingSettings, devices: int, context: Context) -> Placement:
+def placement(settings: SaysDevice, devices: int, context: Context) -> Placement:
     """Where so many devices are. One device of a CPU is bound to its cores, as each of several is:
     a process that may wander is not the same device."""
     if not on_cpu(settings, context):
@@ -158,19 +175,21 @@ def placement(settings: ScalingSettings, devices: int, context: Context) -> Plac
         device=settings.device,
         devices=devices,
         threads=settings.threads,
-        pinning="compact" if devices == 1 else "none",
+        pinning="cores" if devices == 1 else "none",
     )
 
 
 def device_counts(settings: ScalingSettings, context: Context) -> list[int]:
-    """The numbers of devices to measure, one among them."""
+    """The numbers of devices to measure, one among them; of several hosts each has as many as this
+    one would be given."""
     if settings.devices:
         return sorted({1, *settings.devices})
     cpu = on_cpu(settings, context)
     cores = context.machine.cpu.usable_cores
     there = cores // settings.threads if cpu else min(len(context.machine.gpus), cores)
     most = min(max(1, there), MOST_DEVICES if context.scale is not Scale.QUICK else 2)
-    return [2**n for n in range(most.bit_length())]
+    each = [2**n for n in range(most.bit_length())]
+    return each if context.hosts == 1 else [1, *(context.hosts * n for n in each)]
 
 
 def is_small(settings: ScalingSettings, context: Context) -> bool:
@@ -215,7 +234,8 @@ def curve_of(record: RunRecord, regime: Regime) -> Curve:
     """The curve that a run stands on."""
     work, spec = record.spec.work, record.spec
     assert isinstance(work, NetworkWork)
-    fixed = fixed_batch(regime, work.batch_per_device, spec.placement.devices)
+    devices, hosts = spec.placement.devices, max(1, len(spec.placement.hosts))
+    fixed = fixed_batch(regime, work.batch_per_device, devices, hosts)
     return Curve(work.network, work.image_size, fixed, spec.program.framework)
 
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from cubemesh.experiments.base import Experiment
 from cubemesh.experiments.conditions import titled
+from cubemesh.experiments.groups import devices_said
 from cubemesh.experiments.predicted import forecast_finding, forecast_table
 from cubemesh.experiments.regimes import Regime
-from cubemesh.experiments.scaling import MOST_DEVICES, ScalingSettings, Wanted, curves
+from cubemesh.experiments.scaling import MOST_DEVICES, PLACED, ScalingSettings, Wanted, curves
 from cubemesh.experiments.scaling_findings import findings
 from cubemesh.experiments.scaling_shown import Shown, charts, parts_table, points_table
 from cubemesh.model import Answer, RunRecord, Table, Warning, warn
@@ -17,9 +18,8 @@ VARIES = {
     "network": "networks",
     "framework": "frameworks",
     "exchange": "exchanges",
-    "pinning": "threads",
-    "numa_node": "threads",
     "trace": "attribution",
+    **PLACED,
 }
 """Spec fields that a scaling sets itself → the setting to use instead."""
 RULE = (
@@ -74,7 +74,7 @@ def _reduced(
         told.append(f"without {', '.join(names)}")
     most = max(group.key[0] for s in shown.scaled for group in s.groups)
     if not settings.devices and most < MOST_DEVICES:
-        told.append(f"{most} device{'' if most == 1 else 's'} for {MOST_DEVICES}")
+        told.append(f"{devices_said(most)} for {MOST_DEVICES}")
     if told:
         cause = f"Less than the documents: {'; '.join(told)}. {RULE}"
         yield warn("reduced", cause, "Use --full, or name networks, minibatches and devices.")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from cubemesh.experiments.efficiency import alone_rates, efficiency, efficiency_alone
-from cubemesh.experiments.groups import doubts
+from cubemesh.experiments.groups import devices_said, doubts
 from cubemesh.experiments.matrix import listed
 from cubemesh.experiments.ratios import called, ratio
 from cubemesh.experiments.regimes import Regime
@@ -30,18 +30,22 @@ def findings(shown: Shown) -> Iterator[Finding]:
             if scaled.one is not None and scaled.one.throughput is not None and done:
                 yield from _of_curve(shown, scaled, scaled.one, done, card)
                 card = False
-        for group in scaled.groups:
-            if group.throughput is None:
-                devices, exchange = group.key
-                yield Finding(
-                    text=f"{shown.name(scaled)} on {_devices(devices)}, {exchange}: {group.why}."
-                )
+        yield from not_run(shown, scaled)
     if not any(s.together for s in shown.scaled) and shown.scaled:
         yield Finding(
             text="One device is all that was measured, so nothing is scaled.",
             remedy="Name more with --set devices=…; on a CPU a device is a group of threads=… "
             "cores.",
         )
+
+
+def not_run(shown: Shown, scaled: Scaled) -> Iterator[Finding]:
+    """Why points of a curve are missing."""
+    for group in scaled.groups:
+        if group.throughput is None:
+            devices, exchange = group.key
+            where = f"{shown.name(scaled)} on {devices_said(devices)}, {exchange}"
+            yield Finding(text=f"{where}: {group.why}.")
 
 
 def _of_curve(
@@ -72,7 +76,7 @@ def _of_curve(
         a, b = fewer.throughput, more.throughput
         if a and b and called(ratio(b, a)) < 0:
             yield Finding(
-                text=f"{_devices(more.key[0])} train slower than {_devices(fewer.key[0])}.",
+                text=f"{devices_said(more.key[0])} train slower than {devices_said(fewer.key[0])}.",
                 doubts=doubts(more, fewer),
             )
 
@@ -140,7 +144,3 @@ def _why(found: Lost, last: Measured, one: Measured) -> Finding:
 
 def _batch(group: Measured) -> int | None:
     return group.records[0].spec.batch_per_device
-
-
-def _devices(devices: int) -> str:
-    return f"{devices} device{'' if devices == 1 else 's'}"

@@ -81,7 +81,8 @@ class Settings:
 
 
 def plan(settings: Settings, context: Context) -> Plan:
-    """One device without an exchange, then every number of devices with every exchange."""
+    """One device without an exchange, then every number of devices with every exchange, each once:
+    where a spec comes again, another store's records begin."""
     scale = context.scale
     yield [
         spec
@@ -101,10 +102,8 @@ def _specs(
     ranks: Sequence[int],
 ) -> Iterator[RunSpec]:
     size = max(settings.image_size, networks.entry(network).smallest_image_size)
-    for devices, exchange in [
-        (1, "none"),
-        *((devices, exchange) for exchange in settings.exchanges for devices in ranks),
-    ]:
+    pairs = ((devices, exchange) for exchange in settings.exchanges for devices in ranks)
+    for devices, exchange in dict.fromkeys([(1, "none"), *pairs]):
         yield RunSpec(
             work=FirstSteps(
                 network=network,

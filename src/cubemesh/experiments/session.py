@@ -35,6 +35,11 @@ class Asked:
     place: str = ""
     """The figure of a document it re-runs."""
 
+    @property
+    def hosts(self) -> int:
+        """How many hosts it is asked to use."""
+        return max(1, len(self.request.overrides.get("hosts") or ()))
+
 
 def run_names(
     names: Sequence[str],
@@ -61,7 +66,7 @@ def run_names(
             ask(
                 one.experiment,
                 one.request,
-                Context(machine=machine, scale=one.scale),
+                Context(machine=machine, scale=one.scale, hosts=one.hosts),
                 executor,
                 store,
                 suite=one.suite,

@@ -21,6 +21,7 @@ from cubemesh.errors import UsageError, unknown_name
 from cubemesh.experiments.base import Experiment
 from cubemesh.model import (
     Against,
+    Collective,
     Effort,
     NetworkWork,
     Placement,
@@ -155,28 +156,35 @@ def _words(kind: Any) -> tuple[Any, ...]:
     return tuple(word for literal in literals for word in typing.get_args(literal))
 
 
-def apply(spec: RunSpec, overrides: Mapping[str, Any]) -> RunSpec:
+def apply(spec: RunSpec, overrides: Mapping[str, Any], *, plans_devices: bool = False) -> RunSpec:
     """`spec` with the overridden fields replaced in whichever part has them. Several devices that
     are asked for here train with `exchange=all-reduce`, unless another is; of several hosts each
-    has one device at least. A program that the plan lets alternate with it is changed alike."""
+    has one device at least. Where the experiment `plans_devices` itself, its numbers of devices
+    and its exchanges stay, and what has fewer devices than there are hosts stays on this one. A
+    program that the plan lets alternate with it is changed alike."""
     if (other := spec.other) is not None:
-        other = apply(other, overrides)
+        other = apply(other, overrides, plans_devices=plans_devices)
         against = Against(work=other.work, placement=other.placement, program=other.program)
-        alone = apply(dataclasses.replace(spec, against=None), overrides)
+        alone = dataclasses.replace(spec, against=None)
+        alone = apply(alone, overrides, plans_devices=plans_devices)
         return dataclasses.replace(alone, against=against)
     changed: dict[str, Any] = {}
+    together = isinstance(spec.work, Collective)  # which one device alone does not do
     for part in ("work", *_PARTS):
         before = getattr(spec, part)
         names = {f.name for f in dataclasses.fields(before)}
         own = {k: v for k, v in overrides.items() if k in names}
         if own.get("hosts") and "devices" not in own:
-            own["devices"] = max(before.devices, len(own["hosts"]))
+            if before.devices < len(own["hosts"]) and plans_devices and not together:
+                del own["hosts"]
+            else:
+                own["devices"] = max(before.devices, len(own["hosts"]))
         if own:
             changed[part] = dataclasses.replace(before, **own)
     spec = dataclasses.replace(spec, **changed) if changed else spec
     asked = not {"devices", "hosts"}.isdisjoint(overrides) and "exchange" not in overrides
-    if asked and spec.placement.devices > 1 and isinstance(spec.work, Training):
-        spec = dataclasses.replace(
-            spec, program=dataclasses.replace(spec.program, exchange="all-reduce")
-        )
+    several = spec.placement.devices > 1 and isinstance(spec.work, Training)
+    if asked and several and not plans_devices:
+        program = dataclasses.replace(spec.program, exchange="all-reduce")
+        spec = dataclasses.replace(spec, program=program)
     return spec

@@ -32,6 +32,7 @@ from cubemesh.experiments.scaling import (
     specs,
 )
 from cubemesh.experiments.scaling_answer import VARIES
+from cubemesh.experiments.scaling_findings import not_run
 from cubemesh.experiments.scaling_losses import mean_parts, taken_apart
 from cubemesh.experiments.scaling_shown import Measured, Shown, charts, parts_table
 from cubemesh.measure.attribution import COMMUNICATION, STRAGGLER
@@ -100,10 +101,7 @@ def _findings(shown: Shown) -> Iterator[Finding]:
             if ran:
                 yield from _of_devices(shown, scaled, devices, ran, card)
                 card = False
-        for group in scaled.groups:
-            if group.throughput is None:
-                devices, exchange = group.key
-                yield Finding(text=f"{exchange} on {devices} devices: {group.why}.")
+        yield from not_run(shown, scaled)
     if shown.scaled and not any(s.together for s in shown.scaled):
         yield Finding(
             text="One device is all that was measured, so there is nothing to exchange.",

@@ -3,9 +3,10 @@
 Document 003 gives training time beside images per second: 90 epochs of 1.2 million images in under
 a day on four P100. Faster steps on more devices need not mean an earlier end, for a larger global
 minibatch makes fewer updates an epoch. So each number of devices trains until the samples held out
-are right as often as asked for, with the learning rate times the number of devices. Time to
-accuracy runs from the first step to the end of the evaluation that reached it; its energy is the
-mean power of the measured steps times that.
+are right as often as asked for, with the learning rate times the number of devices. A device of a
+CPU has as many cores where there is one as where there are several (scaling.py). Time to accuracy
+runs from the first step to the end of the evaluation that reached it; its energy is the mean power
+of the measured steps times that.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from dataclasses import dataclass
 
 from cubemesh.experiments.base import Context, Experiment, Plan, Scale
 from cubemesh.experiments.conditions import titled
-from cubemesh.experiments.groups import Group, doubts, group_by
+from cubemesh.experiments.groups import Group, devices_said, doubts, group_by
+from cubemesh.experiments.scaling import PLACED, on_cpu, placement
+from cubemesh.measure.energy import WHAT as ENERGY
 from cubemesh.model import (
     Answer,
     Axis,
@@ -24,7 +27,6 @@ from cubemesh.model import (
     Column,
     Finding,
     Line,
-    Placement,
     Point,
     ProgramSettings,
     RunRecord,
@@ -32,13 +34,14 @@ from cubemesh.model import (
     Table,
     Train,
 )
+from cubemesh.model.spec import Device
 from cubemesh.model.work import RateScaling
 from cubemesh.statistics import median
 from cubemesh.units import format_quantity, format_seconds
 
 EPOCHS = {Scale.QUICK: 5, Scale.DEFAULT: 30, Scale.FULL: 90}
 TARGETS = {Scale.QUICK: 0.8, Scale.DEFAULT: 0.95, Scale.FULL: 0.95}
-NO_POWER = "no power sensor can be read here"
+NO_ENERGY = "not measurable"
 NOTES = (
     "Time to accuracy runs from the first step to the end of the evaluation that reached it; "
     "evaluations come once an epoch, so it is late by up to one. Energy is the mean power of the "
@@ -68,6 +71,10 @@ class Settings:
     """Of one device, for RMSprop."""
     rate_scaling: RateScaling = "linear"
     """`none` leaves the learning rate as it is on any number of devices."""
+    device: Device = "auto"
+    """What a device is: a GPU (`cuda`) or a group of cores (`cpu`)."""
+    threads: int = 1
+    """Cores that a device on a CPU has, of its own."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:
@@ -85,7 +92,7 @@ def plan(settings: Settings, context: Context) -> Plan:
                 rate_scaling=settings.rate_scaling if devices > 1 else "none",
                 target_accuracy=target,
             ),
-            placement=Placement(devices=devices),
+            placement=placement(settings, devices, context),
             program=ProgramSettings(exchange="all-reduce" if devices > 1 else "none"),
             effort=context.effort,
         )
@@ -97,7 +104,8 @@ def _ranks(settings: Settings, context: Context) -> Sequence[int]:
     if settings.ranks:
         return sorted(set(settings.ranks))
     machine = context.machine
-    most = len(machine.gpus) or int(machine.cpu.usable_cores or 1)
+    cores = int(machine.cpu.usable_cores or 1) // max(1, settings.threads)
+    most = max(1, cores) if on_cpu(settings, context) else len(machine.gpus)
     return [2**n for n in range(most.bit_length()) if 2**n <= most]
 
 
@@ -159,17 +167,19 @@ def _missing(group: Group[int]) -> str:
     if not group.ok:
         return group.why
     share = 100 * group.ok[0].figures["accuracy"].value
-    return (
-        f"{100 * _target(group):g} % was not reached: {share:.1f} % after {_epochs(group)} epochs"
-    )
+    return f"{100 * _target(group):g} % was not reached: {share:.1f} % after {_epochs_said(group)}"
 
 
 def _epochs(group: Group[int]) -> int:
     return round(group.median_of("epochs_trained") or 0)
 
 
+def _epochs_said(group: Group[int]) -> str:
+    return f"{_epochs(group)} {'epoch' if _epochs(group) == 1 else 'epochs'}"
+
+
 def _name(group: Group[int]) -> str:
-    return f"{group.key} device{'' if group.key == 1 else 's'}"
+    return devices_said(group.key)
 
 
 def _findings(groups: Sequence[Group[int]]) -> Iterator[Finding]:
@@ -182,7 +192,7 @@ def _findings(groups: Sequence[Group[int]]) -> Iterator[Finding]:
             question="How long does it take to the accuracy asked for?",
             text=f"{_name(best)} reach{'es' if best.key == 1 else ''} "
             f"{100 * _target(best):g} % in {format_seconds(least_s)}{energy}, after "
-            f"{_epochs(best)} epochs.",
+            f"{_epochs_said(best)}.",
             value=least_s,
             unit="s",
             doubts=best.doubts,
@@ -192,6 +202,9 @@ def _findings(groups: Sequence[Group[int]]) -> Iterator[Finding]:
     for group in groups:
         if _time_s(group) is None:
             yield Finding(text=f"{_name(group)}: {_missing(group)}.")
+    reached = [r for group in groups if _joules(group) is None for r in _reached(group)]
+    for why in dict.fromkeys(u.why for r in reached for u in r.unmeasured if u.what == ENERGY):
+        yield Finding(text=f"Energy is {why}.")
 
 
 def _speed_up(one: Group[int], one_s: float, many: Group[int], many_s: float) -> Finding:
@@ -200,7 +213,7 @@ def _speed_up(one: Group[int], one_s: float, many: Group[int], many_s: float) ->
     if rates[0] is not None and rates[1] is not None:
         text += (
             f", with {rates[1].value / rates[0].value:.3g}× the throughput and "
-            f"{_epochs(many)} epochs for {_epochs(one)}"
+            f"{_epochs_said(many)} for {_epochs(one)}"
         )
     return Finding(text=f"{text}.", doubts=doubts(one, many))
 
@@ -230,7 +243,7 @@ def _row(group: Group[int]) -> tuple[Cell, ...]:
     if not group.ok:
         return (*head, *[group.cell(None)] * 7)
     time_s, joules = _time_s(group), _joules(group)
-    why = _missing(group) if time_s is None else NO_POWER
+    why = _missing(group) if time_s is None else NO_ENERGY
     return (
         *head,
         Cell(value=time_s, reason="" if time_s is not None else why, run_id=group.run_id),
@@ -277,7 +290,7 @@ EXPERIMENT = Experiment(
     question="How long does a training take to an accuracy, on how many devices?",
     settings=Settings,
     works=(Train,),
-    varies={"devices": "ranks", "target_accuracy": "target"},
+    varies={"devices": "ranks", "target_accuracy": "target", **PLACED},
     plan=plan,
     answer=answer,
     documents="003 figure 6 and its text",

@@ -294,7 +294,8 @@ class Search:
         assert best is not None
         assert stock is not None
         shared = entry(best.framework).requires == entry(stock.framework).requires
-        if best == stock or not shared or self.wishes.devices > 1:
+        bound = best.pinning != stock.pinning  # the process is, for both of them
+        if best == stock or not shared or bound or self.wishes.devices > 1:
             return
         trial = Trial(configuration=stock, number=len(self.tried[stock]), against=best)
         self.alternated = yield from self._ask(trial)

@@ -206,11 +206,18 @@ def gain(search: Search) -> Figure | None:
     stock, best = search.stock, search.best
     if stock is None or best is None or stock == best:
         return None
-    paired = None if search.alternated is None else ratio_of_record(search.alternated)
-    if paired is not None:
-        return Figure(value=paired.value, unit="×", low=paired.low, high=paired.high)
+    if (paired := _paired(search)) is not None:
+        return paired
     mine, its = rate_of(search, best), rate_of(search, stock)
     return ratio(mine, its) if mine and its else None
+
+
+def _paired(search: Search) -> Figure | None:
+    """The same as they alternated; None where they did not, or not for long enough."""
+    paired = None if search.alternated is None else ratio_of_record(search.alternated)
+    if paired is None:
+        return None
+    return Figure(value=paired.value, unit="×", low=paired.low, high=paired.high)
 
 
 def _fastest(network: str, search: Search, steps: list[Step]) -> Finding:
@@ -234,7 +241,7 @@ def _fastest(network: str, search: Search, steps: list[Step]) -> Finding:
             high=rate.high,
             doubts=steps[0].group.doubts,
         )
-    how = "alternating in one process" if search.alternated is not None else "over their runs"
+    how = "alternating in one process" if _paired(search) is not None else "over their runs"
     settings = " ".join(f"--set {change}" for change in best.changes(stock))
     return Finding(
         question=question,

@@ -1,9 +1,10 @@
 """`--set tuned=true`: every run takes over what a tuning of before found to be the fastest.
 
-The tuning must be of the same network and input, on as many of the same devices of this very
-machine, by the versions of cubemesh and of the framework that are here now. Where there is but
-another, the message says in what it differs and which command tunes anew: what won elsewhere need
-not win here. Of several that fit, the newest at the same minibatch stands, or else the newest.
+The tuning must be of the same network on inputs of the same shape, on as many of the same devices
+of this very machine, by the versions of cubemesh and of the framework that are here now; what data
+it was fed is not compared. Where there is but another, the message says in what it differs and
+which command tunes anew: what won elsewhere need not win here. Of several that fit, the newest that
+won at the same minibatch stands, or else the newest that began there, or else the newest.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from cubemesh.errors import UsageError
 from cubemesh.experiments import tune
 from cubemesh.experiments.base import Experiment
+from cubemesh.experiments.groups import devices_said
 from cubemesh.experiments.settings import TUNED
 from cubemesh.experiments.tune_levers import FIELDS, Configuration
 from cubemesh.model import Input, NetworkWork, Question, RunKey, RunRecord, RunSpec, Tuned
@@ -45,7 +47,7 @@ class Winner:
         return self.best.batch_per_device
 
     def fits(self, spec: RunSpec) -> bool:
-        """Whether it tuned the same network and input on as many of the same devices."""
+        """Whether it tuned the same network and shape of input on as many of the same devices."""
         tuned = self.record.spec
         return _some(tuned.work, _SHAPE) == _some(spec.work, _SHAPE) and _some(
             tuned.placement, _PLACE
@@ -120,16 +122,23 @@ class Tunings:
         fitting = [winner for winner in self._all if winner.fits(spec)]
         usable = [winner for winner in fitting if not self._strange(winner)]
         if usable:
-            batch = spec.batch_per_device
-            return next(
-                (w for w in usable if batch in (w.batch, w.stock.batch_per_device)), usable[0]
-            )
+            return min(usable, key=lambda winner: self._distance(winner, spec.batch_per_device))
         if not fitting:
             what = f"nothing was tuned for {_said(spec)} in the store {self._store.name}"
         else:
             newest = fitting[0]
             what = f"{_said(spec)} was tuned {self._strange(newest)}, and not since"
         raise UsageError(f"{TUNED}=true: {what}. Tune it first: {_command(spec)}")
+
+    def _distance(self, winner: Winner, batch: int | None) -> int:
+        """How far a tuning is from a run at this minibatch: 0 where it won there, 1 where it began
+        there and won at another, 2 elsewhere. Where the minibatch may be taken over as well, one
+        that began there is as good."""
+        if winner.batch == batch:
+            return 0
+        if winner.stock.batch_per_device == batch:
+            return 1 if self._batch_is_set else 0
+        return 2
 
     def _strange(self, winner: Winner) -> str:
         """In what a tuning is not of here and now; empty where it is."""
@@ -167,7 +176,7 @@ def _shown(value: object) -> str:
 def _said(spec: RunSpec) -> str:
     work, devices = spec.work, spec.placement.devices
     assert isinstance(work, NetworkWork), "only networks are tuned"
-    return f"{work.network} on {devices} device{'' if devices == 1 else 's'}"
+    return f"{work.network} on {devices_said(devices)}"
 
 
 def _command(spec: RunSpec) -> str:

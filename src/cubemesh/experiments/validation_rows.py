@@ -3,24 +3,27 @@
 A rate of several devices is held against a forecast that knows the rate of one device of the same
 source, system, network, framework, precision and minibatch, and nothing else. Rows that cannot be
 forecast are kept with the reason. What is fitted is fitted on every second family of systems, in
-the order of their names, and judged on the others; systems of one family differ in their number of
-devices alone.
+the order of their names, and judged on the others; a family is one machine, under all names that it
+has in the tables (validation_sources.py).
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from statistics import fmean
 
 from cubemesh import networks
 from cubemesh.experiments.validation_sources import (
+    family,
     host_device,
     machine,
     peer_access,
     precision_of,
+    without_count,
 )
 from cubemesh.machines.catalogue import find
 from cubemesh.machines.catalogue.system import System
@@ -70,7 +73,7 @@ class Row:
 
     @property
     def family(self) -> str:
-        """Its system, without the number of devices."""
+        """Its machine."""
         return family(self.figure.system)
 
     @property
@@ -147,11 +150,6 @@ def built(name: str) -> Network:
     return OTHERS[name]() if name in OTHERS else networks.build(name)
 
 
-def family(system: str) -> str:
-    """A system's name without its number of devices: all of one family are in the same half."""
-    return re.sub(r"\b\d+x ?(?=[A-Z])(?!V100 \d+GB\))", "", system)
-
-
 def halves(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
     """The families that factors are fitted on, and those they are judged on."""
     families = sorted({row.family for row in rows})
@@ -212,6 +210,12 @@ def forecast_alone(f: PublishedFigure, known: Calibration) -> float | None:
     )
     own = passes(built(f.canonical), f.batch_per_device, precision, at)
     return f.batch_per_device / (own.step_s + stall_s(own, known["launch_layer_s"]))
+
+
+def mean_and_ninth(errors: Iterable[float]) -> tuple[float, float]:
+    """(mean, 90th percentile) of the sizes of errors; of one at least."""
+    sizes = sorted(abs(error) for error in errors)
+    return fmean(sizes), sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))]
 
 
 @cache
@@ -296,5 +300,5 @@ def _key(f: PublishedFigure) -> tuple[object, ...]:
     )
     note = "" if f.source.startswith("stock") else exchange
     framework = f.framework.replace("DDP + ", "")
-    system, batch = family(f.system), f.batch_per_device
+    system, batch = without_count(f.system), f.batch_per_device
     return f.source, system, f.device, framework, f.network, f.precision, batch, note

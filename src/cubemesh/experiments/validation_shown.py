@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from cubemesh.experiments.validation_claims import Checked
-from cubemesh.experiments.validation_rows import Alone, Judged, rows
+from cubemesh.experiments.validation_rows import Alone, Judged, mean_and_ninth, rows
 from cubemesh.model import Axis, Cell, Chart, Column, Finding, Line, Point, RunRecord, Table
 from cubemesh.predict.calibration import defaults
 from cubemesh.predict.question import Point as Forecast
@@ -52,7 +51,7 @@ def findings(shown: Shown) -> Iterator[Finding]:
         f"{_percent([j for j in unseen if j.row.kind == kind])} of {kind} networks"
         for kind in kinds
     )
-    mean, ninth = _errors([j.error for j in unseen])
+    mean, ninth = mean_and_ninth([j.error for j in unseen])
     yield Finding(
         text=f"Two to eight devices are forecast {100 * mean:.1f} % off in the mean, from the "
         "rate of one."
@@ -62,10 +61,12 @@ def findings(shown: Shown) -> Iterator[Finding]:
         f"nine in ten within {100 * ninth:.1f} %): {told}."
     )
     beyond = [j for j in shown.several if not j.row.one_machine]
-    within = sum(j.within for j in shown.several)
+    others = [j for j in shown.several if not j.fitted]
+    within = sum(j.within for j in others)
     yield Finding(
         text=f"Beyond one machine they are {_percent(beyond)} off in the mean. {within} of "
-        f"{len(shown.several)} published rates lie in the band of their forecast."
+        f"{len(others)} published rates of systems that nothing was fitted to lie in the band of "
+        "their forecast."
     )
     band = defaults()["band_uncalibrated"]
     within = sum(1 / band <= a.forecast / a.figure.value <= band for a in shown.alone)
@@ -74,7 +75,7 @@ def findings(shown: Shown) -> Iterator[Finding]:
         f"device are forecast within a factor of {band:g}."
     )
     if shown.stored:
-        mean, ninth = _errors([s.error for s in shown.stored])
+        mean, ninth = mean_and_ninth([s.error for s in shown.stored])
         yield Finding(
             text=f"Stored runs of several devices are forecast {100 * mean:.1f} % off in the mean, "
             f"nine in ten within {100 * ninth:.1f} % ({len(shown.stored)} runs)."
@@ -106,7 +107,7 @@ def _by(
         for half in (True, False):
             errors = [j.error for j in own if j.fitted is half]
             if errors:
-                mean, ninth = _errors(errors)
+                mean, ninth = mean_and_ninth(errors)
                 cells += [Cell(value=100 * mean), Cell(value=100 * ninth), Cell(value=len(errors))]
             else:
                 cells += [Cell(text="–")] * 3
@@ -273,8 +274,9 @@ def notes(shown: Shown) -> Iterator[str]:
     )
     fitted = [n for n, f in defaults().factors.items() if f.origin == "fitted"]
     yield (
-        f"Fitted on every second system in the order of their names: {', '.join(fitted)}. The "
-        "others judge them (benchmarks/prediction_accuracy.py, which has a baseline beside them)."
+        f"Fitted on every second system in the order of their names: {', '.join(fitted)}, the last "
+        "two to one row of them. The others judge them (benchmarks/prediction_accuracy.py, which "
+        "has a baseline beside them)."
     )
     hosted = sorted({j.row.family for j in shown.several if not j.row.peer_access})
     yield (
@@ -284,11 +286,5 @@ def notes(shown: Shown) -> Iterator[str]:
     yield "Claims are forecast from datasheets and links alone."
 
 
-def _errors(errors: Sequence[float]) -> tuple[float, float]:
-    """(mean, 90th percentile) of their sizes; of one at least."""
-    sizes = sorted(abs(e) for e in errors)
-    return fmean(sizes), sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))]
-
-
 def _percent(judged: Sequence[Judged]) -> str:
-    return f"{100 * _errors([j.error for j in judged])[0]:.1f} %"
+    return f"{100 * mean_and_ninth([j.error for j in judged])[0]:.1f} %"

@@ -42,6 +42,12 @@ WITHOUT_PEER_ACCESS = (  # Lambda's systems, the last day they ran, their proces
     (r"LambdaCloud.*V100 16GB$", "2022-12-16", "Intel Xeon, Cascade Lake"),
     (r"^2x RTX 6000 Ada$", "2023-01-12", ""),  # four and eight of them ran on 22 March 2023
 )
+SPELLINGS = (  # how one machine is named in several tables → once
+    (r"\b(\d+)G\b", r"\1GB"),  # V100 16G
+    (r" \d+GB(?= \()", ""),  # DGX-1 16GB (V100 16GB)
+    (r" x N \(8 GPUs/node\), distributed$", ""),
+    (r", InfiniBand(?=\)$)", ""),
+)
 ZEN_2 = r"EPYC (7H12|7502)|EPYC-Rome"
 """Processors of the generation of `epyc-7742`, the one of it in the catalogue."""
 
@@ -52,6 +58,20 @@ def precision_of(text: str) -> Precision:
     if "bf16" in words:
         return "bf16"
     return "fp16" if "16" in words else "tf32" if "tf32" in words else "fp32"
+
+
+def without_count(system: str) -> str:
+    """A system's name without its number of devices: `2x RTX 3090` → `RTX 3090`."""
+    return re.sub(r"\b\d+x ?(?=[A-Z])", "", system)
+
+
+def family(system: str) -> str:
+    """The machine behind a system's name, however it is spelled: as its source calls it, with the
+    memory of a device, without the number of devices and the network."""
+    name = without_count(system)
+    for spelled, once in SPELLINGS:
+        name = re.sub(spelled, once, name)
+    return name
 
 
 def machine(figure: PublishedFigure) -> str | None:

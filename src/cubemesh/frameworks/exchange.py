@@ -80,8 +80,9 @@ class Group(Protocol):
     def told(self, word: str, value: bool) -> bool:
         """Whether rank 0 has called this with `word` and True so far. Nobody waits."""
 
-    def meet(self) -> None:
-        """Wait until every rank has called this, however long that takes."""
+    def meet(self, check: Callable[[], None] | None = None) -> None:
+        """Wait until every rank has called this, however long that takes. Meanwhile `check` is
+        called again and again; what it raises ends the waiting."""
 
     def mail(self) -> Mail:
         """A way for two ranks to speak that the others know nothing of. Every rank calls this."""
@@ -189,6 +190,15 @@ class KeepsWeights(Protocol):
 
 
 @runtime_checkable
+class OneUpdates(Protocol):
+    """An `Exchange` under which one rank updates for all, and the others take over the arrays it
+    has come to: its weights, and whatever else its next update depends on."""
+
+    server: int
+    """The rank that updates."""
+
+
+@runtime_checkable
 class AveragesWeights(Protocol):
     """An `Exchange` under which the weights of its ranks part, until they are averaged."""
 
@@ -272,7 +282,7 @@ class Alone:
         """Whatever it says."""
         return value
 
-    def meet(self) -> None:
+    def meet(self, check: Callable[[], None] | None = None) -> None:
         """Nobody else comes."""
 
     def mail(self) -> Mail:

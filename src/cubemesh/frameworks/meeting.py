@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from cubemesh.frameworks.exchange import Group
+
+LOOK_AGAIN_S = 0.01
+"""How often a rank that waits for others looks, where it has something to check meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,3 +48,10 @@ class Distributes(Protocol):
         """Meet the other ranks, as the launcher's environment names them. A rank that does not come
         within `timeout_s`, or does not take part in an operation for so long, is an error.
         `link` is `Placement.link`; Unsupported where there is none of that name."""
+
+
+def wait_and_check(there: Callable[[], bool], check: Callable[[], None]) -> None:
+    """Return when `there` says so; what `check` raises ends the waiting."""
+    while not there():
+        check()
+        time.sleep(LOOK_AGAIN_S)

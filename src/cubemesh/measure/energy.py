@@ -52,6 +52,9 @@ _OUTSIDE = (
 )
 _PARTS = {PACKAGE: "CPU package", DRAM: "DRAM"}
 _MEANS = {PACKAGE: "cpu_package_watts", DRAM: "dram_watts"}
+BOARD = "GPU board"
+OF_HOST = {_MEANS[name]: words for name, words in _PARTS.items()}
+"""Mean power of a part of the host → the part, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +67,31 @@ class Energy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Part:
+class Part:
     """The energy of one part of the machine over the measured windows."""
 
     name: str
     how: str
     joules: float
     mean_name: str
+
+
+def totals(parts: Sequence[Part], seconds: float, samples: int | None, n: int) -> dict[str, Figure]:
+    """The sum of `parts` over `seconds`, `n` windows in which `samples` were processed (None: none
+    are counted), with what it covers."""
+    joules = math.fsum(part.joules for part in parts)
+    covered = " + ".join(f"{p.name} ({p.how})" for p in parts)
+    names = {p.name for p in parts}
+    absent = [words for words in _PARTS.values() if words not in names]
+    method = f"{covered}; not in it: {', '.join([*absent, 'the rest of the machine'])}"
+    values = {"mean_power_watts": (joules / seconds, "W")}
+    if samples and joules > 0:
+        values["energy_joules_per_sample"] = joules / samples, "J/sample"
+        values["samples_per_joule"] = samples / joules, "samples/J"
+    return {
+        name: Figure(value=value, unit=unit, n=n, method=method)
+        for name, (value, unit) in values.items()
+    }
 
 
 def counted(points: Points, spans: Sequence[Span]) -> float | None:
@@ -125,7 +146,7 @@ def energy(
     if not spans:
         return Energy(figures={})
     if not any(sampled.get(name) for name in (POWER, ENERGY, PACKAGE, DRAM)):
-        return Energy(figures={}, unmeasured=(_unknown(_no_sensor(missing)),))
+        return Energy(figures={}, unmeasured=(unknown(_no_sensor(missing)),))
     ledger = _Ledger(sampled=sampled, spans=spans, every_s=every_s, missing=missing)
     if gpu_needs is not None:
         ledger.enter_board(gpu_needs)
@@ -135,10 +156,10 @@ def energy(
     figures = ledger.figures
     # Of a run on a GPU, a sum without the GPU is no answer.
     if ledger.parts and (gpu_needs is None or ledger.parts[0].mean_name == POWER):
-        figures |= ledger.totals(samples)
+        figures |= totals(ledger.parts, ledger.seconds, samples, len(spans))
     return Energy(
         figures=figures,
-        unmeasured=tuple(map(_unknown, ledger.why)),
+        unmeasured=tuple(map(unknown, ledger.why)),
         warnings=tuple(_disagreement(figures)),
     )
 
@@ -151,7 +172,7 @@ class _Ledger:
     spans: Sequence[Span]
     every_s: float
     missing: Mapping[str, str]
-    parts: list[_Part] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     figures: dict[str, Figure] = field(default_factory=dict)
     why: list[str] = field(default_factory=list)
     """Reasons for what is not measurable."""
@@ -173,10 +194,10 @@ class _Ledger:
         for name in (ENERGY, INTEGRATED):
             if name in self.figures:
                 figure = self.figures[name]
-                self._enter("GPU board", figure.method, figure.value, POWER)
+                self._enter(BOARD, figure.method, figure.value, POWER)
                 return
         told = (self.missing.get(name) for name in ("gpu", POWER, ENERGY))
-        self.why.append(f"GPU board: {next(filter(None, told), _OUTSIDE)}")
+        self.why.append(f"{BOARD}: {next(filter(None, told), _OUTSIDE)}")
 
     def enter_counter(self, name: str) -> None:
         """What RAPL counts."""
@@ -189,29 +210,14 @@ class _Ledger:
         else:
             self._enter(words, "RAPL", joules, _MEANS[name])
 
-    def totals(self, samples: int | None) -> dict[str, Figure]:
-        """The sum of the parts, with what it covers."""
-        joules, n = math.fsum(part.joules for part in self.parts), len(self.spans)
-        covered = " + ".join(f"{p.name} ({p.how})" for p in self.parts)
-        names = {p.name for p in self.parts}
-        absent = [words for words in _PARTS.values() if words not in names]
-        method = f"{covered}; not in it: {', '.join([*absent, 'the rest of the machine'])}"
-        values = {"mean_power_watts": (joules / self._seconds, "W")}
-        if samples and joules > 0:
-            values["energy_joules_per_sample"] = joules / samples, "J/sample"
-            values["samples_per_joule"] = samples / joules, "samples/J"
-        return {
-            name: Figure(value=value, unit=unit, n=n, method=method)
-            for name, (value, unit) in values.items()
-        }
-
     @property
-    def _seconds(self) -> float:
+    def seconds(self) -> float:
+        """Of all windows."""
         return math.fsum(end - start for start, end in self.spans)
 
     def _enter(self, name: str, how: str, joules: float, mean_name: str) -> None:
-        self.parts.append(_Part(name=name, how=how, joules=joules, mean_name=mean_name))
-        watts = joules / self._seconds
+        self.parts.append(Part(name=name, how=how, joules=joules, mean_name=mean_name))
+        watts = joules / self.seconds
         self.figures[mean_name] = Figure(value=watts, unit="W", n=len(self.spans), method=how)
 
     def _read(self, name: str) -> Points:
@@ -272,5 +278,6 @@ def _no_sensor(missing: Mapping[str, str]) -> str:
     return known or "no sensor was read"
 
 
-def _unknown(why: str) -> Unknown:
+def unknown(why: str) -> Unknown:
+    """That energy and power could not be measured, and why."""
     return Unknown(what=WHAT, why=f"not measurable: {why}")

@@ -3,7 +3,7 @@ measured: the workload's id leaves it out."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cubemesh.errors import UsageError
 
@@ -51,6 +51,13 @@ class Effort:
     trace: bool = False
     """Whether to keep the profiler's trace of a few steps, for Perfetto or chrome://tracing; it
     brings the attribution with it."""
+
+    @property
+    def unlimited(self) -> Effort:
+        """The same with the usual limits of time: they decide when a run is given up, and change
+        nothing of one that came to its end."""
+        usual = Effort()
+        return replace(self, time_limit_s=usual.time_limit_s, silent_s=usual.silent_s)
 
     def __post_init__(self) -> None:
         at_least(self, 1, "steps", "windows", "repeats", "memory_limit_bytes", "instances")

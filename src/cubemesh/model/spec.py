@@ -4,14 +4,15 @@ A spec has four parts: the *work* (what is computed; its kinds are in work.py), 
 (where), the *program* (with what) and the *effort* (how long it is watched). A spec never looks at
 the machine: `device="auto"` stays "auto" in it, and the record says what it became.
 
-Two ids come from it. The *spec id* covers all four parts; the *workload id* leaves the effort out,
-so that a reduced and a full run of the same thing line up. Both hash the canonical JSON without
+Two ids come from it. The *spec id* covers all four parts, but for the limits of time after which a
+run is given up; the *workload id* leaves the whole effort out, so that a reduced and a full run of
+the same thing line up. Both hash the canonical JSON without
 defaults: adding a field with a default later changes no id.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from cubemesh.model.effort import Effort, at_least
@@ -29,7 +30,7 @@ DataOn = Literal["host", "device"]
 LossScale = Literal["dynamic"] | float
 CompileBy = Literal["network", "segment"]
 Device = Literal["auto", "cpu", "cuda"]
-Pinning = Literal["none", "compact", "spread"]
+Pinning = Literal["none", "compact", "spread", "cores"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +43,8 @@ class Placement:
     threads: int | None = None
     """CPU threads of the framework; None is one for each core the process may really use."""
     pinning: Pinning = "none"
-    """Whether the threads are bound to as many processors: `compact`, near one another, or
-    `spread`, far apart; `none` leaves it to the kernel."""
+    """Whether the threads are bound to as many processors: `compact`, near one another, `cores`,
+    near one another with a core each, or `spread`, far apart; `none` leaves it to the kernel."""
     numa_node: int | None = None
     """The NUMA node whose processors, and so whose memory, are used; None is all of them."""
     link: str = "auto"
@@ -161,8 +162,8 @@ class RunSpec:
 
     @property
     def spec_id(self) -> str:
-        """Sixteen hexadecimal digits that stand for this very spec."""
-        return digest(self)
+        """Sixteen hexadecimal digits that stand for this very spec, whatever its limits of time."""
+        return digest(replace(self, effort=self.effort.unlimited))
 
     @property
     def workload_id(self) -> str:

@@ -58,7 +58,7 @@ class Asynchronous:
         if self._group.rank == SERVER:
             workers = self._group.size - 1
             self._server = Server(replica.master(), self._mail, workers, self._aware, self.applied)
-        self._group.meet()
+        self._meet()
 
     def ready(self, bucket: Bucket) -> None:
         """Remember it: the server takes all buckets of a gradient in one update."""
@@ -84,13 +84,13 @@ class Asynchronous:
         """Wait for all ranks; then everyone has the weights of the same, latest version."""
         if self._replica is None:
             return
-        self._group.meet()
+        self._meet()
         if self._server is not None:
             self._version = self._server.pull(self._replica.arriving)
             self._replica.take()
         else:
             self._ask(_PULL, [])
-        self._group.meet()
+        self._meet()
 
     def close(self) -> None:
         """A worker takes its leave; the server waits for that of every worker."""
@@ -102,6 +102,11 @@ class Asynchronous:
         else:
             assert self._mail is not None
             self._mail.tell((_LEAVE, self._version), SERVER)
+
+    def _meet(self) -> None:
+        """Wait for all ranks, which wait for the server: its rank must not wait for them where it
+        has failed."""
+        self._group.meet(None if self._server is None else self._server.check)
 
     def _ask(self, what: int, gradients: Sequence[Any]) -> None:
         mail, replica = self._mail, self._replica
@@ -159,7 +164,7 @@ class Server:
     def push(self, worker: int, gradients: Sequence[Any], carried: int, into: Sequence[Any]) -> int:
         """Apply a gradient that was computed from version `carried` and copy the weights after it
         to `into`; their version."""
-        self._check()
+        self.check()
         with self._lock:
             staleness = self._updates.add(worker, carried, self._version)
             self._master.apply(gradients, rate_factor(staleness) if self._aware else 1.0)
@@ -169,7 +174,7 @@ class Server:
 
     def pull(self, into: Sequence[Any]) -> int:
         """Copy the weights to `into`; their version."""
-        self._check()
+        self.check()
         with self._lock:
             self._master.read(into)
             return self._version
@@ -177,9 +182,10 @@ class Server:
     def join(self) -> None:
         """Wait until every other rank has left."""
         self._thread.join()
-        self._check()
+        self.check()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """RuntimeError where its thread has failed."""
         if self._failed is not None:
             raise RuntimeError("the thread that serves the weights has failed") from self._failed
 
@@ -188,7 +194,7 @@ class Server:
             with self._master.serving():
                 while self._workers:
                     self._serve_one()
-        except Exception as error:  # told by the rank's own thread, at its next update
+        except Exception as error:  # told by the rank's own thread, as soon as it looks
             self._failed = error
 
     def _serve_one(self) -> None:

@@ -87,6 +87,7 @@ class ParameterServer:
 
     name = "parameter-server"
     capturable = False
+    server = SERVER
     bucket_bytes: int | None = BUCKET_BYTES
 
     def __init__(self, group: Group) -> None:

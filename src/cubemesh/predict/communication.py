@@ -12,10 +12,12 @@ NVIDIA/nccl, src/graph/tuning.cc):
     hierarchical  reduce-scatter in each system, all-reduce between them over all their ports,
                   all-gather in each system
 
-`fill` is the part of a step that the last receive does not overlap (`ring_fill_steps`). The fastest
-stands, as a library chooses. Through the host's memory NCCL's kernels write and read buffers there
-themselves, far below what the links carry, and on AMD's Zen 2 slower still (`host_factor`). gloo
-runs rings over TCP. Sizes and bus bandwidths are those of nccl-tests (doc/PERFORMANCE.md).
+A step from system to system takes the library's own time and the network's latency besides, as
+NCCL adds what a network card states. `fill` is the part of a step that the last receive does not
+overlap (`ring_fill_steps`). The fastest stands, as a library chooses. Through the host's memory
+NCCL's kernels write and read buffers there themselves, far below what the links carry, and on AMD's
+Zen 2 slower still (`host_factor`). gloo runs rings over TCP. Sizes and bus bandwidths are those of
+nccl-tests (doc/PERFORMANCE.md).
 """
 
 from __future__ import annotations
@@ -137,7 +139,7 @@ class _Ways:
         self.base_s = 0.0 if gloo else calibration["ring_base_s"]
         self.local_s = calibration["gloo_step_s" if gloo else f"ring_hop_{on.local_over}_s"]
         network_s = calibration["gloo_step_s" if gloo else "ring_hop_network_s"]
-        self.network_s = max(network_s, on.network_latency_s)
+        self.network_s = network_s + on.network_latency_s
         self.fill = calibration["ring_fill_steps"]
         self.local = on.local_bytes_per_s
         if on.pcie_bytes_per_s and self.nccl:
@@ -182,7 +184,7 @@ class _Ways:
     def _tree(self, size: float, rate: float) -> tuple[float, float]:
         depth = math.log2(self.on.systems) if self.on.systems > 1 else 0.0
         hop_s = self.known[f"tree_hop_{self.on.local_over}_s"]
-        across_s = max(self.known["tree_hop_network_s"], self.on.network_latency_s)
+        across_s = self.known["tree_hop_network_s"] + self.on.network_latency_s
         latency = 2 * ((self.on.devices_per_system - 1) * hop_s + depth * across_s)
         moving = 2 * size / (rate * self.known["tree_efficiency"])
         return self.known["tree_base_s"] + latency, moving

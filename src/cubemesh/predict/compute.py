@@ -18,6 +18,7 @@ from __future__ import annotations
 from cubemesh.model.cost import Cost
 from cubemesh.model.spec import Precision
 from cubemesh.networks.cost import costs, totals
+from cubemesh.networks.counts import LayerCost
 from cubemesh.networks.graph import Network
 
 
@@ -38,10 +39,17 @@ def floor_s(
     if copy_bytes_per_s is not None:
         _check_rate("copy_bytes_per_s", copy_bytes_per_s)
     return sum(
-        _piece_s(piece, rate_flops_per_s, copy_bytes_per_s)
+        layer_floor_s(layer, rate_flops_per_s, copy_bytes_per_s)
         for layer in costs(network, batch, precision).values()
-        for piece in (layer.forward, layer.data_gradient, layer.weight_gradient)
     )
+
+
+def layer_floor_s(
+    layer: LayerCost, rate_flops_per_s: float, copy_bytes_per_s: float | None = None
+) -> float:
+    """The same of one layer, whose rates were checked."""
+    passes = (layer.forward, layer.data_gradient, layer.weight_gradient)
+    return sum(_piece_s(piece, rate_flops_per_s, copy_bytes_per_s) for piece in passes)
 
 
 def utilisation(network: Network, batch: int, step_s: float, rate_flops_per_s: float) -> float:

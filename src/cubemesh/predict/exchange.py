@@ -117,11 +117,15 @@ class _Ways:
             return self.to_servers, self.to_servers
         return run("all-reduce"), lambda size: (0.0, "")
 
+    def host_rate(self) -> float:
+        """Of each device to its processor's memory; processors, and devices of which that way is
+        not known, send through TCP."""
+        return self.on.host_bytes_per_s or self.known["gloo_local_bytes_per_s"]
+
     def to_host(self, size: float) -> Timed:
         """Every device to its processor's memory at once; other systems' go on to the first."""
         on = self.on
-        rate = on.host_bytes_per_s or self.known["gloo_local_bytes_per_s"]
-        seconds, limit = size / rate, "the way to the processor"
+        seconds, limit = size / self.host_rate(), "the way to the processor"
         if on.systems > 1 and on.network_bytes_per_s:
             crossing = size * (on.devices - on.devices_per_system) / self.wire()
             if crossing > seconds:
@@ -133,7 +137,7 @@ class _Ways:
         on = self.on
         inside = 0.0
         if on.devices_per_system > 1:
-            inside = size / (on.host_bytes_per_s or self.known["gloo_local_bytes_per_s"])
+            inside = size / self.host_rate()
         crossing = size * (on.systems - 1) / on.systems / self.wire()
         return inside + crossing, on.network_name if crossing > inside else "the way to the host"
 
@@ -162,7 +166,7 @@ def _copied(ways: _Ways, own: Passes, known: Calibration, size: float, kind: Exc
 def _asynchronous(ways: _Ways, own: Passes, size: float) -> Exchanged:
     """A device waits for its own bytes alone, unless the server's links are full."""
     crowded, limit = ways.to_host(size)
-    alone = min(crowded, size / (ways.on.host_bytes_per_s or ways.wire()))
+    alone = size / min(ways.host_rate(), ways.wire())
     full = crowded - own.step_s  # either way of a link carries S of every device in a step
     return Exchanged(
         exposed_s=max(2 * alone, full),

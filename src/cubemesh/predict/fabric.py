@@ -72,7 +72,8 @@ def fabric(system: System, devices: int, peer_access: bool = True) -> Fabric:
         most *= system.cluster.systems
     if not 1 <= devices <= most:
         raise UsageError(
-            f"devices={devices}: {system.name} has {most}, so 1 to {most} are possible."
+            f"devices={devices}: {system.name} has {most}, so 1 to {most} are possible. For more, "
+            "name a file of a cluster with as many systems (docs/topology.md)."
         )
     systems = -(-devices // each)
     if devices > each and devices % each:

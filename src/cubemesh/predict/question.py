@@ -73,6 +73,11 @@ class Question:
         """Processors talk through gloo."""
         return "nccl" if self.system.topology.gpus else "gloo"
 
+    @property
+    def computed_on(self) -> str:
+        """The device and the precision, in words: what a measured rate holds for."""
+        return f"{self.system.device or self.system.name} in {self.precision}"
+
     def batch(self, devices: int) -> int:
         """The minibatch of each device; UsageError where it cannot be shared out."""
         if self.regime == "weak":

@@ -22,6 +22,7 @@ from cubemesh.networks import build_for
 from cubemesh.networks.cost import costs
 from cubemesh.networks.counts import LayerCost
 from cubemesh.networks.graph import Network
+from cubemesh.predict.compute import layer_floor_s
 from cubemesh.predict.usage import Limits
 
 LAYER = "layer"
@@ -116,7 +117,4 @@ def measured_roof(record: RunRecord) -> Limits:
 def _floor_s(cost: LayerCost, roof: Limits) -> float | None:
     if roof.flops_per_s is None or roof.bytes_per_s is None:
         return None
-    return sum(
-        max(piece.matrix_flops / roof.flops_per_s, piece.moved_bytes / roof.bytes_per_s)
-        for piece in (cost.forward, cost.data_gradient, cost.weight_gradient)
-    )
+    return layer_floor_s(cost, roof.flops_per_s, roof.bytes_per_s)

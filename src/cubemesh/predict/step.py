@@ -112,6 +112,8 @@ class _Model:
         """The forecast rate of one device, once it was asked for."""
         self.fitted: set[int] = set()
         """The numbers of devices whose measured rate the model passes through."""
+        self.elsewhere = False
+        """Whether the rates were measured on another kind of device, or in another precision."""
 
     def fit(self) -> None:
         """Make the model pass through the measured points."""
@@ -129,16 +131,21 @@ class _Model:
         """The same on a changed machine or with a changed program, with nothing fitted anew."""
         question, known = changed(self.asked, self.known, changes)
         model = _Model(question, known, self.measured, foreign=True)
-        unknown = PROPORTIONS in (model.at, self.at)
-        if unknown and question.system.device != self.asked.system.device:
+        before, after = self.asked.computed_on, question.computed_on
+        model.elsewhere = before != after
+        if model.elsewhere and PROPORTIONS in (self.at, model.at):
+            unknown = before if self.at == PROPORTIONS else after
             raise UsageError(
-                f"{self.asked.system.name} and {question.system.name} cannot be compared: one of "
-                "them has no datasheet of its device."
+                f"{before} and {after} cannot be compared: no datasheet has the peak of {unknown}. "
+                "Ask without --what-if, with a rate that was measured there."
             )
         model.scale *= self.scale * self.known["device_speed"]
-        model.source = self.source
-        if self.known["launch_layer_s"]:
-            model.launch_s *= self.launch_s / self.known["launch_layer_s"]
+        if self.measured:
+            carried = f", carried to {after} by datasheets" if model.elsewhere else ""
+            model.source = self.source + carried
+        told = any(change.key == "launch_us" for change in changes)
+        if not told and self.asked.library == question.library == "nccl":
+            model.launch_s = self.launch_s  # none where the measured step showed none
         return model
 
     def _fit_step(self, step_s: float) -> None:
@@ -169,6 +176,11 @@ class _Model:
         parts, passes_ = self.parts(devices), self.passes(devices)
         own = passes_.step_s + stall_s(passes_, self.launch_s)
         lost = sum(parts.values()) - own
+        if lost < 1e-9 * own:
+            raise UsageError(
+                f"measured {devices}={self.measured[devices]:g}: so many devices are expected to "
+                "lose nothing, so no loss can be fitted to it. Give the rate of one device alone."
+            )
         step_s = devices * self.asked.batch(devices) / self.measured[devices]
         if step_s < own / (1 + NOISE):
             raise UsageError(
@@ -266,7 +278,7 @@ class _Model:
 
     def _band(self, devices: int) -> float:
         """By which factor a forecast may be off, up or down."""
-        if not self.measured:
+        if not self.measured or self.elsewhere:  # from one to another by their datasheets
             return self.known["band_uncalibrated"]
         if devices in self.fitted:
             return self.known["band_one_device"]

@@ -82,6 +82,8 @@ def changed(
         else:
             value = _number(key, given[key], entry.least) * entry.unit
             known = known.with_factor(entry.factor, value, "assumed", f"--what-if {key}")
+    if "launch_us" in given and not question.system.topology.gpus:
+        raise UsageError(f"--what-if launch_us: {question.system.name} has no GPUs to launch on.")
     return question, known
 
 
@@ -129,6 +131,11 @@ def _link(question: Question, link: str) -> Question:
     system, old = question.system, question.system.topology
     if not old.gpus:
         raise UsageError(f"--what-if link={link}: {system.name} has no GPUs.")
+    if link == "host" and not old.of_kind("cpu"):
+        raise UsageError(
+            f"--what-if link=host: {system.name} has no processors, so nothing tells the way to "
+            "its memory. Add [cpus] to its file."
+        )
     question = replace(question, peer_access=link != "host")
     if link == "host":
         return question

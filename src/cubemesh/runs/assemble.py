@@ -7,9 +7,11 @@ figures are computed from those.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from cubemesh.measure.energy_of_ranks import NAMES as ENERGY_NAMES
+from cubemesh.measure.energy_of_ranks import energy_of_ranks
 from cubemesh.measure.figures import figures
 from cubemesh.measure.sweeps import merged, sweep_figures, wrong_results
 from cubemesh.measure.together import alongside, together
@@ -57,8 +59,8 @@ def assemble(
 
     `events` are those of its ranks' event files, `ending` is what the runner saw; the ranks' own
     outcomes come first. Figures, curves and parts that ranks tell are the first rank's, but for
-    memory: there the most counts. `uuid_of` and `name_of` give the UUID and the maker's name of a
-    device as the worker names it.
+    memory, where the most counts, and energy, which is summed. `uuid_of` and `name_of` give the
+    UUID and the maker's name of a device as the worker names it.
     """
     own = [e for e in events if not e.get("of_rank")]
     ends = sorted(_of(events, "outcome"), key=lambda e: float(e["t"]))
@@ -69,8 +71,8 @@ def assemble(
     windows = tuple(_nouns(events, "window", Window))
     series = join(_nouns(events, "series", Series))
     measured = _figures(spec, windows, ending.elapsed_s)
-    said = {e["name"]: from_plain(Figure, e["figure"]) for e in _of(own, "figure")}
-    said |= _most(events, "peak_memory_bytes")
+    told_figures = _told_figures(events)
+    said = told_figures.get(0, {}) | _most(told_figures, "peak_memory_bytes")
     points, library, doubts = _sweep(spec, events)
     swept = _swept(spec, points)
     links = {e.get("of_rank", 0): e for e in _of(events, "link")}
@@ -92,6 +94,10 @@ def assemble(
         )
         for e in _of(events, "rank")
     ]
+    ranks = sorted({r.rank: r for r in ranks}.values(), key=lambda r: r.rank)
+    energy = energy_of_ranks(ranks, told_figures, windows)
+    said = {n: f for n, f in said.items() if n in energy.figures or n not in ENERGY_NAMES}
+    unmeasured = [*_nouns(events, "unmeasured", Unknown), *energy.unmeasured]
     record = RunRecord(
         run_id=new_run_id(key, started_utc, attempt),
         spec=spec,
@@ -100,10 +106,10 @@ def assemble(
         elapsed_s=ending.elapsed_s,
         outcome=outcome,
         attempt=attempt,
-        ranks=tuple(sorted({r.rank: r for r in ranks}.values(), key=lambda r: r.rank)),
+        ranks=tuple(ranks),
         windows=windows,
         phases=tuple(_nouns(events, "phase", Phase)),
-        figures={**measured, **said, **swept},
+        figures={**measured, **said, **energy.figures, **swept},
         curves=tuple({c.name: c for c in _nouns(own, "curve", Curve)}.values()),
         parts=tuple(_nouns(own, "part", Part)),
         rank_parts=_rank_parts(events, spec.placement.devices),
@@ -113,7 +119,7 @@ def assemble(
         library=library,
         series=tuple(dict.fromkeys(s.name for s in series)),
         warnings=tuple(dict.fromkeys([*_nouns(events, "warning", Warning), *doubts])),
-        unmeasured=tuple(dict.fromkeys(_nouns(events, "unmeasured", Unknown))),
+        unmeasured=tuple(dict.fromkeys(unmeasured)),
     )
     return record, series
 
@@ -161,10 +167,19 @@ def _rank_parts(events: Sequence[Event], ranks: int) -> tuple[tuple[Part, ...], 
     return tuple(tuple(_nouns(own, "part", Part)) for own in by_rank)
 
 
-def _most(events: Sequence[Event], name: str) -> dict[str, Figure]:
+def _told_figures(events: Sequence[Event]) -> dict[int, dict[str, Figure]]:
+    """Rank → the figures it told, by name."""
+    found: dict[int, dict[str, Figure]] = {}
+    for event in _of(events, "figure"):
+        own = found.setdefault(event.get("of_rank", 0), {})
+        own[event["name"]] = from_plain(Figure, event["figure"])
+    return found
+
+
+def _most(told: Mapping[int, Mapping[str, Figure]], name: str) -> dict[str, Figure]:
     """The largest figure of this name that any rank told; nothing where none did."""
-    told = [from_plain(Figure, e["figure"]) for e in _of(events, "figure") if e["name"] == name]
-    return {name: max(told, key=lambda figure: figure.value)} if told else {}
+    found = [figures[name] for figures in told.values() if name in figures]
+    return {name: max(found, key=lambda figure: figure.value)} if found else {}
 
 
 def join(chunks: Iterable[Series]) -> list[Series]:

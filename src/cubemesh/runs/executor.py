@@ -1,7 +1,8 @@
 """Sending runs out: what is stored already stands, what is missing is measured, one at a time.
 
     for each spec, for each of its repeats:
-        the store has a record for (spec, machine, software, code version, repeat)?   → that one
+        the store has a record for (spec, machine, software, code version, repeat),
+        and what it found is still so (standing.py)?                                  → that one
         the framework is not installed?                                               → say so
         else: lock the device, fork a worker, follow it, put its record together,
               store it, and only then go on to the next
@@ -23,7 +24,6 @@ from typing import Any, Protocol
 
 from cubemesh.frameworks import entry
 from cubemesh.model.machine import Gpu, Machine
-from cubemesh.model.outcome import Status
 from cubemesh.model.plain import digest
 from cubemesh.model.record import Environment, RunKey, RunRecord, new_run_id
 from cubemesh.model.series import Series
@@ -39,6 +39,7 @@ from cubemesh.runs.forkserver import Forkserver, ServerDied
 from cubemesh.runs.idle_links import with_idle_links
 from cubemesh.runs.locks import DeviceLocks
 from cubemesh.runs.observer import Observer, Silent
+from cubemesh.runs.standing import still_true
 from cubemesh.runs.taken_over import with_tuning
 from cubemesh.runs.watch import watch
 from cubemesh.worker.job import Job
@@ -171,7 +172,7 @@ class Executor:
     def _record(self, spec: RunSpec, key: RunKey) -> RunRecord:
         may_stand = not self._fresh or key in self._measured
         stored = self._store.find(key) if may_stand else None
-        if stored is not None and self._still_true(stored):
+        if stored is not None and still_true(stored, self._machine, self._installed):
             self._observer.finish(stored, reused=True)
             return stored
         if not self._machine_saved:
@@ -183,20 +184,6 @@ class Executor:
         self._measured.add(key)
         self._observer.finish(record, reused=False)
         return record
-
-    def _still_true(self, record: RunRecord) -> bool:
-        """Whether what was found then is so now. A framework on PYTHONPATH alone has no version, so
-        installing it leaves the key as it was. Memory that happened to be taken may be free again:
-        an `oom` stands where a limit was asked for, or where the whole machine is too small."""
-        spec, status = record.spec, record.outcome.status
-        if status is Status.NOT_INSTALLED:
-            return not self._installed(spec.program.framework)
-        if status is not Status.OOM or spec.effort.memory_limit_bytes is not None:
-            return True
-        gpus = gpus_of(spec, self._machine, os.environ)
-        has = gpus[0].memory_bytes if gpus else self._machine.memory.usable_bytes
-        needs = record.outcome.facts.get("forecast_bytes")
-        return has is not None and needs is not None and bool(needs > has)
 
     def _installed(self, framework: str) -> bool:
         """A Python of its own was asked for the framework when it was chosen."""

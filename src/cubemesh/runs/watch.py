@@ -81,7 +81,7 @@ def watch(server: Forkserver, job: Job, observer: Observer) -> tuple[list[dict[s
         rank_stacks=stacks,
         silent=silent,
         oom_kills=(kills_after or 0) - (kills_before or 0),
-        output=_text(job.agent_output_path if job.spec.placement.devices > 1 else job.output_path),
+        output=_text(_printed(job)),
         failed_ranks=failed,
         rank_outputs={rank: _text(_output_of(job, rank)) for rank in failed},
         phase=watcher.phase,
@@ -167,6 +167,13 @@ def _failed_ranks(path: Path) -> dict[int, int]:
     """What the agent of a run on several devices has left."""
     text = _text(path)
     return {int(rank): code for rank, code in json.loads(text).items()} if text else {}
+
+
+def _printed(job: Job) -> Path:
+    """Where the worker that the server has forked prints: an agent that starts ranks, or one that
+    does all by itself, on several devices too."""
+    agent = job.agent_output_path
+    return agent if agent.exists() else job.output_path
 
 
 def _output_of(job: Job, rank: int) -> Path:

@@ -8,10 +8,11 @@
 Ranks differ in more than their place: each has random generators of its own, statistics of batch
 normalisation, under some exchanges even weights. So each writes its own file, under another name
 first, waits until the disk has it, and only then gives it its name (rename). A checkpoint counts
-when it has the files of all ranks; nobody has to wait for anybody. Old ones are removed by rank 0
-alone, and only those older than enough that count. So at every moment, however a run ends, the
-newest that counts is whole; one that the disk has damaged since is told by its checksum, and the
-one before it is used.
+when it has the files of all ranks; nobody has to wait for anybody. A rank that could not write its
+file leaves an empty one that says so. Old ones are removed by rank 0 alone: those older than enough
+that count, and those that every rank has ended with and that lack a file. So at every moment,
+however a run ends, the newest that counts is whole; one that the disk has damaged since is told by
+its checksum, and the one before it is used.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from cubemesh.errors import DataError
+from cubemesh.frameworks.exchange import Group
 from cubemesh.frameworks.training import Snapshot
 from cubemesh.training import safetensors
 
@@ -72,6 +74,7 @@ def save(folder: Path, rank: int, checkpoint: Checkpoint) -> int:
     """
     path = path_of(folder, checkpoint.step, rank)
     path.parent.mkdir(parents=True, exist_ok=True)
+    _given_up(folder, checkpoint.step, rank).unlink(missing_ok=True)
     partial = path.with_name(path.name + _PARTIAL)
     held = checkpoint.snapshot
     stands = {"version": VERSION, "step": checkpoint.step, "plain": held.plain}
@@ -114,31 +117,58 @@ def load(folder: Path, step: int, rank: int) -> Checkpoint:
     return Checkpoint(step=step, snapshot=snapshot, stands=stands)
 
 
-def newest_whole(folder: Path, ranks: int) -> tuple[int | None, list[str]]:
-    """The step of the newest checkpoint all of whose files are whole, None where there is none; and
-    what is wrong with each newer one."""
-    damaged = []
-    for step in reversed(steps_in(folder, ranks)):
-        try:
-            for rank in range(ranks):
-                load(folder, step, rank)
-        except DataError as error:
-            damaged.append(str(error))
-        else:
-            return step, damaged
+def newest_whole(folder: Path, group: Group) -> tuple[Checkpoint | None, list[str]]:
+    """This rank's part of the newest checkpoint whose files are whole on all ranks of `group`, None
+    where there is none; and what is wrong with each newer one. All ranks ask together: each reads
+    its own file, and waits for the others however long theirs take to read."""
+    damaged: list[str] = []
+    steps = group.agree(steps_in(folder, group.size) if group.rank == 0 else None)
+    for step in reversed(steps):
+        found, wrong = _whole(folder, step, group.rank)
+        group.meet()
+        told = [text for text in group.share(wrong) if text]
+        if not told:
+            return found, damaged
+        damaged.append(told[0])
     return None, damaged
+
+
+def _whole(folder: Path, step: int, rank: int) -> tuple[Checkpoint | None, str]:
+    try:
+        return load(folder, step, rank), ""
+    except DataError as error:
+        return None, str(error)
+
+
+def give_up(folder: Path, step: int, rank: int) -> None:
+    """Leave word for `prune` that this rank will write no file of that checkpoint; where not even
+    that can be written, it stays incomplete."""
+    mark = _given_up(folder, step, rank)
+    with contextlib.suppress(OSError):
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
 
 
 def prune(folder: Path, ranks: int, keep: int) -> None:
     """Remove all checkpoints but the newest `keep` that have every rank's file, and newer ones that
-    may still be written."""
+    may still be written: of one that will never be whole, every rank's file or word is there."""
     counted = steps_in(folder, ranks)
-    if len(counted) <= keep:
-        return
-    oldest = counted[-keep]
+    oldest = counted[-keep] if len(counted) > keep else 0
     for step, path in _folders(folder).items():
-        if step < oldest:
+        if step < oldest or (step not in counted and _is_ended(folder, step, ranks)):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_ended(folder: Path, step: int, ranks: int) -> bool:
+    """Whether every rank has written its file of a checkpoint or given it up."""
+    return all(
+        path_of(folder, step, rank).is_file() or _given_up(folder, step, rank).is_file()
+        for rank in range(ranks)
+    )
+
+
+def _given_up(folder: Path, step: int, rank: int) -> Path:
+    return path_of(folder, step, rank).with_suffix(".failed")
 
 
 def remove_after(folder: Path, step: int) -> None:

@@ -5,11 +5,13 @@
 
 The snapshot is a copy, so nothing that training does afterwards gets into it. One is written at a
 time: where the disk is slower than the training makes them, the next snapshot waits for the one
-before it. A disk that refuses ends no training: what is kept stays, and a warning says it.
+before it. What cannot be written, for whatever reason, ends no training: what is kept stays, and a
+warning says it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from pathlib import Path
@@ -17,7 +19,7 @@ from pathlib import Path
 from cubemesh.measure.base import Log
 from cubemesh.model.record import Figure
 from cubemesh.model.warning import warn
-from cubemesh.training.checkpoint import Checkpoint, not_finite, prune, save
+from cubemesh.training.checkpoint import Checkpoint, give_up, not_finite, prune, save
 
 
 class Saver:
@@ -76,13 +78,25 @@ class Saver:
             log.warning(warn("checkpoint-failed", cause, remedy))
 
     def _write(self, checkpoint: Checkpoint) -> None:
-        if (name := not_finite(checkpoint.snapshot)) is not None:
-            self._failed[checkpoint.step] = f"{name} holds what is no finite number"
-            return
-        try:
-            self._size_bytes = save(self.folder, self._rank, checkpoint)
-            self._written += 1
-            self.newest = checkpoint.step
+        failed = self._try_to_write(checkpoint)
+        if failed:
+            self._failed[checkpoint.step] = failed
+            give_up(self.folder, checkpoint.step, self._rank)
+        with contextlib.suppress(OSError):  # what cannot be looked through now can be the next time
             self.prune()
+
+    def _try_to_write(self, checkpoint: Checkpoint) -> str:
+        """Why it could not be; empty where it was. Nobody would hear what a thread raises."""
+        try:
+            if (name := not_finite(checkpoint.snapshot)) is not None:
+                return f"{name} holds what is no finite number"
+            self._size_bytes = save(self.folder, self._rank, checkpoint)
         except OSError as error:
-            self._failed[checkpoint.step] = error.strerror or type(error).__name__
+            return error.strerror or type(error).__name__
+        except MemoryError:
+            return "no memory was left to write it from"
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        self._written += 1
+        self.newest = checkpoint.step
+        return ""

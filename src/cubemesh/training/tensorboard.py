@@ -25,9 +25,16 @@ from cubemesh.training import protobuf
 from cubemesh.training.tensorboard_graph import graph_def
 
 _VERSION = "brain.Event:2"
+_BEGINS = "events.out.tfevents"
+"""The name of every event file does."""
 _POLYNOMIAL = 0x82F63B78
 """Castagnoli's, bits reversed."""
 _MASK = 0xA282EAD8
+
+
+def event_files(folder: Path) -> list[Path]:
+    """Those in a folder; none where there is no folder."""
+    return sorted(folder.glob(f"{_BEGINS}.*"))
 
 
 class EventFile:
@@ -36,7 +43,7 @@ class EventFile:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.0"
+        name = f"{_BEGINS}.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.0"
         self.path = folder / name
         self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (held until close)
         self._event(protobuf.text(3, _VERSION))

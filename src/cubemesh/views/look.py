@@ -34,6 +34,8 @@ LIGHT: Mapping[str, str] = {
     "c4": "#e0a100",
     "c5": "#2f7fc1",
     "c6": "#b04a7a",
+    "c7": "#6b4226",
+    "c8": "#3c4858",
 }
 DARK: Mapping[str, str] = {
     "ink": "#e8ebf0",
@@ -52,11 +54,13 @@ DARK: Mapping[str, str] = {
     "c4": "#f2c14e",
     "c5": "#6cb2f0",
     "c6": "#e58bb5",
+    "c7": "#c8a07a",
+    "c8": "#c3cad5",
 }
 
 FONT = "Inter, system-ui, -apple-system, 'Segoe UI', sans-serif"
 
-_CATEGORIES = ("c1", "c2", "c3", "c4", "c5", "c6")
+_CATEGORIES = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
 _SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
 _DASHES: Mapping[str, tuple[int, ...]] = {
     "measured": (1, 0),

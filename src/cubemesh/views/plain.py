@@ -105,7 +105,7 @@ def record_json(record: RunRecord) -> dict[str, Any]:
     document = {
         "run_id": record.run_id,
         "spec": spec_json(record.spec),
-        "spec_id": record.spec.spec_id,
+        "spec_id": record.key.spec_id,
         "workload_id": record.spec.workload_id,
         "outcome": outcome.status.value,
         "outcome_detail": {

@@ -112,7 +112,7 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
         versions = ", ".join(f"{name} {packages[name]}" for name in own)
         facts.append(("python", wording.clean(f"{record.environment.python} ({versions})")))
     facts.append(("run", wording.clean(record.run_id)))
-    facts.append(("spec", record.spec.spec_id))
+    facts.append(("spec", record.key.spec_id))
     if record.attempt > 1:
         facts.append(("attempt", str(record.attempt)))
     return tuple(facts)

@@ -96,6 +96,12 @@ def check_alternating(spec: RunSpec) -> None:
             "two programs alternate on one device. Measure both with devices set, and compare the "
             "runs: cubemesh compare A B."
         )
+    for name in ("pinning", "numa_node"):
+        if getattr(spec.placement, name) != getattr(other.placement, name):
+            raise Unsupported(
+                f"{name} binds the whole process, so it cannot differ between two programs that "
+                "alternate in one. Measure both, and compare the runs: cubemesh compare A B."
+            )
     if spec.placement.device != other.placement.device:
         raise Unsupported(
             f"device={spec.placement.device} and device={other.placement.device} are two devices, "

@@ -3,7 +3,8 @@
 What it needed is said when it is done with. Peak memory is the program's own count where its device
 keeps one. On the CPU it is the most that the process held from the loading of the weights on, less
 what it held, data and all, before the program was built, and less what compiling it has left in the
-process; the kernel counts it (worker/memory.py), so nothing is slowed down.
+process; the kernel counts it (worker/memory.py), so nothing is slowed down. What was freed until
+then goes back to the kernel first: the step would take it again, and it would seem to need nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def built(
     `sample()`. The most memory it held until the end is said there. An error leaves it as it is,
     because the process ends with it."""
     work = cast(NetworkWork, spec.work)
-    before_bytes = memory.held_bytes()
+    before_bytes = _held_bytes()
     exchange = exchanges.make(spec.program.exchange, group, spec.program.bucket_bytes)
     with log.phase("build"):
         request = BuildRequest(
@@ -103,13 +104,20 @@ def _check_limit(peak: Figure, limit_bytes: int | None) -> None:
 def _compile(program: Program, sample: Callable[[], Batch], log: EventLog) -> int:
     """Compile a program that offers it; how many bytes more the process holds after it."""
     assert isinstance(program, Compiles)
-    before_bytes = memory.held_bytes()
     with log.phase("compile") as phase:
-        phase.cached = program.compile(program.place(sample()))
-    after_bytes = memory.held_bytes()
+        placed = program.place(sample())
+        before_bytes = _held_bytes()
+        phase.cached = program.compile(placed)
+    after_bytes = _held_bytes()
     if before_bytes is None or after_bytes is None:
         return 0
     return max(0, after_bytes - before_bytes)
+
+
+def _held_bytes() -> int | None:
+    """What the process holds now, and still uses."""
+    memory.return_freed()
+    return memory.held_bytes()
 
 
 def _peak_memory(program: Program, before_bytes: int | None, since: str) -> Figure | None:

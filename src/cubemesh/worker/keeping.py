@@ -37,6 +37,7 @@ _OF_WORK = (
 )
 _OF_PROGRAM = (
     *("framework", "precision", "precision_of", "loss_scale", "layout", "exchange", "compile_by"),
+    *("batch_norm", "deterministic", "decode_on", "keep_decoded"),
 )
 
 
@@ -82,10 +83,9 @@ def beginning(spec: RunSpec, group: Group, log: Log) -> Beginning:
         raise UsageError(f"checkpoints={folder}: {error.strerror}. Name another folder.") from error
     if not keeping.resume:
         return Beginning()
-    step = group.agree(_newest(folder, group.size, log) if group.rank == 0 else None)
-    if step is None:
+    found = _newest(folder, group, log)
+    if found is None:
         return Beginning()
-    found = checkpoints.load(folder, step, group.rank)
     _check_same(found.stands["trains"], trained(spec), folder)
     return Beginning(course=Course.from_plain(found.stands["course"]), checkpoint=found)
 
@@ -140,27 +140,32 @@ def trained(spec: RunSpec) -> dict[str, Any]:
     }
 
 
-def _newest(folder: Path, ranks: int, log: Log) -> int | None:
-    """The step to go on from. What is newer and damaged is told and removed."""
-    step, damaged = checkpoints.newest_whole(folder, ranks)
+def _newest(folder: Path, group: Group, log: Log) -> Checkpoint | None:
+    """This rank's part of what to go on from. What is newer and damaged is told and removed, by
+    rank 0."""
+    found, damaged = checkpoints.newest_whole(folder, group)
     if damaged:
-        if step is None:
+        if found is None:
             raise DataError(
                 f"None of the {len(damaged)} checkpoints in '{folder}' is whole: {damaged[0]} "
                 "Leave resume out and name another folder to begin anew."
             )
-        cause = f"{' '.join(damaged)} The training went on from the one before, of step {step}."
+        cause = (
+            f"{' '.join(damaged)} The training went on from the one before, of step {found.step}."
+        )
         remedy = "Look for the disk's own errors (`dmesg`); the steps between were made again."
-        log.warning(warn("checkpoint-damaged", cause, remedy))
-    if step is not None:
-        checkpoints.remove_after(folder, step)
-    return step
+        if group.rank == 0:
+            log.warning(warn("checkpoint-damaged", cause, remedy))
+    if found is not None and group.rank == 0:
+        checkpoints.remove_after(folder, found.step)
+    return found
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
     for name, value in now.items():
-        if before.get(name) != value:
+        # What an older version of cubemesh did not write down cannot be held against it.
+        if before.get(name, value) != value:
             raise UsageError(
-                f"The checkpoints in '{folder}' are of {name}={before.get(name)}, and this "
+                f"The checkpoints in '{folder}' are of {name}={before[name]}, and this "
                 f"training has {name}={value}. Set it as it was, or name another folder."
             )

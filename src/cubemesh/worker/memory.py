@@ -14,6 +14,7 @@ usual mount points; machines/cgroup.py, for the description of a machine, finds 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from collections.abc import Iterator
@@ -42,6 +43,15 @@ def reset_peak() -> bool:
     except OSError:
         return False
     return True
+
+
+def return_freed() -> None:
+    """Have the C library give back to the kernel what was freed (malloc_trim(3); others than glibc
+    have no such call). Freed memory that stays is held, and whoever takes it next seems to take
+    none."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def private_writable_bytes() -> int | None:

@@ -5,6 +5,8 @@
               hardware threads of one core first, then the next core of the same NUMA node
     spread    on as many, as far from one another: one core at a time, from node to node, and second
               hardware threads last
+    cores     on as many, as near to one another as whole cores are: one hardware thread of each
+              core, node by node, and second hardware threads last
 
 Threads are bound to the set, not each to a processor of its own, before the framework starts any:
 whatever it starts then inherits the set. With `numa_node` the set is chosen from that node alone;
@@ -66,6 +68,8 @@ def choose(processors: Sequence[Processor], pinning: str, threads: int) -> tuple
         threads = len(ordered)
     elif pinning == "compact":
         ordered = sorted(processors, key=lambda p: (p.node, p.core, p.number))
+    elif pinning == "cores":
+        ordered = [p for layer in _layers(processors) for p in layer]
     else:
         ordered = _spread(processors)
     return tuple(sorted(p.number for p in ordered[:threads]))
@@ -89,15 +93,29 @@ def read_processors(allowed: Iterable[int], sys: Path = SYS) -> list[Processor]:
     return found
 
 
-def _spread(processors: Sequence[Processor]) -> list[Processor]:
-    """First hardware threads before second ones, and among either one of each node in turn."""
+def whole_cores(allowed: Iterable[int], sys: Path = SYS) -> tuple[int, ...]:
+    """The first hardware thread of each core that the `allowed` processors reach, node by node."""
+    layers = _layers(read_processors(allowed, sys))
+    return tuple(p.number for p in layers[0]) if layers else ()
+
+
+def _layers(processors: Sequence[Processor]) -> list[list[Processor]]:
+    """The first hardware thread of each core, then the second ones, …; node by node each."""
     cores: dict[int, list[Processor]] = {}
     for p in sorted(processors, key=lambda p: p.number):
         cores.setdefault(p.core, []).append(p)
+    return [
+        sorted(filter(None, layer), key=lambda p: (p.node, p.number))
+        for layer in zip_longest(*cores.values())
+    ]
+
+
+def _spread(processors: Sequence[Processor]) -> list[Processor]:
+    """First hardware threads before second ones, and among either one of each node in turn."""
     ordered: list[Processor] = []
-    for layer in zip_longest(*cores.values()):
+    for layer in _layers(processors):
         by_node: dict[int, list[Processor]] = {}
-        for p in filter(None, layer):
+        for p in layer:
             by_node.setdefault(p.node, []).append(p)
         turns = zip_longest(*(by_node[node] for node in sorted(by_node)))
         ordered += [p for turn in turns for p in turn if p is not None]

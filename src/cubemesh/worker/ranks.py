@@ -21,10 +21,11 @@ from pathlib import Path
 from cubemesh.frameworks.base import Framework, Unsupported
 from cubemesh.frameworks.exchange import Alone, Group
 from cubemesh.frameworks.meeting import Distributes
-from cubemesh.model.spec import Placement, RunSpec
+from cubemesh.model.spec import RunSpec
 from cubemesh.model.warning import Warning, warn
 from cubemesh.model.work import FirstSteps
 from cubemesh.worker.job import Job
+from cubemesh.worker.pinning import whole_cores
 
 EXITS_FILE = "exits.json"
 """In the run's folder: rank → exit code, of the ranks that failed."""
@@ -82,9 +83,20 @@ def as_rank(job: Job) -> Job:
     return dataclasses.replace(job, rank=own.rank, gpu_uuid=uuid)
 
 
-def can_launch(placement: Placement, cores: int) -> bool:
-    """Whether `placement` has several devices, and there are cores for them; where there are not,
-    one process says so."""
+def processors_of(job: Job, *, on_cpu: bool) -> tuple[int, ...]:
+    """The processors that the devices of this host share out. Devices on a CPU are cores, of which
+    two hardware threads are one, and no more of them than this process is granted time for; a GPU
+    is driven by any hardware thread."""
+    allowed = os.sched_getaffinity(0)
+    return whole_cores(allowed)[: job.usable_cores] if on_cpu else tuple(sorted(allowed))
+
+
+def can_launch(job: Job) -> bool:
+    """Whether `job` has several devices, and there are cores for them; where there are not, one
+    process says so."""
+    placement = job.spec.placement
+    on_cpu = placement.device == "cpu" or not job.gpu_uuids
+    cores = len(processors_of(job, on_cpu=on_cpu))
     return placement.devices > 1 and (placement.share_cores or placement.devices <= cores)
 
 
@@ -137,7 +149,8 @@ def driven_devices(kind: str, devices: int, available: int) -> tuple[str, ...]:
 
 
 def own_cores(spec: RunSpec, own: Self, cores: tuple[int, ...]) -> tuple[int, ...]:
-    """The cores of this rank, of the `cores` there are: `threads` of them, or an even share. Where
+    """The cores of this rank, of the `cores` there are (`processors_of`): `threads` of them, or an
+    even share, each by the number of the one hardware thread that is used. Where
     there are too few and they may be shared, ranks take them by turns."""
     ranks = own.local_ranks
     if spec.placement.pinning != "none" or spec.placement.numa_node is not None:

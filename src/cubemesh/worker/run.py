@@ -85,17 +85,17 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
     known.is_out_of_memory = framework.is_out_of_memory
     check_supported(spec, able)
     own = ranks.whoami()
-    cores = len(os.sched_getaffinity(0))
-    here = own.local_ranks if own.ranks > 1 else spec.placement.devices
-    ranks.check_devices(here, cores, spec.placement.share_cores)
-    if (warning := ranks.shared_cores(spec, cores)) is not None:
-        log.warning(warning)
     device = known.device = _own_device(spec, able, own)
+    shared_out = ranks.processors_of(job, on_cpu=device == "cpu")
+    here = own.local_ranks if own.ranks > 1 else spec.placement.devices
+    ranks.check_devices(here, len(shared_out), spec.placement.share_cores)
+    if (warning := ranks.shared_cores(spec, len(shared_out))) is not None:
+        log.warning(warning)
     usable_cores: float = job.usable_cores or len(os.sched_getaffinity(0))
     threads = spec.placement.threads or int(usable_cores)
     driven = _driven(spec, able, own)
     if max(own.ranks, len(driven)) > 1 and device == "cpu":
-        processors = _cores(spec, own, len(driven))
+        processors = _cores(spec, own, len(driven), shared_out)
         os.sched_setaffinity(0, processors)
         usable_cores = threads = len(processors)
         if isinstance(spec.work, Ceiling):  # is measured on one device
@@ -156,9 +156,8 @@ def _driven(spec: RunSpec, able: Capabilities, own: ranks.Self) -> tuple[str, ..
     return ranks.driven_devices(kind, devices, sum(d.startswith("cuda") for d in able.devices))
 
 
-def _cores(spec: RunSpec, own: ranks.Self, driven: int) -> tuple[int, ...]:
-    """The processor cores of this process: of its rank, or of all the devices it drives."""
-    cores = tuple(sorted(os.sched_getaffinity(0)))
+def _cores(spec: RunSpec, own: ranks.Self, driven: int, cores: tuple[int, ...]) -> tuple[int, ...]:
+    """Which of the `cores` are this process's: of its rank, or of all the devices it drives."""
     if not driven:
         return ranks.own_cores(spec, own, cores)
     each = (

@@ -166,8 +166,7 @@ def work(job_path: Path) -> int:
         prepare(job.agent_output_path)
         ranks.leave_word(job, hosts.launch(job))
         return 0
-    cores = len(os.sched_getaffinity(0))
-    if own.ranks == 1 and ranks.can_launch(job.spec.placement, cores):
+    if own.ranks == 1 and ranks.can_launch(job):
         framework = entry(job.spec.program.framework).load()
         if isinstance(framework, Distributes):
             prepare(job.agent_output_path)

@@ -17,6 +17,7 @@ from cubemesh.frameworks.base import (
     Unsupported,
 )
 from cubemesh.frameworks.exchange import Alone, Group
+from cubemesh.measure.energy_of_ranks import IDLE
 from cubemesh.measure.gpu_processes import Neighbours
 from cubemesh.measure.pace import Apart, InStep, Pace
 from cubemesh.measure.profiled import Attributed
@@ -61,7 +62,7 @@ def meters_of(task: Task) -> tuple[Meter, ...]:
     meters = open_meters(task.gpu_uuid)
     idle = idle_power(meters)
     if idle is not None:
-        task.log.figure("gpu_idle_watts", idle)
+        task.log.figure(IDLE, idle)
     return meters
 
 

@@ -91,7 +91,28 @@ def rank(folder):
     for name in PACED:
         steps, elapsed_s = slowed(name, group)
         np.savez(Path(folder, f"{name}-{group.rank}.npz"), steps=steps, elapsed_s=elapsed_s)
+    fail_while_waiting(Path(folder, "told.txt"), group)
     group.close()
+
+
+def fail_while_waiting(told, group):
+    """The thread that serves the weights fails while rank 0 waits for rank 1."""
+    program, exchange = make(CASES[0], group)
+    if group.rank == 0:
+
+        def broken(gradients, rate_factor):
+            raise ValueError("planted")
+
+        exchange._server._master.apply = broken
+        try:
+            program.settle()
+        except RuntimeError as error:
+            told.write_text(f"{error}: {error.__cause__}")
+    else:
+        time.sleep(0.5)  # rank 0 waits by now
+        exchange._mail.tell((0, 0), 0)  # a gradient comes, whose sender waits for the weights
+        exchange._mail.send([bucket.gradients for bucket in program.buckets], 0)
+    group.share("told")
 
 
 def slowed(name, group):
@@ -123,7 +144,12 @@ def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("asynchronous")
     subprocess.run([sys.executable, __file__, folder], check=True, timeout=100)
     whats = [*map(str, range(len(CASES))), *PACED]
-    return {(w, n): dict(np.load(folder / f"{w}-{n}.npz")) for w in whats for n in range(RANKS)}
+    found = {(w, n): dict(np.load(folder / f"{w}-{n}.npz")) for w in whats for n in range(RANKS)}
+    return found | {"told": (folder / "told.txt").read_text()}
+
+
+def test_a_server_that_fails_while_its_rank_waits_is_told(ranks):
+    assert ranks["told"] == "the thread that serves the weights has failed: planted"
 
 
 def follow(case, workers, carried):

@@ -8,9 +8,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cubemesh import networks  # noqa: E402
+from cubemesh.frameworks.base import Unsupported  # noqa: E402
 from cubemesh.frameworks.captures import Captures  # noqa: E402
-from cubemesh.frameworks.pytorch import build, captured  # noqa: E402
-from cubemesh.model.work import Forward  # noqa: E402
+from cubemesh.frameworks.pytorch import build, captured, compiled  # noqa: E402
+from cubemesh.frameworks.supported import check_supported  # noqa: E402
+from cubemesh.model.spec import Placement, ProgramSettings, RunSpec  # noqa: E402
+from cubemesh.model.work import FirstSteps, Forward, TrainSteps  # noqa: E402
 
 gpu = pytest.mark.gpu
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU here")
@@ -128,3 +131,25 @@ def test_a_batch_of_another_shape_runs_as_it_is(make_request, make_batch):
     losses, _ = trained(captured.build, request, batches)
     plain, _ = trained(build, request, batches)
     assert losses == pytest.approx(plain, rel=2e-2)
+
+
+@pytest.mark.parametrize("framework", [captured, compiled])
+@pytest.mark.parametrize(
+    ("asked", "work", "says"),
+    [
+        ({"batch_norm": "global", "exchange": "all-reduce"}, TrainSteps, "batch_norm 'global'"),
+        ({"deterministic": True}, TrainSteps, "not held to the same steps every time"),
+        ({}, FirstSteps, "work 'first_steps'"),
+    ],
+)
+def test_what_fused_and_compiled_layers_cannot_do_is_refused(framework, asked, work, says):
+    able = dataclasses.replace(
+        framework.capabilities(), devices=("cpu",), precisions={"cpu": frozenset({"fp32"})}
+    )
+    spec = RunSpec(
+        work=work(network="resnet-18", batch_per_device=8),
+        placement=Placement(device="cpu", devices=2),
+        program=ProgramSettings(framework=f"pytorch-{framework.__name__.split('.')[-1]}", **asked),
+    )
+    with pytest.raises(Unsupported, match=says):
+        check_supported(spec, able)

@@ -200,8 +200,26 @@ def test_only_a_library_of_the_own_cache_is_given_up(tmp_path):
     cut.parent.mkdir(parents=True)
     cut.write_bytes(b"")
     said = RuntimeError(f"InductorError: ImportError: {cut}: file too short")
-    assert compiled.unreadable_library(said, tmp_path / "inductor") == cut
-    assert compiled.unreadable_library(said, tmp_path / "elsewhere") is None
+    assert compiled.unreadable_library(said, lambda: tmp_path / "inductor") == cut
+    assert compiled.unreadable_library(said, lambda: tmp_path / "elsewhere") is None
+    assert compiled.unreadable_library(said, lambda: None) is None
     cut.unlink()
-    assert compiled.unreadable_library(said, tmp_path / "inductor") is None
-    assert compiled.unreadable_library(RuntimeError("no"), tmp_path) is None
+    assert compiled.unreadable_library(said, lambda: tmp_path / "inductor") is None
+
+
+def test_what_is_no_damage_to_a_library_leaves_it_and_the_compiler_alone(tmp_path, monkeypatch):
+    """Memory may be refused, a symbol may lack; and every other error comes by here as well."""
+    whole = tmp_path / "whole.so"
+    whole.write_bytes(b"x")
+
+    def unasked():
+        raise AssertionError("the cache was looked for")
+
+    for words in (
+        f"{whole}: failed to map segment from shared object: Cannot allocate memory",
+        f"{whole}: undefined symbol: answer",
+        "a network that cannot be traced",
+    ):
+        assert compiled.unreadable_library(RuntimeError(words), unasked) is None
+    monkeypatch.setitem(sys.modules, "torch._inductor.runtime.cache_dir_utils", None)
+    assert compiled._cache_in_use() is None

@@ -99,6 +99,22 @@ def test_what_is_refused_comes_from_the_host_and_the_rest_from_the_device(
     assert np.abs(images.numpy() - want).max() <= TOLERANCE, "pixels and files in one minibatch"
 
 
+def test_an_image_of_another_size_than_its_header_said_comes_from_the_host(
+    root, decoding, monkeypatch
+):
+    class FindsAnother(jpeg.HostDecoder):
+        def decode(self, images):
+            first, *others = super().decode(images)
+            return [first[:, :4, :4], *others]
+
+    monkeypatch.setattr(jpeg, "HostDecoder", FindsAnother)
+    of_files = source(root, stays_encoded=True)
+    images, _ = Placer(decoding()).place(of_files.batch(np.array([1, 4])))
+    want = source(root).batch(np.array([1, 4])).images
+    assert np.abs(images.numpy() - want).max() <= TOLERANCE
+    assert of_files.tally(np.ones(8, bool)).by_host == {"refused by the device's decoder": 1}
+
+
 def test_a_training_on_files_goes_as_on_decoded_images(root, decoding, make_request):
     network = build_network("little-cnn", SIZE, 10)
     losses = {}

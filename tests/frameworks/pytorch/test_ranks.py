@@ -17,9 +17,16 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cubemesh import networks  # noqa: E402
-from cubemesh.frameworks.base import Batch, BuildRequest  # noqa: E402
+from cubemesh.frameworks.base import Batch, BuildRequest, Compiles  # noqa: E402
 from cubemesh.frameworks.exchange import Alone  # noqa: E402
-from cubemesh.frameworks.pytorch import build, compiled, join, launch  # noqa: E402
+from cubemesh.frameworks.pytorch import (  # noqa: E402
+    build,
+    captured,
+    compiled,
+    host_kernels,
+    join,
+    launch,
+)
 from cubemesh.model.spec import Placement, ProgramSettings  # noqa: E402
 from cubemesh.model.work import TrainSteps  # noqa: E402
 from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
@@ -43,8 +50,9 @@ AVERAGED = ("local-sgd", "fp64", "nchw")
 INDEPENDENT = ("none", "fp64", "nchw")
 COMPILED = ("all-reduce", "fp64", "nchw", "compiled")
 """By segment, so that buckets fill one after the other; traced and not made into C++."""
+SCALED = ("parameter-server", "fp16", "nchw")
 SPLIT = [("model-parallel", "fp64", "nchw"), ("model-parallel", "fp32", "nhwc")]
-CASES = [*SYNCHRONOUS, ROUNDED, AVERAGED, INDEPENDENT, COMPILED, *SPLIT]
+CASES = [*SYNCHRONOUS, ROUNDED, AVERAGED, INDEPENDENT, COMPILED, SCALED, *SPLIT]
 
 
 def without_dropout(network):
@@ -91,11 +99,15 @@ def train(case, group, part=slice(None), steps=3):
     for step in range(steps):
         images = rng.random((GLOBAL_BATCH, *network.inputs[0].shape), dtype=np.float32)
         labels = rng.integers(0, 10, GLOBAL_BATCH)
+        if precision == "fp16" and step == 0:  # what rank 1 computes of its samples overflows
+            images[own_part(1)] *= 1e4
         program.train_step(program.place(Batch(images=images[part], labels=labels[part])))
         if step == 0:
             parameters = program._built.parameters.items()
             found |= {f"g/{n}": p.grad.numpy(force=True).copy() for n, p in parameters}
     found["loss"] = np.array(program.loss())
+    if precision == "fp16":
+        found["scale"] = np.array(program.loss_scale()[0])
     images = rng.random((3, *network.inputs[0].shape), dtype=np.float32)
     scores = program.evaluate(program.place(Batch(images=images, labels=np.zeros(3, np.int64))))
     found["scores"] = scores
@@ -158,6 +170,20 @@ def test_two_ranks_make_the_steps_of_one_with_the_same_global_minibatch(ranks, c
     assert_close(ranks[case, 0], ranks[case, 1], "w/", 0)
 
 
+def test_where_one_rank_updates_all_have_its_loss_scale(ranks):
+    """A gradient that overflows halves it; a rank that did not hear of that would count twice."""
+    alone = train(("none", *SCALED[1:]), Alone())
+    start = without_dropout(networks.build("little-cnn", 16, 10)).draw(1)
+    assert 0 < alone["scale"] < 65536
+    for n in range(RANKS):
+        found = ranks[SCALED, n]
+        assert found["scale"] == alone["scale"]
+        for name, before in start.items():
+            moved = np.abs(alone[f"w/{name}"] - before).max()
+            off = np.abs(found[f"w/{name}"] - alone[f"w/{name}"]).max()
+            assert off < 0.05 * moved, name
+
+
 def test_compiled_ranks_make_the_steps_of_one_that_is_not(ranks):
     alone = train(("none", "fp64", "nchw"), Alone())
     for n in range(RANKS):
@@ -204,7 +230,13 @@ def test_a_network_in_two_parts_makes_the_steps_of_the_whole(ranks, case):
             assert_close(ranks[case, n], alone, kind, TOLERANCE[precision])
 
 
-def test_every_rank_draws_its_own_dropout(make_request, make_batch):
+def no_kernels():
+    raise OSError("dropout would be drawn by what was faster")
+
+
+@pytest.mark.parametrize("make", [build, captured.build])
+def test_every_rank_draws_its_own_dropout(make, make_request, make_batch, monkeypatch):
+    monkeypatch.setattr(host_kernels, "library", no_kernels)
     net = NetworkBuilder("dropping")
     x = net.dropout(net.flatten(net.input("image", (3, 6, 6))), 0.5)
     net.classify(net.linear(x, 10))
@@ -213,7 +245,9 @@ def test_every_rank_draws_its_own_dropout(make_request, make_batch):
 
     def loss(rank):
         group = SimpleNamespace(rank=rank, size=2)
-        program = build(dataclasses.replace(request, group=group))
+        program = make(dataclasses.replace(request, group=group))
+        if isinstance(program, Compiles):
+            program.compile(program.place(batch))
         program.load(request.network.draw(0))
         program.forward(program.place(batch))
         return program.loss()

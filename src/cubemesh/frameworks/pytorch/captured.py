@@ -6,8 +6,7 @@
 
 Launching some hundred kernels one by one takes the host longer than a GPU needs for a small
 minibatch; replaying a graph of them takes microseconds. What is captured is the network with its
-batch normalisations fused (`fused.py`) where it has any, the compiled network where it has none and
-there is a compiler, and the eager one elsewhere. Exchanges are captured with it.
+fusions (`fused.py`), where it has any that are faster; exchanges are captured with it.
 
 Where a step cannot be captured, on a CPU, with a loss scale that changes, with an exchange that is
 more than a reduction, it runs as it is, and `not_captured` says why. On a CPU it is fused all the
@@ -97,7 +96,7 @@ class CapturedProgram(PyTorchProgram):
         with self._autocast:
             self.fused.tune(*placed[:-1])
         self.synchronize()
-        torch.manual_seed(self._work.seed)
+        torch.manual_seed(self._seed)  # dropout goes on as if nothing had been drawn
         if self._kind == "cuda":
             torch.cuda.empty_cache()
         return None
@@ -179,9 +178,18 @@ def build(request: BuildRequest) -> CapturedProgram:
 
 
 def capabilities() -> Capabilities:
-    """Those of eager PyTorch, but for layers of a precision of their own and networks cut apart."""
+    """Those of eager PyTorch, but for looking into layers, which may be fused, for precisions and
+    normalisations that cannot be, and for networks cut apart. Kernels are chosen by their time, so
+    they may be others every time."""
     able = runtime.capabilities()
-    return replace(able, precision_by_layer=False, exchanges=able.exchanges & EXCHANGES)
+    return replace(
+        able,
+        works=able.works - {"first_steps"},
+        precision_by_layer=False,
+        exchanges=able.exchanges & EXCHANGES,
+        batch_norms=frozenset({"device"}),
+        deterministic=False,
+    )
 
 
 def _alike(one: Placed, other: Placed) -> bool:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import shutil
 import sysconfig
 from collections.abc import Callable
@@ -27,7 +26,11 @@ from torch import Tensor
 from cubemesh.frameworks.base import BuildRequest, Capabilities, Unsupported
 from cubemesh.frameworks.pytorch import runtime
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
-from cubemesh.frameworks.pytorch.cpp_compiler import cache_folder, lacks_compiler
+from cubemesh.frameworks.pytorch.cpp_compiler import (
+    cache_folder,
+    damaged_libraries,
+    lacks_compiler,
+)
 from cubemesh.frameworks.pytorch.group import join
 from cubemesh.frameworks.pytorch.launch import launch
 from cubemesh.frameworks.pytorch.placing import Placed
@@ -58,8 +61,6 @@ _C_COMPILERS = ("gcc", "clang", "cc")
 _VOLTA = (7, 0)
 """The first compute capability that Triton makes code for (README of triton-lang/triton)."""
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-_LIBRARY = re.compile(r"(/\S+\.so): ")
-"""The file that the loader's messages begin with (dlopen(3))."""
 
 
 class CompiledProgram(PyTorchProgram):
@@ -91,7 +92,7 @@ class CompiledProgram(PyTorchProgram):
                 self._run_once(placed)
                 break
             except Exception as error:
-                broken = unreadable_library(error, _cache_in_use())
+                broken = unreadable_library(error, _cache_in_use)
                 if broken is None or broken in discarded:
                     raise
                 broken.unlink()  # compiled anew by the next try
@@ -150,6 +151,7 @@ def capabilities() -> Capabilities:
         exchanges=able.exchanges & EXCHANGES,
         hint=" ".join(dict.fromkeys(missing)),
         compiles_segments=True,
+        batch_norms=frozenset({"device"}),  # ranks do not meet inside what is compiled whole
         deterministic=False,
     )
 
@@ -200,20 +202,25 @@ def _trace_backward_without_autocast() -> None:
     config.backward_pass_autocast = "off"  # type: ignore[attr-defined]
 
 
-def unreadable_library(error: BaseException, cache: Path) -> Path | None:
-    """The library in the `cache` of compiled code that `error` says cannot be loaded, such as one
-    that a process was writing when it was killed; None where it says no such thing."""
-    for named in _LIBRARY.findall(str(error)):
-        path = Path(named)
-        if path.is_relative_to(cache) and path.is_file():
-            return path
-    return None
+def unreadable_library(
+    error: BaseException, cache_in_use: Callable[[], Path | None]
+) -> Path | None:
+    """The library in the cache of compiled code that `error` says is no whole one, such as one that
+    a process was writing when it was killed; None where it says no such thing."""
+    named = damaged_libraries(error)
+    cache = cache_in_use() if named else None
+    if cache is None:
+        return None
+    return next((path for path in named if path.is_relative_to(cache) and path.is_file()), None)
 
 
-def _cache_in_use() -> Path:
+def _cache_in_use() -> Path | None:
     """Where TorchInductor keeps what it compiles; it reads its variable when it is first imported,
-    so not before `_set_up_compiler` has set it."""
-    found = importlib.import_module("torch._inductor.runtime.cache_dir_utils")
+    so not before `_set_up_compiler` has set it. None where this PyTorch does not tell."""
+    try:
+        found = importlib.import_module("torch._inductor.runtime.cache_dir_utils")
+    except ImportError:
+        return None
     return Path(found.cache_dir())
 
 

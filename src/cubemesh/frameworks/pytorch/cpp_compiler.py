@@ -11,15 +11,23 @@ import ctypes
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 COMPILERS = ("g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 COMPILE_S = 120.0
 """How long a compiler may take, on a busy machine."""
+
+_DAMAGED = re.compile(
+    r"(/[^:\n]+\.so): (?:file too short|invalid ELF header|cannot read file data|"
+    r"ELF file's phentsize|ELF load command|object file has no)"
+)
+"""What the loader says of a file that is no whole library (glibc, elf/dl-load.c), with its name."""
 
 
 def asked_compiler() -> str:
@@ -55,43 +63,52 @@ def cache_folder() -> Path:
 
 @cache
 def compiled_library(source: Path) -> ctypes.CDLL:
-    """`source` as a library, compiled unless the cache has it.
+    """`source` as a library, compiled unless the cache has it whole.
 
     Raises OSError where there is no compiler or it refuses, with what it said.
     """
     compiler = cpp_compiler()
     if compiler is None:
         raise OSError(lacks_compiler())
-    version = subprocess.run(
-        [compiler, "--version"], capture_output=True, text=True, timeout=COMPILE_S, check=False
-    ).stdout
+    version = _run(compiler, "--version").stdout
     headers = (header.read_text() for header in sorted(source.parent.glob("*.h")))
     parts = (source.read_text(), *headers, compiler, *FLAGS, version, _cpu())
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     library = cache_folder() / f"{source.stem}-{name}.so"
     if not library.is_file():
         _compile(compiler, source, library)
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        if library not in damaged_libraries(error):
+            raise
+    _compile(compiler, source, library)
     return ctypes.CDLL(str(library))
+
+
+def damaged_libraries(error: BaseException) -> list[Path]:
+    """The files that `error` says are no whole libraries: cut short by a kill or a full disk."""
+    return [Path(name) for name in _DAMAGED.findall(str(error))]
 
 
 def _compile(compiler: str, source: Path, library: Path) -> None:
     library.parent.mkdir(parents=True, exist_ok=True)
-    made = library.with_suffix(f".{os.getpid()}")  # another process may be at it, too
-    try:
-        done = subprocess.run(
-            [compiler, *FLAGS, str(source), "-o", str(made)],
-            capture_output=True,
-            text=True,
-            timeout=COMPILE_S,
-            check=False,
-        )
+    with TemporaryDirectory(dir=library.parent) as own:  # another process may be at it, too
+        made = Path(own) / library.name
+        done = _run(compiler, *FLAGS, str(source), "-o", str(made))
         if done.returncode != 0:
             raise OSError(f"{compiler} does not compile {source.name}: {done.stderr.strip()[:500]}")
         made.replace(library)
+
+
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
+    """What the compiler says; OSError where it takes too long."""
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=COMPILE_S, check=False
+        )
     except subprocess.TimeoutExpired as error:
-        raise OSError(f"{compiler} took more than {error.timeout:.0f} s") from None
-    finally:
-        made.unlink(missing_ok=True)
+        raise OSError(f"{command[0]} took more than {error.timeout:.0f} s") from None
 
 
 def _cpu() -> str:

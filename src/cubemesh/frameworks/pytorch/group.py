@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cubemesh.frameworks.exchange import Link, Mail, Pending
+from cubemesh.frameworks.meeting import wait_and_check
 from cubemesh.frameworks.pytorch.links import NcclLog, chosen, gloo_link, interface_names
 from cubemesh.frameworks.pytorch.mail import NEVER, TorchMail
 
@@ -86,12 +87,14 @@ class TorchGroup:
             return value
         return bool(self._store.check([key]))
 
-    def meet(self) -> None:
+    def meet(self, check: Callable[[], None] | None = None) -> None:
         """See `Group`. Through the launcher's store, like `agree`."""
         self._met += 1
         key = f"cubemesh/met/{self._met}"
         if self._store.add(f"{key}/ranks", 1) == self.size:
             self._store.set(key, "")
+        if check is not None:
+            wait_and_check(lambda: bool(self._store.check([key])), check)
         self._store.wait([key], NEVER)
 
     def mail(self) -> Mail:

@@ -5,8 +5,8 @@
                 in one kernel (`crops.py`) ──▶ the program's own copy, where it replays a graph
 
 Encoded images are decoded on a stream of their own, so that this goes on beside a step; what the
-decoder refuses comes from the host. Where every layer that reads the images computes in 16 bits,
-they are made in 16 bits.
+decoder refuses, or finds to be of another size than the header said, comes from the host. Where
+every layer that reads the images computes in 16 bits, they are made in 16 bits.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Placer:
         crops = []
         decoded = self._decoder.decode(list(encoded.values()))
         for (n, image), source in zip(encoded.items(), decoded, strict=True):
-            if source is None:
+            if source is None or (source.shape[2], source.shape[1]) != image.size:
                 pixels[n], batch.labels[n] = image.by_host()
                 batch.images[n] = pixels[n]
             else:

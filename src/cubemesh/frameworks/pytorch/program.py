@@ -45,7 +45,7 @@ from cubemesh.frameworks.pytorch.runtime import (
     prepare,
     synchronize,
 )
-from cubemesh.frameworks.pytorch.scaling import make_scaling
+from cubemesh.frameworks.pytorch.scaling import make_scaling, update_weights
 from cubemesh.frameworks.training import Snapshot
 from cubemesh.model.profile import Profile
 from cubemesh.model.work import Training
@@ -127,7 +127,7 @@ class PyTorchProgram:
     def train_step(self, placed: Placed) -> None:
         """Queue forward, backward and update."""
         self._backward(placed)
-        self._exchange.update(self._apply, self._weights_on_device)
+        update_weights(self._exchange, self._apply, self._weights_on_device, self._scaling)
 
     def inspected_step(self, placed: Placed, look: Look) -> None:
         """See `ShowsSteps` in frameworks/base."""
@@ -141,7 +141,7 @@ class PyTorchProgram:
                 look("own gradient", name, on_host(parameter.grad))
             if self._exchange.updates:
                 look("gradient", name, on_host(parameter.grad))
-        self._exchange.update(self._apply, self._weights_on_device)
+        update_weights(self._exchange, self._apply, self._weights_on_device, self._scaling)
 
     def parameters(self) -> dict[str, Array]:
         """See `ShowsSteps` in frameworks/base."""

@@ -7,17 +7,20 @@ The loss is multiplied by a scale before the backward pass and the gradients are
               step's update is left out; doubled after 2,000 steps that were
     static    a number; no gradient is looked at, so one that is not finite reaches the weights
 
-The default is dynamic, as in PyTorch's own examples.
+The default is dynamic, as in PyTorch's own examples. Where one rank updates the weights of all, it
+alone sees whether a gradient was finite: the others take over its scale with its weights, for
+gradients of different scales have no mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, optim
 
+from cubemesh.frameworks.exchange import Exchange, OneUpdates
 from cubemesh.model.spec import ProgramSettings
 
 
@@ -59,6 +62,14 @@ class DynamicScaling:
         """Look, update or leave out, and adapt the scale."""
         self._scaler.step(optimizer)
         self._scaler.update()
+
+    def tell(self, into: Tensor) -> None:
+        """Copy the scale into an array of the device, which does not wait for it."""
+        into.copy_(self._scaler.scale(torch.ones_like(into)))
+
+    def take(self, scale: Tensor) -> None:
+        """Go on with the scale in an array of the device."""
+        self._scaler.update(scale)
 
     def scale(self) -> float:
         """As the last step left it."""
@@ -110,3 +121,24 @@ def make_scaling(settings: ProgramSettings, kind: str) -> Scaling | None:
     if settings.loss_scale is None or settings.loss_scale == "dynamic":
         return DynamicScaling(kind)
     return StaticScaling(settings.loss_scale)
+
+
+def update_weights(
+    exchange: Exchange,
+    apply: Callable[[], None],
+    weights: Sequence[Tensor],
+    scaling: Scaling | None,
+) -> None:
+    """Have the exchange bring `weights` to where the gradients lead; with a dynamic scale, and one
+    rank that applies them for all, every rank's scale to that rank's."""
+    if not isinstance(scaling, DynamicScaling) or not isinstance(exchange, OneUpdates):
+        exchange.update(apply, weights)
+        return
+    dynamic, scale = scaling, torch.empty((), device=weights[0].device)
+
+    def apply_and_tell() -> None:
+        apply()
+        dynamic.tell(scale)
+
+    exchange.update(apply_and_tell, [*weights, scale])
+    dynamic.take(scale)

@@ -24,7 +24,7 @@ from cubemesh.frameworks import forked
 from cubemesh.frameworks.base import Unsupported
 from cubemesh.frameworks.board import open_board
 from cubemesh.frameworks.exchange import Mail, Pending
-from cubemesh.frameworks.meeting import Meeting
+from cubemesh.frameworks.meeting import Meeting, wait_and_check
 from cubemesh.frameworks.tensorflow.runtime import prepare
 
 LEAVES_LAST_S = 0.5
@@ -93,12 +93,14 @@ class WorkerGroup:
             return value
         return self._board.has(key)
 
-    def meet(self) -> None:
+    def meet(self, check: Callable[[], None] | None = None) -> None:
         """See `Group`."""
         self._met += 1
         key = f"met/{self._met}"
         if self._board.add(f"{key}/ranks") == self.size:
             self._board.put(key, True)
+        if check is not None:
+            wait_and_check(lambda: self._board.has(key), check)
         self._board.wait(key, None)
 
     def close(self) -> None:
