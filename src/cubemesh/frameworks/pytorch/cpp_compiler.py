@@ -14,9 +14,11 @@ import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 COMPILERS = ("g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
@@ -84,6 +86,15 @@ def compiled_library(source: Path) -> ctypes.CDLL:
             raise
     _compile(compiler, source, library)
     return ctypes.CDLL(str(library))
+
+
+def declared_library(source: Path, arguments: Mapping[str, Sequence[Any]]) -> ctypes.CDLL:
+    """The same, its functions declared: name → types of the arguments; they return nothing."""
+    found = compiled_library(source)
+    for name, types in arguments.items():
+        function = getattr(found, name)
+        function.argtypes, function.restype = types, None
+    return found
 
 
 def damaged_libraries(error: BaseException) -> list[Path]:

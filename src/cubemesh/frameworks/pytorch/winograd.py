@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from cubemesh.frameworks.pytorch.cpp_compiler import compiled_library
+from cubemesh.frameworks.pytorch.cpp_compiler import declared_library
 from cubemesh.frameworks.pytorch.fused_norm import as_rows
 from cubemesh.frameworks.pytorch.host_kernels import LANES
 
@@ -40,10 +40,7 @@ Pair = tuple[int, int]
 @cache
 def library() -> ctypes.CDLL:
     """The kernels, compiled for this CPU. OSError where that is not possible."""
-    found = compiled_library(SOURCE)
-    for name, arguments in _ARGUMENTS.items():
-        function = getattr(found, name)
-        function.argtypes, function.restype = arguments, None
+    found = declared_library(SOURCE, _ARGUMENTS)
     found.winograd_floats.restype = ctypes.c_long
     return found
 
