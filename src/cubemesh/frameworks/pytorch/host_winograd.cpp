@@ -115,8 +115,9 @@ extern "C" {
 long winograd_floats(const Sizes* sizes, int gradient, int threads) {
     const Sizes& s = *sizes;
     const Plan p(s, gradient);
-    return places * p.weights_step(s) + (1 + threads) * std::max(s.from, s.to) +
-           (p.together ? 1 : threads) * p.floats(s);
+    const long teams = p.together ? 1 : threads;
+    return (gradient ? teams : 1) * places * p.weights_step(s) +
+           (1 + threads) * std::max(s.from, s.to) + teams * p.floats(s);
 }
 
 // y = x convolved with the weights, turned round at will, plus a bias (may be null), rectified at
@@ -179,31 +180,49 @@ void winograd_weight_gradient(const Sizes* sizes, const float* x, const float* s
     const Sizes& s = *sizes;
     const Plan p(s, true);
     const Weights w{strides[0], strides[1], strides[2], strides[3]};
-    const long most = std::max(s.from, s.to);
-    float *sums = work, *zeros = sums + places * p.weights_step(s), *slope_sums = zeros + most;
-    float *v = slope_sums + threads * most, *g = v + places * p.step(s.from);
-    std::fill(zeros, v, 0.f);
-    std::vector<double> total(s.to);
+    const long most = std::max(s.from, s.to), teams = p.together ? 1 : threads;
+    const long size = places * p.weights_step(s), blocks = (p.tiles + p.block - 1) / p.block;
+    float *sums = work, *zeros = sums + teams * size, *slope_sums = zeros + most;
+    float* arrays = slope_sums + threads * most;
+    std::fill(zeros, arrays, 0.f);
+    std::vector<double> totals(threads * s.to);
 #pragma omp parallel num_threads(threads)
     {
         const int own = omp_get_thread_num(), all = omp_get_num_threads();
-        long first, end;
-        for (long start = 0; start < p.tiles; start += p.block) {
-            const long count = std::min(p.block, p.tiles - start);
-            share(count, own, all, first, end);
+        // A team is all threads, or each by itself with sums of its own.
+        const int team = p.together ? 0 : own, part = p.together ? own : 0;
+        const int parts = p.together ? all : 1;
+        float *v = arrays + team * p.floats(s), *g = v + places * p.step(s.from);
+        float *mine = sums + team * size, *few = slope_sums + own * most;
+        long first_block = 0, end_block = blocks, first, end;
+        if (!p.together) share(blocks, own, all, first_block, end_block);
+        if (first_block == end_block) std::fill(mine, mine + size, 0.f);
+        for (long block = first_block; block < end_block; block++) {
+            const long start = block * p.block, count = std::min(p.block, p.tiles - start);
+            share(count, part, parts, first, end);
             for (long i = first; i < end; i++) {
                 take_input(s, p, x, zeros, start + i, v + i * lanes);
-                take_slope(s, p, slope, zeros, start + i, g + i * lanes, slope_sums + own * most);
+                take_slope(s, p, slope, zeros, start + i, g + i * lanes, few);
             }
+            for (long c = 0; c < s.to; c++) {  // of few values in float32, in float64 of these
+                totals[own * s.to + c] += few[c];
+                few[c] = 0;
+            }
+            if (p.together) {
 #pragma omp barrier
-            correlate_share(s, p, v, g, sums, count, start > 0, own, all);
-            // The sums of the slope, of few values in float32 and in float64 of these.
-            share(s.to, own, all, first, end);
-            for (long c = first; c < end; c++) {
-                for (int t = 0; t < all; t++) {
-                    total[c] += slope_sums[t * most + c];
-                    slope_sums[t * most + c] = 0;
-                }
+            }
+            correlate_share(s, p, v, g, mine, count, block > first_block, part, parts);
+            if (p.together) {
+#pragma omp barrier
+            }
+        }
+        if (!p.together && all > 1) {
+#pragma omp barrier
+            share(size / lanes, own, all, first, end);
+            for (long i = first * lanes; i < end * lanes; i += lanes) {
+                values sum = load(sums + i);
+                for (int other = 1; other < all; other++) sum += load(sums + other * size + i);
+                store(sums + i, sum);
             }
 #pragma omp barrier
         }
@@ -211,7 +230,11 @@ void winograd_weight_gradient(const Sizes* sizes, const float* x, const float* s
         for (long item = 0; item < s.from / lanes * (s.to / lanes); item++)
             give_weights(s, sums, item, dweight, w);
     }
-    if (dbias != nullptr) std::copy(total.begin(), total.end(), dbias);
+    for (long c = 0; c < s.to && dbias != nullptr; c++) {
+        double total = 0;
+        for (int own = 0; own < threads; own++) total += totals[own * s.to + c];
+        dbias[c] = float(total);
+    }
 }
 
 }

@@ -34,7 +34,7 @@ struct Plan {
         tiles_of_image = across * ((s.out_height + cells - 1) / cells);
         tiles = tiles_of_image * s.batch;
         const long tile_bytes = places * (s.from + s.to) * long(sizeof(float));
-        together = gradient || places * s.from * s.to * long(sizeof(float)) > own_weights_bytes;
+        together = places * s.from * s.to * long(sizeof(float)) > own_weights_bytes;
         long fits = std::max(block_bytes / tile_bytes, 2L * rows);
         if (gradient) {  // its sums are read and written once a block
             fits = std::max(fits, s.from * s.to / (s.from + s.to));
