@@ -21,6 +21,18 @@ def test_a_library_is_compiled_once(tmp_path, monkeypatch):
     assert library.stat().st_mtime_ns == made
 
 
+def test_a_changed_header_is_compiled_anew(tmp_path, monkeypatch):
+    if cpp_compiler.lacks_compiler():
+        pytest.skip(cpp_compiler.lacks_compiler())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source, header = tmp_path / "told.cpp", tmp_path / "told.h"
+    source.write_text('#include "told.h"\nextern "C" int answer() { return told; }')
+    for told in (1, 2):
+        header.write_text(f"constexpr int told = {told};")
+        cpp_compiler.compiled_library.cache_clear()
+        assert cpp_compiler.compiled_library(source).answer() == told
+
+
 def test_what_does_not_compile_says_why(tmp_path, monkeypatch):
     if cpp_compiler.lacks_compiler():
         pytest.skip(cpp_compiler.lacks_compiler())

@@ -103,7 +103,7 @@ def test_pooling(kernel, stride, padding, ceil, rectifies):
     y = op(x)
     (found,) = torch.autograd.grad(y, x, slope)
     assert torch.equal(y, want)
-    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)  # sums of nine, in any order
     assert y.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -121,7 +121,7 @@ def test_of_two_that_tie_the_first_wins_as_pytorchs_does():
 def test_a_convolution_with_its_relu(bias, groups):
     conv = nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=bias, groups=groups)
     conv.to(memory_format=torch.channels_last)
-    op = FusedConv(conv)
+    op = FusedConv(conv, rectifies=True)
     op.kernels = True
     x = image((2, 16, 9, 11))
     own = nn.Conv2d(16, 32, 3, 2, 1, bias=bias, groups=groups, dtype=torch.float64)

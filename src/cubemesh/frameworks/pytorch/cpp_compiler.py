@@ -1,8 +1,8 @@
 """Is there a C++ compiler here, where is kept what it makes, and how is a kernel compiled with it?
 
 A kernel is compiled for this very CPU, so that a cache on a disk that several machines share holds
-one for each kind: the file's name is a digest of the source, the command, the compiler's version
-and what the CPU can do.
+one for each kind: the file's name is a digest of the source, the headers beside it, the command,
+the compiler's version and what the CPU can do.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 COMPILERS = ("g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
@@ -71,7 +73,8 @@ def compiled_library(source: Path) -> ctypes.CDLL:
     if compiler is None:
         raise OSError(lacks_compiler())
     version = _run(compiler, "--version").stdout
-    parts = (source.read_text(), compiler, *FLAGS, version, _cpu())
+    headers = (header.read_text() for header in sorted(source.parent.glob("*.h")))
+    parts = (source.read_text(), *headers, compiler, *FLAGS, version, _cpu())
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     library = cache_folder() / f"{source.stem}-{name}.so"
     if not library.is_file():
@@ -83,6 +86,15 @@ def compiled_library(source: Path) -> ctypes.CDLL:
             raise
     _compile(compiler, source, library)
     return ctypes.CDLL(str(library))
+
+
+def declared_library(source: Path, arguments: Mapping[str, Sequence[Any]]) -> ctypes.CDLL:
+    """The same, its functions declared: name → types of the arguments; they return nothing."""
+    found = compiled_library(source)
+    for name, types in arguments.items():
+        function = getattr(found, name)
+        function.argtypes, function.restype = types, None
+    return found
 
 
 def damaged_libraries(error: BaseException) -> list[Path]:

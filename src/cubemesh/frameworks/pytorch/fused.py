@@ -4,8 +4,8 @@
 same modules and arrays, but for three things that are only other ways to compute the same: max
 pooling by kernels that remember the winner, a first convolution of few channels over folded images,
 and the conversions of weights under autocast, which are made a segment at a time. The last two are
-for a GPU; a CPU has ReLUs fused with convolutions and with max pooling instead, and dropout that
-draws its numbers many at a time.
+for a GPU; a CPU has ReLUs fused with convolutions and with max pooling instead, convolutions by
+other algorithms, and dropout that draws its numbers many at a time.
 
 Each of these is used where it was measured to be faster, on this device and for the shapes of the
 run (`tune`), and nowhere before that. The list of steps is gone through in Python, which costs the
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from cubemesh.frameworks.pytorch.beside import Beside
 from cubemesh.frameworks.pytorch.depth_conv import DepthConv, folds
-from cubemesh.frameworks.pytorch.fused_conv import FusedConv
+from cubemesh.frameworks.pytorch.fused_conv import FusedConv, other_algorithm
 from cubemesh.frameworks.pytorch.fused_dropout import FusedDropout
 from cubemesh.frameworks.pytorch.fused_norm import FusedNorm
 from cubemesh.frameworks.pytorch.fused_pool import FusedPool
@@ -87,9 +87,10 @@ class FusedNetwork:
         layer = layers[step.main.name if isinstance(step, ReluFusion) else step.name]
         if isinstance(layer, nn.MaxPool2d):
             return FusedPool(layer, rectifies=rectifies)
-        if rectifies:
+        other = self._on_host and isinstance(layer, nn.Conv2d) and other_algorithm(layer)
+        if rectifies or other:
             assert isinstance(layer, nn.Conv2d)
-            return FusedConv(layer)
+            return FusedConv(layer, rectifies=rectifies)
         if self._on_host and type(layer) is nn.Dropout:
             return FusedDropout(layer)
         return layer

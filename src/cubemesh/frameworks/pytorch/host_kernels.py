@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cubemesh.frameworks.pytorch.cpp_compiler import compiled_library
+from cubemesh.frameworks.pytorch.cpp_compiler import declared_library
 from cubemesh.frameworks.pytorch.fused_norm import Kept
 
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -35,11 +35,7 @@ _ARGUMENTS = {
 @cache
 def library() -> ctypes.CDLL:
     """The kernels, compiled for this CPU. OSError where that is not possible."""
-    found = compiled_library(SOURCE)
-    for name, arguments in _ARGUMENTS.items():
-        function = getattr(found, name)
-        function.argtypes, function.restype = arguments, None
-    return found
+    return declared_library(SOURCE, _ARGUMENTS)
 
 
 def usable(x: Tensor) -> bool:

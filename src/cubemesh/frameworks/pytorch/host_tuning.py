@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 
-from cubemesh.frameworks.pytorch import host_kernels
-from cubemesh.frameworks.pytorch.fused_conv import FusedConv
+from cubemesh.frameworks.pytorch import host_kernels, winograd
+from cubemesh.frameworks.pytorch.fused_conv import PASSES, FusedConv, Pass
 from cubemesh.frameworks.pytorch.fused_dropout import FusedDropout, usable
 from cubemesh.frameworks.pytorch.fused_norm import FusedNorm
 from cubemesh.frameworks.pytorch.fused_pool import FusedPool
@@ -32,6 +33,8 @@ class HostTuning:
 
     def __init__(self) -> None:
         self._found: dict[object, int] = {}
+        self._passes: dict[object, frozenset[Pass]] = {}
+        """Those of convolutions that run by another algorithm."""
         self.lack = ""
         """Why there are no kernels, where some could have been used."""
 
@@ -46,22 +49,33 @@ class HostTuning:
         elif isinstance(op, FusedPool) and op.usable and self._usable(x):
             key = (FusedPool, x.shape, str(op.pool), op.rectifies)
             self._choose(key, _ways(op, True), lambda: _passes(op, x, []))
-        elif isinstance(op, FusedDropout) and usable(x) and self._compiled():
+        elif isinstance(op, FusedDropout) and usable(x) and self._compiled(host_kernels):
             key = (FusedDropout, x.shape, op.own.p)
             self._choose(key, _ways(op, True), lambda: _passes(op, x, []))
         elif isinstance(op, FusedConv) and x.dtype == torch.float32 and not narrow():
-            key = (FusedConv, x.shape, x.stride(), str(op.conv))
+            key = (FusedConv, x.shape, x.stride(), str(op.conv), op.rectifies)
             own = list(op.conv.parameters())
-            self._choose(key, _ways(op, True), lambda: _passes(op, x, own, fed))
+            if op.rectifies:
+                self._choose(key, _ways(op, True), lambda: _passes(op, x, own, fed))
+            if op.other is not None and self._able(op.other, x):
+                if key not in self._passes:
+                    self._passes[key] = faster_passes(op, x, fed)
+                op.by_other = self._passes[key]
+
+    def _able(self, algorithm: ModuleType, x: Tensor) -> bool:
+        """Whether an algorithm for convolutions can take x."""
+        if algorithm is winograd:
+            return host_kernels.usable(x) and self._compiled(winograd)
+        return x.is_contiguous(memory_format=torch.channels_last)
 
     def _usable(self, x: Tensor) -> bool:
         """Whether kernels can take x; they are compiled when some first could."""
-        return host_kernels.usable(x) and self._compiled()
+        return host_kernels.usable(x) and self._compiled(host_kernels)
 
-    def _compiled(self) -> bool:
+    def _compiled(self, kernels: ModuleType) -> bool:
         if not self.lack:
             try:
-                host_kernels.library()
+                kernels.library()
             except OSError as error:
                 self.lack = str(error)
         return not self.lack
@@ -78,7 +92,7 @@ def narrow() -> bool:
     return torch.is_autocast_enabled("cpu")
 
 
-def fastest_s(ways: Sequence[Setting], run: Callable[[], None]) -> list[float]:
+def fastest_s(ways: Sequence[Setting], run: Callable[[], object]) -> list[float]:
     """Seconds of a run in each way, in turn and the least of `TIMES`, after one that does not
     count. One thread's are of processor time, which others on the machine lengthen less."""
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
@@ -90,6 +104,29 @@ def fastest_s(ways: Sequence[Setting], run: Callable[[], None]) -> list[float]:
             run()
             times.append(clock() - start)
     return [min(times[1:]) for times in found]
+
+
+def faster_passes(op: FusedConv, x: Tensor, fed: bool) -> frozenset[Pass]:
+    """Those of a convolution that its other algorithm is faster at."""
+    op.by_other = frozenset()
+    slope = op.result(x)  # of the right layout
+    asked: dict[Pass, tuple[bool, bool, bool]] = {
+        "input": (True, False, False),
+        "weight": (False, True, op.conv.bias is not None),
+    }
+    found: list[Pass] = []
+    for name in PASSES:
+        if name not in op.offered or (name == "input" and fed):
+            continue
+        ways = [partial(setattr, op, "by_other", frozenset(own)) for own in ((), (name,))]
+        if name == "result":
+            own_s, other_s = fastest_s(ways, lambda: op.result(x))
+        else:
+            wanted = asked[name]
+            own_s, other_s = fastest_s(ways, partial(op.gradients, slope, x, wanted))
+        if other_s < own_s:
+            found.append(name)
+    return frozenset(found)
 
 
 def _ways(op: FusedNorm | FusedPool | FusedConv | FusedDropout, kernels: object) -> list[Setting]:

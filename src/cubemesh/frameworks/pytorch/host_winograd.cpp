@@ -1,0 +1,217 @@
+// Convolutions of 3×3 with a stride of 1 by Winograd's algorithm, for a CPU: a quarter of the
+// multiplications.
+//
+//     input  ─ transform ─┐
+//                         ├─ 36 matrix products ─ transform back ─ result
+//     weight ─ transform ─┘
+//
+// A tile, 4×4 of the result, becomes 36 places in which single values are multiplied, each place a
+// matrix product of its own (winograd_transforms.h). The gradient of the input is the
+// convolution of the slope with the weights turned round.
+//
+// Arrays lie in channels-last, in float32; channels come sixteen at a time. Tiles are taken in
+// blocks, so that what becomes of them between two steps stays in a cache. Of small layers a thread
+// has blocks of its own; where the weights fill a cache by themselves all threads work at the same
+// block, and meet between the steps.
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include <omp.h>
+
+#include "winograd_tiles.h"
+
+namespace {
+
+inline void share(long items, int part, int parts, long& first, long& end) {
+    first = items * part / parts;
+    end = items * (part + 1) / parts;
+}
+
+// Of `rows` tiles and `blocks` · 16 filters: sums over the inputs.
+template <int blocks>
+inline void multiply(const float* v, long step, const float* weight, long depth, float* to) {
+    values sum[rows][blocks] = {};
+    for (long k = 0; k < depth; k += lanes, v += step) {
+        for (long input = 0; input < lanes; input++, weight += blocks * lanes) {
+            values by[blocks];
+            for (int j = 0; j < blocks; j++) by[j] = load(weight + j * lanes);
+#pragma GCC unroll 16
+            for (int i = 0; i < rows; i++) {
+                const float x = v[i * lanes + input];
+                for (int j = 0; j < blocks; j++) sum[i][j] += x * by[j];
+            }
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < blocks; j++) store(to + j * step + i * lanes, sum[i][j]);
+}
+
+// Of `inputs` inputs and `blocks` · 16 filters: sums over the tiles, added to those before.
+template <int blocks>
+inline void correlate(const float* v, const float* slope, long step, long tiles, float* to,
+                      long filters, bool adds) {
+    values sum[inputs][blocks] = {};
+    for (long tile = 0; tile < tiles; tile++, v += lanes, slope += lanes) {
+        values by[blocks];
+        for (int j = 0; j < blocks; j++) by[j] = load(slope + j * step);
+#pragma GCC unroll 16
+        for (int i = 0; i < inputs; i++) {
+            const float x = v[i];
+            for (int j = 0; j < blocks; j++) sum[i][j] += x * by[j];
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < inputs; i++) {
+        for (int j = 0; j < blocks; j++) {
+            float* at = to + i * filters + j * lanes;
+            store(at, adds ? load(at) + sum[i][j] : sum[i][j]);
+        }
+    }
+}
+
+// The products of a share of places and filters, for the first `tiles` of a block.
+void multiply_share(const Sizes& s, const Plan& p, const float* v, const float* weights, float* to,
+                    long tiles, int part, int parts) {
+    const long across = (s.to + wide * lanes - 1) / (wide * lanes), step = p.block * lanes;
+    long first, end;
+    share(places * across, part, parts, first, end);
+    for (long item = first; item < end; item++) {
+        const long place = item / across, n = item % across * wide * lanes;
+        const float* own = weights + place * p.weights_step(s) + n * s.from;
+        const auto product = s.to - n < wide * lanes ? multiply<1> : multiply<wide>;
+        for (long tile = 0; tile < tiles; tile += rows) {
+            product(v + place * p.step(s.from) + tile * lanes, step, own, s.from,
+                    to + place * p.step(s.to) + n * p.block + tile * lanes);
+        }
+    }
+}
+
+// The same of a weight gradient, by places and inputs.
+void correlate_share(const Sizes& s, const Plan& p, const float* v, const float* slope, float* to,
+                     long tiles, bool adds, int part, int parts) {
+    const long down = s.from / inputs, step = p.block * lanes;
+    long first, end;
+    share(places * down, part, parts, first, end);
+    for (long item = first; item < end; item++) {
+        const long place = item / down, k = item % down * inputs;
+        const float* own = v + place * p.step(s.from) + k / lanes * step + k % lanes;
+        const float* other = slope + place * p.step(s.to);
+        float* at = to + place * p.weights_step(s) + k * s.to;
+        for (long n = 0; n < s.to; n += wide * lanes) {
+            const auto product = s.to - n < wide * lanes ? correlate<1> : correlate<wide>;
+            product(own, other + n * p.block, step, tiles, at + n, s.to, adds);
+        }
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// Values that the two below need to work in.
+long winograd_floats(const Sizes* sizes, int gradient, int threads) {
+    const Sizes& s = *sizes;
+    const Plan p(s, gradient);
+    return places * p.weights_step(s) + (1 + threads) * std::max(s.from, s.to) +
+           (p.together ? 1 : threads) * p.floats(s);
+}
+
+// y = x convolved with the weights, turned round at will, plus a bias (may be null), rectified at
+// will. `work` is of winograd_floats(sizes, 0, threads).
+void winograd_convolve(const Sizes* sizes, const float* x, const float* weight,
+                       const long* strides, const float* bias, float* y, float* work, int turned,
+                       int rectifies, int threads) {
+    const Sizes& s = *sizes;
+    const Plan p(s, false);
+    const Weights w{strides[0], strides[1], strides[2], strides[3]};
+    const long most = std::max(s.from, s.to);
+    float *weights = work, *zeros = weights + places * p.weights_step(s), *nowhere = zeros + most;
+    float* blocks = nowhere + threads * most;
+    std::fill(zeros, zeros + most, 0.f);
+    const float* shift = bias != nullptr ? bias : zeros;
+    const float least = rectifies ? 0 : -INFINITY;
+    const auto take = [&](long number, float* block, long start) {
+        take_input(s, p, x, zeros, number, block + (number - start) * lanes);
+    };
+#pragma omp parallel num_threads(threads)
+    {
+        const int own = omp_get_thread_num(), all = omp_get_num_threads();
+        const auto give = [&](long number, const float* block, long start) {
+            give_result(s, p, block + (number - start) * lanes, number, shift, least, y,
+                        nowhere + own * most);
+        };
+#pragma omp for
+        for (long item = 0; item < s.from / lanes * (s.to / lanes); item++)
+            take_weights(s, weight, w, turned, item, weights);
+        float* v = blocks + (p.together ? 0 : own * p.floats(s));
+        float* m = v + places * p.step(s.from);
+        if (p.together) {
+            for (long start = 0; start < p.tiles; start += p.block) {
+                const long count = std::min(p.block, p.tiles - start);
+                long first, end;
+                share(count, own, all, first, end);
+                for (long i = start + first; i < start + end; i++) take(i, v, start);
+#pragma omp barrier
+                multiply_share(s, p, v, weights, m, count, own, all);
+#pragma omp barrier
+                for (long i = start + first; i < start + end; i++) give(i, m, start);
+            }
+        } else {
+#pragma omp for schedule(dynamic)
+            for (long start = 0; start < p.tiles; start += p.block) {
+                const long count = std::min(p.block, p.tiles - start);
+                for (long i = start; i < start + count; i++) take(i, v, start);
+                multiply_share(s, p, v, weights, m, count, 0, 1);
+                for (long i = start; i < start + count; i++) give(i, m, start);
+            }
+        }
+    }
+}
+
+// The gradients of the weights and of the bias (may be null), from the input and the slope, which is
+// the gradient of the result. `work` is of winograd_floats(sizes, 1, threads).
+void winograd_weight_gradient(const Sizes* sizes, const float* x, const float* slope,
+                              float* dweight, const long* strides, float* dbias, float* work,
+                              int threads) {
+    const Sizes& s = *sizes;
+    const Plan p(s, true);
+    const Weights w{strides[0], strides[1], strides[2], strides[3]};
+    const long most = std::max(s.from, s.to);
+    float *sums = work, *zeros = sums + places * p.weights_step(s), *slope_sums = zeros + most;
+    float *v = slope_sums + threads * most, *g = v + places * p.step(s.from);
+    std::fill(zeros, v, 0.f);
+    std::vector<double> total(s.to);
+#pragma omp parallel num_threads(threads)
+    {
+        const int own = omp_get_thread_num(), all = omp_get_num_threads();
+        long first, end;
+        for (long start = 0; start < p.tiles; start += p.block) {
+            const long count = std::min(p.block, p.tiles - start);
+            share(count, own, all, first, end);
+            for (long i = first; i < end; i++) {
+                take_input(s, p, x, zeros, start + i, v + i * lanes);
+                take_slope(s, p, slope, zeros, start + i, g + i * lanes, slope_sums + own * most);
+            }
+#pragma omp barrier
+            correlate_share(s, p, v, g, sums, count, start > 0, own, all);
+            // The sums of the slope, of few values in float32 and in float64 of these.
+            share(s.to, own, all, first, end);
+            for (long c = first; c < end; c++) {
+                for (int t = 0; t < all; t++) {
+                    total[c] += slope_sums[t * most + c];
+                    slope_sums[t * most + c] = 0;
+                }
+            }
+#pragma omp barrier
+        }
+#pragma omp for
+        for (long item = 0; item < s.from / lanes * (s.to / lanes); item++)
+            give_weights(s, sums, item, dweight, w);
+    }
+    if (dbias != nullptr) std::copy(total.begin(), total.end(), dbias);
+}
+
+}
