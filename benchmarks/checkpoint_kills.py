@@ -21,8 +21,9 @@ from typing import NoReturn
 
 import numpy as np
 
+from cubemesh.frameworks.exchange import Alone
 from cubemesh.frameworks.training import Snapshot
-from cubemesh.training.checkpoint import Checkpoint, load, newest_whole
+from cubemesh.training.checkpoint import Checkpoint, newest_whole
 from cubemesh.training.saver import Saver
 
 KILLS = 200
@@ -73,13 +74,14 @@ def kill_once(folder: Path, first: int, late_s: float) -> tuple[int, float]:
 
 def check(folder: Path, told: int) -> str:
     """What is wrong with what a kill has left; empty where nothing is."""
-    newest, damaged = newest_whole(folder, ranks=1)
+    newest, damaged = newest_whole(folder, Alone())
     if damaged:
         return f"damaged: {damaged[0]}"
-    if newest is None or newest < told:
-        return f"step {told} was told to be on the disk, and the newest whole is {newest}"
-    held = load(folder, newest, 0).snapshot.weights["w"]
-    return "" if np.array_equal(held, weights_of(newest)) else f"step {newest} holds another's"
+    step = None if newest is None else newest.step
+    if newest is None or newest.step < told:
+        return f"step {told} was told to be on the disk, and the newest whole is {step}"
+    held = newest.snapshot.weights["w"]
+    return "" if np.array_equal(held, weights_of(newest.step)) else f"step {step} holds another's"
 
 
 def kill_often(folder: Path, kills: int) -> list[str]:
@@ -91,7 +93,8 @@ def kill_often(folder: Path, kills: int) -> list[str]:
         problem = check(folder, told)
         if problem:
             wrong.append(f"kill {kill + 1}, {share:.3f} into a save: {problem}")
-        first = (newest_whole(folder, ranks=1)[0] or 0) + 1
+        newest, _ = newest_whole(folder, Alone())
+        first = 1 + (0 if newest is None else newest.step)
     return wrong
 
 

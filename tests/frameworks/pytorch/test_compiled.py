@@ -1,7 +1,10 @@
 """What compiling must not change, and what it must say. Compiled networks are kept tiny."""
 
+import _ctypes
+import ctypes
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 
@@ -176,6 +179,36 @@ print(program.loss())
 """
 
 
+def test_libraries_that_a_killed_process_was_writing_are_made_anew(tmp_path):
+    """The system's own loader refuses them; `run` stands for what compiles where nothing is."""
+    libraries = [tmp_path / name for name in ("forward.so", "backward.so")]
+    for library in libraries:
+        library.write_bytes(b"")
+    made = []
+
+    def run():
+        for library in libraries:
+            if not library.exists():
+                shutil.copyfile(_ctypes.__file__, library)
+                made.append(library)
+            ctypes.CDLL(str(library))
+
+    compiled.run_mending(run, lambda: tmp_path)
+    assert made == libraries
+
+
+def test_what_stays_broken_is_raised(tmp_path):
+    library = tmp_path / "kernel.so"
+
+    def run():
+        library.write_bytes(b"no library")
+        ctypes.CDLL(str(library))
+
+    with pytest.raises(OSError, match=r"kernel\.so"):
+        compiled.run_mending(run, lambda: tmp_path)
+
+
+@pytest.mark.sweep
 @compiles
 def test_a_library_that_a_killed_process_was_writing_is_compiled_anew(tmp_path):
     own = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(tmp_path))

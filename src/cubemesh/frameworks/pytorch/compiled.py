@@ -86,17 +86,7 @@ class CompiledProgram(PyTorchProgram):
         """Compile what the work runs by running it once, without an update, on arrays that may
         hold anything; whether all of it came from the cache. `load` comes after it."""
         hits, misses = _cache_counts()
-        discarded: set[Path] = set()
-        while True:
-            try:
-                self._run_once(placed)
-                break
-            except Exception as error:
-                broken = unreadable_library(error, _cache_in_use)
-                if broken is None or broken in discarded:
-                    raise
-                broken.unlink()  # compiled anew by the next try
-                discarded.add(broken)
+        run_mending(lambda: self._run_once(placed), _cache_in_use)
         self.synchronize()
         self._loss = torch.full((), float("nan"))
         torch.manual_seed(self._seed)  # dropout goes on as if nothing had been drawn
@@ -200,6 +190,22 @@ def _trace_backward_without_autocast() -> None:
             "upgrade PyTorch."
         )
     config.backward_pass_autocast = "off"  # type: ignore[attr-defined]
+
+
+def run_mending(run: Callable[[], None], cache_in_use: Callable[[], Path | None]) -> None:
+    """Run what compiles, again after each library of the cache that cannot be loaded: that one is
+    deleted, and so compiled anew. What fails for another reason, or twice for the same library, is
+    raised."""
+    discarded: set[Path] = set()
+    while True:
+        try:
+            return run()
+        except Exception as error:
+            broken = unreadable_library(error, cache_in_use)
+            if broken is None or broken in discarded:
+                raise
+            broken.unlink()
+            discarded.add(broken)
 
 
 def unreadable_library(
