@@ -38,7 +38,7 @@ class FusedConv(nn.Module):
         super().__init__()
         self.conv, self.rectifies = conv, rectifies
         self.kernels = False
-        """Whether oneDNN rectifies its result."""
+        """Whether oneDNN rectifies its result, of a layer that `rectifies`."""
         self.other = other_algorithm(conv)
         """Another algorithm than PyTorch's."""
         self.offered: frozenset[str] = self.other.takes(conv) if self.other else frozenset()
@@ -68,7 +68,7 @@ class FusedConv(nn.Module):
         how = (conv.padding, conv.stride, conv.dilation, conv.groups)
         if self.other is not None and "result" in self.by_other:
             return self.other.convolve(x, conv, rectifies=self.rectifies)  # type: ignore[no-any-return]
-        if self.kernels:
+        if self.kernels and self.rectifies:
             fused: Tensor = torch.ops.mkldnn._convolution_pointwise(
                 x, conv.weight, conv.bias, *how, "relu", [], ""
             )
