@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import time
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ def store(tmp_path_factory: pytest.TempPathFactory):
                 executor,
                 opened,
             )
+            time.sleep(1.1)  # a question is dated by the second
         yield opened
 
 
