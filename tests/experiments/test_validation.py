@@ -113,9 +113,16 @@ def test_claims_that_follow_from_links_are_met() -> None:
     for claim in ("002-8", "002-9", "002-10", "002-11", "002-16", "004-18"):
         one = found[claim]
         assert one.forecasts == pytest.approx(one.claim.values, rel=1e-3)
-    for claim in ("003-3", "003-5", "003-6", "004-1"):
+    for claim in ("003-3", "003-6", "004-1"):
         one = found[claim]
-        assert one.forecasts == pytest.approx(one.claim.values, rel=0.12)
+        assert one.forecasts == pytest.approx(one.claim.values, rel=0.1)
+
+
+def test_document_003s_speed_up_of_sixteen_is_missed() -> None:
+    """It was met to 8 % while machines stood in both halves; now it is 11 % too fast."""
+    (missed,) = (one for one in checked_claims() if one.claim.id == "003-5")
+    assert missed.claim.values == (13.5,)
+    assert missed.forecasts == pytest.approx((15.0,), rel=0.01)
 
 
 def test_stored_runs_of_several_are_held_against_one(record_of, tmp_path) -> None:  # type: ignore[no-untyped-def]
