@@ -63,7 +63,7 @@ def _by_kernel(images: Tensor, crops: Sequence[Crop]) -> None:
         for c in crops
     ]
     numbers = _to_device(np.array(shapes, np.int64), images.device)
-    boxes = _to_device(np.array([c.box for c in crops], np.float32), images.device)
+    boxes = _to_device(np.array([c.box for c in crops], np.float64), images.device)
     grid = (-(-height * width // BLOCK), len(crops))
     crop_kernel[grid](
         images,
