@@ -182,6 +182,7 @@ def progressive(data: bytes) -> bytes:
 def gpu_decoders(device: Any) -> Iterator[tuple[str, Callable[[], Any], bool]]:
     """(name, what makes it, whether it is given progressive files)."""
     jpeg = importlib.import_module("cubemesh.frameworks.pytorch.jpeg")
+    yield "nvJPEG", lambda: jpeg.NvJpeg(device, 3), False
     yield "TorchVision", lambda: jpeg.TorchVision(device, 3), False
     yield "TorchVision, progressive", lambda: jpeg.TorchVision(device, 3), True
     yield "nvImageCodec", lambda: jpeg.NvImageCodec(device, 3), False

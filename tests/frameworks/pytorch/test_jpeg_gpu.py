@@ -37,7 +37,7 @@ def _is_there(module):
 
 needs_a_library = pytest.mark.skipif(
     not (_is_there("nvidia.nvimgcodec") or _is_there("torchvision")),
-    reason="neither nvImageCodec nor TorchVision is installed",
+    reason="neither nvImageCodec nor TorchVision is installed, nor nvJPEG with them",
 )
 
 
@@ -94,7 +94,7 @@ def test_a_grey_crop_is_one_channel():
     assert (images.cpu() - want).abs().max().item() <= 2e-3 / 255
 
 
-@pytest.mark.parametrize("name", ["NvImageCodec", "TorchVision"])
+@pytest.mark.parametrize("name", ["NvJpeg", "NvImageCodec", "TorchVision"])
 def test_each_library_decodes_as_the_host_does_and_gives_up_what_it_cannot(name, made):
     try:
         decoder = getattr(jpeg, name)(torch.device("cuda:0"), 3)

@@ -14,7 +14,7 @@ from cubemesh.data.base import Decodes, EncodedBatch, EncodedImage  # noqa: E402
 from cubemesh.data.feed import Feed  # noqa: E402
 from cubemesh.data.images import Reading, open_images  # noqa: E402
 from cubemesh.frameworks.base import Unsupported  # noqa: E402
-from cubemesh.frameworks.pytorch import build, captured, jpeg  # noqa: E402
+from cubemesh.frameworks.pytorch import build, captured, jpeg, nvjpeg  # noqa: E402
 from cubemesh.frameworks.pytorch.placing import Placer, narrow_types  # noqa: E402
 from cubemesh.networks import build as build_network  # noqa: E402
 
@@ -167,7 +167,8 @@ def test_a_gpu_without_a_library_says_what_to_install(monkeypatch):
         raise ImportError("no such module")
 
     monkeypatch.setattr(jpeg.importlib, "import_module", missing)
-    with pytest.raises(Unsupported, match=r"pip install nvidia-nvimgcodec-cu13.*decode_on=host"):
+    monkeypatch.setattr(nvjpeg, "_load", missing)
+    with pytest.raises(Unsupported, match=r"pip install nvidia-nvjpeg.*decode_on=host"):
         jpeg.open_decoder(torch.device("cuda:0"), 3)
     assert isinstance(jpeg.open_decoder(torch.device("cpu"), 3), jpeg.HostDecoder)
 

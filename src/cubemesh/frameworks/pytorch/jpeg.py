@@ -1,11 +1,13 @@
 """Who decodes JPEGs on this device? Of libraries that may be there, the first; on a CPU, the host.
 
-    nvImageCodec    NVIDIA's, on the GPU's own JPEG circuits where it has them (A100, H100, H200);
-                    what fails is None, the rest of the minibatch comes
-    TorchVision     nvJPEG on the same circuits; one image that fails costs its minibatch, which is
-                    halved until that image is alone
+    nvJPEG          NVIDIA's, called directly (`nvjpeg.py`): on the GPU's own JPEG circuits where it
+                    has them (A100, H100, H200), on the stream that decodes
+    nvImageCodec    NVIDIA's as well, on the same circuits; what fails is None, the rest of the
+                    minibatch comes
+    TorchVision     nvJPEG again, on a stream of its own; one image that fails costs its minibatch,
+                    which is halved until that image is alone
 
-Both are optional. A decoder takes JPEGs that `data/jpeg.py` calls plain, and may refuse any: the
+All are optional. A decoder takes JPEGs that `data/jpeg.py` calls plain, and may refuse any: the
 host decodes it then.
 """
 
@@ -22,11 +24,13 @@ from torch.utils.dlpack import from_dlpack
 
 from cubemesh.data.base import EncodedImage
 from cubemesh.frameworks.base import Unsupported
+from cubemesh.frameworks.pytorch.nvjpeg import NvJpeg
 from cubemesh.frameworks.pytorch.runtime import is_out_of_memory
 
 INSTALL = (
-    "To decode images on a GPU it needs nvImageCodec (pip install nvidia-nvimgcodec-cu13, or -cu12 "
-    "for CUDA 12, with [nvjpeg]) or TorchVision (pip install torchvision). Or set decode_on=host."
+    "To decode images on a GPU it needs nvJPEG (pip install nvidia-nvjpeg, or nvidia-nvjpeg-cu12 "
+    "for CUDA 12), nvImageCodec (nvidia-nvimgcodec-cu13[nvjpeg] or -cu12) or TorchVision "
+    "(torchvision). Or set decode_on=host."
 )
 
 PROOF = 8
@@ -49,7 +53,7 @@ def open_decoder(device: torch.device, channels: int) -> JpegDecoder:
     """The first that is there; Unsupported, with what to install, where a GPU has none."""
     if device.type == "cpu":
         return HostDecoder()
-    for make in (NvImageCodec, TorchVision):
+    for make in (NvJpeg, NvImageCodec, TorchVision):
         try:
             return Unproved(make(device, channels))
         except ImportError:
