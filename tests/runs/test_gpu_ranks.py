@@ -42,11 +42,14 @@ def test_each_rank_parts_its_waits_from_its_computing(records):
     for record in records:
         assert record.ok, record.outcome
         assert len(record.rank_parts) == 2
+        waited = [{part.name for part in parts} & {"straggler_wait"} for parts in record.rank_parts]
+        assert any(waited), "one of two is the later"
         for parts in record.rank_parts:
             seconds = {part.name: part.seconds for part in parts}
             step_s = sum(seconds.values())
             assert seconds["compute"] > 0.3 * step_s
-            assert min(seconds["exposed_communication"], seconds["straggler_wait"]) >= 0
+            assert seconds["exposed_communication"] >= 0
+            assert seconds.get("straggler_wait", 0.0) >= 0, "the last to come waits for nobody"
             assert abs(seconds["other"]) < 0.2 * step_s
 
 

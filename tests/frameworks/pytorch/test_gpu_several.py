@@ -70,8 +70,8 @@ def train(name, group, device, part):
     found = {}
     if name in STALE:
         program.settle()
-        found = {"workers": np.array(exchange.updates.workers, dtype=np.int64)}
-        found["staleness"] = np.array(exchange.updates.staleness, dtype=np.int64)
+        found = {"workers": np.array(exchange.applied.workers, dtype=np.int64)}
+        found["staleness"] = np.array(exchange.applied.staleness, dtype=np.int64)
     found |= program.state()
     program.close()
     return found
