@@ -84,15 +84,15 @@ def copy_bytes_per_s() -> float:
 
 def compile_share(given: tuple[list[Case], str, int, int]) -> int:
     """Compile every `of`-th launch, from `first` on, into Triton's cache; how many were."""
-    from cubemesh.frameworks.pytorch.norm_launch import calls, others
+    from cubemesh.frameworks.pytorch.norm_choice import calls, others
 
     found, dtype, first, of = given
     done = 0
     for case in found:
         op, x = prepared(case, DTYPES[dtype])
-        for number, call in enumerate(calls(op, x, *others(op, x))):
+        for number, (_, _, call) in enumerate(calls(op, x, *others(op, x))):
             if number % of == first:
-                call.fits()
+                call.fits(x.device)
                 done += 1
         torch.cuda.empty_cache()
     return done
@@ -111,7 +111,8 @@ def main() -> int:
     if not torch.cuda.is_available() or find_spec("triton") is None:
         print("absent: a GPU that PyTorch can use, and Triton")
         return 2
-    from cubemesh.frameworks.pytorch.norm_launch import measure
+    from cubemesh.frameworks.pytorch.norm_choice import fastest, measure
+    from cubemesh.frameworks.pytorch.norm_launch import shown
 
     found = cases(args.network, args.batch)
     if args.compilers:
@@ -134,17 +135,18 @@ def main() -> int:
         ):
             floor_ms = moved / rate * 1e3
             own_ms = tried[0].ms
-            ours = sorted(tried[1:], key=lambda t: t.ms)
-            best_ms = min([own_ms, *(t.ms for t in ours)])
-            for key, ms in (("floor", floor_ms), ("own", own_ms), ("best", best_ms)):
+            ours = sorted(tried[1:], key=lambda t: (t.piece, t.ms))
+            plan, best_ms = fastest(tried) or ((), own_ms)
+            for key, ms in (("floor", floor_ms), ("own", own_ms), ("best", min(own_ms, best_ms))):
                 sums[key] += count * ms
             print(
                 f"{count} × {case[0]!s:22} {'add' if case[1] else '   '} "
                 f"{'relu' if case[2] else '    '} {case[3]} {which:8} floor {floor_ms:7.4f} ms, "
-                f"own {own_ms:7.4f}, "
-                + "; ".join(f"{t.ms:.4f} {t.launch}" for t in ours[: None if args.every else 3])
+                f"own {own_ms:7.4f}, best {best_ms:7.4f} {shown(plan)}"
             )
-            tries = [{"launch": str(t.launch), "ms": t.ms} for t in tried]
+            for one in ours if args.every else []:
+                print(f"    {one.piece:5} {one.ms:7.4f} {one.launch}")
+            tries = [{"piece": t.piece, "launch": str(t.launch), "ms": t.ms} for t in tried]
             rows.append({"case": case, "count": count, "pass": which, "floor_ms": floor_ms,
                          "tried": tries})  # fmt: skip
         del op, x

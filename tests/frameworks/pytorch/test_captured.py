@@ -87,10 +87,11 @@ def test_a_replayed_step_trains_as_the_eager_one(
     if precision == "fp16":
         settings = dataclasses.replace(request.program, loss_scale=128.0)
         request = dataclasses.replace(request, program=settings)
-    batches = [make_batch(network, 32, seed) for seed in range(STEPS)]
+    batches = [make_batch(network, 32, 0)] * STEPS  # one to be learnt, or all losses look alike
     losses, _ = trained(captured.build, request, batches)
     plain, _ = trained(build, request, batches)
     assert losses == pytest.approx(plain, rel=tolerance)
+    assert losses[-1] < 0.8 * losses[0]
 
 
 @gpu
@@ -98,16 +99,17 @@ def test_a_replayed_step_trains_as_the_eager_one(
 @pytest.mark.parametrize("optimizer", ["sgd", "rmsprop", "adam", "adamw", "lars"])
 def test_every_optimizer_is_captured(optimizer, make_request, make_batch):
     network = networks.build("little-cnn")
-    request = make_request(network, device=GPU)
+    request = make_request(network, device=GPU, precision="fp64")  # or a gradient near zero, and
+    # with it a weight by RMSprop, goes either way
     work = dataclasses.replace(request.work, optimizer=optimizer, learning_rate=1e-3)
     request = dataclasses.replace(request, work=work)
     batches = [make_batch(network, 16, seed) for seed in range(STEPS)]
     losses, state = trained(captured.build, request, batches)
     plain, plain_state = trained(build, request, batches)
-    assert losses == pytest.approx(plain, rel=1e-3)
-    for name, array in state.items():  # a gradient near zero may move a weight either way
+    assert losses == pytest.approx(plain, rel=1e-6)
+    for name, array in state.items():
         away = np.linalg.norm(array - plain_state[name])
-        assert away < 0.05 * np.linalg.norm(plain_state[name]) + 1e-6, name
+        assert away < 1e-5 * np.linalg.norm(plain_state[name]) + 1e-9, name
 
 
 @gpu

@@ -12,6 +12,7 @@ from cubemesh.frameworks.pytorch.fused_norm import FusedNorm  # noqa: E402
 from cubemesh.frameworks.pytorch.fused_pool import FusedPool  # noqa: E402
 from cubemesh.frameworks.pytorch.module import build_modules  # noqa: E402
 from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
+from cubemesh.networks.layers import Convolution  # noqa: E402
 
 
 def residual():
@@ -52,6 +53,24 @@ def test_the_fused_network_is_the_network(narrows):
     ours = gradients(fused, built, x)
     torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-12)
     assert len(fused.norms) == 4
+
+
+def test_a_layer_makes_a_normalisation_s_input_for_it_alone():
+    network = residual()
+    fused = FusedNetwork(build_modules(network, overwrite=False))
+    makers = fused.makers()
+    made = {fused.steps[m].name for m in makers.values()}
+    assert made == {n.name for n in network.nodes if isinstance(n.layer, Convolution)}
+    for norm, maker in makers.items():
+        assert fused.steps[norm].inputs[0] == fused.steps[maker].name
+
+
+def test_what_two_read_is_made_for_neither():
+    net = NetworkBuilder("shared")
+    x = net.conv(net.input("image", (3, 8, 8)), 16, kernel=1, bias=False)
+    y = net.add(net.batch_norm(x), x)
+    net.classify(net.linear(net.flatten(y), 5))
+    assert FusedNetwork(build_modules(net.build(), overwrite=False)).makers() == {}
 
 
 def test_weights_narrowed_together_round_as_autocast_does():

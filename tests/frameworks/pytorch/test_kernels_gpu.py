@@ -39,39 +39,119 @@ def image(shape, dtype, mean=0.0):
     [(0, 0, 1), (0, 1, 1), (0, 1, 2), (1, 1, 1), (1, 1, 2), (1, 0, 3)],
 )
 def test_normalisation_in_launches_that_fit(dtype, adds, rectifies, readers):
-    from cubemesh.frameworks.pytorch import norm_launch
+    from cubemesh.frameworks.pytorch import norm_choice
 
     draw = random.Random(adds + 2 * rectifies + 4 * readers)
     for channels in (32, 256):
         shape = (draw.randint(2, 9), channels, draw.randint(3, 40), draw.randint(3, 40))
-        norm = nn.BatchNorm2d(channels, device="cuda")
-        norm.num_batches_tracked = None
-        nn.init.normal_(norm.weight)
-        nn.init.normal_(norm.bias)
-        op = FusedNorm(norm, adds=bool(adds), rectifies=bool(rectifies), readers=readers)
-        x = image(shape, dtype, mean=3.0)
-        residual = image(shape, dtype) if adds else None
-        slopes = [image(shape, dtype).detach() for _ in range(readers)]
-        want = reference(x, residual, norm, bool(rectifies), slopes)
-        tried = norm_launch.calls(op, x.detach(), residual, tuple(slopes[:2]))
-        launches = sorted({call.launch for call in tried}, key=str)
-        for launch in draw.sample(launches, min(LAUNCHES, len(launches))):
-            op.kernels = norm_launch.kernels(op, x, launch, launch)
-            if not all(c.fits() for c in both_calls(op, x, residual, slopes)):
-                continue
-            for _ in range(TIMES):
-                results = op(x, residual)
-                wanted = [x, *([residual] if adds else []), norm.weight, norm.bias]
-                found = (results[-1], *torch.autograd.grad(results, wanted, slopes))
-                errors = [relative(*pair) for pair in zip(found, want, strict=True)]
-                assert max(errors) < TOLERANCE[dtype], (shape, str(launch), errors)
+        op, x, residual, slopes = operation(shape, dtype, adds, rectifies, readers)
+        want = reference(x, residual, op.norm, bool(rectifies), slopes)
+        for pieces in ({"whole"}, {"sums", "rest"}):
+            forward, backward = (
+                [plan for piece, plan in norm_choice.plans(x, which) if piece in pieces]
+                for which in (0, 1)
+            )
+            for _ in range(LAUNCHES):
+                both = draw.choice(forward), draw.choice(backward)
+                errors = run_by(both, op, x, residual, slopes, want)
+                assert max(errors, default=0) < TOLERANCE[dtype], (shape, both, errors)
 
 
-def both_calls(op, x, residual, slopes):
-    forward = op.kernels.forward_call(x, residual, op.norm)
-    yield forward
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("readers", [1, 2])
+def test_every_launch_that_is_tried_computes_the_same(dtype, readers):
+    """Of a shape as networks have them: parts and slices by the dozen."""
+    from cubemesh.frameworks.pytorch import norm_choice
+
+    op, x, residual, slopes = operation((32, 64, 16, 16), dtype, 0, 1, readers)
+    want = reference(x, residual, op.norm, True, slopes)
+    safe = norm_choice.safest(x)
+    for which in (0, 1):
+        for _, plan in norm_choice.plans(x, which):
+            both = (plan, safe) if which == 0 else (safe, plan)
+            errors = run_by(both, op, x, residual, slopes, want)
+            assert max(errors, default=0) < TOLERANCE[dtype], (both, errors)
+
+
+@pytest.mark.parametrize("pieces", [{"whole"}, {"sums", "rest"}])
+def test_a_step_without_numbers_does_not_reach_the_next(pieces):
+    """As after an overflow, or before weights are loaded."""
+    from cubemesh.frameworks.pytorch import norm_choice
+
+    op, x, _, slopes = operation((4, 64, 9, 7), torch.float32, 0, 1, 1)
+    want = reference(x, None, op.norm, True, slopes)
+    plan = next(plan for piece, plan in norm_choice.plans(x, 1) if piece in pieces)
+    op.kernels = norm_choice.kernels(op, x, plan, plan)
+    for bad in (float("nan"), float("inf")):
+        poison = torch.full_like(x, bad).requires_grad_()
+        torch.autograd.grad(op(poison), [poison], slopes)
+        result = op(x)
+        found = (*result, *torch.autograd.grad(result, [x, op.norm.weight, op.norm.bias], slopes))
+        assert max(relative(*pair) for pair in zip(found, want, strict=True)) < 2e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("adds", "size"), [(0, 7), (1, 16)])  # of 3 · 7² rows no tile is full
+def test_a_product_that_takes_sums(dtype, adds, size):
+    from cubemesh.frameworks.pytorch import norm_choice, summed_conv
+
+    if torch.cuda.get_device_capability() < summed_conv.TILE_COPIES:
+        pytest.skip("this GPU copies no tiles by descriptor")
+    conv = nn.Conv2d(64, 128, 1, bias=False, device="cuda")
+    weight = conv.weight.detach().to(dtype).requires_grad_()
+    op, _, residual, slopes = operation((3, 128, size, size), dtype, adds, 1, 1)
+    x = image((3, 64, size, size), dtype, mean=1.0)
+    safe = norm_choice.safest(image((3, 128, size, size), dtype))
+    own = norm_choice.kernels(op, slopes[0], safe, safe)
+    wanted = [x, weight, op.norm.weight, op.norm.bias]
+    plain = torch.conv2d(x.double(), weight.double())
+    plain = plain + (plain.to(dtype) - plain).detach()  # or a ReLU lets other values through
+    norm = nn.functional.batch_norm(
+        plain, None, None, op.norm.weight.double(), op.norm.bias.double(), training=True
+    )
+    result = (norm + residual.double() if adds else norm).relu()
+    want = (result, *torch.autograd.grad(result, wanted, slopes[0].double()))
+    for tiling in summed_conv.TILINGS:
+        op.kernels = own.after_sums(safe[1])
+        summed = summed_conv.SummedConv(conv, op.norm, op.kernels, tiling)
+        for _ in range(TIMES):
+            op.kernels.sums.zero_()
+            op.kernels.clears = False
+            results = op(summed(x, weight), residual)
+            found = (*results, *torch.autograd.grad(results, wanted, slopes))
+            errors = [relative(*pair) for pair in zip(found, want, strict=True)]
+            assert max(errors) < 3 * TOLERANCE[dtype], (str(tiling), errors)
+
+
+def operation(shape, dtype, adds, rectifies, readers):
+    """A fusion and its arrays: (operation, x, residual, slopes)."""
+    norm = nn.BatchNorm2d(shape[1], device="cuda")
+    norm.num_batches_tracked = None
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    op = FusedNorm(norm, adds=bool(adds), rectifies=bool(rectifies), readers=readers)
+    x = image(shape, dtype, mean=3.0)
+    residual = image(shape, dtype) if adds else None
+    return op, x, residual, [image(shape, dtype).detach() for _ in range(readers)]
+
+
+def run_by(plans, op, x, residual, slopes, want):
+    """The largest errors of a few steps by given plans; none where they do not fit on the GPU."""
+    from cubemesh.frameworks.pytorch import norm_choice
+
+    op.kernels = norm_choice.kernels(op, x, *plans)
+    made = op.kernels.forward_calls(x, residual, op.norm)
     norm = (op.norm.weight, op.norm.bias)
-    yield op.kernels.backward_call(tuple(slopes[:2]), x, norm, forward.results[1:])
+    back = op.kernels.backward_calls(tuple(slopes[:2]), x, norm, made.results[1:])
+    if not all(call.fits(x.device) for call in (*made.calls, *back.calls)):
+        return []
+    errors = []
+    for _ in range(TIMES):
+        results = op(x, residual)
+        wanted = [x, *([] if residual is None else [residual]), op.norm.weight, op.norm.bias]
+        found = (results[-1], *torch.autograd.grad(results, wanted, slopes))
+        errors += [relative(*pair) for pair in zip(found, want, strict=True)]
+    return errors
 
 
 def reference(x, residual, norm, rectifies, slopes):
@@ -91,13 +171,13 @@ def reference(x, residual, norm, rectifies, slopes):
 
 
 def test_the_running_statistics_are_pytorchs():
-    from cubemesh.frameworks.pytorch import norm_launch
+    from cubemesh.frameworks.pytorch import norm_choice
 
     norm, own = nn.BatchNorm2d(32, device="cuda"), nn.BatchNorm2d(32, device="cuda")
     x = image((4, 32, 9, 7), torch.float32, mean=5.0)
     op = FusedNorm(norm, adds=False, rectifies=False, readers=1)
-    op.kernels = norm_launch.choose(op, torch.empty_like(x)) or norm_launch.kernels(
-        op, x, *(norm_launch.safest(x),) * 2
+    op.kernels = norm_choice.choose(op, torch.empty_like(x)) or norm_choice.kernels(
+        op, x, *(norm_choice.safest(x),) * 2
     )
     norm.reset_running_stats()
     for _ in range(TIMES):

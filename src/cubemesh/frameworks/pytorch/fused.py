@@ -1,11 +1,11 @@
 """A network's forward pass with its fusions: which operation runs each of them, and in what order?
 
 `networks/fusion.py` finds them in the graph. What is in none runs as in the eager program, with the
-same modules and arrays, but for three things that are only other ways to compute the same: max
-pooling by kernels that remember the winner, a first convolution of few channels over folded images,
-and the conversions of weights under autocast, which are made a segment at a time. The last two are
-for a GPU; a CPU has ReLUs fused with convolutions and with max pooling instead, convolutions by
-other algorithms, and dropout that draws its numbers many at a time.
+same modules and arrays, but for what is only another way to compute the same: max pooling by
+kernels that remember the winner; on a GPU a first convolution of few channels over folded images,
+1×1 convolutions that take the sums of the normalisation after them, and the conversions of weights
+under autocast, made a segment at a time; on a CPU ReLUs fused with convolutions and with max
+pooling, convolutions by other algorithms, and dropout that draws its numbers many at a time.
 
 Each of these is used where it was measured to be faster, on this device and for the shapes of the
 run (`tune`), and nowhere before that. The list of steps is gone through in Python, which costs the
@@ -23,23 +23,19 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from cubemesh.frameworks.pytorch.beside import Beside
-from cubemesh.frameworks.pytorch.depth_conv import DepthConv, folds
+from cubemesh.frameworks.pytorch.beside import Beside, convolve
+from cubemesh.frameworks.pytorch.depth_conv import DepthConv
 from cubemesh.frameworks.pytorch.fused_conv import FusedConv, other_algorithm
 from cubemesh.frameworks.pytorch.fused_dropout import FusedDropout
 from cubemesh.frameworks.pytorch.fused_norm import FusedNorm
 from cubemesh.frameworks.pytorch.fused_pool import FusedPool
-from cubemesh.frameworks.pytorch.gpu_time import both_passes_ms
 from cubemesh.frameworks.pytorch.host_tuning import HostTuning
 from cubemesh.frameworks.pytorch.module import Built
 from cubemesh.frameworks.pytorch.narrowing import narrowed
+from cubemesh.frameworks.pytorch.summed_conv import SummedConv
 from cubemesh.networks.fusion import NormFusion, ReluFusion, Step, fused_steps, reads
 from cubemesh.networks.graph import Node
 
-MOST_VALUES = 2**31
-"""Of an array that the kernels can index."""
-CHANNELS = 16
-"""The kernels take channels in multiples of this."""
 BESIDE_SAMPLES = 128
 """Of a minibatch, up to which weight gradients run beside the rest: on an H200 ResNet-50 gains 4 %
 by it at 32, nothing at 256, and loses 1.6 % at 512 (benchmarks/LOG.md)."""
@@ -70,6 +66,8 @@ class FusedNetwork:
         self.beside: Beside | None = None
         """Where weight gradients run, on a GPU."""
         self._segments = _weights_by_segment(self.steps, self.operations)
+        self._sums: Tensor | None = None
+        """What kernels add to in a step, on a GPU."""
 
     def _operation(self, step: Step, layers: Mapping[str, nn.Module]) -> nn.Module:
         """What runs a step; until it is tuned, as PyTorch's own operations."""
@@ -113,6 +111,8 @@ class FusedNetwork:
             name: [array] * self._reads[name]
             for name, array in zip(self._inputs, inputs, strict=True)
         }
+        if self._sums is not None:
+            self._sums.zero_()
         weights: dict[int, Tensor] = {}
         for number, step in enumerate(self.steps):
             given = [values[name].pop() for name in step.inputs]
@@ -145,11 +145,13 @@ class FusedNetwork:
         op = self.operations[number]
         if isinstance(op, DepthConv):
             return partial(op, weight=weight)
+        if isinstance(op, SummedConv):
+            return partial(op, weight=weight, beside=self.beside)
         if isinstance(op, nn.Linear):
             return lambda x: F.linear(x, weight, op.bias)
         assert isinstance(op, nn.Conv2d)
         if self.beside is not None and op.bias is None:
-            return partial(self.beside.convolve, weight=weight, conv=op)
+            return partial(convolve, weight=weight, conv=op, beside=self.beside)
         return lambda x: op._conv_forward(x, weight, op.bias)
 
     def tune(self, *inputs: Tensor) -> None:
@@ -159,30 +161,16 @@ class FusedNetwork:
         kind = inputs[0].device.type
         if kind == "cpu":
             self._tune_on_host(inputs)
-        if kind != "cuda" or find_spec("triton") is None:
-            return
-        from cubemesh.frameworks.pytorch.norm_launch import Kernels, choose
+        if kind == "cuda" and find_spec("triton") is not None:
+            self._tune_on_gpu(inputs)
 
-        found: dict[object, Kernels | None] = {}
+    def _tune_on_gpu(self, inputs: Sequence[Tensor]) -> None:
+        from cubemesh.frameworks.pytorch.gpu_tuning import GpuTuning
+
+        tuning = GpuTuning(self.operations, self.makers())
 
         def tuned(number: int, given: list[Tensor]) -> Tensor | Sequence[Tensor]:
-            op, x = self.operations[number], given[0]
-            if isinstance(op, FusedNorm) and usable(x):
-                key = (x.shape, x.dtype, op.adds, op.rectifies, min(op.readers, 2))
-                if key not in found:
-                    found[key] = choose(op, torch.empty_like(x))
-                kernels = found[key]
-                op.kernels = None if kernels is None else kernels.another()
-            elif isinstance(op, FusedPool) and usable(x) and op.usable:
-                op.kernels = _faster(
-                    partial(_pooled, op, x, True), partial(_pooled, op, x, False), x
-                )
-            elif isinstance(op, nn.Conv2d) and self._reads_input(number):
-                size = (x.shape[2], x.shape[3])
-                if folds(op, size) and x.is_contiguous(memory_format=torch.channels_last):
-                    folded = DepthConv(op, size)
-                    if _faster(partial(folded, x), partial(op, x), op.weight):
-                        self.operations[number] = folded
+            tuning.choose(number, given[0], fed=self._reads_input(number))
             return self._apply(number, given)
 
         self.narrows = False
@@ -194,6 +182,7 @@ class FusedNetwork:
         finally:
             torch.set_autocast_cache_enabled(cached)
         self.narrows = True
+        self._sums = tuning.finish()
 
     def _tune_on_host(self, inputs: Sequence[Tensor]) -> None:
         """The same on a CPU."""
@@ -207,34 +196,21 @@ class FusedNetwork:
             self._forward(inputs, tuned)
         self.lack = tuning.lack
 
+    def makers(self) -> dict[int, int]:
+        """Number of each batch normalisation → of the layer that makes its input, where nobody else
+        reads that."""
+        numbers = {step.name: n for n, step in enumerate(self.steps) if isinstance(step, Node)}
+        found = {}
+        for number, step in enumerate(self.steps):
+            if isinstance(step, NormFusion):
+                made = step.norm.inputs[0]
+                if made in numbers and self._reads[made] == 1:
+                    found[number] = numbers[made]
+        return found
+
     def _reads_input(self, number: int) -> bool:
         """Whether a step reads what the network is fed, which needs no gradient."""
         return set(self.steps[number].inputs) <= set(self._inputs)
-
-
-def usable(x: Tensor) -> bool:
-    """Whether the kernels can take an array: channels last, of 16- or 32-bit floats."""
-    return (
-        x.dim() == 4
-        and x.is_contiguous(memory_format=torch.channels_last)
-        and x.shape[1] % CHANNELS == 0
-        and x.numel() < MOST_VALUES
-        and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    )
-
-
-def _pooled(op: FusedPool, x: Tensor, kernels: bool) -> Tensor:
-    op.kernels = kernels
-    return op(x)  # type: ignore[no-any-return]
-
-
-def _faster(one: Callable[[], Tensor], other: Callable[[], Tensor], wanted: Tensor) -> bool:
-    """Whether `one` takes less than `other`, forward and backward, for the gradient of `wanted`."""
-    asked = wanted.requires_grad
-    wanted.requires_grad_()
-    times = [sum(both_passes_ms(run, [wanted])) for run in (one, other)]
-    wanted.requires_grad_(asked)
-    return times[0] < times[1]
 
 
 def _weights_by_segment(

@@ -2,8 +2,8 @@
 
     result = relu(norm(x) + residual)        each of the two at will
 
-On a GPU with Triton it runs as `norm_kernels.py` in the launch that measured fastest for its shape
-(`norm_launch.py`), if that beats PyTorch's own operations; everywhere else as those. The kernels
+On a GPU with Triton it runs as kernels, in the launches that measured fastest for its shape
+(`norm_choice.py`), if they beat PyTorch's own operations; everywhere else as those. The kernels
 hand the result out once for each reader: autograd then brings each reader's gradient by itself, and
 the backward kernel adds them where it reads them, which spares a pass over the array.
 """

@@ -3,19 +3,19 @@
 
 The array is a matrix of rows (batch, height, width) by channels, as it lies in channels-last. A
 normalisation needs every row of a channel twice: for its statistics, then to be normalised. One
-launch does both, so that what still lies in the cache, or in registers, is not fetched again:
+launch does both, and reads memory once, where a slice of channels fits into the registers of the
+GPU:
 
     channels │ slice 0 │ slice 1 │ …          a slice: `block_cols` channels
-    rows     │ part 0  │         │            a part: `tiles` × `block_rows` rows, one program
+    rows     │ part 0  │         │            a part: `block_rows` rows, one program
              │ part 1  │         │
-    each part:  load ─ sums ─ add to the slice's sums ─ meet ─ load again ─ normalise ─ store
+    each part:  load ─ sums ─ add to the slice's sums ─ meet ─ normalise what was loaded ─ store
 
-The parts of a slice meet at a counter in memory. A part of one tile (`held`) keeps it in registers
-meanwhile; others read their tiles again, the last one first. Programs take their part from a
-ticket, so that those of a slice start before those of the next, and a slice may have as many parts
-as fit on the GPU at once but no more, or they would wait for ever. Nothing is set back after a
-launch: the ticket counts on, and with it the launches. Each launch adds to one of two sets of sums
-and clears the other for the next.
+The parts of a slice meet at a counter in memory. Programs take their part from a ticket, so that
+those of a slice start before those of the next, and a slice may have as many parts as fit on the
+GPU at once but no more, or they would wait for ever. Nothing is set back after a launch: the ticket
+counts on, and with it the launches. Each launch adds to one of two sets of sums and clears the
+other for the next. Larger arrays take two launches (`apart_kernels.py`).
 
 Sums are taken in float32, of the differences from the channel's first value: a mean far from zero
 costs no digits. What a ReLU let through is recomputed from the input, or, after a sum, kept as one
@@ -48,7 +48,7 @@ def _meet(arrived, target):
 
 
 @triton.jit
-def _load(pointer, at, keep, even: tl.constexpr):
+def load(pointer, at, keep, even: tl.constexpr):
     """A tile, zero where its rows are past the end."""
     if even:
         return tl.load(pointer + at)
@@ -56,7 +56,7 @@ def _load(pointer, at, keep, even: tl.constexpr):
 
 
 @triton.jit
-def _store(pointer, at, value, keep, even: tl.constexpr):
+def store(pointer, at, value, keep, even: tl.constexpr):
     """A tile, but for rows past the end, in the array's type."""
     value = value.to(pointer.dtype.element_ty)
     if even:
@@ -88,7 +88,7 @@ def _load_bits(mask, row, first_col, rows, channels, block_cols: tl.constexpr):
 
 
 @triton.jit
-def _finish(
+def finish(
     value, residual, y, mask, row, cols, first_col, rows, channels, scale, shift,
     block_cols: tl.constexpr, even: tl.constexpr, adds: tl.constexpr, rectifies: tl.constexpr,
 ):  # fmt: skip
@@ -97,20 +97,20 @@ def _finish(
     at = row[:, None] * channels + cols[None, :]
     result = value.to(tl.float32) * scale[None, :] + shift[None, :]
     if adds:
-        result += _load(residual, at, keep, even).to(tl.float32)
+        result += load(residual, at, keep, even).to(tl.float32)
     if rectifies:
         if adds:
             _store_bits(mask, result > 0, row, first_col, rows, channels, block_cols)
         result = tl.maximum(result, 0.0)
-    _store(y, at, result, keep, even)
+    store(y, at, result, keep, even)
 
 
-@triton.jit(do_not_specialize=["rows", "tiles", "parts", "slices"])
+@triton.jit(do_not_specialize=["rows", "parts", "slices"])
 def forward_kernel(
     x, residual, y, mask, weight, bias, running_mean, running_variance, saved_mean, saved_rstd,
-    sums, counters, rows, channels, tiles, parts, slices, epsilon, momentum, unbiased,
-    block_rows: tl.constexpr, block_cols: tl.constexpr, held: tl.constexpr, even: tl.constexpr,
-    adds: tl.constexpr, rectifies: tl.constexpr,
+    sums, counters, rows, channels, parts, slices, epsilon, momentum, unbiased,
+    block_rows: tl.constexpr, block_cols: tl.constexpr, even: tl.constexpr, adds: tl.constexpr,
+    rectifies: tl.constexpr,
 ):  # fmt: skip
     """y = relu(norm(x) + residual), with the statistics saved and the running ones updated.
     `unbiased` is rows / (rows − 1)."""
@@ -118,30 +118,14 @@ def forward_kernel(
     own, other = sums + (launch % 2) * 2 * channels, sums + (launch + 1) % 2 * 2 * channels
     first_col = which * block_cols
     cols = first_col + tl.arange(0, block_cols)
-    first_row = part * (tiles * block_rows)
-    row = first_row + tl.arange(0, block_rows)
-    count = tl.minimum(tiles, (rows - first_row + block_rows - 1) // block_rows)
+    row = part * block_rows + tl.arange(0, block_rows)
     pivot = tl.load(x + cols).to(tl.float32)
-    if held:
-        keep = (row < rows)[:, None]
-        value = _load(x, row[:, None] * channels + cols[None, :], keep, even)
-        away = value.to(tl.float32) - pivot[None, :]
-        if not even:
-            away = tl.where(keep, away, 0.0)
-        total, squares = tl.sum(away, 0), tl.sum(away * away, 0)
-    else:
-        sum_of = tl.zeros([block_rows, block_cols], tl.float32)
-        square_of = tl.zeros([block_rows, block_cols], tl.float32)
-        for tile in range(count):
-            now = row + tile * block_rows
-            keep = (now < rows)[:, None]
-            value = _load(x, now[:, None] * channels + cols[None, :], keep, even)
-            away = value.to(tl.float32) - pivot[None, :]
-            if not even:
-                away = tl.where(keep, away, 0.0)
-            sum_of += away
-            square_of += away * away
-        total, squares = tl.sum(sum_of, 0), tl.sum(square_of, 0)
+    keep = (row < rows)[:, None]
+    value = load(x, row[:, None] * channels + cols[None, :], keep, even)
+    away = value.to(tl.float32) - pivot[None, :]
+    if not even:
+        away = tl.where(keep, away, 0.0)
+    total, squares = tl.sum(away, 0), tl.sum(away * away, 0)
     tl.atomic_add(own + cols, total, sem="relaxed")
     tl.atomic_add(own + channels + cols, squares, sem="relaxed")
     scale, shift = tl.load(weight + cols), tl.load(bias + cols)
@@ -153,20 +137,10 @@ def forward_kernel(
     rstd = 1.0 / tl.sqrt(variance + epsilon)
     scale *= rstd
     shift -= mean * scale
-    if held:
-        _finish(
-            value, residual, y, mask, row, cols, first_col, rows, channels, scale, shift,
-            block_cols, even, adds, rectifies,
-        )  # fmt: skip
-    else:
-        for tile in range(count):
-            now = row + (count - 1 - tile) * block_rows
-            keep = (now < rows)[:, None]
-            value = _load(x, now[:, None] * channels + cols[None, :], keep, even)
-            _finish(
-                value, residual, y, mask, now, cols, first_col, rows, channels, scale, shift,
-                block_cols, even, adds, rectifies,
-            )  # fmt: skip
+    finish(
+        value, residual, y, mask, row, cols, first_col, rows, channels, scale, shift,
+        block_cols, even, adds, rectifies,
+    )  # fmt: skip
     if part == 0:
         tl.store(saved_mean + cols, mean)
         tl.store(saved_rstd + cols, rstd)
@@ -174,12 +148,13 @@ def forward_kernel(
         tl.store(running_mean + cols, before + momentum * (mean - before))
         before = tl.load(running_variance + cols)
         tl.store(running_variance + cols, before + momentum * (variance * unbiased - before))
-        tl.store(other + cols, mean * 0.0)
-        tl.store(other + channels + cols, mean * 0.0)
+        nothing = tl.zeros([block_cols], tl.float32)  # and not 0 · mean, which may be no number
+        tl.store(other + cols, nothing)
+        tl.store(other + channels + cols, nothing)
 
 
 @triton.jit
-def _gradient(
+def gradient(
     first, second, value, mask, row, cols, first_col, rows, channels, scale, shift,
     block_cols: tl.constexpr, even: tl.constexpr, sums_two: tl.constexpr, adds: tl.constexpr,
     rectifies: tl.constexpr,
@@ -187,9 +162,9 @@ def _gradient(
     """What comes back to one tile of the normalised value, in the arrays' own type."""
     keep = (row < rows)[:, None]
     at = row[:, None] * channels + cols[None, :]
-    slope = _load(first, at, keep, even)
+    slope = load(first, at, keep, even)
     if sums_two:
-        other = _load(second, at, keep, even)
+        other = load(second, at, keep, even)
         slope = (slope.to(tl.float32) + other.to(tl.float32)).to(first.dtype.element_ty)
     if rectifies:
         if adds:
@@ -200,11 +175,11 @@ def _gradient(
     return slope
 
 
-@triton.jit(do_not_specialize=["rows", "tiles", "parts", "slices"])
+@triton.jit(do_not_specialize=["rows", "parts", "slices"])
 def backward_kernel(
     first, second, x, mask, weight, bias, saved_mean, saved_rstd, dx, dresidual, dweight, dbias,
-    sums, counters, rows, channels, tiles, parts, slices,
-    block_rows: tl.constexpr, block_cols: tl.constexpr, held: tl.constexpr, even: tl.constexpr,
+    sums, counters, rows, channels, parts, slices,
+    block_rows: tl.constexpr, block_cols: tl.constexpr, even: tl.constexpr,
     sums_two: tl.constexpr, adds: tl.constexpr, rectifies: tl.constexpr,
 ):  # fmt: skip
     """The gradients of `forward_kernel`, where `first`, and `second` with `sums_two`, are what its
@@ -213,43 +188,22 @@ def backward_kernel(
     own, other = sums + (launch % 2) * 2 * channels, sums + (launch + 1) % 2 * 2 * channels
     first_col = which * block_cols
     cols = first_col + tl.arange(0, block_cols)
-    first_row = part * (tiles * block_rows)
-    row = first_row + tl.arange(0, block_rows)
-    count = tl.minimum(tiles, (rows - first_row + block_rows - 1) // block_rows)
+    row = part * block_rows + tl.arange(0, block_rows)
     mean, rstd = tl.load(saved_mean + cols), tl.load(saved_rstd + cols)
     scale = tl.load(weight + cols) * rstd
     shift = tl.load(bias + cols) - mean * scale
-    if held:
-        keep = (row < rows)[:, None]
-        at = row[:, None] * channels + cols[None, :]
-        value = _load(x, at, keep, even)
-        slope = _gradient(
-            first, second, value, mask, row, cols, first_col, rows, channels, scale, shift,
-            block_cols, even, sums_two, adds, rectifies,
-        )  # fmt: skip
-        if adds:
-            _store(dresidual, at, slope, keep, even)
-        wide = slope.to(tl.float32)
-        total = tl.sum(wide, 0)
-        product = tl.sum(wide * (value.to(tl.float32) - mean[None, :]), 0)
-    else:
-        sum_of = tl.zeros([block_rows, block_cols], tl.float32)
-        product_of = tl.zeros([block_rows, block_cols], tl.float32)
-        for tile in range(count):
-            now = row + tile * block_rows
-            keep = (now < rows)[:, None]
-            at = now[:, None] * channels + cols[None, :]
-            value = _load(x, at, keep, even)
-            slope = _gradient(
-                first, second, value, mask, now, cols, first_col, rows, channels, scale, shift,
-                block_cols, even, sums_two, adds, rectifies,
-            )  # fmt: skip
-            if adds:
-                _store(dresidual, at, slope, keep, even)
-            wide = slope.to(tl.float32)
-            sum_of += wide
-            product_of += wide * (value.to(tl.float32) - mean[None, :])
-        total, product = tl.sum(sum_of, 0), tl.sum(product_of, 0)
+    keep = (row < rows)[:, None]
+    at = row[:, None] * channels + cols[None, :]
+    value = load(x, at, keep, even)
+    slope = gradient(
+        first, second, value, mask, row, cols, first_col, rows, channels, scale, shift,
+        block_cols, even, sums_two, adds, rectifies,
+    )  # fmt: skip
+    if adds:
+        store(dresidual, at, slope, keep, even)
+    wide = slope.to(tl.float32)
+    total = tl.sum(wide, 0)
+    product = tl.sum(wide * (value.to(tl.float32) - mean[None, :]), 0)
     tl.atomic_add(own + cols, total, sem="relaxed")
     tl.atomic_add(own + channels + cols, product, sem="relaxed")
     _meet(counters + 1 + which, (launch + 1) * parts)
@@ -258,28 +212,11 @@ def backward_kernel(
     # dx = scale · (slope − total / rows − normalised · product / rows) = slope · scale + x · a + b
     by_value = -scale * rstd * product / rows
     constant = -scale * total / rows - mean * by_value
-    if held:
-        keep = (row < rows)[:, None]
-        at = row[:, None] * channels + cols[None, :]
-        result = slope.to(tl.float32) * scale[None, :] + constant[None, :]
-        _store(dx, at, result + value.to(tl.float32) * by_value[None, :], keep, even)
-    else:
-        for tile in range(count):
-            now = row + (count - 1 - tile) * block_rows
-            keep = (now < rows)[:, None]
-            at = now[:, None] * channels + cols[None, :]
-            value = _load(x, at, keep, even)
-            if adds:
-                slope = _load(dresidual, at, keep, even)
-            else:
-                slope = _gradient(
-                    first, second, value, mask, now, cols, first_col, rows, channels, scale,
-                    shift, block_cols, even, sums_two, adds, rectifies,
-                )  # fmt: skip
-            result = slope.to(tl.float32) * scale[None, :] + constant[None, :]
-            _store(dx, at, result + value.to(tl.float32) * by_value[None, :], keep, even)
+    result = slope.to(tl.float32) * scale[None, :] + constant[None, :]
+    store(dx, at, result + value.to(tl.float32) * by_value[None, :], keep, even)
     if part == 0:
         tl.store(dbias + cols, total)
         tl.store(dweight + cols, product)
-        tl.store(other + cols, mean * 0.0)
-        tl.store(other + channels + cols, mean * 0.0)
+        nothing = tl.zeros([block_cols], tl.float32)  # and not 0 · mean, which may be no number
+        tl.store(other + cols, nothing)
+        tl.store(other + channels + cols, nothing)

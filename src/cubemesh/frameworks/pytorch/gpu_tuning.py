@@ -1,0 +1,116 @@
+"""On this GPU and for these shapes, which way to compute a layer or a fusion is the fastest?
+
+Each is timed on arrays of the shapes it is given. What replaces a layer does so when all have been
+gone through, so that every one was given what PyTorch's own operations make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from cubemesh.frameworks.pytorch import norm_choice, summed_conv
+from cubemesh.frameworks.pytorch.depth_conv import DepthConv, folds
+from cubemesh.frameworks.pytorch.fused_norm import FusedNorm
+from cubemesh.frameworks.pytorch.fused_pool import FusedPool
+from cubemesh.frameworks.pytorch.gpu_time import both_passes_ms
+from cubemesh.frameworks.pytorch.norm_passes import SUMS, Kernels
+from cubemesh.frameworks.pytorch.summed_conv import SummedConv
+
+MOST_VALUES = 2**31
+"""Of an array that the kernels can index."""
+CHANNELS = 16
+"""The kernels take channels in multiples of this."""
+
+
+class GpuTuning:
+    """Chooses how operations run, those of the same kind and shape alike."""
+
+    def __init__(self, operations: list[nn.Module], makers: Mapping[int, int]) -> None:
+        """`makers`: number of an operation → of the one that makes its input for it alone."""
+        self._operations, self._makers = operations, makers
+        self._norms: dict[object, Kernels | None] = {}
+        self._summing: dict[object, SummedConv | None] = {}
+        self._products: dict[int, Tensor] = {}
+        """Number of a convolution that could take sums → an array like its input."""
+        self._in_place: dict[int, nn.Module] = {}
+
+    def choose(self, number: int, x: Tensor, *, fed: bool) -> None:
+        """Set an operation, which is given arrays like `x`, to its fastest way; `fed` says that x
+        is what the network is fed. Running statistics hold anything after it."""
+        op = self._operations[number]
+        if isinstance(op, FusedNorm) and usable(x):
+            self._choose_norm(number, op, x)
+        elif isinstance(op, FusedPool) and usable(x) and op.usable:
+            op.kernels = _faster(partial(_pooled, op, x, True), partial(_pooled, op, x, False), x)
+        elif isinstance(op, nn.Conv2d) and fed:
+            size = (x.shape[2], x.shape[3])
+            if folds(op, size) and x.is_contiguous(memory_format=torch.channels_last):
+                folded = DepthConv(op, size)
+                if _faster(partial(folded, x), partial(op, x), op.weight):
+                    self._in_place[number] = folded
+        elif number in self._makers.values() and summed_conv.takes(op):
+            self._products[number] = torch.empty_like(x, device="meta")
+
+    def _choose_norm(self, number: int, op: FusedNorm, x: Tensor) -> None:
+        key = (x.shape, x.dtype, op.adds, op.rectifies, min(op.readers, 2))
+        if key not in self._norms:
+            self._norms[key] = norm_choice.choose(op, torch.empty_like(x))
+        own = self._norms[key]
+        op.kernels = None if own is None else own.another()
+        maker = self._makers.get(number, -1)
+        if own is None or maker not in self._products:
+            return
+        conv, like = self._operations[maker], self._products[maker]
+        assert isinstance(conv, nn.Conv2d)
+        both = (like.shape, *key)
+        if both not in self._summing:
+            given = torch.empty_like(like, device=x.device)
+            self._summing[both] = summed_conv.choose(conv, op, own, given)
+        found = self._summing[both]
+        if found is not None:
+            op.kernels = kernels = found.kernels.another()
+            self._in_place[maker] = SummedConv(conv, op.norm, kernels, found.tiling)
+
+    def finish(self) -> Tensor | None:
+        """Put in place what replaces layers. The sums of all kernels, which are to be cleared
+        before each forward pass; None where there are none."""
+        for number, op in self._in_place.items():
+            self._operations[number] = op
+        found = [op.kernels for op in self._operations if isinstance(op, FusedNorm)]
+        kernels = [one for one in found if isinstance(one, Kernels)]
+        if not kernels:
+            return None
+        widths = [SUMS * one.shape[1] for one in kernels]
+        sums = torch.zeros(sum(widths), device=kernels[0].sums.device)
+        for one, part in zip(kernels, torch.split(sums, widths), strict=True):
+            one.sums, one.clears = part.view(SUMS, -1), False
+        return sums
+
+
+def usable(x: Tensor) -> bool:
+    """Whether the kernels can take an array: channels last, of 16- or 32-bit floats."""
+    return (
+        x.dim() == 4
+        and x.is_contiguous(memory_format=torch.channels_last)
+        and x.shape[1] % CHANNELS == 0
+        and x.numel() < MOST_VALUES
+        and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    )
+
+
+def _pooled(op: FusedPool, x: Tensor, kernels: bool) -> Tensor:
+    op.kernels = kernels
+    return op(x)  # type: ignore[no-any-return]
+
+
+def _faster(one: Callable[[], Tensor], other: Callable[[], Tensor], wanted: Tensor) -> bool:
+    """Whether `one` takes less than `other`, forward and backward, for the gradient of `wanted`."""
+    asked = wanted.requires_grad
+    wanted.requires_grad_()
+    times = [sum(both_passes_ms(run, [wanted])) for run in (one, other)]
+    wanted.requires_grad_(asked)
+    return times[0] < times[1]
