@@ -153,6 +153,8 @@ class Frame:
             ticks = _decades(values) if self.chart.kind == "scatter" else sorted(ran or values)
             axis |= {"values": ticks, "labelOverlap": "greedy"}
             scale = alt.Scale(type="log", base=base, nice=False, padding=16)
+        elif self.chart.kind == "scatter":
+            axis |= {"tickCount": 8, "labelOverlap": "greedy"}
         plain = ",.4~r" if self.chart.kind == "scatter" else ","
         if all(value.is_integer() for value in values):
             axis["tickMinStep"] = 1
