@@ -290,6 +290,42 @@ def test_the_answer_says_what_passes_and_why_the_others_do_not(folder, alone):
     assert "each device's 8 samples, not over all 16" in text
 
 
+def right(record, share, precision=None):
+    """The same with another accuracy; and precision."""
+    figure = record.figures["accuracy"]
+    figure = dataclasses.replace(figure, value=share, low=share - 0.03, high=share + 0.03)
+    record = dataclasses.replace(record, figures={**record.figures, "accuracy": figure})
+    program = dataclasses.replace(
+        record.spec.program, precision=precision or record.spec.program.precision
+    )
+    spec = dataclasses.replace(record.spec, program=program)
+    key = dataclasses.replace(record.key, spec_id=spec.spec_id)
+    return dataclasses.replace(record, spec=spec, key=key, run_id=f"{spec.spec_id}-{share}")
+
+
+@pytest.mark.parametrize(
+    ("several", "passes"), [(0.10, True), (0.20, True), (0.30, True), (0.40, False), (0.02, False)]
+)
+def test_an_error_rate_may_lie_where_rounding_alone_moves_one_devices(
+    folder, alone, several, passes
+):
+    one, many = alone(CASES[GOOD][0]), record(folder / GOOD, CASES[GOOD][0])
+    fp32 = [right(one, 0.10, "fp32"), right(many, several, "fp32")]
+    fp64 = [right(one, 0.30), right(many, 0.30)]
+    answer = EXPERIMENT.answer(Settings(), [*fp64, *fp32])
+    told = " ".join(f.text for f in answer.findings)
+    assert answer.findings[0].text.startswith(f"{1 + passes} of 2 trainings pass")
+    assert ("FAILS by later steps" in told) is not passes
+    assert ("says nothing of the devices" in told) is (several in (0.2, 0.3))
+
+
+def test_no_coarser_precision_excuses_an_error_rate(folder, alone):
+    one, many = alone(CASES[GOOD][0]), record(folder / GOOD, CASES[GOOD][0])
+    fp64, fp32 = [right(one, 0.10), right(many, 0.30)], [right(one, 0.30, "fp32")]
+    answer = EXPERIMENT.answer(Settings(), [*fp64, *fp32])
+    assert "FAILS by later steps" in " ".join(f.text for f in answer.findings)
+
+
 def test_another_machines_error_rate_is_held_against_this_ones(folder, alone):
     own = alone(CASES["dropout"][0])
     key = dataclasses.replace(own.key, machine_id="other")

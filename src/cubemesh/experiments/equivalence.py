@@ -31,6 +31,12 @@ Updates magnify what rounding has left: in fp32 the fifth losses of resnet-18 di
 its first gradients agree to 6e-6."""
 
 
+FEWER = "Differences of rounding grow from step to step; compare fewer iterations."
+"""What to do where later steps cannot be compared."""
+FINER = {"fp64": 3, "fp32": 2, "tf32": 1}
+"""How fine a precision is; those that are not named are the coarsest."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Link:
     """One link of the chain."""
@@ -55,11 +61,20 @@ class Comparison:
     links: tuple[Link, ...]
     cause: Cause | None
     """Why it is not the same; None where it is."""
+    finer: tuple[RunRecord, ...] = ()
+    """The same on one device in finer precisions: how far rounding alone moves an error rate."""
 
     @property
     def passes(self) -> bool:
         """Whether every link is the same within its tolerance."""
         return all(link.passes for link in self.links)
+
+    @property
+    def passes_by_rounding(self) -> bool:
+        """Whether its error rate is not one device's in its own precision, but lies between that
+        and what one device comes to in a finer one."""
+        own = apart(error_rate(self.run), error_rate(self.reference))
+        return self.passes and own > 0
 
 
 def tolerance(run: RunRecord) -> float:
@@ -67,8 +82,9 @@ def tolerance(run: RunRecord) -> float:
     return TOLERANCES.get(run.spec.program.precision, ROUNDED)
 
 
-def compare(run: RunRecord, reference: RunRecord) -> Comparison:
-    """Hold `run`, on any number of devices, against `reference`, on one; both have ended well."""
+def compare(run: RunRecord, reference: RunRecord, finer: Sequence[RunRecord] = ()) -> Comparison:
+    """Hold `run`, on any number of devices, against `reference`, on one, and its error rate against
+    those in `finer` precisions on one, too; all have ended well."""
     (one,) = reference.replicas
     ranks, limit = run.replicas, tolerance(run)
     server = ranks[0]
@@ -114,17 +130,17 @@ def compare(run: RunRecord, reference: RunRecord) -> Comparison:
             lambda: of_replicas(ranks, limit),
         ),
         (
-            Link(name="error rate", distance=_errors(run, reference), limit=0.0),
+            Link(name="error rate", distance=_errors(run, (reference, *finer)), limit=0.0),
             lambda: Cause(
                 name="later steps",
                 text="the first steps agree, and the error rates after the last one do not",
-                remedy="Differences of rounding grow from step to step; compare fewer iterations.",
+                remedy=FEWER,
             ),
         ),
     ]
     links = tuple(link for link, _ in steps)
     cause = next((why() for link, why in steps if not link.passes), None)
-    return Comparison(run=run, reference=reference, links=links, cause=cause)
+    return Comparison(run=run, reference=reference, links=links, cause=cause, finer=tuple(finer))
 
 
 def _start(ranks: Sequence[Replica], one: Replica) -> float:
@@ -146,9 +162,18 @@ def _losses(run: RunRecord, one: Replica) -> float:
     return max(abs(a - b) / abs(b) for a, b in pairs)
 
 
-def _errors(run: RunRecord, reference: RunRecord) -> float:
-    """By how much the 95 % intervals of the two error rates miss one another, in percent."""
-    return apart(error_rate(run), error_rate(reference))
+def _errors(run: RunRecord, ones: Sequence[RunRecord]) -> float:
+    """By how much the 95 % interval of an error rate misses what one device came to, in percent:
+    from the least of its intervals to the most, in this precision and in finer ones."""
+    ends = [end for one in ones for end in _ends(error_rate(one))]
+    whole = Figure(value=ends[0], unit="%", low=min(ends), high=max(ends))
+    return apart(error_rate(run), whole)
+
+
+def is_finer(one: RunRecord, run: RunRecord) -> bool:
+    """Whether `one` computes in a finer precision than `run`."""
+    rank, own = (FINER.get(r.spec.program.precision, 0) for r in (one, run))
+    return rank > own
 
 
 def error_rate(run: RunRecord) -> Figure:
@@ -166,9 +191,14 @@ def error_rate(run: RunRecord) -> Figure:
 
 def apart(a: Figure, b: Figure) -> float:
     """The gap between the intervals of two figures; 0 where they overlap."""
-    lows = [f.value if f.low is None else f.low for f in (a, b)]
-    highs = [f.value if f.high is None else f.high for f in (a, b)]
+    lows, highs = zip(_ends(a), _ends(b), strict=True)
     return max(0.0, max(lows) - min(highs))
+
+
+def _ends(figure: Figure) -> tuple[float, float]:
+    """Of its interval; the value itself where it has none."""
+    low = figure.value if figure.low is None else figure.low
+    return low, figure.value if figure.high is None else figure.high
 
 
 def comparable(records: Iterable[RunRecord]) -> list[RunRecord]:

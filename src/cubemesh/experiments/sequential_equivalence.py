@@ -16,7 +16,7 @@ from cubemesh import networks
 from cubemesh.errors import UsageError
 from cubemesh.experiments import sequential_equivalence_shown as shown
 from cubemesh.experiments.base import Context, Experiment, Plan, Scale
-from cubemesh.experiments.equivalence import Comparison, comparable, compare
+from cubemesh.experiments.equivalence import Comparison, comparable, compare, is_finer
 from cubemesh.experiments.matrix import listed
 from cubemesh.experiments.other_stores import take_in
 from cubemesh.model import (
@@ -168,7 +168,7 @@ def _own_and_others(
     return list(own.values()), others
 
 
-def task(record: RunRecord) -> tuple[object, ...]:
+def task(record: RunRecord) -> tuple[FirstSteps, ProgramSettings]:
     """What two records must share to be held against one another: everything but how many devices
     did it, and how they exchanged."""
     work, program = record.spec.work, record.spec.program
@@ -188,7 +188,18 @@ def comparisons(records: Sequence[RunRecord]) -> Iterator[Comparison]:
     for record in good:
         reference = alone.get(task(record))
         if reference is not None and reference is not record:
-            yield compare(record, reference)
+            finer = [
+                r
+                for r in alone.values()
+                if is_finer(r, record) and _differs_by_precision(r, record)
+            ]
+            yield compare(record, reference, finer)
+
+
+def _differs_by_precision(one: RunRecord, record: RunRecord) -> bool:
+    """Whether two tasks differ by their precision alone."""
+    (work, program), (own_work, own_program) = task(one), task(record)
+    return work == own_work and replace(program, precision=own_program.precision) == own_program
 
 
 EXPERIMENT = Experiment(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cubemesh.experiments.equivalence import (
+    FEWER,
     FIRST_LOSSES,
     Comparison,
     apart,
@@ -33,8 +34,9 @@ NOTES = (
     "The distance of two gradients is ‖a - b‖ / ‖b‖ of the parameter where it is largest, from "
     "sketches that are right to about a quarter; of two losses it is |a - b| / |b|, the largest of "
     f"the first {FIRST_LOSSES['fp64']} steps in fp64 and of the first step elsewhere. At most "
-    "1e-10 passes in fp64, 1e-4 in fp32, 1e-2 in narrower precisions; error rates pass where their "
-    "95 % intervals overlap.",
+    "1e-10 passes in fp64, 1e-4 in fp32, 1e-2 in narrower precisions; an error rate passes where its "
+    "95 % interval overlaps what one device came to, in this precision or between it and a finer "
+    "one: so far does rounding alone move it.",
     "Nothing here is timed, and on a CPU devices may share cores.",
 )
 SMALLEST = 1e-17
@@ -86,6 +88,26 @@ def findings(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
                 text=f"{_name(comparison.run)} FAILS by {cause.name}: {cause.text}.",
                 remedy=cause.remedy,
             )
+    for comparison in comparisons:
+        if comparison.passes_by_rounding:
+            yield Finding(text=_by_rounding(comparison), remedy=FEWER)
+
+
+def _by_rounding(comparison: Comparison) -> str:
+    """What the error rates say, where one device's own differ more than theirs from them."""
+    ones = (
+        f"{_percent(one)} in {one.spec.program.precision}"
+        for one in (comparison.reference, *comparison.finer)
+    )
+    return (
+        f"{_name(comparison.run)}: an error rate of {_percent(comparison.run)} says nothing of the "
+        f"devices, for one device comes to {listed(list(ones))}"
+    )
+
+
+def _percent(record: RunRecord) -> str:
+    error = error_rate(record)
+    return f"{format_interval(error.value, error.low, error.high)} %"
 
 
 def _farthest(passed: Sequence[Comparison]) -> str:
