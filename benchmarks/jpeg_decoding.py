@@ -37,6 +37,7 @@ from cubemesh.data import made_images
 from cubemesh.data.base import EncodedBatch, EncodedImage
 from cubemesh.data.decode import PILLOW_PIXELS, Decoder, Draw
 from cubemesh.data.images import Reading, open_images
+from cubemesh.data.jpeg import plain_header
 from cubemesh.data.stages import decode_only
 
 PIECE = 16
@@ -159,8 +160,10 @@ def encoded(images: Sequence[bytes]) -> list[EncodedImage]:
             mirrored=False,
             whole=_none,
             by_host=_refused,
+            progressive=header is not None and header.progressive,
         )
         for data in images
+        for header in (plain_header(data),)
     ]
 
 
@@ -183,6 +186,7 @@ def gpu_decoders(device: Any) -> Iterator[tuple[str, Callable[[], Any], bool]]:
     """(name, what makes it, whether it is given progressive files)."""
     jpeg = importlib.import_module("cubemesh.frameworks.pytorch.jpeg")
     yield "nvJPEG", lambda: jpeg.NvJpeg(device, 3), False
+    yield "nvJPEG, progressive", lambda: jpeg.NvJpeg(device, 3), True
     yield "TorchVision", lambda: jpeg.TorchVision(device, 3), False
     yield "TorchVision, progressive", lambda: jpeg.TorchVision(device, 3), True
     yield "nvImageCodec", lambda: jpeg.NvImageCodec(device, 3), False

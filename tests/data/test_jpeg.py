@@ -22,9 +22,10 @@ def jpeg(mode: str = "RGB", **saving: object) -> bytes:
     "saving", [{}, {"progressive": True}, {"subsampling": 0}, {"comment": b"\xff\xc0" * 20}]
 )
 def test_a_plain_jpeg_tells_its_size_and_colours(saving: dict[str, object]) -> None:
-    assert plain_header(jpeg(**saving)) == Header(40, 30, 3)
+    progressive = "progressive" in saving
+    assert plain_header(jpeg(**saving)) == Header(40, 30, 3, progressive)
     grey = plain_header(jpeg("L", **{k: v for k, v in saving.items() if k != "subsampling"}))
-    assert grey == Header(40, 30, 1)
+    assert grey == Header(40, 30, 1, progressive)
     assert (grey.pixels, grey.mode) == (1200, "L")
 
 

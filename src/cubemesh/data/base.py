@@ -95,6 +95,8 @@ class EncodedImage:
     by_host: Callable[[], tuple[Pixels, int]]
     """For one that the device's decoder refused: pixels of the network's size, decoded on the host
     from it or from the image that takes its place, and the label of the one that was used."""
+    progressive: bool = False
+    """Whether it comes in several scans, which circuits for JPEG do not take."""
 
 
 class EncodedBatch(Batch):

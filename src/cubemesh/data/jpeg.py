@@ -17,7 +17,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-_HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)
+_PROGRESSIVE = 0xC2
+_HUFFMAN_FRAMES = (0xC0, 0xC1, _PROGRESSIVE)
 _OTHER_FRAMES = frozenset(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """Lossless, hierarchical and arithmetic ones; the three left out are tables."""
 _WITHOUT_LENGTH = frozenset(range(0xD0, 0xDA))
@@ -35,6 +36,8 @@ class Header:
     """In pixels."""
     colours: int
     """1, or 3."""
+    progressive: bool = False
+    """Whether it comes in several scans: circuits for JPEG do not take it."""
 
     @property
     def pixels(self) -> int:
@@ -64,7 +67,7 @@ def plain_header(data: bytes) -> Header | None:
             return None
         length = int.from_bytes(data[at + 2 : at + 4])  # its own two bytes among them
         if kind in _HUFFMAN_FRAMES:
-            frame = _frame(data[at + 4 : at + 2 + length])
+            frame = _frame(data[at + 4 : at + 2 + length], kind == _PROGRESSIVE)
             if found is not None or frame is None:
                 return None
             found = frame
@@ -74,7 +77,7 @@ def plain_header(data: bytes) -> Header | None:
     return None
 
 
-def _frame(content: bytes) -> Header | None:
+def _frame(content: bytes, progressive: bool) -> Header | None:
     """What a frame header says of 8 bits and one or three colours."""
     if len(content) < 6:
         return None
@@ -84,7 +87,7 @@ def _frame(content: bytes) -> Header | None:
         return None
     if len(content) != 6 + 3 * colours:
         return None
-    return Header(width, height, colours)
+    return Header(width, height, colours, progressive)
 
 
 def _says_rgb(content: bytes) -> bool:

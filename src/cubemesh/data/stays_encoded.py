@@ -53,6 +53,7 @@ class StaysEncoded(Images):
             mirrored=mirrored,
             whole=partial(self._whole, data),
             by_host=partial(self._by_host, number, draw),
+            progressive=header.progressive,
         )
 
     def put(self, made: Pixels | EncodedImage | None, into: Batch, row: int) -> None:

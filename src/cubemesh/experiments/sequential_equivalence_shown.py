@@ -34,9 +34,9 @@ NOTES = (
     "The distance of two gradients is ‖a - b‖ / ‖b‖ of the parameter where it is largest, from "
     "sketches that are right to about a quarter; of two losses it is |a - b| / |b|, the largest of "
     f"the first {FIRST_LOSSES['fp64']} steps in fp64 and of the first step elsewhere. At most "
-    "1e-10 passes in fp64, 1e-4 in fp32, 1e-2 in narrower precisions; an error rate passes where its "
-    "95 % interval overlaps what one device came to, in this precision or between it and a finer "
-    "one: so far does rounding alone move it.",
+    "1e-10 passes in fp64, 1e-4 in fp32, 1e-2 in narrower precisions; an error rate passes where "
+    "its 95 % interval overlaps what one device came to, in this precision or between it and a "
+    "finer one: so far does rounding alone move it.",
     "Nothing here is timed, and on a CPU devices may share cores.",
 )
 SMALLEST = 1e-17

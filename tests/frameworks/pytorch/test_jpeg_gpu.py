@@ -13,7 +13,7 @@ from cubemesh.data import made_images  # noqa: E402
 from cubemesh.data.base import EncodedImage  # noqa: E402
 from cubemesh.data.feed import Feed  # noqa: E402
 from cubemesh.data.images import Reading, open_images  # noqa: E402
-from cubemesh.frameworks.pytorch import build, captured, jpeg  # noqa: E402
+from cubemesh.frameworks.pytorch import build, captured, jpeg, nvjpeg  # noqa: E402
 from cubemesh.frameworks.pytorch.crops import Crop, crop_into  # noqa: E402
 from cubemesh.frameworks.pytorch.placing import Placer  # noqa: E402
 from cubemesh.networks import build as build_network  # noqa: E402
@@ -36,8 +36,8 @@ def _is_there(module):
 
 
 needs_a_library = pytest.mark.skipif(
-    not (_is_there("nvidia.nvimgcodec") or _is_there("torchvision")),
-    reason="neither nvImageCodec nor TorchVision is installed, nor nvJPEG with them",
+    not (_is_there("nvidia.nvimgcodec") or _is_there("torchvision") or any(nvjpeg._libraries())),
+    reason="neither nvJPEG nor nvImageCodec nor TorchVision is installed",
 )
 
 
@@ -109,6 +109,24 @@ def test_each_library_decodes_as_the_host_does_and_gives_up_what_it_cannot(name,
     for n in (0, 4, 6, 19):
         assert found[n].shape == (3, 375, 500)
         off = np.abs(found[n].cpu().numpy().astype(float) - rows[n].whole())
+        assert off.mean() <= WHOLE
+
+
+def test_nvjpeg_decodes_what_comes_in_several_scans(made):
+    try:
+        decoder = jpeg.NvJpeg(torch.device("cuda:0"), 3)
+    except ImportError as error:
+        pytest.skip(str(error))
+    for path in sorted(made.rglob("*.jpg"))[::2]:
+        image = Image.open(path)
+        image.load()
+        image.save(path, "JPEG", quality=90, progressive=True)
+    rows = list(opened(made, stays_encoded=True).batch(np.arange(20)).rows)
+    assert 0 < sum(row.progressive for row in rows) < len(rows)
+    found = decoder.decode(rows)
+    torch.cuda.synchronize()
+    for row, pixels in zip(rows, found, strict=True):
+        off = np.abs(pixels.cpu().numpy().astype(float) - row.whole())
         assert off.mean() <= WHOLE
 
 

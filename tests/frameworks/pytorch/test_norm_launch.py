@@ -4,9 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from cubemesh.frameworks.pytorch.norm_launch import (
+from cubemesh.frameworks.pytorch.norm_launch import (  # noqa: E402
+    Call,
+    Launch,
     for_sums,
     for_the_rest,
     together,
@@ -32,11 +34,44 @@ def test_every_row_and_channel_is_in_one_program(rows, channels, processors):
             assert block & (block - 1) == 0, "Triton takes powers of two"
 
 
-@given(ROWS, CHANNELS, st.integers(1, 200), st.integers(1, 2))
-def test_what_meets_holds_all_its_rows_and_is_on_the_gpu_at_once(rows, channels, processors, held):
-    for launch in together(rows, channels, processors, held):
-        assert launch.tiles == 1
-        assert launch.parts(rows) <= 2 * processors
+class Compiled:
+    """What Triton says of a kernel that it has compiled."""
+
+    def __init__(self, n_regs, n_spills=0, shared=0):
+        self.n_regs, self.n_spills = n_regs, n_spills
+        self.metadata = type("Metadata", (), {"shared": shared})
+
+    def _init_handles(self):
+        """Nothing to load."""
+
+
+class Gpu:
+    """Of an H200, what counts here."""
+
+    multi_processor_count = 132
+    max_threads_per_multi_processor = 2048
+    shared_memory_per_multiprocessor = 228 * 1024
+
+
+@pytest.mark.parametrize(
+    ("meets", "compiled", "fits"),
+    [
+        (True, Compiled(40), True),  # 12 programs of 128 threads on each: 1,188 at 0.75 of them
+        (True, Compiled(64), False),  # 8: 792
+        (True, Compiled(40, shared=64 * 1024), False),  # 3
+        (True, Compiled(40, n_spills=8), False),
+        (False, Compiled(64), True),  # nobody waits for anybody
+        (False, Compiled(64, n_spills=8), False),
+    ],
+)
+def test_what_meets_is_on_the_gpu_at_once(meets, compiled, fits, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Gpu)
+    kernel = type("Kernel", (), {"warmup": lambda self, *args, **options: compiled})()
+    launch = Launch(block_rows=64, block_cols=32, warps=4)
+    call = Call(
+        kernel=kernel, launch=launch, size=(64 * 1000, 64), arguments=(), flags={}, meets=meets
+    )
+    assert call.fits(torch.device("cpu")) is fits
 
 
 @given(ROWS, CHANNELS, st.integers(1, 200))

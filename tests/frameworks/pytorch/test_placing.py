@@ -167,7 +167,7 @@ def test_a_gpu_without_a_library_says_what_to_install(monkeypatch):
         raise ImportError("no such module")
 
     monkeypatch.setattr(jpeg.importlib, "import_module", missing)
-    monkeypatch.setattr(nvjpeg, "_load", missing)
+    monkeypatch.setattr(nvjpeg, "_libraries", missing)
     with pytest.raises(Unsupported, match=r"pip install nvidia-nvjpeg.*decode_on=host"):
         jpeg.open_decoder(torch.device("cuda:0"), 3)
     assert isinstance(jpeg.open_decoder(torch.device("cpu"), 3), jpeg.HostDecoder)

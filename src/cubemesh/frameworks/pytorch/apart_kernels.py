@@ -19,7 +19,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from cubemesh.frameworks.pytorch.norm_kernels import finish, gradient, load, store
+from cubemesh.frameworks.pytorch.norm_kernels import (
+    at_least_zero,
+    finish,
+    gradient,
+    load,
+    store,
+)
 
 
 @triton.jit
@@ -80,7 +86,7 @@ def normalise_kernel(
     )
     away_mean = tl.load(sums + cols) / rows
     variance = tl.load(sums + channels + cols) / rows - away_mean * away_mean
-    variance = tl.maximum(variance, 0.0)
+    variance = at_least_zero(variance)
     mean = away_mean + tl.load(sums + 2 * channels + cols)
     rstd = 1.0 / tl.sqrt(variance + epsilon)
     scale = tl.load(weight + cols) * rstd

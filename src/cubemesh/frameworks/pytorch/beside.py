@@ -1,4 +1,4 @@
-"""Convolutions whose weight gradients run beside the rest of the backward pass.
+"""Convolutions whose weight gradients may run beside the rest of the backward pass.
 
 Nothing waits for a weight's gradient but the update. So it is computed on a stream of its own,
 while the main one goes on with the gradient of the layer before: what is bound by memory and what

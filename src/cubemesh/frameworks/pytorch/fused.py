@@ -198,13 +198,13 @@ class FusedNetwork:
 
     def makers(self) -> dict[int, int]:
         """Number of each batch normalisation → of the layer that makes its input, where nobody else
-        reads that."""
+        reads that, and no other layer shares its weight."""
         numbers = {step.name: n for n, step in enumerate(self.steps) if isinstance(step, Node)}
         found = {}
         for number, step in enumerate(self.steps):
             if isinstance(step, NormFusion):
                 made = step.norm.inputs[0]
-                if made in numbers and self._reads[made] == 1:
+                if numbers.get(made) in self._segments and self._reads[made] == 1:
                     found[number] = numbers[made]
         return found
 

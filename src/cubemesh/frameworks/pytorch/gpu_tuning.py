@@ -1,7 +1,8 @@
 """On this GPU and for these shapes, which way to compute a layer or a fusion is the fastest?
 
-Each is timed on arrays of the shapes it is given. What replaces a layer does so when all have been
-gone through, so that every one was given what PyTorch's own operations make.
+Each is timed on arrays of the shapes it is given. Normalisations get their kernels, and layers what
+replaces them, when all have been gone through: until then each is given what PyTorch's own
+operations make.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ class GpuTuning:
         self._products: dict[int, Tensor] = {}
         """Number of a convolution that could take sums → an array like its input."""
         self._in_place: dict[int, nn.Module] = {}
+        """What replaces an operation."""
+        self._kernels: dict[int, Kernels | None] = {}
+        """Those of each normalisation."""
 
     def choose(self, number: int, x: Tensor, *, fed: bool) -> None:
         """Set an operation, which is given arrays like `x`, to its fastest way; `fed` says that x
@@ -60,7 +64,7 @@ class GpuTuning:
         if key not in self._norms:
             self._norms[key] = norm_choice.choose(op, torch.empty_like(x))
         own = self._norms[key]
-        op.kernels = None if own is None else own.another()
+        self._kernels[number] = None if own is None else own.another()
         maker = self._makers.get(number, -1)
         if own is None or maker not in self._products:
             return
@@ -72,7 +76,7 @@ class GpuTuning:
             self._summing[both] = summed_conv.choose(conv, op, own, given)
         found = self._summing[both]
         if found is not None:
-            op.kernels = kernels = found.kernels.another()
+            self._kernels[number] = kernels = found.kernels.another()
             self._in_place[maker] = SummedConv(conv, op.norm, kernels, found.tiling)
 
     def finish(self) -> Tensor | None:
@@ -80,8 +84,11 @@ class GpuTuning:
         before each forward pass; None where there are none."""
         for number, op in self._in_place.items():
             self._operations[number] = op
-        found = [op.kernels for op in self._operations if isinstance(op, FusedNorm)]
-        kernels = [one for one in found if isinstance(one, Kernels)]
+        for number, own in self._kernels.items():
+            norm = self._operations[number]
+            assert isinstance(norm, FusedNorm)
+            norm.kernels = own
+        kernels = [one for one in self._kernels.values() if one is not None]
         if not kernels:
             return None
         widths = [SUMS * one.shape[1] for one in kernels]

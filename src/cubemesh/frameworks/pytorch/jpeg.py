@@ -62,8 +62,8 @@ def open_decoder(device: torch.device, channels: int) -> JpegDecoder:
 
 
 class Unproved:
-    """A decoder that has yet to prove that it decodes at all: both libraries may be installed
-    without the nvJPEG that they call."""
+    """A decoder that has yet to prove that it decodes at all: libraries may be installed without
+    the nvJPEG that they call."""
 
     def __init__(self, decoder: JpegDecoder) -> None:
         self.name = decoder.name

@@ -48,6 +48,12 @@ def _meet(arrived, target):
 
 
 @triton.jit
+def at_least_zero(value):
+    """What is no number stays none, as in PyTorch: a loss must show that a network diverges."""
+    return tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def load(pointer, at, keep, even: tl.constexpr):
     """A tile, zero where its rows are past the end."""
     if even:
@@ -101,7 +107,7 @@ def finish(
     if rectifies:
         if adds:
             _store_bits(mask, result > 0, row, first_col, rows, channels, block_cols)
-        result = tl.maximum(result, 0.0)
+        result = at_least_zero(result)
     store(y, at, result, keep, even)
 
 
@@ -132,7 +138,7 @@ def forward_kernel(
     _meet(counters + 1 + which, (launch + 1) * parts)
     away_mean = tl.load(own + cols, volatile=True) / rows
     variance = tl.load(own + channels + cols, volatile=True) / rows - away_mean * away_mean
-    variance = tl.maximum(variance, 0.0)
+    variance = at_least_zero(variance)
     mean = away_mean + pivot
     rstd = 1.0 / tl.sqrt(variance + epsilon)
     scale *= rstd

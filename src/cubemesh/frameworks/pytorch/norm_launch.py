@@ -26,8 +26,9 @@ SUMMED_SHARES = (2, 4, 8)
 """Programs for each multiprocessor, of those."""
 PASSED = ((4096, 8), (2048, 4))
 """(values of a tile, warps): what is tried for what needs the sums, a tile a program."""
-_REGISTERS, _THREADS, _PROGRAMS = 65536, 2048, 32
-"""Of one multiprocessor (CUDA C++ Programming Guide, technical specifications, 8.0 and 9.0)."""
+_REGISTERS, _PROGRAMS = 65536, 16
+"""Of one multiprocessor: 16 programs of all that this was made for (CUDA C++ Programming Guide,
+technical specifications; 8.0 and 9.0 have 32)."""
 _RESERVED_BYTES = 1024
 """Of shared memory, by the driver, for each program."""
 
@@ -132,7 +133,8 @@ class Call:
         gpu = torch.cuda.get_device_properties(device)
         threads = 32 * self.launch.warps
         registers = max(8 * math.ceil(compiled.n_regs / 8), 16)
-        resident = min(_THREADS // threads, _REGISTERS // (registers * threads), _PROGRAMS)
+        most = gpu.max_threads_per_multi_processor
+        resident = min(most // threads, _REGISTERS // (registers * threads), _PROGRAMS)
         if compiled.metadata.shared:
             shared_bytes = gpu.shared_memory_per_multiprocessor
             resident = min(resident, shared_bytes // (compiled.metadata.shared + _RESERVED_BYTES))

@@ -2,7 +2,8 @@
 
 What they count and sum in lives on from step to step, so each layer has its own. The sums of two
 launches are cleared before each forward pass: by the pass itself, or, of a whole network at once,
-by whoever owns the array that they lie in.
+by whoever owns the array that they lie in. So after each forward pass there is one backward pass
+at most, before the next.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Kernels:
         self, x: Tensor, residual: Tensor | None, norm: nn.BatchNorm2d
     ) -> tuple[Tensor, Kept]:
         """See `NormKernels`."""
-        if self.clears:
+        if self.clears and not self.summed_before:
             self.sums.zero_()
         made = self.forward_calls(x, residual, norm)
         made.run()

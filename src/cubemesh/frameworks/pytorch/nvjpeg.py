@@ -24,9 +24,14 @@ NAMES = ("libnvjpeg.so.13", "libnvjpeg.so.12", "libnvjpeg.so")
 PLACES = (("nvidia", "*/lib/libnvjpeg.so*"), ("torchvision", "../torchvision.libs/libnvjpeg*"))
 """(package, where in its folder the library lies, if it brings one)."""
 CIRCUITS, KERNELS = 3, 2
-"""NVJPEG_BACKEND_HARDWARE, NVJPEG_BACKEND_GPU_HYBRID: what a GPU without circuits has."""
+"""NVJPEG_BACKEND_HARDWARE, which takes a single scan; NVJPEG_BACKEND_GPU_HYBRID."""
 GREY, COLOURS = 2, 5
 """NVJPEG_OUTPUT_Y; NVJPEG_OUTPUT_RGBI, the three of a pixel together."""
+REFUSED = frozenset({3, 4, 6, 9, 10})
+"""Statuses that may be an image's own fault: BAD_JPEG, JPEG_NOT_SUPPORTED, EXECUTION_FAILED,
+IMPLEMENTATION_NOT_SUPPORTED, INCOMPLETE_BITSTREAM."""
+NO_MEMORY = 5
+"""NVJPEG_STATUS_ALLOCATOR_FAILURE."""
 MOST_COMPONENTS = 4
 """NVJPEG_MAX_COMPONENT."""
 APART = 256
@@ -40,94 +45,140 @@ class _Image(ctypes.Structure):
 
 
 class NvJpeg:
-    """nvJPEG. ImportError where it is not there."""
+    """nvJPEG. ImportError where it is not there, or does not start."""
 
     name = "nvJPEG"
 
     def __init__(self, device: torch.device, channels: int) -> None:
-        self._library = _load()
         self._device, self._channels = device, channels
-        self._handle, self._state = c_void_p(), c_void_p()
-        self._size = 0
-        """Of the minibatch that is prepared for."""
+        libraries = list(_libraries())
+        if not libraries:
+            raise ImportError("nvJPEG is not installed")
         with torch.cuda.device(device):
             torch.cuda.current_stream().synchronize()  # there is a context
-            for backend in (CIRCUITS, KERNELS):
-                args = (backend, None, None, c_uint(0), byref(self._handle))
-                if not self._library.nvjpegCreateEx(*args):
-                    break
-            else:
-                raise ImportError("nvJPEG does not start on this GPU")
-            if self._library.nvjpegJpegStateCreate(self._handle, byref(self._state)):
-                raise ImportError("nvJPEG does not start on this GPU")
+            pairs = ((_Backend(one, KERNELS), _Backend(one, CIRCUITS)) for one in libraries)
+            found = next((pair for pair in pairs if pair[0].starts), None)
+        if found is None:
+            raise ImportError("nvJPEG does not start on this GPU")
+        self._kernels, circuits = found
+        self._circuits = circuits if circuits.starts else None
 
     def decode(self, images: Sequence[EncodedImage]) -> list[Tensor | None]:
         """See `JpegDecoder`. One image that fails costs its minibatch, which is halved until that
         image is alone."""
-        taken = [image if self._size_of(image.data) == image.size else None for image in images]
+        made: dict[int, Tensor | None] = {}
+        by_backend: dict[_Backend, list[int]] = {}
+        for n, image in enumerate(images):
+            backend = self._kernels
+            if self._circuits is not None and not image.progressive:
+                backend = self._circuits
+            if self._kernels.size_of(image.data) == image.size:
+                by_backend.setdefault(backend, []).append(n)
         with torch.cuda.device(self._device):
-            made = iter(self._halved([image for image in taken if image is not None]))
-            return [None if image is None else next(made) for image in taken]
+            for backend, numbers in by_backend.items():
+                given = [images[n] for n in numbers]
+                made |= zip(numbers, self._halved(backend, given), strict=True)
+        return [made.get(n) for n in range(len(images))]
 
-    def _size_of(self, data: bytes) -> tuple[int, int] | None:
-        """(width, height) as nvJPEG will write it; None for what it does not take."""
-        components, sampling = c_int(), c_int()
-        widths, heights = (c_int * MOST_COMPONENTS)(), (c_int * MOST_COMPONENTS)()
-        args = (byref(components), byref(sampling), widths, heights)
-        if self._library.nvjpegGetImageInfo(self._handle, data, c_size_t(len(data)), *args):
-            return None
-        return widths[0], heights[0]
-
-    def _halved(self, images: Sequence[EncodedImage]) -> list[Tensor | None]:
+    def _halved(self, by: _Backend, images: Sequence[EncodedImage]) -> list[Tensor | None]:
         if not images:
             return []
-        made = self._all(images)
-        if made is not None:
+        if self._decode_all(by, images, made := self._room(images)):
             return list(made)
+        torch.cuda.current_stream().synchronize()  # what is queued still writes to that memory
         if len(images) == 1:
             return [None]
         middle = len(images) // 2
-        return self._halved(images[:middle]) + self._halved(images[middle:])
+        return self._halved(by, images[:middle]) + self._halved(by, images[middle:])
 
-    def _all(self, images: Sequence[EncodedImage]) -> list[Tensor] | None:
-        """Queue the decoding of all; None where one cannot be."""
-        output = COLOURS if self._channels == 3 else GREY
-        if self._size != len(images):
-            state = (self._handle, self._state)
-            if self._library.nvjpegDecodeBatchedInitialize(*state, len(images), 1, output):
-                return None
-            self._size = len(images)
+    def _room(self, images: Sequence[EncodedImage]) -> list[Tensor]:
+        """For each, (channels, height, width) with channels last, in one piece of memory."""
         shapes = [(image.size[1], image.size[0], self._channels) for image in images]
         places = [0]
         for height, width, channels in shapes:
             places.append(places[-1] + -(-height * width * channels // APART) * APART)
         memory = torch.empty(places[-1], dtype=torch.uint8, device=self._device)
-        targets = (_Image * len(images))()
-        for target, place, (_, width, channels) in zip(targets, places, shapes, strict=False):
-            target.channel[0] = memory.data_ptr() + place
-            target.pitch[0] = width * channels
-        data = (c_char_p * len(images))(*[image.data for image in images])
-        lengths = (c_size_t * len(images))(*[len(image.data) for image in images])
-        stream = c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
-        args = (self._handle, self._state, data, lengths, targets, stream)
-        if self._library.nvjpegDecodeBatched(*args):
-            self._size = 0  # what is prepared for a call does not outlive its failure
-            return None
         return [
             memory.as_strided(shape, (shape[1] * shape[2], shape[2], 1), place).permute(2, 0, 1)
             for place, shape in zip(places, shapes, strict=False)
         ]
 
+    def _decode_all(
+        self, by: _Backend, images: Sequence[EncodedImage], into: Sequence[Tensor]
+    ) -> bool:
+        """Queue the decoding of all; whether none was refused."""
+        targets = (_Image * len(images))()
+        for target, room in zip(targets, into, strict=True):
+            target.channel[0] = room.data_ptr()
+            target.pitch[0] = room.shape[2] * self._channels
+        return by.decode(
+            [image.data for image in images],
+            targets,
+            COLOURS if self._channels == 3 else GREY,
+            torch.cuda.current_stream().cuda_stream,
+        )
+
+
+class _Backend:
+    """One of nvJPEG's ways to decode, and what it keeps from call to call."""
+
+    def __init__(self, library: ctypes.CDLL, number: int) -> None:
+        self._library = library
+        self._handle, self._state = c_void_p(), c_void_p()
+        self._prepared: tuple[int, int] | None = None
+        """Size of the minibatch, and output, that it is prepared for."""
+        self.starts = not (
+            library.nvjpegCreateEx(number, None, None, c_uint(0), byref(self._handle))
+            or library.nvjpegJpegStateCreate(self._handle, byref(self._state))
+        )
+
+    def size_of(self, data: bytes) -> tuple[int, int] | None:
+        """(width, height) as nvJPEG will write it; None for what it does not take."""
+        components, sampling = c_int(), c_int()
+        widths, heights = (c_int * MOST_COMPONENTS)(), (c_int * MOST_COMPONENTS)()
+        found = (byref(components), byref(sampling), widths, heights)
+        given = (self._handle, data, c_size_t(len(data)))
+        if self._refused(self._library.nvjpegGetImageInfo(*given, *found)):
+            return None
+        return widths[0], heights[0]
+
+    def decode(
+        self, data: Sequence[bytes], targets: ctypes.Array[_Image], output: int, stream: int
+    ) -> bool:
+        """Queue a minibatch on a stream; whether none was refused. RuntimeError where that is no
+        image's fault."""
+        own = (self._handle, self._state)
+        if self._prepared != (len(data), output):
+            self._prepared = None
+            if self._refused(
+                self._library.nvjpegDecodeBatchedInitialize(*own, len(data), 1, output)
+            ):
+                return False
+            self._prepared = (len(data), output)
+        given = (c_char_p * len(data))(*data)
+        lengths = (c_size_t * len(data))(*map(len, data))
+        status = self._library.nvjpegDecodeBatched(*own, given, lengths, targets, c_void_p(stream))
+        if status:
+            self._prepared = None  # what is prepared for a call does not outlive its failure
+        return not self._refused(status)
+
+    @staticmethod
+    def _refused(status: int) -> bool:
+        if status == NO_MEMORY:
+            raise RuntimeError("nvJPEG: out of memory")
+        if status and status not in REFUSED:
+            raise RuntimeError(f"nvJPEG failed with status {status} (nvjpegStatus_t in nvjpeg.h)")
+        return bool(status)
+
     def __del__(self) -> None:
-        library = getattr(self, "_library", None)
-        if library is not None and self._state:
-            library.nvjpegJpegStateDestroy(self._state)
-        if library is not None and self._handle:
-            library.nvjpegDestroy(self._handle)
+        if self._state:
+            self._library.nvjpegJpegStateDestroy(self._state)
+        if self._handle:
+            self._library.nvjpegDestroy(self._handle)
 
 
-def _load() -> ctypes.CDLL:
-    """The library, its calls declared."""
+def _libraries() -> Iterator[ctypes.CDLL]:
+    """Those that load, their calls declared."""
     for name in (*NAMES, *_brought()):
         try:
             library = ctypes.CDLL(str(name))
@@ -144,8 +195,7 @@ def _load() -> ctypes.CDLL:
             c_void_p, c_void_p, POINTER(c_char_p), POINTER(c_size_t), POINTER(_Image), c_void_p,
         )  # fmt: skip
         library.nvjpegJpegStateDestroy.argtypes = library.nvjpegDestroy.argtypes = (c_void_p,)
-        return library
-    raise ImportError("nvJPEG is not installed")
+        yield library
 
 
 def _brought() -> Iterator[Path]:

@@ -40,7 +40,7 @@ def product_kernel(
     first_col = which * block_cols
     cols = first_col + tl.arange(0, block_cols)
     pivot = tl.load(running_mean + cols)
-    pivot = tl.where(tl.abs(pivot) < 1e30, pivot, 0.0)  # a mean that is no number stays where it is
+    pivot = tl.where(tl.abs(pivot) < 1e15, pivot, 0.0)  # squares of more are no float32's
     total = tl.zeros([bands, 8, block_cols], tl.float32)
     squares = tl.zeros([bands, 8, block_cols], tl.float32)
     for tile in tl.range(part, row_tiles, parts, flatten=True):

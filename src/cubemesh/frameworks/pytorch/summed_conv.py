@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -121,7 +123,9 @@ def takes(conv: nn.Module) -> bool:
         and conv.groups == 1
         and conv.bias is None
         and any(True for _ in _tilings(conv))
+        and torch.version.hip is None
         and torch.cuda.get_device_capability(conv.weight.device) >= TILE_COPIES
+        and find_spec("triton.tools.tensor_descriptor") is not None  # since Triton 3.4
     )
 
 
@@ -129,6 +133,8 @@ def choose(conv: nn.Conv2d, op: FusedNorm, own: Kernels, x: Tensor) -> SummedCon
     """In place of `conv`, for inputs like `x`, where that makes both forward passes together
     faster than PyTorch's convolution with `own`, the kernels of the normalisation `op` that take
     the sums themselves; None elsewhere. Running statistics of `op` hold anything after it."""
+    from triton.runtime.errors import OutOfResources
+
     if x.dtype not in NARROW or not x.is_contiguous(memory_format=torch.channels_last):
         return None
     x = torch.randn_like(x)
@@ -140,7 +146,10 @@ def choose(conv: nn.Conv2d, op: FusedNorm, own: Kernels, x: Tensor) -> SummedCon
     products = {}
     for tiling in _tilings(conv):
         one = SummedConv(conv, op.norm, own.after_sums(own.plans[0][-1]), tiling)
-        products[tiling] = time_ms(lambda one=one: one.product(x, weight))  # type: ignore[misc]
+        with suppress(OutOfResources):  # this GPU has less shared memory
+            products[tiling] = time_ms(lambda one=one: one.product(x, weight))  # type: ignore[misc]
+    if not products:
+        return None
     rests = {}
     for launch in for_the_rest(y.shape[1]):
         calls = own.after_sums(launch).forward_calls(y, residual, op.norm)
