@@ -242,6 +242,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", metavar="FILE", help="write the results there as well")
     args = parser.parse_args()
     args.pythons = dict(given.split("=", 1) for given in args.python)
+    known = (*STOCK, *OTHERS)
+    if unknown := [name for name in peers_of(args) if name not in known]:
+        parser.error(f"--peers: {', '.join(unknown)}: none of {', '.join(known)}")
     return args
 
 
