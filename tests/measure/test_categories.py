@@ -1,7 +1,11 @@
 """Names that PyTorch, its compiler and NVIDIA's libraries give their operators and kernels."""
 
+import re
+from pathlib import Path
+
 import pytest
 
+import cubemesh.frameworks
 from cubemesh.measure.categories import (
     COMMUNICATION,
     CONVOLUTION,
@@ -99,6 +103,25 @@ SEEN = {
 )
 def test_a_name_that_was_seen_has_its_category(category, name):
     assert category_of(name) == category
+
+
+OWN = {
+    POINTWISE: ("norm_kernels", "apart_kernels", "crop_kernels"),
+    POOLING: ("pool_kernels",),
+    CONVOLUTION: ("product_kernels",),
+}
+"""Files of Triton kernels."""
+PYTORCH = Path(cubemesh.frameworks.__file__).parent / "pytorch"
+
+
+@pytest.mark.parametrize(
+    ("category", "file"), [(category, file) for category, files in OWN.items() for file in files]
+)
+def test_every_kernel_of_its_own_has_its_category(category, file):
+    source = (PYTORCH / f"{file}.py").read_text()
+    names = re.findall(r"^def (\w+_kernel)\(", source, re.MULTILINE)
+    assert names
+    assert {category_of(name) for name in names} == {category}
 
 
 @pytest.mark.parametrize("name", ["my_own_kernel", "void foo<int>()", "", "converter"])

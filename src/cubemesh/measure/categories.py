@@ -45,7 +45,7 @@ _RULES: tuple[tuple[str, str], ...] = (
     ),
     (
         POINTWISE,
-        r"elementwise|reduce_kernel|vectorized|unrolled|indexing|index_|embedding|gather|scatter|"
+        r"elementwise|crop_kernel|reduce_kernel|vectorized|unrolled|indexing|index_|embedding|gather|scatter|"
         r"fill|cumsum|sort",
     ),
     (

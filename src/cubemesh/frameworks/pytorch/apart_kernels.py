@@ -46,7 +46,7 @@ def _place(
 
 
 @triton.jit(do_not_specialize=["rows", "tiles", "parts"])
-def sums_kernel(
+def batch_norm_sums_kernel(
     x, sums, rows, channels, tiles, parts,
     block_rows: tl.constexpr, block_cols: tl.constexpr, even: tl.constexpr,
 ):  # fmt: skip
@@ -73,7 +73,7 @@ def sums_kernel(
 
 
 @triton.jit(do_not_specialize=["rows", "tiles", "parts"])
-def normalise_kernel(
+def batch_norm_apply_kernel(
     x, residual, y, mask, weight, bias, running_mean, running_variance, saved_mean, saved_rstd,
     sums, rows, channels, tiles, parts, epsilon, momentum, unbiased,
     block_rows: tl.constexpr, block_cols: tl.constexpr, even: tl.constexpr, adds: tl.constexpr,
@@ -109,7 +109,7 @@ def normalise_kernel(
 
 
 @triton.jit(do_not_specialize=["rows", "tiles", "parts"])
-def slope_sums_kernel(
+def batch_norm_slope_sums_kernel(
     first, second, x, mask, weight, bias, saved_mean, saved_rstd, dresidual, sums,
     rows, channels, tiles, parts,
     block_rows: tl.constexpr, block_cols: tl.constexpr, even: tl.constexpr,
@@ -143,7 +143,7 @@ def slope_sums_kernel(
 
 
 @triton.jit(do_not_specialize=["rows", "tiles", "parts"])
-def slope_kernel(
+def batch_norm_slope_kernel(
     first, second, x, mask, weight, bias, saved_mean, saved_rstd, dx, dresidual, dweight, dbias,
     sums, rows, channels, tiles, parts,
     block_rows: tl.constexpr, block_cols: tl.constexpr, even: tl.constexpr,

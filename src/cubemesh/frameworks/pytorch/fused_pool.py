@@ -66,9 +66,9 @@ class _Pool(torch.autograd.Function):
         if x.device.type == "cpu":
             host_kernels.pool_forward(x, y, winner, _window(pool), op.rectifies)
         else:
-            from cubemesh.frameworks.pytorch.pool_kernels import forward_kernel
+            from cubemesh.frameworks.pytorch.pool_kernels import max_pool_forward_kernel
 
-            _launch(forward_kernel, (x, y, winner), y, x.shape[2:], size, pool)
+            _launch(max_pool_forward_kernel, (x, y, winner), y, x.shape[2:], size, pool)
         return y
 
     @staticmethod
@@ -79,10 +79,10 @@ class _Pool(torch.autograd.Function):
         if slope.device.type == "cpu":
             host_kernels.pool_backward(slope, winner, dx, _window(op.pool))
         else:
-            from cubemesh.frameworks.pytorch.pool_kernels import backward_kernel
+            from cubemesh.frameworks.pytorch.pool_kernels import max_pool_backward_kernel
 
             given = (slope, winner, dx)
-            _launch(backward_kernel, given, dx, ctx.shape[2:], winner.shape[2:], op.pool)
+            _launch(max_pool_backward_kernel, given, dx, ctx.shape[2:], winner.shape[2:], op.pool)
         return dx, None
 
 

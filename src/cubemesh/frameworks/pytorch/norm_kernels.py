@@ -112,7 +112,7 @@ def finish(
 
 
 @triton.jit(do_not_specialize=["rows", "parts", "slices"])
-def forward_kernel(
+def batch_norm_forward_kernel(
     x, residual, y, mask, weight, bias, running_mean, running_variance, saved_mean, saved_rstd,
     sums, counters, rows, channels, parts, slices, epsilon, momentum, unbiased,
     block_rows: tl.constexpr, block_cols: tl.constexpr, even: tl.constexpr, adds: tl.constexpr,
@@ -182,14 +182,14 @@ def gradient(
 
 
 @triton.jit(do_not_specialize=["rows", "parts", "slices"])
-def backward_kernel(
+def batch_norm_backward_kernel(
     first, second, x, mask, weight, bias, saved_mean, saved_rstd, dx, dresidual, dweight, dbias,
     sums, counters, rows, channels, parts, slices,
     block_rows: tl.constexpr, block_cols: tl.constexpr, even: tl.constexpr,
     sums_two: tl.constexpr, adds: tl.constexpr, rectifies: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of `forward_kernel`, where `first`, and `second` with `sums_two`, are what its
-    readers gave back."""
+    """The gradients of the forward kernel, where `first`, and `second` with `sums_two`, are what
+    its readers gave back."""
     launch, which, part = _take_part(counters, parts, slices)
     own, other = sums + (launch % 2) * 2 * channels, sums + (launch + 1) % 2 * 2 * channels
     first_col = which * block_cols

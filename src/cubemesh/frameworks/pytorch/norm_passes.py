@@ -15,13 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from cubemesh.frameworks.pytorch.apart_kernels import (
-    normalise_kernel,
-    slope_kernel,
-    slope_sums_kernel,
-    sums_kernel,
+    batch_norm_apply_kernel,
+    batch_norm_slope_kernel,
+    batch_norm_slope_sums_kernel,
+    batch_norm_sums_kernel,
 )
 from cubemesh.frameworks.pytorch.fused_norm import Kept
-from cubemesh.frameworks.pytorch.norm_kernels import backward_kernel, forward_kernel
+from cubemesh.frameworks.pytorch.norm_kernels import (
+    batch_norm_backward_kernel,
+    batch_norm_forward_kernel,
+)
 from cubemesh.frameworks.pytorch.norm_launch import Call, Launch, Plan, as_size, shown
 
 SUMS = 5
@@ -115,11 +118,11 @@ class Kernels:
         if len(plan) == 1 and not self.summed_before:
             counts = (rows, channels, parts, channels // launch.block_cols)
             arguments = (*given, self._own_sums[0], self._counters[0], *counts, *last)
-            calls = [self._call(forward_kernel, launch, size, arguments, meets=True)]
+            calls = [self._call(batch_norm_forward_kernel, launch, size, arguments, meets=True)]
         else:
             calls = [self._sums_call(one, x) for one in before]
             arguments = (*given, self.sums, rows, channels, launch.tiles, parts, *last)
-            calls.append(self._call(normalise_kernel, launch, size, arguments))
+            calls.append(self._call(batch_norm_apply_kernel, launch, size, arguments))
         return Made(calls=tuple(calls), results=(y, mask, mean, rstd))
 
     def backward_calls(
@@ -140,21 +143,25 @@ class Kernels:
         if len(plan) == 1:
             counts = (rows, channels, parts, channels // launch.block_cols)
             arguments = (*given, *made, self._own_sums[1], self._counters[1], *counts)
-            calls = [self._call(backward_kernel, launch, size, arguments, meets=True, **two)]
+            calls = [
+                self._call(batch_norm_backward_kernel, launch, size, arguments, meets=True, **two)
+            ]
         else:
             calls = []
             for one in before:
                 counts = (rows, channels, one.tiles, one.parts(rows))
                 summed = (*given, dresidual, self.sums, *counts)
-                calls.append(self._call(slope_sums_kernel, one, size, summed, **two))
+                calls.append(self._call(batch_norm_slope_sums_kernel, one, size, summed, **two))
             arguments = (*given, *made, self.sums, rows, channels, launch.tiles, parts)
-            calls.append(self._call(slope_kernel, launch, size, arguments, **two))
+            calls.append(self._call(batch_norm_slope_kernel, launch, size, arguments, **two))
         return Made(calls=tuple(calls), results=made)
 
     def _sums_call(self, launch: Launch, x: Tensor) -> Call:
         rows, channels = size = as_size(x)
         arguments = (x, self.sums, rows, channels, launch.tiles, launch.parts(rows))
-        return Call(kernel=sums_kernel, launch=launch, size=size, arguments=arguments, flags={})
+        return Call(
+            kernel=batch_norm_sums_kernel, launch=launch, size=size, arguments=arguments, flags={}
+        )
 
     def _call(
         self, kernel: Any, launch: Launch, size: tuple[int, int], arguments: tuple[Any, ...],

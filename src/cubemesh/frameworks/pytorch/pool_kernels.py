@@ -13,7 +13,7 @@ import triton.language as tl
 
 
 @triton.jit
-def forward_kernel(
+def max_pool_forward_kernel(
     x, y, winner, rows, channels, height, width, out_height, out_width,
     kernel_h: tl.constexpr, kernel_w: tl.constexpr, stride_h: tl.constexpr,
     stride_w: tl.constexpr, pad_h: tl.constexpr, pad_w: tl.constexpr,
@@ -43,7 +43,7 @@ def forward_kernel(
 
 
 @triton.jit
-def backward_kernel(
+def max_pool_backward_kernel(
     slope, winner, dx, rows, channels, height, width, out_height, out_width,
     kernel_h: tl.constexpr, kernel_w: tl.constexpr, stride_h: tl.constexpr,
     stride_w: tl.constexpr, pad_h: tl.constexpr, pad_w: tl.constexpr,

@@ -28,12 +28,12 @@ def _fold(tile, bands: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["rows", "row_tiles", "parts"])
-def product_kernel(
+def convolution_kernel(
     x, w, y, running_mean, sums, rows, channels, row_tiles, parts, depth: tl.constexpr,
     block_rows: tl.constexpr, block_cols: tl.constexpr, block_depth: tl.constexpr,
     even: tl.constexpr, bands: tl.constexpr,
 ):  # fmt: skip
-    """y = x · wᵀ by descriptors of x, w and y; adds to `sums` what `normalise_kernel` wants there
+    """y = x · wᵀ by descriptors of x, w and y; adds to `sums` what the normalisation wants there
     (`apart_kernels.py`). `bands` are its warps."""
     slices = channels // block_cols
     which, part = tl.program_id(0) % slices, tl.program_id(0) // slices

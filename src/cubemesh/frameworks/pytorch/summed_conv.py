@@ -83,7 +83,7 @@ class SummedConv(nn.Module):
         """The forward pass alone, of arrays of one 16-bit type; adds to the sums."""
         from triton.tools.tensor_descriptor import TensorDescriptor
 
-        from cubemesh.frameworks.pytorch.product_kernels import product_kernel
+        from cubemesh.frameworks.pytorch.product_kernels import convolution_kernel
 
         tiling, depth, channels = self.tiling, self.conv.in_channels, self.conv.out_channels
         y = torch.empty(
@@ -97,7 +97,7 @@ class SummedConv(nn.Module):
         processors = torch.cuda.get_device_properties(x.device).multi_processor_count
         parts = min(tiles, max(1, tiling.share * processors // slices))
         by = TensorDescriptor.from_tensor
-        product_kernel[(parts * slices,)](
+        convolution_kernel[(parts * slices,)](
             by(_as_matrix(x), [tiling.rows, tiling.depth]),
             by(weight.reshape(channels, depth), [tiling.cols, tiling.depth]),
             by(_as_matrix(y), [tiling.rows, tiling.cols]),
