@@ -75,8 +75,9 @@ class Unproved:
         self._proved = self._proved or any(one is not None for one in made)
         if not self._proved and len(made) >= PROOF:
             raise Unsupported(
-                f"{self.name} decoded none of {len(made)} JPEGs. It may lack nvJPEG: pip install "
-                "nvidia-nvjpeg (for CUDA 12 nvidia-nvjpeg-cu12). Or set decode_on=host."
+                f"{self.name} decoded none of {len(made)} JPEGs: it does not take files like these "
+                "or lacks nvJPEG (pip install nvidia-nvjpeg, for CUDA 12 nvidia-nvjpeg-cu12). "
+                "Set decode_on=host to decode them there."
             )
         return made
 
