@@ -23,6 +23,7 @@ from cubemesh.frameworks.pytorch.norm_kernels import (
     at_least_zero,
     finish,
     gradient,
+    keep_statistics,
     load,
     store,
 )
@@ -100,12 +101,10 @@ def batch_norm_apply_kernel(
             block_cols, even, adds, rectifies,
         )  # fmt: skip
     if part == 0:
-        tl.store(saved_mean + cols, mean)
-        tl.store(saved_rstd + cols, rstd)
-        before = tl.load(running_mean + cols)
-        tl.store(running_mean + cols, before + momentum * (mean - before))
-        before = tl.load(running_variance + cols)
-        tl.store(running_variance + cols, before + momentum * (variance * unbiased - before))
+        keep_statistics(
+            saved_mean, saved_rstd, running_mean, running_variance, cols, mean, rstd, variance,
+            momentum, unbiased,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows", "tiles", "parts"])

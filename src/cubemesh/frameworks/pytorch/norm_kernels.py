@@ -111,6 +111,20 @@ def finish(
     store(y, at, result, keep, even)
 
 
+@triton.jit
+def keep_statistics(
+    saved_mean, saved_rstd, running_mean, running_variance, cols, mean, rstd, variance, momentum,
+    unbiased,
+):  # fmt: skip
+    """Of a slice: for the backward pass, and in the running ones."""
+    tl.store(saved_mean + cols, mean)
+    tl.store(saved_rstd + cols, rstd)
+    before = tl.load(running_mean + cols)
+    tl.store(running_mean + cols, before + momentum * (mean - before))
+    before = tl.load(running_variance + cols)
+    tl.store(running_variance + cols, before + momentum * (variance * unbiased - before))
+
+
 @triton.jit(do_not_specialize=["rows", "parts", "slices"])
 def batch_norm_forward_kernel(
     x, residual, y, mask, weight, bias, running_mean, running_variance, saved_mean, saved_rstd,
@@ -148,12 +162,10 @@ def batch_norm_forward_kernel(
         block_cols, even, adds, rectifies,
     )  # fmt: skip
     if part == 0:
-        tl.store(saved_mean + cols, mean)
-        tl.store(saved_rstd + cols, rstd)
-        before = tl.load(running_mean + cols)
-        tl.store(running_mean + cols, before + momentum * (mean - before))
-        before = tl.load(running_variance + cols)
-        tl.store(running_variance + cols, before + momentum * (variance * unbiased - before))
+        keep_statistics(
+            saved_mean, saved_rstd, running_mean, running_variance, cols, mean, rstd, variance,
+            momentum, unbiased,
+        )  # fmt: skip
         nothing = tl.zeros([block_cols], tl.float32)  # and not 0 · mean, which may be no number
         tl.store(other + cols, nothing)
         tl.store(other + channels + cols, nothing)
