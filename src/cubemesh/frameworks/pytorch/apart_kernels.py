@@ -20,11 +20,12 @@ import triton
 import triton.language as tl
 
 from cubemesh.frameworks.pytorch.norm_kernels import (
-    at_least_zero,
     finish,
     gradient,
     keep_statistics,
     load,
+    moments,
+    slope_terms,
     store,
 )
 
@@ -85,11 +86,9 @@ def batch_norm_apply_kernel(
     part, first_col, cols, row, count = _place(
         rows, channels, tiles, parts, block_rows, block_cols, reverse=True
     )
-    away_mean = tl.load(sums + cols) / rows
-    variance = tl.load(sums + channels + cols) / rows - away_mean * away_mean
-    variance = at_least_zero(variance)
-    mean = away_mean + tl.load(sums + 2 * channels + cols)
-    rstd = 1.0 / tl.sqrt(variance + epsilon)
+    total, squares = tl.load(sums + cols), tl.load(sums + channels + cols)
+    pivot = tl.load(sums + 2 * channels + cols)
+    mean, variance, rstd = moments(total, squares, pivot, rows, epsilon)
     scale = tl.load(weight + cols) * rstd
     shift = tl.load(bias + cols) - mean * scale
     for tile in range(count):
@@ -158,9 +157,7 @@ def batch_norm_slope_kernel(
     shift = tl.load(bias + cols) - mean * scale
     total = tl.load(sums + 3 * channels + cols)
     product = tl.load(sums + 4 * channels + cols) * rstd
-    # dx = scale · (slope − total / rows − normalised · product / rows) = slope · scale + x · a + b
-    by_value = -scale * rstd * product / rows
-    constant = -scale * total / rows - mean * by_value
+    by_value, constant = slope_terms(total, product, mean, rstd, scale, rows)
     for tile in range(count):
         now = row + (count - 1 - tile) * block_rows
         keep = (now < rows)[:, None]

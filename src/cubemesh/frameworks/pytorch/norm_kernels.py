@@ -112,6 +112,23 @@ def finish(
 
 
 @triton.jit
+def moments(total, squares, pivot, rows, epsilon):
+    """Mean, variance and 1 / standard deviation from sums of differences from `pivot`, and of their
+    squares."""
+    away = total / rows
+    variance = at_least_zero(squares / rows - away * away)
+    return away + pivot, variance, 1.0 / tl.sqrt(variance + epsilon)
+
+
+@triton.jit
+def slope_terms(total, product, mean, rstd, scale, rows):
+    """(a, b) of dx = scale · (slope − total / rows − normalised · product / rows)
+    = slope · scale + x · a + b, where `total` sums slopes and `product` slopes times normalised."""
+    by_value = -scale * rstd * product / rows
+    return by_value, -scale * total / rows - mean * by_value
+
+
+@triton.jit
 def keep_statistics(
     saved_mean, saved_rstd, running_mean, running_variance, cols, mean, rstd, variance, momentum,
     unbiased,
@@ -150,11 +167,9 @@ def batch_norm_forward_kernel(
     tl.atomic_add(own + channels + cols, squares, sem="relaxed")
     scale, shift = tl.load(weight + cols), tl.load(bias + cols)
     _meet(counters + 1 + which, (launch + 1) * parts)
-    away_mean = tl.load(own + cols, volatile=True) / rows
-    variance = tl.load(own + channels + cols, volatile=True) / rows - away_mean * away_mean
-    variance = at_least_zero(variance)
-    mean = away_mean + pivot
-    rstd = 1.0 / tl.sqrt(variance + epsilon)
+    total = tl.load(own + cols, volatile=True)
+    squares = tl.load(own + channels + cols, volatile=True)
+    mean, variance, rstd = moments(total, squares, pivot, rows, epsilon)
     scale *= rstd
     shift -= mean * scale
     finish(
@@ -227,9 +242,7 @@ def batch_norm_backward_kernel(
     _meet(counters + 1 + which, (launch + 1) * parts)
     total = tl.load(own + cols, volatile=True)
     product = tl.load(own + channels + cols, volatile=True) * rstd
-    # dx = scale · (slope − total / rows − normalised · product / rows) = slope · scale + x · a + b
-    by_value = -scale * rstd * product / rows
-    constant = -scale * total / rows - mean * by_value
+    by_value, constant = slope_terms(total, product, mean, rstd, scale, rows)
     result = slope.to(tl.float32) * scale[None, :] + constant[None, :]
     store(dx, at, result + value.to(tl.float32) * by_value[None, :], keep, even)
     if part == 0:
