@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cubemesh.experiments.tune_curves import allowed, departs, descent, judge, means_of
+from cubemesh.experiments.tune_curves import TOO_FEW, allowed, departs, descent, judge, means_of
 from cubemesh.model import Curve, RunSpec, TrainSteps
 from cubemesh.worker.first_losses import CURVE
 
@@ -45,6 +45,17 @@ def test_what_does_not_learn_never_passes_however_wide_the_spread():
     wild = ((2.3, 2.1, 1.8, 1.4), (5.0, 5.0, 5.0, 5.0))
     assert allowed(FALLING, wild)[3] == pytest.approx(descent(FALLING) / 2)
     assert not judge(FALLING, (2.3, 2.3, 2.3, 2.3), wild, fewer_digits=True).admitted
+
+
+def test_where_stock_runs_differ_by_more_than_was_learned_too_few_losses_are_to_blame():
+    """LittleCNN with eight samples a step: the masks of dropout count for more than the descent."""
+    stock = (2.281, 1.964, 2.013, 2.117)
+    seeds = (stock, (2.312, 2.033, 1.779, 1.590), (2.352, 2.094, 1.765, 1.829))
+    judged = judge(stock, (2.293, 2.223, 1.954, 2.021), seeds, fewer_digits=False)
+    assert not judged.admitted
+    assert judged.why.startswith("stock runs are 0.53 apart themselves")
+    assert judged.why.endswith(TOO_FEW)
+    assert judge(stock, stock, seeds, fewer_digits=True).admitted
 
 
 def test_of_what_is_known_by_heart_the_last_digits_do_not_count():

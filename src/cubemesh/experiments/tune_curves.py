@@ -15,7 +15,9 @@ another order; they are of the mean in the first quarter, since what is known by
 next to nothing, of which rounding is all.
 
 A setting that computes with fewer digits is admitted only where the curve can tell at all: where
-the stock loss fell by twice the 1 %.
+the stock loss fell by twice the 1 %. Nor can it tell where stock runs are themselves further apart
+than half of the descent, as where dropout is drawn over a few samples: what departs there is
+refused for want of losses, and not as one that learns otherwise.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from cubemesh.worker.first_losses import CURVE
 QUARTERS = 4
 ROUNDING = 0.01
 """Share of the first loss that rounding may change."""
+
+TOO_FEW = "too little to judge by; raise losses, or the minibatch"
 
 Means = tuple[float, ...]
 """The mean loss of each quarter."""
@@ -95,6 +99,12 @@ def judge(
         return Judged(admitted=True)
     limits = allowed(stock, runs)
     worst = max(range(len(stock)), key=lambda q: abs(found[q] - stock[q]) / (limits[q] or 1.0))
+    if len(runs) > 1 and max(spread(runs)) > max(descent(stock) / 2, ROUNDING * abs(stock[0])):
+        return Judged(
+            admitted=False,
+            why=f"stock runs are {max(spread(runs)):.2g} apart themselves in the first steps, in "
+            f"which the stock loss fell by {descent(stock):.2g}, {TOO_FEW}",
+        )
     return Judged(
         admitted=False,
         why=f"its loss departs: {found[worst]:.4g} in quarter {worst + 1} of the first steps, "
