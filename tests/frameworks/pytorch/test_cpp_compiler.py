@@ -63,9 +63,9 @@ def test_a_library_that_was_cut_short_is_compiled_anew(content, tmp_path, monkey
     source.write_text(f'extern "C" int number() {{ return {len(content or b"")}; }}')
     compiling = cpp_compiler._compile
 
-    def killed(compiler, source, library):
+    def killed(compiler, source, library, more):
         monkeypatch.setattr(cpp_compiler, "_compile", compiling)
-        compiling(compiler, source, library)
+        compiling(compiler, source, library, more)
         library.write_bytes(library.read_bytes()[:64] if content is None else content)
 
     monkeypatch.setattr(cpp_compiler, "_compile", killed)

@@ -64,8 +64,8 @@ def cache_folder() -> Path:
 
 
 @cache
-def compiled_library(source: Path) -> ctypes.CDLL:
-    """`source` as a library, compiled unless the cache has it whole.
+def compiled_library(source: Path, *more: str) -> ctypes.CDLL:
+    """`source` as a library, compiled with `more` flags unless the cache has it whole.
 
     Raises OSError where there is no compiler or it refuses, with what it said.
     """
@@ -74,23 +74,25 @@ def compiled_library(source: Path) -> ctypes.CDLL:
         raise OSError(lacks_compiler())
     version = _run(compiler, "--version").stdout
     headers = (header.read_text() for header in sorted(source.parent.glob("*.h")))
-    parts = (source.read_text(), *headers, compiler, *FLAGS, version, _cpu())
+    parts = (source.read_text(), *headers, compiler, *FLAGS, *more, version, _cpu())
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     library = cache_folder() / f"{source.stem}-{name}.so"
     if not library.is_file():
-        _compile(compiler, source, library)
+        _compile(compiler, source, library, more)
     try:
         return ctypes.CDLL(str(library))
     except OSError as error:
         if library not in damaged_libraries(error):
             raise
-    _compile(compiler, source, library)
+    _compile(compiler, source, library, more)
     return ctypes.CDLL(str(library))
 
 
-def declared_library(source: Path, arguments: Mapping[str, Sequence[Any]]) -> ctypes.CDLL:
+def declared_library(
+    source: Path, arguments: Mapping[str, Sequence[Any]], *more: str
+) -> ctypes.CDLL:
     """The same, its functions declared: name → types of the arguments; they return nothing."""
-    found = compiled_library(source)
+    found = compiled_library(source, *more)
     for name, types in arguments.items():
         function = getattr(found, name)
         function.argtypes, function.restype = types, None
@@ -102,11 +104,11 @@ def damaged_libraries(error: BaseException) -> list[Path]:
     return [Path(name) for name in _DAMAGED.findall(str(error))]
 
 
-def _compile(compiler: str, source: Path, library: Path) -> None:
+def _compile(compiler: str, source: Path, library: Path, more: Sequence[str]) -> None:
     library.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=library.parent) as own:  # another process may be at it, too
         made = Path(own) / library.name
-        done = _run(compiler, *FLAGS, str(source), "-o", str(made))
+        done = _run(compiler, *FLAGS, str(source), *more, "-o", str(made))
         if done.returncode != 0:
             raise OSError(f"{compiler} does not compile {source.name}: {done.stderr.strip()[:500]}")
         made.replace(library)

@@ -1,0 +1,144 @@
+// PyTorch's memory for arrays on a CPU, for a process that takes and frees the same sizes in every
+// step: what is freed is kept, whole, for the next array of its size.
+//
+// An allocator that cuts large blocks for small arrays finds no room for the large one later, and
+// asks the kernel for more, step after step. Here a block is never cut: sizes are rounded up to an
+// eighth of a power of two, and each size has a list of its own. Blocks begin on a large page
+// (2 MiB) and ask for more of them. Small arrays are left to PyTorch's own allocator.
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include <sys/mman.h>
+
+#include <c10/core/CPUAllocator.h>
+
+namespace {
+
+constexpr size_t large_page = 2 << 20, least = 1 << 20;
+
+size_t up(size_t n, size_t step) { return (n + step - 1) / step * step; }
+
+size_t rounded(size_t n) {
+    size_t step = least / 8;
+    while (step * 16 <= n) step *= 2;
+    return up(n, step);
+}
+
+class Keeping final : public c10::Allocator {
+  public:
+    explicit Keeping(c10::Allocator* own) : own_(own) {}
+
+    c10::DataPtr allocate(size_t n) override {
+        void* at = n < least ? nullptr : take(rounded(n));
+        if (at == nullptr) return own_->allocate(n);  // which refuses in its own words
+        return {at, at, &give, c10::Device(c10::DeviceType::CPU)};
+    }
+    c10::DeleterFnPtr raw_deleter() const override { return &give; }
+    void copy_data(void* to, const void* from, size_t n) const override {
+        default_copy_data(to, from, n);
+    }
+    size_t held() {
+        std::lock_guard<std::mutex> guard(lock_);
+        return held_;
+    }
+
+    static Keeping* only;
+
+  private:
+    // An array's block, or another allocator's memory.
+    static void give(void* at) {
+        if (!only->keep(at)) only->own_->raw_deleter()(at);
+    }
+
+    bool keep(void* at) {
+        std::lock_guard<std::mutex> guard(lock_);
+        const auto found = sizes_.find(at);
+        if (found == sizes_.end()) return false;
+        free_[found->second].push_back(at);
+        used_ -= found->second;
+        return true;
+    }
+
+    // A block of `size` bytes; null where the kernel has no more, even after all that lay unused
+    // was given back.
+    void* take(size_t size) {
+        std::lock_guard<std::mutex> guard(lock_);
+        std::vector<void*>& kept = free_[size];
+        void* at = nullptr;
+        if (!kept.empty()) {
+            at = kept.back();
+            kept.pop_back();
+        } else {
+            // Sizes that come and go, as of sentences, must not add up: all that is held is at
+            // most twice what was ever in use at once.
+            const size_t most = 2 * std::max(peak_, used_ + size);
+            release(held_ + size > most ? held_ + size - most : 0);
+            at = fresh(size);
+            if (at == nullptr && release(held_) > 0) at = fresh(size);
+            if (at == nullptr) return nullptr;
+            sizes_[at] = size;
+            held_ += size;
+        }
+        used_ += size;
+        peak_ = std::max(peak_, used_);
+        return at;
+    }
+
+    // Gives unused blocks back, the largest first, until they are `wanted` bytes or none is left.
+    size_t release(size_t wanted) {
+        size_t given = 0;
+        for (auto kept = free_.rbegin(); kept != free_.rend(); ++kept) {
+            while (given < wanted && !kept->second.empty()) {
+                void* at = kept->second.back();
+                kept->second.pop_back();
+                munmap(at, up(kept->first, large_page));
+                sizes_.erase(at);
+                held_ -= kept->first;
+                given += kept->first;
+            }
+        }
+        return given;
+    }
+
+    static void* fresh(size_t size) {
+        const size_t whole = up(size, large_page);
+        void* found = mmap(nullptr, whole + large_page, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (found == MAP_FAILED) return nullptr;
+        char *before = static_cast<char*>(found),
+             *at = reinterpret_cast<char*>(up(reinterpret_cast<uintptr_t>(found), large_page));
+        if (at > before) munmap(before, at - before);
+        munmap(at + whole, before + large_page - at);
+        madvise(at, whole, MADV_HUGEPAGE);
+        return at;
+    }
+
+    c10::Allocator* const own_;
+    std::mutex lock_;
+    std::unordered_map<void*, size_t> sizes_;         // of every block
+    std::map<size_t, std::vector<void*>> free_;       // by size
+    size_t held_ = 0, used_ = 0, peak_ = 0;
+};
+
+Keeping* Keeping::only = nullptr;  // never deleted: arrays outlive everything
+
+}  // namespace
+
+extern "C" {
+
+// From now on, for the whole process; once.
+void keep_arrays() {
+    if (Keeping::only != nullptr) return;
+    Keeping::only = new Keeping(c10::GetCPUAllocator());
+    c10::SetCPUAllocator(Keeping::only, 1);
+}
+
+// Bytes that it has from the kernel, in use or not.
+size_t held_bytes() { return Keeping::only == nullptr ? 0 : Keeping::only->held(); }
+
+}
