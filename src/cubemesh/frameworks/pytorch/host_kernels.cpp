@@ -1,14 +1,11 @@
 // Batch normalisation with what follows it, max pooling and dropout, for a CPU: each in as few passes
 // over memory as it can do with.
 //
-// Arrays lie in channels-last, rows (batch, height, width) by channels, in float32; channels come
-// sixteen at a time. A thread has rows of its own, one after the other as they lie in memory.
-//
 //     norm forward    sums of x │ y = relu((x − mean) · scale + bias + residual)     read, read, write
 //     norm backward   slope where y > 0, its sums │ gradient of x                    the same
 //
-// At a │ the threads meet. Sums are of differences from a channel's first value, in float32 over a
-// few rows and in float64 over these.
+// At a │ the threads meet. How arrays lie, and the parts of a normalisation: host_norm.h. A thread has
+// rows of its own, one after the other as they lie in memory.
 
 #include <algorithm>
 #include <cmath>
@@ -18,110 +15,11 @@
 
 #include <omp.h>
 
+#include "host_norm.h"
+
 namespace {
 
-constexpr long lanes = 16;
-typedef float values __attribute__((vector_size(64), aligned(4)));
-typedef int32_t places __attribute__((vector_size(64), aligned(4)));
 typedef uint8_t bytes __attribute__((vector_size(16), aligned(1)));
-
-inline values load(const float* from) { return *reinterpret_cast<const values*>(from); }
-inline void store(float* to, values v) { *reinterpret_cast<values*>(to) = v; }
-inline values all(float v) { return v - values{}; }
-
-// Rows of thread `t` of `threads`.
-inline void share(long rows, int t, int threads, long& first, long& end) {
-    first = rows * t / threads;
-    end = rows * (t + 1) / threads;
-}
-
-constexpr long rows_in_float32 = 128;
-
-// Two sums for each channel: of this thread in float64, of its last few rows in float32.
-struct Sums {
-    std::vector<double> wide;
-    std::vector<float> narrow;
-    explicit Sums(long channels) : wide(2 * channels), narrow(2 * channels) {}
-    void widen() {
-        for (size_t i = 0; i < wide.size(); i++) {
-            wide[i] += narrow[i];
-            narrow[i] = 0;
-        }
-    }
-};
-
-// What all threads found, added up; every thread calls it after a barrier.
-double total(const std::vector<Sums>& of, long i) {
-    double sum = 0;
-    for (const Sums& own : of) sum += own.wide[i];
-    return sum;
-}
-
-struct Norm {
-    const float *weight, *bias, *mean, *rstd;
-    long rows, channels;
-};
-
-template <bool adds, bool rectifies>
-void normalise(const Norm& n, const float* x, const float* residual, float* y, const float* scale,
-               long first, long end) {
-    for (long row = first; row < end; row++) {
-        const long at = row * n.channels;
-        for (long c = 0; c < n.channels; c += lanes) {
-            values v = (load(x + at + c) - load(n.mean + c)) * load(scale + c) + load(n.bias + c);
-            if (adds) v += load(residual + at + c);
-            if (rectifies) v = v < 0 ? values{} : v;  // what is no number stays none
-            store(y + at + c, v);
-        }
-    }
-}
-
-// The gradient of what was normalised: what the readers send back, where the ReLU let it through.
-template <bool two, bool adds, bool rectifies>
-inline values slope_at(const Norm& n, const float* one, const float* other, const float* x,
-                       const float* y, const float* scale, long at, long c) {
-    values g = load(one + at + c);
-    if (two) g += load(other + at + c);
-    if (rectifies) {
-        values v = adds ? load(y + at + c)
-                        : (load(x + at + c) - load(n.mean + c)) * load(scale + c) + load(n.bias + c);
-        g = v <= 0 ? values{} : g;
-    }
-    return g;
-}
-
-template <bool two, bool adds, bool rectifies>
-void slope_sums(const Norm& n, const float* one, const float* other, const float* x, const float* y,
-                const float* scale, float* dresidual, Sums& sums, long first, long end) {
-    for (long row = first; row < end; row++) {
-        const long at = row * n.channels;
-        float *plain = sums.narrow.data(), *weighted = plain + n.channels;
-        for (long c = 0; c < n.channels; c += lanes) {
-            values g = slope_at<two, adds, rectifies>(n, one, other, x, y, scale, at, c);
-            if (adds) store(dresidual + at + c, g);
-            store(plain + c, load(plain + c) + g);
-            store(weighted + c, load(weighted + c) + g * (load(x + at + c) - load(n.mean + c)));
-        }
-        if ((row - first) % rows_in_float32 == rows_in_float32 - 1) sums.widen();
-    }
-    sums.widen();
-}
-
-template <bool two, bool adds, bool rectifies>
-void slope_of_x(const Norm& n, const float* one, const float* other, const float* x, const float* y,
-                const float* scale, const float* dresidual, const float* means, float* dx, long first,
-                long end) {
-    const float *plain = means, *weighted = means + n.channels;
-    for (long row = end - 1; row >= first; row--) {  // the last rows are in the cache still
-        const long at = row * n.channels;
-        for (long c = 0; c < n.channels; c += lanes) {
-            values g = adds ? load(dresidual + at + c)
-                            : slope_at<two, adds, rectifies>(n, one, other, x, y, scale, at, c);
-            values away = (load(x + at + c) - load(n.mean + c)) * load(weighted + c);
-            store(dx + at + c, (g - load(plain + c) - away) * load(scale + c));
-        }
-    }
-}
 
 // Philox4x32-10 (Salmon et al. 2011): from a counter and a key four numbers of 32 bits, any of which
 // is as good as random. Sixteen counters at once.
@@ -157,33 +55,18 @@ inline void draw(uint64_t block, uint64_t key, uint32_t* to) {
     std::memcpy(to + 3 * lanes, &c3, sizeof c3);
 }
 
-using Normalise = decltype(&normalise<false, false>);
-constexpr Normalise normalises[4] = {
-    normalise<false, false>, normalise<false, true>, normalise<true, false>, normalise<true, true>,
-};
-using SlopeSums = decltype(&slope_sums<false, false, false>);
-constexpr SlopeSums slope_sums_of[8] = {
-    slope_sums<false, false, false>, slope_sums<false, false, true>, slope_sums<false, true, false>,
-    slope_sums<false, true, true>,   slope_sums<true, false, false>, slope_sums<true, false, true>,
-    slope_sums<true, true, false>,   slope_sums<true, true, true>,
-};
-using SlopeOfX = decltype(&slope_of_x<false, false, false>);
-constexpr SlopeOfX slopes_of_x[8] = {
-    slope_of_x<false, false, false>, slope_of_x<false, false, true>, slope_of_x<false, true, false>,
-    slope_of_x<false, true, true>,   slope_of_x<true, false, false>, slope_of_x<true, false, true>,
-    slope_of_x<true, true, false>,   slope_of_x<true, true, true>,
-};
-
 }  // namespace
 
 extern "C" {
 
-// y, mean and 1 / standard deviation from x; moves the running statistics. `residual` may be null.
-void norm_forward(const float* x, const float* residual, float* y, const float* weight,
-                  const float* bias, float* running_mean, float* running_var, float* mean,
-                  float* rstd, long rows, long channels, float epsilon, float momentum,
+// y, mean and 1 / standard deviation from x; moves the running statistics. `residual` may be null;
+// with one, `bits` are kept of what the ReLU let through.
+void norm_forward(const float* x, const float* residual, float* y, uint16_t* bits,
+                  const float* weight, const float* bias, float* running_mean, float* running_var,
+                  float* mean, float* rstd, long rows, long channels, float epsilon, float momentum,
                   int rectifies, int threads) {
     const Norm n{weight, bias, mean, rstd, rows, channels};
+    const Running running{running_mean, running_var, epsilon, momentum};
     std::vector<Sums> found(threads, Sums(channels));
     std::vector<float> pivot(x, x + channels), scale(channels);
     const Normalise run = normalises[2 * (residual != nullptr) + rectifies];
@@ -205,24 +88,15 @@ void norm_forward(const float* x, const float* residual, float* y, const float* 
         }
 #pragma omp barrier
 #pragma omp for
-        for (long c = 0; c < channels; c++) {
-            const double shift = total(found, c) / rows;
-            const double variance =
-                std::max(total(found, channels + c) / rows - shift * shift, 0.0);
-            mean[c] = float(pivot[c] + shift);
-            rstd[c] = float(1 / std::sqrt(variance + epsilon));
-            scale[c] = weight[c] * rstd[c];
-            const double unbiased = variance * rows / std::max(rows - 1, 1L);
-            running_mean[c] += momentum * (mean[c] - running_mean[c]);
-            running_var[c] += momentum * (float(unbiased) - running_var[c]);
-        }
-        run(n, x, residual, y, scale.data(), first, end);
+        for (long c = 0; c < channels; c++)
+            settle(found, n, running, pivot[c], mean, rstd, scale.data(), c);
+        run(n, x, residual, y, bits, scale.data(), first, end);
     }
 }
 
 // The gradients of x, residual, weight and bias from one or two gradients of y (`other` may be
-// null). With a residual the result `y` is needed, without it `dresidual` and `y` are null.
-void norm_backward(const float* one, const float* other, const float* x, const float* y,
+// null). With a residual and a ReLU its `bits` are needed, without a residual `dresidual` is null.
+void norm_backward(const float* one, const float* other, const float* x, const uint16_t* bits,
                    const float* weight, const float* bias, const float* mean, const float* rstd,
                    float* dx, float* dresidual, float* dweight, float* dbias, long rows,
                    long channels, int rectifies, int threads) {
@@ -230,23 +104,19 @@ void norm_backward(const float* one, const float* other, const float* x, const f
     std::vector<Sums> found(threads, Sums(channels));
     std::vector<float> scale(channels), means(2 * channels);
     for (long c = 0; c < channels; c++) scale[c] = weight[c] * rstd[c];
+    const Given given{one, other, x, bits, scale.data()};
     const int which = 4 * (other != nullptr) + 2 * (dresidual != nullptr) + rectifies;
 #pragma omp parallel num_threads(threads)
     {
         const int t = omp_get_thread_num();
         long first, end;
         share(rows, t, omp_get_num_threads(), first, end);
-        slope_sums_of[which](n, one, other, x, y, scale.data(), dresidual, found[t], first, end);
+        slope_sums_of[which](n, given, dresidual, found[t], first, end);
 #pragma omp barrier
 #pragma omp for
-        for (long c = 0; c < channels; c++) {
-            const double plain = total(found, c), weighted = total(found, channels + c) * rstd[c];
-            dbias[c] = float(plain);
-            dweight[c] = float(weighted);
-            means[c] = float(plain / rows);
-            means[channels + c] = float(weighted * rstd[c] / rows);
-        }
-        slopes_of_x[which](n, one, other, x, y, scale.data(), dresidual, means.data(), dx, first,
+        for (long c = 0; c < channels; c++)
+            settle_slopes(found, n, dweight, dbias, means.data(), c);
+        slopes_of_x[which](n, given, dresidual, means.data(), dx + first * channels, channels, first,
                            end);
     }
 }

@@ -24,7 +24,7 @@ LANES = 16
 _P, _L, _I, _F = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 _WINDOW = [_L, _L, *[_I] * 10]
 _ARGUMENTS = {
-    "norm_forward": [*[_P] * 9, _L, _L, _F, _F, _I, _I],
+    "norm_forward": [*[_P] * 10, _L, _L, _F, _F, _I, _I],
     "norm_backward": [*[_P] * 12, _L, _L, _I, _I],
     "pool_forward": [*[_P] * 3, *_WINDOW, _I, _I],
     "pool_backward": [*[_P] * 3, *_WINDOW, _I],
@@ -63,20 +63,27 @@ class HostNorm:
     def __str__(self) -> str:
         return "kernels for a CPU"
 
+    def bits(self, like: Tensor) -> Tensor | None:
+        """Room for one bit a value, where it is kept what the ReLU let through."""
+        if not (self.adds and self.rectifies):
+            return None
+        return torch.empty(like.numel() // LANES, dtype=torch.int16)
+
     def forward(
         self, x: Tensor, residual: Tensor | None, norm: nn.BatchNorm2d
     ) -> tuple[Tensor, Kept]:
         """See `NormKernels`."""
-        y = torch.empty_like(x)
+        y, bits = torch.empty_like(x), self.bits(x)
         mean, rstd = torch.empty_like(norm.weight), torch.empty_like(norm.weight)
         arrays = (
-            x, residual, y, norm.weight, norm.bias, norm.running_mean, norm.running_var, mean, rstd
+            x, residual, y, bits, norm.weight, norm.bias, norm.running_mean, norm.running_var,
+            mean, rstd,
         )  # fmt: skip
         library().norm_forward(
             *map(_address, arrays), *_rows(x), norm.eps, norm.momentum,
             self.rectifies, torch.get_num_threads(),
         )  # fmt: skip
-        return y, (mean, rstd, y) if self.adds and self.rectifies else (mean, rstd)
+        return y, (mean, rstd) if bits is None else (mean, rstd, bits)
 
     def backward(
         self, slopes: tuple[Tensor, ...], x: Tensor, norm: tuple[Tensor, Tensor], kept: Kept
@@ -86,9 +93,9 @@ class HostNorm:
         dx, dresidual = torch.empty_like(x), torch.empty_like(x) if self.adds else None
         dweight, dbias = torch.empty_like(weight), torch.empty_like(bias)
         other = slopes[1] if len(slopes) > 1 else None
-        y = kept[2] if len(kept) > 2 else None
+        bits = kept[2] if len(kept) > 2 else None
         arrays = (
-            slopes[0], other, x, y, weight, bias, kept[0], kept[1], dx, dresidual, dweight, dbias
+            slopes[0], other, x, bits, weight, bias, kept[0], kept[1], dx, dresidual, dweight, dbias
         )  # fmt: skip
         library().norm_backward(
             *map(_address, arrays), *_rows(x),
