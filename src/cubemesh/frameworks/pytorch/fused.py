@@ -167,7 +167,8 @@ class FusedNetwork:
     def _tune_on_gpu(self, inputs: Sequence[Tensor]) -> None:
         from cubemesh.frameworks.pytorch.gpu_tuning import GpuTuning
 
-        tuning = GpuTuning(self.operations, self.makers())
+        makers = {norm: m for norm, m in self.makers().items() if m in self._segments}
+        tuning = GpuTuning(self.operations, makers)
 
         def tuned(number: int, given: list[Tensor]) -> Tensor | Sequence[Tensor]:
             tuning.choose(number, given[0], fed=self._reads_input(number))
@@ -186,10 +187,19 @@ class FusedNetwork:
 
     def _tune_on_host(self, inputs: Sequence[Tensor]) -> None:
         """The same on a CPU."""
-        tuning = HostTuning()
+        tuning, makers = HostTuning(), self.makers()
+        taken: dict[int, Tensor] = {}  # number of a maker → what it was given
 
         def tuned(number: int, given: list[Tensor]) -> Tensor | Sequence[Tensor]:
             tuning.choose(self.operations[number], given[0], fed=self._reads_input(number))
+            if number in makers.values():
+                taken[number] = given[0]
+            if number in makers:
+                maker, x = makers[number], taken.pop(makers[number])
+                one = tuning.joined(self.operations[maker], self.operations[number], x)
+                if one is not None:
+                    self.operations[maker], self.operations[number] = nn.Identity(), one
+                    given[0] = x
             return self._apply(number, given)
 
         with torch.no_grad():
@@ -198,13 +208,13 @@ class FusedNetwork:
 
     def makers(self) -> dict[int, int]:
         """Number of each batch normalisation → of the layer that makes its input, where nobody else
-        reads that, and no other layer shares its weight."""
+        reads that."""
         numbers = {step.name: n for n, step in enumerate(self.steps) if isinstance(step, Node)}
         found = {}
         for number, step in enumerate(self.steps):
             if isinstance(step, NormFusion):
                 made = step.norm.inputs[0]
-                if numbers.get(made) in self._segments and self._reads[made] == 1:
+                if made in numbers and self._reads[made] == 1:
                     found[number] = numbers[made]
         return found
 

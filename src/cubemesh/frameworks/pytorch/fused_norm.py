@@ -81,16 +81,26 @@ class _Normalise(torch.autograd.Function):
         result, kept = op.kernels.forward(x, residual, op.norm)
         ctx.kernels = op.kernels
         ctx.save_for_backward(x, weight, bias, *kept)
-        return (result, *(_again(result) for _ in range(op.readers - 1)))
+        return for_each_reader(result, op.readers)
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight, bias, *kept = ctx.saved_tensors
-        given = [as_rows(slope) for slope in slopes if slope is not None]
-        while len(given) > 2:  # the kernel adds two
-            given[-2:] = [given[-2] + given[-1]]
-        found = ctx.kernels.backward(tuple(given), x, (weight, bias), tuple(kept))
+        found = ctx.kernels.backward(two_at_most(slopes), x, (weight, bias), tuple(kept))
         return (*found, None)
+
+
+def two_at_most(slopes: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+    """What the readers send back, of which the kernels add two."""
+    given = [as_rows(slope) for slope in slopes if slope is not None]
+    while len(given) > 2:
+        given[-2:] = [given[-2] + given[-1]]
+    return tuple(given)
+
+
+def for_each_reader(result: Tensor, readers: int) -> Readers:
+    """A result as autograd takes it for `readers` of them."""
+    return (result, *(_again(result) for _ in range(readers - 1)))
 
 
 def as_rows(image: Tensor) -> Tensor:

@@ -80,7 +80,7 @@ class HostNorm:
             mean, rstd,
         )  # fmt: skip
         library().norm_forward(
-            *map(_address, arrays), *_rows(x), norm.eps, norm.momentum,
+            *map(address, arrays), *_rows(x), norm.eps, norm.momentum,
             self.rectifies, torch.get_num_threads(),
         )  # fmt: skip
         return y, (mean, rstd) if bits is None else (mean, rstd, bits)
@@ -98,7 +98,7 @@ class HostNorm:
             slopes[0], other, x, bits, weight, bias, kept[0], kept[1], dx, dresidual, dweight, dbias
         )  # fmt: skip
         library().norm_backward(
-            *map(_address, arrays), *_rows(x),
+            *map(address, arrays), *_rows(x),
             self.rectifies, torch.get_num_threads(),
         )  # fmt: skip
         return dx, dresidual, dweight, dbias
@@ -107,14 +107,14 @@ class HostNorm:
 def pool_forward(x: Tensor, y: Tensor, winner: Tensor, window: Any, rectifies: bool) -> None:
     """y and the winners' places; `window` is kernel, stride and padding, two each."""
     library().pool_forward(
-        *map(_address, (x, y, winner)), *_sizes(x, y), *window, rectifies, torch.get_num_threads()
+        *map(address, (x, y, winner)), *_sizes(x, y), *window, rectifies, torch.get_num_threads()
     )
 
 
 def pool_backward(slope: Tensor, winner: Tensor, dx: Tensor, window: Any) -> None:
     """The gradient of what was pooled."""
     library().pool_backward(
-        *map(_address, (slope, winner, dx)), *_sizes(dx, winner), *window, torch.get_num_threads()
+        *map(address, (slope, winner, dx)), *_sizes(dx, winner), *window, torch.get_num_threads()
     )
 
 
@@ -124,12 +124,13 @@ def dropout(x: Tensor, key: int, rate: float) -> Tensor:
     y = torch.empty_like(x)
     dropped = min(round(rate * 2**32), 2**32 - 1)
     library().dropout(
-        *map(_address, (x, y)), x.numel(), key, dropped, 1 / (1 - rate), torch.get_num_threads()
+        *map(address, (x, y)), x.numel(), key, dropped, 1 / (1 - rate), torch.get_num_threads()
     )
     return y
 
 
-def _address(array: Tensor | None) -> int | None:
+def address(array: Tensor | None) -> int | None:
+    """Where an array lies, for a kernel; None, a null pointer, for none."""
     return None if array is None else array.data_ptr()
 
 

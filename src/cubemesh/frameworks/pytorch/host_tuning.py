@@ -14,7 +14,8 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-from cubemesh.frameworks.pytorch import host_kernels, winograd
+from cubemesh.frameworks.pytorch import conv_norm, host_kernels, winograd
+from cubemesh.frameworks.pytorch.conv_norm import ConvNorm
 from cubemesh.frameworks.pytorch.fused_conv import PASSES, FusedConv, Pass
 from cubemesh.frameworks.pytorch.fused_dropout import FusedDropout, usable
 from cubemesh.frameworks.pytorch.fused_norm import FusedNorm
@@ -33,6 +34,8 @@ class HostTuning:
 
     def __init__(self) -> None:
         self._found: dict[object, int] = {}
+        self._as_one: dict[object, bool] = {}
+        """Whether a convolution and the normalisation after it are faster as one."""
         self._passes: dict[object, frozenset[Pass]] = {}
         """Those of convolutions that run by another algorithm."""
         self.lack = ""
@@ -45,7 +48,9 @@ class HostTuning:
         if isinstance(op, FusedNorm) and self._usable(x):
             key = (FusedNorm, x.shape, op.adds, op.rectifies, min(op.readers, 2))
             kernels = HostNorm(shape=x.shape, adds=op.adds, rectifies=op.rectifies)
-            self._choose(key, _ways(op, kernels), lambda: _norm_passes(op, x))
+            self._choose(
+                key, _ways(op, kernels), lambda: _norm_passes(op, op, x, x if op.adds else None)
+            )
         elif isinstance(op, FusedPool) and op.usable and self._usable(x):
             key = (FusedPool, x.shape, str(op.pool), op.rectifies)
             self._choose(key, _ways(op, True), lambda: _passes(op, x, []))
@@ -61,6 +66,20 @@ class HostTuning:
                 if key not in self._passes:
                     self._passes[key] = faster_passes(op, x, fed)
                 op.by_other = self._passes[key]
+
+    def joined(self, conv: nn.Module, norm: nn.Module, x: Tensor) -> ConvNorm | None:
+        """A convolution of arrays like `x` and the normalisation that alone reads what it makes as
+        one operation, where that is faster than the two as `choose` has set them."""
+        wanted = isinstance(norm, FusedNorm) and conv_norm.takes(conv, x) and not narrow()
+        if not wanted or not self._compiled(conv_norm):
+            return None
+        assert isinstance(conv, FusedConv)
+        assert isinstance(norm, FusedNorm)
+        both = ConvNorm(conv, norm, x.shape)
+        key = (x.shape, str(conv.conv), norm.adds, norm.rectifies, min(norm.readers, 2))
+        if key not in self._as_one:
+            self._as_one[key] = faster_as_one(both, x)
+        return both if self._as_one[key] else None
 
     def _able(self, algorithm: ModuleType, x: Tensor) -> bool:
         """Whether an algorithm for convolutions can take x."""
@@ -129,20 +148,29 @@ def faster_passes(op: FusedConv, x: Tensor, fed: bool) -> frozenset[Pass]:
     return frozenset(found)
 
 
+def faster_as_one(both: ConvNorm, x: Tensor) -> bool:
+    """Whether a convolution with its normalisation is, forward and backward."""
+    shape = both.shape
+    residual = torch.empty_like(both.conv(x)) if both.norm.adds else None
+    ways = [partial(setattr, both, "shape", own) for own in (torch.Size(()), shape)]
+    apart_s, as_one_s = fastest_s(ways, lambda: _norm_passes(both, both.norm, x, residual))
+    both.shape = shape
+    return as_one_s < apart_s
+
+
 def _ways(op: FusedNorm | FusedPool | FusedConv | FusedDropout, kernels: object) -> list[Setting]:
     """PyTorch's own operations, and `kernels`."""
     own = None if isinstance(op, FusedNorm) else False
     return [partial(setattr, op, "kernels", way) for way in (own, kernels)]
 
 
-def _norm_passes(op: FusedNorm, x: Tensor) -> None:
+def _norm_passes(op: nn.Module, norm: FusedNorm, x: Tensor, residual: Tensor | None) -> None:
+    """Both passes of `op`, which ends in the normalisation `norm`."""
     with torch.enable_grad():
-        given = [x.detach().requires_grad_()]
-        if op.adds:
-            given.append(x.detach().requires_grad_())
+        given = [a.detach().requires_grad_() for a in (x, residual) if a is not None]
         results = op(*given)[:2]
-        wanted = [*given, *op.norm.parameters()]
-        torch.autograd.grad(results, wanted, [x for _ in results])
+        slope = results[0].detach()
+        torch.autograd.grad(results, [*given, *op.parameters()], [slope for _ in results])
 
 
 def _passes(op: nn.Module, x: Tensor, wanted: Sequence[Tensor], fed: bool = False) -> None:
