@@ -12,3 +12,12 @@ class Resumes(Protocol):
 
     def resume(self) -> None:
         """Set them again as this program's steps need them. Nothing may be in flight."""
+
+
+@runtime_checkable
+class KeepsFreed(Protocol):
+    """A `Framework` whose arrays' memory stays with the process when they are freed; others need
+    not offer this."""
+
+    def return_freed(self) -> None:
+        """Give back to the kernel what no array uses."""

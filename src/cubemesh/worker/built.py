@@ -24,6 +24,7 @@ from cubemesh.frameworks.base import (
 )
 from cubemesh.frameworks.captures import Captures
 from cubemesh.frameworks.exchange import Group
+from cubemesh.frameworks.process import KeepsFreed
 from cubemesh.model.record import Figure
 from cubemesh.model.spec import RunSpec
 from cubemesh.model.warning import warn
@@ -50,7 +51,7 @@ def built(
     `sample()`. The most memory it held until the end is said there. An error leaves it as it is,
     because the process ends with it."""
     work = cast(NetworkWork, spec.work)
-    before_bytes = _held_bytes()
+    before_bytes = _held_bytes(framework)
     exchange = exchanges.make(spec.program.exchange, group, spec.program.bucket_bytes)
     with log.phase("build"):
         request = BuildRequest(
@@ -65,7 +66,7 @@ def built(
         )
         program = framework.build(request)
     if isinstance(program, Compiles):
-        compiling_bytes = _compile(program, sample, log)
+        compiling_bytes = _compile(framework, program, sample, log)
         before_bytes = None if before_bytes is None else before_bytes + compiling_bytes
     with log.phase("weights"):
         program.load(network.draw(work.seed))
@@ -101,21 +102,25 @@ def _check_limit(peak: Figure, limit_bytes: int | None) -> None:
         raise OutOfMemory(f"it held {format_bytes(peak.value)}, past {format_bytes(limit_bytes)}")
 
 
-def _compile(program: Program, sample: Callable[[], Batch], log: EventLog) -> int:
+def _compile(
+    framework: Framework, program: Program, sample: Callable[[], Batch], log: EventLog
+) -> int:
     """Compile a program that offers it; how many bytes more the process holds after it."""
     assert isinstance(program, Compiles)
     with log.phase("compile") as phase:
         placed = program.place(sample())
-        before_bytes = _held_bytes()
+        before_bytes = _held_bytes(framework)
         phase.cached = program.compile(placed)
-    after_bytes = _held_bytes()
+    after_bytes = _held_bytes(framework)
     if before_bytes is None or after_bytes is None:
         return 0
     return max(0, after_bytes - before_bytes)
 
 
-def _held_bytes() -> int | None:
+def _held_bytes(framework: Framework) -> int | None:
     """What the process holds now, and still uses."""
+    if isinstance(framework, KeepsFreed):
+        framework.return_freed()
     memory.return_freed()
     return memory.held_bytes()
 

@@ -109,6 +109,23 @@ def test_sizes_that_come_and_go_do_not_add_up():
 
 
 @needs_a_compiler
+def test_what_no_array_uses_goes_back_to_the_kernel_when_it_is_asked_for():
+    told = told_by("""
+        from cubemesh.frameworks import entry
+        from cubemesh.frameworks.process import KeepsFreed
+        kept, freed = made(30, 5.0), made(50)
+        del freed
+        before = held()
+        for name in ("pytorch", "pytorch-captured", "pytorch-compiled"):
+            framework = entry(name).load()
+            assert isinstance(framework, KeepsFreed)
+            framework.return_freed()
+        print(before, held(), float(kept.mean()))
+    """)
+    assert told == ["82", "30", "5.0"]
+
+
+@needs_a_compiler
 def test_what_lies_unused_is_given_back_before_memory_is_refused():
     told = told_by("""
         arrays = [made(64) for _ in range(8)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
 from cubemesh.frameworks.pytorch.collectives import build_collective
 from cubemesh.frameworks.pytorch.group import join
+from cubemesh.frameworks.pytorch.host_memory import return_freed
 from cubemesh.frameworks.pytorch.launch import launch
 from cubemesh.frameworks.pytorch.programs import build
 from cubemesh.frameworks.pytorch.runtime import capabilities, is_out_of_memory, preload
@@ -18,4 +19,5 @@ __all__ = [
     "join",
     "launch",
     "preload",
+    "return_freed",
 ]

@@ -26,6 +26,7 @@ from cubemesh.frameworks.pytorch.ceiling import build_ceiling
 from cubemesh.frameworks.pytorch.compiled import is_out_of_memory, preload
 from cubemesh.frameworks.pytorch.fused import FusedNetwork
 from cubemesh.frameworks.pytorch.group import join
+from cubemesh.frameworks.pytorch.host_memory import return_freed
 from cubemesh.frameworks.pytorch.launch import launch
 from cubemesh.frameworks.pytorch.placing import Placed, narrow_types
 from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
@@ -40,6 +41,7 @@ __all__ = [
     "join",
     "launch",
     "preload",
+    "return_freed",
 ]
 
 STEPS_BEFORE = 2

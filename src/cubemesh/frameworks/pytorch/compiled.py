@@ -32,6 +32,7 @@ from cubemesh.frameworks.pytorch.cpp_compiler import (
     lacks_compiler,
 )
 from cubemesh.frameworks.pytorch.group import join
+from cubemesh.frameworks.pytorch.host_memory import return_freed
 from cubemesh.frameworks.pytorch.launch import launch
 from cubemesh.frameworks.pytorch.placing import Placed
 from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
@@ -45,6 +46,7 @@ __all__ = [
     "join",
     "launch",
     "preload",
+    "return_freed",
 ]
 
 EXCHANGES = frozenset({"none", "all-reduce", "all-reduce-16", "parameter-server", "local-sgd"})

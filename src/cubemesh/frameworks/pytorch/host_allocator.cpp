@@ -42,6 +42,10 @@ class Keeping final : public c10::Allocator {
     void copy_data(void* to, const void* from, size_t n) const override {
         default_copy_data(to, from, n);
     }
+    void release_all() {
+        std::lock_guard<std::mutex> guard(lock_);
+        release(held_);
+    }
     size_t held() {
         std::lock_guard<std::mutex> guard(lock_);
         return held_;
@@ -136,6 +140,11 @@ void keep_arrays() {
     if (Keeping::only != nullptr) return;
     Keeping::only = new Keeping(c10::GetCPUAllocator());
     c10::SetCPUAllocator(Keeping::only, 1);
+}
+
+// Give back to the kernel what no array uses.
+void release_unused() {
+    if (Keeping::only != nullptr) Keeping::only->release_all();
 }
 
 // Bytes that it has from the kernel, in use or not.

@@ -32,8 +32,13 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 """Of mallopt(3)."""
 _NEVER = -1
 SOURCE = Path(__file__).with_name("host_allocator.cpp")
+_ARGUMENTS: dict[str, list[type]] = {"keep_arrays": [], "release_unused": [], "held_bytes": []}
 LARGE_PAGES_VARIABLE = "THP_MEM_ALLOC_ENABLE"
 """PyTorch's own: large pages under arrays of 2 MiB and more (c10/core/alignment.h)."""
+
+
+_keeping: list[ctypes.CDLL] = []
+"""The allocator, once it is in use."""
 
 
 def user_has_chosen(environ: Mapping[str, str]) -> bool:
@@ -52,7 +57,14 @@ def keep_freed_memory() -> bool:
     told = bool(libc.mallopt(_M_MMAP_MAX, 0)) and bool(libc.mallopt(_M_TRIM_THRESHOLD, _NEVER))
     with suppress(OSError):  # then the heap is all there is
         library().keep_arrays()
+        _keeping.append(library())
     return told
+
+
+def return_freed() -> None:
+    """Give back to the kernel what no array uses, of what `keep_freed_memory` keeps by size."""
+    for allocator in _keeping[:1]:
+        allocator.release_unused()
 
 
 @cache
@@ -68,6 +80,6 @@ def library() -> ctypes.CDLL:
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         f"-DFOR_PYTORCH={torch.__version__}",  # another one is compiled for anew
     )  # fmt: skip
-    found = declared_library(SOURCE, {"keep_arrays": [], "held_bytes": []}, *flags)
+    found = declared_library(SOURCE, _ARGUMENTS, *flags)
     found.held_bytes.restype = ctypes.c_size_t
     return found
