@@ -16,15 +16,31 @@ settings.register_profile("shared", deadline=None, suppress_health_check=[Health
 settings.load_profile("shared")
 
 
+@pytest.fixture(scope="session")
+def _compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The libraries of C++ that tests have compiled."""
+    return tmp_path_factory.mktemp("compiled")
+
+
 @pytest.fixture(autouse=True)
-def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Point the XDG folders into a temporary place."""
+def own_folders(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, _compiled: Path
+) -> Iterator[Path]:
+    """Point the XDG folders into a temporary place. What one test has compiled the next need not:
+    the libraries, named by a digest of their source, are handed on."""
     home: Path = tmp_path_factory.mktemp("xdg")
     for name in ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"):
         folder = home / name.lower()
         folder.mkdir(mode=0o700)
         monkeypatch.setenv(name, str(folder))
-    return home
+    libraries = home / "xdg_cache_home" / "cubemesh" / "compile"
+    libraries.mkdir(parents=True)
+    for made in _compiled.glob("*.so"):
+        (libraries / made.name).hardlink_to(made)
+    yield home
+    for made in libraries.glob("*.so"):
+        if not (_compiled / made.name).exists():
+            (_compiled / made.name).hardlink_to(made)
 
 
 @pytest.fixture(scope="session", autouse=True)
