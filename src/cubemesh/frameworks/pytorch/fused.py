@@ -5,7 +5,8 @@ same modules and arrays, but for what is only another way to compute the same: m
 kernels that remember the winner; on a GPU a first convolution of few channels over folded images,
 1×1 convolutions that take the sums of the normalisation after them, and the conversions of weights
 under autocast, made a segment at a time; on a CPU ReLUs fused with convolutions and with max
-pooling, convolutions by other algorithms, and dropout that draws its numbers many at a time.
+pooling, 1×1 convolutions joined with the normalisation after them, convolutions by other
+algorithms, and dropout that draws its numbers many at a time.
 
 Each of these is used where it was measured to be faster, on this device and for the shapes of the
 run (`tune`), and nowhere before that. The list of steps is gone through in Python, which costs the

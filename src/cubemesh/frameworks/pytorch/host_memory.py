@@ -8,7 +8,7 @@ arrays, where the kernel gives them to who asks ("madvise" in
 /sys/kernel/mm/transparent_hugepage/enabled).
 
 A heap that is cut and joined again has no room at the place where the next step wants it: ResNet-50
-took new memory for a dozen steps, and came to hold 4.0 GB where 2.6 are enough. So PyTorch's own
+took new memory for a dozen steps, and came to hold 4.0 GB where 2.7 are enough. So PyTorch's own
 arrays of a megabyte and more come from `host_allocator.cpp`, which keeps each size by itself, where
 a compiler is there to make it. It holds at most twice what was ever in use at once.
 
