@@ -91,6 +91,23 @@ def test_old_ones_go_only_when_enough_newer_ones_count(tmp_path):
     assert steps_in(tmp_path, 1) == [20, 30, 40]
 
 
+def test_a_file_that_comes_while_old_ones_are_looked_for_makes_its_checkpoint_whole(
+    tmp_path, monkeypatch
+):
+    """Ranks write while rank 0 looks: what lacked a file when it began may be whole by now."""
+    save(tmp_path, 0, made(10))
+    look = checkpoints.steps_in
+
+    def then_written(folder, ranks):
+        found = look(folder, ranks)
+        save(folder, 1, made(10))
+        return found
+
+    monkeypatch.setattr(checkpoints, "steps_in", then_written)
+    checkpoints.prune(tmp_path, ranks=2, keep=2)
+    assert look(tmp_path, 2) == [10]
+
+
 def test_weights_that_change_after_the_snapshot_was_given_are_written_as_they_were(
     tmp_path, monkeypatch
 ):

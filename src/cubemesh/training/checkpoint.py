@@ -155,16 +155,17 @@ def prune(folder: Path, ranks: int, keep: int) -> None:
     counted = steps_in(folder, ranks)
     oldest = counted[-keep] if len(counted) > keep else 0
     for step, path in _folders(folder).items():
-        if step < oldest or (step not in counted and _is_ended(folder, step, ranks)):
+        if step < oldest or (step not in counted and _is_lost(folder, step, ranks)):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _is_ended(folder: Path, step: int, ranks: int) -> bool:
-    """Whether every rank has written its file of a checkpoint or given it up."""
-    return all(
-        path_of(folder, step, rank).is_file() or _given_up(folder, step, rank).is_file()
-        for rank in range(ranks)
-    )
+def _is_lost(folder: Path, step: int, ranks: int) -> bool:
+    """Whether a checkpoint will never be whole: each rank's file or its word that there will be
+    none is there, and of one the word. Other ranks write meanwhile: a file that comes after the
+    look for files makes this False, for its rank has left no word."""
+    has_file = [path_of(folder, step, rank).is_file() for rank in range(ranks)]
+    without = [rank for rank in range(ranks) if not has_file[rank]]
+    return bool(without) and all(_given_up(folder, step, rank).is_file() for rank in without)
 
 
 def _given_up(folder: Path, step: int, rank: int) -> Path:
