@@ -1,6 +1,7 @@
 """Images in folders and tar shards: what is read, in which order, and what is set aside."""
 
 import io
+import itertools
 import random
 import sys
 import tarfile
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from cubemesh import data
 from cubemesh.data import images, tar_shards
 from cubemesh.data.base import HasEpochs
-from cubemesh.data.decode import Draw, middle, random_crop
+from cubemesh.data.decode import Draw, middle, random_crop, uniform_numbers
 from cubemesh.data.feed import Feed, in_order
 from cubemesh.data.image_source import Images
 from cubemesh.data.images import Kept, Reading, open_images
@@ -105,7 +106,8 @@ def test_an_epoch_has_every_image_once_in_another_order(source: Images) -> None:
 def test_training_crops_and_mirrors_anew_in_each_epoch(tmp_path: Path) -> None:
     place = tmp_path / "one"
     place.mkdir()
-    ramp = np.broadcast_to(np.arange(64, dtype=np.uint8)[None, :, None] * 4, (48, 64, 3))
+    ramp = np.zeros((48, 64, 3), np.uint8)
+    ramp[..., 0], ramp[..., 1] = np.arange(64) * 4, np.arange(48)[:, None] * 5
     for number in range(2):
         Image.fromarray(ramp).save(place / f"{number}.png")
     opened = open_images(tmp_path, "train", SHAPE, 2)
@@ -121,7 +123,7 @@ def test_training_crops_and_mirrors_anew_in_each_epoch(tmp_path: Path) -> None:
 
 @given(st.integers(1, 3000), st.integers(1, 3000), st.integers(0, 2**32))
 def test_crops_lie_within_the_image(width: int, height: int, seed: int) -> None:
-    left, top, right, bottom = random_crop(random.Random(seed), width, height)
+    left, top, right, bottom = random_crop(random.Random(seed).random, width, height)
     assert 0 <= left < right <= width
     assert 0 <= top < bottom <= height
     left, top, right, bottom = middle(width, height, 224, 224)
@@ -138,6 +140,23 @@ def test_crops_have_the_areas_and_shapes_of_the_paper() -> None:
     assert 0.07 < areas.min() < 0.1
     assert 0.9 < areas.max() <= 1
     assert 0.72 < ratios.min() < ratios.max() < 1.37
+
+
+@given(st.text(max_size=20))
+def test_the_numbers_of_a_name_are_its_own_and_do_not_end(name: str) -> None:
+    numbers, again, other = (
+        list(itertools.islice(uniform_numbers(n), 20)) for n in (name, name, name + " ")
+    )
+    assert numbers == again
+    assert not set(numbers) & set(other)
+    assert all(0 <= number < 1 for number in numbers)
+
+
+def test_drawn_numbers_are_spread_evenly() -> None:
+    drawn = [next(uniform_numbers(f"0 0 {n}")) for n in range(4000)]
+    drawn += itertools.islice(uniform_numbers("one"), 4000)
+    counts = np.histogram(drawn, bins=20, range=(0, 1))[0]
+    assert np.square(counts - 400).sum() / 400 < 43.8, "chi-square of 19 degrees, p = 0.001"
 
 
 @given(st.integers(0, 300), st.integers(1, 50), st.integers(0, 2**32))

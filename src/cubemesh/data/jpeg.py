@@ -23,6 +23,7 @@ _OTHER_FRAMES = frozenset(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """Lossless, hierarchical and arithmetic ones; the three left out are tables."""
 _WITHOUT_LENGTH = frozenset(range(0xD0, 0xDA))
 """Restarts, and the start and the end of an image: none belongs between the tables."""
+_REFUSED = _OTHER_FRAMES | _WITHOUT_LENGTH | frozenset(range(0xC0)) | {0xFF}
 _START_OF_SCAN = 0xDA
 _ADOBE = 0xEE
 
@@ -63,9 +64,9 @@ def plain_header(data: bytes) -> Header | None:
             continue
         if kind == _START_OF_SCAN:
             return found
-        if kind in _OTHER_FRAMES | _WITHOUT_LENGTH or not 0xC0 <= kind <= 0xFE:
+        if kind in _REFUSED:
             return None
-        length = int.from_bytes(data[at + 2 : at + 4])  # its own two bytes among them
+        length = data[at + 2] << 8 | data[at + 3]  # its own two bytes among them
         if kind in _HUFFMAN_FRAMES:
             frame = _frame(data[at + 4 : at + 2 + length], kind == _PROGRESSIVE)
             if found is not None or frame is None:
