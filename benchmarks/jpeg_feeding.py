@@ -16,12 +16,10 @@ The goal is a ratio of 0.95.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,6 +29,7 @@ from cubemesh.data.feed import Feed
 from cubemesh.data.images import Reading, open_images
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.base import BuildRequest, Compiles
+from cubemesh.frameworks.process import ReadiesProcess
 from cubemesh.model.spec import Placement, ProgramSettings
 from cubemesh.model.work import TrainSteps
 from cubemesh.parallel import exchanges
@@ -92,7 +91,10 @@ def measure(args: argparse.Namespace) -> Result:
     shape = request.network.inputs[0].shape
     source = open_images(made_images.folder(), "train", shape, 10, reading)
     feed = Feed(source, args.batch, 0, threads=args.threads)
-    program = entry(args.framework).load().build(request)
+    framework = entry(args.framework).load()
+    if isinstance(framework, ReadiesProcess):
+        framework.ready_process(request.program)
+    program = framework.build(request)
     lying = program.place(random_batch(request.network, args.batch))
     if isinstance(program, Compiles):
         program.compile(lying)
@@ -146,7 +148,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--layout", default="nchw")
     parser.add_argument("--decode-on", choices=["host", "device"], default="host")
-    parser.add_argument("--own-stream", action="store_true", help="steps not on CUDA's default")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seconds", type=float, default=4.0, help="of each turn")
     parser.add_argument("--rounds", type=int, default=5, help="two or more")
@@ -154,21 +155,10 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def stream_for(args: argparse.Namespace) -> AbstractContextManager[object]:
-    """Within it steps run on a GPU stream of their own, if that is asked for: CUDA's default stream
-    waits for others, and they for it."""
-    if not args.own_stream:
-        return nullcontext()
-    torch = importlib.import_module("torch")
-    stream: AbstractContextManager[object] = torch.cuda.stream(torch.cuda.Stream(args.device))
-    return stream
-
-
 def main() -> None:
     """Measure and print; how it came out is for the reader."""
     args = arguments()
-    with stream_for(args):
-        found = measure(args)
+    found = measure(args)
     print(
         f"{args.network}, minibatch {args.batch}, {args.precision}, {args.framework}, decoded on "
         f"the {args.decode_on}, {args.threads} threads: {found.fed_per_s:,.0f} images/s on files, "

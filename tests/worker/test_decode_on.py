@@ -1,6 +1,7 @@
 """Images decoded by the device that trains on them, from the spec to the record."""
 
 import io
+import os
 import subprocess
 import sys
 
@@ -51,11 +52,50 @@ def photographs(tmp_path):
     return root
 
 
+WATCHED = """
+import os, sys
+from pathlib import Path
+from cubemesh.frameworks import pytorch
+from cubemesh.worker.job import read_job
+from cubemesh.worker.run import run_job
+
+NAME = "CUDA_DEVICE_MAX_CONNECTIONS"
+assert NAME not in os.environ
+asks = pytorch.capabilities
+
+def asked():
+    print("asked with", os.environ.get(NAME), flush=True)
+    return asks()
+
+pytorch.capabilities = asked
+run_job(read_job(Path(sys.argv[1])))
+"""
+
+
 def events_of(folder, **spec):
     folder.mkdir()
     spec = RunSpec(effort=EFFORT, placement=Placement(threads=1), **spec)
     job = Job(spec=spec, folder=str(folder)).write()
     return folder, job
+
+
+def test_the_process_is_ready_before_anything_looks_for_a_gpu(tmp_path, photographs):
+    """CUDA reads its variables once."""
+    work = TrainSteps(
+        network="little-cnn", batch_per_device=4, data="images", data_path=str(photographs)
+    )
+    program = ProgramSettings(decode_on="device", input_threads=1)
+    _, job = events_of(tmp_path / "run", work=work, program=program)
+    environ = {k: v for k, v in os.environ.items() if k != "CUDA_DEVICE_MAX_CONNECTIONS"}
+    done = subprocess.run(
+        [sys.executable, "-c", WATCHED, str(job)],
+        capture_output=True,
+        text=True,
+        env=environ,
+        check=True,
+        timeout=100,
+    )
+    assert done.stdout == "asked with 32\n"
 
 
 def told(folder):

@@ -24,6 +24,7 @@ from cubemesh.data.image_source import NAME as IMAGES
 from cubemesh.data.images import Reading
 from cubemesh.data.sequences import Sequences, takes_tokens
 from cubemesh.errors import UsageError, unknown_name
+from cubemesh.model.spec import DataOn
 from cubemesh.networks.graph import Network
 from cubemesh.units import format_count
 
@@ -40,6 +41,10 @@ __all__ = [
     "open_for",
     "open_source",
 ]
+
+
+READERS = 4
+"""Threads that only read: more hold one another up, by Python's lock (benchmarks/LOG.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,12 +163,17 @@ def entry(name: str) -> SourceEntry:
     return SOURCES[name]
 
 
-def input_threads(name: str, asked: int | None, usable_cores: float) -> int:
+def input_threads(
+    name: str, asked: int | None, usable_cores: float, decode_on: DataOn = "host"
+) -> int:
     """Threads that make minibatches of `name` ahead of the step: as many as were asked for, or one
-    for each core where making them takes long."""
+    for each core where making them takes long; where a device decodes, a few that read."""
     if asked is not None:
         return asked
-    return max(1, int(usable_cores)) if entry(name).is_slow else 0
+    cores = max(1, int(usable_cores))
+    if decode_on == "device":
+        cores = min(cores, READERS)
+    return cores if entry(name).is_slow else 0
 
 
 def check(name: str, path: str | None = None, batch_per_device: int | None = None) -> None:

@@ -1,8 +1,19 @@
-"""What is kept for a whole process, and changed by the next program that is built in it?"""
+"""What is kept for a whole process: set before its first program, changed by the next one?"""
 
 from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
+
+from cubemesh.model.spec import ProgramSettings
+
+
+@runtime_checkable
+class ReadiesProcess(Protocol):
+    """A `Framework` for which a process has to be made ready; others need not offer this."""
+
+    def ready_process(self, program: ProgramSettings) -> None:
+        """Set what counts from the first use of a device on, as environment variables that its
+        driver reads; nothing that the user has set. Called before anything touches a device."""
 
 
 @runtime_checkable

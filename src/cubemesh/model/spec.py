@@ -94,7 +94,8 @@ class ProgramSettings:
     there already."""
     input_threads: int | None = None
     """Threads that make minibatches ahead of the step; 0 makes each one inside the step, None is 0
-    for data that are ready in memory and one for each usable core for images to be decoded."""
+    for data that are ready in memory, one for each usable core for images to be decoded, and at
+    most four for those that a device decodes."""
     decode_on: DataOn = "host"
     """Where images are decoded and cropped: on the `host`, by its processors, or on the `device`
     that trains on them; only for data that must be decoded."""

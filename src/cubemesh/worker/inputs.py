@@ -153,7 +153,7 @@ def feed(
     without threads."""
     work, program = spec.work, spec.program
     assert isinstance(work, NetworkWork), "only networks are fed"
-    threads = input_threads(work.data, program.input_threads, usable_cores)
+    threads = input_threads(work.data, program.input_threads, usable_cores, program.decode_on)
     if program.data_on == "device":
         threads = 0
     group = group or Alone()

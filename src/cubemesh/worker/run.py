@@ -17,6 +17,7 @@ from pathlib import Path
 from cubemesh.data import input_threads
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.base import Capabilities, Unsupported
+from cubemesh.frameworks.process import ReadiesProcess
 from cubemesh.frameworks.supported import check_supported
 from cubemesh.measure.gpu_processes import Neighbours
 from cubemesh.model.outcome import Outcome, Status
@@ -81,6 +82,8 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
     neighbours = Neighbours(job.gpu_uuid)  # before the framework wakes the GPU
     with log.phase("import"):
         framework = entry(spec.program.framework).load()
+        if isinstance(framework, ReadiesProcess):
+            framework.ready_process(spec.program)
         able = framework.capabilities()
     known.is_out_of_memory = framework.is_out_of_memory
     check_supported(spec, able)
@@ -135,8 +138,9 @@ def _input_threads(spec: RunSpec, usable_cores: float) -> int:
     """The most there may be: training starts them once more to evaluate, and one may decode."""
     if not isinstance(spec.work, NetworkWork):
         return 0
-    decoding = spec.program.decode_on == "device"
-    return decoding + 2 * input_threads(spec.work.data, spec.program.input_threads, usable_cores)
+    program = spec.program
+    threads = input_threads(spec.work.data, program.input_threads, usable_cores, program.decode_on)
+    return (program.decode_on == "device") + 2 * threads
 
 
 def _own_device(spec: RunSpec, able: Capabilities, own: ranks.Self) -> str:

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 nn = torch.nn
 
 from cubemesh.frameworks.pytorch.buckets import GradientBuckets, packed  # noqa: E402
+from cubemesh.frameworks.pytorch.narrowing import narrowed  # noqa: E402
 
 TYPES = {"float32": 4, "float64": 8}
 PARAMETERS = st.lists(st.tuples(st.integers(1, 50), st.sampled_from(sorted(TYPES))), max_size=20)
@@ -55,6 +56,36 @@ def plain_gradients(x):
     module = Chain()
     module(x).backward()
     return {name: p.grad for name, p in module.named_parameters()}
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 60, 10_000])
+def test_a_gradient_that_is_written_into_its_place_is_not_copied(bucket_bytes):
+    weights = {n: nn.Parameter(torch.randn(4, 3)) for n in ("first", "second", "third")}
+    weights["third"].data = weights["third"].data.t().contiguous().t()  # as channels last are
+    came = {}
+    for name, weight in weights.items():
+        weight.register_post_accumulate_grad_hook(
+            lambda p, name=name: came.update({name: p.grad.data_ptr()})
+        )
+    handed = []
+    buckets = GradientBuckets(weights, bucket_bytes, handed.append)
+    x = torch.randn(5, 4, dtype=torch.bfloat16)
+    for _ in range(2):
+        buckets.start()
+        for weight in weights.values():
+            weight.grad = None
+        made = narrowed(list(weights.values()), torch.bfloat16, place_of=buckets.place_of)
+        loss = sum((x @ weight).square().mean() for weight in made)
+        wanted = torch.autograd.grad(loss, made, retain_graph=True)
+        loss.backward()
+        buckets.check_complete()
+        for (name, weight), gradient in zip(weights.items(), wanted, strict=True):
+            assert torch.equal(weight.grad, gradient.float())
+            assert weight.grad.data_ptr() == came[name], "autograd took it as it was"
+            flat = buckets.buckets[buckets._bucket_of[name]].gradients
+            assert weight.grad.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
+    assert len(handed) == 2 * len(buckets.buckets)
+    assert buckets.place_of(torch.empty(4, 3)) is None
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 150, 10_000])

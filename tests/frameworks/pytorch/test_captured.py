@@ -80,8 +80,41 @@ def test_a_step_of_another_rate_is_captured_anew(make_request, tiny):
 
 @gpu
 @needs_gpu
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_every_replayed_step_is_the_eager_one_from_the_same_weights(
+    layout, make_request, make_batch
+):
+    """Step by step, in fp32: over several, rounding grows as training lets it; losses were 0.14 %
+    apart after six."""
+    network = networks.build("resnet-18", 64, 10)
+    request = make_request(network, device=GPU, layout=layout, learning_rate=0.005)
+    ours, plain = captured.build(request), build(request)
+    batches = [make_batch(network, 32, seed) for seed in range(STEPS)]
+    ours.compile(ours.place(batches[0]))
+    ours.load(network.draw(0))
+    before = ours.state()
+    for step, batch in enumerate(batches):
+        plain.restore(ours.snapshot())
+        for program in (ours, plain):
+            program.train_step(program.place(batch))
+        assert ours.loss() == pytest.approx(plain.loss(), rel=2e-5), step
+        found, wanted = ours.state(), plain.state()
+        moved = {name: found[name] - before[name] for name in found}
+        away = {name: found[name] - wanted[name] for name in found}
+        error, size = (
+            np.sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in one.values()))
+            for one in (away, moved)
+        )
+        assert error < 2e-3 * size, step
+        before = found
+    assert ours._graph is not None
+    assert ours.not_captured == ""
+
+
+@gpu
+@needs_gpu
 @pytest.mark.parametrize(
-    ("precision", "tolerance"), [("fp32", 1e-3), ("tf32", 2e-2), ("bf16", 3e-2), ("fp16", 3e-2)]
+    ("precision", "tolerance"), [("tf32", 2e-2), ("bf16", 3e-2), ("fp16", 3e-2)]
 )
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_a_replayed_step_trains_as_the_eager_one(

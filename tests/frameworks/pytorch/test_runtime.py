@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -6,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cubemesh.frameworks.pytorch import runtime  # noqa: E402
+from cubemesh.model.spec import ProgramSettings  # noqa: E402
 
 REFUSED = """
 import resource, sys
@@ -131,3 +133,16 @@ print(int(torch.count_nonzero(torch.full((1 << 20,), 1e-20) * 1e-20)))
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
     )
     assert int(done.stdout) == 0
+
+
+@pytest.mark.parametrize(
+    ("decode_on", "set_before", "set_after"),
+    [("device", None, "32"), ("device", "8", "8"), ("host", None, None)],
+)
+def test_where_a_decoder_works_beside_steps_streams_have_queues_of_their_own(
+    decode_on, set_before, set_after, monkeypatch
+):
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    monkeypatch.setattr(os, "environ", {} if set_before is None else {name: set_before})
+    runtime.ready_process(ProgramSettings(decode_on=decode_on))
+    assert os.environ.get(name) == set_after

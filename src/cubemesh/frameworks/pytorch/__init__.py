@@ -8,7 +8,12 @@ from cubemesh.frameworks.pytorch.group import join
 from cubemesh.frameworks.pytorch.host_memory import return_freed
 from cubemesh.frameworks.pytorch.launch import launch
 from cubemesh.frameworks.pytorch.programs import build
-from cubemesh.frameworks.pytorch.runtime import capabilities, is_out_of_memory, preload
+from cubemesh.frameworks.pytorch.runtime import (
+    capabilities,
+    is_out_of_memory,
+    preload,
+    ready_process,
+)
 
 __all__ = [
     "build",
@@ -19,5 +24,6 @@ __all__ = [
     "join",
     "launch",
     "preload",
+    "ready_process",
     "return_freed",
 ]

@@ -3,11 +3,11 @@
     parameters, last layer first:   │ fc.weight fc.bias layer4… │ layer4… layer3… │ … conv1 │
     one flat array each:            └────────── bucket 0 ───────┴─── bucket 1 ────┴── … ────┘
 
-Each gradient is copied into its place as soon as it is complete, and the parameter's gradient then
-*is* that place, so what the exchange leaves there is what the optimizer reads. A bucket is handed
-over when its last gradient is in and every bucket before it has been handed over: all ranks hand
-over in the same order, whatever order their gradients come in. (The design of PyTorch's
-DistributedDataParallel: Li et al., VLDB 2020.)
+When a bucket's last gradient is complete, all of them are copied into their places at once, but for
+those that were written there; a parameter's gradient then *is* its place, so what the exchange
+leaves there is what the optimizer reads. A bucket is handed over when it is full and every bucket
+before it has been handed over: all ranks hand over in the same order, whatever order their
+gradients come in. (The design of PyTorch's DistributedDataParallel: Li et al., VLDB 2020.)
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class GradientBuckets:
     ) -> None:
         self._ready = ready
         self._parameters = dict(parameters)
+        self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._places: dict[str, Tensor] = {}
         self._bucket_of: dict[str, int] = {}
         self.buckets: tuple[Bucket, ...] = tuple(
@@ -46,6 +47,13 @@ class GradientBuckets:
                 self._hook(name)
             )
         self.start()
+
+    def place_of(self, parameter: Tensor) -> Tensor | None:
+        """Where the gradient of a parameter will lie, for one that makes it to write it there
+        itself: an array of its own over that memory, which autograd takes as it is. None for what
+        is no parameter, and while gradients rest."""
+        name = self._names.get(id(parameter))
+        return None if name is None or self.resting else self._places[name].detach()
 
     def start(self) -> None:
         """Before each backward pass: nothing has come yet."""
@@ -71,20 +79,32 @@ class GradientBuckets:
         return Bucket(index=index, parameters=tuple(names), size_bytes=size_bytes, gradients=flat)
 
     def _hook(self, name: str) -> Callable[[Tensor], None]:
-        place, index = self._places[name], self._bucket_of[name]
+        index = self._bucket_of[name]
 
         def arrived(parameter: Tensor) -> None:
             if self.resting:
                 return
-            assert parameter.grad is not None
-            place.copy_(parameter.grad)
-            parameter.grad = place
             self._missing[index] -= 1
+            if not self._missing[index]:
+                self._gather(self.buckets[index])
             while self._next < len(self.buckets) and not self._missing[self._next]:
                 self._ready(self.buckets[self._next])
                 self._next += 1
 
         return arrived
+
+    def _gather(self, bucket: Bucket) -> None:
+        """Have every gradient of a bucket lie in its place."""
+        to, given = [], []
+        for name in bucket.parameters:
+            parameter, place = self._parameters[name], self._places[name]
+            assert parameter.grad is not None, "all have come"
+            if parameter.grad.data_ptr() != place.data_ptr():
+                to.append(place)
+                given.append(parameter.grad)
+            parameter.grad = place
+        if to:  # hundreds are small: one kernel, not one each
+            torch._foreach_copy_(to, given)
 
 
 def places(flat: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -15,6 +15,8 @@ same.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -30,6 +32,7 @@ from cubemesh.frameworks.pytorch.host_memory import return_freed
 from cubemesh.frameworks.pytorch.launch import launch
 from cubemesh.frameworks.pytorch.placing import Placed, narrow_types
 from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
+from cubemesh.frameworks.pytorch.runtime import ready_process
 from cubemesh.frameworks.pytorch.scaling import DynamicScaling
 from cubemesh.model.work import Train, TrainSteps
 
@@ -41,6 +44,7 @@ __all__ = [
     "join",
     "launch",
     "preload",
+    "ready_process",
     "return_freed",
 ]
 
@@ -58,8 +62,13 @@ class CapturedProgram(PyTorchProgram):
     shows_layers = False  # a fused kernel computes several
 
     def __init__(self, request: BuildRequest) -> None:
-        super().__init__(request)
+        on_gpu = request.device.startswith("cuda")
+        self._stream = torch.cuda.Stream(request.device) if on_gpu else None  # type: ignore[no-untyped-call]
+        with self._aside():
+            super().__init__(request)
         self.fused = FusedNetwork(self._built)
+        if self._gradients is not None:
+            self.fused.place_of = self._gradients.place_of
         self._static_types = narrow_types(request)
         self._why_not = self._reason()
         self._rate_changed = False
@@ -95,7 +104,7 @@ class CapturedProgram(PyTorchProgram):
         """Choose what each fusion runs as, by trying; `load` comes after it."""
         if self._why_not and self._kind == "cuda":
             return None
-        with self._autocast:
+        with self._aside(), self._autocast:
             self.fused.tune(*placed[:-1])
         self.synchronize()
         torch.manual_seed(self._seed)  # dropout goes on as if nothing had been drawn
@@ -112,11 +121,11 @@ class CapturedProgram(PyTorchProgram):
         if self._graph is None:
             self._done += 1
             if self._done <= STEPS_BEFORE:
-                self._beside(placed)
+                self._step_as_it_is(placed)
                 return
             self._capture(placed)
         if not _alike(placed, self._static):
-            self._beside(placed)
+            self._step_as_it_is(placed)
             return
         assert self._graph is not None
         for own, given in zip(self._static, placed, strict=True):
@@ -124,13 +133,24 @@ class CapturedProgram(PyTorchProgram):
         self._graph.replay()
         self._loss = self._captured_loss
 
-    def _beside(self, placed: Placed) -> None:
-        """One step as it is, on a stream of its own as capturing asks for."""
-        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
+    def _step_as_it_is(self, placed: Placed) -> None:
+        with self._aside():
             super().train_step(placed)
-        torch.cuda.current_stream(self.device).wait_stream(stream)
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Within it work is queued on the stream that steps are captured on, behind what is queued
+        and before what will be. All that has to do with gradients goes there, from the first hook
+        on: PyTorch adds a gradient up on the stream on which it first met its parameter, and in a
+        graph every other stream is a branch of its own, to which the GPU changes and back."""
+        if self._stream is None:
+            yield
+            return
+        here = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(here)
+        with torch.cuda.stream(self._stream):
+            yield
+        here.wait_stream(self._stream)
 
     def _capture(self, placed: Placed) -> None:
         """Record a step. Nothing is computed: the replay does."""
@@ -142,7 +162,7 @@ class CapturedProgram(PyTorchProgram):
         self._optimizer.zero_grad(set_to_none=True)  # so that gradients lie in the graph's memory
         self.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             super().train_step(self._static)
         self._graph, self._captured_loss = graph, self._loss
 

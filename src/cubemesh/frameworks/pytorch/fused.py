@@ -32,7 +32,7 @@ from cubemesh.frameworks.pytorch.fused_norm import FusedNorm
 from cubemesh.frameworks.pytorch.fused_pool import FusedPool
 from cubemesh.frameworks.pytorch.host_tuning import HostTuning
 from cubemesh.frameworks.pytorch.module import Built
-from cubemesh.frameworks.pytorch.narrowing import narrowed
+from cubemesh.frameworks.pytorch.narrowing import PlaceOf, narrowed, nowhere
 from cubemesh.frameworks.pytorch.summed_conv import SummedConv
 from cubemesh.networks.fusion import NormFusion, ReluFusion, Step, fused_steps, reads
 from cubemesh.networks.graph import Node
@@ -66,6 +66,8 @@ class FusedNetwork:
         """Whether weights are narrowed together; under an autocast that `tune` was called under."""
         self.beside: Beside | None = None
         """Where weight gradients run, on a GPU."""
+        self.place_of: PlaceOf = nowhere
+        """Where a weight's gradient is to be written."""
         self._segments = _weights_by_segment(self.steps, self.operations)
         self._sums: Tensor | None = None
         """What kernels add to in a step, on a GPU."""
@@ -139,7 +141,8 @@ class FusedNetwork:
             self.beside = Beside(fed.device)
         joined = (lambda: None) if self.beside is None else self.beside.join
         weights, dtype = self._segments[number], torch.get_autocast_dtype(fed.device.type)
-        return dict(zip(weights, narrowed(list(weights.values()), dtype, joined), strict=True))
+        made = narrowed(list(weights.values()), dtype, joined, self.place_of)
+        return dict(zip(weights, made, strict=True))
 
     def _product(self, number: int, weight: Tensor) -> Run:
         """What a step does, with `weight` in place of its own."""

@@ -2,7 +2,8 @@
 
 Autocast converts each weight by itself when a layer reads it, and each gradient when it is made:
 two small kernels for every layer. Here a segment's weights are converted together, by the same
-rounding. A segment's gradients come together too, when its backward pass is done.
+rounding. A segment's gradients come together too, when its backward pass is done, and are written
+where they are wanted: where they travel in buckets, into those, which spares a copy of all.
 """
 
 from __future__ import annotations
@@ -13,23 +14,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
+PlaceOf = Callable[[Tensor], "Tensor | None"]
+"""Of a weight: the array that its gradient is to be written into, new in each call; None leaves
+that open."""
+
+
+def nowhere(weight: Tensor) -> Tensor | None:
+    """No place of its own for a gradient."""
+    return None
+
 
 def narrowed(
-    weights: Sequence[Tensor], dtype: torch.dtype, joined: Callable[[], None] = lambda: None
+    weights: Sequence[Tensor],
+    dtype: torch.dtype,
+    joined: Callable[[], None] = lambda: None,
+    place_of: PlaceOf = nowhere,
 ) -> tuple[Tensor, ...]:
     """Each of `weights` in `dtype`; their gradients arrive in the weights' own type. `joined` is
     called before the gradients are read."""
-    made: tuple[Tensor, ...] = _Narrow.apply(dtype, joined, *weights)  # type: ignore[no-untyped-call]
+    made: tuple[Tensor, ...] = _Narrow.apply(dtype, joined, place_of, *weights)  # type: ignore[no-untyped-call]
     return made
 
 
 class _Narrow(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, dtype: torch.dtype, joined: Callable[[], None], *weights: Tensor
+        ctx: Any,
+        dtype: torch.dtype,
+        joined: Callable[[], None],
+        place_of: PlaceOf,
+        *weights: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.joined = joined
-        ctx.like = [(w.shape, w.stride(), w.dtype) for w in weights]
+        ctx.joined, ctx.place_of, ctx.weights = joined, place_of, weights
         made = [torch.empty_like(w, dtype=dtype) for w in weights]
         torch._foreach_copy_(made, [w.detach() for w in weights])
         return tuple(made)
@@ -37,9 +53,9 @@ class _Narrow(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         ctx.joined()
-        made = [
-            torch.empty_strided(shape, stride, dtype=dtype, device=slope.device)
-            for slope, (shape, stride, dtype) in zip(slopes, ctx.like, strict=True)
-        ]
+        made = []
+        for weight in ctx.weights:
+            place = ctx.place_of(weight)
+            made.append(torch.empty_like(weight) if place is None else place)
         torch._foreach_copy_(made, list(slopes))
-        return (None, None, *made)
+        return (None, None, None, *made)

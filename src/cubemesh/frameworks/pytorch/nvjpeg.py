@@ -14,7 +14,9 @@ import importlib.util
 from collections.abc import Iterator, Sequence
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,6 +44,9 @@ class _Image(ctypes.Structure):
     """nvjpegImage_t: where the channels of an image are written, and bytes from row to row."""
 
     _fields_ = (("channel", c_void_p * MOST_COMPONENTS), ("pitch", c_size_t * MOST_COMPONENTS))
+
+
+Targets = ctypes.Array[_Image]
 
 
 class NvJpeg:
@@ -83,7 +88,8 @@ class NvJpeg:
     def _halved(self, by: _Backend, images: Sequence[EncodedImage]) -> list[Tensor | None]:
         if not images:
             return []
-        if self._decode_all(by, images, made := self._room(images)):
+        made, targets = self._room(images)
+        if self._decode_all(by, images, targets):
             return list(made)
         torch.cuda.current_stream().synchronize()  # what is queued still writes to that memory
         if len(images) == 1:
@@ -91,26 +97,27 @@ class NvJpeg:
         middle = len(images) // 2
         return self._halved(by, images[:middle]) + self._halved(by, images[middle:])
 
-    def _room(self, images: Sequence[EncodedImage]) -> list[Tensor]:
-        """For each, (channels, height, width) with channels last, in one piece of memory."""
-        shapes = [(image.size[1], image.size[0], self._channels) for image in images]
-        places = [0]
-        for height, width, channels in shapes:
-            places.append(places[-1] + -(-height * width * channels // APART) * APART)
-        memory = torch.empty(places[-1], dtype=torch.uint8, device=self._device)
-        return [
-            memory.as_strided(shape, (shape[1] * shape[2], shape[2], 1), place).permute(2, 0, 1)
-            for place, shape in zip(places, shapes, strict=False)
+    def _room(self, images: Sequence[EncodedImage]) -> tuple[list[Tensor], Targets]:
+        """For each, (channels, height, width) with channels last, in one piece of memory; and the
+        same places as nvJPEG is told them."""
+        channels = self._channels
+        widths, heights = np.array([image.size for image in images], np.int64).T
+        ends = np.cumsum(-(-widths * heights * channels // APART) * APART)
+        memory = torch.empty(int(ends[-1]), dtype=torch.uint8, device=self._device)
+        places = np.concatenate(([0], ends[:-1]))
+        told = np.zeros((len(images), 2 * MOST_COMPONENTS), np.uint64)
+        told[:, 0] = places + memory.data_ptr()
+        told[:, MOST_COMPONENTS] = widths * channels
+        rooms = [
+            memory.as_strided((channels, height, width), (1, width * channels, channels), place)
+            for height, width, place in zip(
+                heights.tolist(), widths.tolist(), places.tolist(), strict=True
+            )
         ]
+        return rooms, (_Image * len(images)).from_buffer(told.data)
 
-    def _decode_all(
-        self, by: _Backend, images: Sequence[EncodedImage], into: Sequence[Tensor]
-    ) -> bool:
+    def _decode_all(self, by: _Backend, images: Sequence[EncodedImage], targets: Targets) -> bool:
         """Queue the decoding of all; whether none was refused."""
-        targets = (_Image * len(images))()
-        for target, room in zip(targets, into, strict=True):
-            target.channel[0] = room.data_ptr()
-            target.pitch[0] = room.shape[2] * self._channels
         return by.decode(
             [image.data for image in images],
             targets,
@@ -125,6 +132,9 @@ class _Backend:
     def __init__(self, library: ctypes.CDLL, number: int) -> None:
         self._library = library
         self._handle, self._state = c_void_p(), c_void_p()
+        self._widths, self._heights = (c_int * MOST_COMPONENTS)(), (c_int * MOST_COMPONENTS)()
+        self._found = (byref(c_int()), byref(c_int()), self._widths, self._heights)
+        """What a header says: components, how colours are halved, and sizes."""
         self._prepared: tuple[int, int] | None = None
         """Size of the minibatch, and output, that it is prepared for."""
         self.starts = not (
@@ -134,17 +144,12 @@ class _Backend:
 
     def size_of(self, data: bytes) -> tuple[int, int] | None:
         """(width, height) as nvJPEG will write it; None for what it does not take."""
-        components, sampling = c_int(), c_int()
-        widths, heights = (c_int * MOST_COMPONENTS)(), (c_int * MOST_COMPONENTS)()
-        found = (byref(components), byref(sampling), widths, heights)
-        given = (self._handle, data, c_size_t(len(data)))
-        if self._refused(self._library.nvjpegGetImageInfo(*given, *found)):
+        ask = self._library.nvjpegGetImageInfo
+        if self._refused(ask(self._handle, data, len(data), *self._found)):
             return None
-        return widths[0], heights[0]
+        return self._widths[0], self._heights[0]
 
-    def decode(
-        self, data: Sequence[bytes], targets: ctypes.Array[_Image], output: int, stream: int
-    ) -> bool:
+    def decode(self, data: Sequence[bytes], targets: Targets, output: int, stream: int) -> bool:
         """Queue a minibatch on a stream; whether none was refused. RuntimeError where that is no
         image's fault."""
         own = (self._handle, self._state)
@@ -181,9 +186,12 @@ def _libraries() -> Iterator[ctypes.CDLL]:
     """Those that load, their calls declared."""
     for name in (*NAMES, *_brought()):
         try:
-            library = ctypes.CDLL(str(name))
+            library: Any = ctypes.CDLL(str(name))
         except OSError:
             continue
+        # Microseconds, and for every image: to let go of Python's lock would take as long.
+        locked = ctypes.PyDLL(library._name, handle=library._handle)
+        library.nvjpegGetImageInfo = locked.nvjpegGetImageInfo
         library.nvjpegGetImageInfo.argtypes = (
             c_void_p, c_char_p, c_size_t, POINTER(c_int), POINTER(c_int), POINTER(c_int),
             POINTER(c_int),

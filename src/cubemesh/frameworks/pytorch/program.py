@@ -170,7 +170,7 @@ class PyTorchProgram:
         if self._gradients is not None:
             self._gradients.check_complete()
             self._exchange.finish()
-        self._loss = loss  # backward has freed what its graph kept, so it holds one number
+        self._loss = loss.detach()  # or its graph lives on, and the next step's is tied to it
 
     def _apply(self) -> None:
         """Update the weights by their gradients."""
