@@ -25,10 +25,11 @@ from typing import Any
 
 from cubemesh import networks
 from cubemesh.data import made_images
+from cubemesh.data.base import Decodes, EncodedBatch
 from cubemesh.data.feed import Feed
 from cubemesh.data.images import Reading, open_images
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.base import BuildRequest, Compiles
+from cubemesh.frameworks.base import Batch, BuildRequest, Compiles
 from cubemesh.frameworks.process import ReadiesProcess
 from cubemesh.model.spec import Placement, ProgramSettings
 from cubemesh.model.work import TrainSteps
@@ -54,6 +55,33 @@ class Result:
     """The share of the time on files that the step waited for its minibatch."""
     decoded_by_host: int
     """Images that the host had to decode though the device was to."""
+    decoding_s: float | None
+    """What a minibatch takes in the thread that has the device decode it, in the mean; None where
+    the host decodes."""
+    decoding_processor_s: float | None
+    """How much of it that thread computes; the rest it waits, for the device or Python's lock."""
+
+
+class Watched:
+    """A program whose `decode` is timed."""
+
+    def __init__(self, program: Decodes) -> None:
+        self._program = program
+        self._took: list[tuple[float, float]] = []
+
+    def decode(self, batch: EncodedBatch) -> Batch:
+        """See `Decodes` in cubemesh/data/base."""
+        start = time.perf_counter(), time.thread_time()
+        made = self._program.decode(batch)
+        self._took.append((time.perf_counter() - start[0], time.thread_time() - start[1]))
+        return made
+
+    def means(self) -> tuple[float | None, float | None]:
+        """Seconds of a minibatch, and processor seconds; the first, which warm up, are left out."""
+        took = self._took[WAITING:]
+        if not took:
+            return None, None
+        return mean([wall for wall, _ in took]), mean([own for _, own in took])
 
 
 def request_for(device: str, size: int, batch: int, **settings: Any) -> BuildRequest:
@@ -99,8 +127,9 @@ def measure(args: argparse.Namespace) -> Result:
     if isinstance(program, Compiles):
         program.compile(lying)
     program.load(request.network.draw(0))
+    watched = Watched(program)
     if reading.stays_encoded:
-        feed.decode_by(program)
+        feed.decode_by(watched)
 
     def fed() -> None:
         program.train_step(program.place(next(feed)))
@@ -125,6 +154,7 @@ def measure(args: argparse.Namespace) -> Result:
     program.close()
     ratios = [on_files / on_batch for on_files, on_batch in rates]
     interval = t_interval(ratios)
+    decoding_s, decoding_processor_s = watched.means()
     return Result(
         fed_per_s=args.batch * mean([r[0] for r in rates]),
         synthetic_per_s=args.batch * mean([r[1] for r in rates]),
@@ -134,6 +164,8 @@ def measure(args: argparse.Namespace) -> Result:
         rounds=tuple(ratios),
         waited=waited_s / (args.rounds * args.seconds),
         decoded_by_host=by_host,
+        decoding_s=decoding_s,
+        decoding_processor_s=decoding_processor_s,
     )
 
 
@@ -166,6 +198,11 @@ def main() -> None:
         f"({found.low:.3f} to {found.high:.3f}); {100 * found.waited:.0f} % of the time waited for "
         f"input; {found.decoded_by_host} images were left to the host"
     )
+    if found.decoding_s is not None and found.decoding_processor_s is not None:
+        print(
+            f"decoding a minibatch takes {1e3 * found.decoding_s:.1f} ms, of which its thread "
+            f"computes {1e3 * found.decoding_processor_s:.1f}"
+        )
     if args.json:
         with open(args.json, "w") as file:
             settings = {k: v for k, v in vars(args).items() if k != "json"}
