@@ -57,7 +57,7 @@ class Result:
     """Images that the host had to decode though the device was to."""
     decoding_s: float | None
     """What a minibatch takes in the thread that has the device decode it, in the mean; None where
-    the host decodes."""
+    the host decodes, or the step does for want of threads."""
     decoding_processor_s: float | None
     """How much of it that thread computes; the rest it waits, for the device or Python's lock."""
 

@@ -44,7 +44,8 @@ __all__ = [
 
 
 READERS = 4
-"""Threads that only read: more hold one another up, by Python's lock (benchmarks/LOG.md)."""
+"""Threads where a device decodes, and they mostly read: more hold one another up, by Python's lock
+(benchmarks/LOG.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +168,7 @@ def input_threads(
     name: str, asked: int | None, usable_cores: float, decode_on: DataOn = "host"
 ) -> int:
     """Threads that make minibatches of `name` ahead of the step: as many as were asked for, or one
-    for each core where making them takes long; where a device decodes, a few that read."""
+    for each core where making them takes long; where a device decodes, a few."""
     if asked is not None:
         return asked
     cores = max(1, int(usable_cores))

@@ -82,10 +82,9 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
     neighbours = Neighbours(job.gpu_uuid)  # before the framework wakes the GPU
     with log.phase("import"):
         framework = entry(spec.program.framework).load()
-        if isinstance(framework, ReadiesProcess):
-            framework.ready_process(spec.program)
+        known.is_out_of_memory = framework.is_out_of_memory
+        _make_ready(spec)
         able = framework.capabilities()
-    known.is_out_of_memory = framework.is_out_of_memory
     check_supported(spec, able)
     own = ranks.whoami()
     device = known.device = _own_device(spec, able, own)
@@ -132,6 +131,17 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
         (alternate_programs if spec.against else TASKS[spec.work.kind])(task)
         tell_link(group, log)
         group.close()
+
+
+def _make_ready(spec: RunSpec) -> None:
+    """Make the process ready for each program that it will run, before any looks for a device."""
+    programs = [spec.program]
+    if spec.against is not None:
+        programs.append(spec.against.program)
+    for program in programs:
+        framework = entry(program.framework).load()
+        if isinstance(framework, ReadiesProcess):
+            framework.ready_process(program)
 
 
 def _input_threads(spec: RunSpec, usable_cores: float) -> int:

@@ -79,6 +79,20 @@ def test_a_step_of_another_rate_is_captured_anew(make_request, tiny):
 
 
 @gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="PyTorch finds no two GPUs here")
+def test_a_program_of_another_gpu_leaves_it_the_current_one(make_request, make_batch):
+    network = networks.build("little-cnn")
+    torch.cuda.set_device(0)
+    program = captured.build(make_request(network, device="cuda:1"))
+    assert torch.cuda.current_device() == 1
+    program.load(network.draw(0))
+    for step in range(4):
+        program.train_step(program.place(make_batch(network, 16, step)))
+    assert np.isfinite(program.loss())
+    assert torch.cuda.current_device() == 1
+
+
+@gpu
 @needs_gpu
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_every_replayed_step_is_the_eager_one_from_the_same_weights(

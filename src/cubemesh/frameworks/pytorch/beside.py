@@ -29,6 +29,8 @@ class Beside:
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        while self._stream == torch.cuda.current_stream(device):  # of 32, given in turn
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._held: list[Tensor] = []
 
     def weight_gradient(self, slope: Tensor, x: Tensor, weight: Tensor, how: Any) -> Tensor:

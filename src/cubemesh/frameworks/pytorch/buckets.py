@@ -51,9 +51,12 @@ class GradientBuckets:
     def place_of(self, parameter: Tensor) -> Tensor | None:
         """Where the gradient of a parameter will lie, for one that makes it to write it there
         itself: an array of its own over that memory, which autograd takes as it is. None for what
-        is no parameter, and while gradients rest."""
+        is no parameter, for one that has a gradient, which may lie there, and while gradients rest.
+        """
         name = self._names.get(id(parameter))
-        return None if name is None or self.resting else self._places[name].detach()
+        if name is None or self.resting or parameter.grad is not None:
+            return None
+        return self._places[name].detach()
 
     def start(self) -> None:
         """Before each backward pass: nothing has come yet."""

@@ -62,8 +62,10 @@ class CapturedProgram(PyTorchProgram):
     shows_layers = False  # a fused kernel computes several
 
     def __init__(self, request: BuildRequest) -> None:
-        on_gpu = request.device.startswith("cuda")
-        self._stream = torch.cuda.Stream(request.device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._stream: torch.cuda.Stream | None = None
+        if request.device.startswith("cuda"):
+            torch.cuda.set_device(request.device)  # here: leaving a stream goes back to its device
+            self._stream = torch.cuda.Stream(request.device)  # type: ignore[no-untyped-call]
         with self._aside():
             super().__init__(request)
         self.fused = FusedNetwork(self._built)
@@ -116,7 +118,7 @@ class CapturedProgram(PyTorchProgram):
         """Queue a replay of the captured step; the first steps, and a batch of another shape than
         the captured one's, run as they are."""
         if self._why_not:
-            super().train_step(placed)
+            self._step_as_it_is(placed)
             return
         if self._graph is None:
             self._done += 1
@@ -148,9 +150,11 @@ class CapturedProgram(PyTorchProgram):
             return
         here = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(here)
-        with torch.cuda.stream(self._stream):
-            yield
-        here.wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            here.wait_stream(self._stream)
 
     def _capture(self, placed: Placed) -> None:
         """Record a step. Nothing is computed: the replay does."""

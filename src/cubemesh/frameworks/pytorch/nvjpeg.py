@@ -133,6 +133,7 @@ class _Backend:
         self._library = library
         self._handle, self._state = c_void_p(), c_void_p()
         self._widths, self._heights = (c_int * MOST_COMPONENTS)(), (c_int * MOST_COMPONENTS)()
+        # One of each: who decodes is one thread at a time (`Placer.decode`).
         self._found = (byref(c_int()), byref(c_int()), self._widths, self._heights)
         """What a header says: components, how colours are halved, and sizes."""
         self._prepared: tuple[int, int] | None = None
