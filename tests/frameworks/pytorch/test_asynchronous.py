@@ -33,7 +33,7 @@ RANKS = 2
 STEPS = 6
 RATE = 0.05
 CASES = [("asynchronous", "nchw", "sgd"), ("asynchronous-aware", "nhwc", "rmsprop")]
-SLEEPS_S = (0.02, 0.12)
+SLEEPS_S = (0.02, 0.24)
 """What a step of each rank sleeps."""
 PACED = ("all-reduce", "asynchronous")
 
@@ -89,8 +89,8 @@ def rank(folder):
         np.savez(Path(folder, f"{number}-{group.rank}.npz"), **program.state(), **updates)
         program.close()
     for name in PACED:
-        steps, elapsed_s = slowed(name, group)
-        np.savez(Path(folder, f"{name}-{group.rank}.npz"), steps=steps, elapsed_s=elapsed_s)
+        mean_s, median_s = slowed(name, group)
+        np.savez(Path(folder, f"{name}-{group.rank}.npz"), mean_s=mean_s, median_s=median_s)
     fail_while_waiting(Path(folder, "told.txt"), group)
     group.close()
 
@@ -116,7 +116,9 @@ def fail_while_waiting(told, group):
 
 
 def slowed(name, group):
-    """Steps of this rank, and the time they took, where rank 1 sleeps longer in each of its own."""
+    """What a step of this rank takes, where rank 1 sleeps longer in each of its own: in the mean of
+    all, and in the median window. Where a busy host holds one rank up before a window in step, the
+    other's clock runs already."""
     program, _ = make((name, "nchw", "sgd"), group)
     placed = program.place(batch(group.rank, 0))
 
@@ -130,12 +132,13 @@ def slowed(name, group):
         program.synchronize,
         program.clock,
         samples_per_step=4,
-        effort=Effort(steps=8, windows=4, seconds=0.0, warmup_seconds=0.0),
+        effort=Effort(steps=12, windows=4, seconds=0.0, warmup_seconds=0.0),
         log=KeptLog(),
         pace=Apart(group.rank, group.told) if apart else InStep(group.agree),
     )
     program.close()
-    return sum(w.steps for w in found.windows), sum(w.elapsed_s for w in found.windows)
+    mean_s = sum(w.elapsed_s for w in found.windows) / sum(w.steps for w in found.windows)
+    return mean_s, np.median([w.elapsed_s / w.steps for w in found.windows])
 
 
 @pytest.fixture(scope="module")
@@ -190,14 +193,12 @@ def test_the_servers_account_leads_to_its_weights(ranks, number):
 
 
 def test_a_slowed_rank_lowers_the_others_pace_only_where_they_wait_for_it(ranks):
-    def pace_s(name, n):
-        found = ranks[name, n]
-        return float(found["elapsed_s"] / found["steps"])
-
-    assert pace_s("all-reduce", 0) == pytest.approx(pace_s("all-reduce", 1), rel=0.1)
-    assert pace_s("all-reduce", 0) >= SLEEPS_S[1]
-    assert pace_s("asynchronous", 1) >= SLEEPS_S[1]
-    assert pace_s("asynchronous", 0) < SLEEPS_S[1] / 2
+    first_s, second_s = (float(ranks["all-reduce", n]["median_s"]) for n in range(RANKS))
+    assert first_s == pytest.approx(second_s, rel=0.1)
+    assert first_s >= SLEEPS_S[1]
+    first_s, second_s = (float(ranks["asynchronous", n]["mean_s"]) for n in range(RANKS))
+    assert second_s >= SLEEPS_S[1]
+    assert first_s < SLEEPS_S[1] / 2
 
 
 def test_scaled_losses_are_refused(make_request):
