@@ -47,6 +47,7 @@ class _Image(ctypes.Structure):
 
 
 Targets = ctypes.Array[_Image]
+"""Where the images of a minibatch are written."""
 
 
 class NvJpeg:
