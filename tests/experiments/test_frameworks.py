@@ -202,5 +202,9 @@ def test_a_small_matrix_for_real(tmp_path):
         context = Context(machine=machine, scale=Scale.QUICK)
         answered = ask(EXPERIMENT, request(EXPERIMENT, texts), context, executor, store)
     forward, training = answered.answer.tables  # nobody published times of little-cnn
-    assert training.rows[0][1].value > forward.rows[0][1].value > 0
+    kinds = {record.run_id: record.spec.work.kind for record in answered.records}
+    for table, kind in ((forward, "forward"), (training, "train_steps")):
+        cell = table.rows[0][1]  # which is faster, a busy host decides
+        assert kinds[cell.run_id] == kind
+        assert cell.value > 0
     assert len(answered.records) == 4
