@@ -272,6 +272,13 @@ def test_several_devices_have_exchanges_and_buckets_and_no_threads(machine, play
     assert search.alternated is None
 
 
+def test_several_gpus_exchange_by_copies_too(machine, play, record_of):
+    player = Machine(record_of, lambda spec: 0.01, device="cuda:0")
+    tuned(machine, play, player, devices=2)
+    by_copies = {"all-reduce-copied", "all-reduce-copied-16"}
+    assert {s.program.exchange for s in player.asked} == {"all-reduce", "all-reduce-16"} | by_copies
+
+
 def test_a_gpu_has_its_precisions_and_no_threads(machine, play, record_of):
     player = Machine(record_of, speed, device="cuda:0")
     tuned(machine, play, player)

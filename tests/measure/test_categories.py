@@ -79,6 +79,9 @@ SEEN = {
         "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
         "ncclKernel_Broadcast_RING_LL_Sum_int8_t",
         "c10d::allreduce_",
+        "c10d::symmetric_memory::barrier_kernel(unsigned int**, int, int, int, unsigned long)",
+        "Memcpy PtoP (Device -> Device)",
+        "average_of_ranks_kernel",
     ),
     COPIES: (
         "Memcpy HtoD (Pinned -> Device)",

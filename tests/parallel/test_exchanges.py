@@ -3,7 +3,7 @@
 import pytest
 
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.exchange import BUCKET_BYTES, Alone, Bucket
+from cubemesh.frameworks.exchange import BUCKET_BYTES, Alone, Bucket, FinishesInOrder, MakesRoom
 from cubemesh.parallel import exchanges
 from cubemesh.parallel.exchanges import AVERAGE_EVERY, EXCHANGES, LocalSgd
 
@@ -72,6 +72,79 @@ def test_buckets_travel_while_the_backward_pass_goes_on(name, narrow):
     ]
     assert one_step(exchange, group) == step
     assert one_step(exchange, group) == step * 2, "nothing of a step is left for the next"
+
+
+class Copying(Written):
+    """One whose devices fetch from each other."""
+
+    def copies(self):
+        group = self
+
+        class Copies:
+            def room(self, numbers, like):
+                return f"room for {numbers} {like}"
+
+            def all_reduce_mean(self, array):
+                return group._pending("fetch", array)
+
+            def rest(self):
+                group.said.append(("rested",))
+
+        return Copies()
+
+
+def test_buckets_are_fetched_while_the_backward_pass_goes_on_and_left_when_all_have_them():
+    group = Copying()
+    exchange = exchanges.make("all-reduce-copied", group)
+    assert isinstance(exchange, MakesRoom)
+    assert exchange.room(5, "floats") == "room for 5 floats"
+    step = [
+        ("fetch", "gradients 0"),
+        ("backward goes on",),
+        ("fetch", "gradients 1"),
+        ("waited", "fetch", "gradients 0"),
+        ("waited", "fetch", "gradients 1"),
+        ("update",),
+        ("rested",),
+    ]
+    assert one_step(exchange, group) == step
+    assert one_step(exchange, group) == step * 2, "nothing of a step is left for the next"
+
+
+@pytest.mark.parametrize("name", ["all-reduce", "all-reduce-16", "all-reduce-copied"])
+def test_all_but_the_last_bucket_can_be_waited_for_by_themselves(name):
+    group = Copying()
+    exchange = exchanges.make(name, group)
+    assert isinstance(exchange, FinishesInOrder)
+    for index in range(3):
+        exchange.ready(bucket(index))
+    group.said.clear()
+    exchange.finish_but_last()
+    assert [words[2] for words in group.said] == ["gradients 0", "gradients 1"]
+    exchange.finish()
+    assert [words[2] for words in group.said] == ["gradients 0", "gradients 1", "gradients 2"]
+    exchange.finish_but_last()
+    exchange.finish()
+    assert len(group.said) == 3
+
+
+def test_exchanges_that_round_alike_make_the_same_steps():
+    assert exchanges.same_steps("all-reduce", "parameter-server")
+    assert exchanges.same_steps("all-reduce-16", "all-reduce-copied-16")
+    assert not exchanges.same_steps("all-reduce", "all-reduce-16")
+    assert not exchanges.same_steps("all-reduce", "local-sgd")
+    assert exchanges.same_steps("none", "none")
+    assert exchanges.ROUNDED < exchanges.SAME_WEIGHTS < set(EXCHANGES)
+
+
+def test_a_rank_alone_has_nobody_to_fetch_from():
+    exchange = exchanges.make("all-reduce-copied", Alone())
+    updates = []
+    exchange.ready(bucket(0))
+    exchange.finish()
+    exchange.update(lambda: updates.append(1), ["weights"])
+    assert updates == [1]
+    assert exchange.room(5, "floats") is None
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 
-READERS = 4
+READERS = 2
 """Threads where a device decodes, and they mostly read: more hold one another up, by Python's lock
 (benchmarks/LOG.md)."""
 

@@ -28,6 +28,7 @@ from cubemesh.model import (
     RunSpec,
 )
 from cubemesh.model.spec import BatchNormOver, Precision
+from cubemesh.parallel.exchanges import SAME_WEIGHTS
 from cubemesh.results import Store
 
 ITERATIONS = {Scale.QUICK: 10, Scale.DEFAULT: 30, Scale.FULL: 300}
@@ -35,7 +36,7 @@ NETWORKS = {Scale.QUICK: ("little-cnn",)}
 RANKS = {Scale.QUICK: (1, 2)}
 PRECISIONS: dict[Scale, tuple[Precision, ...]] = {Scale.QUICK: ("fp64",)}
 
-SAME_STEPS = ("all-reduce", "all-reduce-16", "parameter-server", "local-sgd", "none")
+SAME_STEPS = (*sorted(SAME_WEIGHTS), "local-sgd", "none")
 """Exchanges after whose first step there is a gradient to hold against one device's."""
 
 

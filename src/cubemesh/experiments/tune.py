@@ -75,8 +75,9 @@ class Settings:
     """How threads are bound to processors, where there are fewer of them."""
     compiling: tuple[CompileBy, ...] = ("network", "segment")
     """What a compiler sees at once."""
-    exchanges: tuple[str, ...] = ("all-reduce", "all-reduce-16")
-    """Of several devices, how they come to the same weights, the stock way first."""
+    exchanges: tuple[str, ...] = ()
+    """Of several devices, how they come to the same weights, the stock way first; none given is
+    all-reduce and all-reduce-16, between GPUs by copies too."""
     buckets_mib: tuple[int, ...] = (1, 4, 100)
     """Of several devices, MiB of gradients that travel together, besides 25."""
     batches: tuple[int, ...] = ()
@@ -96,7 +97,7 @@ class Settings:
                 f"losses={self.losses} are too few to judge a setting by: set {LEAST_LOSSES} or "
                 "more."
             )
-        for name in ("layouts", "compiling", "exchanges"):
+        for name in ("layouts", "compiling"):
             if not getattr(self, name):
                 raise UsageError(f"{name} must name one at least.")
         for name in ("threads", "buckets_mib", "batches"):

@@ -15,10 +15,14 @@ from cubemesh.experiments.conditions import spoken
 from cubemesh.frameworks import FRAMEWORKS, entry
 from cubemesh.model import NetworkWork, RunRecord, RunSpec
 from cubemesh.model.spec import CompileBy, Layout, Pinning, Precision
+from cubemesh.parallel import exchanges
 from cubemesh.units import format_bytes
 
-IN_BUCKETS = ("all-reduce", "all-reduce-16", "parameter-server")
+IN_BUCKETS = exchanges.SAME_WEIGHTS
 """Exchanges under which `bucket_bytes` counts."""
+
+
+STOCK_EXCHANGE = "all-reduce"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +68,8 @@ class Configuration:
 
     def counts_as(self, other: Configuration) -> bool:
         """Whether it computes with as many digits as `other`."""
-        return (self.precision, self.exchange) == (other.precision, other.exchange)
+        same_steps = exchanges.same_steps(self.exchange, other.exchange)
+        return self.precision == other.precision and same_steps
 
 
 def _spoken(name: str, value: object) -> str:
@@ -216,6 +221,13 @@ def usual_frameworks() -> tuple[str, ...]:
 def usual_precisions(on_gpu: bool) -> tuple[Precision, ...]:
     """Those that may train as well as fp32 does."""
     return ("fp32", "tf32", "bf16", "fp16") if on_gpu else ("fp32", "bf16")
+
+
+def usual_exchanges(on_gpu: bool) -> tuple[str, ...]:
+    """Those after each step of which all devices have the same weights, and where none updates for
+    the others."""
+    by_copies = ("all-reduce-copied", "all-reduce-copied-16") if on_gpu else ()
+    return (STOCK_EXCHANGE, "all-reduce-16", *by_copies)
 
 
 def device_of(stock: RunRecord) -> tuple[bool, int | None]:

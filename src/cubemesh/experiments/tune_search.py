@@ -23,11 +23,13 @@ from cubemesh.experiments.tune_curves import Means, departs, judge, means_of
 from cubemesh.experiments.tune_levers import (
     LEVERS,
     MINIBATCH,
+    STOCK_EXCHANGE,
     Configuration,
     Lever,
     Reach,
     Wishes,
     device_of,
+    usual_exchanges,
     usual_precisions,
     usual_threads,
 )
@@ -140,7 +142,7 @@ class Search:
                 framework=name,
                 precision=precision,
                 layout=own,
-                exchange=asked.exchanges[0] if asked.devices > 1 else "none",
+                exchange=(*asked.exchanges, STOCK_EXCHANGE)[0] if asked.devices > 1 else "none",
                 batch_per_device=asked.batch_per_device,
             )
             yield from self._measure(configuration)
@@ -159,7 +161,7 @@ class Search:
             precisions=asked.precisions or usual_precisions(on_gpu),
             layouts=asked.layouts,
             compiling=asked.compiling,
-            exchanges=asked.exchanges if asked.devices > 1 else (),
+            exchanges=(asked.exchanges or usual_exchanges(on_gpu)) if asked.devices > 1 else (),
             buckets=asked.buckets,
             threads=() if set_already else asked.threads or usual_threads(usable),
             pinnings=asked.pinnings,

@@ -99,6 +99,29 @@ class TellsLink(Protocol):
         """What this rank has used so far; None where that is not known."""
 
 
+@runtime_checkable
+class CopiesBetween(Protocol):
+    """A group whose devices can fetch from each other's memory; others need not."""
+
+    def copies(self) -> Copies:
+        """A way to do that, for the buckets of one program. Every rank calls this; `Unsupported`
+        where the devices that met cannot."""
+
+
+class Copies(Protocol):
+    """Means that devices make by fetching from one another, beside what they compute. Every rank
+    calls the same operations in the same order."""
+
+    def room(self, numbers: int, like: Any) -> Any:
+        """A flat array of zeros of the type of `like`, which the other ranks can read."""
+
+    def all_reduce_mean(self, array: Any) -> Pending:
+        """Begin to replace an array that `room` made by its mean over all ranks."""
+
+    def rest(self) -> None:
+        """Let what is queued from now on begin when no rank reads this one's arrays any more."""
+
+
 class Mail(Protocol):
     """Messages and arrays from one rank to another. An array is queued on the device; that it is
     on its way is told by a message first, so that no device waits for one that is not yet made."""
@@ -173,6 +196,32 @@ class Exchange(Protocol):
     def update(self, apply: Callable[[], None], weights: Sequence[Any]) -> None:
         """Bring `weights`, the framework's own arrays, to where the exchanged gradients lead;
         `apply` runs this rank's optimizer on its gradients."""
+
+
+@runtime_checkable
+class MakesRoom(Protocol):
+    """An `Exchange` whose buckets must lie in memory of its own."""
+
+    def room(self, numbers: int, like: Any) -> Any:
+        """A flat array of zeros of the type of `like`, the framework's own, for a bucket; None
+        where any will do. Every rank asks for the same ones in the same order."""
+
+
+@runtime_checkable
+class FinishesInOrder(Protocol):
+    """An `Exchange` whose buckets come back one after the other; others need not offer this."""
+
+    def finish_but_last(self) -> None:
+        """As `finish`, for every bucket but the last that was given."""
+
+
+@runtime_checkable
+class SendsNarrow(Protocol):
+    """An `Exchange` that may round what it sends. A framework may make the buckets of it of 16-bit
+    floats, and then nothing is converted on the way."""
+
+    narrow: bool
+    """Whether numbers travel as 16-bit floats."""
 
 
 @runtime_checkable

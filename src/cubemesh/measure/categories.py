@@ -21,7 +21,10 @@ OPTIMIZER = "optimizer"
 UNNAMED = "unnamed"
 
 _RULES: tuple[tuple[str, str], ...] = (
-    (COMMUNICATION, r"nccl|c10d::|gloo|all_?reduce|all_?gather|reduce_?scatter"),
+    (
+        COMMUNICATION,
+        r"nccl|c10d::|gloo|all_?reduce|all_?gather|reduce_?scatter|^memcpy ptop|of_ranks_kernel",
+    ),
     (OPTIMIZER, r"multi_tensor_apply|_fused_(sgd|adam|adamw|adagrad)|fused_?(sgd|adam)|_foreach_"),
     (
         COPIES,

@@ -5,6 +5,8 @@
 | `none` | nothing: one device has the mean already |
 | `all-reduce` | each bucket of gradients, as soon as it is full; every rank updates its weights |
 | `all-reduce-16` | the same as 16-bit floats (bfloat16): half the bytes, rounded |
+| `all-reduce-copied` | as `all-reduce`, by copies from GPU to GPU: their cores go on computing |
+| `all-reduce-copied-16` | the same as 16-bit floats |
 | `parameter-server` | gradients to rank 0, which averages them and updates; its weights to all |
 | `local-sgd` | nothing for most steps; every `AVERAGE_EVERY` steps the weights, averaged |
 | `asynchronous` | each rank's gradient to the server, when it is there; the server's weights back |
@@ -25,6 +27,8 @@ from cubemesh.frameworks.exchange import (
     BUCKET_BYTES,
     Alone,
     Bucket,
+    Copies,
+    CopiesBetween,
     Exchange,
     Group,
     Pending,
@@ -65,20 +69,63 @@ class AllReduce:
 
     def __init__(self, group: Group, narrow: bool = False) -> None:
         self.name = "all-reduce-16" if narrow else "all-reduce"
-        self._group, self._narrow = group, narrow
+        self._group, self.narrow = group, narrow
         self._under_way: list[Pending] = []
 
     def ready(self, bucket: Bucket) -> None:
         """Begin to reduce it."""
-        self._under_way.append(self._group.all_reduce_mean(bucket.gradients, self._narrow))
+        self._under_way.append(self._group.all_reduce_mean(bucket.gradients, self.narrow))
 
     def finish(self) -> None:
         """Wait for every bucket."""
         _wait(self._under_way)
 
+    def finish_but_last(self) -> None:
+        """See `FinishesInOrder`."""
+        self._under_way = _wait_but_last(self._under_way)
+
     def update(self, apply: Callable[[], None], weights: Sequence[Any]) -> None:
         """Update: the gradients are alike everywhere, so the weights stay so."""
         apply()
+
+
+class CopiedAllReduce:
+    """As `AllReduce`, where devices fetch from each other's memory by themselves. An update ends
+    when no other device reads this one's gradients any more."""
+
+    capturable = True
+    updates = True
+    bucket_bytes: int | None = BUCKET_BYTES
+
+    def __init__(self, group: Group, narrow: bool = False) -> None:
+        assert group.size == 1 or isinstance(group, CopiesBetween), "asked for what it can do"
+        self.name = "all-reduce-copied-16" if narrow else "all-reduce-copied"
+        self.narrow = narrow
+        self._copies: Copies | None = group.copies() if isinstance(group, CopiesBetween) else None
+        self._under_way: list[Pending] = []
+
+    def room(self, numbers: int, like: Any) -> Any:
+        """See `MakesRoom`."""
+        return None if self._copies is None else self._copies.room(numbers, like)
+
+    def ready(self, bucket: Bucket) -> None:
+        """Begin to average it."""
+        if self._copies is not None:
+            self._under_way.append(self._copies.all_reduce_mean(bucket.gradients))
+
+    def finish(self) -> None:
+        """Wait for every bucket."""
+        _wait(self._under_way)
+
+    def finish_but_last(self) -> None:
+        """See `FinishesInOrder`."""
+        self._under_way = _wait_but_last(self._under_way)
+
+    def update(self, apply: Callable[[], None], weights: Sequence[Any]) -> None:
+        """Update, as every rank does."""
+        apply()
+        if self._copies is not None:
+            self._copies.rest()
 
 
 class ParameterServer:
@@ -152,13 +199,23 @@ class LocalSgd:
         self._steps = state["steps"]
 
 
-SAME_WEIGHTS = frozenset({"all-reduce", "all-reduce-16", "parameter-server"})
+SAME_WEIGHTS = frozenset(
+    {
+        *("all-reduce", "all-reduce-16", "all-reduce-copied", "all-reduce-copied-16"),
+        "parameter-server",
+    }
+)
 """The exchanges after each step of which all ranks have the same weights, to the bit."""
+
+ROUNDED = frozenset({"all-reduce-16", "all-reduce-copied-16"})
+"""The exchanges that round what they send to 16 bits."""
 
 EXCHANGES: dict[str, Callable[[Group], Exchange]] = {
     "none": lambda group: NoExchange(),
     "all-reduce": AllReduce,
     "all-reduce-16": lambda group: AllReduce(group, narrow=True),
+    "all-reduce-copied": CopiedAllReduce,
+    "all-reduce-copied-16": lambda group: CopiedAllReduce(group, narrow=True),
     "parameter-server": ParameterServer,
     "local-sgd": LocalSgd,
     "asynchronous": Asynchronous,
@@ -181,6 +238,13 @@ def check(name: str) -> None:
         raise unknown_name("exchange", name, EXCHANGES)
 
 
+def same_steps(one: str, other: str) -> bool:
+    """Whether two exchanges lead to the same weights, but for how they round a sum."""
+    if {one, other} <= SAME_WEIGHTS:
+        return (one in ROUNDED) == (other in ROUNDED)
+    return one == other
+
+
 def make(name: str, group: Group | None = None, bucket_bytes: int | None = None) -> Exchange:
     """The exchange called `name` between the ranks of `group` (None: one rank alone), with buckets
     of about `bucket_bytes` where it has any (None: as large as it makes them by itself)."""
@@ -189,6 +253,12 @@ def make(name: str, group: Group | None = None, bucket_bytes: int | None = None)
     if bucket_bytes is not None and exchange.bucket_bytes is not None:
         exchange.bucket_bytes = bucket_bytes
     return exchange
+
+
+def _wait_but_last(under_way: list[Pending]) -> list[Pending]:
+    """What is still under way."""
+    _wait(under_way[:-1])
+    return under_way[-1:]
 
 
 def _wait(under_way: list[Pending]) -> None:

@@ -58,6 +58,58 @@ def plain_gradients(x):
     return {name: p.grad for name, p in module.named_parameters()}
 
 
+@pytest.mark.parametrize("placed", [True, False])
+@pytest.mark.parametrize("bucket_bytes", [1, 10_000])
+def test_gradients_that_travel_narrow_are_wide_again_for_the_optimizer(bucket_bytes, placed):
+    weights = {n: nn.Parameter(torch.randn(4, 3)) for n in ("first", "second")}
+    handed = []
+    buckets = GradientBuckets(weights, bucket_bytes, handed.append, travels_as=torch.bfloat16)
+    x = torch.randn(5, 4, dtype=torch.bfloat16)
+    for _ in range(2):
+        handed.clear()
+        buckets.start()
+        for weight in weights.values():
+            weight.grad = None
+        place_of = {"place_of": buckets.place_of} if placed else {}
+        made = narrowed(list(weights.values()), torch.bfloat16, **place_of)
+        loss = sum((x @ weight).square().mean() for weight in made)
+        wanted = torch.autograd.grad(loss, made, retain_graph=True)
+        loss.backward()
+        buckets.check_complete()
+        for bucket in handed:
+            assert bucket.gradients.dtype == torch.bfloat16
+            assert bucket.size_bytes == 2 * bucket.gradients.numel()
+            bucket.gradients.mul_(2)  # what an exchange leaves there
+        buckets.widen(buckets.buckets)
+        for weight, gradient in zip(weights.values(), wanted, strict=True):
+            assert torch.equal(weight.grad, 2 * gradient.float())
+    assert sum(bucket.gradients.numel() for bucket in handed) == 24
+
+
+def test_buckets_lie_where_there_is_room_for_them():
+    module, handed, made = Chain(), [], []
+
+    def room(numbers, like):
+        made.append(torch.zeros(2 * numbers, dtype=like.dtype)[:numbers])
+        return made[-1]
+
+    buckets = GradientBuckets(dict(module.named_parameters()), 100, handed.append, room)
+    assert [b.gradients.data_ptr() for b in buckets.buckets] == [one.data_ptr() for one in made]
+    assert buckets.apart_bytes == sum(b.size_bytes for b in buckets.buckets) > 0
+    assert bucketed(Chain(), 100)[0].apart_bytes == 0
+    x = torch.randn(2, 4, dtype=torch.float64)
+    wanted = plain_gradients(x)
+    buckets.start()
+    module(x).backward()
+    assert len(handed) == len(made) > 1
+    for name, parameter in module.named_parameters():
+        assert torch.equal(parameter.grad, wanted[name])
+        assert any(
+            parameter.grad.untyped_storage().data_ptr() == one.untyped_storage().data_ptr()
+            for one in made
+        )
+
+
 @pytest.mark.parametrize("bucket_bytes", [1, 60, 10_000])
 def test_a_gradient_that_is_written_into_its_place_is_not_copied(bucket_bytes):
     weights = {n: nn.Parameter(torch.randn(4, 3)) for n in ("first", "second", "third")}

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 from cubemesh import networks  # noqa: E402
 from cubemesh.frameworks.base import Unsupported  # noqa: E402
 from cubemesh.frameworks.captures import Captures  # noqa: E402
+from cubemesh.frameworks.exchange import Alone  # noqa: E402
 from cubemesh.frameworks.pytorch import (  # noqa: E402
     build,
     captured,
@@ -17,10 +18,12 @@ from cubemesh.frameworks.pytorch import (  # noqa: E402
     norm_launch,
     summed_conv,
 )
+from cubemesh.frameworks.pytorch.program import PyTorchProgram  # noqa: E402
 from cubemesh.frameworks.supported import check_supported  # noqa: E402
 from cubemesh.model.spec import Placement, ProgramSettings, RunSpec  # noqa: E402
 from cubemesh.model.work import FirstSteps, Forward, TrainSteps  # noqa: E402
 from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
+from cubemesh.parallel import exchanges  # noqa: E402
 
 gpu = pytest.mark.gpu
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU here")
@@ -76,6 +79,56 @@ def test_a_step_of_another_rate_is_captured_anew(make_request, tiny):
     ours._graph = object()
     ours.restore(ours.snapshot())
     assert ours._graph is None
+
+
+class Told:
+    """Of an exchange: which buckets it waited for, and which weights had moved by then."""
+
+    def __init__(self):
+        self.rank, self.size, self.moved = 0, 2, []
+
+    def all_reduce_mean(self, array, narrow=False):
+        told = self
+
+        class Waited:
+            def wait(self):
+                told.moved.append({n for n, w in told.now().items() if (w != told.before[n]).any()})
+
+        return Waited()
+
+
+@pytest.mark.parametrize("exchange", ["all-reduce", "all-reduce-16"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "lars"])
+def test_all_but_the_last_bucket_are_updated_while_that_travels(
+    exchange, optimizer, make_request, make_batch, without_dropout
+):
+    network, told = without_dropout(networks.build("little-cnn", 16, 10)), Told()
+
+    def built(group):
+        made = exchanges.make(exchange, group, 4096)
+        request = make_request(network, learning_rate=0.01, optimizer=optimizer)
+        return captured.build(dataclasses.replace(request, exchange=made))
+
+    ours, plain = built(told), built(Alone())
+    ours._why_not = ""  # as on a GPU
+    for program in (ours, plain):
+        program.load(network.draw(0))
+    told.now = ours.parameters
+    late = set(ours.buckets[-1].parameters)
+    assert len(ours.buckets) > 2
+    for step in range(3):
+        told.moved, told.before = [], ours.parameters()
+        for program in (ours, plain):
+            PyTorchProgram.train_step(program, program.place(make_batch(network, 8, step)))
+        *before, last = told.moved
+        assert not any(before)
+        assert last
+        assert not last & late
+        after = ours.parameters()
+        assert all((after[name] != told.before[name]).any() for name in late | last)
+        for name, array in plain.parameters().items():
+            np.testing.assert_array_equal(after[name], array, err_msg=name)
+        assert all(p.grad is not None for p in ours._built.parameters.values())
 
 
 @gpu

@@ -14,15 +14,24 @@ torch = pytest.importorskip("torch")
 
 from cubemesh.frameworks.base import Batch, BuildRequest  # noqa: E402
 from cubemesh.frameworks.exchange import Alone  # noqa: E402
-from cubemesh.frameworks.pytorch import build, join, launch  # noqa: E402
+from cubemesh.frameworks.pytorch import build, captured, join, launch  # noqa: E402
 from cubemesh.model.spec import Placement, ProgramSettings  # noqa: E402
 from cubemesh.model.work import TrainSteps  # noqa: E402
 from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
 from cubemesh.parallel import exchanges  # noqa: E402
 
 RANKS, STEPS, GLOBAL_BATCH = 2, 20, 8
+BUCKET_BYTES = 4096
+"""Small, so that there are two buckets, one of them of fewer numbers than ranks would share."""
 NORMED = "all-reduce, batch_norm=global"
-SAME = ("all-reduce", NORMED, "parameter-server", "model-parallel")
+CAPTURED = ("all-reduce, captured", "all-reduce-copied, captured")
+SAME = (
+    *("all-reduce", "all-reduce-copied", NORMED, "parameter-server", "model-parallel"),
+    *CAPTURED,
+)
+ROUNDED = tuple(
+    f"{name}-16{how}" for name in ("all-reduce", "all-reduce-copied") for how in ("", ", captured")
+)
 STALE = ("asynchronous", "asynchronous-aware")
 pytestmark = [
     pytest.mark.gpu,
@@ -43,10 +52,10 @@ def small(normed=False):
 
 def train(name, group, device, part):
     """The weights after some steps, and whose gradients a server applied."""
-    normed = name == NORMED
-    network, name = small(normed), "all-reduce" if normed else name
-    exchange = exchanges.make(name, group)
-    program = build(
+    normed, made = name == NORMED, captured.build if "captured" in name else build
+    network, name = small(normed), name.split(",")[0]
+    exchange = exchanges.make(name, group, BUCKET_BYTES)
+    program = made(
         BuildRequest(
             network=network,
             work=TrainSteps(network="small", batch_per_device=GLOBAL_BATCH, momentum=0.9),
@@ -82,7 +91,7 @@ def rank(folder):
     own = int(os.environ["RANK"])
     group = join(f"cuda:{own}", 60.0)
     each = GLOBAL_BATCH // RANKS
-    for name in (*SAME, *STALE):
+    for name in (*SAME, *ROUNDED, *STALE):
         whole = name == "model-parallel"
         part = slice(None) if whole else slice(own * each, (own + 1) * each)
         np.savez(Path(folder, f"{name}-{own}.npz"), **train(name, group, f"cuda:{own}", part))
@@ -94,19 +103,29 @@ def found(tmp_path_factory):
     """(exchange, rank) → what that rank found."""
     folder = tmp_path_factory.mktemp("gpus")
     subprocess.run([sys.executable, __file__, folder], check=True, timeout=110)
-    names = (*SAME, *STALE)
+    names = (*SAME, *ROUNDED, *STALE)
     return {(e, n): dict(np.load(folder / f"{e}-{n}.npz")) for e in names for n in range(RANKS)}
 
 
 @pytest.mark.parametrize("exchange", SAME)
 def test_two_gpus_make_the_steps_of_one(found, exchange):
-    own = exchange if exchange == NORMED else "none"
+    own = exchange if exchange == NORMED else "none"  # eager
     alone = train(own, Alone(), "cuda:0", slice(None))
     for n in range(RANKS):
         for name, array in alone.items():
             np.testing.assert_allclose(
                 found[exchange, n][name], array, rtol=1e-10, atol=1e-10, err_msg=name
             )
+
+
+@pytest.mark.parametrize("exchange", ROUNDED)
+def test_gradients_sent_as_16_bits_are_near_and_the_same_everywhere(found, exchange):
+    alone = train("none", Alone(), "cuda:0", slice(None))
+    first, second = found[exchange, 0], found[exchange, 1]
+    for name, array in alone.items():
+        np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+        np.testing.assert_allclose(first[name], array, rtol=0.02, atol=0.02, err_msg=name)
+    assert any((first[name] != array).any() for name, array in alone.items()), "they are rounded"
 
 
 @pytest.mark.parametrize("exchange", STALE)

@@ -14,7 +14,7 @@ from cubemesh.data.base import EncodedImage  # noqa: E402
 from cubemesh.data.feed import Feed  # noqa: E402
 from cubemesh.data.images import Reading, open_images  # noqa: E402
 from cubemesh.frameworks.pytorch import build, captured, jpeg, nvjpeg  # noqa: E402
-from cubemesh.frameworks.pytorch.crops import Crop, crop_into  # noqa: E402
+from cubemesh.frameworks.pytorch.crops import Crop, crop_into, tensor_of  # noqa: E402
 from cubemesh.frameworks.pytorch.placing import Placer  # noqa: E402
 from cubemesh.networks import build as build_network  # noqa: E402
 
@@ -108,7 +108,7 @@ def test_each_library_decodes_as_the_host_does_and_gives_up_what_it_cannot(name,
     assert found[5] is None
     for n in (0, 4, 6, 19):
         assert found[n].shape == (3, 375, 500)
-        off = np.abs(found[n].cpu().numpy().astype(float) - rows[n].whole())
+        off = np.abs(tensor_of(found[n]).cpu().numpy().astype(float) - rows[n].whole())
         assert off.mean() <= WHOLE
 
 
@@ -126,7 +126,7 @@ def test_nvjpeg_decodes_what_comes_in_several_scans(made):
     found = decoder.decode(rows)
     torch.cuda.synchronize()
     for row, pixels in zip(rows, found, strict=True):
-        off = np.abs(pixels.cpu().numpy().astype(float) - row.whole())
+        off = np.abs(tensor_of(pixels).cpu().numpy().astype(float) - row.whole())
         assert off.mean() <= WHOLE
 
 

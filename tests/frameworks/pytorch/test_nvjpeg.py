@@ -13,6 +13,7 @@ Image = pytest.importorskip("PIL.Image")
 
 from cubemesh.data.base import EncodedImage  # noqa: E402
 from cubemesh.frameworks.pytorch import nvjpeg  # noqa: E402
+from cubemesh.frameworks.pytorch.crops import tensor_of  # noqa: E402
 
 
 class Library:
@@ -94,9 +95,11 @@ def encoded(width, height, mode="RGB", said=None, cut=None, progressive=False):
 def test_each_image_lies_where_it_was_told_to(library, channels, mode):
     images = [encoded(33, 17, mode), encoded(8, 40, mode), encoded(64, 64, mode)]
     found = nvjpeg.NvJpeg(torch.device("cpu"), channels).decode(images)
-    for image, tensor in zip(images, found, strict=True):
+    for image, tensor in zip(images, map(tensor_of, found), strict=True):
         want = np.asarray(Image.open(io.BytesIO(image.data)).convert(mode))
         assert tensor.shape == (channels, *want.shape[:2])
+        assert (one := found[images.index(image)]).data_ptr() == tensor.data_ptr()
+        assert (one.shape, one.stride()) == (tensor.shape, tensor.stride())
         np.testing.assert_array_equal(tensor.permute(1, 2, 0).numpy().squeeze(), want)
 
 

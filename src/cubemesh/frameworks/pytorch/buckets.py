@@ -5,19 +5,33 @@
 
 When a bucket's last gradient is complete, all of them are copied into their places at once, but for
 those that were written there; a parameter's gradient then *is* its place, so what the exchange
-leaves there is what the optimizer reads. A bucket is handed over when it is full and every bucket
-before it has been handed over: all ranks hand over in the same order, whatever order their
-gradients come in. (The design of PyTorch's DistributedDataParallel: Li et al., VLDB 2020.)
+leaves there is what the optimizer reads. Where numbers travel as 16-bit floats, buckets are of
+those, and what the exchange leaves there is made wide again for the optimizer. A bucket is handed
+over when it is full and every bucket before it has been handed over: all ranks hand over in the
+same order, whatever order their gradients come in. (The design of PyTorch's
+DistributedDataParallel: Li et al., VLDB 2020.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from cubemesh.frameworks.exchange import Bucket
+from cubemesh.frameworks.exchange import Bucket, Exchange, MakesRoom, SendsNarrow
+from cubemesh.frameworks.pytorch.group import NARROW
+from cubemesh.frameworks.pytorch.narrowing import Place
+
+Room = Callable[[int, Tensor], "Tensor | None"]
+"""Of how many numbers, and an array of their type: a flat array of zeros for them; None where any
+will do."""
+
+
+def anywhere(numbers: int, like: Tensor) -> Tensor | None:
+    """No memory of its own for a bucket."""
+    return None
 
 
 class GradientBuckets:
@@ -28,11 +42,21 @@ class GradientBuckets:
         parameters: Mapping[str, nn.Parameter],
         bucket_bytes: int,
         ready: Callable[[Bucket], None],
+        room: Room = anywhere,
+        travels_as: torch.dtype | None = None,
     ) -> None:
-        self._ready = ready
+        """`travels_as` is the type of what is handed over; None is the parameters' own."""
+        self._ready, self._room, self._travels_as = ready, room, travels_as
         self._parameters = dict(parameters)
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._places: dict[str, Tensor] = {}
+        """Where each gradient travels."""
+        self._gradients: dict[str, Tensor] = {}
+        """Where the optimizer reads it: the same place, or a wide copy of it."""
+        self._wide: list[Tensor] = []
+        """Those copies, by bucket; none where gradients travel as they are."""
+        self.apart_bytes = 0
+        """Of buckets in memory of the exchange's own, which PyTorch's allocator does not count."""
         self._bucket_of: dict[str, int] = {}
         self.buckets: tuple[Bucket, ...] = tuple(
             self._make(index, names)
@@ -48,15 +72,14 @@ class GradientBuckets:
             )
         self.start()
 
-    def place_of(self, parameter: Tensor) -> Tensor | None:
-        """Where the gradient of a parameter will lie, for one that makes it to write it there
-        itself: an array of its own over that memory, which autograd takes as it is. None for what
-        is no parameter, for one that has a gradient, which may lie there, and while gradients rest.
-        """
+    def place_of(self, parameter: Tensor) -> Place | None:
+        """Where the gradient of a parameter travels, for one that makes it to write it there
+        itself, and what is to be given to autograd. None for what is no parameter, for one that has
+        a gradient, which may lie there, and while gradients rest."""
         name = self._names.get(id(parameter))
         if name is None or self.resting or parameter.grad is not None:
             return None
-        return self._places[name].detach()
+        return Place(self._places[name], self._gradients[name].detach())
 
     def start(self) -> None:
         """Before each backward pass: nothing has come yet."""
@@ -72,11 +95,30 @@ class GradientBuckets:
                 f"{bucket.index} did not come in the backward pass."
             )
 
+    def widen(self, exchanged: Sequence[Bucket]) -> None:
+        """Give the optimizer what travelled as narrow numbers, of buckets that have come back."""
+        if not self._wide:
+            return
+        wide = [self._wide[bucket.index] for bucket in exchanged]
+        torch._foreach_copy_(wide, [bucket.gradients for bucket in exchanged])
+        for name in (name for bucket in exchanged for name in bucket.parameters):
+            self._parameters[name].grad = self._gradients[name]
+
     def _make(self, index: int, names: Sequence[str]) -> Bucket:
-        first = self._parameters[names[0]]
-        size = sum(self._parameters[name].numel() for name in names)
-        flat = torch.zeros(size, dtype=first.dtype, device=first.device)
-        self._places |= places(flat, {name: self._parameters[name] for name in names})
+        like = {name: self._parameters[name] for name in names}
+        size, first = sum(p.numel() for p in like.values()), like[names[0]]
+        kind = first.new_empty(0, dtype=self._travels_as)
+        flat = self._room(size, kind)
+        if flat is None:
+            flat = kind.new_zeros(size)
+        else:
+            self.apart_bytes += flat.nbytes
+        read = flat
+        if flat.dtype != first.dtype:
+            read = first.new_zeros(size)
+            self._wide.append(read)
+        self._places |= places(flat, like)
+        self._gradients |= places(read, like)
         self._bucket_of |= dict.fromkeys(names, index)
         size_bytes = flat.numel() * flat.element_size()
         return Bucket(index=index, parameters=tuple(names), size_bytes=size_bytes, gradients=flat)
@@ -102,12 +144,41 @@ class GradientBuckets:
         for name in bucket.parameters:
             parameter, place = self._parameters[name], self._places[name]
             assert parameter.grad is not None, "all have come"
-            if parameter.grad.data_ptr() != place.data_ptr():
+            if parameter.grad.data_ptr() != self._gradients[name].data_ptr():
                 to.append(place)
                 given.append(parameter.grad)
-            parameter.grad = place
+            if not self._wide:
+                parameter.grad = place
         if to:  # hundreds are small: one kernel, not one each
             torch._foreach_copy_(to, given)
+
+
+def buckets_for(
+    exchange: Exchange, parameters: Mapping[str, nn.Parameter], ready: Callable[[Bucket], None]
+) -> GradientBuckets | None:
+    """As an exchange wants them; None where it sends no gradients."""
+    if exchange.bucket_bytes is None:
+        return None
+    return GradientBuckets(
+        parameters,
+        exchange.bucket_bytes,
+        ready,
+        exchange.room if isinstance(exchange, MakesRoom) else anywhere,
+        NARROW if isinstance(exchange, SendsNarrow) and exchange.narrow else None,
+    )
+
+
+@contextmanager
+def without_gradients(
+    parameters: Mapping[str, nn.Parameter], names: Sequence[str]
+) -> Iterator[None]:
+    """Within it those named have no gradient, so that an optimizer leaves them alone."""
+    kept = [(parameters[name], parameters[name].grad) for name in names]
+    for parameter, _ in kept:
+        parameter.grad = None
+    yield
+    for parameter, gradient in kept:
+        parameter.grad = gradient
 
 
 def places(flat: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -23,7 +23,9 @@ import torch
 from torch import Tensor
 
 from cubemesh.frameworks.base import BuildRequest, Capabilities
+from cubemesh.frameworks.exchange import FinishesInOrder
 from cubemesh.frameworks.pytorch import runtime
+from cubemesh.frameworks.pytorch.buckets import GradientBuckets, without_gradients
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
 from cubemesh.frameworks.pytorch.compiled import is_out_of_memory, preload
 from cubemesh.frameworks.pytorch.fused import FusedNetwork
@@ -51,7 +53,12 @@ __all__ = [
 STEPS_BEFORE = 2
 """Steps that run as they are before one is captured: cuDNN tries its algorithms in the first, and
 optimizers make their arrays."""
-EXCHANGES = frozenset({"none", "all-reduce", "all-reduce-16", "parameter-server", "local-sgd"})
+EXCHANGES = frozenset(
+    {
+        *("none", "all-reduce", "all-reduce-16", "all-reduce-copied", "all-reduce-copied-16"),
+        *("parameter-server", "local-sgd"),
+    }
+)
 """Under which the whole network is on each device. The last two are not captured."""
 
 
@@ -74,6 +81,8 @@ class CapturedProgram(PyTorchProgram):
         self._static_types = narrow_types(request)
         self._why_not = self._reason()
         self._rate_changed = False
+        self._updated: tuple[str, ...] = ()
+        """Parameters of which the step under way has updated the weights already."""
 
     @property
     def not_captured(self) -> str:
@@ -169,6 +178,26 @@ class CapturedProgram(PyTorchProgram):
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             super().train_step(self._static)
         self._graph, self._captured_loss = graph, self._loss
+
+    def _end_exchange(self, gradients: GradientBuckets) -> None:
+        """The last bucket is full when the backward pass ends, and then every rank would wait for
+        it. In a captured step, where a launch more costs nothing, all other weights are updated
+        meanwhile."""
+        exchange, (*early, last) = self._exchange, gradients.buckets
+        if self._why_not or not early or not isinstance(exchange, FinishesInOrder):
+            super()._end_exchange(gradients)
+            return
+        exchange.finish_but_last()
+        gradients.widen(early)
+        with without_gradients(self._built.parameters, last.parameters):
+            super()._apply()
+        exchange.finish()
+        gradients.widen([last])
+        self._updated = tuple(name for bucket in early for name in bucket.parameters)
+
+    def _apply(self) -> None:
+        with without_gradients(self._built.parameters, self._updated):
+            super()._apply()
 
     def _forward(self, placed: Placed) -> Tensor:
         *inputs, labels = placed

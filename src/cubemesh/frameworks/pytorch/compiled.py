@@ -51,7 +51,12 @@ __all__ = [
     "return_freed",
 ]
 
-EXCHANGES = frozenset({"none", "all-reduce", "all-reduce-16", "parameter-server", "local-sgd"})
+EXCHANGES = frozenset(
+    {
+        *("none", "all-reduce", "all-reduce-16", "all-reduce-copied", "all-reduce-copied-16"),
+        *("parameter-server", "local-sgd"),
+    }
+)
 """Those that exchange beside the step, which stays one that was compiled whole."""
 BACKEND = "inductor"
 """Of torch.compile."""

@@ -17,6 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -30,12 +31,59 @@ BLOCK = 256
 """Pixels that one program of the kernel makes."""
 
 
+class Bitmap(Protocol):
+    """A decoded image, (channels, height, width) in uint8, of any strides: a tensor, or `Lying`."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Channels, height and width."""
+
+    def stride(self) -> Sequence[int]:
+        """Bytes from channel to channel, row to row and column to column."""
+
+    def data_ptr(self) -> int:
+        """Where its first byte lies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lying:
+    """A decoded image somewhere in a larger array. To cut a tensor out is a call of PyTorch, which
+    lets go of Python's lock and waits for it behind every other thread: for each of hundreds, that
+    is most of what decoding them takes."""
+
+    memory: Tensor
+    """Flat, in uint8."""
+    offset: int
+    address: int
+    shape: tuple[int, int, int]
+    strides: tuple[int, int, int]
+
+    def stride(self) -> Sequence[int]:
+        """See `Bitmap`."""
+        return self.strides
+
+    def data_ptr(self) -> int:
+        """See `Bitmap`."""
+        return self.address
+
+    def tensor(self) -> Tensor:
+        """It, cut out."""
+        return self.memory.as_strided(self.shape, self.strides, self.offset)
+
+
+def tensor_of(image: Bitmap) -> Tensor:
+    """The image as a tensor in the same memory."""
+    if isinstance(image, Lying):
+        return image.tensor()
+    assert isinstance(image, Tensor), "the only other kind"
+    return image
+
+
 @dataclass(frozen=True, slots=True)
 class Crop:
     """A decoded image, and what of it is wanted where."""
 
-    source: Tensor
-    """(channels, height, width) in uint8, of any strides."""
+    source: Bitmap
     box: Box
     mirrored: bool
     row: int
@@ -87,7 +135,7 @@ def _to_device(
 
 def _by_products(crop: Crop, height: int, width: int) -> Tensor:
     """(channels, height, width) in float32."""
-    source, (left, top, right, bottom) = crop.source, crop.box
+    source, (left, top, right, bottom) = tensor_of(crop.source), crop.box
     first_y, over_y = _weights(top, bottom, source.shape[1], height, source.device)
     first_x, over_x = _weights(left, right, source.shape[2], width, source.device)
     rows = slice(first_y, first_y + over_y.shape[1])

@@ -16,10 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cubemesh.frameworks.exchange import Link, Mail, Pending
+from cubemesh.frameworks.base import Unsupported
+from cubemesh.frameworks.exchange import Copies, Link, Mail, Pending
 from cubemesh.frameworks.meeting import wait_and_check
 from cubemesh.frameworks.pytorch.links import NcclLog, chosen, gloo_link, interface_names
 from cubemesh.frameworks.pytorch.mail import NEVER, TorchMail
+from cubemesh.frameworks.pytorch.peer_copies import REFUSED, PeerCopies
 
 NARROW = torch.bfloat16
 """What gradients are rounded to on the way where that is asked for: fp32's range, so none of them
@@ -41,7 +43,7 @@ class TorchGroup:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self._store = dist.distributed_c10d._get_default_store()
-        self._device = torch.device(device)
+        self._device, self._timeout_s = torch.device(device), timeout_s
         self._agreed = self._shared = self._met = 0
 
     def all_reduce_mean(self, array: Tensor, narrow: bool = False) -> Pending:
@@ -60,6 +62,12 @@ class TorchGroup:
     def broadcast(self, arrays: Sequence[Tensor], root: int) -> Pending:
         """See `Group`."""
         return _Transfers([dist.broadcast(a, root, async_op=True) for a in arrays])
+
+    def copies(self) -> Copies:
+        """See `CopiesBetween`."""
+        if self._device.type != "cuda":
+            raise Unsupported(REFUSED.format(f"device={self._device.type} is none"))
+        return PeerCopies(self._device, self._timeout_s)
 
     def agree(self, value: Any) -> Any:
         """Rank 0's `value`, plain data, on every rank. It goes through the launcher's store, so no

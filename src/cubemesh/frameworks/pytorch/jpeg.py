@@ -24,6 +24,7 @@ from torch.utils.dlpack import from_dlpack
 
 from cubemesh.data.base import EncodedImage
 from cubemesh.frameworks.base import Unsupported
+from cubemesh.frameworks.pytorch.crops import Bitmap
 from cubemesh.frameworks.pytorch.nvjpeg import NvJpeg
 from cubemesh.frameworks.pytorch.runtime import is_out_of_memory
 
@@ -43,7 +44,7 @@ class JpegDecoder(Protocol):
     name: str
     """Of the library."""
 
-    def decode(self, images: Sequence[EncodedImage]) -> list[Tensor | None]:
+    def decode(self, images: Sequence[EncodedImage]) -> Sequence[Bitmap | None]:
         """Each as (channels, height, width) in uint8 on the device, of any strides; None for one
         that was refused. Work queued on the current stream may follow; nothing else on the device
         may still read what an earlier call has returned and was dropped."""
@@ -69,7 +70,7 @@ class Unproved:
         self.name = decoder.name
         self._decoder, self._proved = decoder, False
 
-    def decode(self, images: Sequence[EncodedImage]) -> list[Tensor | None]:
+    def decode(self, images: Sequence[EncodedImage]) -> Sequence[Bitmap | None]:
         """See `JpegDecoder`. Unsupported where nothing comes of so many that some must be good."""
         made = self._decoder.decode(images)
         self._proved = self._proved or any(one is not None for one in made)

@@ -9,17 +9,27 @@ where they are wanted: where they travel in buckets, into those, which spares a 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-PlaceOf = Callable[[Tensor], "Tensor | None"]
-"""Of a weight: the array that its gradient is to be written into, new in each call; None leaves
-that open."""
+
+class Place(NamedTuple):
+    """Where a gradient is wanted."""
+
+    written: Tensor
+    """What it is written into."""
+    gradient: Tensor
+    """What autograd is given: an array of its own in each call, which it takes as it is. It lies
+    there too or, where `written` is narrow, where the gradient will be made wide."""
 
 
-def nowhere(weight: Tensor) -> Tensor | None:
+PlaceOf = Callable[[Tensor], "Place | None"]
+"""Of a weight; None leaves it open."""
+
+
+def nowhere(weight: Tensor) -> Place | None:
     """No place of its own for a gradient."""
     return None
 
@@ -53,9 +63,13 @@ class _Narrow(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         ctx.joined()
-        made = []
+        written, made = [], []
         for weight in ctx.weights:
             place = ctx.place_of(weight)
-            made.append(torch.empty_like(weight) if place is None else place)
-        torch._foreach_copy_(made, list(slopes))
+            if place is None:
+                own = torch.empty_like(weight)
+                place = Place(own, own)
+            written.append(place.written)
+            made.append(place.gradient)
+        torch._foreach_copy_(written, list(slopes))
         return (None, None, None, *made)

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from cubemesh.data.base import EncodedImage
+from cubemesh.frameworks.pytorch.crops import Lying
 
 NAMES = ("libnvjpeg.so.13", "libnvjpeg.so.12", "libnvjpeg.so")
 PLACES = (("nvidia", "*/lib/libnvjpeg.so*"), ("torchvision", "../torchvision.libs/libnvjpeg*"))
@@ -69,10 +69,10 @@ class NvJpeg:
         self._kernels, circuits = found
         self._circuits = circuits if circuits.starts else None
 
-    def decode(self, images: Sequence[EncodedImage]) -> list[Tensor | None]:
+    def decode(self, images: Sequence[EncodedImage]) -> list[Lying | None]:
         """See `JpegDecoder`. One image that fails costs its minibatch, which is halved until that
         image is alone."""
-        made: dict[int, Tensor | None] = {}
+        made: dict[int, Lying | None] = {}
         by_backend: dict[_Backend, list[int]] = {}
         for n, image in enumerate(images):
             backend = self._kernels
@@ -86,7 +86,7 @@ class NvJpeg:
                 made |= zip(numbers, self._halved(backend, given), strict=True)
         return [made.get(n) for n in range(len(images))]
 
-    def _halved(self, by: _Backend, images: Sequence[EncodedImage]) -> list[Tensor | None]:
+    def _halved(self, by: _Backend, images: Sequence[EncodedImage]) -> list[Lying | None]:
         if not images:
             return []
         made, targets = self._room(images)
@@ -98,19 +98,25 @@ class NvJpeg:
         middle = len(images) // 2
         return self._halved(by, images[:middle]) + self._halved(by, images[middle:])
 
-    def _room(self, images: Sequence[EncodedImage]) -> tuple[list[Tensor], Targets]:
+    def _room(self, images: Sequence[EncodedImage]) -> tuple[list[Lying], Targets]:
         """For each, (channels, height, width) with channels last, in one piece of memory; and the
         same places as nvJPEG is told them."""
         channels = self._channels
         widths, heights = np.array([image.size for image in images], np.int64).T
         ends = np.cumsum(-(-widths * heights * channels // APART) * APART)
         memory = torch.empty(int(ends[-1]), dtype=torch.uint8, device=self._device)
-        places = np.concatenate(([0], ends[:-1]))
+        places, start = np.concatenate(([0], ends[:-1])), memory.data_ptr()
         told = np.zeros((len(images), 2 * MOST_COMPONENTS), np.uint64)
-        told[:, 0] = places + memory.data_ptr()
+        told[:, 0] = places + start
         told[:, MOST_COMPONENTS] = widths * channels
         rooms = [
-            memory.as_strided((channels, height, width), (1, width * channels, channels), place)
+            Lying(
+                memory,
+                place,
+                start + place,
+                (channels, height, width),
+                (1, width * channels, channels),
+            )
             for height, width, place in zip(
                 heights.tolist(), widths.tolist(), places.tolist(), strict=True
             )

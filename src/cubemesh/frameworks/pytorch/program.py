@@ -31,7 +31,7 @@ from cubemesh.frameworks.base import (
 )
 from cubemesh.frameworks.exchange import RANK_SEEDS, Bucket, KeepsState, KeepsWeights, rejoin
 from cubemesh.frameworks.pytorch import profiling, snapshots
-from cubemesh.frameworks.pytorch.buckets import GradientBuckets
+from cubemesh.frameworks.pytorch.buckets import GradientBuckets, buckets_for
 from cubemesh.frameworks.pytorch.global_layers import GlobalLayers
 from cubemesh.frameworks.pytorch.looking import Look, looking_at, on_host
 from cubemesh.frameworks.pytorch.module import build_modules
@@ -101,15 +101,12 @@ class PyTorchProgram:
                 "their loss. Set precision=bf16 or fp32, or another exchange."
             )
         self._look: Look | None = None
-        self._gradients = self._make_buckets()
+        trains = isinstance(self._work, Training)
+        self._gradients = (
+            buckets_for(self._exchange, self._built.parameters, self._hand_over) if trains else None
+        )
         self._loss = torch.full((), float("nan"))
         self._start_optimizer()
-
-    def _make_buckets(self) -> GradientBuckets | None:
-        size_bytes = self._exchange.bucket_bytes
-        if size_bytes is None or not isinstance(self._work, Training):
-            return None
-        return GradientBuckets(self._built.parameters, size_bytes, self._hand_over)
 
     @property
     def buckets(self) -> Sequence[Bucket]:
@@ -169,8 +166,13 @@ class PyTorchProgram:
             scaling.backward(loss)
         if self._gradients is not None:
             self._gradients.check_complete()
-            self._exchange.finish()
+            self._end_exchange(self._gradients)
         self._loss = loss.detach()  # or its graph lives on, and the next step's is tied to it
+
+    def _end_exchange(self, gradients: GradientBuckets) -> None:
+        """Have every gradient be the exchanged one, for what is queued from now on."""
+        self._exchange.finish()
+        gradients.widen(gradients.buckets)
 
     def _apply(self) -> None:
         """Update the weights by their gradients."""
@@ -294,7 +296,10 @@ class PyTorchProgram:
 
     def peak_memory_bytes(self) -> int | None:
         """Of the arrays PyTorch held on the GPU at once, without its cache; None on a CPU."""
-        return torch.cuda.max_memory_allocated(self.device) if self._kind == "cuda" else None
+        if self._kind != "cuda":
+            return None
+        apart = self._gradients.apart_bytes if self._gradients is not None else 0
+        return torch.cuda.max_memory_allocated(self.device) + apart
 
     def clock(self) -> float:
         """The process's monotonic clock."""

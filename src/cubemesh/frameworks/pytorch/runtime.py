@@ -70,6 +70,8 @@ def capabilities() -> Capabilities:
                 "none",
                 "all-reduce",
                 "all-reduce-16",
+                "all-reduce-copied",
+                "all-reduce-copied-16",
                 "parameter-server",
                 "local-sgd",
                 "asynchronous",

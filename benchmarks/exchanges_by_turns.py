@@ -1,0 +1,217 @@
+"""What does each exchange leave of the speed that the slowest device has alone?
+
+One program for each exchange, and one that exchanges nothing, in the same processes: one process a
+device, all programs by turns, the minibatch on the device already. A turn is as many steps as one
+that exchanges nothing makes in `--seconds`. Printed for each exchange: the samples a second of the
+slowest device, and what share that is of the slowest device's in the same round while nothing was
+exchanged, all at once; the mean over the rounds, with the lowest and the highest. Then whether all
+ranks have the same weights, to the bit.
+
+    python benchmarks/exchanges_by_turns.py --device cuda --framework pytorch-captured \\
+        --precision bf16 --layout nhwc --cases alexnet:256,vgg-16:64,resnet-50:32 --json turns.json
+    python benchmarks/exchanges_by_turns.py --devices 2 --cases little-cnn:64 --exchanges all-reduce
+
+The goals, on eight H200s: AlexNet 95 %, VGG-16 98 %, ResNet-50 92 % at 32 and 98.5 % at 256.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # ranks are forked: no CUDA before
+
+import torch
+import torch.distributed as dist
+
+from cubemesh import networks
+from cubemesh.frameworks import entry
+from cubemesh.frameworks.base import BuildRequest, Compiles
+from cubemesh.frameworks.exchange import Alone, Group
+from cubemesh.frameworks.pytorch import join, launch
+from cubemesh.model.spec import Placement, ProgramSettings
+from cubemesh.model.work import TrainSteps
+from cubemesh.parallel import exchanges
+from cubemesh.statistics import mean
+from pairs import random_batch
+
+NOTHING = "none"
+WARM_STEPS = 10
+"""The first of them are recorded where steps are captured."""
+JOIN_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """What came of one exchange of one network."""
+
+    network: str
+    batch: int
+    """Of a device."""
+    devices: int
+    exchange: str
+    per_s: tuple[tuple[float, ...], ...]
+    """Samples a second of each rank in each round."""
+    shares: tuple[float, ...]
+    """Of each round: the slowest rank's by that of the slowest alone."""
+    alike: bool
+    """Whether all ranks end with the same weights; not asked of those that exchange nothing."""
+
+
+def work(config: str) -> None:
+    """The life of a rank."""
+    args = argparse.Namespace(**json.loads(config))
+    local = int(os.environ["LOCAL_RANK"])
+    device = f"cuda:{local}" if args.device == "cuda" else "cpu"
+    if args.device == "cpu":
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores[local * args.threads : (local + 1) * args.threads])
+    group = join(device, JOIN_S)
+    for case in args.cases:
+        for point in points(args, case, device, group):
+            if group.rank == 0:
+                print(told(point), flush=True)
+                with Path(args.results).open("a") as file:
+                    file.write(json.dumps(asdict(point)) + "\n")
+    group.close()
+
+
+def points(args: Any, case: str, device: str, group: Group) -> Iterator[Point]:
+    """Of every exchange, when all rounds of a network are over."""
+    name, batch = case.split(":")[0], int(case.split(":")[1])
+    programs = {
+        exchange: built(args, name, batch, exchange, device, group)
+        for exchange in (NOTHING, *args.exchanges)
+    }
+    program, placed = programs[NOTHING]
+    a_step = timed(program, placed, WARM_STEPS) / WARM_STEPS
+    steps = group.agree(max(1, round(args.seconds / a_step)))
+    per_s: dict[str, list[tuple[float, ...]]] = {exchange: [] for exchange in programs}
+    for _ in range(args.rounds):
+        for exchange, (program, placed) in programs.items():
+            own = batch * steps / timed(program, placed, steps)
+            per_s[exchange].append(tuple(group.share(own)))
+    for exchange, (program, _) in programs.items():
+        marks = group.share(program.fingerprint())
+        rounds = zip(per_s[exchange], per_s[NOTHING], strict=True)
+        yield Point(
+            network=name,
+            batch=batch,
+            devices=group.size,
+            exchange=exchange,
+            per_s=tuple(per_s[exchange]),
+            shares=tuple(min(one) / min(alone) for one, alone in rounds),
+            alike=len(set(marks)) == 1,
+        )
+    for program, _ in programs.values():
+        program.close()
+
+
+def built(
+    args: Any, name: str, batch: int, exchange: str, device: str, group: Group
+) -> tuple[Any, Any]:
+    """A program that has made its first steps, and its minibatch."""
+    network = networks.build(name)
+    among: Group = Alone() if exchange == NOTHING else group
+    request = BuildRequest(
+        network=network,
+        work=TrainSteps(network=name, batch_per_device=batch, learning_rate=1e-4, momentum=0.9),
+        placement=Placement(device=args.device, devices=among.size),
+        program=ProgramSettings(
+            framework=args.framework,
+            precision=args.precision,
+            layout=args.layout,
+            exchange=exchange,
+        ),
+        exchange=exchanges.make(exchange, among),
+        device=device,
+        threads=args.threads,
+        group=among,
+    )
+    program: Any = entry(args.framework).load().build(request)
+    placed = program.place(random_batch(network, batch))
+    if isinstance(program, Compiles):
+        program.compile(placed)
+    program.load(network.draw(0))
+    timed(program, placed, WARM_STEPS)
+    return program, placed
+
+
+def timed(program: Any, placed: Any, steps: int) -> float:
+    """Seconds of so many steps, begun by all ranks together."""
+    program.synchronize()
+    dist.barrier()
+    program.synchronize()
+    start = time.perf_counter()
+    for _ in range(steps):
+        program.train_step(placed)
+    program.synchronize()
+    return time.perf_counter() - start
+
+
+def told(point: Point) -> str:
+    """A line for a point."""
+    slowest = [min(ranks) for ranks in point.per_s]
+    text = (
+        f"{point.network}, {point.batch} a device, {point.devices} devices, {point.exchange}: "
+        f"{mean(slowest):,.1f} samples/s ({min(slowest):,.1f} to {max(slowest):,.1f}) of the "
+        "slowest device"
+    )
+    if point.exchange == NOTHING:
+        return text
+    shares = [100 * share for share in point.shares]
+    alike = "ranks alike" if point.alike else "RANKS DIFFER"
+    return f"{text}, {mean(shares):.2f} % ({min(shares):.2f} to {max(shares):.2f}); {alike}"
+
+
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", default="little-cnn:64", help="network:minibatch of a device, …")
+    parser.add_argument("--exchanges", default="all-reduce", help="besides none")
+    parser.add_argument("--devices", type=int, default=2)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--framework", default="pytorch")
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--layout", choices=["nchw", "nhwc"], default="nchw")
+    parser.add_argument("--threads", type=int, default=1, help="cores of each device on a CPU")
+    parser.add_argument("--seconds", type=float, default=0.8, help="of a turn")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", metavar="FILE", help="write the result there as well")
+    return parser.parse_args(given)
+
+
+def main(given: list[str] | None = None) -> int:
+    """Measure and print; what comes out does not change the exit code."""
+    args = arguments(given)
+    there = torch.cuda.device_count() if args.device == "cuda" else len(os.sched_getaffinity(0))
+    wanted = args.devices * (1 if args.device == "cuda" else args.threads)
+    if there < wanted:
+        print(f"absent: {wanted} {'GPUs' if args.device == 'cuda' else 'cores'}; there are {there}")
+        return 2
+    args.cases, args.exchanges = args.cases.split(","), args.exchanges.split(",")
+    with tempfile.TemporaryDirectory() as folder:
+        args.results = str(Path(folder, "points"))
+        failed = launch(work, json.dumps(vars(args)), args.devices)
+        found = Path(args.results)
+        lines = found.read_text().splitlines() if found.exists() else []
+    if args.json:
+        settings = {k: v for k, v in vars(args).items() if k not in ("json", "results")}
+        plain: dict[str, Any] = {"schema": 1, "settings": settings, "torch": torch.__version__}
+        plain["points"] = [json.loads(line) for line in lines]
+        Path(args.json).write_text(json.dumps(plain))
+    if failed:
+        print(f"ranks failed, with exit codes {failed}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""Exchanges by turns in the same processes: a real run of two ranks on a CPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "exchanges_by_turns.py"
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two devices on a CPU are two cores")
+def test_every_exchange_is_held_against_the_slowest_device_alone(tmp_path):
+    kept = tmp_path / "turns.json"
+    options = {
+        "--cases": "little-cnn:2,little-cnn:3",
+        "--exchanges": "all-reduce,parameter-server",
+        "--seconds": "0.05",
+        "--rounds": "2",
+    }
+    words = [word for pair in options.items() for word in pair]
+    ran = subprocess.run(
+        [sys.executable, SCRIPT, *words, "--json", kept],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    points = json.loads(kept.read_text())["points"]
+    assert [(p["batch"], p["exchange"]) for p in points] == [
+        (batch, name) for batch in (2, 3) for name in ("none", "all-reduce", "parameter-server")
+    ]
+    for point in points:
+        assert [len(ranks) for ranks in point["per_s"]] == [2, 2]
+        assert min(map(min, point["per_s"])) > 0
+    for alone, *others in (points[:3], points[3:]):
+        assert alone["shares"] == [1.0, 1.0]
+        for point in others:
+            rounds = zip(point["per_s"], alone["per_s"], strict=True)
+            assert point["shares"] == [min(one) / min(all_) for one, all_ in rounds]
+            assert point["alike"]
+    assert ran.stdout.count("ranks alike") == 4
+
+
+def test_more_devices_than_there_are_are_absent(script, capsys):
+    assert script("exchanges_by_turns").main(["--devices", "4096"]) == 2
+    assert "absent: 4096 cores" in capsys.readouterr().out
