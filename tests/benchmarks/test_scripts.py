@@ -20,6 +20,12 @@ def test_without_a_gpu_the_forecast_is_held_against_nothing(script, capsys):
     assert "absent: a GPU" in capsys.readouterr().out
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_kernels_of_scores_need_a_gpu(script, capsys):
+    assert script("score_kernels").main(["--widths", "64"]) == 2
+    assert "absent: a GPU" in capsys.readouterr().out
+
+
 def test_points_of_the_forecast_are_counted_and_told(script):
     memory = script("memory_forecast")
 

@@ -9,9 +9,16 @@ from hypothesis import strategies as st
 
 from cubemesh.networks import fusion
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.networks.fusion import fused_steps, norm_fusions, reads, relu_fusions
+from cubemesh.networks.fusion import (
+    fused_steps,
+    norm_fusions,
+    reads,
+    relu_fusions,
+    score_fusions,
+)
 from cubemesh.networks.graph import Node
 from cubemesh.networks.layers import Add, BatchNorm, Convolution, MaxPool, ReLU
+from cubemesh.networks.sequence_builder import SequenceBuilder
 
 
 @st.composite
@@ -117,6 +124,32 @@ def test_a_normalised_value_with_two_readers_is_kept(twice):
     assert len(found.nodes) == 1
 
 
+def perceptron(*, bias=False, features=1, head=False):
+    """Scores by a perceptron; with `head` the hidden layer is read twice."""
+    net = SequenceBuilder("scores")
+    tokens = net.token_input("source", 6, 20)
+    queries = net.linear(net.embedding(tokens, 4), 4, name="queries")
+    keys = net.linear(net.embedding(tokens, 4), 4, name="keys")
+    hidden = net.tanh(net.pair_sum(queries, keys, name="sum"), name="tanh")
+    x = net.linear(hidden, features, bias=bias, name="score")
+    net.classify(net.add(x, hidden) if head else x)
+    return net.build()
+
+
+def test_the_scores_of_a_perceptron_are_one_step():
+    network = perceptron()
+    (found,) = score_fusions(network)
+    assert found.nodes == ("sum", "tanh", "score")
+    assert found.inputs == ("queries", "keys")
+    assert found in fused_steps(network)
+    assert not {"sum", "tanh"} & set(reads(network, fused_steps(network)))
+
+
+@pytest.mark.parametrize("other", [{"bias": True}, {"features": 4}, {"features": 4, "head": True}])
+def test_a_perceptron_that_makes_more_than_one_number_of_a_pair_is_left_alone(other):
+    assert score_fusions(perceptron(**other)) == ()
+
+
 def test_it_knows_no_network_by_name():
     tree = ast.parse(Path(fusion.__file__).read_text())
     modules = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
@@ -126,4 +159,5 @@ def test_it_knows_no_network_by_name():
         "dataclasses",
         "cubemesh.networks.graph",
         "cubemesh.networks.layers",
+        "cubemesh.networks.recurrent_layers",
     }

@@ -6,6 +6,8 @@
     ReLU ─ max pooling                either way round: the largest value is rectified as well as
     max pooling ─ ReLU                all of them, of which it is one
     convolution ─ ReLU                where the ReLU is in none of these
+    sum of pairs ─ tanh ─ product     where the product makes one number of each pair: the scores of
+                                      attention by a perceptron, without an array of all pairs
 
 What is fused away is never stored: nobody else, and no head, may read it. A fusion runs where its
 last layer stood, when everything it reads has been computed. Where both terms of a sum are batch
@@ -18,7 +20,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from cubemesh.networks.graph import Network, Node
-from cubemesh.networks.layers import Add, BatchNorm, Convolution, MaxPool, ReLU
+from cubemesh.networks.layers import Add, BatchNorm, Convolution, Linear, MaxPool, ReLU
+from cubemesh.networks.recurrent_layers import PairSum, Tanh
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +63,27 @@ class ReluFusion:
         return self.first.inputs
 
 
-Fusion = NormFusion | ReluFusion
+@dataclass(frozen=True, kw_only=True)
+class ScoreFusion:
+    """What a perceptron of one hidden layer says of each pair of a query and a key."""
+
+    pairs: Node
+    tanh: Node
+    last: Node
+    """The product with the perceptron's weights."""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Its layers, in the order they ran."""
+        return (self.pairs.name, self.tanh.name, self.last.name)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What it reads: queries, then keys."""
+        return self.pairs.inputs
+
+
+Fusion = NormFusion | ReluFusion | ScoreFusion
 Step = Node | Fusion
 """What runs by itself: a layer, or several as one."""
 
@@ -98,10 +121,25 @@ def relu_fusions(network: Network) -> tuple[ReluFusion, ...]:
     return tuple(found[node.name] for node in nodes if node.name in found)
 
 
+def score_fusions(network: Network) -> tuple[ScoreFusion, ...]:
+    """All that training can use, in the order they run."""
+    nodes = network.needed(*(head.value for head in network.heads))
+    readers = _readers(network, nodes)
+    found = []
+    for pairs in nodes:
+        tanh = _only(readers[pairs.name], set()) if isinstance(pairs.layer, PairSum) else None
+        if tanh is None or not isinstance(tanh.layer, Tanh):
+            continue
+        last = _only(readers[tanh.name], set())
+        if last is not None and isinstance(last.layer, Linear) and _is_one_product(last.layer):
+            found.append(ScoreFusion(pairs=pairs, tanh=tanh, last=last))
+    return tuple(found)
+
+
 def fused_steps(network: Network, *, relus: bool = False) -> tuple[Step, ...]:
     """What all heads depend on, in the order it runs, fused where it can be; `relus` with max
     pooling and convolutions too."""
-    fusions: tuple[Fusion, ...] = norm_fusions(network)
+    fusions: tuple[Fusion, ...] = (*norm_fusions(network), *score_fusions(network))
     if relus:
         fusions += relu_fusions(network)
     inside = {name for fusion in fusions for name in fusion.nodes}
@@ -148,6 +186,10 @@ def _following(norm: Node, readers: dict[str, list[Node]], taken: set[str]) -> N
         nodes = (norm.name, reader.name, after.name)
         return NormFusion(norm=norm, last=after, nodes=nodes, residual=residual, rectifies=True)
     return NormFusion(norm=norm, last=reader, nodes=(norm.name, reader.name), residual=residual)
+
+
+def _is_one_product(layer: Linear) -> bool:
+    return layer.features == 1 and not layer.bias
 
 
 def _only(readers: list[Node], taken: set[str]) -> Node | None:

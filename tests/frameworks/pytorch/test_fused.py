@@ -6,10 +6,12 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from cubemesh import networks  # noqa: E402
 from cubemesh.frameworks.pytorch.depth_conv import DepthConv, folds  # noqa: E402
 from cubemesh.frameworks.pytorch.fused import FusedNetwork  # noqa: E402
 from cubemesh.frameworks.pytorch.fused_norm import FusedNorm  # noqa: E402
 from cubemesh.frameworks.pytorch.fused_pool import FusedPool  # noqa: E402
+from cubemesh.frameworks.pytorch.fused_scores import FusedScores  # noqa: E402
 from cubemesh.frameworks.pytorch.module import build_modules  # noqa: E402
 from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
 from cubemesh.networks.layers import Convolution  # noqa: E402
@@ -53,6 +55,24 @@ def test_the_fused_network_is_the_network(narrows):
     ours = gradients(fused, built, x)
     torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-12)
     assert len(fused.norms) == 4
+
+
+def test_the_fused_translator_is_the_translator(make_batch):
+    network = networks.build("translator", sequence_length=6, vocabulary=30, hidden=16)
+    built = build_modules(network, dtype=torch.float64, overwrite=False)
+    built.load(network.draw(0))
+    inputs = [torch.from_numpy(array) for array in make_batch(network, 3).inputs]
+    fused = FusedNetwork(built)
+    assert [type(op) for op in fused.operations].count(FusedScores) == 1
+
+    def of(run):
+        for parameter in built.parameters.values():
+            parameter.grad = None
+        scores = run(*inputs)[0]
+        scores.square().sum().backward()
+        return scores.detach(), {name: p.grad.clone() for name, p in built.parameters.items()}
+
+    torch.testing.assert_close(of(fused), of(built.training), rtol=1e-12, atol=1e-12)
 
 
 def test_a_layer_makes_a_normalisation_s_input_for_it_alone():

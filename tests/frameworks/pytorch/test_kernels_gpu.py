@@ -12,6 +12,7 @@ from torch import nn  # noqa: E402
 
 from cubemesh.frameworks.pytorch.fused_norm import FusedNorm  # noqa: E402
 from cubemesh.frameworks.pytorch.fused_pool import FusedPool  # noqa: E402
+from cubemesh.frameworks.pytorch.fused_scores import TILINGS, FusedScores  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -211,6 +212,27 @@ def test_the_running_statistics_are_pytorchs():
         own(x)
     torch.testing.assert_close(norm.running_mean, own.running_mean)
     torch.testing.assert_close(norm.running_var, own.running_var)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("tiling", TILINGS)
+@pytest.mark.parametrize("shape", [(3, 50, 50, 64), (2, 7, 33, 80), (1, 1, 1, 16)])
+def test_scores_of_a_perceptron(dtype, tiling, shape):
+    batch, queries, keys, features = shape
+    op = FusedScores(nn.Linear(features, 1, bias=False, device="cuda"))
+    op.tiling = tiling
+    q = torch.randn(batch, queries, features, device="cuda").to(dtype).requires_grad_()
+    k = torch.randn(batch, keys, features, device="cuda").to(dtype).requires_grad_()
+    assert op.usable(q, k)
+    scores = op(q, k)
+    slope = torch.randn(scores.shape, device="cuda").to(dtype)
+    ours = torch.autograd.grad(scores, [q, k, op.product.weight], slope)
+    wide = [x.detach().double().requires_grad_() for x in (q, k, op.product.weight)]
+    want = torch.tanh(wide[0].unsqueeze(2) + wide[1].unsqueeze(1)) @ wide[2].T
+    assert scores.dtype == dtype
+    assert relative(scores, want) < TOLERANCE[dtype]
+    for own, other in zip(ours, torch.autograd.grad(want, wide, slope.double()), strict=True):
+        assert relative(own, other) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))

@@ -6,7 +6,8 @@ kernels that remember the winner; on a GPU a first convolution of few channels o
 1×1 convolutions that take the sums of the normalisation after them, and the conversions of weights
 under autocast, made a segment at a time; on a CPU ReLUs fused with convolutions and with max
 pooling, 1×1 convolutions joined with the normalisation after them, convolutions by other
-algorithms, and dropout that draws its numbers many at a time.
+algorithms, and dropout that draws its numbers many at a time. Scores of attention by a perceptron
+are kernels on a GPU.
 
 Each of these is used where it was measured to be faster, on this device and for the shapes of the
 run (`tune`), and nowhere before that. The list of steps is gone through in Python, which costs the
@@ -30,11 +31,19 @@ from cubemesh.frameworks.pytorch.fused_conv import FusedConv, other_algorithm
 from cubemesh.frameworks.pytorch.fused_dropout import FusedDropout
 from cubemesh.frameworks.pytorch.fused_norm import FusedNorm
 from cubemesh.frameworks.pytorch.fused_pool import FusedPool
+from cubemesh.frameworks.pytorch.fused_scores import FusedScores
 from cubemesh.frameworks.pytorch.host_tuning import HostTuning
 from cubemesh.frameworks.pytorch.module import Built
 from cubemesh.frameworks.pytorch.narrowing import PlaceOf, narrowed, nowhere
 from cubemesh.frameworks.pytorch.summed_conv import SummedConv
-from cubemesh.networks.fusion import NormFusion, ReluFusion, Step, fused_steps, reads
+from cubemesh.networks.fusion import (
+    NormFusion,
+    ReluFusion,
+    ScoreFusion,
+    Step,
+    fused_steps,
+    reads,
+)
 from cubemesh.networks.graph import Node
 
 BESIDE_SAMPLES = 128
@@ -84,6 +93,10 @@ class FusedNetwork:
                 readers=self._reads[step.last.name],
             )
             return fused
+        if isinstance(step, ScoreFusion):
+            product = layers[step.last.name]
+            assert isinstance(product, nn.Linear)
+            return FusedScores(product)
         rectifies = isinstance(step, ReluFusion)
         layer = layers[step.main.name if isinstance(step, ReluFusion) else step.name]
         if isinstance(layer, nn.MaxPool2d):
@@ -175,7 +188,7 @@ class FusedNetwork:
         tuning = GpuTuning(self.operations, makers)
 
         def tuned(number: int, given: list[Tensor]) -> Tensor | Sequence[Tensor]:
-            tuning.choose(number, given[0], fed=self._reads_input(number))
+            tuning.choose(number, given, fed=self._reads_input(number))
             return self._apply(number, given)
 
         self.narrows = False

@@ -7,7 +7,7 @@ operations make.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -17,6 +17,7 @@ from cubemesh.frameworks.pytorch import norm_choice, summed_conv
 from cubemesh.frameworks.pytorch.depth_conv import DepthConv, folds
 from cubemesh.frameworks.pytorch.fused_norm import FusedNorm
 from cubemesh.frameworks.pytorch.fused_pool import FusedPool
+from cubemesh.frameworks.pytorch.fused_scores import TILINGS, FusedScores, Tiling
 from cubemesh.frameworks.pytorch.gpu_time import both_passes_ms
 from cubemesh.frameworks.pytorch.norm_passes import SUMS, Kernels
 from cubemesh.frameworks.pytorch.summed_conv import SummedConv
@@ -42,14 +43,16 @@ class GpuTuning:
         self._kernels: dict[int, Kernels | None] = {}
         """Those of each normalisation."""
 
-    def choose(self, number: int, x: Tensor, *, fed: bool) -> None:
-        """Set an operation, which is given arrays like `x`, to its fastest way; `fed` says that x
-        is what the network is fed. Running statistics hold anything after it."""
-        op = self._operations[number]
+    def choose(self, number: int, given: Sequence[Tensor], *, fed: bool) -> None:
+        """Set an operation, which is given arrays like these, to its fastest way; `fed` says that
+        they are what the network is fed. Running statistics hold anything after it."""
+        op, x = self._operations[number], given[0]
         if isinstance(op, FusedNorm) and usable(x):
             self._choose_norm(number, op, x)
         elif isinstance(op, FusedPool) and usable(x) and op.usable:
             op.kernels = _faster(partial(_pooled, op, x, True), partial(_pooled, op, x, False), x)
+        elif isinstance(op, FusedScores) and op.usable(*given):
+            op.tiling = _fastest_tiling(op, given)
         elif isinstance(op, nn.Conv2d) and fed:
             size = (x.shape[2], x.shape[3])
             if folds(op, size) and x.is_contiguous(memory_format=torch.channels_last):
@@ -114,10 +117,31 @@ def _pooled(op: FusedPool, x: Tensor, kernels: bool) -> Tensor:
     return op(x)  # type: ignore[no-any-return]
 
 
+def _fastest_tiling(op: FusedScores, given: Sequence[Tensor]) -> Tiling | None:
+    """The tiling of the fastest kernels; None where PyTorch's own operations are faster."""
+    wanted = [*given, op.product.weight]
+
+    def scored(tiling: Tiling | None) -> Tensor:
+        op.tiling = tiling
+        return op(*given)  # type: ignore[no-any-return]
+
+    ways = (None, *TILINGS)
+    times = _times_ms([partial(scored, way) for way in ways], wanted)
+    return ways[times.index(min(times))]
+
+
 def _faster(one: Callable[[], Tensor], other: Callable[[], Tensor], wanted: Tensor) -> bool:
     """Whether `one` takes less than `other`, forward and backward, for the gradient of `wanted`."""
-    asked = wanted.requires_grad
-    wanted.requires_grad_()
-    times = [sum(both_passes_ms(run, [wanted])) for run in (one, other)]
-    wanted.requires_grad_(asked)
+    times = _times_ms([one, other], [wanted])
     return times[0] < times[1]
+
+
+def _times_ms(ways: Sequence[Callable[[], Tensor]], wanted: Sequence[Tensor]) -> list[float]:
+    """What each takes, forward and backward, for the gradients of `wanted`."""
+    asked = [array.requires_grad for array in wanted]
+    for array in wanted:
+        array.requires_grad_()
+    times = [sum(both_passes_ms(run, wanted)) for run in ways]
+    for array, before in zip(wanted, asked, strict=True):
+        array.requires_grad_(before)
+    return times
