@@ -1,11 +1,11 @@
 """What does each exchange leave of the speed that the slowest device has alone?
 
 One program for each exchange, and one that exchanges nothing, in the same processes: one process a
-device, all programs by turns, the minibatch on the device already. A turn is as many steps as one
-that exchanges nothing makes in `--seconds`. Printed for each exchange: the samples a second of the
-slowest device, and what share that is of the slowest device's in the same round while nothing was
-exchanged, all at once; the mean over the rounds, with the lowest and the highest. Then whether all
-ranks have the same weights, to the bit.
+device, all programs by turns, another one first in each round, the minibatch on the device already.
+A turn is as many steps as one that exchanges nothing makes in `--seconds`. Printed for each
+exchange: the samples a second of the slowest device, and what share that is of the slowest device's
+in the same round while nothing was exchanged, all at once; the mean over the rounds, with the
+lowest and the highest. Then whether all ranks have the same weights, to the bit.
 
     python benchmarks/exchanges_by_turns.py --device cuda --framework pytorch-captured \\
         --precision bf16 --layout nhwc --cases alexnet:256,vgg-16:64,resnet-50:32 --json turns.json
@@ -95,10 +95,13 @@ def points(args: Any, case: str, device: str, group: Group) -> Iterator[Point]:
     a_step = timed(program, placed, WARM_STEPS) / WARM_STEPS
     steps = group.agree(max(1, round(args.seconds / a_step)))
     per_s: dict[str, list[tuple[float, ...]]] = {exchange: [] for exchange in programs}
+    order = list(programs)
     for _ in range(args.rounds):
-        for exchange, (program, placed) in programs.items():
+        for exchange in order:
+            program, placed = programs[exchange]
             own = batch * steps / timed(program, placed, steps)
             per_s[exchange].append(tuple(group.share(own)))
+        order.append(order.pop(0))  # what runs before may leave a device warm
     for exchange, (program, _) in programs.items():
         marks = group.share(program.fingerprint())
         rounds = zip(per_s[exchange], per_s[NOTHING], strict=True)

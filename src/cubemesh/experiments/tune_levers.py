@@ -23,6 +23,7 @@ IN_BUCKETS = exchanges.SAME_WEIGHTS
 
 
 STOCK_EXCHANGE = "all-reduce"
+"""What several devices begin with."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,10 +116,8 @@ class Copies(Protocol):
         """A flat array of zeros of the type of `like`, which the other ranks can read."""
 
     def all_reduce_mean(self, array: Any) -> Pending:
-        """Begin to replace an array that `room` made by its mean over all ranks."""
-
-    def rest(self) -> None:
-        """Let what is queued from now on begin when no rank reads this one's arrays any more."""
+        """Begin to replace an array that `room` made by its mean over all ranks. When it has been
+        waited for, no rank reads it any more."""
 
 
 class Mail(Protocol):

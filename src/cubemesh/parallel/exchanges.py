@@ -20,7 +20,7 @@ frameworks/exchange.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from cubemesh.errors import unknown_name
 from cubemesh.frameworks.exchange import (
@@ -90,18 +90,18 @@ class AllReduce:
 
 
 class CopiedAllReduce:
-    """As `AllReduce`, where devices fetch from each other's memory by themselves. An update ends
-    when no other device reads this one's gradients any more."""
+    """As `AllReduce`, where devices fetch from each other's memory by themselves."""
 
     capturable = True
     updates = True
     bucket_bytes: int | None = BUCKET_BYTES
 
     def __init__(self, group: Group, narrow: bool = False) -> None:
-        assert group.size == 1 or isinstance(group, CopiesBetween), "asked for what it can do"
         self.name = "all-reduce-copied-16" if narrow else "all-reduce-copied"
         self.narrow = narrow
-        self._copies: Copies | None = group.copies() if isinstance(group, CopiesBetween) else None
+        self._copies: Copies | None = None
+        if group.size > 1:
+            self._copies = cast(CopiesBetween, group).copies()
         self._under_way: list[Pending] = []
 
     def room(self, numbers: int, like: Any) -> Any:
@@ -124,8 +124,6 @@ class CopiedAllReduce:
     def update(self, apply: Callable[[], None], weights: Sequence[Any]) -> None:
         """Update, as every rank does."""
         apply()
-        if self._copies is not None:
-            self._copies.rest()
 
 
 class ParameterServer:

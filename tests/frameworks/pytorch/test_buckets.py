@@ -1,5 +1,8 @@
 """Gradients that travel together: who is in which bucket, and when it is handed over."""
 
+import gc
+import weakref
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,6 +87,25 @@ def test_gradients_that_travel_narrow_are_wide_again_for_the_optimizer(bucket_by
         for weight, gradient in zip(weights.values(), wanted, strict=True):
             assert torch.equal(weight.grad, 2 * gradient.float())
     assert sum(bucket.gradients.numel() for bucket in handed) == 24
+
+
+def test_two_gradients_of_a_weight_whose_place_was_given_away_are_an_error():
+    weight = nn.Parameter(torch.randn(4, 3))
+    buckets = GradientBuckets({"tied": weight}, 1, lambda bucket: None, travels_as=torch.bfloat16)
+    (made,) = narrowed([weight], torch.bfloat16, place_of=buckets.place_of)
+    loss = made.square().sum() + weight.square().sum()
+    with pytest.raises(AssertionError, match="tied has two gradients"):
+        loss.backward()
+
+
+def test_closed_buckets_let_go_of_their_memory():
+    module = Chain()
+    buckets, _ = bucketed(module, 100)
+    seen = weakref.ref(buckets.buckets[0].gradients.untyped_storage())
+    buckets.close()
+    del buckets, _
+    gc.collect()
+    assert seen() is None
 
 
 def test_buckets_lie_where_there_is_room_for_them():

@@ -14,6 +14,7 @@ from cubemesh.frameworks.pytorch.fused_pool import FusedPool  # noqa: E402
 from cubemesh.frameworks.pytorch.fused_scores import FusedScores  # noqa: E402
 from cubemesh.frameworks.pytorch.module import build_modules  # noqa: E402
 from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
+from cubemesh.networks.graph import Node  # noqa: E402
 from cubemesh.networks.layers import Convolution  # noqa: E402
 
 
@@ -73,6 +74,16 @@ def test_the_fused_translator_is_the_translator(make_batch):
         return scores.detach(), {name: p.grad.clone() for name, p in built.parameters.items()}
 
     torch.testing.assert_close(of(fused), of(built.training), rtol=1e-12, atol=1e-12)
+
+
+def test_a_weight_that_several_layers_share_is_not_narrowed():
+    network = networks.build("gpt2", sequence_length=4, vocabulary=30)
+    fused = FusedNetwork(build_modules(network, device="meta", overwrite=False))
+    names = [s.name if isinstance(s, Node) else s.last.name for s in fused.steps]
+    narrowed = {names[number] for number in fused._segments}
+    (output,) = (head.value for head in network.heads)
+    assert output not in narrowed, "it is the embedding's, too"
+    assert len(narrowed) == 48, "four products of each of twelve blocks"
 
 
 def test_a_layer_makes_a_normalisation_s_input_for_it_alone():

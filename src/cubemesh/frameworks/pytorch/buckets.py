@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -64,12 +65,16 @@ class GradientBuckets:
         )
         self.resting = False
         """Whether gradients stay where they came and nothing is handed over."""
+        self.gathering: Callable[[Bucket], None] = lambda bucket: None
+        """Called with each bucket whose gradients have come, before they are moved."""
+        self._given: set[str] = set()
+        """Parameters whose place was given away in this backward pass."""
         self._missing: list[int] = []
         self._next = 0
-        for name, parameter in self._parameters.items():
-            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                self._hook(name)
-            )
+        self._hooks: list[Any] = [
+            parameter.register_post_accumulate_grad_hook(self._hook(name))  # type: ignore[no-untyped-call]
+            for name, parameter in self._parameters.items()
+        ]
         self.start()
 
     def place_of(self, parameter: Tensor) -> Place | None:
@@ -79,12 +84,19 @@ class GradientBuckets:
         name = self._names.get(id(parameter))
         if name is None or self.resting or parameter.grad is not None:
             return None
+        self._given.add(name)
         return Place(self._places[name], self._gradients[name].detach())
 
     def start(self) -> None:
         """Before each backward pass: nothing has come yet."""
+        self._given.clear()
         self._missing = [len(bucket.parameters) for bucket in self.buckets]
         self._next = 0
+
+    def close(self) -> None:
+        """Let go of the parameters, which would keep the buckets' memory."""
+        for hook in self._hooks:
+            hook.remove()
 
     def check_complete(self) -> None:
         """RuntimeError where a bucket was never handed over: the ranks would wait for it."""
@@ -101,8 +113,6 @@ class GradientBuckets:
             return
         wide = [self._wide[bucket.index] for bucket in exchanged]
         torch._foreach_copy_(wide, [bucket.gradients for bucket in exchanged])
-        for name in (name for bucket in exchanged for name in bucket.parameters):
-            self._parameters[name].grad = self._gradients[name]
 
     def _make(self, index: int, names: Sequence[str]) -> Bucket:
         like = {name: self._parameters[name] for name in names}
@@ -140,29 +150,30 @@ class GradientBuckets:
 
     def _gather(self, bucket: Bucket) -> None:
         """Have every gradient of a bucket lie in its place."""
+        self.gathering(bucket)
         to, given = [], []
         for name in bucket.parameters:
-            parameter, place = self._parameters[name], self._places[name]
+            parameter, read = self._parameters[name], self._gradients[name]
             assert parameter.grad is not None, "all have come"
-            if parameter.grad.data_ptr() != self._gradients[name].data_ptr():
-                to.append(place)
+            if parameter.grad.data_ptr() != read.data_ptr():
+                assert not (self._wide and name in self._given), f"{name} has two gradients"
+                to.append(self._places[name])
                 given.append(parameter.grad)
-            if not self._wide:
-                parameter.grad = place
+            parameter.grad = read
         if to:  # hundreds are small: one kernel, not one each
             torch._foreach_copy_(to, given)
 
 
 def buckets_for(
-    exchange: Exchange, parameters: Mapping[str, nn.Parameter], ready: Callable[[Bucket], None]
+    exchange: Exchange, parameters: Mapping[str, nn.Parameter]
 ) -> GradientBuckets | None:
-    """As an exchange wants them; None where it sends no gradients."""
+    """As an exchange wants them, which is told of each; None where it sends no gradients."""
     if exchange.bucket_bytes is None:
         return None
     return GradientBuckets(
         parameters,
         exchange.bucket_bytes,
-        ready,
+        exchange.ready,
         exchange.room if isinstance(exchange, MakesRoom) else anywhere,
         NARROW if isinstance(exchange, SendsNarrow) and exchange.narrow else None,
     )

@@ -32,7 +32,8 @@ BLOCK = 256
 
 
 class Bitmap(Protocol):
-    """A decoded image, (channels, height, width) in uint8, of any strides: a tensor, or `Lying`."""
+    """A decoded image, (channels, height, width) in uint8, of any strides: a tensor, or
+    `LyingImage`."""
 
     @property
     def shape(self) -> Sequence[int]:
@@ -46,7 +47,7 @@ class Bitmap(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Lying:
+class LyingImage:
     """A decoded image somewhere in a larger array. To cut a tensor out is a call of PyTorch, which
     lets go of Python's lock and waits for it behind every other thread: for each of hundreds, that
     is most of what decoding them takes."""
@@ -73,7 +74,7 @@ class Lying:
 
 def tensor_of(image: Bitmap) -> Tensor:
     """The image as a tensor in the same memory."""
-    if isinstance(image, Lying):
+    if isinstance(image, LyingImage):
         return image.tensor()
     assert isinstance(image, Tensor), "the only other kind"
     return image

@@ -244,9 +244,9 @@ def _weights_by_segment(
     steps: Sequence[Step], run: Sequence[nn.Module]
 ) -> dict[int, dict[int, Tensor]]:
     """Number of each convolution and product → those of its segment, with their weights; a weight
-    that several share is left to autocast."""
+    that several layers share, whatever they are, is left to autocast."""
     weights = {n: op.weight for n, op in enumerate(run) if isinstance(op, (nn.Conv2d, nn.Linear))}
-    shared = [id(w) for w in weights.values()]
+    shared = [id(parameter) for op in run for parameter in op.parameters()]
     segments: dict[str, dict[int, Tensor]] = {}
     for number, weight in weights.items():
         step = steps[number]

@@ -31,7 +31,7 @@ overflows, whatever the loss is scaled by."""
 class TorchGroup:
     """See `Group` in frameworks/exchange.py."""
 
-    def __init__(self, device: str, timeout_s: float) -> None:
+    def __init__(self, device: str, timeout_s: float, link: str = "auto") -> None:
         cuda = torch.device(device).type == "cuda"
         self._averages = cuda  # gloo has no mean of its own
         self._log = NcclLog() if cuda else None
@@ -44,6 +44,7 @@ class TorchGroup:
         self.size = dist.get_world_size()
         self._store = dist.distributed_c10d._get_default_store()
         self._device, self._timeout_s = torch.device(device), timeout_s
+        self._asked_link, self._copies = link, False
         self._agreed = self._shared = self._met = 0
 
     def all_reduce_mean(self, array: Tensor, narrow: bool = False) -> Pending:
@@ -67,6 +68,12 @@ class TorchGroup:
         """See `CopiesBetween`."""
         if self._device.type != "cuda":
             raise Unsupported(REFUSED.format(f"device={self._device.type} is none"))
+        if self._asked_link != "auto":
+            raise Unsupported(
+                f"link={self._asked_link} is a setting of NCCL, which has no part in exchanges by "
+                "copies. Leave link out, or set exchange=all-reduce."
+            )
+        self._copies = True
         return PeerCopies(self._device, self._timeout_s)
 
     def agree(self, value: Any) -> Any:
@@ -111,6 +118,8 @@ class TorchGroup:
 
     def link(self) -> Link | None:
         """See `TellsLink`."""
+        if self._copies:
+            return Link(transport="copies from GPU to GPU")
         return gloo_link() if self._log is None else self._log.link()
 
     def close(self) -> None:
@@ -148,4 +157,4 @@ class _Transfers:
 def join(device: str, timeout_s: float, link: str = "auto") -> TorchGroup:
     """Meet the other ranks; see `Distributes` in frameworks/base."""
     os.environ |= chosen(link, torch.device(device).type, interface_names())
-    return TorchGroup(device, timeout_s)
+    return TorchGroup(device, timeout_s, link)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from cubemesh.data.base import EncodedImage
-from cubemesh.frameworks.pytorch.crops import Lying
+from cubemesh.frameworks.pytorch.crops import LyingImage
 
 NAMES = ("libnvjpeg.so.13", "libnvjpeg.so.12", "libnvjpeg.so")
 PLACES = (("nvidia", "*/lib/libnvjpeg.so*"), ("torchvision", "../torchvision.libs/libnvjpeg*"))
@@ -69,10 +69,10 @@ class NvJpeg:
         self._kernels, circuits = found
         self._circuits = circuits if circuits.starts else None
 
-    def decode(self, images: Sequence[EncodedImage]) -> list[Lying | None]:
+    def decode(self, images: Sequence[EncodedImage]) -> list[LyingImage | None]:
         """See `JpegDecoder`. One image that fails costs its minibatch, which is halved until that
         image is alone."""
-        made: dict[int, Lying | None] = {}
+        made: dict[int, LyingImage | None] = {}
         by_backend: dict[_Backend, list[int]] = {}
         for n, image in enumerate(images):
             backend = self._kernels
@@ -86,7 +86,7 @@ class NvJpeg:
                 made |= zip(numbers, self._halved(backend, given), strict=True)
         return [made.get(n) for n in range(len(images))]
 
-    def _halved(self, by: _Backend, images: Sequence[EncodedImage]) -> list[Lying | None]:
+    def _halved(self, by: _Backend, images: Sequence[EncodedImage]) -> list[LyingImage | None]:
         if not images:
             return []
         made, targets = self._room(images)
@@ -98,7 +98,7 @@ class NvJpeg:
         middle = len(images) // 2
         return self._halved(by, images[:middle]) + self._halved(by, images[middle:])
 
-    def _room(self, images: Sequence[EncodedImage]) -> tuple[list[Lying], Targets]:
+    def _room(self, images: Sequence[EncodedImage]) -> tuple[list[LyingImage], Targets]:
         """For each, (channels, height, width) with channels last, in one piece of memory; and the
         same places as nvJPEG is told them."""
         channels = self._channels
@@ -110,7 +110,7 @@ class NvJpeg:
         told[:, 0] = places + start
         told[:, MOST_COMPONENTS] = widths * channels
         rooms = [
-            Lying(
+            LyingImage(
                 memory,
                 place,
                 start + place,

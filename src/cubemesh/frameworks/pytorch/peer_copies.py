@@ -5,6 +5,7 @@
     fetch               part r of every other rank; then their mean, into the bucket
     meet                every part has its mean
     fetch               the other parts, each from the rank that made it
+    meet                nobody reads another's bucket any more: what follows may write it
 
 NCCL's all-reduce is a kernel that takes a tenth of the cores and more, and a convolution whose
 tiles were to fill all of them at once takes two rounds in place of one. Copy engines move as much,
@@ -20,7 +21,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._symmetric_memory as symmetric
 from torch import Tensor
 
 from cubemesh.frameworks.base import Unsupported
@@ -61,15 +61,8 @@ class PeerCopies:
             room.average(self._arrived[: room.arriving_bytes])
             room.meet(self._timeout_ms)
             room.fetch()
+            room.meet(self._timeout_ms)
         return Fetched(self._stream)
-
-    def rest(self) -> None:
-        """See `Copies`."""
-        if not self._rooms:
-            return
-        with torch.cuda.stream(self._stream):
-            next(iter(self._rooms.values())).meet(self._timeout_ms)
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
 class Fetched:
@@ -92,10 +85,13 @@ class _Room:
         assert group is not None, "joined before"
         self._rank, ranks = group.rank(), group.size()
         try:
+            # Here, because older PyTorch has no such module, or not these functions.
+            from torch.distributed import _symmetric_memory as symmetric
+
             self.own = symmetric.empty(numbers, dtype=dtype, device=device)
             self._handle: Any = symmetric.rendezvous(self.own, group)
-        except RuntimeError as error:
-            if is_out_of_memory(error):
+        except (ImportError, AttributeError, RuntimeError) as error:
+            if is_out_of_memory(error) or isinstance(error, dist.DistError):
                 raise
             raise Unsupported(REFUSED.format(str(error).splitlines()[0])) from error
         self.own.zero_()

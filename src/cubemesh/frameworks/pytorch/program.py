@@ -102,9 +102,9 @@ class PyTorchProgram:
             )
         self._look: Look | None = None
         trains = isinstance(self._work, Training)
-        self._gradients = (
-            buckets_for(self._exchange, self._built.parameters, self._hand_over) if trains else None
-        )
+        self._gradients = buckets_for(self._exchange, self._built.parameters) if trains else None
+        if self._gradients is not None:
+            self._gradients.gathering = self._look_at_own
         self._loss = torch.full((), float("nan"))
         self._start_optimizer()
 
@@ -144,12 +144,11 @@ class PyTorchProgram:
         """See `ShowsSteps` in frameworks/base."""
         return {name: on_host(p) for name, p in self._built.parameters.items()}
 
-    def _hand_over(self, bucket: Bucket) -> None:
-        """Give a full bucket to the exchange."""
+    def _look_at_own(self, bucket: Bucket) -> None:
+        """Show a bucket's gradients as they came, where somebody looks."""
         if self._look is not None:
             for name in bucket.parameters:
                 self._look("own gradient", name, on_host(self._built.parameters[name].grad))
-        self._exchange.ready(bucket)
 
     def _backward(self, placed: Placed) -> None:
         """Queue forward, backward and exchange."""
@@ -318,6 +317,9 @@ class PyTorchProgram:
         """Drop every array; on a GPU, the allocator's cache as well."""
         if isinstance(self._exchange, KeepsWeights):
             self._exchange.close()
+        if self._gradients is not None:
+            self._gradients.close()
+        del self._exchange
         del self.module, self._built, self._optimizer, self._scaling, self._loss
         del self._gradients, self._weights_on_device, self._placer
         if self._kind == "cuda":
