@@ -206,7 +206,7 @@ def test_threads_are_chosen_by_what_the_data_need() -> None:
     assert input_threads("synthetic", 3, 8) == 3
     assert input_threads("digits", 0, 8) == 0
     assert input_threads("images", None, 8.5) == 8
-    assert input_threads("images", None, 8.5, "device") == 4
+    assert input_threads("images", None, 8.5, "device") == 2
     assert input_threads("images", None, 1.5, "device") == 1
     assert input_threads("images", 16, 8, "device") == 16
     assert input_threads("synthetic", None, 8, "device") == 0

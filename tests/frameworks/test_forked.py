@@ -27,10 +27,14 @@ def speak(folder):
 
 
 def fail(folder):
-    """One rank fails, the others would wait for ever."""
-    if os.environ["RANK"] == "1":
+    """One rank fails when all run, the others would wait for ever."""
+    rank, board = int(os.environ["RANK"]), open_board(10.0)
+    if rank == 1:
+        for other in (0, 2):
+            board.wait(f"written/{other}", 10.0)
         os._exit(7)
-    Path(folder, os.environ["RANK"]).write_text(str(os.getpid()))
+    Path(folder, str(rank)).write_text(str(os.getpid()))
+    board.put(f"written/{rank}", True)
     time.sleep(600)
 
 
@@ -48,7 +52,9 @@ def test_ranks_hear_what_all_have_said(tmp_path):
 
 def test_when_one_fails_it_is_named_and_the_others_are_ended(tmp_path):
     assert run("fail", tmp_path) == "{1: 7}\n"
-    for path in tmp_path.iterdir():
+    files = sorted(tmp_path.iterdir())
+    assert [path.name for path in files] == ["0", "2"]
+    for path in files:
         with pytest.raises(ProcessLookupError):
             os.kill(int(path.read_text()), 0)
 
