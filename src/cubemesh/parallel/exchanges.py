@@ -89,20 +89,15 @@ class AllReduce:
         apply()
 
 
-class CopiedAllReduce:
-    """As `AllReduce`, where devices fetch from each other's memory by themselves."""
-
-    capturable = True
-    updates = True
-    bucket_bytes: int | None = BUCKET_BYTES
+class CopiedAllReduce(AllReduce):
+    """The same, where devices fetch from each other's memory by themselves."""
 
     def __init__(self, group: Group, narrow: bool = False) -> None:
+        super().__init__(group, narrow)
         self.name = "all-reduce-copied-16" if narrow else "all-reduce-copied"
-        self.narrow = narrow
         self._copies: Copies | None = None
         if group.size > 1:
             self._copies = cast(CopiesBetween, group).copies()
-        self._under_way: list[Pending] = []
 
     def room(self, numbers: int, like: Any) -> Any:
         """See `MakesRoom`."""
@@ -112,18 +107,6 @@ class CopiedAllReduce:
         """Begin to average it."""
         if self._copies is not None:
             self._under_way.append(self._copies.all_reduce_mean(bucket.gradients))
-
-    def finish(self) -> None:
-        """Wait for every bucket."""
-        _wait(self._under_way)
-
-    def finish_but_last(self) -> None:
-        """See `FinishesInOrder`."""
-        self._under_way = _wait_but_last(self._under_way)
-
-    def update(self, apply: Callable[[], None], weights: Sequence[Any]) -> None:
-        """Update, as every rank does."""
-        apply()
 
 
 class ParameterServer:
