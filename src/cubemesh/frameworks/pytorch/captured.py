@@ -27,7 +27,7 @@ from cubemesh.frameworks.exchange import FinishesInOrder
 from cubemesh.frameworks.pytorch import runtime
 from cubemesh.frameworks.pytorch.buckets import GradientBuckets, without_gradients
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
-from cubemesh.frameworks.pytorch.compiled import is_out_of_memory, preload
+from cubemesh.frameworks.pytorch.compiled import EXCHANGES, is_out_of_memory, preload
 from cubemesh.frameworks.pytorch.fused import FusedNetwork
 from cubemesh.frameworks.pytorch.group import join
 from cubemesh.frameworks.pytorch.host_memory import return_freed
@@ -53,13 +53,6 @@ __all__ = [
 STEPS_BEFORE = 2
 """Steps that run as they are before one is captured: cuDNN tries its algorithms in the first, and
 optimizers make their arrays."""
-EXCHANGES = frozenset(
-    {
-        *("none", "all-reduce", "all-reduce-16", "all-reduce-copied", "all-reduce-copied-16"),
-        *("parameter-server", "local-sgd"),
-    }
-)
-"""Under which the whole network is on each device. The last two are not captured."""
 
 
 class CapturedProgram(PyTorchProgram):

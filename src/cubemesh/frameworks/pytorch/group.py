@@ -67,7 +67,7 @@ class TorchGroup:
     def copies(self) -> Copies:
         """See `CopiesBetween`."""
         if self._device.type != "cuda":
-            raise Unsupported(REFUSED.format(f"device={self._device.type} is none"))
+            raise Unsupported(REFUSED.format("ranks are on CPUs"))
         if self._asked_link != "auto":
             raise Unsupported(
                 f"link={self._asked_link} is a setting of NCCL, which has no part in exchanges by "

@@ -30,7 +30,11 @@ ALIGNED = 1024
 """Numbers of which each part but the last is a multiple: copies begin at whole kilobytes."""
 BLOCK = 2048
 """Numbers that one program of the kernel averages."""
-REFUSED = "exchange=all-reduce-copied needs GPUs of one host that read each other's memory ({})."
+REFUSED = (
+    "Exchanges by copies take GPUs of one host that read each other's memory, and here {}. Set "
+    "exchange=all-reduce, or all-reduce-16."
+)
+"""With what is in the way."""
 
 
 class PeerCopies:
@@ -93,7 +97,8 @@ class _Room:
         except (ImportError, AttributeError, RuntimeError) as error:
             if is_out_of_memory(error) or isinstance(error, dist.DistError):
                 raise
-            raise Unsupported(REFUSED.format(str(error).splitlines()[0])) from error
+            why = f"PyTorch says: {str(error).splitlines()[0]}"
+            raise Unsupported(REFUSED.format(why)) from error
         self.own.zero_()
         self._parts = parts(numbers, ranks)
         self._seen = [self._handle.get_buffer(r, (numbers,), dtype, 0) for r in range(ranks)]
