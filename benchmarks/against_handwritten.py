@@ -38,7 +38,7 @@ RATE, MOMENTUM = 0.01, 0.9
 NETWORKS = ("little-cnn", "alexnet", "resnet-50")
 BATCH = {"cpu": 8, "cuda": 64}
 """Kind of device → minibatch unless another is asked for."""
-JAX_PRECISION = {"fp32": "highest", "tf32": "tensorfloat32"}
+JAX_PRECISION = {"fp32": "highest", "tf32": "tensorfloat32", "bf16": "default"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,7 @@ class Peer:
     """The module that must be importable."""
     make: Callable[[Network, BuildRequest, Batch], Side]
     networks: tuple[str, ...] = NETWORKS
+    precisions: tuple[str, ...] = ("fp32", "tf32")
 
 
 def pytorch(network: Network, request: BuildRequest, batch: Batch, compiled: bool = False) -> Side:
@@ -69,8 +70,8 @@ def pytorch(network: Network, request: BuildRequest, batch: Batch, compiled: boo
     return Side(step=step, synchronize=handwritten.wait_for(request.device))
 
 
-def jax(network: Network, request: BuildRequest, batch: Batch) -> Side:
-    """Pure functions, one jitted step."""
+def jax(network: Network, request: BuildRequest, batch: Batch, copies: bool = True) -> Side:
+    """Pure functions, one jitted step; unless it `copies` the batch lies on the device."""
     handwritten = importlib.import_module("handwritten_jax")
     kind, _, index = request.device.partition(":")
     found = importlib.import_module("jax").devices("cpu" if kind == "cpu" else "gpu")
@@ -85,6 +86,8 @@ def jax(network: Network, request: BuildRequest, batch: Batch) -> Side:
         rate=RATE,
         momentum=MOMENTUM,
         precision=JAX_PRECISION[request.program.precision],
+        narrow=request.program.precision == "bf16",
+        copies=copies,
     )
     return Side(step=step, synchronize=wait)
 
@@ -124,7 +127,7 @@ def keras(network: Network, request: BuildRequest, batch: Batch) -> Side:
 PEERS: dict[str, Peer] = {
     "pytorch": Peer(requires="torch", make=pytorch),
     "pytorch-compiled": Peer(requires="torch", make=lambda *of: pytorch(*of, compiled=True)),
-    "jax": Peer(requires="jax", make=jax),
+    "jax": Peer(requires="jax", make=jax, precisions=tuple(JAX_PRECISION)),
     "tensorflow": Peer(requires="tensorflow", make=tensorflow),
     "tensorflow-xla": Peer(requires="tensorflow", make=lambda *of: tensorflow(*of, compiled=True)),
     "keras": Peer(requires="tensorflow", make=keras),  # which brings Keras
@@ -177,6 +180,8 @@ def why_absent(framework: str, name: str, args: argparse.Namespace) -> str:
         return "not installed"
     if name not in peer.networks:
         return f"by hand there are {', '.join(peer.networks)}"
+    if args.precision not in peer.precisions:
+        return f"by hand in {', '.join(peer.precisions)} only"
     able = entry(framework).load().capabilities()
     if args.device not in able.devices:
         return f"{args.device} is not offered; {', '.join(able.devices) or 'no device'} is"

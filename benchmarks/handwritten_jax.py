@@ -1,7 +1,9 @@
 """Networks as one writes them in JAX by hand: pure functions, and a jitted, donated step.
 
 They share no code with cubemesh. Parameters and running statistics are lists in the graph's order,
-taken one by one as the network is traced; images are (batch, channels, height, width).
+taken one by one as the network is traced; images are (batch, channels, height, width). In bfloat16
+everything between the images and the scores is narrow but for a normalisation's arithmetic and
+statistics; weights, loss and update stay in float32.
 """
 
 from __future__ import annotations
@@ -43,13 +45,15 @@ def max_pool(x: jax.Array, size: int, stride: int, padding: int = 0) -> jax.Arra
 def batch_norm(x: jax.Array, p: Arrays, s: Arrays, after: list[jax.Array]) -> jax.Array:
     """Normalise by the batch's statistics, and put the running ones into `after`."""
     n = x.size // x.shape[1]
+    narrow, x = x.dtype, x.astype(jnp.promote_types(x.dtype, jnp.float32))
     mean, variance = x.mean((0, 2, 3)), x.var((0, 2, 3))
     after += [
         KEEP * next(s) + (1 - KEEP) * mean,
         KEEP * next(s) + (1 - KEEP) * variance * n / (n - 1),
     ]
     scale = next(p) * lax.rsqrt(variance + 1e-5)
-    return (x - mean[:, None, None]) * scale[:, None, None] + next(p)[:, None, None]
+    y = (x - mean[:, None, None]) * scale[:, None, None] + next(p)[:, None, None]
+    return y.astype(narrow)
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array) -> jax.Array:
@@ -112,14 +116,20 @@ def train_step(
     rate: float,
     momentum: float,
     precision: str = "highest",
+    narrow: bool = False,
+    copies: bool = True,
 ) -> tuple[Callable[[], None], Callable[[], object]]:
-    """(a step on the network `name`, a wait for it): copy the batch, forward, backward, update.
-    `weights` and `state` are in the network's order; products are of JAX's `precision`."""
+    """(a step on the network `name`, a wait for it): copy the batch where `copies`, forward,
+    backward, update. `weights` and `state` are in the network's order; products are of JAX's
+    `precision`, and in bfloat16 where `narrow`."""
     forward = NETWORKS[name]
 
     def loss_of(p: list, s: list, x: jax.Array, y: jax.Array, key: jax.Array) -> tuple:
+        if narrow:
+            p, x = [w.astype(jnp.bfloat16) for w in p], x.astype(jnp.bfloat16)
         with jax.default_matmul_precision(precision):
             scores, after = forward(x, iter(p), iter(s), key)
+        scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
         own = jnp.take_along_axis(jax.nn.log_softmax(scores), y[:, None], axis=1)
         return -own.mean(), after
 
@@ -141,10 +151,14 @@ def train_step(
     )
     last: object = None
 
+    def batch() -> tuple[jax.Array, jax.Array]:
+        x, y = images.copy(), labels.astype(np.int32)
+        return jax.device_put(x, device), jax.device_put(y, device)
+
+    lying = batch()
+
     def step() -> None:
         nonlocal carry, last
-        x = jax.device_put(images.copy(), device)
-        y = jax.device_put(labels.astype(np.int32), device)
-        carry, last = jitted(carry, x, y)
+        carry, last = jitted(carry, *(batch() if copies else lying))
 
     return step, lambda: jax.block_until_ready((carry, last))

@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from against_handwritten import MOMENTUM, PEERS, RATE
+from against_handwritten import MOMENTUM, PEERS, RATE, jax
 from cubemesh import networks
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.base import Batch, BuildRequest, Compiles
@@ -55,7 +55,7 @@ class Wanted:
     layout: Any = "nchw"
     """Of cubemesh's."""
     copies: bool = False
-    """Whether cubemesh's copies the batch in every step, as the peers other than PyTorch do."""
+    """Whether cubemesh's copies the batch in every step, as TensorFlow and Keras do."""
 
 
 def build(wanted: Wanted) -> Side:
@@ -65,6 +65,8 @@ def build(wanted: Wanted) -> Side:
     request = request_for(wanted, network)
     if wanted.peer in STOCK:
         return stock(wanted, network, batch)
+    if wanted.peer == "jax":
+        return jax(network, request, batch, copies=False)
     if wanted.peer != OURS:
         return PEERS[wanted.peer].make(network, request, batch)
     if wanted.copies:

@@ -3,10 +3,10 @@
 Cubemesh's program in the fastest of a few settings (framework and layout, found by timing each for
 a few steps), beside the stock ways to train the same network in the same precision: PyTorch eager
 and compiled, in both layouts, with torchvision's module where it is installed and one written by
-hand elsewhere; JAX, TensorFlow and Keras by hand (the modules `handwritten*.py`), in fp32 and tf32
-only. Window by window in turn (pairs.py): on a CPU each side in a process of its own, since memory
-and threads belong to a process, on a GPU all in this one. Batches lie on the device already; only
-the peers other than PyTorch copy theirs in each step, and there cubemesh does too.
+hand elsewhere; JAX, TensorFlow and Keras by hand (the modules `handwritten*.py`), of these only JAX
+in bf16. Window by window in turn (pairs.py): on a CPU each side in a process of its own, since
+memory and threads belong to a process, on a GPU all in this one. Batches lie on the device already;
+only TensorFlow and Keras copy theirs in each step, and there cubemesh does too.
 
     python benchmarks/versus_peers.py --networks little-cnn --batch 128                    # CPU
     python benchmarks/versus_peers.py --rounds 10             # CPU, all at once: rounds.py, shorter
@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 
-from against_handwritten import JAX_PRECISION, PEERS
+from against_handwritten import PEERS
 from apart import Apart, Unbuilt
 from cubemesh.frameworks import entry
 from one_side import OURS, STOCK, TORCHVISION, Wanted, build
@@ -50,6 +50,8 @@ SETTINGS = {
 TRIAL_STEPS = 5
 SETTLING_STEPS = {"cpu": 2, "cuda": 4}
 """Before a trial: the captured program takes three until it replays."""
+LYING = (*STOCK, "jax")
+"""Peers whose batch lies on the device."""
 OTHERS = ("jax", "tensorflow", "tensorflow-xla", "keras")
 PATHS = ("json", "python", "pythons")
 """Settings that say nothing elsewhere."""
@@ -127,8 +129,8 @@ def why_absent(peer: str, args: argparse.Namespace, network: str) -> str:
         return f"not installed (--python {peer}=PATH names an environment that has it)"
     if network not in PEERS[peer].networks:
         return "not written by hand in it"
-    if args.precision not in JAX_PRECISION:
-        return f"by hand in {', '.join(JAX_PRECISION)} only"
+    if args.precision not in (able := PEERS[peer].precisions):
+        return f"by hand in {', '.join(able)} only"
     if args.device != "cpu" and args.device not in entry(peer).load().capabilities().devices:
         return f"not on {args.device}"
     return ""
@@ -141,7 +143,7 @@ def versus(peer: str, mine: Wanted, args: argparse.Namespace) -> Line:
     if absent:
         return Line(network=mine.network, peer=peer, setting=told, absent=absent)
     # Ours first: in one process it sets precision and cuDNN for both.
-    pair = (replace(mine, copies=peer not in STOCK), replace(mine, peer=peer))
+    pair = (replace(mine, copies=peer not in LYING), replace(mine, peer=peer))
     try:
         with sides(pair * args.instances, args.pythons, args.clock) as built:
             found = compare(list(zip(built[1::2], built[::2], strict=True)), args.seconds)

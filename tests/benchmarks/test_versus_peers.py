@@ -50,6 +50,13 @@ def test_a_stock_peer_is_compared_and_an_absent_one_told(versus, mine, args, mon
     )
 
 
+def test_a_precision_that_a_peer_lacks_is_told(versus, args):
+    args.precision = "bf16"
+    args.pythons = {"keras": sys.executable, "jax": sys.executable}
+    assert versus.why_absent("keras", args, "little-cnn") == "by hand in fp32, tf32 only"
+    assert versus.why_absent("jax", args, "little-cnn") == ""
+
+
 def test_the_fastest_setting_is_the_one_of_the_shortest_step(versus, mine, monkeypatch):
     taken = {("pytorch", "nchw"): 0.2, ("pytorch", "nhwc"): 0.1}
     monkeypatch.setitem(versus.SETTINGS, "cpu", tuple(taken))

@@ -53,3 +53,29 @@ def test_losses_of_two_steps_equal_those_of_handwritten_code(
         loss = float(wait()[1])
         assert np.isfinite(loss)
         assert program.loss() == pytest.approx(loss, rel=1e-9)
+
+
+def test_in_bfloat16_the_losses_are_those_of_float32_about(by_hand, make_batch, monkeypatch):
+    network = networks.build("little-cnn", 8, 10)
+    weights, batch = network.draw(1), make_batch(network, 16)
+    monkeypatch.setattr(by_hand, "dropout", lambda x, rate, key: x)
+    losses = {}
+    for narrow in (False, True):
+        step, wait = by_hand.train_step(
+            "little-cnn",
+            [weights[n] for n in network.parameters],
+            [weights[n] for n in network.state],
+            batch.images,
+            batch.labels,
+            device=jax.devices("cpu")[0],
+            rate=0.01,
+            momentum=0.9,
+            narrow=narrow,
+            copies=not narrow,
+        )
+        losses[narrow] = []
+        for _ in range(3):
+            step()
+            losses[narrow].append(float(wait()[1]))
+    assert losses[True] == pytest.approx(losses[False], rel=2e-2)
+    assert losses[True] != losses[False]
