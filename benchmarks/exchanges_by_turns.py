@@ -7,6 +7,10 @@ exchange: the samples a second of the slowest device, and what share that is of 
 in the same round while nothing was exchanged, all at once; the mean over the rounds, with the
 lowest and the highest. Then whether all ranks have the same weights, to the bit.
 
+Beside cubemesh's exchanges there are two that tell what the parts of one cost: `gathered` moves
+gradients into buckets and sends nothing, and `meeting` has the ranks meet at the end of each
+backward pass besides, so that every step takes as long as the slowest device's does.
+
     python benchmarks/exchanges_by_turns.py --device cuda --framework pytorch-captured \\
         --precision bf16 --layout nhwc --cases alexnet:256,vgg-16:64,resnet-50:32 --json turns.json
     python benchmarks/exchanges_by_turns.py --devices 2 --cases little-cnn:64 --exchanges all-reduce
@@ -35,7 +39,7 @@ import torch.distributed as dist
 from cubemesh import networks
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.base import BuildRequest, Compiles
-from cubemesh.frameworks.exchange import Alone, Group
+from cubemesh.frameworks.exchange import Alone, Bucket, Exchange, Group
 from cubemesh.frameworks.pytorch import join, launch
 from cubemesh.model.spec import Placement, ProgramSettings
 from cubemesh.model.work import TrainSteps
@@ -47,6 +51,31 @@ NOTHING = "none"
 WARM_STEPS = 10
 """The first of them are recorded where steps are captured."""
 JOIN_S = 120.0
+
+
+class Gathered(exchanges.AllReduce):
+    """Gradients lie in their buckets, and stay there."""
+
+    def ready(self, bucket: Bucket) -> None:
+        """Send nothing."""
+
+
+class Meeting(Gathered):
+    """Nothing is sent but one number, when the backward pass ends: ranks walk in step."""
+
+    _number: Any = None
+
+    def ready(self, bucket: Bucket) -> None:
+        """Send nothing yet."""
+        if self._number is None:
+            self._number = bucket.gradients.new_zeros(1)
+
+    def finish(self) -> None:
+        """Meet."""
+        self._group.all_reduce_mean(self._number).wait()
+
+
+PARTS = {"gathered": Gathered, "meeting": Meeting}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +92,7 @@ class Point:
     shares: tuple[float, ...]
     """Of each round: the slowest rank's by that of the slowest alone."""
     alike: bool
-    """Whether all ranks end with the same weights; not asked of those that exchange nothing."""
+    """Whether all ranks end with the same weights; asked of those that exchange gradients."""
 
 
 def work(config: str) -> None:
@@ -132,9 +161,9 @@ def built(
             framework=args.framework,
             precision=args.precision,
             layout=args.layout,
-            exchange=exchange,
+            exchange="all-reduce" if exchange in PARTS else exchange,
         ),
-        exchange=exchanges.make(exchange, among),
+        exchange=made(exchange, among),
         device=device,
         threads=args.threads,
         group=among,
@@ -146,6 +175,11 @@ def built(
     program.load(network.draw(0))
     timed(program, placed, WARM_STEPS)
     return program, placed
+
+
+def made(name: str, among: Group) -> Exchange:
+    """One of cubemesh's exchanges, or a part of one."""
+    return PARTS[name](among) if name in PARTS else exchanges.make(name, among)
 
 
 def timed(program: Any, placed: Any, steps: int) -> float:
@@ -171,15 +205,19 @@ def told(point: Point) -> str:
     if point.exchange == NOTHING:
         return text
     shares = [100 * share for share in point.shares]
-    alike = "ranks alike" if point.alike else "RANKS DIFFER"
-    return f"{text}, {mean(shares):.2f} % ({min(shares):.2f} to {max(shares):.2f}); {alike}"
+    text += f", {mean(shares):.2f} % ({min(shares):.2f} to {max(shares):.2f})"
+    if point.exchange in PARTS:
+        return text
+    return f"{text}; {'ranks alike' if point.alike else 'RANKS DIFFER'}"
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", default="little-cnn:64", help="network:minibatch of a device, …")
-    parser.add_argument("--exchanges", default="all-reduce", help="besides none")
+    parser.add_argument(
+        "--exchanges", default="all-reduce", help="besides none; gathered and meeting too"
+    )
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--framework", default="pytorch")
