@@ -1,9 +1,10 @@
 """Networks as one writes them in JAX by hand: pure functions, and a jitted, donated step.
 
 They share no code with cubemesh. Parameters and running statistics are lists in the graph's order,
-taken one by one as the network is traced; images are (batch, channels, height, width). In bfloat16
-everything between the images and the scores is narrow but for a normalisation's arithmetic and
-statistics; weights, loss and update stay in float32.
+taken one by one as the network is traced; images are given as (batch, channels, height, width) and
+computed with as (batch, height, width, channels), as JAX's users have them. In bfloat16 everything
+between the images and the scores is narrow but for a normalisation's arithmetic and statistics;
+weights, loss and update stay in float32.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from jax import lax
 from numpy.typing import NDArray
 
 Arrays = Iterator[jax.Array]
+AXES = ("NHWC", "OIHW", "NHWC")
 KEEP = 0.9
 """Of a running statistic, in each step."""
 
@@ -25,8 +27,9 @@ def conv(
     x: jax.Array, p: Arrays, stride: int = 1, padding: int = 0, bias: bool = True
 ) -> jax.Array:
     """A convolution; its weight lies (out, in, height, width)."""
-    y = lax.conv_general_dilated(x, next(p), (stride, stride), [(padding, padding)] * 2)
-    return y + next(p)[:, None, None] if bias else y
+    edges = [(padding, padding)] * 2
+    y = lax.conv_general_dilated(x, next(p), (stride, stride), edges, dimension_numbers=AXES)
+    return y + next(p) if bias else y
 
 
 def linear(x: jax.Array, p: Arrays) -> jax.Array:
@@ -36,24 +39,29 @@ def linear(x: jax.Array, p: Arrays) -> jax.Array:
 
 def max_pool(x: jax.Array, size: int, stride: int, padding: int = 0) -> jax.Array:
     """The largest value of each window."""
-    edges = [(0, 0), (0, 0), (padding, padding), (padding, padding)]
+    edges = [(0, 0), (padding, padding), (padding, padding), (0, 0)]
     return lax.reduce_window(
-        x, -jnp.inf, lax.max, (1, 1, size, size), (1, 1, stride, stride), edges
+        x, -jnp.inf, lax.max, (1, size, size, 1), (1, stride, stride, 1), edges
     )
+
+
+def flat(x: jax.Array) -> jax.Array:
+    """Each sample's values in a row, channel by channel, as the weights after them want them."""
+    return x.transpose(0, 3, 1, 2).reshape(len(x), -1)
 
 
 def batch_norm(x: jax.Array, p: Arrays, s: Arrays, after: list[jax.Array]) -> jax.Array:
     """Normalise by the batch's statistics, and put the running ones into `after`."""
-    n = x.size // x.shape[1]
+    n = x.size // x.shape[3]
     narrow, x = x.dtype, x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    mean, variance = x.mean((0, 2, 3)), x.var((0, 2, 3))
+    mean = x.mean((0, 1, 2))
+    variance = jnp.maximum((x * x).mean((0, 1, 2)) - mean * mean, 0)  # in one pass, as Flax has it
     after += [
         KEEP * next(s) + (1 - KEEP) * mean,
         KEEP * next(s) + (1 - KEEP) * variance * n / (n - 1),
     ]
     scale = next(p) * lax.rsqrt(variance + 1e-5)
-    y = (x - mean[:, None, None]) * scale[:, None, None] + next(p)[:, None, None]
-    return y.astype(narrow)
+    return ((x - mean) * scale + next(p)).astype(narrow)
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array) -> jax.Array:
@@ -68,7 +76,7 @@ def little_cnn(x: jax.Array, p: Arrays, s: Arrays, key: jax.Array) -> tuple[jax.
         x = jax.nn.relu(conv(x, p, padding=1))
         x = jax.nn.relu(conv(x, p, padding=1))
         x = dropout(max_pool(x, 2, 2), 0.25, block_key)
-    x = dropout(jax.nn.relu(linear(x.reshape(len(x), -1), p)), 0.5, three)
+    x = dropout(jax.nn.relu(linear(flat(x), p)), 0.5, three)
     return linear(x, p), []
 
 
@@ -79,7 +87,7 @@ def alexnet(x: jax.Array, p: Arrays, s: Arrays, key: jax.Array) -> tuple[jax.Arr
     x = max_pool(jax.nn.relu(conv(x, p, padding=2)), 3, 2)
     for _ in range(3):
         x = jax.nn.relu(conv(x, p, padding=1))
-    x = max_pool(x, 3, 2).reshape(len(x), -1)
+    x = flat(max_pool(x, 3, 2))
     x = jax.nn.relu(linear(dropout(x, 0.5, one), p))
     x = jax.nn.relu(linear(dropout(x, 0.5, two), p))
     return linear(x, p), []
@@ -99,7 +107,7 @@ def resnet_50(x: jax.Array, p: Arrays, s: Arrays, key: jax.Array) -> tuple[jax.A
             y = jax.nn.relu(conv_norm(x))
             y = conv_norm(jax.nn.relu(conv_norm(y, stride, 1)))
             x = jax.nn.relu(y + (conv_norm(x, stride) if i == 0 else x))
-    return linear(x.mean((2, 3)), p), after
+    return linear(x.mean((1, 2)), p), after
 
 
 NETWORKS = {"little-cnn": little_cnn, "alexnet": alexnet, "resnet-50": resnet_50}
@@ -126,15 +134,20 @@ def train_step(
 
     def loss_of(p: list, s: list, x: jax.Array, y: jax.Array, key: jax.Array) -> tuple:
         if narrow:
-            p, x = [w.astype(jnp.bfloat16) for w in p], x.astype(jnp.bfloat16)
+            p = [w.astype(jnp.bfloat16) for w in p]
         with jax.default_matmul_precision(precision):
             scores, after = forward(x, iter(p), iter(s), key)
         scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
         own = jnp.take_along_axis(jax.nn.log_softmax(scores), y[:, None], axis=1)
         return -own.mean(), after
 
+    def ready(x: jax.Array) -> jax.Array:
+        x = x.transpose(0, 2, 3, 1)
+        return x.astype(jnp.bfloat16) if narrow else x
+
     def update(carry: tuple, x: jax.Array, y: jax.Array) -> tuple:
         p, s, velocity, key = carry
+        x = ready(x) if copies else x
         key, own = jax.random.split(key)
         (loss, s), gradients = jax.value_and_grad(loss_of, has_aux=True)(p, s, x, y, own)
         velocity = [momentum * v + g for v, g in zip(velocity, gradients, strict=True)]
@@ -155,7 +168,8 @@ def train_step(
         x, y = images.copy(), labels.astype(np.int32)
         return jax.device_put(x, device), jax.device_put(y, device)
 
-    lying = batch()
+    x, y = batch()
+    lying = (jax.jit(ready)(x), y)
 
     def step() -> None:
         nonlocal carry, last

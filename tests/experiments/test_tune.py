@@ -1,7 +1,6 @@
 """What the search tries, what it takes and refuses, and what it says: with scripted records."""
 
 import dataclasses
-import itertools
 
 import pytest
 
@@ -9,7 +8,13 @@ from cubemesh.errors import UsageError
 from cubemesh.experiments import tune
 from cubemesh.experiments.base import Context
 from cubemesh.experiments.tune_budget import Budget
-from cubemesh.experiments.tune_levers import Configuration, configuration_of
+from cubemesh.experiments.tune_levers import (
+    LEVERS,
+    Configuration,
+    Reach,
+    configuration_of,
+    usual_frameworks,
+)
 from cubemesh.experiments.tune_search import NEAR, Search
 from cubemesh.model import Curve, Outcome, Rank, RunSpec, Status, TrainSteps
 from cubemesh.worker.first_losses import CURVE
@@ -286,6 +291,57 @@ def test_a_gpu_has_its_precisions_and_no_threads(machine, play, record_of):
     assert {s.placement.threads for s in player.asked} == {None}
 
 
+def test_a_gpu_begins_with_what_promises_most(machine, play, record_of):
+    player = Machine(record_of, speed, device="cuda:0")
+    tuned(machine, play, player)
+    firsts = list(dict.fromkeys(map(configuration_of, player.asked)))
+    told = [(c.framework, c.precision, c.loss_scale, c.layout) for c in firsts]
+    assert told[:4] == [
+        ("pytorch", "fp32", None, "nchw"),
+        ("pytorch", "bf16", None, "nhwc"),
+        ("pytorch", "fp16", 1024.0, "nhwc"),
+        ("pytorch-compiled", "bf16", None, "nhwc"),
+    ]
+    assert ("pytorch-compiled", "tf32", None, "nchw") in told, "the others have their turn"
+
+
+def test_a_gpu_goes_on_where_the_first_pass_gained_nothing(machine, play, record_of):
+    faster = {("tf32", "nchw"): 0.005}
+    player = Machine(
+        record_of,
+        lambda s: faster.get((s.program.precision, s.program.layout), 0.01),
+        device="cuda:0",
+    )
+    _, _, search = tuned(machine, play, player)
+    assert (search.best.precision, search.best.layout) == ("tf32", "nchw")
+
+
+def test_only_what_takes_a_loss_scale_is_given_one():
+    now = Configuration(framework="pytorch", precision="fp16", loss_scale=1.0, batch_per_device=8)
+    asked = tune.Settings(frameworks=("pytorch", "jax", "tensorflow")).wishes()
+    reach = Reach(
+        frameworks=asked.frameworks,
+        precisions=("fp16",),
+        layouts=asked.layouts,
+        compiling=asked.compiling,
+        exchanges=(),
+        buckets=(),
+        threads=(),
+        pinnings=(),
+        batches=(),
+        on_gpu=True,
+        usable_threads=None,
+    )
+    (framework,) = (lever for lever in LEVERS if lever.name == "framework")
+    scales = {c.framework: c.loss_scale for c in framework.options(now, reach)}
+    assert scales == {"pytorch": 1024.0, "jax": 1024.0, "tensorflow": None}
+
+
+def test_the_fastest_framework_so_far_is_tried_before_the_others():
+    assert usual_frameworks()[:3] == ("pytorch", "pytorch-captured", "pytorch-compiled")
+    assert "null" not in usual_frameworks()
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -304,8 +360,11 @@ def test_what_cannot_be_meant_is_refused(wrong):
 def test_a_configuration_is_what_it_sets():
     first = Configuration(framework="pytorch", batch_per_device=8)
     spec = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=1))
-    for changes in itertools.chain(
-        [{"threads": 2, "pinning": "compact"}, {"bucket_bytes": 1 << 20}, {"precision": "bf16"}]
+    for changes in (
+        {"threads": 2, "pinning": "compact"},
+        {"bucket_bytes": 1 << 20},
+        {"precision": "bf16"},
+        {"precision": "fp16", "loss_scale": 1024.0},
     ):
         other = dataclasses.replace(first, **changes)
         assert configuration_of(other.of(spec)) == other

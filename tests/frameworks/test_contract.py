@@ -140,6 +140,7 @@ def test_capabilities_are_sane(framework, name, layout):
     assert "cpu" in able.devices
     assert {device.split(":")[0] for device in able.devices} == set(able.precisions)
     assert all("fp32" in precisions for precisions in able.precisions.values())
+    assert FRAMEWORKS[name].static_scale == ("static" in able.loss_scales)
     work = TrainSteps(network="little-cnn", batch_per_device=8)
     settings = ProgramSettings(framework=name, layout=layout)
     check_supported(RunSpec(work=work, program=settings), able)

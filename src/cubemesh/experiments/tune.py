@@ -226,6 +226,7 @@ EXPERIMENT = Experiment(
     varies={
         "framework": "frameworks",
         "precision": "precisions",
+        "loss_scale": "precisions",
         "layout": "layouts",
         "pinning": "pinnings",
         "compile_by": "compiling",

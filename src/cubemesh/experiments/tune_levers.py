@@ -14,7 +14,7 @@ from itertools import product
 from cubemesh.experiments.conditions import spoken
 from cubemesh.frameworks import FRAMEWORKS, entry
 from cubemesh.model import NetworkWork, RunRecord, RunSpec
-from cubemesh.model.spec import CompileBy, Layout, Pinning, Precision
+from cubemesh.model.spec import CompileBy, Layout, LossScale, Pinning, Precision
 from cubemesh.parallel import exchanges
 from cubemesh.units import format_bytes
 
@@ -25,6 +25,15 @@ IN_BUCKETS = exchanges.SAME_WEIGHTS
 STOCK_EXCHANGE = "all-reduce"
 """What several devices begin with."""
 
+LOSS_SCALE = 1024.0
+"""Of fp16: large enough that small gradients are not lost, small enough that no first step is, and
+it stays, so that a step can be captured. A dynamic one begins by leaving steps out."""
+
+TRIED_FIRST = ("pytorch", "pytorch-captured")
+"""The stock framework, and the one that has been the fastest wherever it was measured."""
+
+SIXTEEN_BITS = ("bf16", "fp16")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
@@ -32,6 +41,7 @@ class Configuration:
 
     framework: str
     precision: Precision = "fp32"
+    loss_scale: LossScale | None = None
     layout: Layout = "nchw"
     compile_by: CompileBy = "network"
     exchange: str = "none"
@@ -91,6 +101,7 @@ def configuration_of(spec: RunSpec) -> Configuration:
     return Configuration(
         framework=program.framework,
         precision=program.precision,
+        loss_scale=program.loss_scale,
         layout=program.layout,
         compile_by=program.compile_by,
         exchange=program.exchange,
@@ -134,6 +145,7 @@ class Reach:
     """None where threads are not to be set."""
     pinnings: Sequence[Pinning]
     batches: Sequence[int]
+    on_gpu: bool
     usable_threads: int | None
     """What no setting of threads is; None where nothing told."""
 
@@ -147,6 +159,8 @@ class Lever:
 
     name: str
     options: Options
+    first: Options | None = None
+    """In the first pass, where some of them promise more than the others."""
 
 
 def _frameworks(now: Configuration, reach: Reach) -> list[Configuration]:
@@ -155,6 +169,7 @@ def _frameworks(now: Configuration, reach: Reach) -> list[Configuration]:
         replace(
             now,
             framework=name,
+            loss_scale=_loss_scale(name, now.precision),
             layout="nhwc" if entry(name).layout == "nhwc" else now.layout,
             compile_by="network",
         )
@@ -163,8 +178,29 @@ def _frameworks(now: Configuration, reach: Reach) -> list[Configuration]:
 
 
 def _numbers(now: Configuration, reach: Reach) -> list[Configuration]:
-    pairs = product(reach.precisions, reach.layouts)
-    return [replace(now, precision=precision, layout=layout) for precision, layout in pairs]
+    return [
+        replace(
+            now,
+            precision=precision,
+            loss_scale=_loss_scale(now.framework, precision),
+            layout=layout,
+        )
+        for precision, layout in product(reach.precisions, reach.layouts)
+    ]
+
+
+def _likely_numbers(now: Configuration, reach: Reach) -> list[Configuration]:
+    """On a GPU those of 16 bits, with images as its tensor cores read them: cuDNN takes up to a
+    minute to find its algorithms for wide numbers, and they are slower then. All where none of
+    these is asked for."""
+    every = _numbers(now, reach)
+    layout = "nhwc" if "nhwc" in reach.layouts else now.layout
+    likely = [c for c in every if c.precision in SIXTEEN_BITS and c.layout == layout]
+    return likely if reach.on_gpu and likely else every
+
+
+def _loss_scale(framework: str, precision: Precision) -> LossScale | None:
+    return LOSS_SCALE if precision == "fp16" and entry(framework).static_scale else None
 
 
 def _compiling(now: Configuration, reach: Reach) -> list[Configuration]:
@@ -201,7 +237,7 @@ def _batches(now: Configuration, reach: Reach) -> list[Configuration]:
 
 
 LEVERS = (
-    Lever("precision and layout", _numbers),
+    Lever("precision and layout", _numbers, first=_likely_numbers),
     Lever("framework", _frameworks),
     Lever("compiling", _compiling),
     Lever("exchange", _exchange),
@@ -215,8 +251,9 @@ MINIBATCH = Lever("minibatch", _batches)
 
 
 def usual_frameworks() -> tuple[str, ...]:
-    """All that compute, in the order of their table."""
-    return tuple(name for name, line in FRAMEWORKS.items() if line.read_script is None)
+    """All that compute: those that promise most, then the others in the order of their table."""
+    computing = [name for name, line in FRAMEWORKS.items() if line.read_script is None]
+    return tuple(dict.fromkeys((*TRIED_FIRST, *computing)))
 
 
 def usual_precisions(on_gpu: bool) -> tuple[Precision, ...]:

@@ -1,12 +1,12 @@
 """In which order is the fastest setting looked for, and what decides?
 
 Coordinate descent: one lever after the other (tune_levers.py) is turned from the fastest setting so
-far, each option measured once in a fresh process; again over all levers, until a pass changes
-nothing. Fresh processes differ by more than their windows, so options within `NEAR` of the fastest
-are measured again by turns, and the slower half is dropped after each round (successive halving;
-Jamieson and Talwalkar, AISTATS 2016). A lever stays turned where it gained `LEAST` at least. At the
-end the nearest of all settings are halved once more, and the winner alternates with the stock
-setting in one process, where the two can share one.
+far, each option measured once in a fresh process, of a GPU's first pass only what promises most;
+again over all levers, until a pass changes nothing. Fresh processes differ by more than their
+windows, so options within `NEAR` of the fastest are measured again by turns, and the slower half is
+dropped after each round (successive halving; Jamieson and Talwalkar, AISTATS 2016). A lever stays
+turned where it gained `LEAST` at least. At the end the nearest of all settings are halved once
+more, and the winner alternates with the stock setting in one process, where the two can share one.
 
 A `Search` decides from records alone. Whoever drives it may answer a trial with None, for want of
 time; then the trial counts as untried and the search goes on with the next. Driven again with the
@@ -25,7 +25,7 @@ from cubemesh.experiments.tune_levers import (
     MINIBATCH,
     STOCK_EXCHANGE,
     Configuration,
-    Lever,
+    Options,
     Reach,
     Wishes,
     device_of,
@@ -122,15 +122,16 @@ class Search:
         if self.stock is None:
             return
         reach = self._reach()
-        for _ in range(PASSES):
+        for number in range(PASSES):
             before = self.best
             for lever in LEVERS:
-                yield from self._turn(lever, reach)
-            if self.best == before:
+                early = lever.first if number == 0 else None
+                yield from self._turn(lever.name, early or lever.options, reach)
+            if self.best == before and (number or not reach.on_gpu):
                 break
         yield from self._settle()
         if reach.batches:
-            yield from self._turn(MINIBATCH, reach)
+            yield from self._turn(MINIBATCH.name, MINIBATCH.options, reach)
         yield from self._alternate()
 
     def _find_stock(self) -> Walk:
@@ -166,23 +167,24 @@ class Search:
             threads=() if set_already else asked.threads or usual_threads(usable),
             pinnings=asked.pinnings,
             batches=asked.batches,
+            on_gpu=on_gpu,
             usable_threads=usable,
         )
 
-    def _turn(self, lever: Lever, reach: Reach) -> Walk:
+    def _turn(self, lever: str, offers: Options, reach: Reach) -> Walk:
         """Measure what a lever offers, and leave it at the fastest that learns as stock does."""
         now = self.best
         assert now is not None
         options = [
             option
-            for option in dict.fromkeys(lever.options(now, reach))
+            for option in dict.fromkeys(offers(now, reach))
             if option != now and option.framework not in self._left
         ]
         for option in options:
             if option not in self.tried:
                 yield from self._measure(option)
             self._leave(option, now)
-        yield from self._halve([now, *options], NEAR, ROUNDS, lever.name)
+        yield from self._halve([now, *options], NEAR, ROUNDS, lever)
 
     def _leave(self, option: Configuration, now: Configuration) -> None:
         """No more of a framework that is not there, or far behind."""

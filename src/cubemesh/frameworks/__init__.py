@@ -36,6 +36,8 @@ class FrameworkEntry:
     """How its users lay images out; where frameworks are compared each has its own."""
     compiles: str | None = None
     """The framework whose program it compiles: what compiling gains is told against that one."""
+    static_scale: bool = False
+    """Whether a `loss_scale` that stays can be set; the others have their own under fp16."""
     profiles: bool = False
     """Whether cubemesh reads its profiler, so that its steps can be taken apart."""
     across_hosts: bool = False
@@ -58,6 +60,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
     "null": FrameworkEntry(
         module="cubemesh.frameworks.null",
         summary="plays scripted timings, outcomes and losses; computes nothing",
+        static_scale=True,
         packages=("numpy",),
         read_script=read_script,
     ),
@@ -66,6 +69,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         summary="PyTorch, eager",
         across_hosts=True,
         profiles=True,
+        static_scale=True,
         packages=("torch", "numpy"),
         requires="torch",
         install="pip install 'cubemesh[torch]'",
@@ -76,6 +80,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         across_hosts=True,
         profiles=True,
         compiles="pytorch",
+        static_scale=True,
         packages=("torch", "numpy"),
         requires="torch",
         install="pip install 'cubemesh[torch]'",
@@ -85,13 +90,16 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         summary="PyTorch, fused kernels; on a GPU the whole step is one CUDA graph",
         layout="nhwc",
         across_hosts=True,
+        static_scale=True,
         packages=("torch", "triton", "numpy"),
         requires="torch",
         install="pip install 'cubemesh[torch]'",
     ),
     "jax": FrameworkEntry(
         module="cubemesh.frameworks.jax",
+        layout="nhwc",  # as Flax's convolutions take them
         summary="JAX, each step compiled by XLA",
+        static_scale=True,
         packages=("jax", "jaxlib", "numpy"),
         requires="jax",
         install="pip install 'cubemesh[jax]'",
