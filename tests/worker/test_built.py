@@ -7,6 +7,13 @@ import sys
 
 import pytest
 
+from cubemesh import networks
+from cubemesh.frameworks import entry
+from cubemesh.frameworks.exchange import Alone
+from cubemesh.model import ProgramSettings, RunSpec, TrainSteps
+from cubemesh.worker.built import built
+from cubemesh.worker.events import EventLog, read_events
+
 pytest.importorskip("torch")
 
 PEAKS = """
@@ -66,3 +73,24 @@ def test_what_compiling_freed_is_not_taken_off_the_peak(tmp_path):
     values_bytes = 4 * 64 * 32 * 32 * 32  # of one layer
     assert 3 * values_bytes < eager < 20 * values_bytes
     assert captured == pytest.approx(eager, rel=0.5)
+
+
+def test_layers_in_another_precision_than_asked_for_are_a_warning(tmp_path, monkeypatch):
+    framework = entry("null").load()
+    spec = RunSpec(
+        work=TrainSteps(network="little-cnn", batch_per_device=2),
+        program=ProgramSettings(framework="null"),
+    )
+    network = networks.build("little-cnn")
+
+    def codes(name):
+        path = tmp_path / name
+        log = EventLog(path, 0, 0.0)
+        with built(spec, framework, "cpu", 1, network, lambda: None, log, Alone()):
+            pass
+        return [e["warning"]["code"] for e in read_events(path) if "warning" in e]
+
+    assert codes("as-asked") == []
+    told = "PyTorch computes lstm in fp16."
+    monkeypatch.setattr(framework, "other_precision", lambda request: told, raising=False)
+    assert codes("otherwise") == ["other-precision"]

@@ -182,6 +182,15 @@ class Compiles(Protocol):
 
 
 @runtime_checkable
+class TellsPrecision(Protocol):
+    """A `Framework` that computes some layers in another precision than is asked for; others need
+    not offer this."""
+
+    def other_precision(self, request: BuildRequest) -> str:
+        """Which layers, and in what, as a sentence; empty where none."""
+
+
+@runtime_checkable
 class ScalesLoss(Protocol):
     """A `Program` that may multiply its loss, so that small gradients do not become zero in fp16;
     others need not offer this."""

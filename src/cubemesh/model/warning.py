@@ -32,6 +32,7 @@ WARNINGS: dict[str, str] = {
     "events-failed": "TensorBoard's event file could not be written",
     "wrong-results": "what a collective brought was not what it must be",
     "not-captured": "the step was asked to be captured and ran kernel by kernel",
+    "other-precision": "a part was computed in another precision than was asked for",
     "shared-cores": "devices shared cores, so that times and rates say nothing",
     "tuned-for-another": "settings were taken from a tuning at another minibatch",
     "short-window": "windows were too short for the clock to resolve well",

@@ -21,6 +21,7 @@ from cubemesh.frameworks.base import (
     OutOfMemory,
     Program,
     ScalesLoss,
+    TellsPrecision,
 )
 from cubemesh.frameworks.captures import Captures
 from cubemesh.frameworks.exchange import Group
@@ -65,6 +66,9 @@ def built(
             group=group,
         )
         program = framework.build(request)
+    if isinstance(framework, TellsPrecision) and (other := framework.other_precision(request)):
+        remedy = "Say so where the figure is quoted, or set precision=fp16, which scales the loss."
+        log.warning(warn("other-precision", other, remedy))
     if isinstance(program, Compiles):
         compiling_bytes = _compile(framework, program, sample, log)
         before_bytes = None if before_bytes is None else before_bytes + compiling_bytes

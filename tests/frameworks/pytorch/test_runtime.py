@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 from cubemesh.frameworks.pytorch import runtime  # noqa: E402
 from cubemesh.model.spec import ProgramSettings  # noqa: E402
+from cubemesh.networks.zoo.translator import translator  # noqa: E402
 
 REFUSED = """
 import resource, sys
@@ -146,3 +147,13 @@ def test_where_a_decoder_works_beside_steps_streams_have_queues_of_their_own(
     monkeypatch.setattr(os, "environ", {} if set_before is None else {name: set_before})
     runtime.ready_process(ProgramSettings(decode_on=decode_on))
     assert os.environ.get(name) == set_after
+
+
+def test_lstms_on_a_gpu_under_bf16_are_told_to_run_in_fp16(make_request):
+    small = translator(sequence_length=4, vocabulary=32, hidden=8)
+    told = runtime.other_precision(make_request(small, precision="bf16", device="cuda:0"))
+    assert told.startswith("PyTorch computes encoder.lstm and decoder.lstm in fp16")
+    for case in ({"precision": "fp16"}, {"precision": "fp32"}):
+        assert runtime.other_precision(make_request(small, device="cuda:0", **case)) == ""
+    assert runtime.other_precision(make_request(small, precision="bf16")) == "", "a CPU has bf16"
+    assert runtime.other_precision(make_request(precision="bf16", device="cuda:0")) == ""

@@ -11,6 +11,7 @@ from cubemesh.frameworks.pytorch.programs import build
 from cubemesh.frameworks.pytorch.runtime import (
     capabilities,
     is_out_of_memory,
+    other_precision,
     preload,
     ready_process,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "is_out_of_memory",
     "join",
     "launch",
+    "other_precision",
     "preload",
     "ready_process",
     "return_freed",

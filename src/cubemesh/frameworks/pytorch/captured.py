@@ -34,7 +34,7 @@ from cubemesh.frameworks.pytorch.host_memory import return_freed
 from cubemesh.frameworks.pytorch.launch import launch
 from cubemesh.frameworks.pytorch.placing import Placed, narrow_types
 from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
-from cubemesh.frameworks.pytorch.runtime import ready_process
+from cubemesh.frameworks.pytorch.runtime import other_precision, ready_process
 from cubemesh.frameworks.pytorch.scaling import DynamicScaling
 from cubemesh.model.work import Train, TrainSteps
 
@@ -45,6 +45,7 @@ __all__ = [
     "is_out_of_memory",
     "join",
     "launch",
+    "other_precision",
     "preload",
     "ready_process",
     "return_freed",

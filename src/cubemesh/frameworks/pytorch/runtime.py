@@ -18,9 +18,10 @@ from contextlib import contextmanager
 
 import torch
 
-from cubemesh.frameworks.base import Capabilities, OutOfMemory
+from cubemesh.frameworks.base import BuildRequest, Capabilities, OutOfMemory
 from cubemesh.frameworks.pytorch.host_memory import keep_freed_memory
 from cubemesh.model.spec import ProgramSettings
+from cubemesh.networks.recurrent_layers import LSTM
 
 ARRAY_TYPES = {"fp64": torch.float64}
 """Precision → type of parameters, state and images, where it is not float32."""
@@ -83,6 +84,18 @@ def capabilities() -> Capabilities:
         batch_norms=frozenset({"device", "global"}),
         deterministic=True,
         decodes=True,
+    )
+
+
+def other_precision(request: BuildRequest) -> str:
+    """See `TellsPrecision`. Autocast hands cuDNN's recurrent layers float16 whatever type it was
+    asked for (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
+    recurrent = [n.name for n in request.network.nodes if isinstance(n.layer, LSTM)]
+    if not recurrent or request.program.precision != "bf16" or request.device == "cpu":
+        return ""
+    return (
+        f"PyTorch computes {' and '.join(recurrent)} in fp16 on a GPU, under bf16 too, and nothing "
+        "keeps small gradients there from becoming zero."
     )
 
 
