@@ -296,12 +296,14 @@ def test_a_gpu_begins_with_what_promises_most(machine, play, record_of):
     tuned(machine, play, player)
     firsts = list(dict.fromkeys(map(configuration_of, player.asked)))
     told = [(c.framework, c.precision, c.loss_scale, c.layout) for c in firsts]
+    assert firsts[4].compile_by == "segment"
     assert told[:4] == [
         ("pytorch", "fp32", None, "nchw"),
         ("pytorch", "bf16", None, "nhwc"),
         ("pytorch", "fp16", 1024.0, "nhwc"),
         ("pytorch-compiled", "bf16", None, "nhwc"),
     ]
+    assert told[5] == ("pytorch-compiled", "fp16", 1024.0, "nhwc"), "again with what is the best"
     assert ("pytorch-compiled", "tf32", None, "nchw") in told, "the others have their turn"
 
 

@@ -178,7 +178,8 @@ def _frameworks(now: Configuration, reach: Reach) -> list[Configuration]:
 
 
 def _numbers(now: Configuration, reach: Reach) -> list[Configuration]:
-    return [
+    """Every precision with every layout, those that promise most first."""
+    every = [
         replace(
             now,
             precision=precision,
@@ -187,16 +188,20 @@ def _numbers(now: Configuration, reach: Reach) -> list[Configuration]:
         )
         for precision, layout in product(reach.precisions, reach.layouts)
     ]
+    return sorted(every, key=lambda option: not _promises(option, reach))
 
 
-def _likely_numbers(now: Configuration, reach: Reach) -> list[Configuration]:
-    """On a GPU those of 16 bits, with images as its tensor cores read them: cuDNN takes up to a
-    minute to find its algorithms for wide numbers, and they are slower then. All where none of
-    these is asked for."""
+def _promising_numbers(now: Configuration, reach: Reach) -> list[Configuration]:
+    """Those alone; all where none of them is asked for."""
     every = _numbers(now, reach)
-    layout = "nhwc" if "nhwc" in reach.layouts else now.layout
-    likely = [c for c in every if c.precision in SIXTEEN_BITS and c.layout == layout]
-    return likely if reach.on_gpu and likely else every
+    return [option for option in every if _promises(option, reach)] or every
+
+
+def _promises(option: Configuration, reach: Reach) -> bool:
+    """On a GPU 16 bits, with images as its tensor cores read them: cuDNN takes up to a minute to
+    find its algorithms for wide numbers, and they are slower then."""
+    fits = option.layout == "nhwc" or "nhwc" not in reach.layouts
+    return not reach.on_gpu or (option.precision in SIXTEEN_BITS and fits)
 
 
 def _loss_scale(framework: str, precision: Precision) -> LossScale | None:
@@ -237,7 +242,7 @@ def _batches(now: Configuration, reach: Reach) -> list[Configuration]:
 
 
 LEVERS = (
-    Lever("precision and layout", _numbers, first=_likely_numbers),
+    Lever("precision and layout", _numbers, first=_promising_numbers),
     Lever("framework", _frameworks),
     Lever("compiling", _compiling),
     Lever("exchange", _exchange),
