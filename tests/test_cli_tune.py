@@ -101,7 +101,7 @@ def test_the_ladder_is_a_table_and_a_bar_chart(tuned):
     ]
     (chart,) = answer["charts"]
     assert chart["kind"] == "bar"
-    assert [p["x"] for p in chart["lines"][0]["points"]] == ["1. stock", "2. precision=bf16"]
+    assert [p["x"] for p in chart["lines"][0]["points"]] == ["1. stock", "2. bf16"]
     assert answer["findings"][0]["question"] == "Which setting is the fastest here?"
 
 

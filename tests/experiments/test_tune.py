@@ -230,7 +230,7 @@ def test_the_budget_holds_and_what_is_left_is_named(machine, play, record_of):
     assert search.cut_short
     assert search.untried
     texts = (f.text for f in tune.answer(asked, records).findings)
-    text = next(text for text in texts if "No time was left" in text)
+    text = next(text for text in texts if "No time was left to try: " in text)
     assert "bf16" in text or "thread" in text
 
 
@@ -373,6 +373,10 @@ def test_a_configuration_is_what_it_sets():
         assert len(other.changes(first)) == len(changes)
         assert other.words(first) != "stock"
     assert first.words(first) == "stock"
+    narrow = dataclasses.replace(first, precision="fp16", loss_scale=1024.0)
+    assert narrow.words(first) == "fp16"
+    assert narrow.words(dataclasses.replace(narrow, loss_scale=None)) == "loss_scale 1024.0"
+    assert narrow.changes(first) == ("precision=fp16", "loss_scale=1024.0")
 
 
 def test_an_empty_search_is_nothing():

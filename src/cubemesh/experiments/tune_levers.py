@@ -69,13 +69,12 @@ class Configuration:
         )
 
     def words(self, stock: Configuration) -> str:
-        """What is not as in `stock`, in words: `bf16, nhwc, 1 thread`; `stock` where nothing is."""
-        told = [
-            _spoken(f.name, value)
-            for f in fields(self)
-            if (value := getattr(self, f.name)) != getattr(stock, f.name)
-        ]
-        return ", ".join(told) or "stock"
+        """What is not as in `stock`, in words: `bf16, nhwc, 1 thread`; `stock` where nothing is. A
+        loss scale goes without saying with the precision that has it."""
+        other = [f.name for f in fields(self) if getattr(self, f.name) != getattr(stock, f.name)]
+        if "precision" in other and "loss_scale" in other:
+            other.remove("loss_scale")
+        return ", ".join(_spoken(name, getattr(self, name)) for name in other) or "stock"
 
     def counts_as(self, other: Configuration) -> bool:
         """Whether it computes with as many digits as `other`."""

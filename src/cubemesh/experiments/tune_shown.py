@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from cubemesh.experiments.comparison import ratio_of_record
 from cubemesh.experiments.groups import Group
-from cubemesh.experiments.matrix import listed
 from cubemesh.experiments.ratios import ratio, show_ratio
 from cubemesh.experiments.tune_curves import ROUNDING
 from cubemesh.experiments.tune_levers import Configuration
@@ -21,9 +20,10 @@ from cubemesh.model import (
     Finding,
     Line,
     RunRecord,
+    Status,
     Table,
 )
-from cubemesh.units import format_interval
+from cubemesh.units import format_interval, format_seconds
 
 MOST_UNTRIED = 6
 """Settings that had no time and are named; the others are counted."""
@@ -35,6 +35,8 @@ class Step:
 
     changes: tuple[str, ...]
     """`key=value` of what was changed; empty on the first rung."""
+    said: str
+    """The same in words."""
     group: Group[Configuration]
     rate: Figure
     to_before: Figure | None
@@ -58,13 +60,15 @@ def ladder(search: Search) -> list[Step]:
     top = None if stock is None else rate_of(search, stock)
     if stock is None or top is None:
         return []
-    steps = [Step(changes=(), group=search.group(stock), rate=top, to_before=None, to_stock=None)]
+    first = search.group(stock)
+    steps = [Step(changes=(), said="stock", group=first, rate=top, to_before=None, to_stock=None)]
     for rung in search.rungs:
         rate = rate_of(search, rung.after)
         assert rate is not None, "only what ran is climbed to"
         steps.append(
             Step(
                 changes=rung.after.changes(rung.before),
+                said=rung.after.words(rung.before),
                 group=search.group(rung.after),
                 rate=rate,
                 to_before=ratio(rate, steps[-1].rate),
@@ -131,7 +135,7 @@ def _tried_row(search: Search, configuration: Configuration) -> tuple[Cell, ...]
     name = Cell(text=words(search, configuration), run_id=group.run_id)
     stock = None if search.stock is None else rate_of(search, search.stock)
     if rate is None or stock is None:
-        return (name, *[group.cell(None)] * 4)
+        return (name, *[Cell(reason=_why(group), run_id=group.run_id)] * 4)
     what = "fastest" if configuration == search.best else ""
     if configuration in search.refused:
         what = "refused"
@@ -143,6 +147,15 @@ def _tried_row(search: Search, configuration: Configuration) -> tuple[Cell, ...]
         Cell(value=len(group.ok)),
         Cell(text=what or " "),
     )
+
+
+def _why(group: Group[Configuration]) -> str:
+    """Why nothing came of a setting; a trial's time limit is the search's own."""
+    record = group.records[0]
+    if record.outcome.status is Status.TIMED_OUT:
+        limit = format_seconds(record.spec.effort.time_limit_s)
+        return f"not done within {limit}, its share of the time; more --minutes give it longer"
+    return group.why
 
 
 def words(search: Search, configuration: Configuration) -> str:
@@ -158,7 +171,7 @@ def charts(network: str, search: Search) -> Iterator[Chart]:
     """A bar for each rung."""
     steps = ladder(search)
     if steps:
-        points = tuple(s.group.point(f"{n}. {s.name}", s.rate) for n, s in enumerate(steps, 1))
+        points = tuple(s.group.point(f"{n}. {s.said}", s.rate) for n, s in enumerate(steps, 1))
         yield Chart(
             name=f"tune-{network}",
             title=f"{network}: samples/s, one change after the other",
@@ -181,9 +194,9 @@ def findings(network: str, search: Search) -> Iterator[Finding]:
     if search.untried:
         named = [words(search, c) for c in search.untried]
         more = len(named) - MOST_UNTRIED
-        rest = f" and {more} more" if more > 0 else ""
+        rest = f"; and {more} more" if more > 0 else ""
         yield Finding(
-            text=f"No time was left to try {listed(named[:MOST_UNTRIED])}{rest}.",
+            text=f"No time was left to try: {'; '.join(named[:MOST_UNTRIED])}{rest}.",
             remedy="Give it more --minutes; what was measured is not measured again.",
         )
     elif search.cut_short:
