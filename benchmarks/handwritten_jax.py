@@ -168,11 +168,12 @@ def train_step(
         x, y = images.copy(), labels.astype(np.int32)
         return jax.device_put(x, device), jax.device_put(y, device)
 
-    x, y = batch()
-    lying = (jax.jit(ready)(x), y)
+    if not copies:
+        x, y = batch()
+        placed = (jax.jit(ready)(x), y)
 
     def step() -> None:
         nonlocal carry, last
-        carry, last = jitted(carry, *(batch() if copies else lying))
+        carry, last = jitted(carry, *(batch() if copies else placed))
 
     return step, lambda: jax.block_until_ready((carry, last))

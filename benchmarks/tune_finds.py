@@ -225,7 +225,8 @@ def main(given: list[str] | None = None) -> int:
     interval = "" if result["same"] else f" ({result['low']:.3f} to {result['high']:.3f})"
     print(f"tuned / best: {result['ratio']:.3f}{interval}")
     if args.json:
-        Path(args.json).write_text(json.dumps({**vars(args), **result}))
+        settings = {k: v for k, v in vars(args).items() if k not in ("json", "store")}
+        Path(args.json).write_text(json.dumps({**settings, **result}, indent=1))
     return 1 if result["high"] < GOAL else 0
 
 

@@ -249,3 +249,53 @@ def test_a_real_tuning_of_seconds_on_one_core(tmp_path):
     # of eight samples each are too few), and never as one that learns otherwise
     reasons = [one["refused"] for one in document["tried"] if one["refused"]]
     assert all(reason.endswith((UNKNOWN_SPREAD, TOO_FEW)) for reason in reasons), reasons
+
+
+@pytest.fixture(scope="module")
+def scaled(tmp_path_factory):
+    """The store of a tuning that fp16 won, with its loss scale."""
+    place = str(tmp_path_factory.mktemp("scaled") / "store.sqlite")
+    settings = {"precisions": "fp32,fp16", "frameworks": "null", "layouts": "nchw", "threads": "1"}
+    lines = [f"{key}={value}" for key, value in settings.items()]
+    with Store.open(place) as opened:
+        run_names(
+            ["tune"],
+            [*lines, "losses=8", "minutes=0.5", "script=step=0.01,fp16.step=0.004"],
+            scale=None,
+            store=opened,
+            observer=Silent(),
+        )
+        yield opened
+
+
+def specs(store, *settings, against=()):
+    """What one question asks for that takes a tuning over."""
+    (answered,) = run_names(
+        ["minibatch"],
+        [
+            *("tuned=true", "batches=64", "ceiling=false", "seconds=0.1", "windows=6"),
+            *("instances=2", "script=step=0.01", *settings),
+        ],
+        scale=None,
+        store=store,
+        observer=Silent(),
+        against=against,
+    )
+    return [record.spec for record in answered.records]
+
+
+@pytest.mark.parametrize("settings", [[], ["loss_scale=1024"], ["precision=fp16"]])
+def test_a_loss_scale_is_taken_over_with_its_precision(scaled, settings):
+    (spec,) = specs(scaled, *settings)
+    assert (spec.program.precision, spec.program.loss_scale) == ("fp16", 1024.0)
+
+
+def test_another_loss_scale_than_the_tuning_s_is_refused(scaled):
+    with pytest.raises(UsageError, match=r"sets loss_scale=1024\.0 here, and loss_scale=2\.0"):
+        specs(scaled, "loss_scale=2")
+
+
+def test_what_alternates_with_it_in_another_precision_has_no_scale(scaled):
+    (spec,) = specs(scaled, against=["precision=fp32"])
+    assert spec.program.loss_scale == 1024.0
+    assert (spec.other.program.precision, spec.other.program.loss_scale) == ("fp32", None)

@@ -318,6 +318,37 @@ def test_a_gpu_goes_on_where_the_first_pass_gained_nothing(machine, play, record
     assert (search.best.precision, search.best.layout) == ("tf32", "nchw")
 
 
+def test_fp16_as_the_stock_precision_has_the_scale_of_the_others(machine, play, record_of):
+    player = Machine(record_of, lambda spec: 0.01, device="cuda:0")
+    _, _, search = tuned(machine, play, player, precisions=("fp16", "bf16"))
+    assert (search.stock.precision, search.stock.loss_scale) == ("fp16", 1024.0)
+    scales = {s.program.precision: s.program.loss_scale for s in player.asked}
+    assert scales == {"fp16": 1024.0, "bf16": None}
+
+
+@pytest.mark.parametrize(("precisions", "passes"), [(("fp32",), 1), (("fp32", "bf16"), 2)])
+def test_a_gpu_goes_through_all_again_only_where_something_was_held_back(
+    machine, play, record_of, precisions, passes
+):
+    """Both layouts are as fast, so a pass more measures them once more."""
+    player = Machine(record_of, lambda spec: 0.01, device="cuda:0")
+    asked = {"precisions": precisions, "compiling": ("network",)}
+    _, _, search = tuned(machine, play, player, **asked)
+    by_layout = {c.layout for c in search.tried if c.precision == "fp32"}
+    assert by_layout == {"nchw", "nhwc"}
+    turns = len(search.tried[search.stock])
+    _, _, once = tuned(machine, play, Machine(record_of, lambda spec: 0.01), **asked)
+    assert turns > 0
+    assert (turns > len(once.tried[once.stock])) == (passes > 1)
+
+
+def test_layouts_that_are_asked_for_hold_for_every_framework(machine, play, record_of):
+    player = Machine(record_of, lambda spec: 0.01)
+    asked = tune.Settings(frameworks=("jax", "pytorch-captured"), layouts=("nchw",))
+    play(tune.plan(asked, Context(machine=machine, clock=player.clock)), player)
+    assert {s.program.layout for s in player.asked} == {"nchw"}
+
+
 def test_only_what_takes_a_loss_scale_is_given_one():
     now = Configuration(framework="pytorch", precision="fp16", loss_scale=1.0, batch_per_device=8)
     asked = tune.Settings(frameworks=("pytorch", "jax", "tensorflow")).wishes()
@@ -375,7 +406,9 @@ def test_a_configuration_is_what_it_sets():
     assert first.words(first) == "stock"
     narrow = dataclasses.replace(first, precision="fp16", loss_scale=1024.0)
     assert narrow.words(first) == "fp16"
-    assert narrow.words(dataclasses.replace(narrow, loss_scale=None)) == "loss_scale 1024.0"
+    dynamic = dataclasses.replace(narrow, loss_scale=None)
+    assert narrow.words(dynamic) == "loss_scale 1024.0"
+    assert dataclasses.replace(dynamic, framework="tensorflow").words(narrow) == "tensorflow"
     assert narrow.changes(first) == ("precision=fp16", "loss_scale=1024.0")
 
 

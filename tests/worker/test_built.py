@@ -83,14 +83,15 @@ def test_layers_in_another_precision_than_asked_for_are_a_warning(tmp_path, monk
     )
     network = networks.build("little-cnn")
 
-    def codes(name):
+    def warnings(name):
         path = tmp_path / name
         log = EventLog(path, 0, 0.0)
         with built(spec, framework, "cpu", 1, network, lambda: None, log, Alone()):
             pass
-        return [e["warning"]["code"] for e in read_events(path) if "warning" in e]
+        told = [e["warning"] for e in read_events(path) if "warning" in e]
+        return [(warning["code"], warning["cause"]) for warning in told]
 
-    assert codes("as-asked") == []
+    assert warnings("as-asked") == []
     told = "PyTorch computes lstm in fp16."
     monkeypatch.setattr(framework, "other_precision", lambda request: told, raising=False)
-    assert codes("otherwise") == ["other-precision"]
+    assert warnings("otherwise") == [("other-precision", told)]

@@ -74,6 +74,8 @@ def alternating(
             "--against alternates windows of steps, and training over epochs is compared by its "
             "end. Leave --against out here, or use minibatch, which measures steps."
         )
+    if changes.get("precision", "fp16") != "fp16":
+        changes = {"loss_scale": None, **changes}  # a scale is fp16's alone
     other = apply(spec, changes)
     _check_frameworks(spec.program.framework, other.program.framework, environments)
     against = Against(work=other.work, placement=other.placement, program=other.program)

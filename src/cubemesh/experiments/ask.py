@@ -17,7 +17,7 @@ from cubemesh.experiments.base import Context, Experiment
 from cubemesh.experiments.comparison import with_comparisons
 from cubemesh.experiments.preflight import check
 from cubemesh.experiments.settings import TUNED, Request, apply
-from cubemesh.experiments.tuned import Tunings
+from cubemesh.experiments.tuned import CHOSEN, Tunings
 from cubemesh.model import Answer, Environment, Question, RunRecord, RunSpec, new_question_id
 from cubemesh.model.plain import from_plain, to_plain
 from cubemesh.results import Store
@@ -124,10 +124,13 @@ def _prepare(
     environments: Mapping[str, Environment],
     tuned: Callable[[RunSpec], RunSpec] | None,
 ) -> list[RunSpec]:
-    planned = experiment.plans_devices
-    asked = [apply(spec, request.overrides, plans_devices=planned) for spec in specs]
+    planned, given = experiment.plans_devices, request.overrides
+    # What a tuning chooses it also compares with what was set, where it chooses anything.
+    own = given if tuned is None else {k: v for k, v in given.items() if k not in CHOSEN}
+    asked = [apply(spec, own, plans_devices=planned) for spec in specs]
     if tuned is not None:
-        asked = [tuned(spec) for spec in asked]
+        taken = [tuned(spec) for spec in asked]
+        asked = [s if s.tuned else apply(s, given, plans_devices=planned) for s in taken]
     prepared = [alternating(spec, request.against, environments) for spec in asked]
     check([*prepared, *(other for spec in prepared if (other := spec.other) is not None)])
     return prepared

@@ -85,8 +85,8 @@ def request(experiment: Experiment, texts: Mapping[str, str]) -> Request:
             given[key] = canonical(key, value)
         elif key in experiment.varies:
             raise UsageError(
-                f"{experiment.name} sets {key} itself. Use --set "
-                f"{experiment.varies[key]}=…, which lists the values it goes through."
+                f"{experiment.name} sets {key} itself. Use --set {experiment.varies[key]}=…, "
+                "which decides it."
             )
         elif key in fields:
             overrides[key] = parse_value(key, text, fields[key])

@@ -26,11 +26,11 @@ STOCK_EXCHANGE = "all-reduce"
 """What several devices begin with."""
 
 LOSS_SCALE = 1024.0
-"""Of fp16: large enough that small gradients are not lost, small enough that no first step is, and
-it stays, so that a step can be captured. A dynamic one begins by leaving steps out."""
+"""Of fp16: JAX's and TensorFlow's here too. It stays, so that a step can be captured; a dynamic one
+begins by leaving steps out. With ResNet-50 the first steps then learn as in fp32."""
 
 TRIED_FIRST = ("pytorch", "pytorch-captured")
-"""The stock framework, and the one that has been the fastest wherever it was measured."""
+"""The stock framework, and the fastest on an H200 and on the cores of benchmarks/LOG.md."""
 
 SIXTEEN_BITS = ("bf16", "fp16")
 
@@ -72,7 +72,7 @@ class Configuration:
         """What is not as in `stock`, in words: `bf16, nhwc, 1 thread`; `stock` where nothing is. A
         loss scale goes without saying with the precision that has it."""
         other = [f.name for f in fields(self) if getattr(self, f.name) != getattr(stock, f.name)]
-        if "precision" in other and "loss_scale" in other:
+        if "loss_scale" in other and ("precision" in other or self.loss_scale is None):
             other.remove("loss_scale")
         return ", ".join(_spoken(name, getattr(self, name)) for name in other) or "stock"
 
@@ -161,6 +161,11 @@ class Lever:
     first: Options | None = None
     """In the first pass, where some of them promise more than the others."""
 
+    def holds_back(self, now: Configuration, reach: Reach) -> bool:
+        """Whether its first pass leaves anything out."""
+        first = self.first
+        return first is not None and len(first(now, reach)) < len(self.options(now, reach))
+
 
 def _frameworks(now: Configuration, reach: Reach) -> list[Configuration]:
     """Another framework, with images as its users lay them out where it has an order of its own."""
@@ -168,12 +173,17 @@ def _frameworks(now: Configuration, reach: Reach) -> list[Configuration]:
         replace(
             now,
             framework=name,
-            loss_scale=_loss_scale(name, now.precision),
-            layout="nhwc" if entry(name).layout == "nhwc" else now.layout,
+            loss_scale=loss_scale_of(name, now.precision),
+            layout="nhwc" if prefers_nhwc(name, reach.layouts) else now.layout,
             compile_by="network",
         )
         for name in reach.frameworks
     ]
+
+
+def prefers_nhwc(framework: str, layouts: Sequence[Layout]) -> bool:
+    """Whether a framework's users lay images out so, and it is one of the asked `layouts`."""
+    return entry(framework).layout == "nhwc" and "nhwc" in layouts
 
 
 def _numbers(now: Configuration, reach: Reach) -> list[Configuration]:
@@ -182,7 +192,7 @@ def _numbers(now: Configuration, reach: Reach) -> list[Configuration]:
         replace(
             now,
             precision=precision,
-            loss_scale=_loss_scale(now.framework, precision),
+            loss_scale=loss_scale_of(now.framework, precision),
             layout=layout,
         )
         for precision, layout in product(reach.precisions, reach.layouts)
@@ -203,7 +213,8 @@ def _promises(option: Configuration, reach: Reach) -> bool:
     return not reach.on_gpu or (option.precision in SIXTEEN_BITS and fits)
 
 
-def _loss_scale(framework: str, precision: Precision) -> LossScale | None:
+def loss_scale_of(framework: str, precision: Precision) -> LossScale | None:
+    """What a framework's loss is multiplied by; None where that is its own affair."""
     return LOSS_SCALE if precision == "fp16" and entry(framework).static_scale else None
 
 

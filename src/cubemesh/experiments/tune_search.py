@@ -2,11 +2,12 @@
 
 Coordinate descent: one lever after the other (tune_levers.py) is turned from the fastest setting so
 far, each option measured once in a fresh process, of a GPU's first pass only what promises most;
-again over all levers, until a pass changes nothing. Fresh processes differ by more than their
-windows, so options within `NEAR` of the fastest are measured again by turns, and the slower half is
-dropped after each round (successive halving; Jamieson and Talwalkar, AISTATS 2016). A lever stays
-turned where it gained `LEAST` at least. At the end the nearest of all settings are halved once
-more, and the winner alternates with the stock setting in one process, where the two can share one.
+again over all levers, until a pass that held nothing back changes nothing. Fresh processes differ
+by more than their windows, so options within `NEAR` of the fastest are measured again by turns, and
+the slower half is dropped after each round (successive halving; Jamieson and Talwalkar, AISTATS
+2016). A lever stays turned where it gained `LEAST` at least. At the end the nearest of all settings
+are halved once more, and the winner alternates with the stock setting in one process, where the two
+can share one.
 
 A `Search` decides from records alone. Whoever drives it may answer a trial with None, for want of
 time; then the trial counts as untried and the search goes on with the next. Driven again with the
@@ -29,12 +30,15 @@ from cubemesh.experiments.tune_levers import (
     Reach,
     Wishes,
     device_of,
+    loss_scale_of,
+    prefers_nhwc,
     usual_exchanges,
     usual_precisions,
     usual_threads,
 )
 from cubemesh.frameworks import entry
 from cubemesh.model import RunRecord, Status
+from cubemesh.model.spec import Layout
 from cubemesh.results.windows import run_windows
 
 NEAR = 0.15
@@ -123,11 +127,12 @@ class Search:
             return
         reach = self._reach()
         for number in range(PASSES):
-            before = self.best
+            before, held_back = self.best, False
             for lever in LEVERS:
+                held_back |= number == 0 and lever.holds_back(self._now(), reach)
                 early = lever.first if number == 0 else None
                 yield from self._turn(lever.name, early or lever.options, reach)
-            if self.best == before and (number or not reach.on_gpu):
+            if self.best == before and not held_back:
                 break
         yield from self._settle()
         if reach.batches:
@@ -138,10 +143,11 @@ class Search:
         asked = self.wishes
         precision = asked.precisions[0] if asked.precisions else "fp32"
         for name in asked.frameworks:
-            own = "nhwc" if entry(name).layout == "nhwc" else asked.layouts[0]
+            own: Layout = "nhwc" if prefers_nhwc(name, asked.layouts) else asked.layouts[0]
             configuration = Configuration(
                 framework=name,
                 precision=precision,
+                loss_scale=loss_scale_of(name, precision),
                 layout=own,
                 exchange=(*asked.exchanges, STOCK_EXCHANGE)[0] if asked.devices > 1 else "none",
                 batch_per_device=asked.batch_per_device,
@@ -173,8 +179,7 @@ class Search:
 
     def _turn(self, lever: str, offers: Options, reach: Reach) -> Walk:
         """Measure what a lever offers, and leave it at the fastest that learns as stock does."""
-        now = self.best
-        assert now is not None
+        now = self._now()
         options = [
             option
             for option in dict.fromkeys(offers(now, reach))
@@ -194,6 +199,10 @@ class Search:
         absent = records[0].outcome.status is Status.NOT_INSTALLED
         if absent or (mine and its and its < FAR * mine):
             self._left.add(option.framework)
+
+    def _now(self) -> Configuration:
+        assert self.best is not None, "stock has run"
+        return self.best
 
     def _measure(self, configuration: Configuration) -> Walk:
         """One more run of a configuration."""
@@ -276,8 +285,7 @@ class Search:
         return [stock, *(means for means in found if means is not None)]
 
     def _climb(self, winner: Configuration, lever: str) -> None:
-        now = self.best
-        assert now is not None
+        now = self._now()
         mine, its = self.speed(now), self.speed(winner)
         better = its is not None and (mine is None or its >= (1 + LEAST) * mine)
         if winner != now and better:

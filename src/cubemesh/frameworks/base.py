@@ -182,7 +182,7 @@ class Compiles(Protocol):
 
 
 @runtime_checkable
-class TellsPrecision(Protocol):
+class TellsOtherPrecision(Protocol):
     """A `Framework` that computes some layers in another precision than is asked for; others need
     not offer this."""
 

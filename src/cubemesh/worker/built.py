@@ -21,7 +21,7 @@ from cubemesh.frameworks.base import (
     OutOfMemory,
     Program,
     ScalesLoss,
-    TellsPrecision,
+    TellsOtherPrecision,
 )
 from cubemesh.frameworks.captures import Captures
 from cubemesh.frameworks.exchange import Group
@@ -66,8 +66,11 @@ def built(
             group=group,
         )
         program = framework.build(request)
-    if isinstance(framework, TellsPrecision) and (other := framework.other_precision(request)):
-        remedy = "Say so where the figure is quoted, or set precision=fp16, which scales the loss."
+    if isinstance(framework, TellsOtherPrecision) and (other := framework.other_precision(request)):
+        remedy = (
+            "Say so where the figure is quoted, or set precision=fp16 and loss_scale=1024, which "
+            "scales the loss."
+        )
         log.warning(warn("other-precision", other, remedy))
     if isinstance(program, Compiles):
         compiling_bytes = _compile(framework, program, sample, log)

@@ -6,6 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from cubemesh.frameworks import entry  # noqa: E402
+from cubemesh.frameworks.base import TellsOtherPrecision  # noqa: E402
 from cubemesh.frameworks.pytorch import runtime  # noqa: E402
 from cubemesh.model.spec import ProgramSettings  # noqa: E402
 from cubemesh.networks.zoo.translator import translator  # noqa: E402
@@ -150,6 +152,12 @@ def test_where_a_decoder_works_beside_steps_streams_have_queues_of_their_own(
 
 
 def test_lstms_on_a_gpu_under_bf16_are_told_to_run_in_fp16(make_request):
+    told_by = {
+        name
+        for name in ("pytorch", "pytorch-compiled", "pytorch-captured")
+        if isinstance(entry(name).load(), TellsOtherPrecision)
+    }
+    assert told_by == {"pytorch", "pytorch-captured"}, "compiled, an LSTM is taken apart"
     small = translator(sequence_length=4, vocabulary=32, hidden=8)
     told = runtime.other_precision(make_request(small, precision="bf16", device="cuda:0"))
     assert told.startswith("PyTorch computes encoder.lstm and decoder.lstm in fp16")

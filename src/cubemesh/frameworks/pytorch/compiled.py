@@ -36,7 +36,7 @@ from cubemesh.frameworks.pytorch.host_memory import return_freed
 from cubemesh.frameworks.pytorch.launch import launch
 from cubemesh.frameworks.pytorch.placing import Placed
 from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
-from cubemesh.frameworks.pytorch.runtime import other_precision, ready_process
+from cubemesh.frameworks.pytorch.runtime import ready_process
 from cubemesh.frameworks.pytorch.stages import build_stages
 
 __all__ = [
@@ -46,7 +46,6 @@ __all__ = [
     "is_out_of_memory",
     "join",
     "launch",
-    "other_precision",
     "preload",
     "ready_process",
     "return_freed",

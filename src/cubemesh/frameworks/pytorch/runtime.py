@@ -88,8 +88,8 @@ def capabilities() -> Capabilities:
 
 
 def other_precision(request: BuildRequest) -> str:
-    """See `TellsPrecision`. Autocast hands cuDNN's recurrent layers float16 whatever type it was
-    asked for (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
+    """See `TellsOtherPrecision`. Autocast hands cuDNN's recurrent layers float16 whatever type it
+    was asked for (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
     recurrent = [n.name for n in request.network.nodes if isinstance(n.layer, LSTM)]
     if not recurrent or request.program.precision != "bf16" or request.device == "cpu":
         return ""
