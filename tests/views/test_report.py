@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from cubemesh.model import RunRecord
+from cubemesh.model import RunRecord, warn
 from cubemesh.model.plain import from_plain
 from cubemesh.views.page import cards, chips, headline, lead, printed
 
@@ -185,6 +186,16 @@ def test_headline_is_the_first_finding_and_its_card_does_not_say_it_again(sample
     assert (first.figure, first.unit, first.interval) == ("2,170", "images/s", "± 14")
     assert first.text == "LittleCNN against minibatch"
     assert lead(sample.answers) == "", "its card tells the remedy"
+
+
+def test_what_a_script_played_is_no_headline(sample):
+    first, *rest = sample.answers
+    warning = warn("scripted", "This run was played by a script.", "Measure.")
+    played = replace(first, warnings=(warning,))
+    measured = next(answer for answer in rest if answer.findings)
+    assert headline([played, measured], ()) == headline([measured], ())
+    assert headline([played], ()) == "A script played all of this: nothing has been measured."
+    assert lead([played]) == ""
 
 
 def test_warnings_of_one_code_share_a_chip(made):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cubemesh.experiments import played
 from cubemesh.experiments.against import alternating
 from cubemesh.experiments.base import Context, Experiment
 from cubemesh.experiments.comparison import with_comparisons
@@ -107,11 +108,12 @@ def answer_again(experiment: Experiment, question: Question, store: Store) -> An
 def _shown(
     experiment: Experiment, settings: Any, question: Question, records: Sequence[RunRecord]
 ) -> Answer:
-    """What alternated comes first; what re-runs a figure of a document carries that figure's number
-    in its title."""
+    """What alternated comes first; what a script played says so; what re-runs a figure of a
+    document carries that figure's number in its title."""
     answer = experiment.answer(settings, records)
     if experiment.alternates:
         answer = with_comparisons(answer, records)
+    answer = played.told(answer, records)
     if not question.place:
         return answer
     return dataclasses.replace(answer, title=f"{question.place} · {answer.title}")

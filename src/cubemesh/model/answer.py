@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from cubemesh.model.warning import Warning
+from cubemesh.model.warning import SCRIPTED, Warning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,3 +131,8 @@ class Answer:
     run_ids: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """What a reader must know to read the figures right: reductions, sources, definitions."""
+
+    @property
+    def scripted(self) -> bool:
+        """Whether a script played any of the runs behind it."""
+        return any(warning.code == SCRIPTED for warning in self.warnings)

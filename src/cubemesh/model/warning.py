@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SCRIPTED = "scripted"
+
 WARNINGS: dict[str, str] = {
     "not-steady": "the step time was still drifting when the warm-up had to end",
     "few-windows": "too few windows were measured for a 95 % interval",
@@ -33,6 +35,7 @@ WARNINGS: dict[str, str] = {
     "wrong-results": "what a collective brought was not what it must be",
     "not-captured": "the step was asked to be captured and ran kernel by kernel",
     "other-precision": "a part was computed in another precision than was asked for",
+    SCRIPTED: "a script played the runs, and nothing was computed",
     "shared-cores": "devices shared cores, so that times and rates say nothing",
     "tuned-for-another": "settings were taken from a tuning at another minibatch",
     "short-window": "windows were too short for the clock to resolve well",

@@ -6,7 +6,7 @@ facts, runs. Nothing is judged here; what a piece says comes from the nouns alon
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,10 +97,12 @@ class Section:
 
 
 def headline(answers: Sequence[Answer], records: Iterable[RunRecord]) -> str:
-    """The sentence on top: the first finding, or what there is instead."""
-    for answer in answers:
-        for finding in answer.findings:
-            return wording.clean(finding.text)
+    """The sentence on top: the first finding of what was measured, or what there is instead."""
+    first = next(_measured(answers), None)
+    if first is not None:
+        return wording.clean(first.text)
+    if any(answer.scripted for answer in answers):
+        return "A script played all of this: nothing has been measured."
     ended = [record.ok for record in records]
     if not ended:
         return "Nothing has been measured on this machine yet."
@@ -112,8 +114,12 @@ def headline(answers: Sequence[Answer], records: Iterable[RunRecord]) -> str:
 
 def lead(answers: Sequence[Answer]) -> str:
     """What to do about the headline, where no card says it."""
-    first = next((f for answer in answers for f in answer.findings), None)
+    first = next(_measured(answers), None)
     return wording.clean(first.remedy) if first and first.question is None else ""
+
+
+def _measured(answers: Iterable[Answer]) -> Iterator[Finding]:
+    return (f for answer in answers if not answer.scripted for f in answer.findings)
 
 
 def cards(answers: Sequence[Answer]) -> tuple[Card, ...]:

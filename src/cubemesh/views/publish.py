@@ -93,7 +93,10 @@ def report(
     records = {r.run_id: r for a in answered for r in a.records}
     made = Report(
         machine=machine,
-        answers=[*(a.answer for a in answered), *_replays(store, machine, names)],
+        answers=[
+            *sorted((a.answer for a in answered), key=lambda answer: answer.scripted),
+            *_replays(store, machine, names),
+        ],
         records=records,
         series={run_id: store.series(run_id) for run_id in records},
         made_utc=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
