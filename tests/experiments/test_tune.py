@@ -7,16 +7,9 @@ import pytest
 from cubemesh.errors import UsageError
 from cubemesh.experiments import tune
 from cubemesh.experiments.base import Context
-from cubemesh.experiments.tune_budget import Budget
-from cubemesh.experiments.tune_levers import (
-    LEVERS,
-    Configuration,
-    Reach,
-    configuration_of,
-    usual_frameworks,
-)
+from cubemesh.experiments.tune_levers import configuration_of
 from cubemesh.experiments.tune_search import NEAR, Search
-from cubemesh.model import Curve, Outcome, Rank, RunSpec, Status, TrainSteps
+from cubemesh.model import Curve, Outcome, Rank, Status
 from cubemesh.worker.first_losses import CURVE
 
 LEARNING = tuple(2.3 - 0.05 * step for step in range(20))
@@ -349,32 +342,6 @@ def test_layouts_that_are_asked_for_hold_for_every_framework(machine, play, reco
     assert {s.program.layout for s in player.asked} == {"nchw"}
 
 
-def test_only_what_takes_a_loss_scale_is_given_one():
-    now = Configuration(framework="pytorch", precision="fp16", loss_scale=1.0, batch_per_device=8)
-    asked = tune.Settings(frameworks=("pytorch", "jax", "tensorflow")).wishes()
-    reach = Reach(
-        frameworks=asked.frameworks,
-        precisions=("fp16",),
-        layouts=asked.layouts,
-        compiling=asked.compiling,
-        exchanges=(),
-        buckets=(),
-        threads=(),
-        pinnings=(),
-        batches=(),
-        on_gpu=True,
-        usable_threads=None,
-    )
-    (framework,) = (lever for lever in LEVERS if lever.name == "framework")
-    scales = {c.framework: c.loss_scale for c in framework.options(now, reach)}
-    assert scales == {"pytorch": 1024.0, "jax": 1024.0, "tensorflow": None}
-
-
-def test_the_fastest_framework_so_far_is_tried_before_the_others():
-    assert usual_frameworks()[:3] == ("pytorch", "pytorch-captured", "pytorch-compiled")
-    assert "null" not in usual_frameworks()
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -390,48 +357,8 @@ def test_what_cannot_be_meant_is_refused(wrong):
         tune.Settings(**wrong)
 
 
-def test_a_configuration_is_what_it_sets():
-    first = Configuration(framework="pytorch", batch_per_device=8)
-    spec = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=1))
-    for changes in (
-        {"threads": 2, "pinning": "compact"},
-        {"bucket_bytes": 1 << 20},
-        {"precision": "bf16"},
-        {"precision": "fp16", "loss_scale": 1024.0},
-    ):
-        other = dataclasses.replace(first, **changes)
-        assert configuration_of(other.of(spec)) == other
-        assert len(other.changes(first)) == len(changes)
-        assert other.words(first) != "stock"
-    assert first.words(first) == "stock"
-    narrow = dataclasses.replace(first, precision="fp16", loss_scale=1024.0)
-    assert narrow.words(first) == "fp16"
-    dynamic = dataclasses.replace(narrow, loss_scale=None)
-    assert narrow.words(dynamic) == "loss_scale 1024.0"
-    assert dataclasses.replace(dynamic, framework="tensorflow").words(narrow) == "tensorflow"
-    assert narrow.changes(first) == ("precision=fp16", "loss_scale=1024.0")
-
-
 def test_an_empty_search_is_nothing():
     wishes = dataclasses.replace(tune.Settings().wishes(), frameworks=())
     search = Search(wishes=wishes)
     assert list(search.walk()) == []
     assert search.best is None
-
-
-def test_a_budget_expects_what_trials_took_and_ends_what_takes_longer():
-    now = [0.0]
-    budget = Budget(60.0, lambda: now[0])
-    assert budget.affords("pytorch")
-    assert budget.limit_s(whole=True) == 60.0
-    assert budget.limit_s(whole=False) == 20.0
-    budget.took("pytorch", 5.0)
-    budget.took("pytorch-compiled", 30.0)
-    now[0] = 50.2
-    assert budget.affords("pytorch")
-    assert not budget.affords("pytorch-compiled")
-    assert budget.affords("jax"), "nothing is known of it: the shortest stands in"
-    assert not budget.affords("pytorch", "pytorch"), "two that alternate are built several times"
-    assert budget.limit_s(whole=False) == 9.5
-    now[0] = 70.0
-    assert not budget.affords("jax")
