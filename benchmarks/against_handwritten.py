@@ -22,6 +22,7 @@ import os
 import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from cubemesh import networks
 from cubemesh.errors import UsageError
@@ -48,6 +49,8 @@ class Peer:
     requires: str
     """The module that must be importable."""
     make: Callable[[Network, BuildRequest, Batch], Side]
+    placed: Callable[[Network, BuildRequest, Batch], Side] | None = None
+    """The same on a batch that lies on the device already, where it can."""
     networks: tuple[str, ...] = NETWORKS
     precisions: tuple[str, ...] = ("fp32", "tf32")
 
@@ -127,7 +130,12 @@ def keras(network: Network, request: BuildRequest, batch: Batch) -> Side:
 PEERS: dict[str, Peer] = {
     "pytorch": Peer(requires="torch", make=pytorch),
     "pytorch-compiled": Peer(requires="torch", make=lambda *of: pytorch(*of, compiled=True)),
-    "jax": Peer(requires="jax", make=jax, precisions=tuple(JAX_PRECISION)),
+    "jax": Peer(
+        requires="jax",
+        make=jax,
+        placed=partial(jax, copies=False),
+        precisions=tuple(JAX_PRECISION),
+    ),
     "tensorflow": Peer(requires="tensorflow", make=tensorflow),
     "tensorflow-xla": Peer(requires="tensorflow", make=lambda *of: tensorflow(*of, compiled=True)),
     "keras": Peer(requires="tensorflow", make=keras),  # which brings Keras

@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from against_handwritten import MOMENTUM, PEERS, RATE, jax
+from against_handwritten import MOMENTUM, PEERS, RATE
 from cubemesh import networks
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.base import Batch, BuildRequest, Compiles
@@ -65,10 +65,9 @@ def build(wanted: Wanted) -> Side:
     request = request_for(wanted, network)
     if wanted.peer in STOCK:
         return stock(wanted, network, batch)
-    if wanted.peer == "jax":
-        return jax(network, request, batch, copies=False)
     if wanted.peer != OURS:
-        return PEERS[wanted.peer].make(network, request, batch)
+        peer = PEERS[wanted.peer]
+        return (peer.placed or peer.make)(network, request, batch)
     if wanted.copies:
         return cubemesh_side(wanted.framework, request, batch)
     return ours(request, batch)

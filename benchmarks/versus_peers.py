@@ -50,8 +50,6 @@ SETTINGS = {
 TRIAL_STEPS = 5
 SETTLING_STEPS = {"cpu": 2, "cuda": 4}
 """Before a trial: the captured program takes three until it replays."""
-BATCH_ON_DEVICE = (*STOCK, "jax")
-"""Peers whose batch lies on the device."""
 OTHERS = ("jax", "tensorflow", "tensorflow-xla", "keras")
 PATHS = ("json", "python", "pythons")
 """Settings that say nothing elsewhere."""
@@ -143,7 +141,8 @@ def versus(peer: str, mine: Wanted, args: argparse.Namespace) -> Line:
     if absent:
         return Line(network=mine.network, peer=peer, setting=told, absent=absent)
     # Ours first: in one process it sets precision and cuDNN for both.
-    pair = (replace(mine, copies=peer not in BATCH_ON_DEVICE), replace(mine, peer=peer))
+    copies = peer not in STOCK and PEERS[peer].placed is None
+    pair = (replace(mine, copies=copies), replace(mine, peer=peer))
     try:
         with sides(pair * args.instances, args.pythons, args.clock) as built:
             found = compare(list(zip(built[1::2], built[::2], strict=True)), args.seconds)

@@ -1,21 +1,14 @@
 """Stock DistributedDataParallel beside cubemesh's all-reduce: a real run of two ranks on a CPU."""
 
-import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "ddp_peer.py"
-
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two devices on a CPU are two cores")
-def test_both_run_on_two_ranks_and_each_alone_and_are_timed_in_both_ways(tmp_path):
-    kept = tmp_path / "ddp.json"
+def test_both_run_on_two_ranks_and_each_alone_and_are_timed_in_both_ways(ran):
     options = {
         "--devices": "2",
         "--batch": "2",
@@ -23,15 +16,8 @@ def test_both_run_on_two_ranks_and_each_alone_and_are_timed_in_both_ways(tmp_pat
         "--windows": "2",
         "--warm-steps": "1",
     }
-    words = [word for pair in options.items() for word in pair]
-    ran = subprocess.run(
-        [sys.executable, SCRIPT, *words, "--json", kept],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    points = json.loads(kept.read_text())["points"]
+    said, kept = ran("ddp_peer", options)
+    points = kept["points"]
     names = ["all-reduce", "stock DDP", "each alone"]
     assert [(p["program"], p["mode"]) for p in points] == [
         (name, mode) for mode in ("free", "synchronised") for name in names
@@ -41,7 +27,7 @@ def test_both_run_on_two_ranks_and_each_alone_and_are_timed_in_both_ways(tmp_pat
         assert point["low"] <= point["samples_per_s"] <= point["high"]
         assert point["efficiency"] is None
         assert point["slowest_alone_per_s"] > 0
-    assert "of slowest alone" in ran.stdout
+    assert "of slowest alone" in said
 
 
 def test_more_devices_than_there_are_are_absent(script, capsys):

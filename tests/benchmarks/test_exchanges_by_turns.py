@@ -1,36 +1,22 @@
 """Exchanges by turns in the same processes: a real run of two ranks on a CPU."""
 
-import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "exchanges_by_turns.py"
-
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two devices on a CPU are two cores")
-def test_every_exchange_is_held_against_the_slowest_device_alone(tmp_path):
-    kept = tmp_path / "turns.json"
+def test_every_exchange_is_held_against_the_slowest_device_alone(ran):
     options = {
         "--cases": "little-cnn:2,little-cnn:3",
         "--exchanges": "all-reduce,parameter-server,gathered,meeting",
         "--seconds": "0.05",
         "--rounds": "2",
     }
-    words = [word for pair in options.items() for word in pair]
-    ran = subprocess.run(
-        [sys.executable, SCRIPT, *words, "--json", kept],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    points = json.loads(kept.read_text())["points"]
+    said, kept = ran("exchanges_by_turns", options)
+    points = kept["points"]
     assert [(p["batch"], p["exchange"]) for p in points] == [
         (batch, name)
         for batch in (2, 3)
@@ -46,7 +32,7 @@ def test_every_exchange_is_held_against_the_slowest_device_alone(tmp_path):
             assert point["shares"] == [min(one) / min(all_) for one, all_ in rounds]
         # LittleCNN drops otherwise on each rank, so that weights part where nothing is sent.
         assert [point["alike"] for point in others] == [True, True, False, False]
-    assert ran.stdout.count("ranks alike") == 4
+    assert said.count("ranks alike") == 4
 
 
 def test_more_devices_than_there_are_are_absent(script, capsys):

@@ -1,11 +1,11 @@
 """A document replayed: which questions it stands on, and what is said of its claims."""
 
+from dataclasses import replace
+
 from cubemesh.experiments import EXPERIMENTS, SUITES, Scale
 from cubemesh.experiments.replay import documents, replay, replayed
 from cubemesh.experiments.session import resolve
-from cubemesh.model import (
-    Question,
-)
+from cubemesh.model import ProgramSettings, Question
 from cubemesh.results.published import claims
 
 
@@ -22,6 +22,16 @@ def test_the_answer_of_a_replay(steps, machine):
     assert [row[0].text for row in table.rows[:14]] == [f"001-{i}" for i in range(1, 15)]
     assert all(len(row) == len(table.columns) for row in table.rows)
     assert answer.run_ids == tuple(r.run_id for r in records)
+
+
+def test_claims_that_rest_on_a_script_say_so(steps, machine):
+    records = steps("little-cnn", {16: 0.016, 64: 0.064 / 1.2})
+    null = ProgramSettings(framework="null")
+    played = [replace(r, spec=replace(r.spec, program=null)) for r in records]
+    assert not replay("doc-001", [("minibatch", records)], machine).scripted
+    answer = replay("doc-001", [("minibatch", played)], machine)
+    assert answer.scripted
+    assert all("scripted" in finding.doubts for finding in answer.findings)
 
 
 def question(asked, suite="doc-001", **more):

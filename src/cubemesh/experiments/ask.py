@@ -126,16 +126,26 @@ def _prepare(
     environments: Mapping[str, Environment],
     tuned: Callable[[RunSpec], RunSpec] | None,
 ) -> list[RunSpec]:
-    planned, given = experiment.plans_devices, request.overrides
-    # What a tuning chooses it also compares with what was set, where it chooses anything.
-    own = given if tuned is None else {k: v for k, v in given.items() if k not in CHOSEN}
-    asked = [apply(spec, own, plans_devices=planned) for spec in specs]
-    if tuned is not None:
-        taken = [tuned(spec) for spec in asked]
-        asked = [s if s.tuned else apply(s, given, plans_devices=planned) for s in taken]
+    asked = [_as_set(spec, request.overrides, experiment.plans_devices, tuned) for spec in specs]
     prepared = [alternating(spec, request.against, environments) for spec in asked]
     check([*prepared, *(other for spec in prepared if (other := spec.other) is not None)])
     return prepared
+
+
+def _as_set(
+    spec: RunSpec,
+    overrides: Mapping[str, Any],
+    planned: bool,
+    tuned: Callable[[RunSpec], RunSpec] | None,
+) -> RunSpec:
+    """`spec` with what was set, and with what a tuning chose where one is taken over: that compares
+    what it chose with what was set."""
+    if tuned is not None:
+        others = {name: value for name, value in overrides.items() if name not in CHOSEN}
+        taken = tuned(apply(spec, others, plans_devices=planned))
+        if taken.tuned is not None:
+            return taken
+    return apply(spec, overrides, plans_devices=planned)
 
 
 def _kept(

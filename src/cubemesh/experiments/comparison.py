@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cubemesh.experiments.groups import DOUBTS
+from cubemesh.experiments.played import told
 from cubemesh.measure.pairs import ratio_of
 from cubemesh.model import (
     Answer,
@@ -223,7 +224,7 @@ def comparison_answer(found: Compared, gate: Gate | None = None) -> Answer:
     ]
     if gate is not None:
         notes.append(gate.sentence)
-    return Answer(
+    answer = Answer(
         experiment="compare",
         question="Which is faster?",
         title=f"{found.second.text} against {found.first.text}",
@@ -247,6 +248,7 @@ def comparison_answer(found: Compared, gate: Gate | None = None) -> Answer:
         run_ids=tuple(r.run_id for s in (found.first, found.second) for r in s.records),
         notes=tuple(notes),
     )
+    return told(answer, [*found.first.records, *found.second.records])
 
 
 def _sides(found: Compared) -> Table:

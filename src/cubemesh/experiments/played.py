@@ -1,7 +1,8 @@
 """Was this measured, or did a script play it?
 
 The framework `null` plays what its script says; it is there to try cubemesh out, and to test it. An
-answer from such runs says so wherever it is shown, and never stands for the machine.
+answer from such runs says so wherever it is shown, and never stands for the machine: that of an
+experiment, of a comparison, and of a document's claims.
 """
 
 from __future__ import annotations

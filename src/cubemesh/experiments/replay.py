@@ -13,6 +13,7 @@ from cubemesh.experiments import EXPERIMENTS, SUITES
 from cubemesh.experiments.claims import CHECKS, judge
 from cubemesh.experiments.claims.evidence import Evidence
 from cubemesh.experiments.matrix import listed
+from cubemesh.experiments.played import told
 from cubemesh.model import (
     Answer,
     Cell,
@@ -51,7 +52,7 @@ def replay(
         for claim in claims()
         if claim.document == document
     ]
-    return Answer(
+    answer = Answer(
         experiment=suite,
         question=f"What that document {document} claims holds on this machine?",
         title=f"Document {document}: its claims",
@@ -64,6 +65,7 @@ def replay(
             "the document's.",
         ),
     )
+    return told(answer, [record for own in kept.values() for record in own.values()])
 
 
 def replayed(suite: str, questions: Sequence[Question], machine_id: str) -> list[Question]:

@@ -161,11 +161,6 @@ class Lever:
     first: Options | None = None
     """In the first pass, where some of them promise more than the others."""
 
-    def holds_back(self, now: Configuration, reach: Reach) -> bool:
-        """Whether its first pass leaves anything out."""
-        first = self.first
-        return first is not None and len(first(now, reach)) < len(self.options(now, reach))
-
 
 def _frameworks(now: Configuration, reach: Reach) -> list[Configuration]:
     """Another framework, with images as its users lay them out where it has an order of its own."""

@@ -129,9 +129,11 @@ class Search:
         for number in range(PASSES):
             before, held_back = self.best, False
             for lever in LEVERS:
-                held_back |= number == 0 and lever.holds_back(self._now(), reach)
-                early = lever.first if number == 0 else None
-                yield from self._turn(lever.name, early or lever.options, reach)
+                offers, now = lever.options, self._now()
+                if number == 0 and lever.first is not None:
+                    offers = lever.first
+                    held_back |= len(offers(now, reach)) < len(lever.options(now, reach))
+                yield from self._turn(lever.name, offers, reach)
             if self.best == before and not held_back:
                 break
         yield from self._settle()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SCRIPTED = "scripted"
+"""Of an answer, not of a run: what rests on it says nothing of the machine."""
 
 WARNINGS: dict[str, str] = {
     "not-steady": "the step time was still drifting when the warm-up had to end",
