@@ -38,18 +38,19 @@ from pathlib import Path
 from typing import Any
 
 from cubemesh import networks
+from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.base import Batch, BuildRequest
+from cubemesh.frameworks.api.framework import BuildRequest
 from cubemesh.machines import probe
-from cubemesh.measure.kept import KeptLog
-from cubemesh.measure.pairs import Side, alternate, ratio_of
-from cubemesh.model import Effort, Placement, ProgramSettings, RunSpec, TrainSteps, Window
-from cubemesh.model.comparison import Called, Ratio
-from cubemesh.model.plain import from_plain, to_plain
-from cubemesh.parallel import exchanges
-from cubemesh.results import Store
-from cubemesh.results.between import ratio_of_runs
+from cubemesh.measure.telemetry.memory_log import KeptLog
+from cubemesh.measure.timing.interleaved_ab import Side, alternate, ratio_of
+from cubemesh.parallel import strategies as exchanges
 from cubemesh.runs import Executor
+from cubemesh.schema import Effort, Placement, ProgramSettings, RunSpec, TrainSteps, Window
+from cubemesh.schema.comparison import Called, Ratio
+from cubemesh.schema.serialization import from_plain, to_plain
+from cubemesh.store import Store
+from cubemesh.store.run_statistics import ratio_of_runs
 from cubemesh.training.evaluation import wilson_interval
 from pairs import random_batch
 

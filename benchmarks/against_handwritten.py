@@ -25,13 +25,14 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 from cubemesh import networks
+from cubemesh.batches import Batch
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS, entry
-from cubemesh.frameworks.base import Batch, BuildRequest
-from cubemesh.model.spec import Placement, ProgramSettings
-from cubemesh.model.work import TrainSteps
+from cubemesh.frameworks.api.framework import BuildRequest
 from cubemesh.networks.graph import Network
-from cubemesh.parallel import exchanges
+from cubemesh.parallel import strategies as exchanges
+from cubemesh.schema.spec import Placement, ProgramSettings
+from cubemesh.schema.work import TrainSteps
 from pairs import Comparison, Side, compare, cubemesh_side, random_batch
 
 GOAL = 0.98

@@ -30,16 +30,25 @@ from typing import Any
 from cubemesh import networks
 from cubemesh.data import open_for
 from cubemesh.data.feed import Feed
-from cubemesh.frameworks.base import BuildRequest
-from cubemesh.frameworks.pytorch import build, join, launch
+from cubemesh.frameworks.api.framework import BuildRequest
+from cubemesh.frameworks.pytorch import build, join
+from cubemesh.frameworks.pytorch.distributed import launch
 from cubemesh.machines import probe
-from cubemesh.measure.kept import KeptLog
-from cubemesh.measure.pace import Apart, InStep
-from cubemesh.measure.timer import measure
-from cubemesh.model import Effort, Placement, ProgramSettings, RunRecord, RunSpec, Train, TrainSteps
-from cubemesh.parallel import exchanges
-from cubemesh.results import Store
+from cubemesh.measure.telemetry.memory_log import KeptLog
+from cubemesh.measure.timing.lockstep import Apart, InStep
+from cubemesh.measure.timing.timer import measure
+from cubemesh.parallel import strategies as exchanges
 from cubemesh.runs import Executor
+from cubemesh.schema import (
+    Effort,
+    Placement,
+    ProgramSettings,
+    RunRecord,
+    RunSpec,
+    Train,
+    TrainSteps,
+)
+from cubemesh.store import Store
 
 SYNCHRONOUS = "all-reduce"
 ASYNCHRONOUS = ("asynchronous", "asynchronous-aware")

@@ -32,17 +32,18 @@ from typing import Any
 import torch
 
 from cubemesh import networks
+from cubemesh.batches import Batch
 from cubemesh.data import Source, open_for
 from cubemesh.data.feed import Feed
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.base import Batch, BuildRequest, Compiles
-from cubemesh.measure.kept import KeptLog
-from cubemesh.measure.profiled import Attributed
-from cubemesh.measure.stamps import StampedSteps
-from cubemesh.measure.timer import measure
-from cubemesh.model.spec import Effort, Placement, ProgramSettings
-from cubemesh.model.work import TrainSteps
-from cubemesh.parallel import exchanges
+from cubemesh.frameworks.api.framework import BuildRequest, Compiles
+from cubemesh.measure.attribution.profile_windows import Attributed
+from cubemesh.measure.telemetry.memory_log import KeptLog
+from cubemesh.measure.timing.step_timestamps import StampedSteps
+from cubemesh.measure.timing.timer import measure
+from cubemesh.parallel import strategies as exchanges
+from cubemesh.schema.spec import Effort, Placement, ProgramSettings
+from cubemesh.schema.work import TrainSteps
 from cubemesh.statistics import median
 
 MOST_OTHER = 0.05

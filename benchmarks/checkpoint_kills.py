@@ -21,10 +21,10 @@ from typing import NoReturn
 
 import numpy as np
 
-from cubemesh.frameworks.exchange import Alone
-from cubemesh.frameworks.training import Snapshot
+from cubemesh.frameworks.api.gradient_sync import Alone
+from cubemesh.frameworks.api.training import Snapshot
 from cubemesh.training.checkpoint import Checkpoint, newest_whole
-from cubemesh.training.saver import Saver
+from cubemesh.training.checkpoint_writer import Saver
 
 KILLS = 200
 WEIGHTS = 250_000

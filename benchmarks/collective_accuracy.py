@@ -20,11 +20,11 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from cubemesh.forecast.calibration import Calibration, Sweep, defaults
+from cubemesh.forecast.communication import collective
+from cubemesh.forecast.fabric import fabric
 from cubemesh.machines.catalogue.systems import load_system
-from cubemesh.predict.calibration import Calibration, Sweep, defaults
-from cubemesh.predict.communication import collective
-from cubemesh.predict.fabric import fabric
-from cubemesh.results.published import figures
+from cubemesh.papers.published import figures
 
 MIB = 1 << 20
 CALIBRATED_WITH = tuple(MIB << i for i in range(11))

@@ -17,12 +17,13 @@ from dataclasses import asdict, dataclass
 import torch
 
 from cubemesh import networks
+from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.base import Batch, BuildRequest, Compiles
-from cubemesh.model.spec import Placement, ProgramSettings
-from cubemesh.model.work import TrainSteps
+from cubemesh.frameworks.api.framework import BuildRequest, Compiles
 from cubemesh.networks.graph import Network
-from cubemesh.parallel import exchanges
+from cubemesh.parallel import strategies as exchanges
+from cubemesh.schema.spec import Placement, ProgramSettings
+from cubemesh.schema.work import TrainSteps
 from pairs import Side, compare, random_batch
 
 

@@ -24,11 +24,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from cubemesh import networks
+from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.base import Batch, BuildRequest
-from cubemesh.model.spec import Placement, ProgramSettings
-from cubemesh.model.work import TrainSteps
-from cubemesh.parallel import exchanges
+from cubemesh.frameworks.api.framework import BuildRequest
+from cubemesh.parallel import strategies as exchanges
+from cubemesh.schema.spec import Placement, ProgramSettings
+from cubemesh.schema.work import TrainSteps
 from pairs import Side, compare, random_batch
 
 GOAL = 1.0

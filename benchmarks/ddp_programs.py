@@ -14,11 +14,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
 
 from cubemesh import networks
+from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.base import Batch, BuildRequest, Compiles
-from cubemesh.model.spec import Placement, ProgramSettings
-from cubemesh.model.work import TrainSteps
-from cubemesh.parallel import exchanges
+from cubemesh.frameworks.api.framework import BuildRequest, Compiles
+from cubemesh.parallel import strategies as exchanges
+from cubemesh.schema.spec import Placement, ProgramSettings
+from cubemesh.schema.work import TrainSteps
 from handwritten import NETWORKS
 
 RATE, MOMENTUM = 0.01, 0.9

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 
 import torch
 
-from cubemesh.measure.energy import INTEGRATED, energy
-from cubemesh.measure.gpu import ENERGY, GpuReader
-from cubemesh.measure.kept import KeptLog
-from cubemesh.measure.sensors import Need
-from cubemesh.measure.telemetry import EVERY_S, Telemetry, open_meters
+from cubemesh.measure.energy.energy import INTEGRATED, energy
+from cubemesh.measure.energy.sensors import Need
+from cubemesh.measure.telemetry.gpu import ENERGY, GpuReader
+from cubemesh.measure.telemetry.memory_log import KeptLog
+from cubemesh.measure.telemetry.telemetry import EVERY_S, Telemetry, open_meters
 from pairs import Side
 from telemetry_cost import built, uuid_of
 

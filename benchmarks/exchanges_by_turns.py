@@ -38,12 +38,13 @@ import torch.distributed as dist
 
 from cubemesh import networks
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.base import BuildRequest, Compiles
-from cubemesh.frameworks.exchange import Alone, Bucket, Exchange, Group
-from cubemesh.frameworks.pytorch import join, launch
-from cubemesh.model.spec import Placement, ProgramSettings
-from cubemesh.model.work import TrainSteps
-from cubemesh.parallel import exchanges
+from cubemesh.frameworks.api.framework import BuildRequest, Compiles
+from cubemesh.frameworks.api.gradient_sync import Alone, Bucket, Exchange, Group
+from cubemesh.frameworks.pytorch import join
+from cubemesh.frameworks.pytorch.distributed import launch
+from cubemesh.parallel import strategies as exchanges
+from cubemesh.schema.spec import Placement, ProgramSettings
+from cubemesh.schema.work import TrainSteps
 from cubemesh.statistics import mean
 from pairs import random_batch
 

@@ -24,8 +24,8 @@ import torch
 from torch import nn
 
 from cubemesh import networks
-from cubemesh.frameworks.pytorch.fused_norm import FusedNorm
-from cubemesh.frameworks.pytorch.gpu_time import time_ms
+from cubemesh.frameworks.pytorch.fused.batch_norm import FusedNorm
+from cubemesh.kernels.cuda_events import time_ms
 from cubemesh.networks.fusion import NormFusion, fused_steps, reads
 
 COPY_BYTES = 1 << 30
@@ -84,7 +84,7 @@ def copy_bytes_per_s() -> float:
 
 def compile_share(given: tuple[list[Case], str, int, int]) -> int:
     """Compile every `of`-th launch, from `first` on, into Triton's cache; how many were."""
-    from cubemesh.frameworks.pytorch.norm_choice import calls, others
+    from cubemesh.kernels.triton.batch_norm_autotune import calls, others
 
     found, dtype, first, of = given
     done = 0
@@ -111,8 +111,8 @@ def main() -> int:
     if not torch.cuda.is_available() or find_spec("triton") is None:
         print("absent: a GPU that PyTorch can use, and Triton")
         return 2
-    from cubemesh.frameworks.pytorch.norm_choice import fastest, measure
-    from cubemesh.frameworks.pytorch.norm_launch import shown
+    from cubemesh.kernels.triton.batch_norm_autotune import fastest, measure
+    from cubemesh.kernels.triton.launch_config import shown
 
     found = cases(args.network, args.batch)
     if args.compilers:

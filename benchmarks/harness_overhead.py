@@ -16,10 +16,11 @@ from dataclasses import asdict, dataclass
 import torch
 
 from cubemesh import networks
-from cubemesh.frameworks.base import Batch, BuildRequest
-from cubemesh.model.spec import Placement, ProgramSettings
-from cubemesh.model.work import TrainSteps
-from cubemesh.parallel import exchanges
+from cubemesh.batches import Batch
+from cubemesh.frameworks.api.framework import BuildRequest
+from cubemesh.parallel import strategies as exchanges
+from cubemesh.schema.spec import Placement, ProgramSettings
+from cubemesh.schema.work import TrainSteps
 from handwritten import NETWORKS as HANDWRITTEN
 from handwritten import train_step, wait_for
 from pairs import Side, compare, cubemesh_side, random_batch

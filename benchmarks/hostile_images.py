@@ -31,12 +31,12 @@ import numpy as np
 from PIL import Image
 
 from cubemesh.machines import probe
-from cubemesh.model import Effort, Placement, ProgramSettings, RunSpec, Train
-from cubemesh.model.plain import to_plain
-from cubemesh.results import Store
 from cubemesh.runs import Executor
+from cubemesh.schema import Effort, Placement, ProgramSettings, RunSpec, Train
+from cubemesh.schema.serialization import to_plain
+from cubemesh.store import Store
 from cubemesh.units import parse_size
-from cubemesh.worker.inputs import by_kind
+from cubemesh.worker.run.inputs import by_kind
 
 GOOD, BROKEN, CLASSES = 1000, 200, 10
 BATCH = 40

@@ -33,12 +33,12 @@ from typing import Any
 
 import numpy as np
 
-from cubemesh.data import made_images
-from cubemesh.data.base import EncodedBatch, EncodedImage
-from cubemesh.data.decode import PILLOW_PIXELS, Decoder, Draw
-from cubemesh.data.images import Reading, open_images
-from cubemesh.data.jpeg import plain_header
-from cubemesh.data.stages import decode_only
+from cubemesh.batches import EncodedBatch, EncodedImage
+from cubemesh.data.images import generated_jpegs as made_images
+from cubemesh.data.images.decode import PILLOW_PIXELS, Decoder, Draw
+from cubemesh.data.images.jpeg_header import plain_header
+from cubemesh.data.images.open_images import Reading, open_images
+from cubemesh.data.stage_benchmark import decode_only
 
 PIECE = 16
 """Images handed to a thread or process at once."""
@@ -184,7 +184,7 @@ def progressive(data: bytes) -> bytes:
 
 def gpu_decoders(device: Any) -> Iterator[tuple[str, Callable[[], Any], bool]]:
     """(name, what makes it, whether it is given progressive files)."""
-    jpeg = importlib.import_module("cubemesh.frameworks.pytorch.jpeg")
+    jpeg = importlib.import_module("cubemesh.frameworks.pytorch.input.jpeg")
     yield "nvJPEG", lambda: jpeg.NvJpeg(device, 3), False
     yield "nvJPEG, progressive", lambda: jpeg.NvJpeg(device, 3), True
     yield "TorchVision", lambda: jpeg.TorchVision(device, 3), False
@@ -226,7 +226,7 @@ def on_gpu(args: argparse.Namespace) -> Iterator[Line]:
 
 def with_crop(args: argparse.Namespace) -> Iterator[Line]:
     """Minibatches as a program is fed them: files in memory to 16-bit images on the device."""
-    placing = importlib.import_module("cubemesh.frameworks.pytorch.placing")
+    placing = importlib.import_module("cubemesh.frameworks.pytorch.input.host_to_device")
     feeding = importlib.import_module("jpeg_feeding")
     images = open_images(
         made_images.folder(), "train", (3, args.size, args.size), 10, Reading(stays_encoded=True)

@@ -24,16 +24,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cubemesh import networks
-from cubemesh.data import made_images
-from cubemesh.data.base import Decodes, EncodedBatch
+from cubemesh.batches import Batch, EncodedBatch
 from cubemesh.data.feed import Feed
-from cubemesh.data.images import Reading, open_images
+from cubemesh.data.images import generated_jpegs as made_images
+from cubemesh.data.images.open_images import Reading, open_images
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.base import Batch, BuildRequest, Compiles
-from cubemesh.frameworks.process import ReadiesProcess
-from cubemesh.model.spec import Placement, ProgramSettings
-from cubemesh.model.work import TrainSteps
-from cubemesh.parallel import exchanges
+from cubemesh.frameworks.api.framework import BuildRequest, Compiles, Decodes
+from cubemesh.frameworks.api.process import ReadiesProcess
+from cubemesh.parallel import strategies as exchanges
+from cubemesh.schema.spec import Placement, ProgramSettings
+from cubemesh.schema.work import TrainSteps
 from cubemesh.statistics import mean, t_interval
 from pairs import random_batch
 

@@ -22,12 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubemesh import networks
+from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.base import Batch, BuildRequest, Compiles
-from cubemesh.model.spec import Placement, ProgramSettings
-from cubemesh.model.work import TrainSteps
+from cubemesh.frameworks.api.framework import BuildRequest, Compiles
 from cubemesh.networks.graph import Network
-from cubemesh.parallel import exchanges
+from cubemesh.parallel import strategies as exchanges
+from cubemesh.schema.spec import Placement, ProgramSettings
+from cubemesh.schema.work import TrainSteps
 
 NOISE = 0.35
 """Standard deviation of the noise; pictures are of values between 0 and 1."""

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cubemesh.data.cifar10 import CHILD, FILES, PYTHON_CHILD, RECORDS
-from cubemesh.data.digits import open_digits
+from cubemesh.data.images.cifar10 import CHILD, FILES, PYTHON_CHILD, RECORDS
+from cubemesh.data.images.digits import open_digits
 
 NOTE = "Not CIFAR-10: handwritten digits (UCI, 1998), enlarged and repeated, in its format.\n"
 

@@ -25,11 +25,11 @@ import torch
 
 from cubemesh import networks
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.base import BuildRequest
-from cubemesh.model.spec import Placement, ProgramSettings
-from cubemesh.model.work import TrainSteps
+from cubemesh.frameworks.api.framework import BuildRequest
 from cubemesh.networks.memory import forecast
-from cubemesh.parallel import exchanges
+from cubemesh.parallel import strategies as exchanges
+from cubemesh.schema.spec import Placement, ProgramSettings
+from cubemesh.schema.work import TrainSteps
 from pairs import random_batch
 
 WITHIN, GOAL = 0.15, 0.9

@@ -20,12 +20,13 @@ from typing import Any
 
 from against_handwritten import MOMENTUM, PEERS, RATE
 from cubemesh import networks
+from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.base import Batch, BuildRequest, Compiles
-from cubemesh.model.spec import Placement, ProgramSettings
-from cubemesh.model.work import TrainSteps
+from cubemesh.frameworks.api.framework import BuildRequest, Compiles
 from cubemesh.networks.graph import Network
-from cubemesh.parallel import exchanges
+from cubemesh.parallel import strategies as exchanges
+from cubemesh.schema.spec import Placement, ProgramSettings
+from cubemesh.schema.work import TrainSteps
 from pairs import Side, cubemesh_side, random_batch
 
 OURS = "cubemesh"

@@ -1,6 +1,6 @@
 """What the comparisons here share: programs as sides, instances of them, and what comes of it.
 
-How two programs are compared is cubemesh's own `measure/pairs.py`, which `cubemesh run --against`
+How two programs are compared is cubemesh's own `interleaved_ab.py`, which `cubemesh run --against`
 uses too: short windows alternate in one process, several instances of each side, and the interval
 is over the instances.
 """
@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.base import Batch, BuildRequest, Compiles
-from cubemesh.measure.kept import KeptLog
-from cubemesh.measure.pairs import Side, alternate
-from cubemesh.model import Effort
-from cubemesh.model.record import AGAINST
+from cubemesh.frameworks.api.framework import BuildRequest, Compiles
+from cubemesh.measure.telemetry.memory_log import KeptLog
+from cubemesh.measure.timing.interleaved_ab import Side, alternate
 from cubemesh.networks.graph import Network
+from cubemesh.schema import Effort
+from cubemesh.schema.record import AGAINST
 from cubemesh.statistics import mad, median
 
 __all__ = ["Comparison", "Side", "compare", "cubemesh_side", "random_batch"]

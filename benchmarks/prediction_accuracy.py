@@ -2,7 +2,7 @@
 
 Every forecast is calibrated with the published rate of one device of the same source, system,
 network, framework, precision and minibatch, and held against that of several
-(experiments/validation_rows.py), and how its GPUs reached one another where its source says so
+(papers/validation/rows.py), and how its GPUs reached one another where its source says so
 (validation_sources.py). Eight factors are fitted on every second machine, in the order of their
 names, to the rates of two to eight devices in it; what a launch takes was read off one row of the
 same half. Errors are printed for that half and for the other, by class of network and by the way
@@ -24,7 +24,11 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from math import hypot
 
-from cubemesh.experiments.validation_rows import (
+from cubemesh.forecast.calibration import Calibration, defaults
+from cubemesh.forecast.communication import host_factor
+from cubemesh.forecast.fabric import fabric
+from cubemesh.forecast.step import Point, slowest
+from cubemesh.papers.validation.rows import (
     Row,
     forecasts,
     halves,
@@ -32,10 +36,6 @@ from cubemesh.experiments.validation_rows import (
     published_alone,
     rows,
 )
-from cubemesh.predict.calibration import Calibration, defaults
-from cubemesh.predict.communication import host_factor
-from cubemesh.predict.fabric import fabric
-from cubemesh.predict.step import Point, slowest
 
 GRID = {
     "overlap_slowdown": [i / 10 for i in range(11)],

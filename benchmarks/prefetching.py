@@ -16,8 +16,8 @@ import argparse
 import time
 
 from cubemesh.data import open_source
-from cubemesh.data.base import Shape
 from cubemesh.data.feed import Feed
+from cubemesh.data.source import Shape
 from pairs import Side, compare
 
 INSTANCES = 3

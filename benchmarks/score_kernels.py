@@ -23,8 +23,8 @@ import pynvml
 import torch
 from torch import nn
 
-from cubemesh.frameworks.pytorch.fused_scores import TILINGS, FusedScores
-from cubemesh.frameworks.pytorch.gpu_time import both_passes_ms, time_ms
+from cubemesh.frameworks.pytorch.fused.additive_attention import TILINGS, FusedScores
+from cubemesh.kernels.cuda_events import both_passes_ms, time_ms
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 COPY_BYTES = 1 << 30

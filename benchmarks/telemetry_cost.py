@@ -26,17 +26,17 @@ from dataclasses import asdict, dataclass
 import torch
 
 from cubemesh import networks
-from cubemesh.frameworks.base import BuildRequest
-from cubemesh.measure.gpu import GpuReader
-from cubemesh.measure.host import HostReader
-from cubemesh.measure.kept import KeptLog
-from cubemesh.measure.pairs import ORDERS, ratio_of
-from cubemesh.measure.telemetry import EVERY_S, Meter, Telemetry, open_meters
-from cubemesh.measure.timer import Stopwatch
-from cubemesh.model.record import AGAINST, Window
-from cubemesh.model.spec import Placement, ProgramSettings
-from cubemesh.model.work import TrainSteps
-from cubemesh.parallel import exchanges
+from cubemesh.frameworks.api.framework import BuildRequest
+from cubemesh.measure.telemetry.gpu import GpuReader
+from cubemesh.measure.telemetry.host import HostReader
+from cubemesh.measure.telemetry.memory_log import KeptLog
+from cubemesh.measure.telemetry.telemetry import EVERY_S, Meter, Telemetry, open_meters
+from cubemesh.measure.timing.interleaved_ab import ORDERS, ratio_of
+from cubemesh.measure.timing.timer import Stopwatch
+from cubemesh.parallel import strategies as exchanges
+from cubemesh.schema.record import AGAINST, Window
+from cubemesh.schema.spec import Placement, ProgramSettings
+from cubemesh.schema.work import TrainSteps
 from pairs import Side, cubemesh_side, random_batch
 
 RATIO_GOAL, SHARE_GOAL = 0.99, 1.0

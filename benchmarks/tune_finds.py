@@ -2,7 +2,7 @@
 
     1. tune      the network, within its minutes                       (as a user runs it)
     2. screen    every setting of the grid once, in a fresh process    (those that ran, and that
-                 learn as stock does, by the rule of experiments/tune_curves.py, stay)
+                 learn as stock does, by the rule of experiments/tune/admission.py, stay)
     3. confirm   the tuned setting and those within 20 % of the fastest, `--rounds` times by turns
 
 The grid's best is the fastest by the screening and the confirming runs together, so it is a little
@@ -27,20 +27,20 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from cubemesh.experiments import tune
 from cubemesh.experiments.session import run_names
-from cubemesh.experiments.tune_curves import Means, judge, means_of
-from cubemesh.experiments.tune_levers import Configuration, usual_precisions, usual_threads
-from cubemesh.experiments.tune_search import SEEDS, Search
+from cubemesh.experiments.tune import experiment as tune
+from cubemesh.experiments.tune.admission import Means, judge, means_of
+from cubemesh.experiments.tune.search import SEEDS, Search
+from cubemesh.experiments.tune.search_space import Configuration, usual_precisions, usual_threads
 from cubemesh.frameworks import FRAMEWORKS, entry
 from cubemesh.machines import probe
-from cubemesh.model import Effort, RunRecord, RunSpec, TrainSteps
-from cubemesh.model.comparison import Ratio
-from cubemesh.model.plain import from_plain
-from cubemesh.results import Store
-from cubemesh.results.between import ratio_of_runs
-from cubemesh.results.windows import run_windows
 from cubemesh.runs import Executor, Observer
+from cubemesh.schema import Effort, RunRecord, RunSpec, TrainSteps
+from cubemesh.schema.comparison import Ratio
+from cubemesh.schema.serialization import from_plain
+from cubemesh.store import Store
+from cubemesh.store.run_statistics import ratio_of_runs
+from cubemesh.store.windows import run_windows
 from cubemesh.views import terminal
 from cubemesh.views.progress import TerminalProgress
 

@@ -23,10 +23,10 @@ import torch
 from torch import nn
 
 from cubemesh import networks
-from cubemesh.frameworks.pytorch import winograd
-from cubemesh.frameworks.pytorch.cpp_compiler import lacks_compiler
-from cubemesh.frameworks.pytorch.fused_conv import PASSES, FusedConv
-from cubemesh.frameworks.pytorch.host_memory import keep_freed_memory
+from cubemesh.frameworks.pytorch.fused.conv import PASSES, FusedConv
+from cubemesh.kernels.cpu import winograd
+from cubemesh.kernels.cpu.allocator import keep_freed_memory
+from cubemesh.kernels.cpu.compiler import lacks_compiler
 from cubemesh.networks.layers import Convolution
 from cubemesh.statistics import bootstrap_interval, median
 

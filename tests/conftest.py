@@ -11,9 +11,25 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+sys.path.insert(0, str(Path(__file__).parent))
+from golden import Golden, make_golden
+
 # Nothing here is timed: on a machine that others use an example takes as long as it takes.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--update-golden` writes golden files instead of comparing with them."""
+    parser.addoption(
+        "--update-golden", action="store_true", help="Write the golden files; read the diff."
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """`golden.check(name, text)` compares a whole output with the test module's golden file."""
+    return make_golden(request)
 
 
 @pytest.fixture(scope="session")

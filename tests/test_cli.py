@@ -11,7 +11,7 @@ import typer
 
 from cubemesh import __version__
 from cubemesh.cli import app
-from cubemesh.experiments import SUITES
+from cubemesh.experiments.registry import SUITES
 
 SCRIPTED = ("--set", "framework=null", "--set", "script=step=0.002,per_sample=0.0001,jitter=0.02")
 MINIBATCH = ("run", "minibatch", "--set", "batches=8,16,32", *SCRIPTED)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from cubemesh.errors import StoreError
-from cubemesh.results import Store
+from cubemesh.store import Store
 
 NULL = ("--set", "framework=null", "--set", "ceiling=false")
 SLOW = (

@@ -10,14 +10,14 @@ import sys
 import pytest
 
 from cubemesh.errors import UsageError
-from cubemesh.experiments import entry
+from cubemesh.experiments.registry import entry
 from cubemesh.experiments.session import run_names
-from cubemesh.experiments.tune_curves import TOO_FEW
-from cubemesh.experiments.tune_search import UNKNOWN_SPREAD
-from cubemesh.experiments.tuned import Tunings
-from cubemesh.model import Ceiling, RunKey, RunSpec, TrainSteps
-from cubemesh.results import Store
+from cubemesh.experiments.tune.admission import TOO_FEW
+from cubemesh.experiments.tune.apply import Tunings
+from cubemesh.experiments.tune.search import UNKNOWN_SPREAD
 from cubemesh.runs import Silent
+from cubemesh.schema import Ceiling, RunKey, RunSpec, TrainSteps
+from cubemesh.store import Store
 
 SCRIPT = "step=0.01,bf16.step=0.006,1-threads.step=0.02,fp16.step=0.001,fp16.loss=2.3:2.3"
 """bf16 is fast; fp16 is faster, and learns nothing."""
@@ -117,7 +117,7 @@ def run(store, *settings, name="minibatch"):
 
 def test_a_later_run_takes_it_over_and_says_so(store):
     pytest.importorskip("rich")
-    from cubemesh.views.run_facts import run_facts
+    from cubemesh.views.facts.run import run_facts
 
     (answered,) = run(store, "tuned=true", "batches=64", "ceiling=false", "seconds=0.1")
     (record,) = answered.records

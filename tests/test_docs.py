@@ -10,12 +10,12 @@ import typer
 
 from cubemesh.cli import app
 from cubemesh.data import SOURCES
-from cubemesh.experiments import EXPERIMENTS, SUITES
-from cubemesh.experiments.settings import spec_fields
+from cubemesh.experiments.core.settings import spec_fields
+from cubemesh.experiments.registry import EXPERIMENTS, SUITES
 from cubemesh.frameworks import FRAMEWORKS
-from cubemesh.model import WARNINGS, Status
 from cubemesh.networks import NETWORKS
-from cubemesh.parallel.exchanges import EXCHANGES
+from cubemesh.parallel.strategies import EXCHANGES
+from cubemesh.schema import WARNINGS, Status
 
 DOCS = Path(__file__).parent.parent / "docs"
 

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from cubemesh.model.plain import to_plain
-from cubemesh.model.record import AGAINST, Window
+from cubemesh.schema.record import AGAINST, Window
+from cubemesh.schema.serialization import to_plain
 
 
 def windows(second_s):

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cubemesh.data.base import EncodedBatch, EncodedImage
+from cubemesh.batches import EncodedBatch, EncodedImage
 from cubemesh.data.feed import Feed
-from cubemesh.data.image_source import Images
-from cubemesh.data.images import Reading, open_images
-from cubemesh.model import ProgramSettings, RunSpec, Train
-from cubemesh.worker.job import Job
-from cubemesh.worker.run import run_job
+from cubemesh.data.images.image_source import Images
+from cubemesh.data.images.open_images import Reading, open_images
+from cubemesh.schema import ProgramSettings, RunSpec, Train
+from cubemesh.worker.run.job import Job
+from cubemesh.worker.run.run_job import run_job
 
 pytest.importorskip("PIL.Image")
 

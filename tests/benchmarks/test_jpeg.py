@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from cubemesh.data import made_images
+from cubemesh.data.images import generated_jpegs as made_images
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("PIL.Image")

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from cubemesh.experiments.tune_levers import Configuration
-from cubemesh.model import RunKey, RunRecord, Window
-from cubemesh.model.outcome import Outcome, Status
+from cubemesh.experiments.tune.search_space import Configuration
+from cubemesh.schema import RunKey, RunRecord, Window
+from cubemesh.schema.outcome import Outcome, Status
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from cubemesh import data
-from cubemesh.data import made_images
-from cubemesh.data.cifar10 import FILE_BYTES, FILES
 from cubemesh.data.feed import in_order
+from cubemesh.data.images import generated_jpegs as made_images
+from cubemesh.data.images.cifar10 import FILE_BYTES, FILES
 from cubemesh.errors import DataError, UsageError
 
 IMAGES = [name for name, line in data.SOURCES.items() if line.open is not None]

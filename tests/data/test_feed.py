@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cubemesh.data.arrays import Ready
+from cubemesh.batches import Batch
 from cubemesh.data.feed import Feed, in_order, placed_batches
+from cubemesh.data.images.arrays import Ready
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.base import Batch, Program
+from cubemesh.frameworks.api.framework import Program
 
 SAMPLES = st.integers(1, 60)
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cubemesh.batches import Batch
 from cubemesh.data import input_threads
-from cubemesh.data.arrays import Ready
-from cubemesh.data.base import Indices, Source
 from cubemesh.data.feed import Feed, in_order
+from cubemesh.data.images.arrays import Ready
 from cubemesh.data.pipeline import Ahead, AtHand, Batches, Wanted, batches
+from cubemesh.data.source import Indices, Source
 from cubemesh.errors import DataError, UsageError
-from cubemesh.frameworks.base import Batch
-from cubemesh.model.spec import ProgramSettings
+from cubemesh.schema.spec import ProgramSettings
 
 
 class Numbers(Ready):

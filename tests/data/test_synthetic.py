@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from cubemesh.data import synthetic
-from cubemesh.data.base import Shape
+from cubemesh.data.source import Shape
 from cubemesh.data.synthetic import open_synthetic
 
 SHAPE: Shape = (3, 8, 8)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from cubemesh.experiments.base import Plan
-from cubemesh.model import (
+from cubemesh.experiments.core.experiment import Plan
+from cubemesh.schema import (
     Ceiling,
     Cpu,
     Curve,

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from cubemesh.experiments.base import Context, Scale
 from cubemesh.experiments.ceilings import EXPERIMENT, Settings
-from cubemesh.model import Figure, Gpu, Outcome, Rank, Status
+from cubemesh.experiments.core.experiment import Context, Scale
+from cubemesh.schema import Figure, Gpu, Outcome, Rank, Status
 
 
 @pytest.fixture

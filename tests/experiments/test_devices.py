@@ -3,13 +3,13 @@ import dataclasses
 import pytest
 
 from cubemesh.errors import UsageError
-from cubemesh.experiments import Context
-from cubemesh.experiments.ask import answer_again, ask
+from cubemesh.experiments.core.settings import request
 from cubemesh.experiments.devices import EXPERIMENT, Settings
-from cubemesh.experiments.settings import request
-from cubemesh.model import Outcome, Rank, RunSpec, Status, TrainSteps
-from cubemesh.results import Store
+from cubemesh.experiments.registry import Context
+from cubemesh.experiments.runner import answer_again, ask
 from cubemesh.runs import Executor
+from cubemesh.schema import Outcome, Rank, RunSpec, Status, TrainSteps
+from cubemesh.store import Store
 
 
 @pytest.fixture

@@ -2,13 +2,13 @@ import dataclasses
 
 import pytest
 
-from cubemesh.experiments import Context, Scale
+from cubemesh.experiments.core.settings import request
 from cubemesh.experiments.frameworks import EXPERIMENT, NETWORKS, Settings, known
-from cubemesh.experiments.settings import request
+from cubemesh.experiments.registry import Context, Scale
 from cubemesh.frameworks import FRAMEWORKS
-from cubemesh.model import Forward, ProgramSettings, RunSpec, Status, TrainSteps, warn
 from cubemesh.runs import Executor
-from cubemesh.worker.outcomes import not_installed
+from cubemesh.schema import Forward, ProgramSettings, RunSpec, Status, TrainSteps, warn
+from cubemesh.worker.report.outcomes import not_installed
 
 
 def test_full_settings_are_the_documents(machine, play, record_of):
@@ -181,9 +181,9 @@ def test_compiled_frameworks_name_one_that_exists():
 def test_a_small_matrix_for_real(tmp_path):
     """PyTorch forward and in training on this CPU, beside the scripted framework."""
     pytest.importorskip("torch")
-    from cubemesh.experiments.ask import ask
+    from cubemesh.experiments.runner import ask
     from cubemesh.machines import probe
-    from cubemesh.results import Store
+    from cubemesh.store import Store
 
     machine = probe()
     texts = {

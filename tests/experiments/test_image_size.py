@@ -2,9 +2,9 @@ import dataclasses
 
 import pytest
 
-from cubemesh.experiments import Context, Scale
 from cubemesh.experiments.image_size import EXPERIMENT, Settings
-from cubemesh.model import Gpu, ProgramSettings, RunSpec, Status, TrainSteps
+from cubemesh.experiments.registry import Context, Scale
+from cubemesh.schema import Gpu, ProgramSettings, RunSpec, Status, TrainSteps
 
 
 def asked_for(asked):

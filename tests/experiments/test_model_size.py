@@ -1,13 +1,13 @@
 import dataclasses
 
-from cubemesh.experiments import Context, Scale
-from cubemesh.experiments.ask import ask
+from cubemesh.experiments.core.settings import request
 from cubemesh.experiments.model_size import EXPERIMENT, Settings
-from cubemesh.experiments.settings import request
+from cubemesh.experiments.registry import Context, Scale
+from cubemesh.experiments.runner import ask
 from cubemesh.machines import probe
-from cubemesh.model import Curve, Figure, ProgramSettings, RunSpec, TrainSteps
-from cubemesh.results import Store
 from cubemesh.runs import Executor
+from cubemesh.schema import Curve, Figure, ProgramSettings, RunSpec, TrainSteps
+from cubemesh.store import Store
 
 
 def test_full_settings_are_the_documents(machine, play, record_of):

@@ -2,9 +2,9 @@ import dataclasses
 
 import pytest
 
-from cubemesh.experiments import Context, Scale
 from cubemesh.experiments.precision import EXPERIMENT, NETWORKS, PRECISIONS, Settings
-from cubemesh.model import Ceiling, ProgramSettings, RunSpec, Status, TrainSteps, warn
+from cubemesh.experiments.registry import Context, Scale
+from cubemesh.schema import Ceiling, ProgramSettings, RunSpec, Status, TrainSteps, warn
 
 
 def test_every_network_in_every_precision_after_the_ceilings(machine, play, record_of):

@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
-from cubemesh.experiments import Context, interconnect, strategies
-from cubemesh.model import Figure, Gpu, Part, Rank, Status
+from cubemesh.experiments import interconnect, strategies
+from cubemesh.experiments.registry import Context
+from cubemesh.schema import Figure, Gpu, Part, Rank, Status
 
 STRATEGIES, INTERCONNECT = strategies.EXPERIMENT, interconnect.EXPERIMENT
 SPEEDS = {"all-reduce": 0.010, "all-reduce-16": 0.008, "asynchronous": 0.0101, "none": 0.006}

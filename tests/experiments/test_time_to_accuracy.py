@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from cubemesh.experiments import Context, Scale
+from cubemesh.experiments.registry import Context, Scale
 from cubemesh.experiments.time_to_accuracy import EXPERIMENT, NO_ENERGY, Settings
-from cubemesh.model import Figure, Status, Unknown, Window
+from cubemesh.schema import Figure, Status, Unknown, Window
 
 
 def asked_of(play, record_of, machine, scale=Scale.DEFAULT, **settings):

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from cubemesh import networks
-from cubemesh.frameworks.base import PADDING, Batch, BuildRequest
-from cubemesh.model.spec import Placement, ProgramSettings
-from cubemesh.model.work import Train, TrainSteps
+from cubemesh.batches import PADDING, Batch
+from cubemesh.frameworks.api.framework import BuildRequest
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Dropout
-from cubemesh.parallel.exchanges import NoExchange
+from cubemesh.parallel.strategies import NoExchange
+from cubemesh.schema.spec import Placement, ProgramSettings
+from cubemesh.schema.work import Train, TrainSteps
 
 
 @pytest.fixture

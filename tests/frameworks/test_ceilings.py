@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from cubemesh.frameworks.base import OutOfMemory, Unsupported
+from cubemesh.frameworks.api.framework import OutOfMemory, Unsupported
 from cubemesh.frameworks.ceilings import check_operation, fastest, fastest_product, try_out
-from cubemesh.model.work import Ceiling
+from cubemesh.schema.work import Ceiling
 
 
 class Simulated:

@@ -10,14 +10,14 @@ import pytest
 
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS
-from cubemesh.frameworks.base import OutOfMemory, Unsupported
-from cubemesh.frameworks.supported import check_supported
-from cubemesh.model.spec import ProgramSettings, RunSpec
-from cubemesh.model.work import WORK_KINDS, Ceiling, TrainSteps
+from cubemesh.frameworks.api.framework import OutOfMemory, Unsupported
+from cubemesh.frameworks.api.supported import check_supported
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import LAYERS, LocalResponseNorm
 from cubemesh.networks.sequence_builder import SequenceBuilder
 from cubemesh.networks.sequence_layers import SEQUENCE_LAYERS
+from cubemesh.schema.spec import ProgramSettings, RunSpec
+from cubemesh.schema.work import WORK_KINDS, Ceiling, TrainSteps
 
 SCRIPTS = {"null": "accuracy=1:1"}
 INSTALLED = [name for name, entry in FRAMEWORKS.items() if entry.installed]

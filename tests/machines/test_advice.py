@@ -3,7 +3,7 @@
 import pytest
 
 from cubemesh.machines import advice
-from cubemesh.model import WARNINGS, Cpu, Gpu, Machine, Memory, Software
+from cubemesh.schema import WARNINGS, Cpu, Gpu, Machine, Memory, Software
 
 GIB = 1 << 30
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cubemesh.machines.cpu import read_cpu, usable_cores
 from cubemesh.machines.cpuinfo import read_cpuinfo
-from cubemesh.model import Cache, NumaNode
+from cubemesh.schema import Cache, NumaNode
 
 
 def cpu_of(tree):

@@ -4,13 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cubemesh.machines.files import (
-    Tree,
-    cpu_list,
-    meminfo_bytes,
-    size_bytes,
-    whole_number,
-)
+from cubemesh.machines.files import Tree, cpu_list, meminfo_bytes, size_bytes, whole_number
 
 
 @pytest.mark.parametrize(

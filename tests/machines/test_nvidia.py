@@ -8,7 +8,7 @@ import pytest
 
 from cubemesh.machines.files import Tree
 from cubemesh.machines.nvidia import probe_nvidia, read_nvidia
-from cubemesh.model import Gpu, GpuLink
+from cubemesh.schema import Gpu, GpuLink
 
 pynvml = pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cubemesh.machines import probe
-from cubemesh.model import Machine
-from cubemesh.model.plain import from_plain, to_plain
+from cubemesh.schema import Machine
+from cubemesh.schema.serialization import from_plain, to_plain
 
 
 def test_this_machine():

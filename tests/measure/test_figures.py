@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cubemesh.measure.figures import figures
-from cubemesh.model.record import Window
+from cubemesh.schema.record import Window
 
 
 def windows(*pairs: tuple[int, float], rank: int = 0) -> list[Window]:

@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from cubemesh.measure.gpu_processes import GpuProcess
+from cubemesh.measure.telemetry.gpu_processes import GpuProcess
 from cubemesh.measure.validity import (
     busy_host,
     changing_clock,
@@ -12,7 +12,7 @@ from cubemesh.measure.validity import (
     throttled,
     wide_interval,
 )
-from cubemesh.model.record import Window
+from cubemesh.schema.record import Window
 
 
 def windows(step_times: Sequence[float], steps: int = 10) -> list[Window]:

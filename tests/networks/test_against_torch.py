@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 from cubemesh.errors import UsageError
 from cubemesh.networks import build, layers
 from cubemesh.networks import sequence_layers as sequences
+from cubemesh.networks.activation_memory import LABEL_BYTES
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.cost import totals
 from cubemesh.networks.memory import forecast
-from cubemesh.networks.saved import LABEL_BYTES
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 NAMES = [
     *("little-cnn", "cifarnet", "alexnet", "overfeat", "vgg16", "googlenet", "googlenet-paper"),

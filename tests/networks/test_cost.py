@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from cubemesh.model.cost import Cost
 from cubemesh.networks import NETWORKS, build
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.cost import LayerCost, costs, layer_cost, totals
 from cubemesh.networks.layers import LocalResponseNorm
 from cubemesh.networks.recurrent_layers import Mix, PairProduct
 from cubemesh.networks.sequence_layers import Attention
+from cubemesh.schema.cost import Cost
 
 
 def of_last(add_layer, batch=2, before=True):

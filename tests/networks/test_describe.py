@@ -9,14 +9,7 @@ from cubemesh.errors import UsageError
 from cubemesh.networks import NETWORKS, build
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.describe import layer_rows, settings, summary
-from cubemesh.networks.layers import (
-    Convolution,
-    Dropout,
-    Linear,
-    LocalResponseNorm,
-    MaxPool,
-    ReLU,
-)
+from cubemesh.networks.layers import Convolution, Dropout, Linear, LocalResponseNorm, MaxPool, ReLU
 
 
 def test_a_summary_is_plain_and_has_the_promised_keys():

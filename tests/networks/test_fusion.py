@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 
 from cubemesh.networks import fusion
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.networks.fusion import (
-    fused_steps,
-    norm_fusions,
-    reads,
-    relu_fusions,
-    score_fusions,
-)
+from cubemesh.networks.fusion import fused_steps, norm_fusions, reads, relu_fusions, score_fusions
 from cubemesh.networks.graph import Node
 from cubemesh.networks.layers import Add, BatchNorm, Convolution, MaxPool, ReLU
 from cubemesh.networks.sequence_builder import SequenceBuilder

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from cubemesh.errors import UsageError
+from cubemesh.networks.activation_memory import KEEPS
 from cubemesh.networks.layers import (
     Add,
     AveragePool,
@@ -18,8 +19,7 @@ from cubemesh.networks.layers import (
     MaxPool,
     ReLU,
 )
-from cubemesh.networks.saved import KEEPS
-from cubemesh.networks.sequence_counts import ALL_COUNTS
+from cubemesh.networks.sequence_flops import ALL_COUNTS
 from cubemesh.networks.sequence_layers import ALL_LAYERS
 
 IMAGE = (6, 9, 7)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from cubemesh.errors import UsageError
-from cubemesh.model.cost import Cost
 from cubemesh.networks.cost import LayerCost, layer_cost
 from cubemesh.networks.sequence_builder import SequenceBuilder
 from cubemesh.networks.sequence_layers import (
@@ -18,6 +17,7 @@ from cubemesh.networks.sequence_layers import (
     SelectPosition,
     Tokens,
 )
+from cubemesh.schema.cost import Cost
 
 SEQUENCE = (5, 12)
 

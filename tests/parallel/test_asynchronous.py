@@ -14,13 +14,13 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from cubemesh.frameworks.exchange import Alone, Bucket
-from cubemesh.frameworks.meeting import wait_and_check
-from cubemesh.measure.kept import KeptLog
+from cubemesh.frameworks.api.gradient_sync import Alone, Bucket
+from cubemesh.frameworks.api.rendezvous import wait_and_check
+from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.parallel import staleness
 from cubemesh.parallel.asynchronous import SERVER, Asynchronous, rate_factor
-from cubemesh.parallel.exchanges import EXCHANGES, OUT_OF_STEP, make
 from cubemesh.parallel.staleness import FIRST_UPDATES, HISTOGRAM
+from cubemesh.parallel.strategies import EXCHANGES, OUT_OF_STEP, make
 
 PATIENCE_S = 10
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cubemesh.model import (
+from cubemesh.schema import (
     Cpu,
     Effort,
     Machine,
@@ -17,7 +17,7 @@ from cubemesh.model import (
     Software,
     TrainSteps,
 )
-from cubemesh.worker.job import RUNS_FOLDER_VARIABLE
+from cubemesh.worker.run.job import RUNS_FOLDER_VARIABLE
 
 MACHINE = Machine(
     hostname="small",

@@ -3,7 +3,7 @@
 import pytest
 
 from cubemesh.errors import StoreError
-from cubemesh.results import Store
+from cubemesh.store import Store
 
 
 def test_a_file_that_cannot_be_kept_is_an_error_of_the_store(tmp_path):

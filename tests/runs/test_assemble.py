@@ -1,6 +1,8 @@
 import pytest
 
-from cubemesh.model import (
+from cubemesh.runs.assemble import assemble, join
+from cubemesh.runs.exit_status import Ending
+from cubemesh.schema import (
     Ceiling,
     Effort,
     Forward,
@@ -14,10 +16,8 @@ from cubemesh.model import (
     TrainSteps,
     Window,
 )
-from cubemesh.model.plain import to_plain
-from cubemesh.runs.assemble import assemble, join
-from cubemesh.runs.endings import Ending
-from cubemesh.worker.events import EventLog, events_path, read_events
+from cubemesh.schema.serialization import to_plain
+from cubemesh.worker.report.events import EventLog, events_path, read_events
 
 KEY = RunKey(spec_id="s", machine_id="m", software_id="w", code_version="1")
 STEPS = TrainSteps(network="little-cnn", batch_per_device=8)

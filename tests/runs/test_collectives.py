@@ -4,10 +4,10 @@ import os
 
 import pytest
 
-from cubemesh.model import Collective, Effort, Placement, RunSpec, Status
-from cubemesh.model.collective import COLLECTIVES
-from cubemesh.results import Store
 from cubemesh.runs import Executor
+from cubemesh.schema import Collective, Effort, Placement, RunSpec, Status
+from cubemesh.schema.collective import COLLECTIVES
+from cubemesh.store import Store
 
 pytest.importorskip("torch")
 

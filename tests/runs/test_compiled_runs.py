@@ -8,10 +8,10 @@ import time
 import pytest
 
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.pytorch import host_memory
-from cubemesh.model import Status
-from cubemesh.results import Store
+from cubemesh.kernels.cpu import allocator as host_memory
 from cubemesh.runs import Executor
+from cubemesh.schema import Status
+from cubemesh.store import Store
 
 pytest.importorskip("torch")
 

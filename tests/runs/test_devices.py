@@ -1,16 +1,7 @@
 import pytest
 
-from cubemesh.model import (
-    Cpu,
-    Gpu,
-    Machine,
-    Memory,
-    Placement,
-    RunSpec,
-    Software,
-    TrainSteps,
-)
 from cubemesh.runs.devices import gpus_of, lock_names, visible_gpus
+from cubemesh.schema import Cpu, Gpu, Machine, Memory, Placement, RunSpec, Software, TrainSteps
 
 GPUS = tuple(Gpu(index=i, name="H200", uuid=f"GPU-{i}{i}-abcd") for i in range(3))
 MACHINE = Machine(

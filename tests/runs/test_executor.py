@@ -9,10 +9,10 @@ import pytest
 
 from cubemesh.errors import BusyError, StoreError, UsageError
 from cubemesh.frameworks import FRAMEWORKS, FrameworkEntry
-from cubemesh.model import Keeping, Placement, Status, Train
-from cubemesh.results import Store
 from cubemesh.runs import Executor, Silent
 from cubemesh.runs import executor as executor_module
+from cubemesh.schema import Keeping, Placement, Status, Train
+from cubemesh.store import Store
 from cubemesh.training.tensorboard import event_files
 
 

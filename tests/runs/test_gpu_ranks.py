@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from cubemesh.machines import probe
-from cubemesh.model import Placement, ProgramSettings
-from cubemesh.results import Store
 from cubemesh.runs import Executor
+from cubemesh.schema import Placement, ProgramSettings
+from cubemesh.store import Store
 
 torch = pytest.importorskip("torch")
 

@@ -17,14 +17,19 @@ import pytest
 
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS
-from cubemesh.frameworks.meeting import Distributes
-from cubemesh.model import Collective, Effort, Gpu, Placement, RunSpec, Status
-from cubemesh.results import Store
+from cubemesh.frameworks.api.rendezvous import Distributes
 from cubemesh.runs import Executor
+from cubemesh.schema import Collective, Effort, Gpu, Placement, RunSpec, Status
+from cubemesh.store import Store
 from cubemesh.training.checkpoint import load, steps_in
-from cubemesh.worker.hosts import Greeting, check_alike
-from cubemesh.worker.reach import HostFault, command
-from cubemesh.worker.remote import address_toward, interface_of, processor_name, with_names
+from cubemesh.worker.launch.host_agent import (
+    address_toward,
+    interface_of,
+    processor_name,
+    with_names,
+)
+from cubemesh.worker.launch.multi_host_launcher import Greeting, check_alike
+from cubemesh.worker.launch.ssh import HostFault, command
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SPEC = RunSpec(

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from cubemesh.model import Gpu, Outcome, Rank, Status
-from cubemesh.model.machine import GpuLink
 from cubemesh.runs.idle_links import idle_nvlink
+from cubemesh.schema import Gpu, Outcome, Rank, Status
+from cubemesh.schema.machine import GpuLink
 
 GPUS = tuple(Gpu(index=n, name="NVIDIA H200", uuid=f"GPU-{n}") for n in range(4))
 

@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from cubemesh.errors import UsageError
-from cubemesh.results import Store
 from cubemesh.runs import Executor
 from cubemesh.runs.interpreters import VARIABLE, chosen, environments
+from cubemesh.store import Store
 
 
 @pytest.fixture(scope="module")

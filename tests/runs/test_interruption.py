@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from cubemesh.results import Store
+from cubemesh.store import Store
 
 # What one `cubemesh run` does, without the command line: many short runs in real time.
 SUITE = """

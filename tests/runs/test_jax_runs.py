@@ -5,10 +5,10 @@ import os
 
 import pytest
 
-from cubemesh.model import Status
-from cubemesh.model.spec import Placement, ProgramSettings
-from cubemesh.results import Store
 from cubemesh.runs import Executor
+from cubemesh.schema import Status
+from cubemesh.schema.spec import Placement, ProgramSettings
+from cubemesh.store import Store
 
 
 def test_a_step_is_measured_and_memory_past_the_limit_is_an_outcome(

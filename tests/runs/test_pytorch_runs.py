@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from cubemesh.model import Status
-from cubemesh.results import Store
 from cubemesh.runs import Executor
-from cubemesh.views.plain import record_json
+from cubemesh.schema import Status
+from cubemesh.store import Store
+from cubemesh.views.json_output import record_json
 
 pytest.importorskip("torch")
 

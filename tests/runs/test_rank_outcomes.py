@@ -1,8 +1,8 @@
 """The first rank that failed by itself is the reason for the others, and for the run."""
 
-from cubemesh.model import Outcome, Status
-from cubemesh.runs.endings import Ending
+from cubemesh.runs.exit_status import Ending
 from cubemesh.runs.rank_outcomes import of_ranks, of_run
+from cubemesh.schema import Outcome, Status
 
 OK = Outcome(status=Status.OK)
 OOM = Outcome(status=Status.OOM, message="memory was refused.")

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from cubemesh.model import Placement, ProgramSettings, Status
-from cubemesh.results import Store
 from cubemesh.runs import Executor, Silent
+from cubemesh.schema import Placement, ProgramSettings, Status
+from cubemesh.store import Store
 
 pytest.importorskip("torch")
 

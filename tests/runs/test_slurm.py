@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from cubemesh.errors import CubemeshError, UsageError
-from cubemesh.results import Store
 from cubemesh.runs.slurm import Resources, script, submit
+from cubemesh.store import Store
 
 GOLDEN = Path(__file__).with_name("slurm_two_nodes.sh")
 WORDS = ["run", "strong-scaling", "--set", "devices=16"]

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from cubemesh.experiments.ask import ask
-from cubemesh.experiments.base import Context
-from cubemesh.experiments.settings import request
-from cubemesh.experiments.training import EXPERIMENT
-from cubemesh.model import Status
-from cubemesh.results import Store
+from cubemesh.experiments.core.experiment import Context
+from cubemesh.experiments.core.settings import request
+from cubemesh.experiments.runner import ask
+from cubemesh.experiments.train.experiment import EXPERIMENT
 from cubemesh.runs import Executor, Silent
+from cubemesh.schema import Status
+from cubemesh.store import Store
 from cubemesh.training.checkpoint import load, steps_in
 
 pytest.importorskip("torch")

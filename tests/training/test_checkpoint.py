@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from cubemesh.errors import DataError
-from cubemesh.frameworks.exchange import Alone
-from cubemesh.frameworks.training import Snapshot
-from cubemesh.measure.kept import KeptLog
+from cubemesh.frameworks.api.gradient_sync import Alone
+from cubemesh.frameworks.api.training import Snapshot
+from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.training import checkpoint as checkpoints
-from cubemesh.training import saver as saving
+from cubemesh.training import checkpoint_writer as saving
 from cubemesh.training.checkpoint import Checkpoint, load, newest_whole, path_of, save, steps_in
-from cubemesh.training.saver import Saver
+from cubemesh.training.checkpoint_writer import Saver
 
 
 def made(step, size=8):

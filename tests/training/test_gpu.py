@@ -6,13 +6,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cubemesh.data.arrays import Ready  # noqa: E402
-from cubemesh.frameworks.base import BuildRequest  # noqa: E402
-from cubemesh.frameworks.pytorch import build, captured  # noqa: E402
-from cubemesh.model import Placement, ProgramSettings, Train  # noqa: E402
-from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
-from cubemesh.parallel import exchanges  # noqa: E402
-from cubemesh.training.checkpoint import Checkpoint, load, save  # noqa: E402
+from cubemesh.data.images.arrays import Ready
+from cubemesh.frameworks.api.framework import BuildRequest
+from cubemesh.frameworks.pytorch import build, captured
+from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.parallel import strategies as exchanges
+from cubemesh.schema import Placement, ProgramSettings, Train
+from cubemesh.training.checkpoint import Checkpoint, load, save
 
 pytestmark = [
     pytest.mark.gpu,

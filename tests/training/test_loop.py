@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cubemesh.data.arrays import Ready
+from cubemesh.batches import Batch
 from cubemesh.data.feed import Feed
+from cubemesh.data.images.arrays import Ready
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.base import Batch, Diverged, Unsupported
-from cubemesh.measure.kept import KeptLog
-from cubemesh.model.work import Train
+from cubemesh.frameworks.api.framework import Diverged, Unsupported
+from cubemesh.measure.telemetry.memory_log import KeptLog
+from cubemesh.schema.work import Train
 from cubemesh.training.loop import train, window_sizes
 
 CLASSES = 10

@@ -15,22 +15,23 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cubemesh.data.arrays import Ready  # noqa: E402
-from cubemesh.data.feed import Feed, in_order  # noqa: E402
-from cubemesh.frameworks.base import BuildRequest  # noqa: E402
-from cubemesh.frameworks.exchange import Alone  # noqa: E402
-from cubemesh.frameworks.pytorch import build, join, launch  # noqa: E402
-from cubemesh.frameworks.training import ReplicasDiffer  # noqa: E402
-from cubemesh.measure.kept import KeptLog  # noqa: E402
-from cubemesh.model import Keeping, Placement, ProgramSettings, RunSpec, Train  # noqa: E402
-from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
-from cubemesh.parallel import exchanges  # noqa: E402
-from cubemesh.parallel.exchanges import SAME_WEIGHTS  # noqa: E402
-from cubemesh.training import sameness  # noqa: E402
-from cubemesh.training.checkpoint import load, path_of  # noqa: E402
-from cubemesh.training.evaluation import score_all  # noqa: E402
-from cubemesh.training.loop import train  # noqa: E402
-from cubemesh.worker import keeping  # noqa: E402
+from cubemesh.data.feed import Feed, in_order
+from cubemesh.data.images.arrays import Ready
+from cubemesh.frameworks.api.framework import BuildRequest
+from cubemesh.frameworks.api.gradient_sync import Alone
+from cubemesh.frameworks.api.training import ReplicasDiffer
+from cubemesh.frameworks.pytorch import build, join
+from cubemesh.frameworks.pytorch.distributed import launch
+from cubemesh.measure.telemetry.memory_log import KeptLog
+from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel.strategies import SAME_WEIGHTS
+from cubemesh.schema import Keeping, Placement, ProgramSettings, RunSpec, Train
+from cubemesh.training import replica_check as sameness
+from cubemesh.training.checkpoint import load, path_of
+from cubemesh.training.evaluation import score_all
+from cubemesh.training.loop import train
+from cubemesh.worker.run import checkpointing as keeping
 
 RANKS, BATCH = 2, 4
 SYNCHRONOUS = ("all-reduce", "parameter-server")

@@ -10,19 +10,19 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cubemesh.data.arrays import Ready  # noqa: E402
-from cubemesh.data.feed import Feed  # noqa: E402
-from cubemesh.errors import DataError, UsageError  # noqa: E402
-from cubemesh.frameworks.base import BuildRequest, Diverged  # noqa: E402
-from cubemesh.frameworks.exchange import Alone  # noqa: E402
-from cubemesh.frameworks.pytorch import build  # noqa: E402
-from cubemesh.measure.kept import KeptLog  # noqa: E402
-from cubemesh.model import Keeping, Placement, ProgramSettings, RunSpec, Train  # noqa: E402
-from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
-from cubemesh.parallel import exchanges  # noqa: E402
-from cubemesh.training.checkpoint import load, path_of, steps_in  # noqa: E402
-from cubemesh.training.loop import train  # noqa: E402
-from cubemesh.worker import keeping  # noqa: E402
+from cubemesh.data.feed import Feed
+from cubemesh.data.images.arrays import Ready
+from cubemesh.errors import DataError, UsageError
+from cubemesh.frameworks.api.framework import BuildRequest, Diverged
+from cubemesh.frameworks.api.gradient_sync import Alone
+from cubemesh.frameworks.pytorch import build
+from cubemesh.measure.telemetry.memory_log import KeptLog
+from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.parallel import strategies as exchanges
+from cubemesh.schema import Keeping, Placement, ProgramSettings, RunSpec, Train
+from cubemesh.training.checkpoint import load, path_of, steps_in
+from cubemesh.training.loop import train
+from cubemesh.worker.run import checkpointing as keeping
 
 EACH = 5
 """Steps of an epoch."""

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cubemesh.errors import UsageError
-from cubemesh.model import Train
+from cubemesh.schema import Train
 from cubemesh.training.schedule import Schedule
 
 

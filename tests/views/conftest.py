@@ -46,7 +46,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Writes a sample as a page and returns its path."""
 
     def write(sample: Any, **changes: Any) -> Path:
-        from cubemesh.views.report import Report, write_report
+        from cubemesh.views.report.render import Report, write_report
 
         fields = {
             "machine": sample.machine,

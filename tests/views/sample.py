@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cubemesh.model import (
+from cubemesh.schema import (
     Answer,
     Axis,
     Breakdown,

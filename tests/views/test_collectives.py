@@ -2,7 +2,7 @@
 
 import pytest
 
-from cubemesh.model import (
+from cubemesh.schema import (
     Collective,
     Outcome,
     Placement,

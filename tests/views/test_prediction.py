@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from cubemesh.cli import app
 from cubemesh.errors import CubemeshError
-from cubemesh.predict.exchange import EXCHANGES
-from cubemesh.predict.what_if import KEYS
-from cubemesh.results import Store
+from cubemesh.forecast.gradient_sync import EXCHANGES
+from cubemesh.forecast.what_if import KEYS
+from cubemesh.store import Store
 from cubemesh.views.prediction import predicted
 
 P100 = ("predict", "resnet-50", "--machine", "dgx1-p100")

@@ -8,7 +8,7 @@ import sys
 
 from rich.console import Console
 
-from cubemesh.runs.observer import Progress
+from cubemesh.runs.progress import Progress
 from cubemesh.views.progress import TerminalProgress, step_speed
 
 

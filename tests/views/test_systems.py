@@ -11,9 +11,9 @@ from rich.console import Console
 
 from cubemesh import cli
 from cubemesh.errors import CubemeshError
-from cubemesh.model import Cpu, Gpu, GpuLink, Machine, Memory, Software
+from cubemesh.schema import Cpu, Gpu, GpuLink, Machine, Memory, Software
 from cubemesh.views import systems, terminal
-from cubemesh.views.plain import machine_json
+from cubemesh.views.json_output import machine_json
 
 OWN = Machine(
     hostname="node7",

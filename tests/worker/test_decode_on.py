@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from cubemesh.model import (
+from cubemesh.schema import (
     Effort,
     Figure,
     Input,
@@ -20,10 +20,10 @@ from cubemesh.model import (
     Train,
     TrainSteps,
 )
-from cubemesh.model.plain import from_plain
-from cubemesh.model.spec import Against
-from cubemesh.worker.events import events_path, read_events
-from cubemesh.worker.job import Job
+from cubemesh.schema.serialization import from_plain
+from cubemesh.schema.spec import Against
+from cubemesh.worker.report.events import events_path, read_events
+from cubemesh.worker.run.job import Job
 
 EFFORT = Effort(steps=4, seconds=0.0, windows=2, warmup_seconds=0.0)
 BOTH = """

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import cubemesh
-from cubemesh.model import Effort, Outcome, ProgramSettings, RunSpec, TrainSteps, Window
-from cubemesh.model.plain import from_plain
-from cubemesh.worker.events import events_path, read_events
-from cubemesh.worker.job import Job
+from cubemesh.schema import Effort, Outcome, ProgramSettings, RunSpec, TrainSteps, Window
+from cubemesh.schema.serialization import from_plain
+from cubemesh.worker.report.events import events_path, read_events
+from cubemesh.worker.run.job import Job
 
 BLOCKED = (
     *("pydantic", "sqlalchemy", "rich", "typer", "altair", "jinja2", "scipy", "sklearn"),

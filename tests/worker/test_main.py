@@ -11,10 +11,10 @@ import pytest
 
 import cubemesh
 from cubemesh.errors import DataError
-from cubemesh.model import Effort, ProgramSettings, RunSpec, TrainSteps
+from cubemesh.schema import Effort, ProgramSettings, RunSpec, TrainSteps
 from cubemesh.worker.__main__ import main
-from cubemesh.worker.events import events_path, read_events
-from cubemesh.worker.job import Job, read_job
+from cubemesh.worker.report.events import events_path, read_events
+from cubemesh.worker.run.job import Job, read_job
 
 
 def spec(script=""):

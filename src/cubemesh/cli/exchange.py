@@ -137,7 +137,7 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Keep what others measured of collectives. It stands beside what was measured here."""
-    from cubemesh.results.imports import import_file
+    from cubemesh.store.import_sweeps import import_file
     from cubemesh.views import collectives as shown
 
     with open_store(store) as opened:

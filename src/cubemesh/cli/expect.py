@@ -10,7 +10,7 @@ import typer
 from cubemesh.cli.options import AsJson, StoreAt, open_store, show
 
 if TYPE_CHECKING:
-    from cubemesh.model import RunRecord
+    from cubemesh.schema import RunRecord
 
 
 def predict(

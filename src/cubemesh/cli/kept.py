@@ -24,7 +24,8 @@ def results(
     """The runs that are kept. With a run's id, everything about it."""
     from cubemesh.frameworks import entry
     from cubemesh.networks import canonical_name
-    from cubemesh.views import plain, terminal
+    from cubemesh.views import json_output as plain
+    from cubemesh.views import terminal
 
     filtered = bool(network or framework or outcome)
     network = network and canonical_name(network)
@@ -74,7 +75,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """One self-contained page of the latest answers. It is readable offline."""
-    from cubemesh.views import publish
+    from cubemesh.views.report import builder as publish
 
     with open_store(store, reading=True) as opened:
         written = publish.report(opened, names or [], output, charts, machine_id)

@@ -31,7 +31,7 @@ def launch(
 ) -> None:
     """Run a command of cubemesh as a Slurm job. What it needs is named one by one."""
     from cubemesh.runs.slurm import Resources, own_script, submit
-    from cubemesh.views.plain import envelope
+    from cubemesh.views.json_output import envelope
 
     if not slurm:
         raise UsageError("Jobs are launched by Slurm: add --slurm.")

@@ -22,7 +22,7 @@ from cubemesh.cli.options import (
 from cubemesh.errors import UsageError
 
 if TYPE_CHECKING:
-    from cubemesh.experiments import Scale
+    from cubemesh.experiments.registry import Scale
 
 
 def run(
@@ -51,9 +51,10 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Ask questions, print the answers. What is stored already is not measured again."""
-    from cubemesh.experiments.comparison import gate_of
+    from cubemesh.experiments.analysis.comparison import gate_of
     from cubemesh.experiments.session import replays, run_names
-    from cubemesh.views import plain, terminal
+    from cubemesh.views import json_output as plain
+    from cubemesh.views import terminal
     from cubemesh.views.progress import TerminalProgress
 
     if quick and full:
@@ -100,7 +101,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Is B faster than A? Stored runs side by side. What differs between them is named."""
-    from cubemesh.views.comparing import compare_stored
+    from cubemesh.views.comparison import compare_stored
 
     with open_store(store, reading=True) as a, open_store(store_b or store, reading=True) as b:
         shown = compare_stored(first, second, a, b, fail_below)
@@ -109,7 +110,7 @@ def compare(
 
 
 def _scale(quick: bool, full: bool) -> Scale | None:
-    from cubemesh.experiments import Scale
+    from cubemesh.experiments.registry import Scale
 
     if quick:
         return Scale.QUICK
@@ -119,7 +120,7 @@ def _scale(quick: bool, full: bool) -> Scale | None:
 def _run_exit_code(answered: Any) -> int:
     """0 when every run ended as an answer; 1 when one crashed, was killed or timed out, or when
     nothing at all could be measured."""
-    from cubemesh.experiments import EXPERIMENTS
+    from cubemesh.experiments.registry import EXPERIMENTS
 
     if not any(EXPERIMENTS[a.question.experiment].measures for a in answered):
         return 0  # computed, not measured

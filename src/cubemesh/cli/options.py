@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from cubemesh.results import Store
+    from cubemesh.store import Store
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object with its schema.")]
 StoreAt = Annotated[
@@ -47,7 +47,7 @@ FailBelow = Annotated[
 
 def open_store(location: str | None, *, reading: bool = False) -> Store:
     """The store at `location`; one that is only read must exist."""
-    from cubemesh.results import Store
+    from cubemesh.store import Store
 
     return Store.open(location, must_exist=reading, read_only=reading)
 

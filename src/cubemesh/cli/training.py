@@ -6,16 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cubemesh.cli.options import (
-    AsJson,
-    Fresh,
-    Hosts,
-    Pythons,
-    Settings,
-    StoreAt,
-    open_store,
-    show,
-)
+from cubemesh.cli.options import AsJson, Fresh, Hosts, Pythons, Settings, StoreAt, open_store, show
 
 
 def train(
@@ -73,7 +64,8 @@ def train(
     """Train a network. To an accuracy if asked, on several devices, through faults."""
     given = {name: value for name, value in locals().items() if name not in _OF_THE_RUN}
     from cubemesh.experiments.session import run_names
-    from cubemesh.views import plain, terminal
+    from cubemesh.views import json_output as plain
+    from cubemesh.views import terminal
     from cubemesh.views.progress import TerminalProgress
 
     lines = [f"{name}={value}" for name, value in given.items() if value is not None]

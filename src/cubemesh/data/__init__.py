@@ -10,22 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cubemesh.data import (
-    cifar10,
-    digits,
-    images,
-    made_images,
-    parallel_text,
-    sequences,
-    synthetic,
-)
-from cubemesh.data.base import Shape, Source, Split
-from cubemesh.data.image_source import NAME as IMAGES
-from cubemesh.data.images import Reading
-from cubemesh.data.sequences import Sequences, takes_tokens
+from cubemesh.data import synthetic
+from cubemesh.data.images import cifar10, digits
+from cubemesh.data.images import generated_jpegs as made_images
+from cubemesh.data.images import open_images as images
+from cubemesh.data.images.image_source import NAME as IMAGES
+from cubemesh.data.images.open_images import Reading
+from cubemesh.data.source import Shape, Source, Split
+from cubemesh.data.text import parallel_text, sequences
+from cubemesh.data.text.sequences import Sequences, takes_tokens
 from cubemesh.errors import UsageError, unknown_name
-from cubemesh.model.spec import DataOn
 from cubemesh.networks.graph import Network
+from cubemesh.schema.spec import DataOn
 from cubemesh.units import format_count
 
 __all__ = [

@@ -26,9 +26,9 @@ from pathlib import Path
 import numpy as np
 
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.base import monotonic_s
-from cubemesh.model.warning import Warning, warn
-from cubemesh.model.work import Ceiling
+from cubemesh.frameworks.api.framework import monotonic_s
+from cubemesh.schema.warning import Warning, warn
+from cubemesh.schema.work import Ceiling
 from cubemesh.units import format_bytes
 
 BLOCK_BYTES = 8 << 20

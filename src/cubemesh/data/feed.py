@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cubemesh.data.base import Decodes, Epoch, HasEpochs, Source
-from cubemesh.data.decoded_ahead import DecodedAhead
+from cubemesh.batches import Batch
+from cubemesh.data.device_prefetch import DecodedAhead
 from cubemesh.data.pipeline import Batches, Wanted, batches
+from cubemesh.data.source import Epoch, HasEpochs, Source
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.base import Batch, Program
-from cubemesh.model.spec import DataOn
+from cubemesh.frameworks.api.framework import Decodes, Program
+from cubemesh.schema.spec import DataOn
 from cubemesh.units import format_count
 
 

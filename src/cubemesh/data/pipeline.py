@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from cubemesh.data.base import Fills, Indices, Source
-from cubemesh.frameworks.base import Batch
+from cubemesh.batches import Batch
+from cubemesh.data.source import Fills, Indices, Source
 
 SLOTS = 3
 """One that the taker holds, one that is ready for it, one that is being filled."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cubemesh.data.arrays import Ready
-from cubemesh.data.base import CACHE_BYTES, Shape, Source, Split, image_bytes
+from cubemesh.data.images.arrays import Ready
+from cubemesh.data.source import CACHE_BYTES, Shape, Source, Split, image_bytes
 
 SAMPLES = {"train": 1024, "validation": 256}
 

@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from cubemesh.experiments.base import Context, Experiment, Plan, Scale
-from cubemesh.experiments.conditions import titled
-from cubemesh.experiments.groups import Group, group_by
+from cubemesh.experiments.analysis.groups import Group, group_by
+from cubemesh.experiments.analysis.labels import titled
+from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.machines.catalogue import Datasheet, Peak, find
-from cubemesh.model import (
+from cubemesh.schema import (
     Answer,
     Ceiling,
     Cell,
@@ -33,7 +33,7 @@ from cubemesh.model import (
     RunSpec,
     Table,
 )
-from cubemesh.model.spec import Precision
+from cubemesh.schema.spec import Precision
 from cubemesh.units import format_number, format_quantity
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16")

@@ -17,12 +17,12 @@ from dataclasses import dataclass, fields
 from itertools import combinations
 
 from cubemesh.errors import UsageError
-from cubemesh.experiments.base import Context, Experiment, Plan
-from cubemesh.experiments.conditions import spoken
-from cubemesh.experiments.groups import Group, doubts, group_by
-from cubemesh.experiments.matrix import Key, Matrix
-from cubemesh.experiments.other_stores import take_in
-from cubemesh.model import (
+from cubemesh.experiments.analysis.groups import Group, doubts, group_by
+from cubemesh.experiments.analysis.labels import spoken
+from cubemesh.experiments.analysis.matrix import Key, Matrix
+from cubemesh.experiments.core.experiment import Context, Experiment, Plan
+from cubemesh.experiments.core.import_records import take_in
+from cubemesh.schema import (
     Answer,
     Axis,
     Figure,
@@ -33,7 +33,7 @@ from cubemesh.model import (
     Table,
     TrainSteps,
 )
-from cubemesh.results import Store
+from cubemesh.store import Store
 
 HOUR_S = 3600.0
 

@@ -13,15 +13,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from cubemesh.experiments import reduction
-from cubemesh.experiments.base import Context, Experiment, Plan, Scale
-from cubemesh.experiments.beside import above_peak, time_rows, time_table
-from cubemesh.experiments.conditions import titled
-from cubemesh.experiments.groups import Group, doubts
-from cubemesh.experiments.matrix import Key, Matrix, listed
-from cubemesh.experiments.ratios import called, ratio, show_ratio
+from cubemesh.experiments.analysis.groups import Group, doubts
+from cubemesh.experiments.analysis.labels import titled
+from cubemesh.experiments.analysis.matrix import Key, Matrix, listed
+from cubemesh.experiments.analysis.published_rows import above_peak, time_rows, time_table
+from cubemesh.experiments.analysis.ratios import called, ratio, show_ratio
+from cubemesh.experiments.core import cpu_defaults as reduction
+from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.frameworks import FRAMEWORKS, entry
-from cubemesh.model import (
+from cubemesh.schema import (
     Answer,
     Axis,
     Effort,

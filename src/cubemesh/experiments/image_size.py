@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cubemesh.experiments import reduction
-from cubemesh.experiments.base import Context, Experiment, Plan
-from cubemesh.experiments.conditions import titled
-from cubemesh.experiments.feeding import (
+from cubemesh.experiments.analysis.groups import Group, doubts, group_by
+from cubemesh.experiments.analysis.labels import titled
+from cubemesh.experiments.analysis.ratios import called, ratio, show_ratio
+from cubemesh.experiments.core import cpu_defaults as reduction
+from cubemesh.experiments.core.experiment import Context, Experiment, Plan
+from cubemesh.experiments.minibatch.batch_sweep import may_double
+from cubemesh.experiments.minibatch.input_starvation import (
     SPEED_COLUMNS,
     UTILISATION_NOTE,
     Fed,
@@ -25,10 +28,8 @@ from cubemesh.experiments.feeding import (
     utilisation,
     utilisation_cell,
 )
-from cubemesh.experiments.groups import Group, doubts, group_by
-from cubemesh.experiments.ladder import may_double
-from cubemesh.experiments.ratios import called, ratio, show_ratio
-from cubemesh.model import (
+from cubemesh.networks import entry
+from cubemesh.schema import (
     Answer,
     Axis,
     Cell,
@@ -46,7 +47,6 @@ from cubemesh.model import (
     Warning,
     warn,
 )
-from cubemesh.networks import entry
 
 SMALL, LARGE = 32, 224
 BATCHES = (16, 32, 64, 128, 256)

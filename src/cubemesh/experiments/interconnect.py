@@ -20,18 +20,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from cubemesh.experiments.base import Context, Experiment, Plan
-from cubemesh.experiments.conditions import titled
-from cubemesh.experiments.groups import Group, doubts
-from cubemesh.experiments.matrix import Key, Matrix, listed
-from cubemesh.experiments.ratios import called, ratio, show_ratio
-from cubemesh.experiments.reduction import batch as reduced_batch
-from cubemesh.experiments.scaling import ScalingSettings, device_counts, is_small, on_cpu, placement
-from cubemesh.experiments.scaling_answer import VARIES
-from cubemesh.experiments.scaling_losses import mean_parts, taken_apart
+from cubemesh.experiments.analysis.groups import Group, doubts
+from cubemesh.experiments.analysis.labels import titled
+from cubemesh.experiments.analysis.matrix import Key, Matrix, listed
+from cubemesh.experiments.analysis.ratios import called, ratio, show_ratio
+from cubemesh.experiments.core.cpu_defaults import batch as reduced_batch
+from cubemesh.experiments.core.experiment import Context, Experiment, Plan
+from cubemesh.experiments.scaling.analysis import VARIES
+from cubemesh.experiments.scaling.design import (
+    ScalingSettings,
+    device_counts,
+    is_small,
+    on_cpu,
+    placement,
+)
+from cubemesh.experiments.scaling.losses import mean_parts, taken_apart
 from cubemesh.frameworks import entry
-from cubemesh.measure.attribution import COMMUNICATION
-from cubemesh.model import (
+from cubemesh.measure.attribution.attribution import COMMUNICATION
+from cubemesh.networks import entry as entry_of
+from cubemesh.parallel.timed_group import STAMPED
+from cubemesh.schema import (
     Answer,
     Axis,
     Cell,
@@ -45,8 +53,6 @@ from cubemesh.model import (
     Table,
     TrainSteps,
 )
-from cubemesh.networks import entry as entry_of
-from cubemesh.parallel.timed import STAMPED
 
 
 class Wanted(NamedTuple):

@@ -12,10 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from cubemesh.experiments import reduction
-from cubemesh.experiments.base import Context, Experiment, Plan, Scale
-from cubemesh.experiments.conditions import titled
-from cubemesh.experiments.feeding import (
+from cubemesh.experiments.analysis.groups import Group, doubts, group_by
+from cubemesh.experiments.analysis.labels import titled
+from cubemesh.experiments.analysis.matrix import listed
+from cubemesh.experiments.analysis.ratios import plus_minus
+from cubemesh.experiments.analysis.utilization import NOTE, ceilings, use_cells, use_columns, used
+from cubemesh.experiments.core import cpu_defaults as reduction
+from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
+from cubemesh.experiments.minibatch.input_starvation import (
     FULL,
     SPEED_COLUMNS,
     UTILISATION_NOTE,
@@ -26,11 +30,8 @@ from cubemesh.experiments.feeding import (
     starving,
     utilisation,
 )
-from cubemesh.experiments.groups import Group, doubts, group_by
-from cubemesh.experiments.matrix import listed
-from cubemesh.experiments.ratios import plus_minus
-from cubemesh.experiments.use import NOTE, ceilings, use_cells, use_columns, used
-from cubemesh.model import (
+from cubemesh.networks import build_for
+from cubemesh.schema import (
     Answer,
     Axis,
     Cell,
@@ -46,7 +47,6 @@ from cubemesh.model import (
     Table,
     TrainSteps,
 )
-from cubemesh.networks import build_for
 
 NETWORKS = ("little-cnn", "resnet-50", "vgg16")
 SIDE = 224

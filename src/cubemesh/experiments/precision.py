@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from cubemesh.experiments import reduction
-from cubemesh.experiments.base import Context, Experiment, Plan
-from cubemesh.experiments.conditions import titled
-from cubemesh.experiments.groups import Group, doubts, group_by
-from cubemesh.experiments.matrix import Key, Matrix, listed
-from cubemesh.experiments.ratios import called, ratio, show_ratio
-from cubemesh.model import (
+from cubemesh.experiments.analysis.groups import Group, doubts, group_by
+from cubemesh.experiments.analysis.labels import titled
+from cubemesh.experiments.analysis.matrix import Key, Matrix, listed
+from cubemesh.experiments.analysis.ratios import called, ratio, show_ratio
+from cubemesh.experiments.core import cpu_defaults as reduction
+from cubemesh.experiments.core.experiment import Context, Experiment, Plan
+from cubemesh.schema import (
     Answer,
     Axis,
     Ceiling,
@@ -32,7 +32,7 @@ from cubemesh.model import (
     Table,
     TrainSteps,
 )
-from cubemesh.model.spec import Precision
+from cubemesh.schema.spec import Precision
 from cubemesh.units import format_quantity
 
 NETWORKS = ("alexnet", "vgg16", "inception-v3", "resnet-50")

@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cubemesh.errors import unknown_name
-from cubemesh.experiments import EXPERIMENTS, SUITES, Context, Experiment, Scale, entry
-from cubemesh.experiments.against import parse_against
-from cubemesh.experiments.ask import Answered, answer_again, ask
-from cubemesh.experiments.replay import documents, replay
-from cubemesh.experiments.settings import Request, request, settable, split, takes
+from cubemesh.experiments.core.ab_overrides import parse_against
+from cubemesh.experiments.core.settings import Request, request, settable, split, takes
+from cubemesh.experiments.registry import EXPERIMENTS, SUITES, Context, Experiment, Scale, entry
+from cubemesh.experiments.runner import Answered, answer_again, ask
 from cubemesh.machines import probe
-from cubemesh.model import Answer
-from cubemesh.results import Store
+from cubemesh.papers.replay import documents, replay
 from cubemesh.runs import Executor, Observer
 from cubemesh.runs.interpreters import environments
+from cubemesh.schema import Answer
+from cubemesh.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)

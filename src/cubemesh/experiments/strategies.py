@@ -14,14 +14,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cubemesh.experiments.base import Context, Experiment, Plan
-from cubemesh.experiments.conditions import titled
-from cubemesh.experiments.efficiency import efficiency, efficiency_alone
-from cubemesh.experiments.groups import doubts
-from cubemesh.experiments.matrix import listed
-from cubemesh.experiments.ratios import called, ratio, show_ratio
-from cubemesh.experiments.regimes import Regime
-from cubemesh.experiments.scaling import (
+from cubemesh.experiments.analysis.groups import doubts
+from cubemesh.experiments.analysis.labels import titled
+from cubemesh.experiments.analysis.matrix import listed
+from cubemesh.experiments.analysis.ratios import called, ratio, show_ratio
+from cubemesh.experiments.core.experiment import Context, Experiment, Plan
+from cubemesh.experiments.scaling.analysis import VARIES
+from cubemesh.experiments.scaling.design import (
     ALONE,
     Scaled,
     ScalingSettings,
@@ -31,12 +30,13 @@ from cubemesh.experiments.scaling import (
     device_counts,
     specs,
 )
-from cubemesh.experiments.scaling_answer import VARIES
-from cubemesh.experiments.scaling_findings import not_run
-from cubemesh.experiments.scaling_losses import mean_parts, taken_apart
-from cubemesh.experiments.scaling_shown import Measured, Shown, charts, parts_table
-from cubemesh.measure.attribution import COMMUNICATION, STRAGGLER
-from cubemesh.model import Answer, Cell, Column, Figure, Finding, RunRecord, Table, TrainSteps
+from cubemesh.experiments.scaling.efficiency import efficiency, efficiency_alone
+from cubemesh.experiments.scaling.findings import not_run
+from cubemesh.experiments.scaling.losses import mean_parts, taken_apart
+from cubemesh.experiments.scaling.modes import Regime
+from cubemesh.experiments.scaling.report import Measured, Shown, charts, parts_table
+from cubemesh.measure.attribution.attribution import COMMUNICATION, STRAGGLER
+from cubemesh.schema import Answer, Cell, Column, Figure, Finding, RunRecord, Table, TrainSteps
 
 USUAL = "all-reduce"
 """What the others are held against."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cubemesh.experiments.base import Scale
+from cubemesh.experiments.core.experiment import Scale
 from cubemesh.experiments.frameworks import NETWORKS, QUICK_NETWORKS
 
 

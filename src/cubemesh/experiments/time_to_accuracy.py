@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cubemesh.experiments.base import Context, Experiment, Plan, Scale
-from cubemesh.experiments.conditions import titled
-from cubemesh.experiments.groups import Group, devices_said, doubts, group_by
-from cubemesh.experiments.scaling import PLACED, on_cpu, placement
-from cubemesh.measure.energy import WHAT as ENERGY
-from cubemesh.model import (
+from cubemesh.experiments.analysis.groups import Group, devices_said, doubts, group_by
+from cubemesh.experiments.analysis.labels import titled
+from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
+from cubemesh.experiments.scaling.design import PLACED, on_cpu, placement
+from cubemesh.measure.energy.energy import WHAT as ENERGY
+from cubemesh.schema import (
     Answer,
     Axis,
     Cell,
@@ -34,8 +34,8 @@ from cubemesh.model import (
     Table,
     Train,
 )
-from cubemesh.model.spec import Device
-from cubemesh.model.work import RateScaling
+from cubemesh.schema.spec import Device
+from cubemesh.schema.work import RateScaling
 from cubemesh.statistics import median
 from cubemesh.units import format_quantity, format_seconds
 

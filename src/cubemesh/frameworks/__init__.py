@@ -1,7 +1,7 @@
 """WITH WHAT a network is trained: one framework a module, loaded only when a run needs it.
 
 `FRAMEWORKS` is the table of all there are. What a framework's module offers is `Framework` in
-`frameworks/base.py`.
+`frameworks/api/framework.py`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import cast
 
 from cubemesh.errors import unknown_name
-from cubemesh.frameworks.base import Framework
-from cubemesh.frameworks.null_script import read_script
-from cubemesh.model.spec import Layout
+from cubemesh.frameworks.api.framework import Framework
+from cubemesh.frameworks.null.script import read_script
+from cubemesh.schema.spec import Layout
 
 __all__ = ["FRAMEWORKS", "FrameworkEntry", "entry"]
 
@@ -58,7 +58,7 @@ class FrameworkEntry:
 
 FRAMEWORKS: dict[str, FrameworkEntry] = {
     "null": FrameworkEntry(
-        module="cubemesh.frameworks.null",
+        module="cubemesh.frameworks.null.program",
         summary="plays scripted timings, outcomes and losses; computes nothing",
         static_scale=True,
         packages=("numpy",),

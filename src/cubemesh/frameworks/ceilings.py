@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from cubemesh.frameworks.base import CeilingProgram, Unsupported
-from cubemesh.model.work import Ceiling
+from cubemesh.frameworks.api.framework import CeilingProgram, Unsupported
+from cubemesh.schema.work import Ceiling
 
 Shape = tuple[int, int, int]
 """Rows, columns and the inner length of a matrix product: (m × k) · (k × n)."""

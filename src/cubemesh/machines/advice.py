@@ -8,7 +8,7 @@ may wait for memory.
 
 from __future__ import annotations
 
-from cubemesh.model import Machine, Warning, warn
+from cubemesh.schema import Machine, Warning, warn
 from cubemesh.units import format_bytes, format_number
 
 ENOUGH = 2.0

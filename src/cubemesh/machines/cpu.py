@@ -19,7 +19,7 @@ from collections.abc import Collection
 from cubemesh.machines.cgroup import cgroup_cores
 from cubemesh.machines.cpuinfo import Cpuinfo
 from cubemesh.machines.files import Tree, cpu_list, meminfo_bytes, size_bytes, whole_number
-from cubemesh.model import Cache, Cpu, NumaNode
+from cubemesh.schema import Cache, Cpu, NumaNode
 from cubemesh.units import format_bytes
 
 CPUS = "/sys/devices/system/cpu"

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cubemesh.model import Unknown
+from cubemesh.schema import Unknown
 
 
 @dataclass

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from cubemesh.machines.cgroup import cgroup_memory_bytes
 from cubemesh.machines.files import Tree, meminfo_bytes
-from cubemesh.model import Memory
+from cubemesh.schema import Memory
 from cubemesh.units import format_bytes
 
 BLOCKS = "/sys/devices/system/memory"

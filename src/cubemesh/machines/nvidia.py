@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cubemesh.machines.files import Tree
-from cubemesh.model import Gpu, GpuLink
+from cubemesh.schema import Gpu, GpuLink
 
 
 @dataclass(frozen=True)

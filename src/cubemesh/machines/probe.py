@@ -18,7 +18,7 @@ from cubemesh.machines.memory import read_memory
 from cubemesh.machines.nvidia import probe_nvidia
 from cubemesh.machines.software import read_software
 from cubemesh.machines.virtual import container, virtualization
-from cubemesh.model import Machine
+from cubemesh.schema import Machine
 
 
 def probe(root: Path = Path("/")) -> Machine:

@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 from cubemesh.machines.files import Tree
-from cubemesh.model import Software
+from cubemesh.schema import Software
 
 PACKAGES: tuple[str, ...] = (
     "torch",

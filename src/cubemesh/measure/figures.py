@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cubemesh.model.record import Figure, Window
+from cubemesh.schema.record import Figure, Window
 from cubemesh.statistics import FEWEST_FOR_INTERVAL, bootstrap_interval, median, throughput_interval
 
 PROJECTED_IMAGES = 90 * 1_280_000

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from cubemesh.measure.gpu import THROTTLE_REASONS
-from cubemesh.measure.gpu_processes import GpuProcess
-from cubemesh.model.record import Window
-from cubemesh.model.warning import Warning, warn
+from cubemesh.measure.telemetry.gpu import THROTTLE_REASONS
+from cubemesh.measure.telemetry.gpu_processes import GpuProcess
+from cubemesh.schema.record import Window
+from cubemesh.schema.warning import Warning, warn
 from cubemesh.statistics import FEWEST_FOR_INTERVAL, drift, median, outliers
 from cubemesh.units import format_bytes, format_number, format_seconds
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cubemesh.errors import UsageError, unknown_name
-from cubemesh.model.work import NetworkWork
 from cubemesh.networks.graph import Network
 from cubemesh.networks.zoo.alexnet import alexnet
 from cubemesh.networks.zoo.cifarnet import cifarnet
@@ -20,16 +19,11 @@ from cubemesh.networks.zoo.inception_bn import inception_bn
 from cubemesh.networks.zoo.inception_v3 import inception_v3
 from cubemesh.networks.zoo.littlecnn import little_cnn, little_cnn_unpadded
 from cubemesh.networks.zoo.overfeat import overfeat
-from cubemesh.networks.zoo.resnet import (
-    resnet_18,
-    resnet_34,
-    resnet_50,
-    resnet_101,
-    resnet_152,
-)
+from cubemesh.networks.zoo.resnet import resnet_18, resnet_34, resnet_50, resnet_101, resnet_152
 from cubemesh.networks.zoo.translator import translator, translator_plain
 from cubemesh.networks.zoo.vgg import vgg11, vgg16, vgg19
 from cubemesh.networks.zoo.vit import vit_b16
+from cubemesh.schema.work import NetworkWork
 
 __all__ = ["NETWORKS", "Network", "NetworkEntry", "build", "build_for", "canonical_name", "entry"]
 

@@ -11,12 +11,18 @@ from __future__ import annotations
 
 import math
 
-from cubemesh.model.cost import Cost
-from cubemesh.model.spec import Precision
-from cubemesh.networks.counts import LayerCost, Sizes
+from cubemesh.networks.activation_memory import (
+    ELEMENT_BYTES,
+    LABEL_BYTES,
+    Flow,
+    log_probabilities,
+    saved,
+)
+from cubemesh.networks.flops import LayerCost, Sizes
 from cubemesh.networks.graph import Head, Network, Node
-from cubemesh.networks.saved import ELEMENT_BYTES, LABEL_BYTES, Flow, log_probabilities, saved
-from cubemesh.networks.sequence_counts import ALL_COUNTS
+from cubemesh.networks.sequence_flops import ALL_COUNTS
+from cubemesh.schema.cost import Cost
+from cubemesh.schema.spec import Precision
 
 __all__ = ["LayerCost", "costs", "layer_cost", "totals"]
 

@@ -27,14 +27,14 @@ import math
 from typing import Literal, TypedDict
 
 from cubemesh.errors import UsageError
-from cubemesh.model.forecast import MemoryForecast
-from cubemesh.model.spec import Layout, Precision, RunSpec
-from cubemesh.model.work import Optimizer, Training
+from cubemesh.networks.activation_memory import ELEMENT_BYTES, FED_BYTES, LABEL_BYTES, Flow
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Convolution
-from cubemesh.networks.saved import ELEMENT_BYTES, FED_BYTES, LABEL_BYTES, Flow
-from cubemesh.networks.step_walk import Walk
+from cubemesh.networks.memory_simulation import Walk
 from cubemesh.networks.workspaces import Workspaces, convolution_workspaces, library_bytes
+from cubemesh.schema.forecast import MemoryForecast
+from cubemesh.schema.spec import Layout, Precision, RunSpec
+from cubemesh.schema.work import Optimizer, Training
 
 OPTIMIZER_ARRAYS: dict[Optimizer, int] = {
     "sgd": 1,

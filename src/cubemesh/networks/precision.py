@@ -14,9 +14,9 @@ from fnmatch import fnmatchcase
 from typing import cast
 
 from cubemesh.errors import UsageError, unknown_name
-from cubemesh.model.spec import Precision
 from cubemesh.networks.graph import Network, Node
 from cubemesh.networks.layers import Convolution, Linear
+from cubemesh.schema.spec import Precision
 
 
 def layer_precisions(network: Network, lines: Sequence[str]) -> dict[str, Precision]:

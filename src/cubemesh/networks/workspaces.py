@@ -23,8 +23,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from cubemesh.model.spec import Layout, Precision
 from cubemesh.networks.layers import Convolution, Shape
+from cubemesh.schema.spec import Layout, Precision
 
 CUBLAS_BYTES = 32 * 2**20
 """For each calling thread, since Hopper; PyTorch keeps 8 MiB before (CUDABlas.cpp)."""

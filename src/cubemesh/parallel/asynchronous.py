@@ -23,7 +23,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cubemesh.frameworks.exchange import BUCKET_BYTES, Bucket, Group, Mail, Master, Replica
+from cubemesh.frameworks.api.gradient_sync import BUCKET_BYTES, Bucket, Group, Mail, Master, Replica
 
 SERVER = 0
 """The rank whose thread keeps the weights."""

@@ -17,8 +17,8 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from cubemesh.frameworks.base import Unsupported
-from cubemesh.frameworks.exchange import Bucket, Group
+from cubemesh.frameworks.api.framework import Unsupported
+from cubemesh.frameworks.api.gradient_sync import Bucket, Group
 from cubemesh.networks.cost import costs
 from cubemesh.networks.graph import Head, Input, Network, Segment
 

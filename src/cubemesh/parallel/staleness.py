@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from itertools import pairwise
 from statistics import fmean
 
-from cubemesh.frameworks.exchange import Exchange
-from cubemesh.measure.base import Log
-from cubemesh.model.record import Curve, Figure
-from cubemesh.model.series import Series
+from cubemesh.frameworks.api.gradient_sync import Exchange
+from cubemesh.measure.telemetry.base import Log
 from cubemesh.parallel.asynchronous import Asynchronous, Updates
+from cubemesh.schema.record import Curve, Figure
+from cubemesh.schema.series import Series
 
 HISTOGRAM = "updates_by_staleness"
 FIRST_UPDATES = "first_updates"

@@ -1,6 +1,6 @@
 """SENT HOW: specs become worker processes, and what they report becomes records."""
 
 from cubemesh.runs.executor import Executor
-from cubemesh.runs.observer import Observer, Progress, Silent
+from cubemesh.runs.progress import Observer, Progress, Silent
 
 __all__ = ["Executor", "Observer", "Progress", "Silent"]

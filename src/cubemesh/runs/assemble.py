@@ -10,16 +10,19 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from cubemesh.measure.energy_of_ranks import NAMES as ENERGY_NAMES
-from cubemesh.measure.energy_of_ranks import energy_of_ranks
+from cubemesh.measure.collective_sweep import merged, sweep_figures, wrong_results
+from cubemesh.measure.energy.ranks import NAMES as ENERGY_NAMES
+from cubemesh.measure.energy.ranks import energy_of_ranks
 from cubemesh.measure.figures import figures
-from cubemesh.measure.sweeps import merged, sweep_figures, wrong_results
-from cubemesh.measure.together import alongside, together
-from cubemesh.model.collective import Collective, SweepPoint
-from cubemesh.model.machine import Unknown
-from cubemesh.model.outcome import Outcome
-from cubemesh.model.plain import from_plain
-from cubemesh.model.record import (
+from cubemesh.measure.merge_ranks import alongside, together
+from cubemesh.parallel.strategies import SIDE_BY_SIDE
+from cubemesh.runs import rank_outcomes
+from cubemesh.runs.exit_status import Ending
+from cubemesh.schema.collective import Collective, SweepPoint
+from cubemesh.schema.first_steps_trace import Replica
+from cubemesh.schema.machine import Unknown
+from cubemesh.schema.outcome import Outcome
+from cubemesh.schema.record import (
     Breakdown,
     Curve,
     Figure,
@@ -31,14 +34,11 @@ from cubemesh.model.record import (
     Window,
     new_run_id,
 )
-from cubemesh.model.replica import Replica
-from cubemesh.model.series import Series
-from cubemesh.model.spec import RunSpec
-from cubemesh.model.warning import Warning
-from cubemesh.model.work import NetworkWork, Train, TrainSteps
-from cubemesh.parallel.exchanges import SIDE_BY_SIDE
-from cubemesh.runs import rank_outcomes
-from cubemesh.runs.endings import Ending
+from cubemesh.schema.serialization import from_plain
+from cubemesh.schema.series import Series
+from cubemesh.schema.spec import RunSpec
+from cubemesh.schema.warning import Warning
+from cubemesh.schema.work import NetworkWork, Train, TrainSteps
 
 Event = dict[str, Any]
 T = TypeVar("T")

@@ -15,9 +15,11 @@ import cubemesh
 
 MEASURING = (
     "statistics",
-    "model",
+    "schema",
+    "batches.py",
     "networks",
     "data",
+    "kernels",
     "frameworks",
     "measure",
     "parallel",

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cubemesh.measure.gpus import visible
-from cubemesh.model.machine import Gpu, Machine
-from cubemesh.model.spec import RunSpec
+from cubemesh.measure.telemetry.gpu_set import visible
+from cubemesh.schema.machine import Gpu, Machine
+from cubemesh.schema.spec import RunSpec
 
 CUDA_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 """Given to workers: CUDA then numbers GPUs as NVML and the probe do, not the fastest first."""

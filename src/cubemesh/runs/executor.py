@@ -22,28 +22,28 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Protocol
 
+from cubemesh.forecast.utilization import with_usage
 from cubemesh.frameworks import entry
-from cubemesh.model.machine import Gpu, Machine
-from cubemesh.model.plain import digest
-from cubemesh.model.record import Environment, RunKey, RunRecord, new_run_id
-from cubemesh.model.series import Series
-from cubemesh.model.spec import RunSpec
-from cubemesh.predict.usage import with_usage
-from cubemesh.runs import folders
+from cubemesh.runs import run_dirs as folders
 from cubemesh.runs.assemble import assemble
 from cubemesh.runs.code_version import code_version
 from cubemesh.runs.devices import gpus_of, lock_names, visible_gpus
-from cubemesh.runs.endings import Ending
-from cubemesh.runs.folders import RunFolders, default_runs_folder
+from cubemesh.runs.exit_status import Ending
 from cubemesh.runs.forkserver import Forkserver, ServerDied
 from cubemesh.runs.idle_links import with_idle_links
 from cubemesh.runs.locks import DeviceLocks
-from cubemesh.runs.observer import Observer, Silent
-from cubemesh.runs.standing import still_true
-from cubemesh.runs.taken_over import with_tuning
+from cubemesh.runs.progress import Observer, Silent
+from cubemesh.runs.reuse import still_true
+from cubemesh.runs.run_dirs import RunFolders, default_runs_folder
+from cubemesh.runs.tuning_fit import with_tuning
 from cubemesh.runs.watch import watch
-from cubemesh.worker.job import Job
-from cubemesh.worker.outcomes import not_installed
+from cubemesh.schema.machine import Gpu, Machine
+from cubemesh.schema.record import Environment, RunKey, RunRecord, new_run_id
+from cubemesh.schema.serialization import digest
+from cubemesh.schema.series import Series
+from cubemesh.schema.spec import RunSpec
+from cubemesh.worker.report.outcomes import not_installed
+from cubemesh.worker.run.job import Job
 
 START_S = 300.0
 """How long importing a framework may take at least; from a cold network file system it takes

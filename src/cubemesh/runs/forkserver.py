@@ -19,7 +19,7 @@ from typing import Any
 import cubemesh
 from cubemesh.runs.devices import CUDA_ORDER
 from cubemesh.runs.interpreters import source_environment
-from cubemesh.worker.job import RUNS_FOLDER_VARIABLE
+from cubemesh.worker.run.job import RUNS_FOLDER_VARIABLE
 
 FORK_S = 60.0
 """How long a server may take to fork; a machine that swaps is slow."""

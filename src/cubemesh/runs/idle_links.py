@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cubemesh.model import Gpu, Machine, Rank, RunRecord, Warning, warn
+from cubemesh.schema import Gpu, Machine, Rank, RunRecord, Warning, warn
 
 
 def with_idle_links(record: RunRecord, machine: Machine, gpus: Sequence[Gpu]) -> RunRecord:

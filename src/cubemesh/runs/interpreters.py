@@ -19,9 +19,9 @@ from typing import Any
 import cubemesh
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import entry
-from cubemesh.model.machine import Software
-from cubemesh.model.plain import from_plain
-from cubemesh.model.record import Environment
+from cubemesh.schema.machine import Software
+from cubemesh.schema.record import Environment
+from cubemesh.schema.serialization import from_plain
 
 VARIABLE = "CUBEMESH_PYTHON"
 OLDEST = (3, 11)

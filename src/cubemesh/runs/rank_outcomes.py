@@ -12,7 +12,7 @@ The run is ok when every rank is. Else its outcome is that of one rank, the firs
     1  told that it cannot go on: out of memory, diverged, unsupported
     2  died without a word
     3  told a crash, the earliest: who loses another rank in the middle of an operation crashes too
-       (`LOST_S` in worker/ranks.py gives the agent time to end it before it tells)
+       (`LOST_S` in worker/launch/ranks.py gives the agent time to end it before it tells)
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import dataclasses
 import signal
 from collections.abc import Mapping
 
-from cubemesh.model.outcome import Outcome, Status
-from cubemesh.runs.endings import STACK_LINES, Ending, innermost, judge
+from cubemesh.runs.exit_status import STACK_LINES, Ending, innermost, judge
+from cubemesh.schema.outcome import Outcome, Status
 
 
 def of_ranks(told: Mapping[int, Outcome], ending: Ending, ranks: int) -> list[Outcome]:

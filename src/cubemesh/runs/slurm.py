@@ -1,7 +1,7 @@
 """A job script for Slurm: which resources, and the command that runs in them.
 
 Every resource is written out, so that nothing depends on what a site takes for granted. One task a
-node: cubemesh starts its ranks itself, on other nodes by srun (worker/hosts.py).
+node: cubemesh starts its ranks itself, on other nodes by srun (multi_host_launcher.py).
 """
 
 from __future__ import annotations

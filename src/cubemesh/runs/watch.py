@@ -15,13 +15,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cubemesh.runs.endings import Ending
+from cubemesh.runs.exit_status import Ending
 from cubemesh.runs.forkserver import Forkserver, ServerDied
-from cubemesh.runs.observer import Observer, Progress
-from cubemesh.worker.events import EventReader, events_path
-from cubemesh.worker.job import Job
-from cubemesh.worker.memory import oom_kills
-from cubemesh.worker.ranks import EXITS_FILE
+from cubemesh.runs.progress import Observer, Progress
+from cubemesh.worker.launch.ranks import EXITS_FILE
+from cubemesh.worker.report.events import EventReader, events_path
+from cubemesh.worker.report.memory import oom_kills
+from cubemesh.worker.run.job import Job
 
 POLL_S = 0.1
 """How often events are looked for; the end of a worker is heard at once."""

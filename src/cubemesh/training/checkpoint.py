@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 
 from cubemesh.errors import DataError
-from cubemesh.frameworks.exchange import Group
-from cubemesh.frameworks.training import Snapshot
+from cubemesh.frameworks.api.gradient_sync import Group
+from cubemesh.frameworks.api.training import Snapshot
 from cubemesh.training import safetensors
 
 _STEP = re.compile(r"step-(\d{8,})")

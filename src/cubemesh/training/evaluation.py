@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cubemesh.frameworks.base import PADDING, Batch, Program
-from cubemesh.measure.base import Log
-from cubemesh.model.record import Figure
+from cubemesh.batches import PADDING, Batch
+from cubemesh.frameworks.api.framework import Program
+from cubemesh.measure.telemetry.base import Log
+from cubemesh.schema.record import Figure
 from cubemesh.statistics import Interval
 
 

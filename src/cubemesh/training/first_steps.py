@@ -15,14 +15,15 @@ from contextlib import closing
 import numpy as np
 from numpy.typing import NDArray
 
-from cubemesh.data.base import Source
+from cubemesh.batches import Array
 from cubemesh.data.feed import Feed, in_order
-from cubemesh.frameworks.base import Array, Diverged, Program, ShowsSteps, Unsupported
-from cubemesh.frameworks.exchange import Group, settle
-from cubemesh.measure.base import Log
-from cubemesh.model.record import Curve, Figure
-from cubemesh.model.replica import COUNTERS, Replica, Sketch
-from cubemesh.model.work import FirstSteps
+from cubemesh.data.source import Source
+from cubemesh.frameworks.api.framework import Diverged, Program, ShowsSteps, Unsupported
+from cubemesh.frameworks.api.gradient_sync import Group, settle
+from cubemesh.measure.telemetry.base import Log
+from cubemesh.schema.first_steps_trace import COUNTERS, Replica, Sketch
+from cubemesh.schema.record import Curve, Figure
+from cubemesh.schema.work import FirstSteps
 from cubemesh.training.evaluation import Scored, accuracy_figure, score
 
 FED_KEPT = 16

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from cubemesh.frameworks.base import Program
-from cubemesh.frameworks.exchange import Group
-from cubemesh.frameworks.training import Snapshots
-from cubemesh.measure.base import Log
-from cubemesh.model.warning import warn
+from cubemesh.frameworks.api.framework import Program
+from cubemesh.frameworks.api.gradient_sync import Group
+from cubemesh.frameworks.api.training import Snapshots
+from cubemesh.measure.telemetry.base import Log
+from cubemesh.schema.warning import warn
 from cubemesh.training.checkpoint import Checkpoint
-from cubemesh.training.course import Course
-from cubemesh.training.saver import Saver
+from cubemesh.training.checkpoint_writer import Saver
+from cubemesh.training.history import Course
 from cubemesh.training.tensorboard import EventFile
 
 

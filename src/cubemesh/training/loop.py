@@ -19,20 +19,21 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import cast
 
-from cubemesh.data.base import Source
+from cubemesh.batches import Batch
 from cubemesh.data.feed import Feed, in_order
 from cubemesh.data.pipeline import Batches
-from cubemesh.frameworks.base import Batch, Diverged, Program, Unsupported
-from cubemesh.frameworks.exchange import Alone, Group, settle
-from cubemesh.frameworks.training import Inspects, SetsRate, Snapshots
-from cubemesh.measure.base import Log
-from cubemesh.measure.timer import Stopwatch
-from cubemesh.model.record import Figure, Window
-from cubemesh.model.spec import DataOn
-from cubemesh.model.work import Train
-from cubemesh.training import sameness
-from cubemesh.training.course import TOP5_CLASSES, Course
+from cubemesh.data.source import Source
+from cubemesh.frameworks.api.framework import Diverged, Program, Unsupported
+from cubemesh.frameworks.api.gradient_sync import Alone, Group, settle
+from cubemesh.frameworks.api.training import Inspects, SetsRate, Snapshots
+from cubemesh.measure.telemetry.base import Log
+from cubemesh.measure.timing.timer import Stopwatch
+from cubemesh.schema.record import Figure, Window
+from cubemesh.schema.spec import DataOn
+from cubemesh.schema.work import Train
+from cubemesh.training import replica_check as sameness
 from cubemesh.training.evaluation import Scored, score_all
+from cubemesh.training.history import TOP5_CLASSES, Course
 from cubemesh.training.keeper import Keeper
 from cubemesh.training.schedule import Schedule
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from cubemesh.model.work import Train
+from cubemesh.schema.work import Train
 
 DROP = 0.1
 DROPS_AT = (1 / 3, 2 / 3, 8 / 9)

@@ -12,14 +12,14 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from cubemesh.experiments import EXPERIMENTS, SUITES, entry
+from cubemesh.experiments.registry import EXPERIMENTS, SUITES, entry
 from cubemesh.frameworks import FRAMEWORKS
-from cubemesh.model import Cell, Column, Effort, Placement, ProgramSettings, Table
 from cubemesh.networks import NETWORKS, build, canonical_name, describe
+from cubemesh.schema import Cell, Column, Effort, Placement, ProgramSettings, Table
 from cubemesh.units import format_count, format_quantity
 from cubemesh.views import terminal
 from cubemesh.views.fields import FieldWords, describe_fields
-from cubemesh.views.plain import envelope
+from cubemesh.views.json_output import envelope
 
 Shown = tuple[dict[str, Any], Callable[[Console], None]]
 

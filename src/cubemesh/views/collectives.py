@@ -12,11 +12,12 @@ from typing import Any
 
 from rich.console import Console
 
-from cubemesh.experiments.collectives_shown import collective_of, redop, together
-from cubemesh.measure.sweeps import bus_bandwidth
-from cubemesh.model import Rank, RunRecord, SweepPoint
-from cubemesh.model.collective import ROOTED
-from cubemesh.views import plain, wording
+from cubemesh.experiments.collectives.report import collective_of, redop, together
+from cubemesh.measure.collective_sweep import bus_bandwidth
+from cubemesh.schema import Rank, RunRecord, SweepPoint
+from cubemesh.schema.collective import ROOTED
+from cubemesh.views import formatting as wording
+from cubemesh.views import json_output as plain
 
 _HEADINGS = ("size", "count", "type", "redop", "root")
 _UNITS = ("(B)", "(elements)", "", "", "")

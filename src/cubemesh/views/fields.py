@@ -13,7 +13,7 @@ import types
 import typing
 from typing import Any
 
-from cubemesh.model.plain import field_types, to_plain
+from cubemesh.schema.serialization import field_types, to_plain
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

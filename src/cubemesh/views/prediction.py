@@ -16,19 +16,19 @@ from rich.console import Console
 
 from cubemesh import networks
 from cubemesh.errors import DataError, UsageError, unknown_name
+from cubemesh.forecast.calibration import Calibration, defaults, read_sweeps
+from cubemesh.forecast.energy import BusyPower, busy_power, device_watts, sample_joules
+from cubemesh.forecast.from_records import told_by
+from cubemesh.forecast.gradient_sync import EXCHANGES
+from cubemesh.forecast.request import Point, Question, Regime
+from cubemesh.forecast.step import predict
+from cubemesh.forecast.what_if import changed, read_changes
 from cubemesh.machines.catalogue import datasheets
 from cubemesh.machines.catalogue.systems import load_system
-from cubemesh.model import RunRecord
-from cubemesh.model.spec import Precision
 from cubemesh.networks.memory import forecast
-from cubemesh.predict.calibration import Calibration, defaults, read_sweeps
-from cubemesh.predict.energy import BusyPower, busy_power, device_watts, sample_joules
-from cubemesh.predict.exchange import EXCHANGES
-from cubemesh.predict.question import Point, Question, Regime
-from cubemesh.predict.step import predict
-from cubemesh.predict.stored import told_by
-from cubemesh.predict.what_if import changed, read_changes
-from cubemesh.views.plain import envelope
+from cubemesh.schema import RunRecord
+from cubemesh.schema.spec import Precision
+from cubemesh.views.json_output import envelope
 from cubemesh.views.prediction_shown import Said, say
 
 Shown = tuple[dict[str, Any], Callable[[Console], None]]

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from cubemesh.model import Cell, Column, Table
-from cubemesh.predict.energy import BusyPower, device_watts, sample_joules
-from cubemesh.predict.question import Forecast, Point, Question
-from cubemesh.predict.what_if import Change
+from cubemesh.forecast.energy import BusyPower, device_watts, sample_joules
+from cubemesh.forecast.request import Forecast, Point, Question
+from cubemesh.forecast.what_if import Change
+from cubemesh.schema import Cell, Column, Table
 from cubemesh.units import format_quantity
 from cubemesh.views import terminal
 

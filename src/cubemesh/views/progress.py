@@ -20,13 +20,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-from cubemesh.model import RunRecord, RunSpec
+from cubemesh.schema import RunRecord, RunSpec
 from cubemesh.units import format_seconds
-from cubemesh.views import wording
+from cubemesh.views import formatting as wording
 from cubemesh.views.terminal import outcome_style, stderr_console
 
 if TYPE_CHECKING:  # the executor behind it is not needed to look at what it says
-    from cubemesh.runs.observer import Progress as RunProgress
+    from cubemesh.runs.progress import Progress as RunProgress
 
 
 class TerminalProgress:

@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.text import Text
 
 from cubemesh.errors import UsageError, unknown_name
-from cubemesh.model import Cell, Column, PublishedFigure, Table
-from cubemesh.model.plain import to_plain
 from cubemesh.networks import canonical_name
-from cubemesh.results.published import PeakShare, figures, peak_share
+from cubemesh.papers.published import PeakShare, figures, peak_share
+from cubemesh.schema import Cell, Column, PublishedFigure, Table
+from cubemesh.schema.serialization import to_plain
 from cubemesh.units import format_count, format_number
 from cubemesh.views import terminal
-from cubemesh.views.plain import envelope
+from cubemesh.views.json_output import envelope
 
 Judged = tuple[PublishedFigure, PeakShare]
 

@@ -19,8 +19,7 @@ from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.machines.topology import Topology
 from cubemesh.machines.topology.probed import topology_of
 from cubemesh.views import terminal
-from cubemesh.views.plain import envelope, machine_json
-from cubemesh.views.topology_facts import (
+from cubemesh.views.facts.topology import (
     Seen,
     cluster_facts,
     cluster_plain,
@@ -28,6 +27,7 @@ from cubemesh.views.topology_facts import (
     ring_table,
     system_facts,
 )
+from cubemesh.views.json_output import envelope, machine_json
 
 Shown = tuple[dict[str, Any], Callable[[Console], None]]
 

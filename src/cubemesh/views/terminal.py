@@ -12,12 +12,14 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from cubemesh.experiments.collectives_shown import sweep_tables
-from cubemesh.experiments.roofline import losses
-from cubemesh.model import Answer, Finding, Machine, RunRecord, Series, Status, Table, Warning
+from cubemesh.experiments.analysis.roofline import losses
+from cubemesh.experiments.collectives.report import sweep_tables
+from cubemesh.schema import Answer, Finding, Machine, RunRecord, Series, Status, Table, Warning
 from cubemesh.units import format_seconds
-from cubemesh.views import machine_facts, run_facts, wording
-from cubemesh.views.plain import step_statistics
+from cubemesh.views import formatting as wording
+from cubemesh.views.facts import machine as machine_facts
+from cubemesh.views.facts import run as run_facts
+from cubemesh.views.json_output import step_statistics
 
 SOFT = "dim"
 ACCENT = "green"
@@ -115,7 +117,7 @@ def _print_topology(console: Console, machine: Machine) -> None:
     """Rings and bisection of a machine of several GPUs."""
     if len(machine.gpus) < 2:
         return
-    from cubemesh.views.topology_facts import seen_of  # only here does a terminal need graphs
+    from cubemesh.views.facts.topology import seen_of  # only here does a terminal need graphs
 
     seen = seen_of(machine)
     if seen is not None:

@@ -13,15 +13,16 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from cubemesh.experiments import tune
-from cubemesh.experiments.ask import Answered
-from cubemesh.experiments.tune_levers import FIELDS, Configuration
-from cubemesh.experiments.tune_search import Search
-from cubemesh.experiments.tune_shown import gain, ladder, words
-from cubemesh.model import Figure, RunRecord, RunSpec
-from cubemesh.model.plain import from_plain, to_plain
+from cubemesh.experiments.runner import Answered
+from cubemesh.experiments.tune import experiment as tune
+from cubemesh.experiments.tune.report import gain, ladder, words
+from cubemesh.experiments.tune.search import Search
+from cubemesh.experiments.tune.search_space import FIELDS, Configuration
+from cubemesh.schema import Figure, RunRecord, RunSpec
+from cubemesh.schema.serialization import from_plain, to_plain
 from cubemesh.units import format_seconds
-from cubemesh.views import plain, wording
+from cubemesh.views import formatting as wording
+from cubemesh.views import json_output as plain
 from cubemesh.views.progress import TerminalProgress
 from cubemesh.views.terminal import outcome_style
 

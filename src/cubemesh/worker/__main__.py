@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cubemesh.errors import CubemeshError
-from cubemesh.worker.launchers import introduce
-from cubemesh.worker.remote import Remote
+from cubemesh.worker.launch.host_agent import Remote
+from cubemesh.worker.launch.launcher_env import introduce
 from cubemesh.worker.server import serve, work
 
 

@@ -34,11 +34,13 @@ from typing import Any, NoReturn
 import psutil
 
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.meeting import Distributes
-from cubemesh.model.outcome import Status
-from cubemesh.worker import hosts, limits, ranks
-from cubemesh.worker.job import read_job
-from cubemesh.worker.run import run_job
+from cubemesh.frameworks.api.rendezvous import Distributes
+from cubemesh.schema.outcome import Status
+from cubemesh.worker.launch import multi_host_launcher as hosts
+from cubemesh.worker.launch import ranks
+from cubemesh.worker.report import limits
+from cubemesh.worker.run.job import read_job
+from cubemesh.worker.run.run_job import run_job
 
 
 def serve(framework: str, parent: int) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 jax = pytest.importorskip("jax")
 
-from cubemesh import networks  # noqa: E402
-from cubemesh.frameworks.jax import build  # noqa: E402
+from cubemesh import networks
+from cubemesh.frameworks.jax import build
 
 SIZES = {"little-cnn": 8, "alexnet": 63}
 

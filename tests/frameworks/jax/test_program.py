@@ -10,12 +10,12 @@ import pytest
 
 jax = pytest.importorskip("jax")
 
-from cubemesh.errors import UsageError  # noqa: E402
-from cubemesh.frameworks.base import Unsupported  # noqa: E402
-from cubemesh.frameworks.jax import build, is_out_of_memory  # noqa: E402
-from cubemesh.frameworks.jax.program import make_step  # noqa: E402
-from cubemesh.model.work import Forward  # noqa: E402
-from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
+from cubemesh.errors import UsageError
+from cubemesh.frameworks.api.framework import Unsupported
+from cubemesh.frameworks.jax import build, is_out_of_memory
+from cubemesh.frameworks.jax.program import make_step
+from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.schema.work import Forward
 
 
 @pytest.fixture

@@ -11,13 +11,14 @@ import pytest
 
 jax = pytest.importorskip("jax")
 
-from cubemesh.frameworks.base import Batch, Unsupported  # noqa: E402
-from cubemesh.frameworks.jax import build, capabilities  # noqa: E402
-from cubemesh.frameworks.jax.runtime import DEVICES_OPTION  # noqa: E402
-from cubemesh.model.spec import Placement  # noqa: E402
-from cubemesh.model.work import Forward  # noqa: E402
-from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
-from cubemesh.parallel import exchanges  # noqa: E402
+from cubemesh.batches import Batch
+from cubemesh.frameworks.api.framework import Unsupported
+from cubemesh.frameworks.jax import build, capabilities
+from cubemesh.frameworks.jax.runtime import DEVICES_OPTION
+from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.parallel import strategies as exchanges
+from cubemesh.schema.spec import Placement
+from cubemesh.schema.work import Forward
 
 DEVICES = 2
 SAMPLES = 8

@@ -16,18 +16,20 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cubemesh.frameworks.base import Batch, BuildRequest, Unsupported  # noqa: E402
-from cubemesh.frameworks.exchange import Alone  # noqa: E402
-from cubemesh.frameworks.pytorch import build, join, launch  # noqa: E402
-from cubemesh.measure.kept import KeptLog  # noqa: E402
-from cubemesh.measure.pace import Apart, InStep  # noqa: E402
-from cubemesh.measure.timer import measure  # noqa: E402
-from cubemesh.model.spec import Effort, Placement, ProgramSettings  # noqa: E402
-from cubemesh.model.work import TrainSteps  # noqa: E402
-from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
-from cubemesh.parallel import exchanges  # noqa: E402
-from cubemesh.parallel.asynchronous import rate_factor  # noqa: E402
-from cubemesh.parallel.exchanges import OUT_OF_STEP  # noqa: E402
+from cubemesh.batches import Batch
+from cubemesh.frameworks.api.framework import BuildRequest, Unsupported
+from cubemesh.frameworks.api.gradient_sync import Alone
+from cubemesh.frameworks.pytorch import build, join
+from cubemesh.frameworks.pytorch.distributed import launch
+from cubemesh.measure.telemetry.memory_log import KeptLog
+from cubemesh.measure.timing.lockstep import Apart, InStep
+from cubemesh.measure.timing.timer import measure
+from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel.asynchronous import rate_factor
+from cubemesh.parallel.strategies import OUT_OF_STEP
+from cubemesh.schema.spec import Effort, Placement, ProgramSettings
+from cubemesh.schema.work import TrainSteps
 
 RANKS = 2
 STEPS = 6

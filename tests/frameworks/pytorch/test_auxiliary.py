@@ -7,10 +7,10 @@ torch = pytest.importorskip("torch")
 F = torch.nn.functional
 nn = torch.nn
 
-from cubemesh import networks  # noqa: E402
-from cubemesh.frameworks.pytorch import build  # noqa: E402
-from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
-from cubemesh.networks.zoo.convnorm import conv_norm_relu  # noqa: E402
+from cubemesh import networks
+from cubemesh.frameworks.pytorch import build
+from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.networks.zoo.convnorm import conv_norm_relu
 
 
 def small_inception(weight=0.4):

@@ -7,23 +7,19 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cubemesh import networks  # noqa: E402
-from cubemesh.frameworks.base import Unsupported  # noqa: E402
-from cubemesh.frameworks.captures import Captures  # noqa: E402
-from cubemesh.frameworks.exchange import Alone  # noqa: E402
-from cubemesh.frameworks.pytorch import (  # noqa: E402
-    build,
-    captured,
-    compiled,
-    norm_launch,
-    summed_conv,
-)
-from cubemesh.frameworks.pytorch.program import PyTorchProgram  # noqa: E402
-from cubemesh.frameworks.supported import check_supported  # noqa: E402
-from cubemesh.model.spec import Placement, ProgramSettings, RunSpec  # noqa: E402
-from cubemesh.model.work import FirstSteps, Forward, TrainSteps  # noqa: E402
-from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
-from cubemesh.parallel import exchanges  # noqa: E402
+from cubemesh import networks
+from cubemesh.frameworks.api.captures import Captures
+from cubemesh.frameworks.api.framework import Unsupported
+from cubemesh.frameworks.api.gradient_sync import Alone
+from cubemesh.frameworks.api.supported import check_supported
+from cubemesh.frameworks.pytorch import build, captured, compiled
+from cubemesh.frameworks.pytorch.program import PyTorchProgram
+from cubemesh.kernels.triton import conv1x1_bn_stats as summed_conv
+from cubemesh.kernels.triton import launch_config as norm_launch
+from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.parallel import strategies as exchanges
+from cubemesh.schema.spec import Placement, ProgramSettings, RunSpec
+from cubemesh.schema.work import FirstSteps, Forward, TrainSteps
 
 gpu = pytest.mark.gpu
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU here")

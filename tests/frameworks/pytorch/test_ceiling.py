@@ -2,12 +2,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cubemesh.frameworks.base import Unsupported, monotonic_s  # noqa: E402
-from cubemesh.frameworks.ceilings import REST_S, try_out  # noqa: E402
-from cubemesh.frameworks.pytorch import build_ceiling  # noqa: E402
-from cubemesh.frameworks.pytorch.ceiling import Copy, MatrixProduct  # noqa: E402
-from cubemesh.model.spec import ProgramSettings  # noqa: E402
-from cubemesh.model.work import Ceiling  # noqa: E402
+from cubemesh.frameworks.api.framework import Unsupported, monotonic_s
+from cubemesh.frameworks.ceilings import REST_S, try_out
+from cubemesh.frameworks.pytorch import build_ceiling
+from cubemesh.frameworks.pytorch.ceiling import Copy, MatrixProduct
+from cubemesh.schema.spec import ProgramSettings
+from cubemesh.schema.work import Ceiling
 
 
 @pytest.mark.parametrize(

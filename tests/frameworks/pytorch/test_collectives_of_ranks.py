@@ -12,10 +12,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cubemesh.frameworks.collectives import extent  # noqa: E402
-from cubemesh.frameworks.pytorch import build_collective, join, launch  # noqa: E402
-from cubemesh.model import Collective  # noqa: E402
-from cubemesh.model.collective import COLLECTIVES, REDUCING  # noqa: E402
+from cubemesh.frameworks.api.collectives import extent
+from cubemesh.frameworks.pytorch import build_collective, join
+from cubemesh.frameworks.pytorch.distributed import launch
+from cubemesh.schema import Collective
+from cubemesh.schema.collective import COLLECTIVES, REDUCING
 
 RANKS = 3
 SIZES = (12, 50_000)

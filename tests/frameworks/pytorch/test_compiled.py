@@ -13,12 +13,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cubemesh.frameworks.base import Unsupported  # noqa: E402
-from cubemesh.frameworks.pytorch import compiled, programs  # noqa: E402
-from cubemesh.frameworks.supported import check_supported  # noqa: E402
-from cubemesh.model.spec import Placement, ProgramSettings, RunSpec  # noqa: E402
-from cubemesh.model.work import TrainSteps  # noqa: E402
-from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
+from cubemesh.frameworks.api.framework import Unsupported
+from cubemesh.frameworks.api.supported import check_supported
+from cubemesh.frameworks.pytorch import compiled
+from cubemesh.frameworks.pytorch import factory as programs
+from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.schema.spec import Placement, ProgramSettings, RunSpec
+from cubemesh.schema.work import TrainSteps
 
 SPEC = RunSpec(
     work=TrainSteps(network="little-cnn", batch_per_device=8),

@@ -9,12 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cubemesh import networks  # noqa: E402
-from cubemesh.frameworks.base import Batch  # noqa: E402
-from cubemesh.frameworks.pytorch import build, build_ceiling, capabilities  # noqa: E402
-from cubemesh.frameworks.pytorch import is_out_of_memory as is_oom  # noqa: E402
-from cubemesh.model.spec import ProgramSettings  # noqa: E402
-from cubemesh.model.work import Ceiling  # noqa: E402
+from cubemesh import networks
+from cubemesh.batches import Batch
+from cubemesh.frameworks.pytorch import build, build_ceiling, capabilities
+from cubemesh.frameworks.pytorch import is_out_of_memory as is_oom
+from cubemesh.schema.spec import ProgramSettings
+from cubemesh.schema.work import Ceiling
 
 GPU = "cuda:0"
 pytestmark = [

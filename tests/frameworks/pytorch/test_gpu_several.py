@@ -12,14 +12,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cubemesh.frameworks.base import Batch, BuildRequest  # noqa: E402
-from cubemesh.frameworks.exchange import Alone  # noqa: E402
-from cubemesh.frameworks.pytorch import build, captured, join, launch  # noqa: E402
-from cubemesh.frameworks.pytorch.peer_copies import average_into  # noqa: E402
-from cubemesh.model.spec import Placement, ProgramSettings  # noqa: E402
-from cubemesh.model.work import TrainSteps  # noqa: E402
-from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
-from cubemesh.parallel import exchanges  # noqa: E402
+from cubemesh.batches import Batch
+from cubemesh.frameworks.api.framework import BuildRequest
+from cubemesh.frameworks.api.gradient_sync import Alone
+from cubemesh.frameworks.pytorch import build, captured, join
+from cubemesh.frameworks.pytorch.distributed import launch
+from cubemesh.frameworks.pytorch.distributed.p2p_all_reduce import average_into
+from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.parallel import strategies as exchanges
+from cubemesh.schema.spec import Placement, ProgramSettings
+from cubemesh.schema.work import TrainSteps
 
 RANKS, STEPS, GLOBAL_BATCH = 2, 20, 8
 BUCKET_BYTES = 4096

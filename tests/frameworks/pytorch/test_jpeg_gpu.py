@@ -9,14 +9,15 @@ import pytest
 torch = pytest.importorskip("torch")
 Image = pytest.importorskip("PIL.Image")
 
-from cubemesh.data import made_images  # noqa: E402
-from cubemesh.data.base import EncodedImage  # noqa: E402
-from cubemesh.data.feed import Feed  # noqa: E402
-from cubemesh.data.images import Reading, open_images  # noqa: E402
-from cubemesh.frameworks.pytorch import build, captured, jpeg, nvjpeg  # noqa: E402
-from cubemesh.frameworks.pytorch.crops import Crop, crop_into, tensor_of  # noqa: E402
-from cubemesh.frameworks.pytorch.placing import Placer  # noqa: E402
-from cubemesh.networks import build as build_network  # noqa: E402
+from cubemesh.batches import EncodedImage
+from cubemesh.data.feed import Feed
+from cubemesh.data.images import generated_jpegs as made_images
+from cubemesh.data.images.open_images import Reading, open_images
+from cubemesh.frameworks.pytorch import build, captured
+from cubemesh.frameworks.pytorch.input import jpeg, nvjpeg
+from cubemesh.frameworks.pytorch.input.crops import Crop, crop_into, tensor_of
+from cubemesh.frameworks.pytorch.input.host_to_device import Placer
+from cubemesh.networks import build as build_network
 
 pytestmark = [
     pytest.mark.gpu,

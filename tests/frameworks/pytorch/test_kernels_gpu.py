@@ -8,11 +8,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-from cubemesh.frameworks.pytorch.fused_norm import FusedNorm  # noqa: E402
-from cubemesh.frameworks.pytorch.fused_pool import FusedPool  # noqa: E402
-from cubemesh.frameworks.pytorch.fused_scores import TILINGS, FusedScores  # noqa: E402
+from cubemesh.frameworks.pytorch.fused.additive_attention import TILINGS, FusedScores
+from cubemesh.frameworks.pytorch.fused.batch_norm import FusedNorm
+from cubemesh.frameworks.pytorch.fused.pool import FusedPool
 
 pytestmark = [
     pytest.mark.gpu,
@@ -44,7 +44,7 @@ def image(shape, dtype, mean=0.0):
     [(0, 0, 1), (0, 1, 1), (0, 1, 2), (1, 1, 1), (1, 1, 2), (1, 0, 3)],
 )
 def test_normalisation_in_launches_that_fit(dtype, adds, rectifies, readers):
-    from cubemesh.frameworks.pytorch import norm_choice
+    from cubemesh.kernels.triton import batch_norm_autotune as norm_choice
 
     draw = random.Random(adds + 2 * rectifies + 4 * readers)
     for channels in (32, 256):
@@ -72,7 +72,7 @@ def test_normalisation_in_launches_that_fit(dtype, adds, rectifies, readers):
 @pytest.mark.parametrize("readers", [1, 2])
 def test_every_launch_that_is_tried_computes_the_same(dtype, readers):
     """Of a shape as networks have them: parts and slices by the dozen."""
-    from cubemesh.frameworks.pytorch import norm_choice
+    from cubemesh.kernels.triton import batch_norm_autotune as norm_choice
 
     op, x, residual, slopes = operation((32, 64, 16, 16), dtype, 0, 1, readers)
     want = reference(x, residual, op.norm, True, slopes)
@@ -90,7 +90,7 @@ def test_every_launch_that_is_tried_computes_the_same(dtype, readers):
 @pytest.mark.parametrize("pieces", [{"whole"}, {"sums", "rest"}])
 def test_a_step_without_numbers_does_not_reach_the_next(pieces):
     """As after an overflow, or before weights are loaded."""
-    from cubemesh.frameworks.pytorch import norm_choice
+    from cubemesh.kernels.triton import batch_norm_autotune as norm_choice
 
     op, x, _, slopes = operation((4, 64, 9, 7), torch.float32, 0, 1, 1)
     want = reference(x, None, op.norm, True, slopes)
@@ -109,7 +109,8 @@ def test_a_step_without_numbers_does_not_reach_the_next(pieces):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("adds", "size"), [(0, 7), (1, 16)])  # of 3 · 7² rows no tile is full
 def test_a_product_that_takes_sums(dtype, adds, size):
-    from cubemesh.frameworks.pytorch import norm_choice, summed_conv
+    from cubemesh.kernels.triton import batch_norm_autotune as norm_choice
+    from cubemesh.kernels.triton import conv1x1_bn_stats as summed_conv
 
     if torch.cuda.get_device_capability() < summed_conv.TILE_COPIES:
         pytest.skip("this GPU copies no tiles by descriptor")
@@ -164,7 +165,7 @@ def before_relu(x, residual, norm):
 
 def run_by(plans, op, x, residual, slopes, want):
     """The largest errors of a few steps by given plans; none where they do not fit on the GPU."""
-    from cubemesh.frameworks.pytorch import norm_choice
+    from cubemesh.kernels.triton import batch_norm_autotune as norm_choice
 
     op.kernels = norm_choice.kernels(op, x, *plans)
     made = op.kernels.forward_calls(x, residual, op.norm)
@@ -198,7 +199,7 @@ def reference(x, residual, norm, rectifies, slopes):
 
 
 def test_the_running_statistics_are_pytorchs():
-    from cubemesh.frameworks.pytorch import norm_choice
+    from cubemesh.kernels.triton import batch_norm_autotune as norm_choice
 
     norm, own = nn.BatchNorm2d(32, device="cuda"), nn.BatchNorm2d(32, device="cuda")
     x = image((4, 32, 9, 7), torch.float32, mean=5.0)

@@ -5,11 +5,11 @@ import pytest
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
-from cubemesh.frameworks.pytorch.lowerings import LOWERINGS, may_overwrite  # noqa: E402
-from cubemesh.frameworks.pytorch.module import build_modules  # noqa: E402
-from cubemesh.networks import layers as L  # noqa: E402, N812
-from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
-from cubemesh.networks.sequence_layers import ALL_LAYERS  # noqa: E402
+from cubemesh.frameworks.pytorch.lowerings import LOWERINGS, may_overwrite
+from cubemesh.frameworks.pytorch.module import build_modules
+from cubemesh.networks import layers as L  # noqa: N812
+from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.networks.sequence_layers import ALL_LAYERS
 
 
 def across(x, layer):

@@ -6,9 +6,9 @@ import pytest
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
-from cubemesh import networks  # noqa: E402
-from cubemesh.frameworks.pytorch.module import build_modules  # noqa: E402
-from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
+from cubemesh import networks
+from cubemesh.frameworks.pytorch.module import build_modules
+from cubemesh.networks.builder import NetworkBuilder
 
 SIZES = {"little-cnn": 16, "cifarnet": 16, "alexnet": 63, "resnet-18": 32}
 

@@ -6,12 +6,12 @@ import pytest
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
-from cubemesh import networks  # noqa: E402
-from cubemesh.errors import UsageError  # noqa: E402
-from cubemesh.frameworks.process import Resumes  # noqa: E402
-from cubemesh.frameworks.pytorch import build  # noqa: E402
-from cubemesh.model.work import Forward  # noqa: E402
-from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
+from cubemesh import networks
+from cubemesh.errors import UsageError
+from cubemesh.frameworks.api.process import Resumes
+from cubemesh.frameworks.pytorch import build
+from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.schema.work import Forward
 
 OPTIMIZERS = {
     "sgd": (

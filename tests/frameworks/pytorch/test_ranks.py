@@ -16,23 +16,19 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cubemesh import networks  # noqa: E402
-from cubemesh.frameworks.base import Batch, BuildRequest, Compiles  # noqa: E402
-from cubemesh.frameworks.exchange import Alone  # noqa: E402
-from cubemesh.frameworks.pytorch import (  # noqa: E402
-    build,
-    captured,
-    compiled,
-    host_kernels,
-    join,
-    launch,
-)
-from cubemesh.model.spec import Placement, ProgramSettings  # noqa: E402
-from cubemesh.model.work import TrainSteps  # noqa: E402
-from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
-from cubemesh.networks.layers import Dropout  # noqa: E402
-from cubemesh.parallel import exchanges  # noqa: E402
-from cubemesh.parallel.exchanges import AVERAGE_EVERY  # noqa: E402
+from cubemesh import networks
+from cubemesh.batches import Batch
+from cubemesh.frameworks.api.framework import BuildRequest, Compiles
+from cubemesh.frameworks.api.gradient_sync import Alone
+from cubemesh.frameworks.pytorch import build, captured, compiled, join
+from cubemesh.frameworks.pytorch.distributed import launch
+from cubemesh.kernels.cpu import cpu_kernels as host_kernels
+from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.networks.layers import Dropout
+from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel.strategies import AVERAGE_EVERY
+from cubemesh.schema.spec import Placement, ProgramSettings
+from cubemesh.schema.work import TrainSteps
 
 RANKS = 2
 GLOBAL_BATCH = 8

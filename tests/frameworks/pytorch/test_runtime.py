@@ -6,11 +6,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cubemesh.frameworks import entry  # noqa: E402
-from cubemesh.frameworks.base import TellsOtherPrecision  # noqa: E402
-from cubemesh.frameworks.pytorch import runtime  # noqa: E402
-from cubemesh.model.spec import ProgramSettings  # noqa: E402
-from cubemesh.networks.zoo.translator import translator  # noqa: E402
+from cubemesh.frameworks import entry
+from cubemesh.frameworks.api.framework import TellsOtherPrecision
+from cubemesh.frameworks.pytorch import runtime
+from cubemesh.networks.zoo.translator import translator
+from cubemesh.schema.spec import ProgramSettings
 
 REFUSED = """
 import resource, sys

@@ -6,10 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cubemesh.frameworks.pytorch.module import build_modules  # noqa: E402
-from cubemesh.networks import recurrent_layers as R  # noqa: E402, N812
-from cubemesh.networks import sequence_layers as S  # noqa: E402, N812
-from cubemesh.networks.sequence_builder import SequenceBuilder  # noqa: E402
+from cubemesh.frameworks.pytorch.module import build_modules
+from cubemesh.networks import recurrent_layers as R  # noqa: N812
+from cubemesh.networks import sequence_layers as S  # noqa: N812
+from cubemesh.networks.sequence_builder import SequenceBuilder
 
 
 def normalised(x, p):

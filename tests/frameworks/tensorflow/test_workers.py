@@ -11,13 +11,14 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from cubemesh.frameworks.base import Batch, BuildRequest  # noqa: E402
-from cubemesh.frameworks.exchange import Alone  # noqa: E402
-from cubemesh.frameworks.tensorflow import build, join, launch  # noqa: E402
-from cubemesh.model.spec import Placement, ProgramSettings  # noqa: E402
-from cubemesh.model.work import TrainSteps  # noqa: E402
-from cubemesh.networks.builder import NetworkBuilder  # noqa: E402
-from cubemesh.parallel import exchanges  # noqa: E402
+from cubemesh.batches import Batch
+from cubemesh.frameworks.api.framework import BuildRequest
+from cubemesh.frameworks.api.gradient_sync import Alone
+from cubemesh.frameworks.tensorflow import build, join, launch
+from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.parallel import strategies as exchanges
+from cubemesh.schema.spec import Placement, ProgramSettings
+from cubemesh.schema.work import TrainSteps
 
 RANKS = 2
 GLOBAL_BATCH = 8

@@ -11,7 +11,7 @@ from cubemesh.machines import probe
 from cubemesh.machines.topology import find_rings
 from cubemesh.machines.topology.probed import topology_of
 from cubemesh.machines.topology.smi_matrix import read_smi_matrix
-from cubemesh.model import Cpu, Gpu, GpuLink, Machine, Memory, Software
+from cubemesh.schema import Cpu, Gpu, GpuLink, Machine, Memory, Software
 
 
 def machine(count: int, kind: str, links: int | None, capability: str = "9.0") -> Machine:

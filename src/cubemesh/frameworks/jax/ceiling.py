@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cubemesh.frameworks.base import CeilingProgram, monotonic_s
+from cubemesh.frameworks.api.framework import CeilingProgram, monotonic_s
 from cubemesh.frameworks.ceilings import (
     COPY_GROWTH,
     COPY_SIZES,
@@ -27,8 +27,8 @@ from cubemesh.frameworks.ceilings import (
     shape_words,
 )
 from cubemesh.frameworks.jax.runtime import NUMERICS, Numerics, is_out_of_memory, prepare
-from cubemesh.model.spec import ProgramSettings
-from cubemesh.model.work import Ceiling
+from cubemesh.schema.spec import ProgramSettings
+from cubemesh.schema.work import Ceiling
 from cubemesh.units import format_bytes
 
 

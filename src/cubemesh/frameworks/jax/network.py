@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cubemesh.frameworks.base import PADDING, Array
-from cubemesh.frameworks.checks import check_layers
+from cubemesh.batches import PADDING, Array
+from cubemesh.frameworks.api.validation import check_layers
 from cubemesh.frameworks.jax.lowerings import LOWERINGS
 from cubemesh.frameworks.jax.place import Place
 from cubemesh.frameworks.jax.runtime import Numerics

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cubemesh.model.work import NetworkWork, Train, TrainSteps
+from cubemesh.schema.work import NetworkWork, Train, TrainSteps
 
 Arrays = dict[str, jax.Array]
 State = dict[str, Any]

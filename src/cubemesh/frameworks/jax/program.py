@@ -16,14 +16,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cubemesh.batches import Array, Batch
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.base import Array, Batch, BuildRequest, monotonic_s
-from cubemesh.frameworks.checks import check_weights
-from cubemesh.frameworks.exchange import Bucket
+from cubemesh.frameworks.api.framework import BuildRequest, monotonic_s
+from cubemesh.frameworks.api.gradient_sync import Bucket
+from cubemesh.frameworks.api.validation import check_weights
+from cubemesh.frameworks.jax.loss_scaling import Scaling, make_scaling
 from cubemesh.frameworks.jax.network import NetworkFunction
 from cubemesh.frameworks.jax.optimizers import Optimizer, make_optimizer
 from cubemesh.frameworks.jax.runtime import NUMERICS, Numerics, prepare
-from cubemesh.frameworks.jax.scaling import Scaling, make_scaling
 from cubemesh.frameworks.jax.sharding import Layout, devices_of
 from cubemesh.networks.precision import layer_precisions
 

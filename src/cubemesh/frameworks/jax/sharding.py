@@ -18,8 +18,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from cubemesh.frameworks.base import BuildRequest, Unsupported
-from cubemesh.model.work import Input, Train, TrainSteps
+from cubemesh.frameworks.api.framework import BuildRequest, Unsupported
+from cubemesh.schema.work import Input, Train, TrainSteps
 
 _AXIS = "batch"
 

@@ -17,23 +17,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from cubemesh.batches import Array, Batch
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.base import (
-    Array,
-    Batch,
-    BuildRequest,
-    Capabilities,
-    Unsupported,
-    monotonic_s,
-)
-from cubemesh.frameworks.checks import check_weights
-from cubemesh.frameworks.exchange import Bucket
+from cubemesh.frameworks.api.framework import BuildRequest, Capabilities, Unsupported, monotonic_s
+from cubemesh.frameworks.api.gradient_sync import Bucket
+from cubemesh.frameworks.api.validation import check_weights
 from cubemesh.frameworks.keras.layers import LOWERINGS, Site, TorchRules
 from cubemesh.frameworks.tensorflow import runtime
 from cubemesh.frameworks.tensorflow.network import check_network
-from cubemesh.model.work import Train, TrainSteps
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Convolution, Linear
+from cubemesh.schema.work import Train, TrainSteps
 
 POLICIES = {"fp64": "float64", "fp32": "float32", "bf16": "mixed_bfloat16"}
 """Precision → Keras's name of it: the types of arrays and of what is computed."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
-from cubemesh.frameworks.pytorch.collectives import build_collective
-from cubemesh.frameworks.pytorch.group import join
-from cubemesh.frameworks.pytorch.host_memory import return_freed
-from cubemesh.frameworks.pytorch.launch import launch
-from cubemesh.frameworks.pytorch.programs import build
+from cubemesh.frameworks.pytorch.distributed.collectives import build_collective
+from cubemesh.frameworks.pytorch.distributed.group import join
+from cubemesh.frameworks.pytorch.distributed.launch import launch
+from cubemesh.frameworks.pytorch.factory import build
 from cubemesh.frameworks.pytorch.runtime import (
     capabilities,
     is_out_of_memory,
@@ -15,6 +14,7 @@ from cubemesh.frameworks.pytorch.runtime import (
     preload,
     ready_process,
 )
+from cubemesh.kernels.cpu.allocator import return_freed
 
 __all__ = [
     "build",

@@ -22,21 +22,21 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cubemesh.frameworks.base import BuildRequest, Capabilities
-from cubemesh.frameworks.exchange import FinishesInOrder
+from cubemesh.frameworks.api.framework import BuildRequest, Capabilities
+from cubemesh.frameworks.api.gradient_sync import FinishesInOrder
 from cubemesh.frameworks.pytorch import runtime
-from cubemesh.frameworks.pytorch.buckets import GradientBuckets, without_gradients
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
 from cubemesh.frameworks.pytorch.compiled import EXCHANGES, is_out_of_memory, preload
-from cubemesh.frameworks.pytorch.fused import FusedNetwork
-from cubemesh.frameworks.pytorch.group import join
-from cubemesh.frameworks.pytorch.host_memory import return_freed
-from cubemesh.frameworks.pytorch.launch import launch
-from cubemesh.frameworks.pytorch.placing import Placed, narrow_types
+from cubemesh.frameworks.pytorch.distributed.buckets import GradientBuckets, without_gradients
+from cubemesh.frameworks.pytorch.distributed.group import join
+from cubemesh.frameworks.pytorch.distributed.launch import launch
+from cubemesh.frameworks.pytorch.fused.network import FusedNetwork
+from cubemesh.frameworks.pytorch.input.host_to_device import Placed, narrow_types
+from cubemesh.frameworks.pytorch.precision.loss_scaling import DynamicScaling
 from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
 from cubemesh.frameworks.pytorch.runtime import other_precision, ready_process
-from cubemesh.frameworks.pytorch.scaling import DynamicScaling
-from cubemesh.model.work import Train, TrainSteps
+from cubemesh.kernels.cpu.allocator import return_freed
+from cubemesh.schema.work import Train, TrainSteps
 
 __all__ = [
     "build",

@@ -14,7 +14,7 @@ import math
 
 import torch
 
-from cubemesh.frameworks.base import CeilingProgram, monotonic_s
+from cubemesh.frameworks.api.framework import CeilingProgram, monotonic_s
 from cubemesh.frameworks.ceilings import (
     COPY_GROWTH,
     COPY_SIZES,
@@ -34,8 +34,8 @@ from cubemesh.frameworks.pytorch.runtime import (
     prepare,
     synchronize,
 )
-from cubemesh.model.spec import ProgramSettings
-from cubemesh.model.work import Ceiling
+from cubemesh.schema.spec import ProgramSettings
+from cubemesh.schema.work import Ceiling
 from cubemesh.units import format_bytes
 
 

@@ -23,21 +23,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cubemesh.frameworks.base import BuildRequest, Capabilities, Unsupported
+from cubemesh.frameworks.api.framework import BuildRequest, Capabilities, Unsupported
 from cubemesh.frameworks.pytorch import runtime
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
-from cubemesh.frameworks.pytorch.cpp_compiler import (
-    cache_folder,
-    damaged_libraries,
-    lacks_compiler,
-)
-from cubemesh.frameworks.pytorch.group import join
-from cubemesh.frameworks.pytorch.host_memory import return_freed
-from cubemesh.frameworks.pytorch.launch import launch
-from cubemesh.frameworks.pytorch.placing import Placed
+from cubemesh.frameworks.pytorch.distributed.graph_partition import build_stages
+from cubemesh.frameworks.pytorch.distributed.group import join
+from cubemesh.frameworks.pytorch.distributed.launch import launch
+from cubemesh.frameworks.pytorch.input.host_to_device import Placed
 from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
 from cubemesh.frameworks.pytorch.runtime import ready_process
-from cubemesh.frameworks.pytorch.stages import build_stages
+from cubemesh.kernels.cpu.allocator import return_freed
+from cubemesh.kernels.cpu.compiler import cache_folder, damaged_libraries, lacks_compiler
 
 __all__ = [
     "build",

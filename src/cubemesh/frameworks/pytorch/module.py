@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cubemesh.frameworks.base import Array
-from cubemesh.frameworks.checks import check_layers, check_weights
+from cubemesh.batches import Array
+from cubemesh.frameworks.api.validation import check_layers, check_weights
 from cubemesh.frameworks.pytorch.lowerings import (
     ATTRIBUTES,
     LOWERINGS,

@@ -17,7 +17,7 @@ import torch
 from torch import nn, optim
 
 from cubemesh.frameworks.pytorch.lars import Lars
-from cubemesh.model.work import NetworkWork, Training
+from cubemesh.schema.work import NetworkWork, Training
 
 
 def make_optimizer(work: NetworkWork, parameters: list[nn.Parameter]) -> optim.Optimizer | None:

@@ -19,25 +19,27 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from cubemesh.data.base import EncodedBatch
+from cubemesh.batches import PADDING, Array, Batch, EncodedBatch
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.base import (
-    PADDING,
-    Array,
-    Batch,
-    BuildRequest,
-    Unsupported,
-    monotonic_s,
+from cubemesh.frameworks.api.framework import BuildRequest, Unsupported, monotonic_s
+from cubemesh.frameworks.api.gradient_sync import (
+    RANK_SEEDS,
+    Bucket,
+    KeepsState,
+    KeepsWeights,
+    rejoin,
 )
-from cubemesh.frameworks.exchange import RANK_SEEDS, Bucket, KeepsState, KeepsWeights, rejoin
-from cubemesh.frameworks.pytorch import profiling, snapshots
-from cubemesh.frameworks.pytorch.buckets import GradientBuckets, buckets_for
-from cubemesh.frameworks.pytorch.global_layers import GlobalLayers
-from cubemesh.frameworks.pytorch.looking import Look, looking_at, on_host
+from cubemesh.frameworks.api.training import Snapshot
+from cubemesh.frameworks.pytorch.distributed.buckets import GradientBuckets, buckets_for
+from cubemesh.frameworks.pytorch.distributed.sync_batch_norm import GlobalLayers
+from cubemesh.frameworks.pytorch.distributed.weight_server import TorchReplica
+from cubemesh.frameworks.pytorch.input.host_to_device import Placed, Placer
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.frameworks.pytorch.optimizers import make_optimizer
-from cubemesh.frameworks.pytorch.placing import Placed, Placer
-from cubemesh.frameworks.pytorch.replica import TorchReplica
+from cubemesh.frameworks.pytorch.precision import state_dict as snapshots
+from cubemesh.frameworks.pytorch.precision.loss_scaling import make_scaling, update_weights
+from cubemesh.frameworks.pytorch.profiling import profiler as profiling
+from cubemesh.frameworks.pytorch.profiling.activation_hooks import Look, looking_at, on_host
 from cubemesh.frameworks.pytorch.runtime import (
     ARRAY_TYPES,
     MEMORY_FORMATS,
@@ -45,11 +47,9 @@ from cubemesh.frameworks.pytorch.runtime import (
     prepare,
     synchronize,
 )
-from cubemesh.frameworks.pytorch.scaling import make_scaling, update_weights
-from cubemesh.frameworks.training import Snapshot
-from cubemesh.model.profile import Profile
-from cubemesh.model.work import Training
 from cubemesh.networks.precision import layer_precisions
+from cubemesh.schema.profile import Profile
+from cubemesh.schema.work import Training
 
 
 class PyTorchProgram:

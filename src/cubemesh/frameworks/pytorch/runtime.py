@@ -18,10 +18,10 @@ from contextlib import contextmanager
 
 import torch
 
-from cubemesh.frameworks.base import BuildRequest, Capabilities, OutOfMemory
-from cubemesh.frameworks.pytorch.host_memory import keep_freed_memory
-from cubemesh.model.spec import ProgramSettings
+from cubemesh.frameworks.api.framework import BuildRequest, Capabilities, OutOfMemory
+from cubemesh.kernels.cpu.allocator import keep_freed_memory
 from cubemesh.networks.recurrent_layers import LSTM
+from cubemesh.schema.spec import ProgramSettings
 
 ARRAY_TYPES = {"fp64": torch.float64}
 """Precision → type of parameters, state and images, where it is not float32."""

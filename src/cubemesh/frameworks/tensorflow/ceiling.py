@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from cubemesh.frameworks.base import CeilingProgram, monotonic_s
+from cubemesh.frameworks.api.framework import CeilingProgram, monotonic_s
 from cubemesh.frameworks.ceilings import (
     COPY_GROWTH,
     COPY_SIZES,
@@ -25,8 +25,8 @@ from cubemesh.frameworks.ceilings import (
     shape_words,
 )
 from cubemesh.frameworks.tensorflow.runtime import NUMERICS, is_out_of_memory, prepare
-from cubemesh.model.spec import ProgramSettings
-from cubemesh.model.work import Ceiling
+from cubemesh.schema.spec import ProgramSettings
+from cubemesh.schema.work import Ceiling
 from cubemesh.units import format_bytes
 
 

@@ -15,8 +15,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from cubemesh.frameworks.base import PADDING, Array, Unsupported
-from cubemesh.frameworks.checks import check_layers
+from cubemesh.batches import PADDING, Array
+from cubemesh.frameworks.api.framework import Unsupported
+from cubemesh.frameworks.api.validation import check_layers
 from cubemesh.frameworks.tensorflow.lowerings import LOWERINGS
 from cubemesh.frameworks.tensorflow.place import Place
 from cubemesh.frameworks.tensorflow.runtime import Numerics

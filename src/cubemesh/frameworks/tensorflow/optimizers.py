@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from cubemesh.model.work import NetworkWork, Train, TrainSteps
+from cubemesh.schema.work import NetworkWork, Train, TrainSteps
 
 _RMSPROP_DECAY = 0.99
 _ADAM_BETAS = (0.9, 0.999)

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from cubemesh.batches import Array, Batch
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.base import Array, Batch, BuildRequest, monotonic_s
-from cubemesh.frameworks.checks import check_weights
-from cubemesh.frameworks.exchange import RANK_SEEDS, Bucket
+from cubemesh.frameworks.api.framework import BuildRequest, monotonic_s
+from cubemesh.frameworks.api.gradient_sync import RANK_SEEDS, Bucket
+from cubemesh.frameworks.api.validation import check_weights
 from cubemesh.frameworks.tensorflow.network import NetworkFunction
 from cubemesh.frameworks.tensorflow.optimizers import make_optimizer
 from cubemesh.frameworks.tensorflow.runtime import NUMERICS, prepare

@@ -20,11 +20,11 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from cubemesh.frameworks import forked
-from cubemesh.frameworks.base import Unsupported
-from cubemesh.frameworks.board import open_board
-from cubemesh.frameworks.exchange import Mail, Pending
-from cubemesh.frameworks.meeting import Meeting, wait_and_check
+from cubemesh.frameworks import fork_launcher as forked
+from cubemesh.frameworks.api.framework import Unsupported
+from cubemesh.frameworks.api.gradient_sync import Mail, Pending
+from cubemesh.frameworks.api.kv_store import open_board
+from cubemesh.frameworks.api.rendezvous import Meeting, wait_and_check
 from cubemesh.frameworks.tensorflow.runtime import prepare
 
 LEAVES_LAST_S = 0.5
@@ -36,7 +36,7 @@ _joined: list[Any] = []
 
 
 class WorkerGroup:
-    """See `Group` in frameworks/exchange.py: what goes through TensorFlow's own step is not
+    """See `Group` in gradient_sync.py: what goes through TensorFlow's own step is not
     offered here."""
 
     def __init__(self, rank: int, size: int, timeout_s: float) -> None:

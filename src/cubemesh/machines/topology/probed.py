@@ -11,7 +11,7 @@ from cubemesh.machines.catalogue.names import find
 from cubemesh.machines.topology.graph import Topology
 from cubemesh.machines.topology.pairs import Pair, Seen, from_pairs, generation_of
 from cubemesh.machines.topology.routes import REACHES, Reach
-from cubemesh.model import GpuLink, Machine
+from cubemesh.schema import GpuLink, Machine
 
 
 def topology_of(machine: Machine) -> Topology:

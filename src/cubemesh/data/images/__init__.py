@@ -1,0 +1,1 @@
+"""Images: where they are stored, how they are read and decoded."""

@@ -1,0 +1,264 @@
+"""How does an encoded image become pixels of the size a network takes, whoever made the file?
+
+Pillow decodes (its C code leaves Python's lock, so threads help). Nothing in a file is trusted: the
+header alone decides whether it is decoded at all, by its format and its number of pixels, and
+whatever the decoder then says against it is a reason to set the image aside. What converts well is
+converted and told of: grey, CMYK, palettes, transparency (left out), 16 bits (the upper 8), the
+first frame of an animation, a name for another format. EXIF and colour profiles are not read, as
+the usual training programs do not.
+
+A crop is cut and resized in one go from the decoded image, with Pillow's bilinear filter that
+averages where the image shrinks. JPEG is decoded at 1/2, 1/4 or 1/8 where the crop allows.
+
+- Training: a crop of 8 to 100 % of the area and of sides 3:4 to 4:3, both drawn at random, ten
+  tries, mirrored half the time (C. Szegedy et al., Going Deeper with Convolutions, CVPR 2015).
+- Evaluation: the shorter side is brought to 8/7 of the network's (256 for 224), the middle is cut
+  out (A. Krizhevsky et al., ImageNet Classification, NIPS 2012).
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cubemesh.batches import Box, Pixels
+from cubemesh.frameworks.api.framework import Unsupported
+
+FORMATS = ("JPEG", "PNG", "GIF", "BMP")
+"""What is tried on a file."""
+JPEGS = ("JPEG", "MPO")
+"""MPO is what a JPEG is called that has a second image behind it, as some cameras write."""
+SUFFIXES = {
+    ".jpg": "JPEG",
+    ".jpeg": "JPEG",
+    ".png": "PNG",
+    ".gif": "GIF",
+    ".bmp": "BMP",
+}
+"""Endings of files that are taken for images → their format."""
+LARGE_PIXELS = 1 << 23
+"""Of images with more, one at a time is decoded, so that memory does not grow with the threads."""
+PILLOW_PIXELS = 89_478_485
+"""What Pillow itself warns of, and the most that can be asked for."""
+EVALUATED_SHARE = 224 / 256
+"""Side of what is cut out for evaluation, as a share of the shorter side."""
+AREA, RATIO, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10
+_LOG_RATIO = math.log(RATIO[0]), math.log(RATIO[1])
+
+
+class SetAside(Exception):
+    """An image that cannot be used; the message is the reason, the same for all of its kind."""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """An image of the network's size."""
+
+    pixels: Pixels
+    converted: tuple[str, ...]
+    """What had to be converted, in a word each; empty for an ordinary image."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What decides how an image looks in one epoch of training."""
+
+    seed: int
+    epoch: int
+
+    def box(self, number: int, width: int, height: int) -> tuple[Box, bool]:
+        """The crop of image `number`, and whether it is mirrored."""
+        draws = uniform_numbers(f"{self.seed} {self.epoch} {number}").__next__
+        return random_crop(draws, width, height), draws() < 0.5
+
+
+def uniform_numbers(name: str) -> Iterator[float]:
+    """Endless numbers from 0 up to 1, always the same ones for a name. Eight come of a hash, in a
+    third of the time it takes to seed a generator; thousands of images a second need some each."""
+    for block in itertools.count():
+        digest = blake2b(name.encode(), salt=block.to_bytes(blake2b.SALT_SIZE)).digest()
+        for number in struct.unpack("<8Q", digest):
+            yield (number >> 11) * 2.0**-53
+
+
+def load_decoder() -> ModuleType:
+    """Pillow's `Image`; `Unsupported` with the command that installs it where it is missing."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise Unsupported(
+            f"Images are decoded by Pillow, which is not there ({error}). Install it with: "
+            "pip install 'cubemesh[images]'"
+        ) from error
+    Image.preinit()  # here, because it is not made for threads that come to it at once
+    return Image
+
+
+class Decoder:
+    """Decodes images for a network that takes `channels` (1 or 3) × `height` × `width`."""
+
+    def __init__(self, channels: int, height: int, width: int, max_pixels: int) -> None:
+        self._image = load_decoder()
+        self._mode = {1: "L", 3: "RGB"}[channels]
+        self._size = (width, height)
+        self._max_pixels = max_pixels
+        self._large = threading.Lock()
+
+    def decode(self, data: bytes, name: str, number: int = 0, draw: Draw | None = None) -> Decoded:
+        """The image in `data`, cropped as `draw` says for image `number`, or for evaluation.
+
+        SetAside with the reason where it cannot be used; MemoryError is left to the caller.
+        """
+        if not data:
+            raise SetAside("empty file")
+        with _reasons(), self._image.open(io.BytesIO(data), formats=FORMATS) as image:
+            width, height = image.size
+            if width * height > self._max_pixels:
+                raise SetAside("too many pixels")
+            box, mirrored = self.crop(number, width, height, draw)
+            format_ = "JPEG" if image.format in JPEGS else image.format
+            animated = format_ in ("GIF", "PNG") and getattr(image, "is_animated", False)
+            converted = tuple(conversions(format_, image.mode, name, animated=animated))
+            if width * height > LARGE_PIXELS:
+                with self._large:
+                    pixels = self._pixels(image, box)
+            else:
+                pixels = self._pixels(image, box)
+        if mirrored:
+            pixels = pixels[:, :, ::-1]
+        return Decoded(pixels, converted)
+
+    def crop(self, number: int, width: int, height: int, draw: Draw | None) -> tuple[Box, bool]:
+        """What of image `number` the network sees as `draw` says, or for evaluation; and whether it
+        is mirrored."""
+        if draw is None:
+            return middle(width, height, *self._size), False
+        return draw.box(number, width, height)
+
+    def whole(self, data: bytes) -> Pixels:
+        """All of the image in `data`, in its own size; SetAside with the reason."""
+        with _reasons(), self._image.open(io.BytesIO(data), formats=FORMATS) as image:
+            if image.size[0] * image.size[1] > self._max_pixels:
+                raise SetAside("too many pixels")
+            return _channels_first(self._plain(image))
+
+    def _pixels(self, image: Any, box: Box) -> Pixels:
+        width, height = image.size
+        across, down = box[2] - box[0], box[3] - box[1]
+        wanted = (
+            math.ceil(width * self._size[0] / across),
+            math.ceil(height * self._size[1] / down),
+        )
+        if image.format in JPEGS and image.mode in ("RGB", "L"):
+            image.draft(self._mode, wanted)
+            scale_x, scale_y = image.size[0] / width, image.size[1] / height
+            box = (box[0] * scale_x, box[1] * scale_y, box[2] * scale_x, box[3] * scale_y)
+        plain = self._plain(image)
+        # What rounding puts beyond the edge, Pillow would refuse.
+        box = (box[0], box[1], min(box[2], plain.size[0]), min(box[3], plain.size[1]))
+        resized = plain.resize(self._size, self._image.Resampling.BILINEAR, box=box)
+        return _channels_first(resized)
+
+    def _plain(self, image: Any) -> Any:
+        """The image in 8 bits a channel and in the channels the network takes."""
+        if image.mode.startswith("I"):
+            upper = np.asarray(image).clip(0, 65535) >> 8
+            image = self._image.fromarray(upper.astype(np.uint8))
+        elif image.mode == "P":
+            image = image.convert("RGBA")  # a palette may hold transparency in a form of its own
+        if image.mode != self._mode:
+            return image.convert(self._mode)
+        image.load()
+        return image
+
+
+_MODES = {
+    "1": "grey",
+    "L": "grey",
+    "LA": "transparent",
+    "RGBA": "transparent",
+    "P": "palette",
+    "PA": "palette",
+}
+
+
+def conversions(found: str, mode: str, name: str, *, animated: bool = False) -> Iterator[str]:
+    """What has to be converted of an image in the format `found`, in a word each."""
+    named = SUFFIXES.get(os.path.splitext(name)[1].lower())
+    if named is not None and named != found:
+        yield f"{found} named as {named}"
+    if animated:
+        yield "animated (first frame)"
+    if mode.startswith("I"):
+        yield "16 bits"
+    elif mode != "RGB":
+        yield _MODES.get(mode, mode)
+
+
+def _channels_first(image: Any) -> Pixels:
+    pixels: NDArray[np.uint8] = np.asarray(image)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+@contextmanager
+def _reasons() -> Iterator[None]:
+    """Whatever a decoder raises about a file made to confuse it, as a reason."""
+    try:
+        yield
+    except (SetAside, MemoryError):
+        raise
+    except Exception as error:
+        raise SetAside(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    kind, words = type(error).__name__, str(error).lower()
+    if kind == "UnidentifiedImageError":
+        return "not an image that is read"
+    if kind == "DecompressionBombError":
+        return "too many pixels"
+    if "truncated" in words or isinstance(error, EOFError):
+        return "truncated"
+    return "damaged"
+
+
+def _between(ends: tuple[float, float], share: float) -> float:
+    return ends[0] + (ends[1] - ends[0]) * share
+
+
+def middle(width: int, height: int, to_width: int, to_height: int) -> Box:
+    """What is cut from the middle for evaluation: 7/8 of as much as fits, in the shape wanted."""
+    scale = EVALUATED_SHARE * min(width / to_width, height / to_height)
+    across, down = to_width * scale, to_height * scale
+    left, top = (width - across) / 2, (height - down) / 2
+    return left, top, left + across, top + down
+
+
+def random_crop(draw: Callable[[], float], width: int, height: int) -> Box:
+    """A crop for training, by numbers that `draw` gives, each from 0 up to 1; where ten tries find
+    none that fits, the largest of an allowed shape from the middle."""
+    for _ in range(TRIES):
+        area = width * height * _between(AREA, draw())
+        ratio = math.exp(_between(_LOG_RATIO, draw()))
+        across, down = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < across <= width and 0 < down <= height:
+            left = int(draw() * (width - across + 1))
+            top = int(draw() * (height - down + 1))
+            return left, top, left + across, top + down
+    shape = min(max(width / height, RATIO[0]), RATIO[1])
+    across_, down_ = min(width, height * shape), min(height, width / shape)
+    left_, top_ = (width - across_) / 2, (height - down_) / 2
+    return left_, top_, left_ + across_, top_ + down_

@@ -1,0 +1,81 @@
+"""Photographs that are handed over as they lie in their files, for a device to decode.
+
+The host reads them, looks at their headers and decides what of each the network sees; bytes and
+boxes travel. What a device's decoder would not take (`jpeg.py` says what it takes) the host decodes
+as ever, and so it does what the decoder refuses, so that what is set aside, and for which reason,
+is the same wherever images are decoded. The ledger counts what was left to the host.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from cubemesh.batches import PADDING, Batch, EncodedBatch, EncodedImage, Pixels
+from cubemesh.data.images.decode import LARGE_PIXELS, Draw, SetAside, conversions
+from cubemesh.data.images.image_source import Images
+from cubemesh.data.images.jpeg_header import plain_header
+
+NOT_PLAIN, LARGE, REFUSED = "no plain JPEG", "large", "refused by the device's decoder"
+"""Why the host decodes an image that was for the device."""
+
+
+class StaysEncoded(Images):
+    """Images whose minibatches are `EncodedBatch`: what is plain JPEG is left to the device."""
+
+    def empty(self, samples: int) -> Batch:
+        """See `Source.empty`."""
+        return EncodedBatch(np.empty(samples, object), labels=np.empty(samples, np.int64))
+
+    def made(self, number: int, draw: Draw | None) -> Pixels | EncodedImage | None:
+        """The file, or pixels where the device cannot decode it."""
+        if self.ledger.is_left_to_host(number):
+            return self.decoded(number, draw)
+        if self.ledger.reason(number) is not None:
+            return None
+        try:
+            data = self.encoded.read(number)
+        except SetAside as reason:
+            self.ledger.set_aside(number, str(reason))
+            return None
+        header = plain_header(data)
+        if header is None or header.pixels > min(self.max_pixels, LARGE_PIXELS):
+            return self._left_to_host(number, draw, NOT_PLAIN if header is None else LARGE)
+        if converted := tuple(conversions("JPEG", header.mode, self.encoded.name(number))):
+            self.ledger.convert(number, converted)
+        box, mirrored = self.decoder.crop(number, header.width, header.height, draw)
+        return EncodedImage(
+            data=data,
+            size=(header.width, header.height),
+            box=box,
+            mirrored=mirrored,
+            whole=partial(self._whole, data),
+            by_host=partial(self._by_host, number, draw),
+            progressive=header.progressive,
+        )
+
+    def put(self, made: Pixels | EncodedImage | None, into: Batch, row: int) -> None:
+        """See `Images.put`."""
+        into.images[row] = np.zeros(self.shape, np.uint8) if made is None else made
+
+    def _whole(self, data: bytes) -> Pixels | None:
+        try:
+            return self.decoder.whole(data)
+        except SetAside:
+            return None  # `_by_host` finds the reason
+
+    def _by_host(self, number: int, draw: Draw | None) -> tuple[Pixels, int]:
+        pixels = self._left_to_host(number, draw, REFUSED)
+        if pixels is not None:
+            return pixels, int(self.encoded.labels[number])
+        used, pixels = self.usable(number, partial(self.decoded, draw=draw))
+        if used is None or pixels is None:
+            return np.zeros(self.shape, np.uint8), PADDING
+        return pixels, int(self.encoded.labels[used])
+
+    def _left_to_host(self, number: int, draw: Draw | None, reason: str) -> Pixels | None:
+        pixels = self.decoded(number, draw)
+        if pixels is not None:
+            self.ledger.leave_to_host(number, reason)
+        return pixels

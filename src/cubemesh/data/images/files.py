@@ -1,0 +1,108 @@
+"""Where do encoded images lie, and how is one read that may be anything?
+
+`EncodedImages` is what image folders and tar shards have in common: numbered images that are read
+as bytes, each with its class. `read_whole` reads a file without trusting its name: a folder, a
+pipe, a device or a link in a circle called `x.jpg` is no reason to wait or to stop.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cubemesh.data.images.decode import SetAside
+from cubemesh.data.page_cache import Extent
+
+MAX_FILE_BYTES = 64 << 20
+"""Most bytes that an encoded image may have."""
+
+_REASONS = {
+    errno.EACCES: "no permission to read",
+    errno.EPERM: "no permission to read",
+    errno.ELOOP: "link in a circle",
+    errno.ENOENT: "missing",
+    errno.EISDIR: "a folder, not a file",
+    errno.ENXIO: "not a file",
+}
+
+
+class EncodedImages(Protocol):
+    """Numbered images as bytes, with their classes."""
+
+    labels: NDArray[np.int64]
+    """(images,): the class of each."""
+    classes: tuple[str, ...]
+    """Their names, by label."""
+
+    @property
+    def ignored(self) -> Mapping[str, int]:
+        """What lies among them and is left out → how many."""
+
+    def read(self, number: int) -> bytes:
+        """The file; SetAside with the reason where it cannot be read."""
+
+    def name(self, number: int) -> str:
+        """What people call it, readable whatever bytes the name is made of."""
+
+    def order(self, generator: np.random.Generator) -> Iterable[int]:
+        """All numbers once, in the order in which an epoch reads them."""
+
+    def extent(self, number: int) -> Extent:
+        """Where its bytes lie."""
+
+    def identity(self) -> str:
+        """Sixteen hexadecimal digits: other ones for other files, or for files that were added,
+        taken away or replaced since."""
+
+
+def read_whole(path: str | Path) -> bytes:
+    """The bytes of a regular file of at most `MAX_FILE_BYTES`; SetAside with the reason."""
+    try:
+        # Without O_NONBLOCK, opening a pipe would wait for someone to write into it.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        try:
+            found = os.fstat(descriptor)
+            if stat.S_ISDIR(found.st_mode):
+                raise SetAside(_REASONS[errno.EISDIR])
+            if not stat.S_ISREG(found.st_mode):
+                raise SetAside("not a file")
+            if found.st_size > MAX_FILE_BYTES:
+                raise SetAside("file too large")
+            return pread(descriptor, found.st_size, 0)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise SetAside(_REASONS.get(error.errno or 0, "cannot be read")) from error
+
+
+def pread(descriptor: int, size: int, offset: int) -> bytes:
+    """`size` bytes from `offset`, fewer only where the file ends."""
+    data = os.pread(descriptor, size, offset)
+    while len(data) < size and (more := os.pread(descriptor, size - len(data), offset + len(data))):
+        data += more
+    return data
+
+
+def readable(name: str) -> str:
+    """A file's name as text that can be stored and shown."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def identity_of(images: Iterable[str], folders: Iterable[Path]) -> str:
+    """What `EncodedImages.identity` says of images of these names, whose files and folders changed
+    when the system says they did."""
+    told = hashlib.sha256()
+    for name in images:
+        told.update(os.fsencode(name) + b"\0")
+    for folder in folders:
+        found = folder.stat()
+        told.update(f"{folder} {found.st_size} {found.st_mtime_ns}\0".encode(errors="replace"))
+    return told.hexdigest()[:16]

@@ -1,0 +1,96 @@
+"""Photographs made of chance, in JPEG files of realistic size: what reading and decoding cost.
+
+1,024 files of 500 × 375 pixels and about 110 kB, as ImageNet's are in the mean, in ten classes.
+They are 128 different pictures, large soft shapes with grain on them, written eight times each: as
+files they are all different, so disk and page cache have as much to do as with a set of that size,
+and the decoder does not know. Nothing can be learned from them. They are made once, in some
+seconds, and kept in the cache folder (113 MB); the folder takes its name when it is whole.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from cubemesh.data.images.decode import load_decoder
+from cubemesh.data.images.open_images import Reading, open_images
+from cubemesh.data.source import Shape, Source, Split
+from cubemesh.errors import DataError
+
+NAME = "made-images"
+FILES = 1024
+DIFFERENT = 128
+CLASSES = 10
+WIDTH, HEIGHT = 500, 375
+QUALITY = 90
+GRAIN = 20.0
+"""Standard deviation in values of 0 to 255; with the quality, what makes files of 110 kB."""
+_SEED = 0
+VERSION = 1
+"""Of what is made: another version has a folder of its own."""
+
+
+def open_made(split: Split, shape: Shape, classes: int, reading: Reading) -> Source:
+    """The images of `split`, made if they are not there; else as `open_images`."""
+    source = open_images(folder(), split, shape, classes, reading)
+    source.name = NAME
+    return source
+
+
+def folder() -> Path:
+    """Where they lie, made if need be; DataError where there is no room for them."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    cache = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+    place = cache / "cubemesh" / f"{NAME}-{VERSION}-{FILES}"
+    if place.is_dir():
+        return place
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{NAME}-", dir=place.parent))
+        try:
+            _make(made)
+            _take_name(made, place)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    except OSError as error:
+        raise DataError(
+            f"The images that data={NAME} stands for cannot be made in {place.parent}: "
+            f"{error.strerror}. Make room there (113 MB), or set XDG_CACHE_HOME to another folder."
+        ) from error
+    return place
+
+
+def _take_name(made: Path, place: Path) -> None:
+    """Another process may have been first, with the same images."""
+    try:
+        made.rename(place)
+    except OSError:
+        if not place.is_dir():
+            raise
+
+
+def _make(root: Path) -> None:
+    pictures = [_picture(np.random.default_rng((_SEED, n))) for n in range(DIFFERENT)]
+    for number in range(FILES):
+        place = root / f"class-{number % CLASSES}"
+        place.mkdir(exist_ok=True)
+        (place / f"{number:05}.jpg").write_bytes(pictures[number % DIFFERENT])
+    for path in root.rglob("*.jpg"):  # what is not on the disk cannot be dropped from memory
+        with open(path, "rb") as file:
+            os.fdatasync(file.fileno())
+
+
+def _picture(generator: np.random.Generator) -> bytes:
+    image = load_decoder()
+    shapes = (generator.random((HEIGHT // 25, WIDTH // 25, 3)) * 255).astype(np.uint8)
+    soft = image.fromarray(shapes).resize((WIDTH, HEIGHT), image.Resampling.BICUBIC)
+    grain = generator.standard_normal((HEIGHT, WIDTH, 3), np.float32) * GRAIN
+    file = io.BytesIO()
+    pixels = (np.asarray(soft) + grain).clip(0, 255).astype(np.uint8)
+    image.fromarray(pixels).save(file, "JPEG", quality=QUALITY)
+    return file.getvalue()

@@ -1,0 +1,126 @@
+"""From a folder of photographs to a source: found, opened, read as asked for, and decoded here, by
+the device, or once for all."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cubemesh.data.images.arrays import Raw
+from cubemesh.data.images.decode import PILLOW_PIXELS
+from cubemesh.data.images.encoded_source import StaysEncoded
+from cubemesh.data.images.files import EncodedImages
+from cubemesh.data.images.image_folder import ImageFolder, check_folder
+from cubemesh.data.images.image_source import DECODED, NAME, Images
+from cubemesh.data.images.local_cache import LIMIT_BYTES, Staged
+from cubemesh.data.images.skipped_images import Tally
+from cubemesh.data.images.tar_shards import TarShards, find_shards
+from cubemesh.data.images.timed_reader import Dropping
+from cubemesh.data.source import Shape, Source, Split, check_classes
+from cubemesh.errors import DataError, UsageError
+from cubemesh.units import format_count
+
+KEPT_BYTES = 1 << 30
+"""Most memory that images take which are kept decoded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How images are read."""
+
+    max_pixels: int = PILLOW_PIXELS
+    """An image of more pixels is set aside before it is decoded."""
+    keep_decoded: bool = False
+    """Whether they are decoded once, before anything is timed, and kept in memory."""
+    drop_page_cache: bool = False
+    """Whether a file's pages are dropped from memory as soon as it was read."""
+    stage_folder: Path | None = None
+    """A folder on a local disk where what was read is kept; None keeps nothing."""
+    stage_limit_bytes: int = LIMIT_BYTES
+    """Most that is kept there."""
+    stays_encoded: bool = False
+    """Whether minibatches hold the files, for a program that decodes them on its device."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_pixels <= PILLOW_PIXELS:
+            raise UsageError(
+                f"max_image_pixels={self.max_pixels} does not fit: it must be 1 to "
+                f"{format_count(PILLOW_PIXELS)}, beyond which the decoder refuses by itself."
+            )
+        if self.keep_decoded and self.stays_encoded:
+            raise UsageError(
+                "keep_decoded=true decodes every image once, on the host, and decode_on=device "
+                "decodes each one on the device when its turn comes. Leave one of them out."
+            )
+
+
+def check_files(path: Path) -> None:
+    """DataError where there are neither tar shards nor folders of images at `path`."""
+    if not path.is_dir():
+        raise DataError(f"data_path={path} is no folder. Name one that holds images or tar shards.")
+    if not find_shards(path):
+        check_folder(path)
+
+
+def open_images(
+    path: Path, split: Split, shape: Shape, classes: int, reading: Reading | None = None
+) -> Source:
+    """The images of `split`, for a network of `classes` classes fed `shape`.
+
+    Unsupported where the decoder is missing; DataError and UsageError as `check_files` and where
+    the network has fewer classes.
+    """
+    reading = reading or Reading()
+    if shape[0] not in (1, 3):
+        raise UsageError(
+            f"{NAME} has images of 1 or 3 channels and the network takes {shape[0]}. Choose "
+            "data=synthetic, which has any."
+        )
+    check_files(path)
+    shards = find_shards(path)
+    encoded: EncodedImages = TarShards(shards, split) if shards else ImageFolder(path, split)
+    check_classes(NAME, len(encoded.classes), classes)
+    if reading.drop_page_cache:
+        encoded = Dropping(encoded)
+    if reading.stage_folder is not None:
+        encoded = Staged(encoded, reading.stage_folder, reading.stage_limit_bytes)
+    if reading.stays_encoded:
+        return StaysEncoded(encoded, shape, split, reading.max_pixels)
+    images = Images(encoded, shape, split, reading.max_pixels)
+    return Kept(images) if reading.keep_decoded else images
+
+
+class Kept(Raw):
+    """Images decoded once, cut as for evaluation, and kept in memory as bytes: as many as fit
+    `KEPT_BYTES`, taken evenly from all. Those that cannot be used are left out."""
+
+    def __init__(self, images: Images) -> None:
+        fit = KEPT_BYTES // int(np.prod(images.shape))
+        tried = np.linspace(0, images.samples - 1, min(images.samples, fit)).astype(np.int64)
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            decoded = pool.map(images.decoded, tried.tolist())
+            used = [(p, n) for p, n in zip(decoded, tried.tolist(), strict=True) if p is not None]
+        if not used:
+            raise images.unusable()
+        super().__init__(
+            images.name,
+            [np.stack([pixels for pixels, _ in used])],
+            images.encoded.labels[[number for _, number in used]],
+            raw_shape=images.shape,
+            white=DECODED,
+            classes=images.classes,
+            shape=images.shape,
+        )
+        self._images = images
+        self._tried = np.zeros(images.samples, np.bool_)
+        self._tried[tried] = True
+
+    def tally(self, tried: NDArray[np.bool_]) -> Tally:
+        """What was set aside and converted of the images that were decoded, which all were tried
+        before the first step."""
+        return self._images.tally(self._tried)

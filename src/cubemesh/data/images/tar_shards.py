@@ -1,0 +1,323 @@
+"""Images in plain tar files, read from front to end: what a disk or a network serves fastest.
+
+Members follow WebDataset's naming: `KEY.jpg` (or .jpeg, .png, .gif, .bmp) with its class in
+`KEY.cls`, a number as text, or in `KEY.json` under "label" or "cls"; or else the folder in the
+member's name is the class, numbered in the order of the names. `train/*.tar` and `val/*.tar` are
+the splits, or else every tenth image is for validation.
+
+Only headers are read when shards are opened (by Python's tarfile, which may read no more than a
+mebibyte at once here). Links, devices and what is no image are counted and left alone; nothing is
+unpacked, so no member's name can lead anywhere.
+
+In training, shards come in a random order, each is passed through from front to end, and images are
+drawn at random from the next 2,048 of this stream. The kernel is asked to read ahead in the order
+of the stream, so the drawing costs no seeks, and its page cache is the buffer.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import os
+import tarfile
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from threading import Lock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cubemesh.data.images.decode import SUFFIXES, SetAside
+from cubemesh.data.images.files import MAX_FILE_BYTES, identity_of, pread, readable
+from cubemesh.data.images.image_folder import SPLITS, is_of
+from cubemesh.data.page_cache import Extent
+from cubemesh.data.source import Split
+from cubemesh.errors import DataError
+
+MOST_CLASSES = 1 << 20
+"""That numbers may name: each class has a name in memory, and one file may claim any number."""
+BUFFER = 2048
+"""Images from which the next one is drawn."""
+HEADER_BYTES = 1 << 20
+"""Most bytes of a header, and of a member that names a class."""
+AHEAD_BYTES = 8 << 20
+"""What the kernel is asked for at once."""
+OPEN_SHARDS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    shard: int
+    offset: int
+    size: int
+    name: str
+
+
+class TarShards:
+    """The images of one split; see `EncodedImages`."""
+
+    def __init__(self, shards: dict[Split, tuple[Path, ...]], split: Split) -> None:
+        """DataError where there are no images with a class. A shard that is damaged ends there,
+        and is counted."""
+        self.ignored: Counter[str] = Counter()
+        train = _scan(shards["train"], self.ignored if split == "train" else Counter())
+        own = train
+        if shards["validation"] and split == "validation":
+            own = _scan(shards["validation"], self.ignored)
+        self._files = shards["validation"] if own is not train else shards["train"]
+        self.classes, labels = _labelled(train, own)
+        if without := int((labels < 0).sum()):
+            self.ignored["an image without a class"] += without
+        members = [m for m, label in zip(own.images, labels, strict=True) if label >= 0]
+        labels = labels[labels >= 0]
+        if not shards["validation"]:
+            chosen = [n for n in range(len(members)) if is_of(split, n + 1)]
+            members, labels = [members[n] for n in chosen], labels[chosen]
+        if not members:
+            raise DataError(f"{self._files[0].parent} has no images for {split} in its tar files.")
+        self.labels = labels
+        self._names = [m.name for m in members]
+        self._shard = np.array([m.shard for m in members], np.int64)
+        self._offset = np.array([m.offset for m in members], np.int64)
+        self._size = np.array([m.size for m in members], np.int64)
+        self._open = _OpenFiles()
+
+    def read(self, number: int) -> bytes:
+        """See `EncodedImages.read`."""
+        size = int(self._size[number])
+        if size > MAX_FILE_BYTES:
+            raise SetAside("file too large")
+        path = self._files[self._shard[number]]
+        try:
+            file = self._open.get(path)
+            data = pread(file.descriptor, size, int(self._offset[number]))
+        except OSError as error:
+            raise SetAside("cannot be read") from error
+        if len(data) < size:
+            raise SetAside("truncated")
+        return data
+
+    def name(self, number: int) -> str:
+        """Shard and member."""
+        shard = self._files[self._shard[number]].name
+        return readable(f"{shard}/{self._names[number]}")
+
+    def order(self, generator: np.random.Generator) -> Iterator[int]:
+        """Shards at random, front to end, drawn from a buffer; asks for what comes next."""
+        first = np.searchsorted(self._shard, np.arange(len(self._files) + 1))
+        shards = generator.permutation(len(self._files))
+        stream = (n for s in shards for n in range(int(first[s]), int(first[s + 1])))
+        return shuffled(self._reading_ahead(stream), BUFFER, generator)
+
+    def extent(self, number: int) -> Extent:
+        """Its part of the shard."""
+        path = self._files[self._shard[number]]
+        return Extent(path, int(self._offset[number]), int(self._size[number]))
+
+    def identity(self) -> str:
+        """By the names, and by the sizes and dates of the shards."""
+        return identity_of(self._names, self._files)
+
+    def _reading_ahead(self, stream: Iterable[int]) -> Iterator[int]:
+        shard, asked = -1, 0
+        for number in stream:
+            if self._shard[number] != shard:
+                shard, asked = int(self._shard[number]), int(self._offset[number])
+            end = int(self._offset[number] + self._size[number])
+            if end > asked:
+                self._ask_for(shard, asked, AHEAD_BYTES)
+                asked = max(end, asked + AHEAD_BYTES)
+            yield number
+
+    def _ask_for(self, shard: int, offset: int, size: int) -> None:
+        """Nothing depends on it: a shard that cannot be opened is told of when it is read."""
+        try:
+            file = self._open.get(self._files[shard])
+            os.posix_fadvise(file.descriptor, offset, size, os.POSIX_FADV_WILLNEED)
+        except OSError:
+            return
+
+
+def shuffled(stream: Iterable[int], buffer: int, generator: np.random.Generator) -> Iterator[int]:
+    """Everything in `stream` once, each drawn from the next `buffer` that have not come yet."""
+    waiting: list[int] = []
+    for number in stream:
+        if len(waiting) < buffer:
+            waiting.append(number)
+            continue
+        place = int(generator.integers(buffer))
+        yield waiting[place]
+        waiting[place] = number
+    for place in generator.permutation(len(waiting)).tolist():
+        yield waiting[place]
+
+
+def find_shards(root: Path) -> dict[Split, tuple[Path, ...]] | None:
+    """The tar files of each split, sorted by name; None where there are none. Those in `root`
+    itself are not split."""
+    found: dict[Split, tuple[Path, ...]] = {
+        split: tuple(
+            sorted(f for name in names for f in (root / name).glob("*.tar") if f.is_file())
+        )
+        for split, names in SPLITS.items()
+    }
+    if not found["train"]:
+        found = {"train": tuple(sorted(f for f in root.glob("*.tar") if f.is_file()))}
+        found["validation"] = ()
+    return found if found["train"] else None
+
+
+@dataclass(frozen=True)
+class _Scanned:
+    """What the headers of some shards say."""
+
+    images: list[_Member]
+    classes: dict[tuple[int, str], int]
+    """(shard, key) → the class that a file of its own names."""
+
+
+def _scan(shards: Sequence[Path], ignored: Counter[str]) -> _Scanned:
+    found = _Scanned([], {})
+    for number, path in enumerate(shards):
+        _scan_one(number, path, found, ignored)
+    return found
+
+
+def _scan_one(number: int, path: Path, found: _Scanned, ignored: Counter[str]) -> None:
+    before = len(found.images)
+    try:
+        with _Bounded(path) as raw, tarfile.open(fileobj=raw, mode="r:") as archive:
+            for member in archive:
+                archive.members = []  # type: ignore[attr-defined]  # keeps all headers otherwise
+                if archive.offset <= member.offset:
+                    raise tarfile.ReadError("a member claims to end before it begins")
+                _sort_in(number, member, raw, found, ignored)
+            raw.seek(archive.offset)
+            is_whole = not raw.read(tarfile.BLOCKSIZE).strip(b"\0")
+    except (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError):
+        is_whole = False
+    if not is_whole:
+        some = len(found.images) > before
+        ignored["the rest of a damaged tar file" if some else "a tar file that is none"] += 1
+
+
+def _sort_in(
+    number: int,
+    member: tarfile.TarInfo,
+    raw: _Bounded,
+    found: _Scanned,
+    ignored: Counter[str],
+) -> None:
+    if member.isdir():
+        return
+    if not member.isreg() or member.issparse():
+        ignored["links, devices and the like in tar files"] += 1
+        return
+    key, suffix = _key_of(member.name)
+    if suffix in SUFFIXES:
+        found.images.append(_Member(number, member.offset_data, member.size, member.name))
+    elif suffix in (".cls", ".json"):
+        if member.size > HEADER_BYTES:
+            ignored["a class file that is too large"] += 1
+            return
+        label = _label_in(pread(raw.fileno(), member.size, member.offset_data), suffix)
+        if label is None:
+            ignored["a class file without a class"] += 1
+        else:
+            found.classes[number, key] = label
+    else:
+        ignored["no image by its name"] += 1
+
+
+def _key_of(name: str) -> tuple[str, str]:
+    """`train/0001.seg.jpg` → `train/0001.seg`, `.jpg`."""
+    stem, dot, suffix = name.rpartition(".")
+    return (stem, f".{suffix.lower()}") if dot else (name, "")
+
+
+def _label_in(data: bytes, suffix: str) -> int | None:
+    try:
+        if suffix == ".cls":
+            label = int(data)
+        else:
+            named = json.loads(data)
+            label = named.get("label", named.get("cls"))
+    except (ValueError, AttributeError, RecursionError):
+        return None
+    is_class = isinstance(label, int) and not isinstance(label, bool) and 0 <= label < 1 << 31
+    return label if is_class else None
+
+
+def _labelled(train: _Scanned, own: _Scanned) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """Names of the classes, and the label of each image of `own`: -1 for none."""
+    if train.classes:
+        count = max(train.classes.values()) + 1
+        if count > MOST_CLASSES:
+            raise DataError(
+                f"A class file names class {count - 1}: numbers are below {MOST_CLASSES}, counted "
+                "from 0. Number the classes one after the other."
+            )
+        labels = [own.classes.get((m.shard, _key_of(m.name)[0]), -1) for m in own.images]
+        if labels and max(labels) >= count:
+            raise DataError(
+                f"An image to validate on is of class {max(labels)}, and those to train on have "
+                f"{count} classes."
+            )
+        return tuple(map(str, range(count))), np.array(labels, np.int64)
+    folder = functools.cache(lambda name: PurePosixPath(name).parent.name)
+    names = sorted({folder(m.name) for m in train.images})
+    if not names or "" in names:
+        raise DataError(
+            "Images in tar files need their class: KEY.cls or KEY.json beside KEY.jpg, or a folder "
+            "of the class's name in the member's name (docs/data.md)."
+        )
+    number = {name: label for label, name in enumerate(names)}
+    if unknown := {folder(m.name) for m in own.images} - set(names):
+        raise DataError(
+            f"Images to validate on are of class {readable(min(unknown))}, which no image to train "
+            "on has."
+        )
+    return tuple(names), np.array([number[folder(m.name)] for m in own.images], np.int64)
+
+
+class _Bounded(io.FileIO):
+    """A file of which no more than `HEADER_BYTES` are read at once: a header may claim to be as
+    long as it likes."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        """As a file's; tarfile.ReadError for more than is allowed."""
+        if size is None or not 0 <= size <= HEADER_BYTES:
+            raise tarfile.ReadError(f"a header claims {size} bytes")
+        return super().read(size)
+
+
+class _Open:
+    """A descriptor that is closed when the last thread has dropped it."""
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        descriptor = getattr(self, "descriptor", None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+class _OpenFiles:
+    """The shards read last, kept open."""
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[Path, _Open] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, path: Path) -> _Open:
+        """The open file; OSError where it cannot be opened."""
+        with self._lock:
+            file = self._files.pop(path, None) or _Open(path)
+            self._files[path] = file
+            if len(self._files) > OPEN_SHARDS:
+                self._files.popitem(last=False)
+            return file

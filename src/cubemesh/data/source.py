@@ -1,0 +1,94 @@
+"""What must a set of samples offer so that a network can be fed from it?
+
+A `Source` is a set of finite size, open for reading, that hands out minibatches in the shape its
+network takes. It knows nothing of frameworks, epochs or order; `feed.py` decides which samples come
+when.
+
+A minibatch of photographs may be handed over as files (`EncodedBatch`), to a program that decodes
+them on its device (`Decodes`). What each is cropped to is decided by the source all the same, and
+so is what takes the place of an image that cannot be used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cubemesh.batches import Batch
+from cubemesh.errors import UsageError
+
+Split = Literal["train", "validation"]
+Shape = tuple[int, int, int]
+"""Channels, height and width of one image."""
+Indices = NDArray[np.int64]
+
+CACHE_BYTES = 256 * 2**20
+"""Most memory that images in the network's shape may take when they are kept ready. A larger set is
+brought into shape a batch at a time."""
+
+
+class Fills(Protocol):
+    """What makes minibatches of numbered samples."""
+
+    def batch(self, indices: Indices, into: Batch | None = None) -> Batch:
+        """The samples numbered `indices`, in that order: images (n, channels, height, width) in
+        float32, 0 to 1, and labels (n,) in int64.
+
+        `into` is a batch of the same size whose arrays are filled and which is returned; without
+        it new arrays are made. IndexError for a sample that is not there. Threads may call it at
+        the same time.
+        """
+
+
+class Source(Fills, Protocol):
+    """A set of samples and labels in the shape a network takes."""
+
+    name: str
+    samples: int
+    classes: int
+    """Labels are below this."""
+
+    def empty(self, samples: int) -> Batch:
+        """Arrays for `samples` samples, to be filled by `batch`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """What one pass over a source reads."""
+
+    source: Fills
+    """Hands out the samples as they are in this epoch."""
+    order: Iterable[int]
+    """Every sample once."""
+
+
+@runtime_checkable
+class HasEpochs(Protocol):
+    """A `Source` that decides itself in which order its samples are read, or whose samples look
+    different in every epoch; others need not offer this."""
+
+    def epoch(self, number: int, seed: int) -> Epoch:
+        """The pass counted from 0; the same for the same seed."""
+
+
+def empty_batch(samples: int, shape: Shape) -> Batch:
+    """Arrays for `samples` images of `shape`, to be filled."""
+    return Batch(images=np.empty((samples, *shape), np.float32), labels=np.empty(samples, np.int64))
+
+
+def image_bytes(shape: Shape) -> int:
+    """Bytes of one image of `shape` in float32."""
+    return 4 * shape[0] * shape[1] * shape[2]
+
+
+def check_classes(name: str, has: int, network_classes: int) -> None:
+    """UsageError where a network cannot tell all `has` classes apart; more than needed is fine."""
+    if network_classes < has:
+        raise UsageError(
+            f"{name} has {has} classes and the network tells {network_classes} apart. "
+            f"Leave classes out, or set classes={has} or more."
+        )

@@ -1,0 +1,1 @@
+"""Text: token sequences and sentence pairs."""

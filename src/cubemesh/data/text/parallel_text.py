@@ -1,0 +1,179 @@
+"""Sentences of two languages, the second the translation of the first, from files the user names.
+
+Either a folder with `source.txt` and `target.txt`, one sentence a line and line for line the same,
+or one file with a tab between the two. A word is what stands between white space; one vocabulary
+serves both languages: `<pad>`, `<unk>`, `<s>`, `</s>`, then the most frequent words of the training
+pairs, as many as the network has tokens (ties in the order of the alphabet). The translator reads
+the source and its `</s>`, and `<s>` and the target; it is judged by the target and its `</s>`. A
+pair of which one side needs more places than the network is long is left out, and so is a pair with
+an empty side; what is shorter is padded. Every tenth pair is kept to validate on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from cubemesh.batches import PADDING
+from cubemesh.data.source import Split
+from cubemesh.data.text.sequences import Sequences
+from cubemesh.errors import DataError, UsageError
+from cubemesh.networks.graph import Network
+from cubemesh.units import format_count
+
+NAME = "parallel-text"
+FILES = ("source.txt", "target.txt")
+SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
+PAD, UNKNOWN, BEGIN, END = range(len(SPECIAL))
+VALIDATION_EVERY = 10
+
+Words = list[str]
+Pair = tuple[Words, Words]
+
+
+def check_files(path: Path) -> None:
+    """Look at names, sizes, numbers of lines and the first line alone.
+
+    DataError for files that are missing or empty, for two files of unequal numbers of lines, and
+    for one file whose first line has no tab.
+    """
+    files = _files(path)
+    for file in files:
+        if file.stat().st_size == 0:
+            raise DataError(f"{file} is empty. Put one sentence on each of its lines.")
+    next(_pairs(path), None)
+    lines = [_line_count(file) for file in files]
+    if len(set(lines)) > 1:
+        raise DataError(
+            f"{files[0]} has {format_count(lines[0])} lines and {files[1]} "
+            f"{format_count(lines[1])}. Line for line one must be the translation of the other."
+        )
+
+
+def open_parallel_text(path: Path, split: Split, network: Network) -> Sequences:
+    """The pairs of `split` that fit `network`, as sequences of its length.
+
+    UsageError for a vocabulary that has no room for a word; DataError as in `check_files`, for text
+    that is not UTF-8 or has no tab, and where no pair is left.
+    """
+    check_files(path)
+    size = network.inputs[0].classes or 0
+    if size <= len(SPECIAL):
+        raise UsageError(
+            f"vocabulary={size} has no room for a word: {len(SPECIAL)} tokens stand for "
+            f"{', '.join(SPECIAL)}. Set it to {len(SPECIAL) + 1} or more."
+        )
+    vocabulary = build_vocabulary(path, size)
+    (length,) = network.targets[0].shape
+    seen = 0
+    sources, targets = [], []
+    for source, target in _pairs_of(path, split):
+        seen += 1
+        if source and target and max(len(source), len(target)) < length:
+            sources.append([vocabulary.get(word, UNKNOWN) for word in source])
+            targets.append([vocabulary.get(word, UNKNOWN) for word in target])
+    if not sources:
+        raise DataError(
+            f"None of the {format_count(seen)} pairs in {path} to {_PURPOSE[split]} on has 1 to "
+            f"{length - 1} words on both sides. {_REMEDY[split]}"
+        )
+    return _padded(sources, targets, length, size)
+
+
+_PURPOSE = {"train": "train", "validation": "validate"}
+_REMEDY = {
+    "train": "Set sequence_length to more than the words of a sentence.",
+    "validation": f"Every {VALIDATION_EVERY}th pair is one: give more pairs, or a longer "
+    "sequence_length.",
+}
+
+
+def build_vocabulary(path: Path, size: int) -> dict[str, int]:
+    """Each word's token: the most frequent of the training pairs, `size` tokens at most with the
+    four that stand for no word."""
+    counts: Counter[str] = Counter()
+    for source, target in _pairs_of(path, "train"):
+        counts.update(source)
+        counts.update(target)
+    for word in SPECIAL:  # a text that spells one out has no word there
+        counts.pop(word, None)
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    return {word: token for token, word in enumerate(ranked[: size - len(SPECIAL)], len(SPECIAL))}
+
+
+def _padded(
+    sources: list[list[int]], targets: list[list[int]], length: int, vocabulary: int
+) -> Sequences:
+    source = np.full((len(sources), length), PAD, np.int64)
+    target, labels = source.copy(), np.full_like(source, PADDING)
+    for row, (words, own) in enumerate(zip(sources, targets, strict=True)):
+        source[row, : len(words) + 1] = [*words, END]
+        target[row, : len(own) + 1] = [BEGIN, *own]
+        labels[row, : len(own) + 1] = [*own, END]
+    return Sequences(NAME, (source, target), labels, vocabulary)
+
+
+def _files(path: Path) -> tuple[Path, ...]:
+    """One file with tabs, or the two of a folder."""
+    if path.is_file():
+        return (path,)
+    if not path.is_dir():
+        raise DataError(
+            f"data_path={path} is not there. Give a folder with {' and '.join(FILES)}, or one file "
+            "with a tab between source and target."
+        )
+    for name in FILES:
+        if not (path / name).is_file():
+            raise DataError(
+                f"{NAME} needs {path / name}, which is not there. The folder must hold "
+                f"{' and '.join(FILES)}, one sentence a line."
+            )
+    return tuple(path / name for name in FILES)
+
+
+def _line_count(file: Path) -> int:
+    """Lines, the last one also where nothing ends it."""
+    lines, last = 0, b"\n"
+    with file.open("rb") as data:
+        while block := data.read(1 << 20):
+            lines += block.count(b"\n")
+            last = block[-1:]
+    return lines + (last != b"\n")
+
+
+def _pairs_of(path: Path, split: Split) -> Iterator[Pair]:
+    for number, pair in enumerate(_pairs(path), 1):
+        if (number % VALIDATION_EVERY == 0) == (split == "validation"):
+            yield pair
+
+
+def _pairs(path: Path) -> Iterator[Pair]:
+    """The words of each pair, in the files' order. Of a file with tabs the first two columns."""
+    files = _files(path)
+    if len(files) == 2:
+        for source, target in zip(*map(_lines, files), strict=False):
+            yield source.split(), target.split()
+        return
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            yield [], []
+            continue
+        columns = line.split("\t")
+        if len(columns) < 2:
+            raise DataError(
+                f"Line {number} of {path} has no tab. Put a tab between source and target, or give "
+                f"a folder with {' and '.join(FILES)}."
+            )
+        yield columns[0].split(), columns[1].split()
+
+
+def _lines(file: Path) -> Iterator[str]:
+    """Lines end at a newline alone: a lone carriage return is white space like any other."""
+    with file.open(encoding="utf-8-sig", newline="\n") as text:
+        try:
+            yield from text
+        except UnicodeDecodeError as error:
+            raise DataError(f"{file} is not text in UTF-8: {error.reason}. Convert it.") from None

@@ -1,0 +1,1 @@
+"""Analysis shared by experiments: groups, ratios, comparisons, tables of published rows."""

@@ -1,0 +1,290 @@
+"""What is said of two programs that were compared, as sentences and tables?
+
+Both ways lead here: runs that alternated (`run --against`), and stored runs (`compare`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cubemesh.experiments.analysis.groups import DOUBTS
+from cubemesh.experiments.core.scripted_runs import told
+from cubemesh.measure.timing.interleaved_ab import ratio_of
+from cubemesh.schema import Answer, Cell, Column, Figure, Finding, NetworkWork, RunRecord, Table
+from cubemesh.schema.comparison import Called, Ratio
+from cubemesh.schema.record import AGAINST
+from cubemesh.schema.serialization import to_plain
+from cubemesh.store.compare import Compared
+from cubemesh.store.select import PARTS, Selected, shown
+
+THRESHOLD_BREACHED = 99
+"""Exit code of `--fail-below`."""
+NOT_JUDGED = 1
+"""Exit code of `--fail-below` where nothing may be called."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """`--fail-below`: what it says of some comparisons."""
+
+    below: float
+    ratios: tuple[Ratio, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """99 where one is surely below, 1 where one could not be judged, else 0."""
+        found = [ratio.breaches(self.below) for ratio in self.ratios]
+        if any(found):
+            return THRESHOLD_BREACHED
+        return NOT_JUDGED if None in found or not found else 0
+
+    @property
+    def sentence(self) -> str:
+        """What came of it."""
+        code = self.exit_code
+        if code == THRESHOLD_BREACHED:
+            worst = min(r.high for r in self.ratios if r.breaches(self.below) and r.high)
+            return (
+                f"Threshold breached: the whole 95 % interval (up to {worst:.3f}) lies below "
+                f"{self.below:g}."
+            )
+        if code:
+            return f"Whether the throughput is below {self.below:g} cannot be judged from this."
+        return f"The throughput is not surely below {self.below:g}."
+
+
+def gate_of(below: float, records: Iterable[RunRecord]) -> Gate:
+    """The gate of the runs that alternated."""
+    found = (ratio_of_record(record) for record in records)
+    return Gate(below=below, ratios=tuple(ratio for ratio in found if ratio is not None))
+
+
+def ratio_of_record(record: RunRecord) -> Ratio | None:
+    """What an alternating run found, from its windows; None for a run of one program, or one that
+    ended before a block was whole."""
+    if record.spec.against is None:
+        return None
+    windows = [w for w in record.windows if w.phase in ("measure", AGAINST)]
+    try:
+        return ratio_of(windows)
+    except ValueError:
+        return None
+
+
+def with_comparisons(answer: Answer, records: Iterable[RunRecord]) -> Answer:
+    """`answer` with what its alternating runs found, in front; as it is where none alternated."""
+    found = [r for r in records if r.spec.against is not None]
+    if not found:
+        return answer
+    return dataclasses.replace(
+        answer,
+        findings=(*(_finding(r) for r in found), *answer.findings),
+        tables=(_table(found), *answer.tables),
+        notes=(*_notes(found), *answer.notes),
+    )
+
+
+def changes(record: RunRecord) -> tuple[tuple[str, str, str], ...]:
+    """What differs between the two programs of an alternating run: (name, A's, B's)."""
+    other = record.spec.other
+    if other is None:
+        return ()
+    first, second = to_plain(record.spec), to_plain(other)
+    return tuple(
+        (name, shown(first[part].get(name)), shown(value))
+        for part in PARTS
+        for name, value in second[part].items()
+        if first[part].get(name) != value
+    )
+
+
+def sentence(ratio: Ratio, first: str, second: str) -> str:
+    """What may be said of `second` beside `first`."""
+    interval = ""
+    if ratio.low is not None and ratio.high is not None:
+        interval = f", 95 % interval {ratio.low:.3f} to {ratio.high:.3f}"
+    figures = f"{ratio.value:.3f} of its throughput{interval}"
+    if ratio.verdict is Called.FASTER and ratio.value >= 2:
+        return f"{second} is {ratio.value:.3g} times as fast as {first}{interval}."
+    if ratio.verdict is Called.FASTER:
+        return f"{second} is {100 * (ratio.value - 1):.1f} % faster than {first}: {figures}."
+    if ratio.verdict is Called.SLOWER:
+        return f"{second} is {100 * (1 - ratio.value):.1f} % slower than {first}: {figures}."
+    if ratio.verdict is Called.LEVEL:
+        width = 100 * (ratio.half_width or 0)
+        return (
+            f"No difference found between {first} and {second}: {figures}. One of less than some "
+            f"{width:.2g} % would not show."
+        )
+    return f"Too little data to call a difference between {first} and {second}: {ratio.why}"
+
+
+def _finding(record: RunRecord) -> Finding:
+    ratio, where = ratio_of_record(record), _name(record)
+    pairs = changes(record)
+    first = ", ".join(f"{name}={a}" for name, a, _ in pairs) or "the program"
+    second = ", ".join(f"{name}={b}" for name, _, b in pairs) or "itself"
+    if ratio is None:
+        return Finding(text=f"{where}: {first} and {second} were not compared, see the run.")
+    return Finding(
+        text=f"{where}: {sentence(ratio, first, second)}",
+        question=f"How fast is {second}, against {first}?",
+        value=ratio.value,
+        unit="×",
+        low=ratio.low,
+        high=ratio.high,
+        doubts=_doubts([record]),
+    )
+
+
+def _doubts(records: Sequence[RunRecord]) -> tuple[str, ...]:
+    codes = dict.fromkeys(w.code for record in records for w in record.warnings)
+    return tuple(code for code in codes if code in DOUBTS)
+
+
+def _name(record: RunRecord) -> str:
+    work = record.spec.work
+    if not isinstance(work, NetworkWork):
+        return work.kind
+    return f"{work.network}{' forward' if work.kind == 'forward' else ''}, minibatch " + str(
+        work.batch_per_device
+    )
+
+
+def _table(records: Sequence[RunRecord]) -> Table:
+    pairs = changes(records[0])
+    first = ", ".join(f"{name}={a}" for name, a, _ in pairs) or "A"
+    second = ", ".join(f"{name}={b}" for name, _, b in pairs) or "A again"
+    rows: list[tuple[Cell, ...]] = []
+    for record in records:
+        ratio, why = ratio_of_record(record), record.outcome.message or "no whole block"
+        name = Cell(text=_name(record), run_id=record.run_id)
+        if ratio is None:
+            rows.append((name, *(Cell(reason=why, run_id=record.run_id),) * 4))
+            continue
+        steps = [record.figures.get(n) for n in ("step_s", "against_step_s")]
+        rows.append(
+            (
+                name,
+                *(_cell(step) for step in steps),
+                Cell(value=ratio.value, low=ratio.low, high=ratio.high, run_id=record.run_id),
+                Cell(text=ratio.verdict.value),
+            )
+        )
+    return Table(
+        title=f"B ({second}) against A ({first}), alternating in one process",
+        columns=(
+            Column(name="run"),
+            Column(name="step of A", unit="s"),
+            Column(name="step of B", unit="s"),
+            Column(name="throughput B / A", digits=4),
+            Column(name="B is"),
+        ),
+        rows=tuple(rows),
+    )
+
+
+def _cell(figure: Figure | None) -> Cell:
+    if figure is None:
+        return Cell(reason="not measured")
+    return Cell(value=figure.value, low=figure.low, high=figure.high)
+
+
+def _notes(records: Sequence[RunRecord]) -> list[str]:
+    notes = [
+        f"Programs alternate in blocks of four windows; {found.method}. Everything else of this "
+        "answer is A's, measured beside B."
+        for record in records[:1]
+        if (found := ratio_of_record(record)) is not None
+    ]
+    if not changes(records[0]):
+        notes.append("Nothing differs between the two programs: this is A against itself.")
+    return notes
+
+
+def comparison_answer(found: Compared, gate: Gate | None = None) -> Answer:
+    """The answer of `cubemesh compare`."""
+    ratio = found.ratio
+    notes = [f"How the interval was found: {ratio.method}."]
+    notes += [
+        f"{name} leaves out {side.left_out} runs of older versions of the software or of cubemesh."
+        for name, side in (("A", found.first), ("B", found.second))
+        if side.left_out
+    ]
+    if gate is not None:
+        notes.append(gate.sentence)
+    answer = Answer(
+        experiment="compare",
+        question="Which is faster?",
+        title=f"{found.second.text} against {found.first.text}",
+        findings=(
+            Finding(
+                text=sentence(ratio, "A", "B"),
+                question="How fast is B, against A?",
+                value=ratio.value,
+                unit="×",
+                low=ratio.low,
+                high=ratio.high,
+                doubts=_doubts((*found.first.records, *found.second.records)),
+            ),
+        ),
+        tables=(_sides(found), *_different(found)),
+        warnings=tuple(
+            dict.fromkeys(
+                w for s in (found.first, found.second) for r in s.records for w in r.warnings
+            )
+        ),
+        run_ids=tuple(r.run_id for s in (found.first, found.second) for r in s.records),
+        notes=tuple(notes),
+    )
+    return told(answer, [*found.first.records, *found.second.records])
+
+
+def _sides(found: Compared) -> Table:
+    rows = []
+    for name, side in (("A", found.first), ("B", found.second)):
+        windows = [w for r in side.records for w in r.measured]
+        rows.append(
+            (
+                Cell(text=name, run_id=side.records[0].run_id),
+                Cell(text=_what(side)),
+                Cell(value=len(side.records)),
+                Cell(value=len(windows)),
+                Cell(value=sum(w.samples for w in windows) / sum(w.elapsed_s for w in windows)),
+                Cell(value=sum(w.elapsed_s for w in windows) / sum(w.steps for w in windows)),
+            )
+        )
+    ratio = found.ratio
+    return Table(
+        title=f"B / A: {ratio.value:.3f}, {ratio.verdict.value}",
+        columns=(
+            Column(name=""),
+            Column(name="what"),
+            Column(name="runs"),
+            Column(name="windows"),
+            Column(name="throughput", unit="samples/s", digits=4),
+            Column(name="step", unit="s"),
+        ),
+        rows=tuple(rows),
+    )
+
+
+def _what(side: Selected) -> str:
+    return f"{_name(side.records[0])}, {side.records[0].started_utc[:10]}"
+
+
+def _different(found: Compared) -> tuple[Table, ...]:
+    if not found.differences:
+        return ()
+    return (
+        Table(
+            title="What differs",
+            columns=(Column(name=""), Column(name="A"), Column(name="B")),
+            rows=tuple(
+                (Cell(text=d.what), Cell(text=d.first or "–"), Cell(text=d.second or "–"))
+                for d in found.differences
+            ),
+        ),
+    )

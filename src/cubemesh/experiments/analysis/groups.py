@@ -1,0 +1,140 @@
+"""Records that measured the same thing, seen as one point of an answer.
+
+Repeats of one spec on one machine are pooled: throughput is all their samples over all their
+seconds, and the interval resamples runs as well as windows, because fresh processes differ by more
+than the windows of one. A group in which nothing was measured keeps the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+from cubemesh.experiments.analysis.ratios import bounds
+from cubemesh.schema import Cell, Figure, Point, RunRecord, Status
+from cubemesh.statistics import median, nested_throughput_interval
+from cubemesh.store.windows import run_windows
+
+K = TypeVar("K", bound=Hashable)
+
+DOUBTS = ("not-steady", "drift", "busy-host", "shared-gpu")
+"""Warnings of a run whose speed may have been another's doing."""
+
+_REASONS = {
+    Status.OOM: "out of memory",
+    Status.UNSUPPORTED: "not offered",
+    Status.NOT_INSTALLED: "not installed",
+    Status.DIVERGED: "diverged",
+    Status.CRASHED: "crashed",
+    Status.KILLED: "killed",
+    Status.TIMED_OUT: "timed out",
+}
+
+
+@dataclass(frozen=True)
+class Group(Generic[K]):
+    """All records of one point."""
+
+    key: K
+    records: tuple[RunRecord, ...]
+
+    @property
+    def ok(self) -> tuple[RunRecord, ...]:
+        """The records that came to their end."""
+        return tuple(r for r in self.records if r.ok)
+
+    @property
+    def run_id(self) -> str:
+        """The run to look at for this point: the first good one, else the first."""
+        return (self.ok or self.records)[0].run_id
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Codes of the warnings its runs carry that forbid to compare them closely."""
+        codes = dict.fromkeys(w.code for r in self.ok for w in r.warnings)
+        return tuple(code for code in codes if code in DOUBTS)
+
+    @property
+    def ending(self) -> str:
+        """`why` in two or three words: "out of memory"."""
+        status = self.records[0].outcome.status
+        return _REASONS.get(status, str(status))
+
+    @property
+    def why(self) -> str:
+        """Why there is no figure: "out of memory: needs 27 GiB, 24 GiB here; 96 fits"."""
+        what, said = self.ending, self.records[0].outcome.message
+        why = said if what in said.lower() else f"{what}: {said}"
+        return why.rstrip(": .")
+
+    @cached_property
+    def throughput(self) -> Figure | None:
+        """Samples per second with its 95 % interval; None where no run was good."""
+        if len(self.ok) == 1:
+            return self.ok[0].figures.get("throughput_per_s")
+        runs = [[(w.samples, w.elapsed_s) for w in run_windows(r)] for r in self.ok]
+        windows = [w for run in runs for w in run]
+        if not windows:
+            return None
+        interval = nested_throughput_interval(runs)
+        return Figure(
+            value=sum(s for s, _ in windows) / sum(t for _, t in windows),
+            unit="samples/s",
+            low=interval.low,
+            high=interval.high,
+            n=len(windows),
+        )
+
+    @property
+    def step_ms(self) -> Figure | None:
+        """Milliseconds a step takes on average, elapsed time over steps, with its interval."""
+        figure, batch = self.throughput, self.records[0].spec.batch_per_device
+        if figure is None or not batch:
+            return None
+        low, high = bounds(figure)
+        ms = 1e3 * batch
+        sure = figure.low is not None
+        return Figure(
+            value=ms / figure.value,
+            unit="ms",
+            low=ms / high if sure else None,
+            high=ms / low if sure else None,
+            n=figure.n,
+        )
+
+    def median_of(self, name: str) -> float | None:
+        """The median over the good runs of one of their figures."""
+        values = [v for r in self.ok if (v := r.figure(name)) is not None]
+        return median(values) if values else None
+
+    def cell(self, figure: Figure | None) -> Cell:
+        """A table's cell for one of this point's figures."""
+        if figure is None:
+            return Cell(reason=self.why, run_id=self.run_id)
+        return Cell(value=figure.value, low=figure.low, high=figure.high, run_id=self.run_id)
+
+    def point(self, x: float | str, figure: Figure | None) -> Point:
+        """A chart's point for one of this point's figures."""
+        if figure is None:
+            return Point(x=x, reason=self.why, run_id=self.run_id)
+        return Point(x=x, y=figure.value, low=figure.low, high=figure.high, run_id=self.run_id)
+
+
+def doubts(*groups: Group[Any]) -> tuple[str, ...]:
+    """The doubts of all of them, each once."""
+    return tuple(dict.fromkeys(code for group in groups for code in group.doubts))
+
+
+def group_by(records: Iterable[RunRecord], key: Callable[[RunRecord], K]) -> list[Group[K]]:
+    """Records that share a key, each group in the order the keys first came."""
+    groups: dict[K, list[RunRecord]] = {}
+    for record in records:
+        groups.setdefault(key(record), []).append(record)
+    return [Group(k, tuple(r)) for k, r in groups.items()]
+
+
+def devices_said(devices: int) -> str:
+    """`1 device`, `4 devices`."""
+    return f"{devices} device{'' if devices == 1 else 's'}"

@@ -1,0 +1,191 @@
+"""What did others publish of the same network? Shown beside a measurement, never mixed with it.
+
+The table holds the nearest published throughputs, five at most. A published line is drawn only
+where one system was measured at several minibatches, and not where it would stand so high that the
+measured line could no longer be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cubemesh.experiments.analysis.groups import Group
+from cubemesh.papers.published import Series, figures, nearest, peak_share, sweep
+from cubemesh.schema import Cell, Column, Line, Point, PublishedFigure, RunRecord, Table, Warning
+from cubemesh.units import format_number
+
+ROWS = 5
+FORWARD_BACKWARD = "forward+backward time"
+HIGHEST = 3.0
+"""A published line is left out where it would rise above the measured one this many times."""
+
+
+def nearest_rows(network: str, groups: Sequence[Group[int]]) -> list[PublishedFigure]:
+    """The published rows nearest to the fastest of `groups` (keyed by minibatch); none where
+    nothing was measured or nothing is published."""
+    done = [(f.value, g) for g in groups if (f := g.throughput) is not None]
+    if not done:
+        return []
+    best = max(done, key=lambda p: p[0])[1]
+    record = best.ok[0]
+    return nearest(
+        figures(),
+        network=network,
+        devices=_devices(record),
+        precision=record.spec.program.precision,
+        batch_per_device=best.key,
+        limit=ROWS,
+    )
+
+
+def nearest_table(found: Sequence[PublishedFigure]) -> tuple[Table, ...]:
+    """Published rows as a table; none for none. The source of a row stands last, so that its name
+    may run on."""
+    if not found:
+        return ()
+    columns = (
+        Column(name="device"),
+        Column(name="framework"),
+        Column(name="precision"),
+        Column(name="minibatch"),
+        Column(name="samples/s"),
+        Column(name="of peak", unit="%"),
+        Column(name="network"),
+        Column(name="system"),
+        Column(name="source"),
+    )
+    title = "Beside the published record"
+    return (Table(title=title, columns=columns, rows=tuple(map(_row, found))),)
+
+
+def above_peak(found: Sequence[PublishedFigure]) -> tuple[Warning, ...]:
+    """Why published rows that are shown reached more than all of their device's peak."""
+    shares = (peak_share(figure) for figure in found)
+    return tuple(share.warning for share in shares if share.warning is not None)
+
+
+def share_cell(figure: PublishedFigure) -> Cell:
+    """How much of its device's peak a published figure reached, in percent; or that it cannot be
+    told, and why."""
+    found = peak_share(figure)
+    if found.share is None:
+        return Cell(text="–")
+    if found.at_least:
+        return Cell(text=f"≥ {format_number(100 * found.share)}")
+    return Cell(value=100 * found.share)
+
+
+def time_rows(groups: Sequence[Group[tuple[str, str]]]) -> list[PublishedFigure]:
+    """Published times of a minibatch forward and backward, nearest to what was measured: two rows
+    a network of `groups` (keyed by network and framework). They leave out the update."""
+    rows: list[PublishedFigure] = []
+    for network in dict.fromkeys(g.key[0] for g in groups):
+        record = next((g.ok[0] for g in groups if g.key[0] == network and g.ok), None)
+        if record is None:
+            continue
+        found = nearest(
+            figures(),
+            network=network,
+            devices=_devices(record),
+            precision=record.spec.program.precision,
+            batch_per_device=record.spec.batch_per_device,
+            metric=FORWARD_BACKWARD,
+            limit=2,
+        )
+        rows += found
+    return rows
+
+
+def time_table(found: Sequence[PublishedFigure]) -> tuple[Table, ...]:
+    """Such times as a table; none for none."""
+    columns = (
+        Column(name="network"),
+        Column(name="device"),
+        Column(name="framework"),
+        Column(name="minibatch"),
+        Column(name="forward + backward", unit="ms"),
+        Column(name="of peak", unit="%"),
+        Column(name="source"),
+    )
+    title = "Beside the published record"
+    rows = tuple(map(_time_row, found))
+    return (Table(title=title, columns=columns, rows=rows),) if rows else ()
+
+
+def _time_row(figure: PublishedFigure) -> tuple[Cell, ...]:
+    return (
+        Cell(text=figure.canonical or figure.network),
+        Cell(text=_device(figure)),
+        Cell(text=_short(figure.framework) or "not stated"),
+        Cell(text=str(figure.batch_per_device or "not stated")),
+        Cell(value=figure.value),
+        share_cell(figure),
+        Cell(text=figure.source),
+    )
+
+
+def published_sweep(network: str, groups: Sequence[Group[int]]) -> Series:
+    """One published system's throughputs within the minibatches that `groups` measured; none where
+    no source has three of them, or where they would hide what was measured."""
+    measured = [(g.key, f.value) for g in groups if (f := g.throughput) is not None]
+    if not measured:
+        return ()
+    batches = [batch for batch, _ in measured]
+    precision = groups[0].records[0].spec.program.precision
+    found = sweep(
+        figures(), network=network, precision=precision, batches=(min(batches), max(batches))
+    )
+    top = max(y for _, y in measured)
+    return found if not found or max(f.value for f in found) <= HIGHEST * top else ()
+
+
+def published_line(found: Series) -> tuple[Line, ...]:
+    """A published sweep as the line of a chart; none for none."""
+    if not found:
+        return ()
+    name = f"{found[0].device}, {found[0].precision} (published)"
+    points = tuple(Point(x=f.batch_per_device or 0, y=f.value) for f in found)
+    return (Line(name=name, points=points, role="published"),)
+
+
+def published_note(found: Series) -> tuple[str, ...]:
+    """Where the published line comes from."""
+    if not found:
+        return ()
+    f = found[0]
+    return (
+        f"The published line: {f.network} on {f.device} with {f.framework}, {f.precision} "
+        f"({f.source}).",
+    )
+
+
+def _devices(record: RunRecord) -> int:
+    """As published tables count: 0 is a run on a CPU."""
+    on_cpu = any(rank.device == "cpu" for rank in record.ranks)
+    return 0 if on_cpu else record.spec.placement.devices
+
+
+def _row(figure: PublishedFigure) -> tuple[Cell, ...]:
+    implied = " (implied)" if figure.precision_implied else ""
+    return (
+        Cell(text=_device(figure)),
+        Cell(text=_short(figure.framework) or "not stated"),
+        Cell(text=f"{figure.precision or 'not stated'}{implied}"),
+        Cell(text=str(figure.batch_per_device or "not stated")),
+        Cell(value=figure.value),
+        share_cell(figure),
+        Cell(text=figure.network),
+        Cell(text=figure.system),
+        Cell(text=figure.source),
+    )
+
+
+def _device(figure: PublishedFigure) -> str:
+    if figure.devices is None:
+        return f"{figure.device}, count not stated"
+    return f"{figure.devices}× {figure.device}" if figure.devices > 1 else figure.device
+
+
+def _short(framework: str) -> str:
+    """The framework with its version; the libraries below it are in the data."""
+    return framework.split(",")[0].strip()

@@ -1,0 +1,56 @@
+"""How many times as much is one figure as another, and is that a difference?
+
+The interval of a ratio is the widest that the two intervals allow: the low end of one over the high
+end of the other. A difference is *called* where that whole interval lies on one side of 1 and the
+ratio itself is 3 % from it at least; anything less is *level*. The 3 % are a floor under intervals
+that come from the windows of one process: a fresh process can differ by more.
+"""
+
+from __future__ import annotations
+
+from cubemesh.schema import Figure
+from cubemesh.units import format_interval
+
+MATTERS = 0.03
+"""Ratios nearer to 1 than this are never called a difference."""
+
+
+def bounds(figure: Figure) -> tuple[float, float]:
+    """The interval, or the value alone where there is none."""
+    low = figure.value if figure.low is None else figure.low
+    return low, figure.value if figure.high is None else figure.high
+
+
+def ratio(over: Figure, under: Figure) -> Figure:
+    """`over` as a multiple of `under`; both above 0. Without an interval where neither has one."""
+    (over_low, over_high), (under_low, under_high) = bounds(over), bounds(under)
+    sure = over.low is not None or under.low is not None
+    return Figure(
+        value=over.value / under.value,
+        unit="×",
+        low=over_low / under_high if sure else None,
+        high=over_high / under_low if sure else None,
+        n=min(over.n, under.n),
+    )
+
+
+def called(found: Figure) -> int:
+    """1 for a ratio surely above 1, -1 for one surely below, 0 for level. Where either figure had
+    no interval nothing is sure."""
+    low, high = bounds(found)
+    if low == high:
+        return 0
+    if low > 1 and found.value >= 1 + MATTERS:
+        return 1
+    return -1 if high < 1 and found.value <= 1 - MATTERS else 0
+
+
+def show_ratio(found: Figure) -> str:
+    """`1.32× (1.28–1.37)`."""
+    low, high = bounds(found)
+    return f"{found.value:.2f}× ({low:.2f}–{high:.2f})"
+
+
+def plus_minus(figure: Figure) -> str:
+    """A figure with its interval in a sentence, as 1,234 ± 5, without its unit."""
+    return format_interval(figure.value, figure.low, figure.high)

@@ -1,0 +1,159 @@
+"""The layers of a run under the roof of their device: as a chart, and as a table of what they lose.
+
+The roof is drawn from the ceilings that were measured before the run, that of the datasheet dashed
+beside it. Layers are told apart by their category; those that lose most carry their names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from cubemesh.forecast.roofline import LayerPoint, measured_roof, points_of
+from cubemesh.forecast.utilization import Limits, stated
+from cubemesh.schema import Axis, Cell, Chart, Column, Line, Point, RunRecord, Table
+from cubemesh.units import format_quantity
+
+NAMED = 4
+"""Layers that carry their names in the chart."""
+WIDE, HIGH = 0.7, 0.25
+"""Powers of ten between two names, to the side and upwards, that keep them apart."""
+MOST_CATEGORIES = 6
+"""Colours there are: further categories, which lose least, are left out."""
+CATEGORIES = ("convolution", "matrix product", "normalisation", "elementwise", "pooling")
+"""In the order of their colours."""
+ROWS = 8
+NOTE = (
+    "Roofline: operations for each byte moved against operations a second, forward and backward. "
+    "A layer's floor is the least it takes under the measured roof; what it loses is its time less "
+    "that. Bytes are counted as if nothing were fused or cached, so a layer may stand above it."
+)
+
+
+def roofline(record: RunRecord, name: str = "roofline") -> Chart | None:
+    """The chart of a record whose layers were timed; None of any other."""
+    roof = measured_roof(record)
+    points = points_of(record, roof)
+    if not points:
+        return None
+    sheet = stated(record)
+    ends = [p.intensity for p in points]
+    for limits in (roof, sheet):
+        if limits.flops_per_s and limits.bytes_per_s:
+            ends.append(2 * limits.flops_per_s / limits.bytes_per_s)
+    span = min(ends), max(ends)
+    lines = [*_layers(points, record.run_id)]
+    lines += _roof(roof, span, "measured", "reference")
+    lines += _roof(sheet, span, "datasheet", "published")
+    network, batch = getattr(record.spec.work, "network", ""), record.spec.batch_per_device
+    return Chart(
+        name=name,
+        title=f"{network} at minibatch {batch}: layers under the roof",
+        kind="scatter",
+        x=Axis(name="operations for each byte moved", unit="FLOP/B", scale="log10"),
+        y=Axis(name="operations a second", unit="FLOP/s", scale="log10"),
+        lines=tuple(lines),
+    )
+
+
+def losses(record: RunRecord) -> Table | None:
+    """The layers of a record that lose most, with their floors; None where none was timed."""
+    points = points_of(record, measured_roof(record))
+    if not points:
+        return None
+    columns = (
+        Column(name="layer"),
+        Column(name="category"),
+        Column(name="time", unit="s"),
+        Column(name="floor", unit="s"),
+        Column(name="loses", unit="s"),
+        Column(name="reaches", unit="FLOP/s"),
+        Column(name="intensity", unit="FLOP/B", digits=2),
+    )
+    rows = tuple(_row(point, record.run_id) for point in points[:ROWS])
+    return Table(title="Layers that lose most under the roof", columns=columns, rows=rows)
+
+
+def rooflines(records: Iterable[RunRecord]) -> tuple[Chart, ...]:
+    """The charts of the records whose layers were timed."""
+    charts = []
+    for record in records:
+        batch = record.spec.batch_per_device
+        network = getattr(record.spec.work, "network", "")
+        if (chart := roofline(record, f"roofline-{network}-{batch}")) is not None:
+            charts.append(chart)
+    return tuple(charts)
+
+
+def _row(point: LayerPoint, run_id: str) -> tuple[Cell, ...]:
+    known = point.floor_s is not None
+    return (
+        Cell(text=point.layer, run_id=run_id),
+        Cell(text=point.category),
+        Cell(value=point.seconds),
+        Cell(value=point.floor_s) if known else Cell(reason="no ceilings were measured before"),
+        Cell(value=point.lost_s) if known else Cell(text="–"),
+        Cell(value=point.flops_per_s),
+        Cell(value=point.intensity),
+    )
+
+
+def _layers(points: Sequence[LayerPoint], run_id: str) -> list[Line]:
+    """A line of points for each category that loses most, in an order that gives a category the
+    same colour in most charts."""
+    lost: dict[str, float] = {}
+    for point in points:
+        lost[point.category] = lost.get(point.category, 0.0) + point.lost_s
+    named = _named(points)
+    most = sorted(lost, key=lambda category: -lost[category])[:MOST_CATEGORIES]
+    usual = [category for category in CATEGORIES if category in most]
+    order = [*usual, *(category for category in most if category not in usual)]
+    return [
+        Line(
+            name=category,
+            points=tuple(
+                Point(
+                    x=p.intensity,
+                    y=p.flops_per_s,
+                    run_id=run_id,
+                    label=p.layer if p.layer in named else "",
+                )
+                for p in points
+                if p.category == category
+            ),
+        )
+        for category in order
+    ]
+
+
+def _named(points: Sequence[LayerPoint]) -> set[str]:
+    """Those that lose most, none too near to another for both to be read."""
+    chosen: list[LayerPoint] = []
+    for point in points:
+        if len(chosen) == NAMED:
+            break
+        if all(
+            abs(math.log10(point.intensity / other.intensity)) > WIDE
+            or abs(math.log10(point.flops_per_s / other.flops_per_s)) > HIGH
+            for other in chosen
+        ):
+            chosen.append(point)
+    return {point.layer for point in chosen}
+
+
+def _roof(limits: Limits, span: tuple[float, float], name: str, role: str) -> list[Line]:
+    """The roof over the intensities in `span`: rising to the ridge, then level."""
+    rate, bandwidth = limits.flops_per_s, limits.bytes_per_s
+    if not rate or not bandwidth:
+        return []
+    low, high = span
+    ridge = rate / bandwidth
+    xs = [low, *([ridge] if low < ridge < high else []), high]
+    words = f"{name}: {format_quantity(rate, 'FLOP/s')}, {format_quantity(bandwidth, 'B/s')}"
+    return [
+        Line(
+            name=words,
+            points=tuple(Point(x=x, y=min(rate, x * bandwidth)) for x in xs),
+            role="reference" if role == "reference" else "published",
+        )
+    ]

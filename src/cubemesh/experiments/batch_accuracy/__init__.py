@@ -1,0 +1,1 @@
+"""Accuracy by batch size and learning rate."""

@@ -1,0 +1,1 @@
+"""Clusters: fat trees and their forecast throughput."""

@@ -1,0 +1,160 @@
+"""How fast do devices exchange, by operation, size and number of devices, and is it right?
+
+Each operation is swept over sizes in ranks of its own, as nccl-tests does it, and every result is
+held against what it must be, element by element. Bus bandwidths are nccl-tests'
+(doc/PERFORMANCE.md): comparable with the speed of a link on any number of devices. Where an
+operation is measured both out of place and in place, charts and sentences show the faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from cubemesh.errors import UsageError
+from cubemesh.experiments.analysis.groups import group_by
+from cubemesh.experiments.analysis.labels import titled
+from cubemesh.experiments.collectives.report import charts, findings, group_key, tables
+from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
+from cubemesh.schema import Answer, Collective, Placement, RunRecord, RunSpec
+from cubemesh.schema.collective import COLLECTIVES, CollectiveName
+
+MOST_SIZES = 1000
+LARGEST_BYTES = {
+    (True, Scale.QUICK): 64 << 20,
+    (True, Scale.DEFAULT): 1 << 30,
+    (False, Scale.QUICK): 1 << 20,
+    (False, Scale.DEFAULT): 16 << 20,
+}
+"""(whether there is a GPU, scale) → where a sweep ends; `--full` is as the default."""
+ITERATIONS = 20
+"""Operations of a group, as nccl-tests has by default."""
+GROUPS = {Scale.QUICK: (6, 0.1), Scale.DEFAULT: (12, 0.5), Scale.FULL: (30, 2.0)}
+"""Groups at each size, and the seconds after which there are fewer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What can be set in `collectives` besides the fields of its specs."""
+
+    operations: tuple[CollectiveName, ...] | None = None
+    """Which collectives; None is all of them, with --quick all-reduce."""
+    smallest_bytes: int = 1024
+    """The first size."""
+    largest_bytes: int | None = None
+    """The last; None is 1 GiB between GPUs and 16 MiB between processors, less with --quick."""
+    factor: int | None = None
+    """By what each size is multiplied for the next; None is 2, with --quick 4."""
+    step_bytes: int | None = None
+    """What is added to each size instead."""
+    devices: tuple[int, ...] | None = None
+    """Numbers of devices; None is all GPUs, or two groups of cores; --full takes each power of two
+    up to all."""
+
+    def __post_init__(self) -> None:
+        if self.smallest_bytes < 1 or (self.largest_bytes or self.smallest_bytes) < 1:
+            raise UsageError("smallest_bytes and largest_bytes must be 1 or more.")
+        if self.largest_bytes is not None and self.largest_bytes < self.smallest_bytes:
+            raise UsageError(
+                f"largest_bytes={self.largest_bytes} (-e) is below smallest_bytes="
+                f"{self.smallest_bytes} (-b). Give a larger one, or the same for a single size."
+            )
+        if self.factor is not None and self.step_bytes is not None:
+            raise UsageError("factor and step_bytes exclude one another: give one of them.")
+        if self.factor is not None and self.factor < 2:
+            raise UsageError(f"factor={self.factor} does not grow: it must be 2 or more.")
+        if self.step_bytes is not None and self.step_bytes < 1:
+            raise UsageError(f"step_bytes={self.step_bytes} does not grow: it must be 1 or more.")
+
+
+def plan(settings: Settings, context: Context) -> Plan:
+    """A run for each operation on each number of devices."""
+    windows, seconds = GROUPS[context.scale]
+    effort = replace(context.effort, steps=ITERATIONS, windows=windows, seconds=seconds, repeats=1)
+    quick = context.scale is Scale.QUICK
+    sizes = sizes_of(settings, context)
+    yield [
+        RunSpec(
+            work=Collective(collective=operation, sizes_bytes=sizes),
+            placement=Placement(devices=devices),
+            effort=effort,
+        )
+        for devices in dict.fromkeys(settings.devices or _devices(context))
+        for operation in dict.fromkeys(
+            settings.operations or (COLLECTIVES[:1] if quick else COLLECTIVES)
+        )
+    ]
+
+
+def sizes_of(settings: Settings, context: Context) -> tuple[int, ...]:
+    """The sizes of a sweep, rising; UsageError for more than `MOST_SIZES`."""
+    scale = Scale.QUICK if context.scale is Scale.QUICK else Scale.DEFAULT
+    last = settings.largest_bytes
+    if last is None:
+        last = max(LARGEST_BYTES[context.has_gpu, scale], settings.smallest_bytes)
+    factor = settings.factor or (4 if scale is Scale.QUICK else 2)
+    found, size = [], settings.smallest_bytes
+    while size <= last:
+        found.append(size)
+        if len(found) > MOST_SIZES:
+            raise UsageError(
+                f"From {settings.smallest_bytes} to {last} bytes there would be more than "
+                f"{MOST_SIZES:,} sizes. Take a larger step_bytes, or a factor."
+            )
+        size = size + settings.step_bytes if settings.step_bytes else size * factor
+    return tuple(found)
+
+
+def _devices(context: Context) -> tuple[int, ...]:
+    machine = context.machine
+    cores = int(machine.cpu.usable_cores)
+    most = len(machine.gpus) if context.has_gpu else cores
+    if context.scale is not Scale.FULL:
+        return (max(2, most if context.has_gpu else 2),)
+    powers = [2**i for i in range(1, 10) if 2**i < most]
+    return (*powers, max(2, most))
+
+
+def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
+    """Findings, tables and charts from the records of one `collectives`."""
+    groups = group_by(records, group_key)
+    libraries = dict.fromkeys(r.library for r in records if r.library)
+    return Answer(
+        experiment=EXPERIMENT.name,
+        question=EXPERIMENT.question,
+        title=titled(
+            f"Collectives{' of ' if libraries else ''}{', '.join(libraries)}",
+            [r for r in records if r.ok],
+        ),
+        findings=tuple(findings(groups)),
+        tables=tuple(tables(groups)),
+        charts=tuple(charts(groups)),
+        warnings=tuple(w for r in records for w in r.warnings),
+        run_ids=tuple(r.run_id for r in records),
+        notes=tuple(_notes(records)),
+    )
+
+
+def _notes(records: Sequence[RunRecord]) -> Iterator[str]:
+    yield (
+        "Bus bandwidth is size over time, times 2 (n - 1) / n for all-reduce, (n - 1) / n where "
+        "the array is divided among the n devices, and 1 for broadcast, reduce and send-receive "
+        "(nccl-tests, doc/PERFORMANCE.md). Times are the mean over ranks."
+    )
+    if any(r.spec.placement.device != "cuda" and r.library == "gloo" for r in records):
+        yield (
+            "Between processors of one host gloo moves data through memory, by TCP: its bandwidth "
+            "is of that, and of no link."
+        )
+
+
+EXPERIMENT = Experiment(
+    name="collectives",
+    question="How fast do devices exchange, by operation and size?",
+    settings=Settings,
+    works=(Collective,),
+    varies={"collective": "operations", "sizes_bytes": "smallest_bytes"},
+    plan=plan,
+    answer=answer,
+    documents="002 (collectives of its communication libraries), 004 (bandwidth by message size)",
+)

@@ -1,0 +1,293 @@
+"""How are the sweeps of collectives told? As sentences, as tables like nccl-tests', as charts.
+
+A chart carries the faster of the two ways, out of place and in place, at each size; tables have
+both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from cubemesh.experiments.analysis.groups import Group
+from cubemesh.measure.collective_sweep import bus_bandwidth, sweep_figures
+from cubemesh.schema import (
+    Axis,
+    Cell,
+    Chart,
+    Collective,
+    Column,
+    Finding,
+    Line,
+    Point,
+    RunRecord,
+    SweepPoint,
+    Table,
+)
+from cubemesh.schema.collective import REDUCING
+from cubemesh.units import format_bytes, format_count, format_quantity, format_seconds
+
+Key = tuple[str, int]
+"""(collective, devices)."""
+Groups = Sequence[Group[Key]]
+_WAY = (
+    Column(name="time", unit="s"),
+    Column(name="algbw", unit="B/s"),
+    Column(name="busbw", unit="B/s"),
+    Column(name="#wrong"),
+)
+
+
+def group_key(record: RunRecord) -> Key:
+    """What a record of a collective measured."""
+    return collective_of(record).collective, record.spec.placement.devices
+
+
+def collective_of(record: RunRecord) -> Collective:
+    """The work of a record of a collective."""
+    work = record.spec.work
+    assert isinstance(work, Collective)
+    return work
+
+
+def together(record: RunRecord) -> list[SweepPoint]:
+    """The points in which all ranks took part."""
+    return [p for p in record.sweep if p.pair is None]
+
+
+def redop(work: Collective) -> str:
+    """The reduction, as nccl-tests writes it: `none` where there is none."""
+    return work.reduction if work.collective in REDUCING else "none"
+
+
+def findings(groups: Groups) -> Iterator[Finding]:
+    """Bandwidth and latency of each operation, the pairs of devices, and whether all was right."""
+    for number, group in enumerate(groups):
+        if not group.ok:
+            yield Finding(text=f"{_name(group.key)}: {group.why}.")
+            continue
+        yield _speed(group, card=number == 0)
+        yield from _pairs(group)
+    yield from _checked([r for g in groups for r in g.ok])
+
+
+def _speed(group: Group[Key], *, card: bool) -> Finding:
+    record, (collective, devices) = group.ok[0], group.key
+    found = sweep_figures(record.sweep, collective, devices)
+    bus, latency = found["bus_bytes_per_s"], found["latency_s"]
+    at = bus.method.rpartition(" of ")[2]
+    least = latency.method.rpartition(" of ")[2]
+    return Finding(
+        question="How fast do the devices exchange?" if card else None,
+        text=f"{_name(group.key)} reaches a bus bandwidth of "
+        f"{format_quantity(bus.value, 'B/s')} ({record.library}), at {at}; {least} "
+        f"take{'s' if least.startswith('1 ') else ''} {format_seconds(latency.value)}.",
+        value=bus.value,
+        unit="B/s",
+        low=bus.low,
+        high=bus.high,
+        doubts=group.doubts,
+    )
+
+
+def _pairs(group: Group[Key]) -> Iterator[Finding]:
+    pairs = [p for p in group.ok[0].sweep if p.pair is not None]
+    if len(pairs) < 3:
+        return
+    slow, fast = (pick(pairs, key=lambda p: p.algorithm_bytes_per_s) for pick in (min, max))
+    yield Finding(
+        text=f"Of the pairs of {group.key[1]} devices, each alone, {_arrow(fast)} is the fastest "
+        f"with {format_quantity(fast.algorithm_bytes_per_s, 'B/s')} and {_arrow(slow)} the slowest "
+        f"with {format_quantity(slow.algorithm_bytes_per_s, 'B/s')}, at "
+        f"{format_bytes(fast.size_bytes)}."
+    )
+
+
+def _checked(records: Sequence[RunRecord]) -> Iterator[Finding]:
+    points = [(r, p) for r in records for p in r.sweep if p.wrong is not None]
+    wrong = sum(p.wrong or 0 for _, p in points)
+    if wrong:
+        names = ", ".join(dict.fromkeys(group_key(r)[0] for r, p in points if p.wrong))
+        yield Finding(
+            text=f"{format_count(wrong)} elements were not what they must be, in {names}.",
+            remedy="Trust nothing that these devices exchange until it is found out.",
+            doubts=("wrong-results",),
+        )
+    elif points:
+        yield Finding(text=f"Every element of {format_count(len(points))} results was right.")
+
+
+def tables(groups: Groups) -> Iterator[Table]:
+    """One for each operation and number of devices."""
+    for group in groups:
+        if group.ok:
+            yield from sweep_tables(group.ok[0])
+
+
+def sweep_tables(record: RunRecord) -> tuple[Table, ...]:
+    """Everything that was measured of a collective; none of another work."""
+    if not record.sweep:
+        return ()
+    return (sweep_table(record), *_matrix(record))
+
+
+def sweep_table(record: RunRecord) -> Table:
+    """A sweep by size: out of place, then in place."""
+    work, devices = collective_of(record), record.spec.placement.devices
+    points = together(record)
+    ways = tuple(dict.fromkeys(p.in_place for p in sorted(points, key=lambda p: p.in_place)))
+    named = [
+        Column(name=f"{c.name}, in place" if way and len(ways) > 1 else c.name, unit=c.unit)
+        for way in ways
+        for c in _WAY
+    ]
+    rows = []
+    for size in dict.fromkeys(p.size_bytes for p in points):
+        own = {p.in_place: p for p in points if p.size_bytes == size}
+        first = next(iter(own.values()))
+        cells = [Cell(value=float(size), run_id=record.run_id), Cell(value=float(first.count))]
+        for way in ways:
+            cells += _cells(own.get(way), work, devices)
+        rows.append(tuple(cells))
+    how = f", {redop(work)}" if work.collective in REDUCING else ""
+    place = " in place" if ways == (True,) else ""
+    return Table(
+        title=f"{_name((work.collective, devices))}{place}: {work.data_type}{how}",
+        columns=(Column(name="size", unit="bytes"), Column(name="count", digits=12), *named),
+        rows=tuple(rows),
+    )
+
+
+def _cells(point: SweepPoint | None, work: Collective, devices: int) -> list[Cell]:
+    if point is None:
+        return [Cell(text="–")] * len(_WAY)
+    bus = bus_bandwidth(point, work.collective, devices)
+    return [
+        Cell(value=point.time_s),
+        Cell(value=point.algorithm_bytes_per_s),
+        Cell(value=bus.value, low=bus.low, high=bus.high),
+        Cell(text="not checked") if point.wrong is None else Cell(value=float(point.wrong)),
+    ]
+
+
+def _matrix(record: RunRecord) -> Iterator[Table]:
+    pairs = {p.pair: p for p in record.sweep if p.pair is not None}
+    if not pairs:
+        return
+    size, ranks = next(iter(pairs.values())).size_bytes, range(record.spec.placement.devices)
+    yield Table(
+        title=f"Each pair alone, {format_bytes(size)}: from (rows) to (columns)",
+        columns=(Column(name="from"), *(Column(name=f"to {rank}", unit="B/s") for rank in ranks)),
+        rows=tuple(
+            (
+                Cell(text=str(first), run_id=record.run_id),
+                *(
+                    Cell(value=p.algorithm_bytes_per_s)
+                    if (p := pairs.get((first, last)))
+                    else _NONE
+                    for last in ranks
+                ),
+            )
+            for first in ranks
+        ),
+    )
+
+
+_NONE = Cell(text="–")
+
+
+def charts(groups: Groups) -> Iterator[Chart]:
+    """Bus bandwidth and time by size, both axes logarithmic; pairs of devices as a heat map."""
+    shown = [g for g in groups if g.ok]
+    if shown:
+        yield _by_size(
+            shown,
+            "bus-bandwidth",
+            "Bus bandwidth by size",
+            Axis(name="bus bandwidth", unit="GB/s", scale="log10"),
+        )
+        yield _by_size(
+            shown, "collective-time", "Time by size", Axis(name="time", unit="µs", scale="log10")
+        )
+    for group in shown:
+        yield from _heat(group)
+
+
+def _by_size(groups: Groups, name: str, title: str, y: Axis) -> Chart:
+    several = len({g.key[1] for g in groups}) > 1
+    return Chart(
+        name=name,
+        title=title,
+        kind="line",
+        x=Axis(name="size", unit="bytes", scale="log2"),
+        y=y,
+        lines=tuple(
+            Line(
+                name=_name(g.key) if several else g.key[0],
+                points=tuple(_points(g.ok[0], bandwidth=y.unit == "GB/s")),
+            )
+            for g in groups
+        ),
+    )
+
+
+def _points(record: RunRecord, *, bandwidth: bool) -> Iterator[Point]:
+    collective, devices = group_key(record)
+    points = together(record)
+    for size in dict.fromkeys(p.size_bytes for p in points):
+        best = min((p for p in points if p.size_bytes == size), key=lambda p: p.time_s)
+        if not bandwidth:
+            yield Point(x=float(size), y=1e6 * best.time_s, run_id=record.run_id)
+            continue
+        bus = bus_bandwidth(best, collective, devices)
+        yield Point(
+            x=float(size),
+            y=bus.value / 1e9,
+            low=_giga(bus.low),
+            high=_giga(bus.high),
+            run_id=record.run_id,
+        )
+
+
+def _giga(end: float | None) -> float | None:
+    return None if end is None else end / 1e9
+
+
+def _heat(group: Group[Key]) -> Iterator[Chart]:
+    record = group.ok[0]
+    pairs = {p.pair: p for p in record.sweep if p.pair is not None}
+    if len(pairs) < 3:
+        return
+    ranks = range(group.key[1])
+    size = format_bytes(next(iter(pairs.values())).size_bytes)
+    yield Chart(
+        name=f"pairs-{group.key[1]}",
+        title=f"Bandwidth of each pair alone, {size}",
+        kind="heat",
+        x=Axis(name="to", scale="category"),
+        y=Axis(name="bandwidth", unit="B/s"),
+        rows="from",
+        lines=tuple(
+            Line(
+                name=str(first),
+                points=tuple(
+                    Point(
+                        x=str(last),
+                        y=p.algorithm_bytes_per_s if (p := pairs.get((first, last))) else None,
+                        reason="" if first != last else "a device and itself",
+                        run_id=record.run_id,
+                    )
+                    for last in ranks
+                ),
+            )
+            for first in ranks
+        ),
+    )
+
+
+def _name(key: Key) -> str:
+    return f"{key[0]} on {key[1]} devices"
+
+
+def _arrow(point: SweepPoint) -> str:
+    assert point.pair is not None
+    return f"{point.pair[0]} to {point.pair[1]}"

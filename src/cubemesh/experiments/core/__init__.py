@@ -1,0 +1,1 @@
+"""What an experiment is, its settings, and the checks before a run."""

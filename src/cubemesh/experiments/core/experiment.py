@@ -1,0 +1,89 @@
+"""What an experiment is: a question, the runs that settle it, and the answer read from records.
+
+`plan` is a generator: it yields lists of specs and is sent their records, so that it can look
+before it asks again. `answer` is a pure function of settings and records: it gives the same answer
+on any machine at any later time, without running anything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from cubemesh.schema import Answer, Effort, Machine, RunRecord, RunSpec
+from cubemesh.schema.serialization import field_types
+from cubemesh.store import Store
+
+Plan = Generator[Sequence[RunSpec], Sequence[RunRecord], None]
+
+
+class Scale(StrEnum):
+    """How thorough an experiment is: `--quick`, nothing, `--full`."""
+
+    QUICK = "quick"
+    DEFAULT = "default"
+    FULL = "full"
+
+
+EFFORTS: dict[Scale, Effort] = {
+    Scale.QUICK: Effort(steps=3, seconds=1.0, windows=10, warmup_seconds=4.0),
+    Scale.DEFAULT: Effort(),
+    Scale.FULL: Effort(steps=100, seconds=10.0, windows=30, warmup_seconds=60.0, repeats=3),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What a plan may look at besides its settings."""
+
+    machine: Machine
+    scale: Scale = Scale.DEFAULT
+    clock: Callable[[], float] = time.monotonic
+    """Seconds, for a plan that has a budget of them."""
+    hosts: int = 1
+    """How many hosts share the devices of a run that has as many."""
+
+    @property
+    def effort(self) -> Effort:
+        """How long each run is watched at this scale."""
+        return EFFORTS[self.scale]
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether defaults for a GPU make sense here."""
+        return bool(self.machine.gpus)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A line of the table of experiments."""
+
+    name: str
+    question: str
+    settings: type[Any]
+    """A frozen dataclass; every field has a default and a docstring."""
+    works: tuple[type[Any], ...]
+    """The kinds of work it asks for: their fields can be set too."""
+    varies: dict[str, str]
+    """Spec fields the experiment sets itself → the setting to use instead."""
+    plan: Callable[[Any, Context], Plan]
+    answer: Callable[[Any, Sequence[RunRecord]], Answer]
+    gather: Callable[[Any, Store], Sequence[RunRecord]] | None = None
+    """For a question about what is stored already: the records that answer it. They come behind
+    those of the plan."""
+    documents: str = ""
+    """Where the five documents ask it."""
+    measures: bool = True
+    """Whether it looks at runs, new or stored; one that only computes has an answer without any."""
+    alternates: bool = True
+    """Whether `--against` may alternate its programs with others."""
+    tunes: bool = True
+    """Whether its runs may take settings over from a tuning."""
+
+    @property
+    def plans_devices(self) -> bool:
+        """Whether its plan says of each run on how many devices it is, and how they exchange."""
+        return "devices" in self.varies or "devices" in field_types(self.settings)

@@ -1,0 +1,190 @@
+"""`--set key=value`: from text to an experiment's settings and to fields of its specs.
+
+A key is looked up in the experiment's own settings first, then among the fields of the works it
+asks for, of the placement, the program and the effort. pydantic checks the value against the
+field's type. A key that fits nothing is an error that names the nearest; so is a field the
+experiment varies itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from cubemesh.errors import UsageError, unknown_name
+from cubemesh.experiments.core.experiment import Experiment
+from cubemesh.networks import canonical_name
+from cubemesh.schema import (
+    Against,
+    Collective,
+    Effort,
+    NetworkWork,
+    Placement,
+    ProgramSettings,
+    RunSpec,
+    Training,
+)
+from cubemesh.schema.serialization import field_types
+from cubemesh.units import parse_duration, parse_size
+
+TUNED = "tuned"
+"""The key that takes settings over from a tuning (tuned.py); it is no field of a spec."""
+_PARTS = {"placement": Placement, "program": ProgramSettings, "effort": Effort}
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """An experiment's settings, and what is to be changed in each spec it asks for."""
+
+    settings: Any
+    overrides: Mapping[str, Any]
+    against: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What differs in the program that alternates with each; nothing is no such program."""
+
+
+def split(pairs: Iterable[str], option: str = "--set") -> dict[str, str]:
+    """`["a=1", "b=x"]` as a dict; UsageError, naming the `option`, for text without an equals sign,
+    or a key twice."""
+    texts: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or not key:
+            raise UsageError(
+                f"{option} {pair}: write it as key=value, as in {option} network=resnet-50."
+            )
+        if key in texts:
+            raise UsageError(f"{option} {key} is given twice: '{texts[key]}' and '{value}'.")
+        texts[key] = value
+    return texts
+
+
+def spec_fields(experiment: Experiment) -> dict[str, Any]:
+    """Every spec field that can be set in this experiment, with its type."""
+    fields: dict[str, Any] = {}
+    for part in (*experiment.works, *_PARTS.values()):
+        fields |= {k: t for k, t in field_types(part).items() if k != "kind"}
+    if experiment.tunes and any(issubclass(work, NetworkWork) for work in experiment.works):
+        fields[TUNED] = bool
+    return fields
+
+
+def request(experiment: Experiment, texts: Mapping[str, str]) -> Request:
+    """What `texts` (key → value as typed) ask of an experiment; UsageError for what it lacks."""
+    own, fields = field_types(experiment.settings), spec_fields(experiment)
+    given, overrides = {}, {}
+    for key, text in texts.items():
+        if key in own:
+            value = parse_value(key, text, own[key])
+            given[key] = canonical(key, value)
+        elif key in experiment.varies:
+            raise UsageError(
+                f"{experiment.name} sets {key} itself. Use --set {experiment.varies[key]}=…, "
+                "which decides it."
+            )
+        elif key in fields:
+            overrides[key] = parse_value(key, text, fields[key])
+        else:
+            known = settable(experiment)
+            hint = f"`cubemesh experiments {experiment.name}` lists them."
+            raise unknown_name(f"setting of {experiment.name}", key, known, hint, "settings")
+    return Request(experiment.settings(**given), overrides)
+
+
+def canonical(key: str, value: Any) -> Any:
+    """Names of networks as their table spells them."""
+    if key == "networks":
+        return tuple(map(canonical_name, value))
+    return canonical_name(value) if key == "network" else value
+
+
+def takes(experiment: Experiment, key: str) -> bool:
+    """Whether `key` can be set in this experiment."""
+    return key in settable(experiment)
+
+
+def settable(experiment: Experiment) -> list[str]:
+    """Every key that can be set in this experiment, its own settings first."""
+    own, fields = field_types(experiment.settings), spec_fields(experiment)
+    return [*own, *(f for f in fields if f not in own and f not in experiment.varies)]
+
+
+def parse_value(key: str, text: str, kind: Any) -> Any:
+    """`text` as a value of the type a field has; lists are separated by commas.
+
+    Fields in bytes take "2G" and "512MiB", fields in seconds "90" and "5m".
+    """
+    value: Any = text.strip()
+    try:
+        if _takes_list(kind) and value not in _words(kind):
+            value = [v.strip() for v in value.split(",") if v.strip()]
+        elif value.lower() == "none" and type(None) in typing.get_args(kind):
+            return None
+        elif key.endswith("_bytes"):
+            value = parse_size(value)
+        elif key.endswith("_s") or key in ("seconds", "warmup_seconds"):
+            value = parse_duration(value)
+        value = TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        why = error.errors()[0]["msg"].replace("Input should be", "it must be")
+        raise UsageError(f"{key}={text} does not fit: {why}.") from None
+    except UsageError as error:
+        raise UsageError(f"{key}={text}: {error}") from None
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{key}={text} does not fit: a finite number is needed.")
+    return value
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    return typing.get_args(kind) if union else (kind,)
+
+
+def _takes_list(kind: Any) -> bool:
+    return any(typing.get_origin(member) is tuple for member in _members(kind))
+
+
+def _words(kind: Any) -> tuple[Any, ...]:
+    """The words a field may hold in place of another value, as `auto`."""
+    literals = (m for m in _members(kind) if typing.get_origin(m) is typing.Literal)
+    return tuple(word for literal in literals for word in typing.get_args(literal))
+
+
+def apply(spec: RunSpec, overrides: Mapping[str, Any], *, plans_devices: bool = False) -> RunSpec:
+    """`spec` with the overridden fields replaced in whichever part has them. Several devices that
+    are asked for here train with `exchange=all-reduce`, unless another is; of several hosts each
+    has one device at least. Where the experiment `plans_devices` itself, its numbers of devices
+    and its exchanges stay, and what has fewer devices than there are hosts stays on this one. A
+    program that the plan lets alternate with it is changed alike."""
+    if (other := spec.other) is not None:
+        other = apply(other, overrides, plans_devices=plans_devices)
+        against = Against(work=other.work, placement=other.placement, program=other.program)
+        alone = dataclasses.replace(spec, against=None)
+        alone = apply(alone, overrides, plans_devices=plans_devices)
+        return dataclasses.replace(alone, against=against)
+    changed: dict[str, Any] = {}
+    together = isinstance(spec.work, Collective)  # which one device alone does not do
+    for part in ("work", *_PARTS):
+        before = getattr(spec, part)
+        names = {f.name for f in dataclasses.fields(before)}
+        own = {k: v for k, v in overrides.items() if k in names}
+        if own.get("hosts") and "devices" not in own:
+            if before.devices < len(own["hosts"]) and plans_devices and not together:
+                del own["hosts"]
+            else:
+                own["devices"] = max(before.devices, len(own["hosts"]))
+        if own:
+            changed[part] = dataclasses.replace(before, **own)
+    spec = dataclasses.replace(spec, **changed) if changed else spec
+    asked = not {"devices", "hosts"}.isdisjoint(overrides) and "exchange" not in overrides
+    several = spec.placement.devices > 1 and isinstance(spec.work, Training)
+    if asked and several and not plans_devices:
+        program = dataclasses.replace(spec.program, exchange="all-reduce")
+        spec = dataclasses.replace(spec, program=program)
+    return spec

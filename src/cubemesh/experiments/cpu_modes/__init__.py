@@ -1,0 +1,1 @@
+"""Threads, pinning and memory layout of a CPU."""

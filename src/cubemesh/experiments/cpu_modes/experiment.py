@@ -1,0 +1,161 @@
+"""Which arrangement of threads, processors and memory trains fastest on this CPU?
+
+Document 004 compares clustering and memory modes of a KNL (figure 5), which its firmware sets. What
+any processor leaves to its user is compared here: how many threads compute; whether they are bound
+to as many processors near one another, far apart, or not at all (pinning.py); the order of
+the image axes in memory; and, where there is more than one NUMA node, whether threads and memory
+stay on one. Each arrangement is measured in fresh processes, because on a CPU these differ from one
+another by more than the windows of one; the interval covers both. The *usual* arrangement is what
+cubemesh takes where nothing is set: a thread for each usable core, unbound, nchw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cubemesh.experiments.analysis.groups import group_by
+from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
+from cubemesh.experiments.cpu_modes.report import Mode, charts, findings, mode_of, rate_of, table
+from cubemesh.schema import (
+    Answer,
+    Machine,
+    NetworkWork,
+    Placement,
+    ProgramSettings,
+    RunRecord,
+    RunSpec,
+    TrainSteps,
+    Warning,
+    warn,
+)
+from cubemesh.schema.spec import Layout, Pinning
+
+NETWORK, BATCH = "little-cnn", 64
+REPEATS = {Scale.QUICK: 1, Scale.DEFAULT: 3, Scale.FULL: 5}
+"""Fresh processes of each arrangement."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What can be set in `cpu-modes` besides the fields of its specs."""
+
+    network: str = NETWORK
+    """The network to train."""
+    batch_per_device: int = BATCH
+    """The minibatch."""
+    threads: tuple[int, ...] = ()
+    """Counts of threads; none given is one, half of the usable cores, all of them, and a thread for
+    every logical processor where there are more. --quick takes the half and all."""
+    pinnings: tuple[Pinning, ...] = ("none", "compact", "spread")
+    """How threads are bound to processors. Where there are as many threads as processors, binding
+    them to all leaves everything as it is, and is left out."""
+    layouts: tuple[Layout, ...] = ("nchw", "nhwc")
+    """Orders of the image axes in memory."""
+
+
+def plan(settings: Settings, context: Context) -> Plan:
+    """Every arrangement that differs from the others on this machine."""
+    effort = replace(context.effort, repeats=REPEATS[context.scale])
+    yield [
+        RunSpec(
+            work=TrainSteps(network=settings.network, batch_per_device=settings.batch_per_device),
+            placement=Placement(
+                device="cpu", threads=mode.threads, pinning=mode.pinning, numa_node=mode.node
+            ),
+            program=ProgramSettings(layout=mode.layout),
+            effort=effort,
+        )
+        for mode in modes(settings, context.machine, context.scale)
+    ]
+
+
+def modes(settings: Settings, machine: Machine, scale: Scale) -> list[Mode]:
+    """The arrangements to measure, the usual one first."""
+    cpu = machine.cpu
+    usable = cpu.usable_cores
+    logical = cpu.affinity_cores or cpu.logical_cores or usable
+    counts = settings.threads or _counts(usable, logical, scale)
+    found = []
+    for threads in counts:
+        for node, room in [(None, logical), *_nodes(machine)]:
+            if node is not None and threads > room:
+                continue
+            for pinning in settings.pinnings:
+                bound = pinning != "none"
+                # One thread is as far from the others as it is near.
+                if bound and (threads >= room or (threads == 1 and pinning != "compact")):
+                    continue
+                found += [Mode(threads, pinning, node, layout) for layout in settings.layouts]
+    usual = Mode(usable, "none", None, "nchw")
+    return sorted(dict.fromkeys(found), key=lambda mode: mode != usual)  # keeps the others' order
+
+
+def _counts(usable: int, logical: int, scale: Scale) -> list[int]:
+    half = max(1, usable // 2)
+    if scale is Scale.QUICK:
+        return sorted({half, usable})
+    return sorted({1, half, usable, logical})
+
+
+def _nodes(machine: Machine) -> list[tuple[int, int]]:
+    """The first NUMA node and how many processors it has; nothing where there is but one node."""
+    nodes = [n for n in machine.cpu.numa_nodes if n.cpus]
+    return [(nodes[0].node, len(nodes[0].cpus))] if len(nodes) > 1 else []
+
+
+def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
+    """Findings, table and chart from the records of one `cpu-modes`."""
+    groups = group_by(records, mode_of)
+    done = [g for g in groups if g.throughput is not None]
+    ranked = sorted(done, key=lambda g: -rate_of(g).value)
+    steps = [r for r in records if isinstance(r.spec.work, NetworkWork)]
+    return Answer(
+        experiment=EXPERIMENT.name,
+        question=EXPERIMENT.question,
+        title=f"Arrangements of {settings.network}, minibatch {settings.batch_per_device}",
+        findings=tuple(findings(settings.network, groups, ranked)),
+        tables=(table(groups, ranked),) if groups else (),
+        charts=tuple(charts(settings.network, ranked)),
+        warnings=(*_reduced(steps), *(w for r in records for w in r.warnings)),
+        run_ids=tuple(r.run_id for r in records),
+        notes=(
+            "Bound threads may use as many processors as they are: near one another (compact), "
+            "near one another with a core each (cores), or far apart (spread). ± covers the "
+            "windows and the processes of an arrangement; those whose ratio to the fastest holds "
+            "1, or lies within 3 % of it, count as level.",
+            "Document 004 figure 5 compares clustering and memory modes of a KNL, which its "
+            "firmware sets.",
+        ),
+    )
+
+
+def _reduced(records: Sequence[RunRecord]) -> tuple[Warning, ...]:
+    repeats = {r.spec.effort.repeats for r in records}
+    if not repeats or min(repeats) >= REPEATS[Scale.DEFAULT]:
+        return ()
+    return (
+        warn(
+            "reduced",
+            f"Each arrangement ran in {min(repeats)} process{'' if min(repeats) == 1 else 'es'}, "
+            "and processes differ: the intervals are too narrow to call small differences.",
+            "Leave --quick out, or set repeats=3.",
+        ),
+    )
+
+
+EXPERIMENT = Experiment(
+    name="cpu-modes",
+    question="Which arrangement of threads, processors and memory trains fastest on this CPU?",
+    settings=Settings,
+    works=(TrainSteps,),
+    varies={
+        "pinning": "pinnings",
+        "numa_node": "pinnings",
+        "layout": "layouts",
+        "device": "threads",
+    },
+    plan=plan,
+    answer=answer,
+    documents="004 figure 5",
+)

@@ -1,0 +1,1 @@
+"""Throughput of the input pipeline, stage by stage."""

@@ -1,0 +1,184 @@
+"""Can the input keep up with the device, and if not, which stage holds it back?
+
+Each stage between the disk and the step is measured on its own: reading files from the disk,
+decoding images that lie in memory (by one thread, by one on each core, by the device), copying a
+minibatch to the device. Beside them stands training on the same images from the disk, from the page
+cache (decoded by the host, or by the device), kept decoded in memory, on synthetic images from the
+host, and with one batch on the device already: what the device could do if feeding it cost nothing.
+The slowest of all is the bottleneck, and the cores and the disk that it would take to feed the
+device follow from the rates.
+
+Stages overlap in a training, so its rate is at best that of its slowest stage; decoding and a CPU
+that trains share the cores, and there it is lower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from cubemesh.data.images.generated_jpegs import NAME as MADE
+from cubemesh.experiments.analysis.groups import group_by
+from cubemesh.experiments.analysis.labels import titled
+from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
+from cubemesh.experiments.input_pipeline.report import (
+    BY_DEVICE,
+    COPY,
+    DECODE,
+    DECODE_ONE,
+    DECODED,
+    DEVICE,
+    DISK,
+    MEMORY,
+    MEMORY_BY_DEVICE,
+    READ,
+    SYNTHETIC,
+    charts,
+    findings,
+    notes,
+    tables,
+)
+from cubemesh.schema import (
+    Answer,
+    Input,
+    NetworkWork,
+    ProgramSettings,
+    RunRecord,
+    RunSpec,
+    TrainSteps,
+)
+from cubemesh.schema.work import Stage
+
+Part = Literal[
+    "read",
+    "decode-one",
+    "decode",
+    "decode-by-device",
+    "copy",
+    "disk",
+    "page-cache",
+    "page-cache-by-device",
+    "decoded",
+    "synthetic",
+    "device",
+]
+NOT_QUICK = (MEMORY, MEMORY_BY_DEVICE, SYNTHETIC)
+OF_A_GPU = (BY_DEVICE, MEMORY_BY_DEVICE)
+"""Measured elsewhere only where they are asked for: there the device is the host."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What can be set in `input-pipeline` besides the fields of its specs."""
+
+    network: str | None = None
+    """The network to feed; none given is resnet-50 on a GPU and little-cnn on a CPU."""
+    image_size: int | None = None
+    """Side of the images in pixels; none given is the network's own."""
+    batch_per_device: int | None = None
+    """The minibatch; none given is 64 on a GPU and 16 on a CPU."""
+    parts: tuple[Part, ...] = ()
+    """What is measured; none given is all there is (what the device decodes on a GPU alone), with
+    `--quick` all but page-cache, page-cache-by-device and synthetic."""
+    data_path: str | None = None
+    """Folder of your own images or tar shards; none given makes 1,024 images."""
+
+
+def plan(settings: Settings, context: Context) -> Plan:
+    """The stages, then the trainings. What is read from the disk comes before what may leave it in
+    the page cache."""
+    network = settings.network or ("resnet-50" if context.has_gpu else "little-cnn")
+    batch = settings.batch_per_device or (64 if context.has_gpu else 16)
+    data = "images" if settings.data_path else MADE
+    common = {"network": network, "image_size": settings.image_size, "batch_per_device": batch}
+    files = {**common, "data": data, "data_path": settings.data_path}
+
+    def stage(name: Stage, **program: object) -> RunSpec:
+        return RunSpec(
+            work=Input(stage=name, **files),  # type: ignore[arg-type]
+            program=ProgramSettings(**program),  # type: ignore[arg-type]
+            effort=context.effort,
+        )
+
+    def training(fed: Mapping[str, object], **program: object) -> RunSpec:
+        return RunSpec(
+            work=TrainSteps(**fed),  # type: ignore[arg-type]
+            program=ProgramSettings(**program),  # type: ignore[arg-type]
+            effort=context.effort,
+        )
+
+    asked = {
+        READ: stage("read", drop_page_cache=True),
+        DISK: training(files, drop_page_cache=True),
+        DECODE_ONE: stage("decode", input_threads=1),
+        DECODE: stage("decode"),
+        BY_DEVICE: stage("decode", decode_on="device"),
+        COPY: stage("copy"),
+        MEMORY: training(files),
+        MEMORY_BY_DEVICE: training(files, decode_on="device"),
+        DECODED: training(files, keep_decoded=True),
+        SYNTHETIC: training(common),
+        DEVICE: training(common, data_on="device"),
+    }
+    quick = context.scale is Scale.QUICK
+    left_out = {*(NOT_QUICK if quick else ()), *(() if context.has_gpu else OF_A_GPU)}
+    wanted = settings.parts or [name for name in asked if name not in left_out]
+    yield [spec for name, spec in asked.items() if name in wanted]
+
+
+def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
+    """Findings, tables and chart from the records of one `input-pipeline`."""
+    groups = {g.key: g for g in group_by(records, _key)}
+    networks = {r.spec.work.network for r in records if isinstance(r.spec.work, NetworkWork)}
+    batches = {b for r in records if (b := r.spec.batch_per_device)}
+    title = f"Feeding {', '.join(sorted(networks))}, minibatch {', '.join(map(str, batches))}"
+    return Answer(
+        experiment=EXPERIMENT.name,
+        question=EXPERIMENT.question,
+        title=titled(title, records),
+        findings=tuple(findings(groups)),
+        tables=tuple(tables(groups)),
+        charts=tuple(charts(groups)),
+        warnings=tuple(w for r in records for w in r.warnings),
+        run_ids=tuple(r.run_id for r in records),
+        notes=tuple(notes(groups)),
+    )
+
+
+def _key(record: RunRecord) -> str:
+    work, program = record.spec.work, record.spec.program
+    by_device = program.decode_on == "device"
+    if isinstance(work, Input):
+        if by_device:
+            return BY_DEVICE
+        one = work.stage == "decode" and program.input_threads == 1
+        return DECODE_ONE if one else work.stage
+    assert isinstance(work, TrainSteps)
+    if work.data == "synthetic":
+        return DEVICE if program.data_on == "device" else SYNTHETIC
+    if program.keep_decoded:
+        return DECODED
+    if by_device:
+        return MEMORY_BY_DEVICE
+    return DISK if program.drop_page_cache else MEMORY
+
+
+EXPERIMENT = Experiment(
+    name="input-pipeline",
+    question="Can the input keep up with the device, and which stage holds it back?",
+    settings=Settings,
+    works=(Input, TrainSteps),
+    varies={
+        "data": "data_path",
+        "stage": "parts",
+        "keep_decoded": "parts",
+        "drop_page_cache": "parts",
+        "decode_on": "parts",
+        "data_on": "parts",
+        "input_threads": "parts",
+    },
+    plan=plan,
+    answer=answer,
+    documents="002 sections 2.1 and 5.3; 004",
+)

@@ -1,0 +1,1 @@
+"""Throughput, latency and memory against the batch size."""

@@ -1,0 +1,1 @@
+"""Power against throughput, and the Pareto front."""

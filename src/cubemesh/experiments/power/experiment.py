@@ -1,0 +1,148 @@
+"""Which settings train fastest for the power they draw? Power against performance, and the front.
+
+Document 004 figures 16 to 19: power against performance of CifarNet, AlexNet and GoogLeNet at two
+minibatches each and of ResNet-50, on one to eight P100 and on KNL. Here training steps are timed at
+each minibatch, precision and (on a CPU) number of threads, and the energy of the same steps is
+read beside them (energy.py); the document ran each twice instead. A setting is on the
+*Pareto front* of its network where no other is at least as fast and draws no more power.
+
+The machine is taken as it is found: no power limit and no clock is set. Power of unlike coverage
+(the GPU's board, or packages and DRAM) is never compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from cubemesh.experiments.analysis.groups import group_by
+from cubemesh.experiments.analysis.labels import titled
+from cubemesh.experiments.core import cpu_defaults as reduction
+from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
+from cubemesh.experiments.power import report as power_shown
+from cubemesh.experiments.power.pareto_front import Shown, key_of
+from cubemesh.schema import (
+    Answer,
+    Placement,
+    ProgramSettings,
+    RunRecord,
+    RunSpec,
+    TrainSteps,
+    Warning,
+)
+from cubemesh.schema.spec import Precision
+
+BATCHES = {
+    "cifarnet": (96, 192),
+    "alexnet": (256, 512),
+    "googlenet": (256, 512),
+    "resnet-50": (32, 64),
+}
+"""The document's networks and minibatches."""
+OTHERS = (32, 64)
+"""Minibatches of a network that the document does not have."""
+QUICK = ("cifarnet", "alexnet")
+SECONDS = {Scale.QUICK: 2.0, Scale.DEFAULT: 5.0, Scale.FULL: 10.0}
+"""Power sensors are slow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What can be set in `power` besides the fields of its specs."""
+
+    networks: tuple[str, ...] | None = None
+    """Networks to train; none given is the document's four, two of them with `--quick`."""
+    batches: tuple[int, ...] | None = None
+    """Minibatches; none given is the document's two of each network, on a CPU an eighth of them."""
+    precisions: tuple[Precision, ...] = ("fp32",)
+    """Precisions to train in."""
+    threads: tuple[int, ...] | None = None
+    """CPU threads; none given is all usable cores and, on a CPU, half of them as well."""
+
+
+def plan(settings: Settings, context: Context) -> Plan:
+    """One run for each setting of each network."""
+    networks = settings.networks or (QUICK if context.scale is Scale.QUICK else tuple(BATCHES))
+    seconds = max(context.effort.seconds, SECONDS[context.scale])
+    effort = replace(context.effort, seconds=seconds)
+    yield [
+        RunSpec(
+            work=TrainSteps(
+                network=network,
+                batch_per_device=batch,
+                image_size=reduction.image_size(network, context),
+            ),
+            placement=Placement(threads=threads),
+            program=ProgramSettings(precision=precision),
+            effort=effort,
+        )
+        for network in dict.fromkeys(networks)
+        for batch in _batches(settings, network, context)
+        for precision in dict.fromkeys(settings.precisions)
+        for threads in _threads(settings, context)
+    ]
+
+
+def _batches(settings: Settings, network: str, context: Context) -> Sequence[int]:
+    if settings.batches:
+        return list(dict.fromkeys(settings.batches))
+    documented = BATCHES.get(network, OTHERS)
+    return list(dict.fromkeys(reduction.batch(b, context) for b in documented))
+
+
+def _threads(settings: Settings, context: Context) -> Sequence[int | None]:
+    """None is every usable core."""
+    if settings.threads:
+        return list(dict.fromkeys(settings.threads))
+    half = context.machine.cpu.usable_cores // 2
+    return [None] if context.has_gpu or half < 1 else [half, None]
+
+
+def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
+    """Findings, table and charts from the records of one `power`."""
+    groups = group_by(records, key_of)
+    shown = Shown(groups=tuple(groups))
+    return Answer(
+        experiment=EXPERIMENT.name,
+        question=EXPERIMENT.question,
+        title=titled("Power against performance", records),
+        findings=tuple(power_shown.findings(shown)),
+        tables=(power_shown.table(shown),),
+        charts=tuple(power_shown.charts(shown)),
+        warnings=(
+            *_reductions(settings, records),
+            *(w for r in records for w in r.warnings),
+        ),
+        run_ids=tuple(r.run_id for r in records),
+        notes=tuple(power_shown.notes(shown)),
+    )
+
+
+def _reductions(settings: Settings, records: Sequence[RunRecord]) -> Iterator[Warning]:
+    """What was left out against the document, network by network."""
+    by_network = group_by(records, lambda r: key_of(r).network)
+    missing = (
+        [] if settings.networks else [n for n in BATCHES if n not in {g.key for g in by_network}]
+    )
+    for group in by_network:
+        documented = () if settings.batches else BATCHES.get(group.key, ())
+        yield from reduction.reductions(
+            group.records, batch_per_device=min(documented, default=0), steps=0, missing=missing
+        )
+        missing = []
+
+
+EXPERIMENT = Experiment(
+    name="power",
+    question="Which settings train fastest for the power they draw?",
+    settings=Settings,
+    works=(TrainSteps,),
+    varies={
+        "network": "networks",
+        "batch_per_device": "batches",
+        "precision": "precisions",
+    },
+    plan=plan,
+    answer=answer,
+    documents="004 figures 16 to 19",
+)

@@ -1,0 +1,1 @@
+"""Throughput of a translator by width and attention."""

@@ -1,0 +1,1 @@
+"""Whether several devices compute what one device computes."""

@@ -1,0 +1,284 @@
+"""How the answer of `sequential-equivalence` reads: sentences, tables, the chart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from cubemesh.experiments.analysis.groups import Group
+from cubemesh.experiments.analysis.matrix import listed
+from cubemesh.experiments.sequential_equivalence.compare import (
+    FEWER,
+    FIRST_LOSSES,
+    Comparison,
+    apart,
+    error_rate,
+    tolerance,
+)
+from cubemesh.experiments.sequential_equivalence.sketch_distance import relative
+from cubemesh.schema import (
+    Axis,
+    Cell,
+    Chart,
+    Column,
+    Finding,
+    FirstSteps,
+    Line,
+    Point,
+    RunRecord,
+    Table,
+)
+from cubemesh.units import format_interval
+
+NOTES = (
+    "The distance of two gradients is ‖a - b‖ / ‖b‖ of the parameter where it is largest, from "
+    "sketches that are right to about a quarter; of two losses it is |a - b| / |b|, the largest of "
+    f"the first {FIRST_LOSSES['fp64']} steps in fp64 and of the first step elsewhere. At most "
+    "1e-10 passes in fp64, 1e-4 in fp32, 1e-2 in narrower precisions; an error rate passes where "
+    "its 95 % interval overlaps what one device came to, in this precision or between it and a "
+    "finer one: so far does rounding alone move it.",
+    "Nothing here is timed, and on a CPU devices may share cores.",
+)
+SMALLEST = 1e-17
+"""What stands for no distance at all on a logarithmic axis: below the last digit of fp64."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elsewhere:
+    """A training here and the same one of another store."""
+
+    own: RunRecord
+    other: RunRecord
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the two error rates lie within one another's intervals."""
+        return apart(error_rate(self.own), error_rate(self.other)) == 0
+
+
+def _work(record: RunRecord) -> FirstSteps:
+    assert isinstance(record.spec.work, FirstSteps)
+    return record.spec.work
+
+
+def _name(record: RunRecord) -> str:
+    """`resnet-18, fp64, 4 devices by all-reduce`."""
+    spec = record.spec
+    count = spec.placement.devices
+    devices = "1 device" if count == 1 else f"{count} devices"
+    by = "" if spec.program.exchange == "none" else f" by {spec.program.exchange}"
+    return f"{_work(record).network}, {spec.program.precision}, {devices}{by}"
+
+
+def findings(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
+    """How many pass, the largest distance, and of each that fails why."""
+    if not comparisons:
+        return
+    passed = [c for c in comparisons if c.passes]
+    yield Finding(
+        question="Do several devices compute what one computes?",
+        text=f"{len(passed)} of {len(comparisons)} trainings pass{_farthest(passed)}.",
+        value=float(len(passed)),
+        unit=f"of {len(comparisons)} pass",
+    )
+    for comparison in comparisons:
+        cause = comparison.cause
+        if cause is not None:
+            yield Finding(
+                text=f"{_name(comparison.run)} FAILS by {cause.name}: {cause.text}.",
+                remedy=cause.remedy,
+            )
+    for comparison in comparisons:
+        if comparison.passes_by_rounding:
+            yield Finding(text=_by_rounding(comparison), remedy=FEWER)
+
+
+def _by_rounding(comparison: Comparison) -> str:
+    """What the error rates say, where one device's own differ more than theirs from them."""
+    ones = (
+        f"{_percent(one)} in {one.spec.program.precision}"
+        for one in (comparison.reference, *comparison.finer)
+    )
+    return (
+        f"{_name(comparison.run)}: an error rate of {_percent(comparison.run)} says nothing of the "
+        f"devices, for one device comes to {listed(list(ones))}"
+    )
+
+
+def _percent(record: RunRecord) -> str:
+    error = error_rate(record)
+    return f"{format_interval(error.value, error.low, error.high)} %"
+
+
+def _farthest(passed: Sequence[Comparison]) -> str:
+    """The largest distance of a gradient in each precision."""
+    worst: dict[str, float] = {}
+    for comparison in passed:
+        precision = comparison.run.spec.program.precision
+        worst[precision] = max(worst.get(precision, 0.0), _of(comparison, "exchanged gradient"))
+    told = [f"{distance:.1e} in {precision}" for precision, distance in worst.items()]
+    return f": their first gradients are at most {listed(told)} from one device's" if told else ""
+
+
+def _of(comparison: Comparison, name: str) -> float:
+    return next(link.distance for link in comparison.links if link.name == name)
+
+
+def failures(records: Iterable[RunRecord]) -> Iterator[Finding]:
+    """Runs that came to nothing that could be compared."""
+    for record in records:
+        yield Finding(text=f"{_name(record)} is not compared: {Group('', (record,)).why}.")
+
+
+def tables(comparisons: Sequence[Comparison], machines: Sequence[Elsewhere]) -> tuple[Table, ...]:
+    """A row for each training on several devices; another table for other machines."""
+    found = []
+    if comparisons:
+        names = [link.name for link in comparisons[0].links if link.name != "error rate"]
+        found.append(
+            Table(
+                title="Distance from the training on one device",
+                columns=(
+                    Column(name="training"),
+                    *(Column(name=name) for name in names),
+                    Column(name="error rate", unit="%"),
+                    Column(name="on one device", unit="%"),
+                    Column(name="verdict"),
+                ),
+                rows=tuple(map(_row, comparisons)),
+            )
+        )
+    if machines:
+        found.append(_machines_table(machines))
+    return tuple(found)
+
+
+def _row(comparison: Comparison) -> tuple[Cell, ...]:
+    run = comparison.run
+    links = [link for link in comparison.links if link.name != "error rate"]
+    return (
+        Cell(text=_name(run), run_id=run.run_id),
+        *(Cell(text=_told(link.name, link.distance), run_id=run.run_id) for link in links),
+        _error_cell(run),
+        _error_cell(comparison.reference),
+        Cell(text="passes" if comparison.cause is None else f"fails: {comparison.cause.name}"),
+    )
+
+
+def _told(name: str, distance: float) -> str:
+    if name == "samples fed":
+        return "the same" if not distance else f"other in {distance:.0f} steps"
+    return "0" if not distance else f"{distance:.1e}"
+
+
+def _error_cell(record: RunRecord) -> Cell:
+    error = error_rate(record)
+    return Cell(value=error.value, low=error.low, high=error.high, run_id=record.run_id)
+
+
+def charts(comparisons: Sequence[Comparison]) -> tuple[Chart, ...]:
+    """The distance of the first gradient of each training, beside what passes."""
+    if not comparisons:
+        return ()
+    names = [_name(c.run) for c in comparisons]
+    gradients = [max(_of(c, "exchanged gradient"), SMALLEST) for c in comparisons]
+    return (
+        Chart(
+            name="sequential-equivalence",
+            title="Distance of the first gradient from one device's, and what passes",
+            kind="scatter",
+            x=Axis(name="training", scale="category"),
+            y=Axis(name="distance", scale="log10"),
+            lines=(
+                Line(
+                    name="first gradient",
+                    points=tuple(
+                        Point(x=name, y=distance, run_id=c.run.run_id)
+                        for name, distance, c in zip(names, gradients, comparisons, strict=True)
+                    ),
+                ),
+                Line(
+                    name="passes up to",
+                    role="reference",
+                    points=tuple(
+                        Point(x=name, y=tolerance(c.run))
+                        for name, c in zip(names, comparisons, strict=True)
+                    ),
+                ),
+            ),
+        ),
+    )
+
+
+def across_machines(own: Sequence[RunRecord], others: Sequence[RunRecord]) -> tuple[Elsewhere, ...]:
+    """Each training here beside the same of every other store, as far as they have it: the same
+    network, samples, iterations, devices and precision."""
+    return tuple(
+        Elsewhere(own=record, other=other)
+        for record in own
+        for other in others
+        if other.key.spec_id == record.key.spec_id
+    )
+
+
+def machine_findings(machines: Sequence[Elsewhere]) -> Iterator[Finding]:
+    """Whether the error rates of two stores agree; those that do not, by name."""
+    if not machines:
+        return
+    agree = [m for m in machines if m.agrees]
+    yield Finding(
+        question="Do two machines reach the same error rate?",
+        text=f"{len(agree)} of {len(machines)} trainings reach the same error rate on both "
+        "machines, within the intervals.",
+        value=float(len(agree)),
+        unit=f"of {len(machines)} agree",
+    )
+    for machine in machines:
+        if not machine.agrees:
+            here, there = (_error_text(r) for r in (machine.own, machine.other))
+            yield Finding(
+                text=f"{_name(machine.own)} after {_work(machine.own).iterations} iterations: "
+                f"{here} wrong on {_where(machine.own)}, {there} on {_where(machine.other)}.",
+                remedy="Compare their first gradients and losses in the table.",
+            )
+
+
+def _error_text(record: RunRecord) -> str:
+    error = error_rate(record)
+    return format_interval(error.value, error.low, error.high, "%")
+
+
+def _where(record: RunRecord) -> str:
+    rank = record.ranks[0]
+    return f"{rank.device_name or rank.device} of {rank.host}"
+
+
+def _machines_table(machines: Sequence[Elsewhere]) -> Table:
+    return Table(
+        title="The same training on another machine",
+        columns=(
+            Column(name="training"),
+            Column(name="other machine"),
+            Column(name="iterations"),
+            Column(name="error rate here", unit="%"),
+            Column(name="error rate there", unit="%"),
+            Column(name="first gradient"),
+            Column(name="verdict"),
+        ),
+        rows=tuple(
+            (
+                Cell(text=_name(m.own), run_id=m.own.run_id),
+                Cell(text=_where(m.other), run_id=m.other.run_id),
+                Cell(value=_work(m.own).iterations),
+                _error_cell(m.own),
+                _error_cell(m.other),
+                Cell(text=_told("", _gradient(m))),
+                Cell(text="agrees" if m.agrees else "differs"),
+            )
+            for m in machines
+        ),
+    )
+
+
+def _gradient(machine: Elsewhere) -> float:
+    return relative(machine.other.replicas[0].gradients, machine.own.replicas[0].gradients)

@@ -1,0 +1,1 @@
+"""Breakdown of the mean step time."""

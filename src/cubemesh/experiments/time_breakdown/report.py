@@ -1,0 +1,182 @@
+"""The tables and the chart of `time-breakdown`: the step as a sum, and its work by what did it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from cubemesh.experiments.analysis.groups import Group
+from cubemesh.measure.attribution.attribution import OTHER, PARTS
+from cubemesh.schema import Axis, Breakdown, Cell, Chart, Column, Line, Point, RunRecord, Table
+
+MOST_LAYERS = 10
+Key = tuple[str, int]
+"""(network, minibatch)."""
+
+
+def told_by(group: Group[Key]) -> RunRecord | None:
+    """The record that stands for a point: its first with an attribution."""
+    return next((r for r in group.ok if r.parts), None)
+
+
+def name_of(key: Key) -> str:
+    """A point in a heading: network, minibatch."""
+    return f"{key[0]}, {key[1]}"
+
+
+def why(group: Group[Key]) -> str:
+    """The reason that no record stands for a point."""
+    return "run without attribution" if group.ok else group.why
+
+
+def attributions(groups: Sequence[Group[Key]]) -> Iterator[Table]:
+    """A row for each point: the mean step and the share of each of its parts."""
+    names = [n for n in PARTS if any(n in _shares(group) for group in groups)]
+    columns = (
+        Column(name="network"),
+        Column(name="minibatch"),
+        Column(name="step", unit="ms"),
+        *(Column(name=name.replace("_", " "), unit="%") for name in names),
+        Column(name="profiled step", unit="x"),
+        *(Column(name=words, unit="%") for _, words in _own_figures(groups)),
+    )
+    rows = tuple(_attribution_row(group, names, groups) for group in groups)
+    yield Table(title="The mean step as a sum", columns=columns, rows=rows)
+
+
+_FIGURES = (("device_busy_percent", "device busy"), ("occupancy_percent", "occupancy"))
+
+
+def _own_figures(groups: Sequence[Group[Key]]) -> tuple[tuple[str, str], ...]:
+    """Those that some run has: a CPU has neither."""
+    return tuple(
+        pair for pair in _FIGURES if any(pair[0] in r.figures for g in groups for r in g.ok)
+    )
+
+
+def _attribution_row(
+    group: Group[Key], names: Sequence[str], groups: Sequence[Group[Key]]
+) -> tuple[Cell, ...]:
+    head = (Cell(text=group.key[0]), Cell(text=str(group.key[1])))
+    record, figures = told_by(group), _own_figures(groups)
+    if record is None:
+        return (*head, *(Cell(reason=why(group)) for _ in range(2 + len(names) + len(figures))))
+    shares, step_s = _shares(group), _step_s(record)
+    profiled = record.figure("profiled_step_s")
+    return (
+        *head,
+        Cell(value=1e3 * step_s, run_id=record.run_id),
+        *(_percent(shares.get(name), record) for name in names),
+        Cell(value=profiled / step_s, run_id=record.run_id) if profiled else Cell(text="–"),
+        *(_figure(record, name) for name, _ in figures),
+    )
+
+
+def _percent(share: float | None, record: RunRecord) -> Cell:
+    return Cell(text="–") if share is None else Cell(value=100 * share, run_id=record.run_id)
+
+
+def _figure(record: RunRecord, name: str) -> Cell:
+    value = record.figure(name)
+    return Cell(text="–") if value is None else Cell(value=value, run_id=record.run_id)
+
+
+def _step_s(record: RunRecord) -> float:
+    return math.fsum(part.seconds for part in record.parts)
+
+
+def _shares(group: Group[Key]) -> dict[str, float]:
+    record = told_by(group)
+    if record is None:
+        return {}
+    step_s = _step_s(record)
+    return {part.name: part.seconds / step_s for part in record.parts}
+
+
+def charts(groups: Sequence[Group[Key]]) -> tuple[Chart, ...]:
+    """A bar for each point, of its parts on one another; none where nothing was taken apart."""
+    told = [group for group in groups if told_by(group)]
+    if not told:
+        return ()
+    names = [n for n in PARTS if any(n in _shares(group) for group in told)]
+    lines = tuple(
+        Line(
+            name=name.replace("_", " "),
+            points=tuple(
+                Point(
+                    x=name_of(group.key),
+                    y=max(0.0, 100 * _shares(group).get(name, 0.0)),
+                    run_id=group.run_id,
+                )
+                for group in told
+            ),
+            role="reference" if name == OTHER else "measured",
+        )
+        for name in names
+    )
+    chart = Chart(
+        name="time-breakdown",
+        title="The mean step as a sum, by network and minibatch",
+        kind="bar",
+        x=Axis(name="network, minibatch", scale="category"),
+        y=Axis(name="of the step", unit="%", from_zero=True),
+        lines=lines,
+        stacked=True,
+    )
+    return (chart,)
+
+
+def _breakdown(group: Group[Key], name: str) -> Breakdown | None:
+    record = told_by(group)
+    return next((b for b in record.breakdowns if b.name == name), None) if record else None
+
+
+def work_by(groups: Sequence[Group[Key]], name: str, title: str) -> Iterator[Table]:
+    """Rows by the longest anywhere first, a column for each point."""
+    found = [(group, b) for group in groups if (b := _breakdown(group, name)) is not None]
+    if not found:
+        return
+    longest: dict[str, float] = {}
+    for _, breakdown in found:
+        total = math.fsum(row.seconds for row in breakdown.rows)
+        for row in breakdown.rows:
+            longest[row.name] = max(longest.get(row.name, 0.0), row.seconds / total if total else 0)
+    columns = (Column(name=name), *(Column(name=name_of(g.key), unit="ms") for g, _ in found))
+    rows = tuple(
+        (Cell(text=row), *(_seconds(breakdown, row, group) for group, breakdown in found))
+        for row in sorted(longest, key=lambda row: -longest[row])
+    )
+    yield Table(title=title, columns=columns, rows=rows)
+
+
+def _seconds(breakdown: Breakdown, name: str, group: Group[Key]) -> Cell:
+    row = next((r for r in breakdown.rows if r.name == name), None)
+    return Cell(text="–") if row is None else Cell(value=1e3 * row.seconds, run_id=group.run_id)
+
+
+def longest_layers(groups: Sequence[Group[Key]]) -> Iterator[Table]:
+    """The longest layers of each network, at its largest minibatch that was taken apart."""
+    largest: dict[str, tuple[Group[Key], Breakdown]] = {}
+    for group in sorted(groups, key=lambda g: g.key[1]):
+        breakdown = _breakdown(group, "layer")
+        if breakdown is not None:
+            largest[group.key[0]] = group, breakdown
+    for network, (group, breakdown) in largest.items():
+        total = math.fsum(row.seconds for row in breakdown.rows)
+        rows = tuple(
+            (
+                Cell(text=row.name),
+                Cell(value=1e3 * row.seconds, run_id=group.run_id),
+                Cell(value=100 * row.seconds / total if total else 0.0, run_id=group.run_id),
+            )
+            for row in breakdown.rows[:MOST_LAYERS]
+        )
+        columns = (
+            Column(name="layer"),
+            Column(name="a step", unit="ms"),
+            Column(name="of all work", unit="%"),
+        )
+        title = f"{network} at minibatch {group.key[1]}: layers that take longest"
+        if len(breakdown.rows) > MOST_LAYERS:
+            title += f", {MOST_LAYERS} of {len(breakdown.rows)}"
+        yield Table(title=title, columns=columns, rows=rows)

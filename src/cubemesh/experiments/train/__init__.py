@@ -1,0 +1,1 @@
+"""Training to a number of epochs or a target accuracy."""

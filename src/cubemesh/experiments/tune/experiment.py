@@ -1,0 +1,233 @@
+"""Which setting trains a network fastest here, and what does each step towards it gain?
+
+Framework, precision, layout, compiling, exchange, buckets, threads and their places are turned one
+after the other (tune_search.py), within a budget of time. The network, its input, the optimizer and
+the minibatch stay, so that what is trained stays; a setting whose losses depart from the stock
+setting's in the first steps is refused by name (tune_curves.py). The stock setting is the first of
+each list: PyTorch, eager, fp32, nchw, a thread for each usable core.
+
+Every trial is a run like any other and stays in the store, so that a tuning broken off has its
+answer as far as it came, and the same command goes on from there. `tuned=true` reads the winner
+from the store (tuned.py).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cubemesh.errors import UsageError
+from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
+from cubemesh.experiments.tune.budget import Budget
+from cubemesh.experiments.tune.report import charts, findings, notes, tables, timed
+from cubemesh.experiments.tune.search import Search, Trial
+from cubemesh.experiments.tune.search_space import (
+    Configuration,
+    Wishes,
+    configuration_of,
+    usual_frameworks,
+)
+from cubemesh.frameworks import entry
+from cubemesh.schema import Against, Answer, Effort, Placement, RunRecord, RunSpec, TrainSteps
+from cubemesh.schema.spec import CompileBy, Layout, Pinning, Precision
+
+MINUTES_ON_CPU, MINUTES_ON_GPU = 3.0, 5.0
+EFFORTS = {
+    Scale.QUICK: Effort(steps=2, seconds=0.4, windows=8, warmup_seconds=1.0),
+    Scale.DEFAULT: Effort(steps=3, seconds=0.8, windows=8, warmup_seconds=2.0),
+    Scale.FULL: Effort(steps=10, seconds=3.0, windows=20, warmup_seconds=10.0),
+}
+"""Of a configuration's first run; each further one measures half as long again."""
+LEAST_LOSSES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What can be set in `tune` besides the fields of its specs."""
+
+    network: str = "little-cnn"
+    """The network to train."""
+    batch_per_device: int = 64
+    """The minibatch, which stays."""
+    devices: int = 1
+    """How many devices train together."""
+    minutes: float | None = None
+    """The most it may take; none given is 3 minutes on a CPU, 5 on a GPU."""
+    frameworks: tuple[str, ...] = ()
+    """Frameworks to choose among, the stock one first; none given is all that compute."""
+    precisions: tuple[Precision, ...] = ()
+    """Precisions to choose among, the stock one first; none given is fp32 and bf16, on a GPU tf32
+    and fp16 too."""
+    layouts: tuple[Layout, ...] = ("nchw", "nhwc")
+    """Orders of the image axes in memory, the stock one first."""
+    threads: tuple[int, ...] = ()
+    """Counts of CPU threads besides one for each usable core; none given is one, and half."""
+    pinnings: tuple[Pinning, ...] = ("none", "compact")
+    """How threads are bound to processors, where there are fewer of them."""
+    compiling: tuple[CompileBy, ...] = ("network", "segment")
+    """What a compiler sees at once."""
+    exchanges: tuple[str, ...] = ()
+    """Of several devices, how they come to the same weights, the stock way first; none given is
+    all-reduce and all-reduce-16, between GPUs by copies too."""
+    buckets_mib: tuple[int, ...] = (1, 4, 100)
+    """Of several devices, MiB of gradients that travel together, besides 25."""
+    batches: tuple[int, ...] = ()
+    """Minibatches to choose among in the end; none given leaves it as it is."""
+    losses: int = 12
+    """First steps whose losses a setting is judged by."""
+    seed: int = 0
+    """Of the weights and the order of samples; the run-to-run spread takes those after it."""
+
+    def __post_init__(self) -> None:
+        for name in self.frameworks:
+            entry(name)
+        if self.minutes is not None and not self.minutes > 0:
+            raise UsageError(f"minutes={self.minutes} must be more than 0.")
+        if self.losses < LEAST_LOSSES:
+            raise UsageError(
+                f"losses={self.losses} are too few to judge a setting by: set {LEAST_LOSSES} or "
+                "more."
+            )
+        for name in ("layouts", "compiling"):
+            if not getattr(self, name):
+                raise UsageError(f"{name} must name one at least.")
+        for name in ("threads", "buckets_mib", "batches"):
+            if min(getattr(self, name), default=1) < 1:
+                raise UsageError(f"{name} must be 1 or more.")
+
+    def wishes(self) -> Wishes:
+        """As the search reads them."""
+        return Wishes(
+            batch_per_device=self.batch_per_device,
+            devices=self.devices,
+            frameworks=self.frameworks or usual_frameworks(),
+            precisions=self.precisions,
+            layouts=self.layouts,
+            threads=self.threads,
+            pinnings=self.pinnings,
+            compiling=self.compiling,
+            exchanges=self.exchanges,
+            buckets=tuple(mib << 20 for mib in self.buckets_mib),
+            batches=self.batches,
+        )
+
+    def seconds(self, on_gpu: bool) -> float:
+        """The budget."""
+        usual = MINUTES_ON_GPU if on_gpu else MINUTES_ON_CPU
+        return 60.0 * (usual if self.minutes is None else self.minutes)
+
+
+def plan(settings: Settings, context: Context) -> Plan:
+    """One trial after the other, as the search asks for them and as time allows."""
+    budget = Budget(settings.seconds(context.has_gpu), context.clock)
+    search = Search(wishes=settings.wishes())
+    walk = search.walk()
+    came: RunRecord | None = None
+    while True:
+        try:
+            trial = walk.send(came)  # None begins a generator, as it must
+        except StopIteration:
+            return
+        came, framework = None, trial.configuration.framework
+        other = () if trial.against is None else (trial.against.framework,)
+        if budget.affords(framework, *other):
+            began = context.clock()
+            limit_s = budget.limit_s(whole=search.stock is None)
+            (record,) = yield [_spec(settings, trial, EFFORTS[context.scale], limit_s)]
+            took_s = context.clock() - began
+            budget.took(framework, min(took_s, record.elapsed_s))  # without a framework's import
+            came = record
+
+
+def _spec(settings: Settings, trial: Trial, effort: Effort, limit_s: float) -> RunSpec:
+    """The run of a trial. Its effort differs from that of the runs before it: what is stored is not
+    run again, and this is to be."""
+    first = trial.number == 0
+    stock = RunSpec(
+        work=TrainSteps(
+            network=settings.network,
+            batch_per_device=settings.batch_per_device,
+            seed=settings.seed + trial.seed,
+            losses=settings.losses if first and trial.against is None else 0,
+        ),
+        placement=Placement(devices=settings.devices),
+        effort=replace(
+            effort, seconds=effort.seconds * (1 + trial.number / 2), time_limit_s=limit_s
+        ),
+    )
+    spec = trial.configuration.of(stock)
+    if trial.seed:
+        alone = replace(spec.effort, steps=1, seconds=0.0, windows=1, warmup_seconds=0.0)
+        return replace(spec, effort=alone)
+    if trial.against is None:
+        return spec
+    other = trial.against.of(stock)
+    against = Against(work=other.work, placement=other.placement, program=other.program)
+    return replace(spec, against=against)
+
+
+def found(settings: Settings, records: Sequence[RunRecord]) -> Search:
+    """The search that these records came from, as far as they go."""
+    stored: dict[object, list[RunRecord]] = defaultdict(list)
+    for record in records:
+        stored[_kind(settings, record.spec)].append(record)
+    search = Search(wishes=settings.wishes())
+    walk = search.walk()
+    came: RunRecord | None = None
+    while True:
+        try:
+            trial = walk.send(came)
+        except StopIteration:
+            return search
+        own = stored[trial.configuration, trial.seed, trial.against]
+        came = own.pop(0) if own else None
+
+
+def _kind(settings: Settings, spec: RunSpec) -> tuple[Configuration, int, Configuration | None]:
+    """Which trial asked for a run, but for how many came before it."""
+    assert isinstance(spec.work, TrainSteps), "nothing else is asked for"
+    other = spec.other
+    against = None if other is None else configuration_of(other)
+    return configuration_of(spec), spec.work.seed - settings.seed, against
+
+
+def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
+    """The ladder from the records of one `tune`."""
+    search = found(settings, records)
+    devices = "" if settings.devices == 1 else f" on {settings.devices} devices"
+    return Answer(
+        experiment=EXPERIMENT.name,
+        question=EXPERIMENT.question,
+        title=f"{settings.network}, minibatch {settings.batch_per_device}{devices}: the fastest "
+        "setting",
+        findings=tuple(findings(settings.network, search)),
+        tables=tuple(tables(search)),
+        charts=tuple(charts(settings.network, search)),
+        warnings=tuple(dict.fromkeys(w for r in timed(search) for w in r.warnings)),
+        run_ids=tuple(r.run_id for r in records),
+        notes=notes(search, settings.losses),
+    )
+
+
+EXPERIMENT = Experiment(
+    name="tune",
+    question="Which setting trains this network fastest here?",
+    settings=Settings,
+    works=(TrainSteps,),
+    varies={
+        "framework": "frameworks",
+        "precision": "precisions",
+        "loss_scale": "precisions",
+        "layout": "layouts",
+        "pinning": "pinnings",
+        "compile_by": "compiling",
+        "exchange": "exchanges",
+        "bucket_bytes": "buckets_mib",
+        "hosts": "devices",
+    },
+    plan=plan,
+    answer=answer,
+    alternates=False,
+    tunes=False,
+)

@@ -1,0 +1,107 @@
+"""What does a stored run tell a forecast? The rate of so many devices, their power, or a sweep.
+
+A run of training must be of what is asked for: network, input, minibatch, precision, and the
+exchange where it had several devices. A run of a collective becomes a measured sweep; where an
+operation was measured out of place and in place, the faster counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cubemesh import networks
+from cubemesh.errors import UsageError
+from cubemesh.forecast.calibration import OPERATIONS, Sweep
+from cubemesh.forecast.request import Question
+from cubemesh.machines.catalogue import find
+from cubemesh.networks.graph import Network
+from cubemesh.schema import Collective, RunRecord
+from cubemesh.schema.work import NetworkWork, TrainSteps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What one run tells."""
+
+    rates: dict[int, float] = field(default_factory=dict)
+    """Samples per second, by number of devices."""
+    sweeps: tuple[Sweep, ...] = ()
+    device_watts: float | None = None
+    """Mean power of a device while it trained."""
+
+
+def told_by(record: RunRecord, network: str, question: Question) -> Told:
+    """What a run tells about `question`, which is about the network called `network`; UsageError
+    for a run of something else."""
+    if isinstance(record.spec.work, Collective):
+        return Told(sweeps=(_sweep(record, question),))
+    devices, rate = _rate(record, network, question)
+    watts = record.figure("mean_power_watts")
+    return Told(rates={devices: rate}, device_watts=watts if devices == 1 else None)
+
+
+def _where(record: RunRecord) -> str:
+    return f"--calibrate {record.run_id}"
+
+
+def _sweep(record: RunRecord, question: Question) -> Sweep:
+    work, where = record.spec.work, _where(record)
+    assert isinstance(work, Collective)
+    operation = next((o for o in OPERATIONS if o == work.collective), None)
+    if operation is None:
+        raise UsageError(
+            f"{where}: {work.collective} is no part of a forecast. Name a run of one of "
+            f"{', '.join(OPERATIONS)}."
+        )
+    _check(where, _device_of(record, question))
+    times: dict[int, float] = {}
+    for point in record.sweep:
+        if point.pair is None and point.seconds:
+            times[point.size_bytes] = min(point.time_s, times.get(point.size_bytes, float("inf")))
+    if len(times) < 2:
+        raise UsageError(f"{where}: it has fewer than two sizes. Name a sweep over sizes.")
+    return Sweep(
+        operation=operation,
+        devices=len(record.ranks) or record.spec.placement.devices,
+        size_bytes=tuple(sorted(times)),
+        seconds=tuple(times[size] for size in sorted(times)),
+        source=f"run {record.run_id}",
+    )
+
+
+def _rate(record: RunRecord, network: str, question: Question) -> tuple[int, float]:
+    """(devices, samples per second) of a stored run of training."""
+    work, rate, where = record.spec.work, record.figure("throughput_per_s"), _where(record)
+    if not isinstance(work, TrainSteps) or rate is None or not isinstance(work, NetworkWork):
+        raise UsageError(
+            f"{where}: this run measured no training steps and no collective. Name one that did."
+        )
+    devices = len(record.ranks) or record.spec.placement.devices
+    wanted: dict[str, tuple[object, object]] = {
+        "network": (work.network, networks.canonical_name(network)),
+        "batch_per_device": (work.batch_per_device, question.batch(devices)),
+        "precision": (record.spec.program.precision, question.precision),
+        "input": (_inputs(networks.build_for(work)), _inputs(question.network)),
+    }
+    if devices > 1:
+        wanted["exchange"] = (record.spec.program.exchange, question.exchange)
+    _check(where, wanted | _device_of(record, question))
+    return devices, rate
+
+
+def _check(where: str, wanted: dict[str, tuple[object, object]]) -> None:
+    for name, (given, asked) in wanted.items():
+        if given != asked:
+            raise UsageError(f"{where}: its {name} is {given}, and {asked} is asked for.")
+
+
+def _inputs(network: Network) -> str:
+    return ", ".join(f"{i.name} {'×'.join(map(str, i.shape))}" for i in network.inputs)
+
+
+def _device_of(record: RunRecord, question: Question) -> dict[str, tuple[object, object]]:
+    """The device where both are known: as the catalogue calls it, or as the run does."""
+    name = record.ranks[0].device_name if record.ranks else ""
+    sheet = find(name)
+    given = name if sheet is None else sheet.id
+    return {"device": (given, question.system.device)} if given and question.system.device else {}

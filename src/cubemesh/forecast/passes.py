@@ -1,0 +1,149 @@
+"""How long do the passes of a step take on one device, and when is each gradient ready?
+
+By the roofline (`compute.py`): each layer's passes take the longer of operations and bytes at what
+the device attains, a share of its datasheet's peaks. A measured time of the whole step scales all
+of them alike. The update reads weights, gradients and momenta and writes weights and momenta.
+Weights and their gradients are kept in four bytes in every precision.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from cubemesh.errors import UsageError
+from cubemesh.forecast.calibration import Calibration
+from cubemesh.machines.catalogue import datasheets
+from cubemesh.machines.catalogue.system import System
+from cubemesh.networks.cost import costs
+from cubemesh.networks.graph import Network
+from cubemesh.schema.cost import Cost
+from cubemesh.schema.spec import Precision
+
+VALUE_BYTES = 4
+UPDATE_ACCESSES = 5
+"""Of a value each, in SGD with momentum."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """What a device attains."""
+
+    flops_per_s: float
+    bytes_per_s: float
+    source: str
+
+
+PROPORTIONS = Speed(
+    flops_per_s=10e12,
+    bytes_per_s=500e9,
+    source="no datasheet: layers in proportion as on a device of 20 operations a byte",
+)
+"""Stands for a device of which nothing is known but how fast it trains: only how the time divides
+among layers is taken from it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradient:
+    """A layer's backward pass, in the order in which they run."""
+
+    seconds: float
+    gradient_bytes: int
+    """Of the parameters whose gradient is complete after it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """One device's step without any exchange."""
+
+    forward: tuple[float, ...]
+    """Seconds of each layer, in the order in which they run."""
+    backward: tuple[Gradient, ...]
+    update_s: float
+    memory_bound: bool
+    """Whether bytes take longer than operations."""
+
+    @property
+    def forward_s(self) -> float:
+        """Of all layers."""
+        return sum(self.forward)
+
+    @property
+    def backward_s(self) -> float:
+        """Of all layers."""
+        return sum(layer.seconds for layer in self.backward)
+
+    @property
+    def step_s(self) -> float:
+        """All of it."""
+        return self.forward_s + self.backward_s + self.update_s
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of all parameters."""
+        return sum(layer.gradient_bytes for layer in self.backward)
+
+    def scaled(self, times: float) -> Passes:
+        """The same, every pass so many times as long."""
+        return Passes(
+            forward=tuple(seconds * times for seconds in self.forward),
+            backward=tuple(
+                Gradient(seconds=g.seconds * times, gradient_bytes=g.gradient_bytes)
+                for g in self.backward
+            ),
+            update_s=self.update_s * times,
+            memory_bound=self.memory_bound,
+        )
+
+
+def speed(system: System, precision: Precision, calibration: Calibration) -> Speed | None:
+    """What the device of a system attains in `precision`; None where its datasheet is not known."""
+    sheet = datasheets().get(system.device)
+    peak = None if sheet is None else sheet.peak(precision)
+    bandwidth = None if sheet is None else sheet.value("memory_bytes_per_s")
+    if sheet is None or peak is None or bandwidth is None:
+        return None
+    return Speed(
+        flops_per_s=peak.flops_per_s * calibration["attained_flops"],
+        bytes_per_s=bandwidth * calibration["attained_bytes"],
+        source=f"{sheet.name}: dense {peak.computed_in}, {peak.source}",
+    )
+
+
+def passes(network: Network, batch: int, precision: Precision, at: Speed) -> Passes:
+    """The passes on `batch` samples; UsageError for fewer than one."""
+    if batch < 1:
+        raise UsageError(f"batch_per_device={batch} must be 1 or more.")
+    counted = costs(network, batch, precision)
+
+    def seconds(*pieces: Cost) -> float:
+        return sum(
+            max(p.matrix_flops / at.flops_per_s, p.moved_bytes / at.bytes_per_s) for p in pieces
+        )
+
+    names = {node.name for node in network.nodes}
+    losses = [layer.data_gradient for name, layer in counted.items() if name not in names]
+    owner: dict[str, str] = {}
+    for node in network.nodes:
+        for parameter in node.parameters.values():
+            owner.setdefault(parameter, node.name)  # shared ones are complete at the first use
+    own = dict.fromkeys(names, 0)
+    for parameter, name in owner.items():
+        own[name] += VALUE_BYTES * math.prod(network.parameters[parameter].shape)
+    backward = [Gradient(seconds=seconds(*losses), gradient_bytes=0)]
+    for node in reversed(network.nodes):
+        cost = counted[node.name]
+        backward.append(
+            Gradient(
+                seconds=seconds(cost.data_gradient, cost.weight_gradient),
+                gradient_bytes=own[node.name],
+            )
+        )
+    weights = sum(g.gradient_bytes for g in backward)
+    total = sum((layer.total for layer in counted.values()), start=Cost())
+    return Passes(
+        forward=tuple(seconds(layer.forward) for layer in counted.values()),
+        backward=tuple(backward),
+        update_s=UPDATE_ACCESSES * weights / at.bytes_per_s,
+        memory_bound=total.moved_bytes / at.bytes_per_s > total.matrix_flops / at.flops_per_s,
+    )

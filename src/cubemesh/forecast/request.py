@@ -1,0 +1,90 @@
+"""What is asked of a forecast, and what it answers: nouns that the model and its views share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from cubemesh.errors import UsageError
+from cubemesh.forecast.calibration import Calibration
+from cubemesh.forecast.communication import Library
+from cubemesh.forecast.gradient_sync import Exchange
+from cubemesh.machines.catalogue.system import System
+from cubemesh.networks.graph import Network
+from cubemesh.schema.spec import Precision
+
+Regime = Literal["weak", "strong"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A forecast for one number of devices."""
+
+    devices: int
+    batch_per_device: int
+    samples_per_s: float
+    low: float
+    high: float
+    efficiency: float
+    """Throughput over that of as many single devices at the minibatch of one device."""
+    limit: str
+    parts_s: Mapping[str, float]
+    """`forward`, `backward`, `launch`, `slowdown`, `exposed`, `update`, `sharing`, `waiting`; they
+    sum to the step."""
+    communication_s: float
+    """All exchanges together, hidden or not."""
+    exchanged_bytes: int
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step."""
+        return sum(self.parts_s.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """The points, and what they rest on."""
+
+    points: tuple[Point, ...]
+    before: tuple[Point, ...] = ()
+    """The same without what was changed; empty where nothing was."""
+    calibration: Calibration
+    device_source: str
+    """Where one device's speed is from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is to be trained, on what."""
+
+    network: Network
+    system: System
+    batch_per_device: int
+    """Of each device in weak scaling; in strong scaling of one device that has it all."""
+    precision: Precision = "fp32"
+    regime: Regime = "weak"
+    exchange: Exchange = "all-reduce"
+    peer_access: bool = True
+    """Whether GPUs of a system reach one another's memory; else the host's memory is between."""
+
+    @property
+    def library(self) -> Library:
+        """Processors talk through gloo."""
+        return "nccl" if self.system.topology.gpus else "gloo"
+
+    @property
+    def computed_on(self) -> str:
+        """The device and the precision, in words: what a measured rate holds for."""
+        return f"{self.system.device or self.system.name} in {self.precision}"
+
+    def batch(self, devices: int) -> int:
+        """The minibatch of each device; UsageError where it cannot be shared out."""
+        if self.regime == "weak":
+            return self.batch_per_device
+        if self.batch_per_device % devices:
+            raise UsageError(
+                f"A minibatch of {self.batch_per_device} cannot be shared by {devices} devices. "
+                f"Give a multiple of {devices}."
+            )
+        return self.batch_per_device // devices

@@ -1,0 +1,301 @@
+"""How fast will several devices train a network, what will they lose, and to what?
+
+A step on n devices takes
+
+    forward + backward + launch + slowdown + exposed + update + sharing + waiting
+
+`launch` is what a device waits for its host (`host.py`). Gradients are exchanged in buckets as
+backward completes them (`exchange.py`, `communication.py`): what has not ended when backward ends
+is exposed; what runs beside it slows it (`overlap_slowdown`). Two GPUs of a K80
+share their board and its power (`sharing`). Everybody waits for the slowest of n: the expected
+maximum of n normal steps (G. Blom, 1958), whose spread is the device's own and, in recurrent
+networks, that of the sentences' lengths. One device's passes come from its datasheet, or from a
+measured step (`passes.py`). Weak scaling keeps the minibatch of a device, strong scaling that of
+all together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import hypot
+from statistics import NormalDist
+
+from cubemesh.errors import UsageError, unknown_name
+from cubemesh.forecast.calibration import Calibration
+from cubemesh.forecast.fabric import Fabric, fabric
+from cubemesh.forecast.gradient_sync import Exchanged, exchanged
+from cubemesh.forecast.launch_overhead import host_s, stall_s, times_for
+from cubemesh.forecast.passes import PROPORTIONS, Passes, passes, speed
+from cubemesh.forecast.request import Forecast, Point, Question
+from cubemesh.forecast.what_if import Change, changed
+from cubemesh.networks.recurrent_layers import LSTM
+
+__all__ = ["Forecast", "Point", "Question", "predict", "slowest"]
+
+GOOD = 0.9
+"""From this efficiency on a device's own speed is named as the limit."""
+NOISE = 0.03
+"""So much more than as many single devices several may reach by chance."""
+ONE = Fabric(devices_per_system=1)
+BOARDS_OF_TWO = {"k80"}
+"""Devices of which two share a board."""
+
+
+def predict(
+    question: Question,
+    devices: Sequence[int],
+    calibration: Calibration,
+    measured: Mapping[int, float] | None = None,
+    what_if: Sequence[Change] = (),
+) -> Forecast:
+    """Forecasts for each of `devices`; `measured` are samples per second on so many devices.
+
+    With a measured point of one device its step is that long; with the largest other one what
+    several devices lose is fitted to it; with only such a point the device's step is. `what_if` is
+    changed after that fit: the points are those of the changed machine or program. UsageError
+    for device counts that the system does not have, rates that are not above 0, or a device of
+    which neither datasheet nor a measured point is known.
+    """
+    if question.regime not in ("weak", "strong"):
+        raise unknown_name("regime", question.regime, ("weak", "strong"))
+    model = _Model(question, calibration, dict(measured or {}))
+    model.fit()
+    before = tuple(model.point(n) for n in devices) if what_if else ()
+    if what_if:
+        model = model.with_changes(what_if)
+    return Forecast(
+        points=tuple(model.point(n) for n in devices),
+        before=before,
+        calibration=model.known,
+        device_source=model.source,
+    )
+
+
+def slowest(devices: int) -> float:
+    """Expected maximum of so many standard normal values (Blom's approximation); 0 for one."""
+    if devices == 1:
+        return 0.0
+    return NormalDist().inv_cdf((devices - 0.375) / (devices + 0.25))
+
+
+class _Model:
+    """One device's speed, and what is lost on several."""
+
+    def __init__(
+        self,
+        question: Question,
+        known: Calibration,
+        measured: dict[int, float],
+        *,
+        foreign: bool = False,
+    ) -> None:
+        """`foreign`: the rates were measured on another machine."""
+        for devices, rate in measured.items():
+            if not 0 < rate < float("inf"):
+                raise UsageError(f"measured {devices}={rate}: samples per second are above 0.")
+            if not foreign:
+                fabric(question.system, devices)
+        found = speed(question.system, question.precision, known)
+        if found is None and not measured:
+            raise UsageError(
+                f"Nothing tells how fast a device of {question.system.name} trains in "
+                f"{question.precision}: no datasheet has its peak. Give what was measured: "
+                "--measured 1=SAMPLES_PER_S."
+            )
+        self.asked, self.known, self.measured = question, known, measured
+        self.at, self.scale = found or PROPORTIONS, 1 / known["device_speed"]
+        self.source = self.at.source
+        self.launch_s = known["launch_layer_s"] if question.library == "nccl" else 0.0
+        self.fabrics: dict[int, Fabric] = {1: ONE}
+        self.known_passes: dict[int, Passes] = {}
+        self.alone: float | None = None
+        """The forecast rate of one device, once it was asked for."""
+        self.fitted: set[int] = set()
+        """The numbers of devices whose measured rate the model passes through."""
+        self.elsewhere = False
+        """Whether the rates were measured on another kind of device, or in another precision."""
+
+    def fit(self) -> None:
+        """Make the model pass through the measured points."""
+        several = max((n for n in self.measured if n > 1), default=0)
+        self.fitted = {n for n in (1, several) if n in self.measured}
+        if 1 in self.measured:
+            self._fit_step(self.asked.batch(1) / self.measured[1])
+            self.source = "its measured rate"
+            if several:
+                self._fit_overhead(several)
+        elif several:
+            self._fit_scale(several)
+
+    def with_changes(self, changes: Sequence[Change]) -> _Model:
+        """The same on a changed machine or with a changed program, with nothing fitted anew."""
+        question, known = changed(self.asked, self.known, changes)
+        model = _Model(question, known, self.measured, foreign=True)
+        before, after = self.asked.computed_on, question.computed_on
+        model.elsewhere = before != after
+        if model.elsewhere and PROPORTIONS in (self.at, model.at):
+            unknown = before if self.at == PROPORTIONS else after
+            raise UsageError(
+                f"{before} and {after} cannot be compared: no datasheet has the peak of {unknown}. "
+                "Ask without --what-if, with a rate that was measured there."
+            )
+        model.scale *= self.scale * self.known["device_speed"]
+        if self.measured:
+            carried = f", carried to {after} by datasheets" if model.elsewhere else ""
+            model.source = self.source + carried
+        told = any(change.key == "launch_us" for change in changes)
+        if not told and self.asked.library == question.library == "nccl":
+            model.launch_s = self.launch_s  # none where the measured step showed none
+        return model
+
+    def _fit_step(self, step_s: float) -> None:
+        """Passes so long that with the launches the step is; a step shorter than its launches
+        shows that they were captured or compiled away."""
+        if host_s(self.passes(1), self.launch_s) >= step_s:
+            self.launch_s = 0.0
+        self.scale *= times_for(self.passes(1), self.launch_s, step_s)
+
+    def _fit_scale(self, devices: int) -> None:
+        """The device's step that gives the measured rate on several, by bisection."""
+        low, high = 1e-6, 1e6
+        for _ in range(80):
+            self.scale = (low * high) ** 0.5
+            if self._rate(devices) > self.measured[devices]:
+                low = self.scale
+            else:
+                high = self.scale
+        if abs(self._rate(devices) / self.measured[devices] - 1) > 1e-3:
+            raise UsageError(
+                f"measured {devices}={self.measured[devices]:g}: the links of "
+                f"{self.asked.system.name} do not let {devices} devices exchange gradients so "
+                "fast, however fast each is. Look again at the rate, the minibatch or the machine."
+            )
+        self.source = f"fitted to what was measured on {devices} devices"
+
+    def _fit_overhead(self, devices: int) -> None:
+        parts, passes_ = self.parts(devices), self.passes(devices)
+        own = passes_.step_s + stall_s(passes_, self.launch_s)
+        lost = sum(parts.values()) - own
+        if lost < 1e-9 * own:
+            raise UsageError(
+                f"measured {devices}={self.measured[devices]:g}: so many devices are expected to "
+                "lose nothing, so no loss can be fitted to it. Give the rate of one device alone."
+            )
+        step_s = devices * self.asked.batch(devices) / self.measured[devices]
+        if step_s < own / (1 + NOISE):
+            raise UsageError(
+                f"measured {devices}={self.measured[devices]:g} is more than {devices} times what "
+                "one device reached. Give rates of the same minibatch, precision and program."
+            )
+        source = f"what was measured on {devices} devices"
+        self.known = self.known.with_factor(
+            "overhead_scale", max(0.0, step_s - own) / lost, "fitted", source
+        )
+
+    def passes(self, devices: int) -> Passes:
+        """Of a device among so many."""
+        asked, batch = self.asked, self.asked.batch(devices)
+        if batch not in self.known_passes:
+            self.known_passes[batch] = passes(asked.network, batch, asked.precision, self.at)
+        return self.known_passes[batch].scaled(self.scale)
+
+    def parts(
+        self, devices: int, own: Passes | None = None, found: Exchanged | None = None
+    ) -> dict[str, float]:
+        """The parts of a step, in seconds; of these passes and this exchange where they are at
+        hand."""
+        known = self.known
+        own = own or self.passes(devices)
+        found = found or self.exchange(devices, own)
+        more = known["overhead_scale"]
+        alone = stall_s(own, self.launch_s)
+        several = known["launch_several"] if devices > 1 else 1.0
+        return {
+            "forward": own.forward_s,
+            "backward": own.backward_s,
+            "launch": alone + (stall_s(own, several * self.launch_s) - alone) * more,
+            "slowdown": found.slowdown_s * more,
+            "exposed": found.exposed_s * more,
+            "update": own.update_s,
+            "sharing": self._sharing(devices) * own.step_s * more,
+            "waiting": self._spread(devices) * found.together * own.step_s * more,
+        }
+
+    def exchange(self, devices: int, own: Passes | None = None) -> Exchanged:
+        """What so many devices exchange."""
+        return exchanged(
+            self.asked.exchange,
+            self.fabric(devices),
+            own or self.passes(devices),
+            self.known,
+            self.asked.library,
+        )
+
+    def fabric(self, devices: int) -> Fabric:
+        """What joins so many devices."""
+        if devices not in self.fabrics:
+            asked = self.asked
+            self.fabrics[devices] = fabric(asked.system, devices, asked.peer_access)
+        return self.fabrics[devices]
+
+    def _sharing(self, devices: int) -> float:
+        """By which share a device's step grows beside others."""
+        shared = devices > 1 and self.asked.system.device in BOARDS_OF_TWO
+        return self.known["board_share"] if shared else 0.0
+
+    def _spread(self, devices: int) -> float:
+        """What the slowest of so many takes more, over a device's own step."""
+        spread = self.known["step_spread"]
+        if any(isinstance(node.layer, LSTM) for node in self.asked.network.nodes):
+            spread = hypot(spread, self.known["length_spread"] / self.asked.batch(devices) ** 0.5)
+        return max(spread * slowest(devices), self.known["straggler"] - 1 if devices > 1 else 0.0)
+
+    def _rate(self, devices: int) -> float:
+        return devices * self.asked.batch(devices) / sum(self.parts(devices).values())
+
+    def point(self, devices: int) -> Point:
+        """The forecast for so many devices."""
+        own = self.passes(devices)
+        found = self.exchange(devices, own)
+        parts = self.parts(devices, own, found)
+        rate = devices * self.asked.batch(devices) / sum(parts.values())
+        if self.alone is None:
+            self.alone = self._rate(1)
+        efficiency = rate / devices / self.alone
+        band = self._band(devices)
+        return Point(
+            devices=devices,
+            batch_per_device=self.asked.batch(devices),
+            samples_per_s=rate,
+            low=rate / band,
+            high=rate * band,
+            efficiency=efficiency,
+            limit=_limit(parts, own, efficiency, found.limit),
+            parts_s=parts,
+            communication_s=found.busy_s,
+            exchanged_bytes=found.bytes,
+        )
+
+    def _band(self, devices: int) -> float:
+        """By which factor a forecast may be off, up or down."""
+        if not self.measured or self.elsewhere:  # from one to another by their datasheets
+            return self.known["band_uncalibrated"]
+        if devices in self.fitted:
+            return self.known["band_one_device"]
+        systems = self.fabrics[devices].systems
+        return self.known["band_one_system" if systems == 1 else "band_systems"]
+
+
+def _limit(parts: Mapping[str, float], own: Passes, efficiency: float, link: str) -> str:
+    if efficiency >= GOOD:
+        return "memory bandwidth of a device" if own.memory_bound else "operations of a device"
+    losses = {
+        f"exchange: {link}": parts["exposed"] + parts["slowdown"],
+        "waiting for the slowest device": parts["waiting"],
+        "launches by the host": parts["launch"],
+        "two GPUs on a board": parts["sharing"],
+    }
+    worst = max(losses, key=lambda name: losses[name])
+    if losses[worst] > 0.05 * sum(parts.values()):
+        return worst
+    return "small minibatch of a device"

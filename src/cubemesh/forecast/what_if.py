@@ -1,0 +1,303 @@
+"""What would be, if the machine or the program were another? The changes of `--what-if`.
+
+A change is a key and a value. It is made after the model was fitted to what was measured, so a
+measured device keeps its speed while its links, its network or its exchange become others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from cubemesh.errors import UsageError, unknown_name
+from cubemesh.forecast.calibration import Calibration
+from cubemesh.forecast.gradient_sync import EXCHANGES
+from cubemesh.forecast.request import Question
+from cubemesh.machines.catalogue import datasheets
+from cubemesh.machines.catalogue.system import Cluster
+from cubemesh.machines.catalogue.systems import load_system
+from cubemesh.machines.topology import NETWORKS, Link, Node, Topology
+from cubemesh.machines.topology.speeds import NVLINK_LATENCY_S
+from cubemesh.schema.spec import Precision
+
+LINKS = ("pcie", "nvlink", "host")
+WAYS = ("machine", "link", "network", "network_gbit_per_s", "network_latency_us", "ports")
+"""Keys after which collectives that were measured no longer hold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One thing that is otherwise."""
+
+    key: str
+    value: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """What can be changed, and how."""
+
+    means: str
+    values: str
+    """What may be given, in words."""
+    question: Callable[[Question, str], Question] | None = None
+    factor: str = ""
+    """Or else the factor of the calibration that it sets, times `unit`."""
+    unit: float = 1.0
+    least: float = 0.0
+
+
+def read_changes(texts: Sequence[str]) -> tuple[Change, ...]:
+    """The changes typed as key=value; UsageError for another form, an unknown key, or one that
+    comes twice."""
+    found: dict[str, Change] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        key, value = key.strip(), value.strip()
+        if key not in KEYS:
+            raise unknown_name("key of --what-if", key, KEYS, plural="keys")
+        if not equals or not value:
+            raise UsageError(f"--what-if {text}: give it as {key}=VALUE, with {KEYS[key].values}.")
+        if key in found:
+            raise UsageError(f"--what-if {key} is given twice; once is enough.")
+        found[key] = Change(key=key, value=value)
+    return tuple(found.values())
+
+
+def changed(
+    question: Question, known: Calibration, changes: Sequence[Change]
+) -> tuple[Question, Calibration]:
+    """The question and the factors with these changes, in the order of `KEYS`; UsageError for a
+    value that cannot be meant."""
+    given = {change.key: change.value for change in changes}
+    if given.keys() & set(WAYS):
+        known = replace(known, sweeps=())
+    for key, entry in KEYS.items():
+        if key not in given:
+            continue
+        if entry.question is not None:
+            question = entry.question(question, given[key])
+        else:
+            value = _number(key, given[key], entry.least) * entry.unit
+            known = known.with_factor(entry.factor, value, "assumed", f"--what-if {key}")
+    if "launch_us" in given and not question.system.topology.gpus:
+        raise UsageError(f"--what-if launch_us: {question.system.name} has no GPUs to launch on.")
+    return question, known
+
+
+def _number(key: str, text: str, least: float = 0.0) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    above = value > least if not least else value >= least
+    if not (math.isfinite(value) and above):
+        bound = f"of {least:g} or more" if least else "above 0"
+        raise UsageError(f"--what-if {key}={text}: it must be a number {bound}.")
+    return value
+
+
+def _whole(key: str, text: str) -> int:
+    value = _number(key, text, 1)
+    if value != int(value):
+        raise UsageError(f"--what-if {key}={text}: it must be a whole number.")
+    return int(value)
+
+
+def _machine(question: Question, name: str) -> Question:
+    return replace(question, system=load_system(name))
+
+
+def _device(question: Question, device: str) -> Question:
+    if device not in datasheets():
+        raise unknown_name("device", device, datasheets())
+    nodes = tuple(
+        replace(node, device=device) if node in question.system.topology.devices else node
+        for node in question.system.topology.nodes
+    )
+    topology = Topology(
+        name=question.system.topology.name, nodes=nodes, links=question.system.topology.links
+    )
+    return replace(question, system=replace(question.system, device=device, topology=topology))
+
+
+def _link(question: Question, link: str) -> Question:
+    """GPUs joined over PCIe alone; all to all, with what their datasheet says of NVLink; or not at
+    all, without access to one another's memory."""
+    if link not in LINKS:
+        raise unknown_name("link", link, LINKS)
+    system, old = question.system, question.system.topology
+    if not old.gpus:
+        raise UsageError(f"--what-if link={link}: {system.name} has no GPUs.")
+    if link == "host" and not old.of_kind("cpu"):
+        raise UsageError(
+            f"--what-if link=host: {system.name} has no processors, so nothing tells the way to "
+            "its memory. Add [cpus] to its file."
+        )
+    question = replace(question, peer_access=link != "host")
+    if link == "host":
+        return question
+    nodes = tuple(node for node in old.nodes if node.kind != "nvswitch")
+    links = tuple(x for x in old.links if x.kind != "nvlink")
+    if link == "nvlink":
+        sheet = datasheets().get(system.device)
+        rate = None if sheet is None else sheet.value("link_bytes_per_s")
+        if rate is None:
+            raise UsageError(
+                f"--what-if link=nvlink: no datasheet says how fast NVLink of "
+                f"{system.device or 'an unknown device'} is. Change the device as well: device=…"
+            )
+        nodes = (*nodes, Node(name="nvswitch", kind="nvswitch"))
+        links += tuple(_switched(gpu.name, rate) for gpu in old.gpus)
+    topology = Topology(name=old.name, nodes=nodes, links=links)
+    return replace(question, system=replace(system, topology=topology))
+
+
+def _switched(gpu: str, rate: float) -> Link:
+    return Link(
+        first=gpu,
+        second="nvswitch",
+        kind="nvlink",
+        bandwidth_bytes_per_s=rate,
+        latency_s=NVLINK_LATENCY_S / 2,
+        name="NVLink",
+    )
+
+
+def _cluster(question: Question, key: str) -> Cluster:
+    if question.system.cluster is None:
+        raise UsageError(
+            f"--what-if {key}: {question.system.name} is a single system, without a network. "
+            "Name a cluster, such as dgx1-v100-edr, or a file of your own with [cluster]."
+        )
+    return question.system.cluster
+
+
+def _with(question: Question, cluster: Cluster) -> Question:
+    return replace(question, system=replace(question.system, cluster=cluster))
+
+
+def _network(question: Question, name: str) -> Question:
+    if name not in NETWORKS:
+        raise unknown_name("network", name, NETWORKS)
+    network = NETWORKS[name]
+    cluster = _cluster(question, f"network={name}")
+    return _with(question, replace(cluster, network=network, switch_ports=network.switch_ports))
+
+
+def _gbit_per_s(question: Question, text: str) -> Question:
+    rate = _number("network_gbit_per_s", text)
+    cluster = _cluster(question, f"network_gbit_per_s={text}")
+    network = replace(cluster.network, gbit_per_s=rate, name=f"{rate:g} Gb/s network")
+    if "Ethernet" in cluster.network.name:
+        network = replace(network, name=f"{rate:g} Gb Ethernet")
+    return _with(question, replace(cluster, network=network))
+
+
+def _latency_us(question: Question, text: str) -> Question:
+    cluster = _cluster(question, f"network_latency_us={text}")
+    latency_s = _number("network_latency_us", text) * 1e-6
+    return _with(question, replace(cluster, network=replace(cluster.network, latency_s=latency_s)))
+
+
+def _ports(question: Question, text: str) -> Question:
+    cluster = _cluster(question, f"ports={text}")
+    return _with(question, replace(cluster, ports_per_system=_whole("ports", text)))
+
+
+def _exchange(question: Question, name: str) -> Question:
+    if name not in EXCHANGES:
+        raise unknown_name("exchange", name, EXCHANGES)
+    return replace(question, exchange=name)
+
+
+def _precision(question: Question, name: str) -> Question:
+    if name not in get_args(Precision):
+        raise unknown_name("precision", name, get_args(Precision), "", "precisions")
+    return replace(question, precision=name)  # type: ignore[arg-type]
+
+
+def _batch(question: Question, text: str) -> Question:
+    return replace(question, batch_per_device=_whole("batch_per_device", text))
+
+
+KEYS: dict[str, Key] = {
+    "machine": Key(
+        means="another machine, devices included",
+        values="a system of the catalogue or a file",
+        question=_machine,
+    ),
+    "device": Key(
+        means="other devices on the same links",
+        values="a device of the catalogue: v100-sxm2-16gb",
+        question=_device,
+    ),
+    "link": Key(
+        means="how the GPUs of a system are joined",
+        values="pcie, nvlink (all to all, as fast as their datasheet says) or host (its memory)",
+        question=_link,
+    ),
+    "network": Key(
+        means="the network between systems",
+        values=f"one of {', '.join(NETWORKS)}",
+        question=_network,
+    ),
+    "network_gbit_per_s": Key(
+        means="of one of its ports, one way", values="a number: 400", question=_gbit_per_s
+    ),
+    "network_latency_us": Key(
+        means="from system to system", values="a number: 1.5", question=_latency_us
+    ),
+    "ports": Key(means="network ports of a system", values="a number: 8", question=_ports),
+    "exchange": Key(
+        means="how weights are kept alike",
+        values=f"one of {', '.join(EXCHANGES)}",
+        question=_exchange,
+    ),
+    "precision": Key(
+        means="what is computed in",
+        values=f"one of {', '.join(get_args(Precision))}",
+        question=_precision,
+    ),
+    "batch_per_device": Key(
+        means="samples of each device in a step", values="a number: 128", question=_batch
+    ),
+    "device_speed": Key(
+        means="how many times as fast each device computes",
+        values="a number: 2",
+        factor="device_speed",
+    ),
+    "straggler": Key(
+        means="the slowest device's step over that of the others",
+        values="a number of 1 or more: 1.1",
+        factor="straggler",
+        least=1.0,
+    ),
+    "gradient_bytes": Key(
+        means="bytes of a value that is exchanged",
+        values="a number: 2",
+        factor="gradient_scale",
+        unit=1 / 4,
+    ),
+    "bucket_mib": Key(
+        means="size of a bucket of gradients",
+        values="a number: 100",
+        factor="bucket_bytes",
+        unit=float(1 << 20),
+    ),
+    "average_every": Key(
+        means="steps between two averages of local-sgd",
+        values="a number of 1 or more: 16",
+        factor="average_every",
+        least=1.0,
+    ),
+    "launch_us": Key(
+        means="what launching a layer takes the host in a step",
+        values="a number: 20",
+        factor="launch_layer_s",
+        unit=1e-6,
+    ),
+}
+"""By what is typed before the equals sign, in the order in which they are made."""

@@ -1,0 +1,41 @@
+"""Do the weights and the layers that a framework is given fit what it is to build?"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+
+from cubemesh.batches import Array
+from cubemesh.errors import UsageError, unknown_name
+from cubemesh.frameworks.api.framework import Unsupported
+from cubemesh.networks.graph import Network
+from cubemesh.networks.layers import Layer
+
+
+def check_weights(given: Mapping[str, Array], network: Network) -> None:
+    """UsageError unless `given` holds every parameter and state array of `network`, no other, each
+    in its shape."""
+    wanted = {**network.parameters, **network.state}
+    missing = [name for name in wanted if name not in given]
+    if missing:
+        raise UsageError(
+            f"{network.name}: {len(missing)} of its {len(wanted)} arrays are missing from the "
+            f"weights, '{missing[0]}' first. Take them from draw() or state() of this network."
+        )
+    for name, array in given.items():
+        if name not in wanted:
+            raise unknown_name(f"array of {network.name}", name, wanted, plural="arrays")
+        if array.shape != wanted[name].shape:
+            raise UsageError(
+                f"{network.name}: '{name}' is of shape {array.shape} and must be "
+                f"{wanted[name].shape}."
+            )
+
+
+def check_layers(network: Network, lowered: Container[type[Layer]], framework: str) -> None:
+    """`Unsupported` where `network` has a layer that is not among those `framework` lowers."""
+    for node in network.nodes:
+        if type(node.layer) not in lowered:
+            raise Unsupported(
+                f"{framework} has no {type(node.layer).__name__} layer, and {network.name} needs "
+                "one. pytorch, jax and tensorflow have every layer."
+            )

@@ -1,0 +1,93 @@
+"""One process for each device of this host, forked and watched: a launcher for frameworks that have
+none.
+
+    agent ──fork──▶ rank 0 … rank N − 1     RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+          ◀──exit── one fails: all others are ended
+          keeps the board by which they speak (board.py)
+
+The process that calls it must have no threads: they do not live through a fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+from cubemesh.frameworks.api.kv_store import KEY_VARIABLE, put_up
+
+HOST = "127.0.0.1"
+
+
+def launch(
+    run_rank: Callable[[str], None],
+    job: str,
+    ranks: int,
+    environ_of: Callable[[int], Mapping[str, str]] = lambda rank: {},
+) -> dict[int, int]:
+    """See `Distributes` in frameworks/meeting; `environ_of` says what else the environment of each
+    rank holds."""
+    (port,) = free_ports(1)
+    key = secrets.token_hex(16)
+    shared = {
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": HOST,
+        "MASTER_PORT": str(port),
+        KEY_VARIABLE: key,
+    }
+    sys.stdout.flush()
+    pids: dict[int, int] = {}
+    for rank in range(ranks):
+        pid = os.fork()
+        if pid == 0:
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **environ_of(rank)}
+            _be_rank(run_rank, job, {**shared, **own})
+        pids[pid] = rank
+    put_up((HOST, port), key)  # by threads, so after the last fork
+    return _watch(pids)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this host that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind((HOST, 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _be_rank(run_rank: Callable[[str], None], job: str, environ: Mapping[str, str]) -> NoReturn:
+    """The life of a rank, in the forked child."""
+    code = 1
+    try:
+        os.environ.update(environ)
+        run_rank(job)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        # Not sys.exit, and whatever happens: the agent's stack below is not this process's.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _watch(pids: dict[int, int]) -> dict[int, int]:
+    """Wait for all; the exit code of each that failed by itself."""
+    failed: dict[int, int] = {}
+    living = dict(pids)
+    while living:
+        pid, status = os.wait()
+        rank, code = living.pop(pid), os.waitstatus_to_exitcode(status)
+        if code and not failed:
+            failed[rank] = code
+            for other in living:
+                os.kill(other, signal.SIGKILL)
+    return failed

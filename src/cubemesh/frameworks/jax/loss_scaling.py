@@ -1,0 +1,76 @@
+"""How is the loss scaled in fp16, so that small gradients do not become zero?
+
+The loss is multiplied by a scale before the backward pass and the gradients are divided by it
+(Micikevicius et al. 2018, "Mixed Precision Training", section 3.2, who found 8 to 32,768 to do).
+
+    static    a number, 1,024 by default; no gradient is looked at
+    dynamic   as PyTorch's GradScaler: from 65,536; halved when a gradient is not finite, and that
+              step's update is left out; doubled after 2,000 steps that were
+
+All of it is inside the compiled step: what has been updated is chosen or given up array by array,
+and the host never waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from cubemesh.schema.spec import ProgramSettings
+
+DEFAULT_SCALE = 1024.0
+_FIRST_SCALE = 65536.0
+_GROWTH_STEPS = 2000
+
+State = dict[str, jax.Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """A rule for the scale; `constant` is None where it is dynamic."""
+
+    constant: float | None
+
+    @property
+    def method(self) -> str:
+        """Its name in a record."""
+        return "dynamic" if self.constant is None else "static"
+
+    def start(self) -> State:
+        """What is carried from step to step: nothing, or the scale and the steps it has held."""
+        if self.constant is not None:
+            return {}
+        return {"scale": jnp.float32(_FIRST_SCALE), "held": jnp.int32(0)}
+
+    def scale(self, state: State) -> Any:
+        """What the loss is multiplied by."""
+        return state["scale"] if self.constant is None else self.constant
+
+    def settle(self, state: State, gradients: Any, new: Any, old: Any) -> tuple[Any, State]:
+        """(`new`, or `old` where a gradient is not finite and the scale is dynamic; next state)."""
+        if self.constant is not None:
+            return new, state
+        each = (jnp.isfinite(g).all() for g in jax.tree.leaves(gradients))
+        finite = reduce(jnp.logical_and, each)
+        kept = jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+        held = jnp.where(finite, state["held"] + jnp.int32(1), jnp.int32(0))
+        grows = held == jnp.int32(_GROWTH_STEPS)
+        factor = jnp.where(grows, jnp.float32(2.0), jnp.float32(1.0))
+        factor = jnp.where(finite, factor, jnp.float32(0.5))
+        return kept, {
+            "scale": state["scale"] * factor,
+            "held": jnp.where(grows, jnp.int32(0), held),
+        }
+
+
+def make_scaling(settings: ProgramSettings) -> Scaling | None:
+    """The scaling of a program; None but in fp16."""
+    if settings.precision != "fp16":
+        return None
+    if settings.loss_scale == "dynamic":
+        return Scaling(constant=None)
+    return Scaling(constant=settings.loss_scale or DEFAULT_SCALE)

@@ -1,0 +1,1 @@
+"""The null framework: scripted timings and outcomes, no computation."""

@@ -1,0 +1,284 @@
+"""A framework that computes nothing: it plays a script, so that all around it can be tried.
+
+The script names how long a step takes, what the loss and the accuracy do, and what goes wrong at
+which step (`null_script.py` has the language). Scripted time needs no waiting: the program's clock
+runs ahead of the real one by what each step should have taken. What goes wrong is real: the signal,
+the exit, the memory and the blocking are those a framework's fault would cause.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cubemesh.batches import Array, Batch
+from cubemesh.frameworks.api.framework import (
+    BuildRequest,
+    Capabilities,
+    CeilingProgram,
+    OutOfMemory,
+    monotonic_s,
+)
+from cubemesh.frameworks.api.gradient_sync import Bucket
+from cubemesh.frameworks.api.validation import check_weights
+from cubemesh.frameworks.ceilings import shape_words
+from cubemesh.frameworks.null.script import Event, Script, read_script
+from cubemesh.schema.profile import Profile, ProfileEvent
+from cubemesh.schema.spec import ProgramSettings
+from cubemesh.schema.work import Ceiling, Train
+from cubemesh.units import format_bytes
+
+_ALLOCATION_BYTES = 64 << 20
+_DEFAULT_SIDE = 1024
+_DEFAULT_COPY_BYTES = 1 << 28
+
+
+def capabilities() -> Capabilities:
+    """Everything, on a CPU, for nothing of it is computed."""
+    return Capabilities(
+        works=frozenset({"train_steps", "forward", "train", "input", "ceiling"}),
+        devices=("cpu",),
+        precisions={"cpu": frozenset({"fp64", "fp32", "tf32", "bf16", "fp16"})},
+        layouts=frozenset({"nchw", "nhwc"}),
+        optimizers=frozenset({"sgd", "rmsprop", "adam", "adamw", "lars"}),
+        loss_scales=frozenset({"dynamic", "static"}),
+        precision_by_layer=True,
+        scripted=True,
+    )
+
+
+class ScriptedClock:
+    """Reads as `time.perf_counter()` when made, then goes on by scripted time alone; with
+    `real=1` it is the real clock, and scripted time is slept."""
+
+    def __init__(self, script: Script, seed: int) -> None:
+        self._script = script
+        self._random = np.random.default_rng(seed)
+        self._now = monotonic_s()
+
+    def spend(self, step: int, samples: int) -> None:
+        """Let the time of step number `step` (from 1) pass, for a batch of `samples`."""
+        seconds = self._script.step_s(step, samples, float(self._random.standard_normal()))
+        if self._script.real:
+            time.sleep(seconds)
+        else:
+            self._now += seconds
+
+    def read(self) -> float:
+        """Seconds, on the scale of `time.perf_counter()`."""
+        return monotonic_s() if self._script.real else self._now
+
+
+class NullProgram:
+    """Plays a script; see `Program` in frameworks/base."""
+
+    buckets: Sequence[Bucket] = ()
+
+    def __init__(self, request: BuildRequest) -> None:
+        self.device = request.device
+        program = request.program
+        self._script = read_script(program.script).under(
+            program.precision, program.layout, f"{request.threads}-threads"
+        )
+        self._network = request.network
+        self._seed = request.work.seed
+        self._epochs = request.work.epochs if isinstance(request.work, Train) else 1
+        self._clock = ScriptedClock(self._script, self._seed)
+        self._weights: dict[str, Array] | None = None
+        self._steps = 0
+        self._evaluations = 0  # calls of `evaluate` with no step between them are one
+        self._evaluated_after = -1
+        self._judged = 0  # samples of the evaluation under way
+        self._recording = False
+        self._recorded: list[ProfileEvent] = []
+
+    def place(self, batch: Batch) -> NDArray[np.int64]:
+        """A copy of the labels: all that a script looks at."""
+        return batch.labels.copy()
+
+    def train_step(self, placed: NDArray[np.int64]) -> None:
+        """Let the events of this step happen, then its time pass."""
+        self._steps += 1
+        for event in self._script.events_at(self._steps):
+            happen(event)
+        start = self._clock.read()
+        self._clock.spend(self._steps, len(placed))
+        taken_s = self._clock.read() - start
+        if self._recording:
+            played = ProfileEvent(
+                name="scripted step", kind="operator", start_s=start, duration_s=taken_s
+            )
+            self._recorded.append(played)
+
+    def profile(
+        self, run: Callable[[], None], *, layers: bool = False, trace: str | None = None
+    ) -> Callable[[], Profile]:
+        """Each step as one operator that computes from its begin to its end; keeps no trace."""
+        self._recording = True
+        run()
+        self._recording = False
+        profile = Profile(events=tuple(self._recorded))
+        self._recorded.clear()
+        return lambda: profile
+
+    def forward(self, placed: NDArray[np.int64]) -> None:
+        """A step like any other: the script does not tell them apart."""
+        self.train_step(placed)
+
+    def evaluate(self, placed: NDArray[np.int64]) -> Array:
+        """Scores that are right for the scripted share of the labels, counted over the whole
+        evaluation; it takes no scripted time."""
+        if self._evaluated_after != self._steps:
+            self._evaluated_after = self._steps
+            self._evaluations += 1
+            self._judged = 0
+        share = self._script.accuracy_of(self._evaluations, self._epochs)
+        places = np.arange(self._judged, self._judged + placed.size).reshape(placed.shape)
+        self._judged += placed.size
+        right = np.floor((places + 1) * share + 1e-9) > np.floor(places * share + 1e-9)
+        classes = self._network.targets[0].classes or 1
+        chosen = np.where(right, placed, (placed + 1) % classes)
+        scores = np.zeros((*placed.shape, classes), np.float32)
+        np.put_along_axis(scores, chosen[..., None], 1, axis=-1)
+        return scores
+
+    def loss(self) -> float:
+        """The scripted loss of the last step."""
+        return self._script.loss_after(self._steps)
+
+    def synchronize(self) -> None:
+        """Nothing is ever queued."""
+
+    def load(self, weights: Mapping[str, Array]) -> None:
+        """Keep the weights, to be given back by `state`."""
+        check_weights(weights, self._network)
+        self._weights = {name: np.array(array) for name, array in weights.items()}
+
+    def state(self) -> dict[str, Array]:
+        """The weights as drawn, or as loaded: a script adapts none."""
+        if self._weights is None:
+            self._weights = dict(self._network.draw(self._seed))
+        return {name: array.copy() for name, array in self._weights.items()}
+
+    def peak_memory_bytes(self) -> int | None:
+        """As scripted; None where the script does not say."""
+        return self._script.memory_bytes
+
+    def clock(self) -> float:
+        """The scripted clock."""
+        return self._clock.read()
+
+    def close(self) -> None:
+        """Drop the weights."""
+        self._weights = None
+
+
+class NullCeiling:
+    """Plays a script's step as one call of a ceiling's operation."""
+
+    def __init__(self, work: Ceiling, script: Script) -> None:
+        product = work.operation == "matrix_product"
+        if product:
+            side = work.size or _DEFAULT_SIDE
+            shape = work.shape or (side, side, side)
+            self.work_per_call, self.what = 2.0 * math.prod(shape), shape_words(shape)
+        else:
+            size_bytes = work.size or _DEFAULT_COPY_BYTES
+            self.work_per_call = (2.0 if work.operation == "copy" else 1.0) * size_bytes
+            self.what = format_bytes(size_bytes)
+        self.unit = "FLOP/s" if product else "byte/s"
+        self._script = script
+        self._clock = ScriptedClock(script, seed=0)
+        self._calls = 0
+
+    def call(self) -> None:
+        """Let the events of this call happen, then its time pass."""
+        self._calls += 1
+        for event in self._script.events_at(self._calls):
+            happen(event)
+        self._clock.spend(self._calls, samples=0)
+
+    def synchronize(self) -> None:
+        """Nothing is ever queued."""
+
+    def clock(self) -> float:
+        """The scripted clock."""
+        return self._clock.read()
+
+
+def build(request: BuildRequest) -> NullProgram:
+    """The program that plays the request's script; UsageError where the script is wrong."""
+    return NullProgram(request)
+
+
+def build_ceiling(
+    work: Ceiling, program: ProgramSettings, device: str, threads: int
+) -> CeilingProgram:
+    """An operation that takes the script's time; of side 1024 or 256 MiB where no size is given."""
+    return NullCeiling(work, read_script(program.script))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` is the one of `allocate@`, or NumPy's own."""
+    return isinstance(error, (OutOfMemory, MemoryError))
+
+
+def preload() -> None:
+    """Nothing: NumPy is all it needs, and is here already."""
+
+
+def happen(event: Event) -> None:
+    """Do for real what `event` says."""
+    _DEEDS[event.kind](event)
+
+
+def _segfault(event: Event) -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def _kill(event: Event) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _exit(event: Event) -> None:
+    os._exit(event.value)
+
+
+def _hang(event: Event) -> None:
+    while True:
+        time.sleep(3600)
+
+
+def _error(event: Event) -> None:
+    raise RuntimeError(f"scripted error at step {event.step}")
+
+
+def _allocate(event: Event) -> None:
+    """Fill memory until the system refuses. Only sensible under a memory limit."""
+    held: list[NDArray[np.uint8]] = []
+    try:
+        while True:
+            held.append(np.ones(_ALLOCATION_BYTES, np.uint8))  # ones, so that pages are touched
+    except MemoryError as error:
+        taken = len(held) * _ALLOCATION_BYTES
+        held.clear()
+        raise OutOfMemory(
+            f"scripted allocation at step {event.step}: refused after {taken} bytes."
+        ) from error
+
+
+_DEEDS: Mapping[str, Callable[[Event], None]] = {
+    "segfault": _segfault,
+    "kill": _kill,
+    "exit": _exit,
+    "hang": _hang,
+    "error": _error,
+    "allocate": _allocate,
+    "nan": lambda event: None,  # the loss's own business: `Script.loss_after`
+}

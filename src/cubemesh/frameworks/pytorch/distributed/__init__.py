@@ -1,0 +1,1 @@
+"""Several devices: process groups, buckets, links, collectives."""

@@ -1,0 +1,130 @@
+"""How is a network cut into what is compiled, and runs backward, by itself?
+
+A stage is a segment of the graph, or the whole of it, as one function, from the values of earlier
+segments that it reads to those of its own that later ones read. The last stage ends in the loss, so
+that this is compiled with the layers before it. One more function, never compiled, calls the stages
+in turn:
+
+    (dropout1,) = run_stage1_block1(image); del image
+    (dropout2,) = run_stage2_block2(dropout1); del dropout1
+    return run_stage3_classifier(dropout2, labels)
+
+So a step runs as many graphs forward as there are stages, and as many backward, the last stage
+first: the gradients of one are complete, and may travel, while those before it still run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cubemesh.frameworks.pytorch.module import Built, define, identifiers, write_forward
+from cubemesh.networks.graph import Network, Node
+from cubemesh.schema.spec import CompileBy
+
+Loss = Callable[[Sequence[Tensor], Tensor], Tensor]
+"""(the heads' values, labels) → loss."""
+Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A segment, with what it reads from outside and what is read from it."""
+
+    name: str
+    """Its identifier: stage, number, segment."""
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    results: tuple[str, ...]
+    """Of the last stage: every head's value, its own or another's."""
+
+
+def cut(network: Network, compile_by: CompileBy) -> tuple[Stage, ...]:
+    """The stages of `network`, in the order they run: one, or one a segment."""
+    heads = tuple(dict.fromkeys(head.value for head in network.heads))
+    needed = network.needed(*(head.value for head in network.heads))
+    parts = [
+        (segment.name, tuple(node for node in needed if node.name in segment.nodes))
+        for segment in network.segments
+    ]
+    if compile_by == "network":
+        parts = [("", tuple(needed))]
+    parts = [(name, nodes) for name, nodes in parts if nodes]
+    stages: list[Stage] = []
+    read_later = set(heads)
+    for number, (name, nodes) in reversed(list(enumerate(parts, start=1))):
+        last = not stages
+        own = {node.name for node in nodes}
+        read = [value for node in nodes for value in node.inputs] + (list(heads) if last else [])
+        inputs = tuple(value for value in dict.fromkeys(read) if value not in own)
+        results = heads if last else tuple(n.name for n in nodes if n.name in read_later)
+        identifier = re.sub(r"\W", "_", f"stage{number}_{name}").rstrip("_")
+        stages.append(Stage(name=identifier, nodes=nodes, inputs=inputs, results=results))
+        read_later.update(inputs)
+    return tuple(reversed(stages))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Staged:
+    """A network's loss as a function of images and labels, stage by stage."""
+
+    code: str
+    """The function that calls the stages, as Python."""
+    stages: tuple[Stage, ...]
+    stage_codes: tuple[str, ...]
+    run: Callable[..., Tensor]
+    """(each input, labels) → loss."""
+
+
+def build_stages(
+    built: Built, loss: Loss, compiled: Compiler, compile_by: CompileBy = "segment"
+) -> Staged:
+    """The stages of a built network, each handed to `compiled` and called as what that returns."""
+    network, stages = built.network, cut(built.network, compile_by)
+    names = identifiers(network)
+    codes, called = [], {}
+    for stage in stages:
+        code = write_forward(names, stage.inputs, stage.nodes, stage.results, built.layer_types)
+        if stage is stages[-1]:
+            code += _write_loss(names, stage, network)
+        scope: dict[str, Any] = {f"run_{names[n.name]}": built.layers[n.name] for n in stage.nodes}
+        defined = define(
+            code, f"{network.name}, {stage.name}", {**scope, "loss_of": loss, "torch": torch}
+        )
+        codes.append(code)
+        called[f"run_{stage.name}"] = compiled(
+            defined["forward_to_loss" if stage is stages[-1] else "forward"]
+        )
+    code = _write_calls(names, stages, [i.name for i in network.inputs])
+    run = define(code, f"{network.name}, by stages", called)["forward"]
+    return Staged(code=code, stages=stages, stage_codes=tuple(codes), run=run)
+
+
+def _write_loss(names: Mapping[str, str], stage: Stage, network: Network) -> str:
+    """The last stage with the loss after it. Labels are called so that no value can be."""
+    inputs = ", ".join(names[value] for value in stage.inputs)
+    heads = ", ".join(str(stage.results.index(head.value)) for head in network.heads)
+    return (
+        f"\ndef forward_to_loss({inputs}, run_labels):\n"
+        f"    values = forward({inputs})\n"
+        f"    return loss_of([values[i] for i in ({heads},)], run_labels)\n"
+    )
+
+
+def _write_calls(names: Mapping[str, str], stages: Sequence[Stage], inputs: Sequence[str]) -> str:
+    last_reader = {value: stage.name for stage in stages for value in stage.inputs}
+    lines = [f"def forward({', '.join(names[i] for i in inputs)}, run_labels):"]
+    for stage in stages[:-1]:
+        read = ", ".join(names[value] for value in stage.inputs)
+        made = ", ".join(names[value] for value in stage.results)
+        done = [names[value] for value in stage.inputs if last_reader[value] == stage.name]
+        line = f"    ({made},) = run_{stage.name}({read})"
+        lines.append(f"{line}; del {', '.join(done)}" if done else line)
+    read = ", ".join(names[value] for value in stages[-1].inputs)
+    lines.append(f"    return run_{stages[-1].name}({read}, run_labels)")
+    return "\n".join(lines) + "\n"

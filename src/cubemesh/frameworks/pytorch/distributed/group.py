@@ -1,0 +1,165 @@
+"""The ranks of a run, joined by torch.distributed: NCCL between GPUs, gloo between CPUs.
+
+The launcher (torchrun, Slurm, or whoever set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT) says
+who is who; see https://docs.pytorch.org/docs/stable/elastic/run.html.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cubemesh.frameworks.api.framework import Unsupported
+from cubemesh.frameworks.api.gradient_sync import Copies, Link, Mail, Pending
+from cubemesh.frameworks.api.rendezvous import wait_and_check
+from cubemesh.frameworks.pytorch.distributed.links import (
+    NcclLog,
+    chosen,
+    gloo_link,
+    interface_names,
+)
+from cubemesh.frameworks.pytorch.distributed.p2p import NEVER, TorchMail
+from cubemesh.frameworks.pytorch.distributed.p2p_all_reduce import REFUSED, PeerCopies
+
+NARROW = torch.bfloat16
+"""What gradients are rounded to on the way where that is asked for: fp32's range, so none of them
+overflows, whatever the loss is scaled by."""
+
+
+class TorchGroup:
+    """See `Group` in frameworks/api/gradient_sync.py."""
+
+    def __init__(self, device: str, timeout_s: float, link: str = "auto") -> None:
+        cuda = torch.device(device).type == "cuda"
+        self._averages = cuda  # gloo has no mean of its own
+        self._log = NcclLog() if cuda else None
+        dist.init_process_group(
+            "nccl" if cuda else "gloo",
+            timeout=datetime.timedelta(seconds=timeout_s),
+            device_id=torch.device(device) if cuda else None,
+        )
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self._store = dist.distributed_c10d._get_default_store()
+        self._device, self._timeout_s = torch.device(device), timeout_s
+        self._asked_link, self._copies = link, False
+        self._agreed = self._shared = self._met = 0
+
+    def all_reduce_mean(self, array: Tensor, narrow: bool = False) -> Pending:
+        """See `Group`."""
+        sent = array.to(NARROW) if narrow else array
+        op = dist.ReduceOp.AVG if self._averages else dist.ReduceOp.SUM
+        work = dist.all_reduce(sent, op, async_op=True)
+        return _Transfer(work, sent, array, 1 if self._averages else self.size)
+
+    def reduce_mean(self, array: Tensor, root: int) -> Pending:
+        """See `Group`."""
+        op = dist.ReduceOp.AVG if self._averages else dist.ReduceOp.SUM
+        work = dist.reduce(array, root, op, async_op=True)
+        return _Transfer(work, array, array, 1 if self._averages else self.size)
+
+    def broadcast(self, arrays: Sequence[Tensor], root: int) -> Pending:
+        """See `Group`."""
+        return _Transfers([dist.broadcast(a, root, async_op=True) for a in arrays])
+
+    def copies(self) -> Copies:
+        """See `CopiesBetween`."""
+        if self._device.type != "cuda":
+            raise Unsupported(REFUSED.format("ranks are on CPUs"))
+        if self._asked_link != "auto":
+            raise Unsupported(
+                f"link={self._asked_link} is a setting of NCCL, which has no part in exchanges by "
+                "copies. Leave link out, or set exchange=all-reduce."
+            )
+        self._copies = True
+        return PeerCopies(self._device, self._timeout_s)
+
+    def agree(self, value: Any) -> Any:
+        """Rank 0's `value`, plain data, on every rank. It goes through the launcher's store, so no
+        device waits for it."""
+        self._agreed += 1
+        key = f"cubemesh/agreed/{self._agreed}"
+        if self.rank == 0:
+            self._store.set(key, json.dumps(value))
+            return value
+        return json.loads(self._store.get(key))
+
+    def share(self, value: Any) -> list[Any]:
+        """See `Group`. It goes through the launcher's store as well."""
+        self._shared += 1
+        keys = [f"cubemesh/shared/{self._shared}/{rank}" for rank in range(self.size)]
+        self._store.set(keys[self.rank], json.dumps(value))
+        return [json.loads(self._store.get(key)) for key in keys]
+
+    def told(self, word: str, value: bool) -> bool:
+        """See `Group`."""
+        key = f"cubemesh/told/{word}"
+        if self.rank == 0:
+            if value:
+                self._store.set(key, "")
+            return value
+        return bool(self._store.check([key]))
+
+    def meet(self, check: Callable[[], None] | None = None) -> None:
+        """See `Group`. Through the launcher's store, like `agree`."""
+        self._met += 1
+        key = f"cubemesh/met/{self._met}"
+        if self._store.add(f"{key}/ranks", 1) == self.size:
+            self._store.set(key, "")
+        if check is not None:
+            wait_and_check(lambda: bool(self._store.check([key])), check)
+        self._store.wait([key], NEVER)
+
+    def mail(self) -> Mail:
+        """See `Group`."""
+        return TorchMail(self._device)
+
+    def link(self) -> Link | None:
+        """See `TellsLink`."""
+        if self._copies:
+            return Link(transport="copies from GPU to GPU")
+        return gloo_link() if self._log is None else self._log.link()
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self._log is not None:
+            self._log.close()
+        dist.destroy_process_group()
+
+
+class _Transfer:
+    """One operation; what came is divided and put where it belongs when it is waited for."""
+
+    def __init__(self, work: Any, sent: Tensor, array: Tensor, divisor: int) -> None:
+        self._work, self._sent, self._array, self._divisor = work, sent, array, divisor
+
+    def wait(self) -> None:
+        """See `Pending`."""
+        self._work.wait()
+        if self._divisor > 1:
+            self._sent.div_(self._divisor)
+        if self._sent is not self._array:
+            self._array.copy_(self._sent)
+
+
+class _Transfers:
+    def __init__(self, works: Sequence[Any]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        """See `Pending`."""
+        for work in self._works:
+            work.wait()
+
+
+def join(device: str, timeout_s: float, link: str = "auto") -> TorchGroup:
+    """Meet the other ranks; see `Distributes` in frameworks/base."""
+    os.environ |= chosen(link, torch.device(device).type, interface_names())
+    return TorchGroup(device, timeout_s, link)

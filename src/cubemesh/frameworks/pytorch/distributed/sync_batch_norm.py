@@ -1,0 +1,155 @@
+"""What must a layer do so that several devices compute what one would with the global minibatch?
+
+Most layers treat each sample by itself. Two kinds do not:
+
+    batch normalisation   its statistics are those of the minibatch: all ranks' together
+    dropout               which values are dropped is drawn: for the whole global minibatch on every
+                          rank, from one seed, and each rank takes its own rows
+
+With n positions on each of N ranks, μᵣ and σᵣ² their mean and variance there, the global statistics
+are μ = mean of μᵣ and σ² = mean of (σᵣ² + (μᵣ - μ)²). Backward, with x̂ = (x - μ) / σ and the
+gradient g of the result, ∂x = γ/σ · (g - mean(g) - x̂ · mean(g · x̂)), means over all ranks (Ioffe
+and Szegedy, ICML 2015). Two small arrays travel in each direction. torch.nn.SyncBatchNorm does the
+same, on GPUs only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from cubemesh.frameworks.api.gradient_sync import Group
+
+
+class GlobalLayers:
+    """Puts layers that know of all ranks in the place of those that do not."""
+
+    def __init__(self, group: Group, *, norm: bool, dropout: bool) -> None:
+        self._group, self._dropout = group, dropout
+        self._norm = norm and group.size > 1
+
+    def __call__(self, layer: nn.Module) -> nn.Module:
+        """The layer to use for `layer`: itself, where it treats each sample alone."""
+        if self._norm and isinstance(layer, _BatchNorm):
+            return GlobalBatchNorm(layer, self._group)
+        if self._dropout and isinstance(layer, nn.Dropout):
+            return GlobalDropout(layer.p, self._group)
+        return layer
+
+
+class GlobalDropout(nn.Module):
+    """Dropout of the global minibatch, of which this rank has its rows; every rank's generator must
+    have the same seed."""
+
+    def __init__(self, rate: float, group: Group) -> None:
+        super().__init__()
+        self.rate, self._group = rate, group
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, …), unchanged in shape."""
+        if not self.training or self.rate == 0.0:
+            return x
+        batch, rank = x.shape[0], self._group.rank
+        everyone = (batch * self._group.size, *x.shape[1:])
+        drawn = torch.rand(everyone, device=x.device)  # in fp32, so that precisions drop alike
+        kept = drawn[rank * batch : (rank + 1) * batch] >= self.rate
+        return x * kept.to(x.dtype).div_(1.0 - self.rate)
+
+    def extra_repr(self) -> str:
+        """What `print` shows between the brackets."""
+        return f"p={self.rate}, of {self._group.size} ranks"
+
+
+class GlobalBatchNorm(nn.Module):
+    """Batch normalisation with the statistics of all ranks' minibatches together."""
+
+    weight: Tensor
+    bias: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, layer: _BatchNorm, group: Group) -> None:
+        super().__init__()
+        assert layer.momentum is not None
+        self.eps, self.momentum, self._group = layer.eps, layer.momentum, group
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, …), unchanged in shape."""
+        if not self.training:
+            return nn.functional.batch_norm(
+                x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+            )
+        result, mean, variance = _Normalise.apply(  # type: ignore[no-untyped-call]
+            x, self.weight, self.bias, self.eps, self._group
+        )
+        count = x.numel() // x.shape[1] * self._group.size
+        with torch.no_grad():
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(variance * (count / (count - 1)), self.momentum)
+        normalised: Tensor = result
+        return normalised
+
+    def extra_repr(self) -> str:
+        """What `print` shows between the brackets."""
+        return f"eps={self.eps}, momentum={self.momentum}, over {self._group.size} ranks"
+
+
+class _Normalise(torch.autograd.Function):
+    """Result, mean and variance; gradients flow through the result alone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, group: Group
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        wide = x.to(weight.dtype)
+        own_variance, own_mean = torch.var_mean(wide, _all_but_channels(x), correction=0)
+        means, variances = _gathered(torch.stack((own_mean, own_variance)), group).unbind(1)
+        mean = means.mean(0)
+        variance = (variances + (means - mean).square()).mean(0)
+        inverse = torch.rsqrt(variance + eps)
+        ctx.save_for_backward(x, weight, mean, inverse)
+        ctx.group = group
+        ctx.mark_non_differentiable(mean, variance)
+        scale = weight * inverse
+        result = wide * _along(scale, x) + _along(bias - mean * scale, x)
+        return result.to(x.dtype), mean, variance
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, inverse = ctx.saved_tensors
+        gradient = gradients[0].to(weight.dtype)
+        normalised = (x.to(weight.dtype) - _along(mean, x)) * _along(inverse, x)
+        dims = _all_but_channels(x)
+        bias_gradient = gradient.sum(dims)
+        weight_gradient = (gradient * normalised).sum(dims)
+        means = torch.stack((bias_gradient, weight_gradient)) / (x.numel() // x.shape[1])
+        ctx.group.all_reduce_mean(means).wait()
+        of_gradient, of_product = means
+        centred = gradient - _along(of_gradient, x) - normalised * _along(of_product, x)
+        return (
+            (centred * _along(weight * inverse, x)).to(x.dtype),
+            weight_gradient,
+            bias_gradient,
+            None,
+            None,
+        )
+
+
+def _gathered(own: Tensor, group: Group) -> Tensor:
+    """Every rank's array in a row of its own: (ranks, …)."""
+    table = own.new_zeros((group.size, *own.shape))
+    table[group.rank] = own
+    group.all_reduce_mean(table).wait()
+    return table.mul_(group.size)
+
+
+def _all_but_channels(x: Tensor) -> list[int]:
+    return [dim for dim in range(x.dim()) if dim != 1]
+
+
+def _along(channels: Tensor, x: Tensor) -> Tensor:
+    """(channels,) in a shape that is broadcast over `x`."""
+    return channels.view(-1, *[1] * (x.dim() - 2))

@@ -1,0 +1,128 @@
+"""Where do weights lie that no program computes with? In flat arrays, with their own optimizer.
+
+    program of a worker   ── gradients, by bucket ──▶ Master.incoming ─ apply ─▶ Master's weights
+                          ◀── Replica.arriving ─────  Master.outgoing ◀─ read ──┘
+
+All flat arrays are cut as the buckets of gradients are, so that a few transfers carry everything.
+On a GPU the master has a stream of its own: its updates and transfers run beside the steps of the
+program on the same GPU, and one after the other, whichever thread asked for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn, optim
+
+from cubemesh.frameworks.api.gradient_sync import Bucket, Master
+from cubemesh.frameworks.pytorch.distributed.buckets import places
+
+MakeOptimizer = Callable[[list[nn.Parameter]], optim.Optimizer | None]
+
+
+class TorchReplica:
+    """See `Replica` in gradient_sync.py. `own_optimizer` says the learning rate of the
+    moment; `make_optimizer` makes another like it."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        buckets: Sequence[Bucket],
+        own_optimizer: optim.Optimizer,
+        make_optimizer: MakeOptimizer,
+    ) -> None:
+        self._parameters, self._buckets = parameters, buckets
+        self._own_optimizer, self._make_optimizer = own_optimizer, make_optimizer
+        self.arriving: Sequence[Tensor] = [torch.empty_like(b.gradients) for b in buckets]
+        arrived = _by_name(self.arriving, buckets, parameters)
+        self._arrived = [arrived[name] for name in parameters]
+        self._weights = [parameter.data for parameter in parameters.values()]
+
+    def take(self) -> None:
+        """See `Replica`."""
+        torch._foreach_copy_(self._weights, self._arrived)
+
+    def master(self) -> Master:
+        """See `Replica`."""
+        return TorchMaster(
+            self._parameters, self._buckets, self._own_optimizer, self._make_optimizer
+        )
+
+
+class TorchMaster:
+    """See `Master` in frameworks/api/gradient_sync.py."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        buckets: Sequence[Bucket],
+        own_optimizer: optim.Optimizer,
+        make_optimizer: MakeOptimizer,
+    ) -> None:
+        def like_buckets() -> Sequence[Tensor]:
+            return [torch.empty_like(bucket.gradients) for bucket in buckets]
+
+        self._weights, self._gradients = like_buckets(), like_buckets()
+        self.incoming, self.outgoing = like_buckets(), like_buckets()
+        weights = _by_name(self._weights, buckets, parameters)
+        gradients = _by_name(self._gradients, buckets, parameters)
+        masters = []
+        for name, parameter in parameters.items():
+            masters.append(nn.Parameter(weights[name].copy_(parameter.data)))
+            masters[-1].grad = gradients[name]
+        self._own_optimizer = own_optimizer
+        optimizer = make_optimizer(masters)
+        assert optimizer is not None, "only a program that trains has gradients to apply"
+        self._optimizer = optimizer
+        self._device = masters[0].device
+        cuda = self._device.type == "cuda"
+        self._stream = torch.cuda.Stream(self._device) if cuda else None  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """See `Master`."""
+        if self._stream is None:
+            yield
+            return
+        torch.cuda.set_device(self._device)  # of this thread
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def apply(self, gradients: Sequence[Tensor], rate_factor: float) -> None:
+        """See `Master`."""
+        for group, own in zip(
+            self._optimizer.param_groups, self._own_optimizer.param_groups, strict=True
+        ):
+            group["lr"] = own["lr"] * rate_factor
+        with self._in_turn():
+            torch._foreach_copy_(list(self._gradients), list(gradients))
+            self._optimizer.step()
+
+    def read(self, into: Sequence[Tensor]) -> None:
+        """See `Master`."""
+        with self._in_turn():
+            torch._foreach_copy_(list(into), list(self._weights))
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """On the master's stream, after what this thread has queued and before what it will."""
+        if self._stream is None:
+            yield
+            return
+        own = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(own)
+        with torch.cuda.stream(self._stream):
+            yield
+        own.wait_stream(self._stream)
+
+
+def _by_name(
+    flats: Sequence[Tensor], buckets: Sequence[Bucket], like: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The arrays that flat ones, cut as the buckets are, consist of."""
+    found: dict[str, Tensor] = {}
+    for flat, bucket in zip(flats, buckets, strict=True):
+        found |= places(flat, {name: like[name] for name in bucket.parameters})
+    return found

@@ -1,0 +1,23 @@
+"""Which program does a request mean? The whole network on one device, or a part of it."""
+
+from __future__ import annotations
+
+from cubemesh.frameworks.api.framework import BuildRequest, Unsupported
+from cubemesh.frameworks.api.gradient_sync import KeepsWeights, SplitsNetwork
+from cubemesh.frameworks.pytorch.distributed.model_parallel import SplitProgram
+from cubemesh.frameworks.pytorch.program import PyTorchProgram
+
+
+def build(request: BuildRequest) -> PyTorchProgram:
+    """The program for `request`. Unsupported for a normalisation over all ranks where they do not
+    make the same steps together."""
+    exchange = request.exchange
+    apart = isinstance(exchange, (KeepsWeights, SplitsNetwork)) and request.group.size > 1
+    if apart and request.program.batch_norm == "global":
+        raise Unsupported(
+            f"batch_norm=global: with exchange={exchange.name} the ranks do not pass through the "
+            "same layers at the same time. Leave batch_norm out, or set exchange=all-reduce."
+        )
+    if isinstance(exchange, SplitsNetwork) and exchange.group.size > 1:
+        return SplitProgram(request, exchange)
+    return PyTorchProgram(request)

@@ -1,0 +1,1 @@
+"""Networks whose neighbouring layers run as fused operations."""

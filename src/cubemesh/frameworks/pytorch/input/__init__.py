@@ -1,0 +1,1 @@
+"""Input on a GPU: copies, JPEG decoding, crops."""

@@ -1,0 +1,1 @@
+"""Loss scaling, master weights and state dictionaries."""

@@ -1,0 +1,1 @@
+"""The profiler: traces, and hooks on activations."""

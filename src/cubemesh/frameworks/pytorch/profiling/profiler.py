@@ -1,0 +1,112 @@
+"""Where does the time of PyTorch's steps go? `Profiles` by torch.profiler (Kineto).
+
+As little is recorded as tells what the device did: on a GPU kernels and calls into the runtime
+alone (CUPTI's activities), because recording each operator would slow the host that launches them;
+on a CPU the operators, without shapes or stacks, because there is nothing else. With layers,
+operators are recorded in any case, and hooks annotate each layer's forward pass.
+
+Kineto's times are nanoseconds since 1970. They become readings of the program's clock by reading
+both clocks one after the other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, record_function
+
+from cubemesh.frameworks.api.framework import monotonic_s
+from cubemesh.frameworks.pytorch.profiling.kineto import LAYER, read_trace
+from cubemesh.schema.profile import Profile
+
+
+def profile(
+    run: Callable[[], None],
+    *,
+    kind: str,
+    layers: Mapping[str, nn.Module],
+    trace: str | None,
+) -> Callable[[], Profile]:
+    """Call `run`; what is returned reads what it did on a device of `kind` (`cpu`, `cuda`), by
+    layer where `layers` are given. `trace` names a file to keep the trace in."""
+    activities = [ProfilerActivity.CUDA] if kind == "cuda" else [ProfilerActivity.CPU]
+    if layers and kind == "cuda":
+        activities.append(ProfilerActivity.CPU)
+    with ExitStack() as stack:
+        stack.enter_context(_annotated(layers))
+        profiler = stack.enter_context(torch.profiler.profile(activities=activities))
+        offset_ns = _offset_ns()
+        run()
+
+    def read() -> Profile:
+        found = _exported(profiler, trace)
+        return Profile(
+            events=read_trace(found, lambda ns: (ns - offset_ns) / 1e9),
+            by_layer=bool(layers),
+        )
+
+    return read
+
+
+def _offset_ns() -> int:
+    """Nanoseconds since 1970 less those of the program's clock: of several pairs of readings the
+    one least far apart."""
+    pairs = []
+    for _ in range(5):
+        before = monotonic_s()
+        wall_ns = time.time_ns()
+        after = monotonic_s()
+        pairs.append((after - before, wall_ns - round((before + after) / 2 * 1e9)))
+    return min(pairs)[1]
+
+
+def _exported(profiler: torch.profiler.profile, trace: str | None) -> Any:
+    """The trace as data. It goes through a file, for that is the form PyTorch documents."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = trace or os.path.join(folder, "trace.json")
+        profiler.export_chrome_trace(path)
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return json.load(file)
+
+
+@contextmanager
+def _annotated(layers: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Within it the forward pass of each layer stands in an annotation with the layer's name."""
+    handles = []
+    for name, layer in layers.items():
+        open_scopes: list[record_function] = []
+
+        def enter(
+            module: nn.Module,
+            args: Any,
+            *,
+            title: str = f"{LAYER}{name}",
+            scopes: list[record_function] = open_scopes,
+        ) -> None:
+            scopes.append(record_function(title))
+            scopes[-1].__enter__()  # type: ignore[no-untyped-call]
+
+        def leave(
+            module: nn.Module,
+            args: Any,
+            result: Any,
+            *,
+            scopes: list[record_function] = open_scopes,
+        ) -> None:
+            scopes.pop().__exit__(None, None, None)
+
+        handles.append(layer.register_forward_pre_hook(enter))
+        handles.append(layer.register_forward_hook(leave))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,1 @@
+"""Attribution: which part of a step takes how much time."""

@@ -1,0 +1,1 @@
+"""Telemetry: utilization, memory, clocks and I/O sampled beside a run."""

@@ -1,0 +1,97 @@
+"""Plays what was once read of a machine: telemetry without its hardware, for tests.
+
+A recording is a text file. Its first line says what was read, each line after it is one reading:
+
+    {"schema": 1, "cores": 2, "host_cores": 4, "meters": [{"device": "gpu", "missing": {},
+     "name": "NVIDIA H200", "generation": "hopper", "power": "instant"}]}
+    {"reading": {"time_s": 0.0, …}, "meters": [{"gpu_power_watts": 612.5, …}]}
+
+`record` writes one from the machine it runs on. `load` gives the reader and the meters that
+`Telemetry` takes; they play one reading after the other, then the last one again and again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from cubemesh.errors import DataError
+from cubemesh.measure.energy.sensors import Need, needed
+from cubemesh.measure.telemetry.host import HostReader, Reader, Reading, Replay
+from cubemesh.measure.telemetry.telemetry import Meter
+
+SCHEMA = 1
+_SAID = ("name", "generation", "power")
+"""What a GPU's meter says of itself."""
+
+
+class ReplayedMeter:
+    """Plays recorded values, the last ones again and again."""
+
+    def __init__(self, values: Sequence[Mapping[str, float]], **said: Any) -> None:
+        self.device: str = said.get("device", "host")
+        self.missing: dict[str, str] = dict(said.get("missing", {}))
+        self.name, self.generation, self.power = (str(said.get(part, "")) for part in _SAID)
+        self._values = list(values)
+        self._next = 0
+
+    def read(self) -> Mapping[str, float]:
+        """See `Meter.read`."""
+        found = self._values[min(self._next, len(self._values) - 1)]
+        self._next += 1
+        return found
+
+    def needs(self) -> Need | None:
+        """See `Meter.needs`."""
+        return needed(self.name, self.generation, self.power) if self.device == "gpu" else None
+
+
+def record(
+    path: Path,
+    meters: Sequence[Meter],
+    *,
+    readings: int,
+    every_s: float,
+    reader: Reader | None = None,
+) -> None:
+    """Read this machine `readings` times, every `every_s`, and write what it said to `path`."""
+    host = reader or HostReader()
+    first = {
+        "schema": SCHEMA,
+        "cores": host.cores,
+        "host_cores": host.host_cores,
+        "meters": [
+            {"device": m.device, "missing": m.missing}
+            | {part: getattr(m, part) for part in _SAID if hasattr(m, part)}
+            for m in meters
+        ],
+    }
+    with open(path, "w", encoding="utf-8") as file:
+        print(json.dumps(first), file=file)
+        for n in range(readings):
+            if n:
+                time.sleep(every_s)
+            line = {"reading": asdict(host.read()), "meters": [dict(m.read()) for m in meters]}
+            print(json.dumps(line), file=file)
+
+
+def load(path: Path) -> tuple[Replay, tuple[ReplayedMeter, ...]]:
+    """The reader and the meters of a recording; DataError for a file that is none."""
+    try:
+        first, *lines = (json.loads(line) for line in path.read_text("utf-8").splitlines())
+        if first["schema"] != SCHEMA:
+            raise ValueError(f"schema {first['schema']} is not {SCHEMA}")
+        readings = [Reading(**line["reading"]) for line in lines]
+        if not readings:
+            raise ValueError("it holds no reading")
+        meters = tuple(
+            ReplayedMeter([line["meters"][n] for line in lines], **said)
+            for n, said in enumerate(first["meters"])
+        )
+        return Replay(readings, first["cores"], first["host_cores"]), meters
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise DataError(f"'{path}' is no recording of telemetry: {error}") from error

@@ -1,0 +1,1 @@
+"""Timers, stopping rules and interleaved comparisons."""

@@ -1,0 +1,278 @@
+"""Which of two programs is faster, when both run in one process?
+
+Fresh processes differ by percents, and a machine changes its speed from minute to minute. So short
+windows of the two alternate, and whatever else happens meets both alike:
+
+    instance 1   A B B A     of each two blocks of an instance one begins with A and one with B, in
+    instance 2   B A A B     an order that is drawn: a speed that changes evenly over a block
+    instance 1   B A A B     cancels, and so does what it costs to change from program to program
+    instance 2   A B B A
+
+A block is one observation: the mean of ln(samples/s) of its two B windows less that of its two A
+windows. Equal programs in one process can still differ by a percent, by where their arrays happen
+to lie. So several instances of each side are built, each pair of them gives one value (the mean of
+its blocks, a fifth of them left out at both ends), and Student's interval over these values speaks
+of the programs and not of their places in memory. Instances that agree by chance are taken to be no
+surer than their blocks make them. A single pair of instances has an interval over
+its blocks, which leaves that out; nothing is called from it.
+
+Nothing here knows a framework: a side brings its step, its way of waiting and its clock.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cubemesh.measure.telemetry.base import Log
+from cubemesh.measure.timing.stopping_rule import Patience
+from cubemesh.measure.timing.timer import Stopwatch
+from cubemesh.measure.validity import not_steady
+from cubemesh.schema.budget import Effort
+from cubemesh.schema.comparison import Ratio, judged
+from cubemesh.schema.record import AGAINST, Window
+from cubemesh.statistics import is_steady, mean, median, t_interval, trimmed_mean
+
+WINDOW_S = 0.05
+"""Length of a window at least; a longer step has a window of its own."""
+RUN_AHEAD_STEPS, RUN_AHEAD_S = 4, 0.5
+"""Steps of a window at least, as far as they take no longer than this: a device is kept busy by
+steps that are queued behind one another."""
+STEADY_ROUNDS = 5
+"""Warm-up rounds, a window of every program, that are looked at together."""
+ORDERS = ((0, 1, 1, 0), (1, 0, 0, 1))
+"""The sides of a block, as they come."""
+ALONE = (
+    "only one instance of each program was built, and two of the same program can differ by a "
+    "percent. Set instances=4 or more."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One of the two: a step that may return before the device is done, and a wait."""
+
+    step: Callable[[], None]
+    synchronize: Callable[[], None]
+    clock: Callable[[], float] = time.perf_counter
+    samples_per_step: int = 1
+    resume: Callable[[], None] = lambda: None
+    """Called before each window, outside its time: sets again what the framework keeps for the
+    whole process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paired:
+    """What `alternate` found."""
+
+    windows: tuple[Window, ...]
+    """The measured ones, as they came: phase `measure` for the first side and `against` for the
+    second, marked `instance-N` and `block-N`."""
+    steady: bool
+    """Whether the warm-up ended because both step times had settled."""
+    started: float
+    """When the measured part began, a reading of `time.perf_counter()`."""
+    ended: float
+
+    @property
+    def ratio(self) -> Ratio:
+        """The second side's throughput over the first's."""
+        return ratio_of(self.windows)
+
+
+def alternate(
+    instances: Sequence[tuple[Side, Side]], *, effort: Effort, log: Log, seed: int = 0
+) -> Paired:
+    """Warm all programs up, then alternate windows until each side has at least `effort.steps`
+    steps, `effort.seconds` seconds and `effort.windows` windows, and every instance as many blocks
+    of either order; with `effort.interval`, until the interval is that narrow as well, or each side
+    has had `effort.most_seconds`.
+
+    Phases, windows and warnings go to `log`. ValueError without instances.
+    """
+    if not instances:
+        raise ValueError("at least one instance of each side is needed")
+    course = _Course(instances, effort, log, random.Random(seed))
+    with log.phase("warm-up"):
+        steady = course.warm_up()
+    with log.phase("measure"):
+        started = time.perf_counter()
+        course.measure()
+        ended = time.perf_counter()
+    return Paired(windows=tuple(course.windows), steady=steady, started=started, ended=ended)
+
+
+class _Course:
+    """One alternation as it goes on."""
+
+    def __init__(
+        self,
+        instances: Sequence[tuple[Side, Side]],
+        effort: Effort,
+        log: Log,
+        order: random.Random,
+    ) -> None:
+        self._sides = instances
+        self._watches = [tuple(_stopwatch(side, log) for side in pair) for pair in instances]
+        self._effort, self._log, self._order = effort, log, order
+        self._steps = [1, 1]
+        self._blocks = self._done = 0
+        self.windows: list[Window] = []
+
+    def warm_up(self) -> bool:
+        """Rounds of a window of every program, until neither side's mean step drifts over five of
+        them; whether that came before each program had run for `warmup_seconds`."""
+        rounds: list[list[Window]] = [[], []]
+        for instance in range(len(self._sides)):
+            for side in (0, 1):
+                self._window(instance, side, "warm-up", 1, ("first-step",))
+        spent_s = 0.0
+        while True:
+            for side in (0, 1):
+                found = [
+                    self._window(i, side, "warm-up", self._steps[side])
+                    for i in range(len(self._sides))
+                ]
+                spent_s += sum(w.elapsed_s for w in found) / (2 * len(found))
+                rounds[side].append(_joined(found))
+                self._steps[side] = steps_per_window(rounds[side][-1].step_s)
+            recent = [[w.step_s for w in side[-STEADY_ROUNDS:]] for side in rounds]
+            self._log.progress("warm-up", self._done, recent[0][-1], None)
+            if all(len(r) == STEADY_ROUNDS and is_steady(r) for r in recent):
+                self._settle(recent)
+                return True
+            if spent_s >= self._effort.warmup_seconds:
+                restless = next((s for s, r in enumerate(recent) if not is_steady(r)), 0)
+                last = rounds[restless][-STEADY_ROUNDS:]
+                self._log.warning(not_steady(last, self._effort.warmup_seconds, STEADY_ROUNDS))
+                self._settle(recent)
+                return False
+
+    def _settle(self, recent: Sequence[Sequence[float]]) -> None:
+        self._steps = [steps_per_window(median(steps_s)) for steps_s in recent]
+
+    def measure(self) -> None:
+        """Blocks, two of every instance at a time."""
+        patience = Patience(self._effort, lambda: ratio_of(self.windows).half_width)
+        fraction = 0.0
+        while fraction < 1 or patience.wants_more(len(self.windows), self._seconds(0)):
+            self._two_blocks_of_each()
+            fraction = min(self._fraction(side) for side in (0, 1))
+            self._log.progress("measure", self._done, None, fraction)
+        if (warning := patience.warning()) is not None:
+            self._log.warning(warning)
+
+    def _two_blocks_of_each(self) -> None:
+        orders = [self._order.sample(ORDERS, 2) for _ in self._sides]
+        for turn in (0, 1):
+            for instance, order in enumerate(orders):
+                marks = (f"instance-{instance}", f"block-{self._blocks}")
+                self._blocks += 1
+                for side in order[turn]:
+                    phase = AGAINST if side else "measure"
+                    steps = self._steps[side]
+                    self.windows.append(self._window(instance, side, phase, steps, marks))
+
+    def _window(
+        self, instance: int, side: int, phase: str, steps: int, marks: tuple[str, ...] = ()
+    ) -> Window:
+        self._sides[instance][side].resume()
+        self._done += steps
+        return self._watches[instance][side].window(phase, steps, marks)
+
+    def _own(self, side: int) -> list[Window]:
+        return [w for w in self.windows if (w.phase == AGAINST) == bool(side)]
+
+    def _seconds(self, side: int) -> float:
+        return math.fsum(w.elapsed_s for w in self._own(side))
+
+    def _fraction(self, side: int) -> float:
+        """How much of what the effort asks for a side has."""
+        own, effort = self._own(side), self._effort
+        return min(
+            sum(w.steps for w in own) / effort.steps,
+            self._seconds(side) / effort.seconds if effort.seconds else 1.0,
+            len(own) / effort.windows,
+            1.0,
+        )
+
+
+def steps_per_window(step_s: float) -> int:
+    """Steps of a window when one takes about `step_s`."""
+    queued = min(RUN_AHEAD_STEPS, math.ceil(RUN_AHEAD_S / step_s))
+    return max(1, math.ceil(WINDOW_S / step_s), queued)
+
+
+def _stopwatch(side: Side, log: Log) -> Stopwatch:
+    return Stopwatch(
+        step=side.step,
+        synchronize=side.synchronize,
+        clock=side.clock,
+        samples_per_step=side.samples_per_step,
+        log=log,
+    )
+
+
+def _joined(windows: Sequence[Window]) -> Window:
+    """Windows of several programs as one."""
+    return Window(
+        start_s=windows[0].start_s,
+        elapsed_s=math.fsum(w.elapsed_s for w in windows),
+        steps=sum(w.steps for w in windows),
+        samples=sum(w.samples for w in windows),
+    )
+
+
+def ratio_of(windows: Iterable[Window]) -> Ratio:
+    """The ratio of throughputs that the windows of an alternation make, by the method at the head
+    of this file; only whole blocks count. ValueError where there is none."""
+    by_instance = _block_values(windows)
+    values = [trimmed_mean(blocks) for blocks in by_instance.values()]
+    if not values:
+        raise ValueError("there is no whole block of four windows")
+    alone = len(values) == 1
+    spread = next(iter(by_instance.values())) if alone else values
+    within = 0.0 if alone else _variance_within(by_instance.values())
+    interval = t_interval(spread, least_variance=within) if len(spread) > 1 else None
+    blocks = sum(map(len, by_instance.values()))
+    return judged(
+        math.exp(mean(values)),
+        math.exp(interval.low) if interval else None,
+        math.exp(interval.high) if interval else None,
+        n=len(values),
+        why=ALONE if alone else "",
+        method=f"{blocks} blocks of four alternating windows on {len(values)} "
+        f"{'pair' if alone else 'pairs'} of instances; Student's interval "
+        f"{'over the blocks' if alone else 'over the pairs'}",
+    )
+
+
+def _variance_within(instances: Iterable[Sequence[float]]) -> float:
+    """The variance of an instance's value that its blocks alone make, in the mean over instances;
+    those of one block tell nothing of it."""
+    known = [np.var(blocks, ddof=1) / len(blocks) for blocks in instances if len(blocks) > 1]
+    return float(np.mean(known)) if known else 0.0
+
+
+def _block_values(windows: Iterable[Window]) -> dict[str, list[float]]:
+    """Instance → ln of the ratio of throughputs in each of its blocks."""
+    blocks: dict[tuple[str, str], list[Window]] = {}
+    for window in windows:
+        instance, block = window.marks[:2]
+        blocks.setdefault((instance, block), []).append(window)
+    values: dict[str, list[float]] = {}
+    for (instance, _), found in blocks.items():
+        if len(found) == len(ORDERS[0]):
+            first = mean([_log_rate(w) for w in found if w.phase != AGAINST])
+            second = mean([_log_rate(w) for w in found if w.phase == AGAINST])
+            values.setdefault(instance, []).append(second - first)
+    return values
+
+
+def _log_rate(window: Window) -> float:
+    return math.log(window.samples / window.elapsed_s)

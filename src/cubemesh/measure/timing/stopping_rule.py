@@ -1,0 +1,49 @@
+"""When is enough measured? When the interval is as narrow as `Effort.interval` asks, or time is up.
+
+Looking after every window and stopping at the first narrow interval would stop on lucky ones. So
+the next look comes when there are a quarter more windows than at the last, which keeps the looks
+few; what it costs in coverage is in docs/statistics.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from cubemesh.measure.validity import wide_interval
+from cubemesh.schema.budget import Effort
+from cubemesh.schema.warning import Warning
+
+GROWTH = 1.25
+
+
+class Patience:
+    """Asked after every window (or group of them), once the rest of the effort is done.
+
+    `half_width` gives half of the interval as a share of its figure, None where there is none yet.
+    """
+
+    def __init__(self, effort: Effort, half_width: Callable[[], float | None]) -> None:
+        self._effort = effort
+        self._half_width = half_width
+        self._next_look = 0
+        self._elapsed_s = 0.0
+        self._reached: float | None = None
+
+    def wants_more(self, windows: int, elapsed_s: float) -> bool:
+        """Whether to measure on, `windows` having taken `elapsed_s`."""
+        wanted, is_over = self._effort.interval, elapsed_s >= self._effort.most_seconds
+        if wanted is None:
+            return False
+        if windows < self._next_look and not is_over:
+            return True
+        self._elapsed_s, self._reached = elapsed_s, self._half_width()
+        self._next_look = math.ceil(GROWTH * windows)
+        return not is_over and (self._reached is None or self._reached > wanted)
+
+    def warning(self) -> Warning | None:
+        """What to say where the interval stayed wider than was asked for."""
+        wanted = self._effort.interval
+        if wanted is None or (self._reached is not None and self._reached <= wanted):
+            return None
+        return wide_interval(wanted, self._reached, self._elapsed_s)

@@ -1,0 +1,191 @@
+"""Which arrays are alive at each moment of a training step?
+
+A step as a sequence of allocations, by what they are for, in the order in which an eager framework
+makes and frees them. Weights, optimizer state and the fed batch are not in it. The gradient of a
+value is an array as the value is: `Add` hands its own to both inputs, `Concat` a slice of its own
+to each, a view to its one. See `memory.py` for what is made of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
+
+from cubemesh.networks.activation_memory import Flow, log_probabilities, saved
+from cubemesh.networks.graph import Node
+from cubemesh.networks.layers import Add, Concat, Convolution, Linear
+from cubemesh.networks.sequence_layers import ClassToken, PositionEmbedding, SelectPosition
+from cubemesh.networks.workspaces import Workspaces
+
+_HAND_ON = (Add, Concat, ClassToken, PositionEmbedding)
+"""Layers that hand the gradient of their result on as it is, whole or in slices."""
+
+_Pass = Literal["forward", "data_gradient", "weight_gradient"]
+Group = Literal["weights", "activations", "gradients", "workspace"]
+"""What lives for a part of the step; `weights` are the narrow copies alone."""
+
+
+class Walk:
+    """A step of `batch` samples, values `width` bytes wide; `workspaces` says, by node, what its
+    library takes while it computes."""
+
+    def __init__(
+        self,
+        flow: Flow,
+        batch: int,
+        width: int,
+        training: bool,
+        workspaces: Mapping[str, Workspaces],
+    ) -> None:
+        self.flow = flow
+        self.network = flow.network
+        self.batch = batch
+        self.width = width
+        self.training = training
+        self.workspaces = workspaces
+        self.alive: dict[str, tuple[Group, int]] = {}
+        self.held: dict[Group, int] = dict.fromkeys(get_args(Group), 0)
+        self.peak = dict(self.held)
+
+    def fullest(self) -> dict[Group, int]:
+        """Bytes of each group at the moment of the step when most are alive."""
+        self._forward()
+        if self.training:
+            self._backward()
+        return self.peak
+
+    def _allocate(self, name: str, size: int, group: Group = "workspace") -> None:
+        if name in self.alive:
+            return
+        self.alive[name] = group, size
+        self.held[group] += size
+        if sum(self.held.values()) > sum(self.peak.values()):
+            self.peak = dict(self.held)
+
+    def _free(self, name: str) -> None:
+        if name in self.alive:
+            group, size = self.alive.pop(name)
+            self.held[group] -= size
+
+    def _take(self, node: Node, which: _Pass) -> None:
+        """For a moment, what the node's library takes in one of its passes."""
+        if node.name in self.workspaces:
+            self._allocate("library", getattr(self.workspaces[node.name], which))
+            self._free("library")
+
+    def _value_bytes(self, value: str) -> int:
+        return self.batch * math.prod(self.network.shapes[value]) * self.width
+
+    def _forward(self) -> None:
+        storage, nodes, heads = self.flow.storage, self.network.nodes, self.network.heads
+        readers = Counter(storage[i] for node in nodes for i in node.inputs)
+        readers.update(storage[h.value] for h in heads)
+        kept = saved(self.network, self.flow) if self.training else {}
+        activations = {k.name for arrays in kept.values() for k in arrays}
+
+        def read(value: str) -> None:
+            readers[storage[value]] -= 1
+            if not readers[storage[value]] and storage[value] not in activations:
+                self._free(storage[value])
+
+        for node in nodes:
+            if storage[node.name] == node.name:
+                group: Group = "activations" if node.name in activations else "workspace"
+                self._allocate(node.name, self._value_bytes(node.name), group)
+            for array in kept.get(node.name, ()):
+                size = array.size_bytes(self.batch, self.width)
+                self._allocate(array.name, size, "activations")
+            for parameter in self._narrowed(node):
+                size = math.prod(self.network.parameters[parameter].shape) * self.width
+                self._allocate(f"narrow {parameter}", size, "weights")
+            self._take(node, "forward")
+            for value in node.inputs:
+                read(value)
+        for head in heads:
+            array = log_probabilities(self.network, head)
+            group = "activations" if self.training else "workspace"
+            self._allocate(array.name, array.size_bytes(self.batch, self.width), group)
+            read(head.value)
+
+    def _backward(self) -> None:
+        gradients: dict[str, str] = {}
+        """Value → array its gradient lies in, until the value's own node has used it."""
+        for head in self.network.heads:
+            logs = log_probabilities(self.network, head)
+            self._allocate("d logs", logs.size_bytes(self.batch, self.width))
+            self._allocate(f"d {head.value}", self._value_bytes(head.value))
+            gradients[head.value] = f"d {head.value}"
+            self._free("d logs")
+            self._free(logs.name)
+        kept = saved(self.network, self.flow)
+        for node in reversed(self.network.nodes):
+            if node.name not in gradients:
+                continue
+            own = gradients.pop(node.name)
+            arrived = self._gradients_of_inputs(node, own)
+            if arrived:
+                self._take(node, "data_gradient")
+            if self.width >= 4:
+                self._gradients_of_parameters(node)
+            else:
+                self._narrow_gradients(node)
+            self._take(node, "weight_gradient")
+            for activation in kept[node.name]:  # the first to keep it is the last to use it
+                self._free(activation.name)
+            for parameter in self._narrowed(node):
+                self._free(f"narrow {parameter}")
+            self._free_unused(own, *gradients.values(), *(array for _, array in arrived))
+            if self.width < 4:  # widened when the layer has let go of what it kept
+                self._gradients_of_parameters(node)
+            for value, array in arrived:
+                self._accumulate(gradients, value, array)
+
+    def _gradients_of_inputs(self, node: Node, own: str) -> list[tuple[str, str]]:
+        """(value, array its gradient from `node` lies in), for each input that needs one."""
+        handed_on = isinstance(node.layer, _HAND_ON) or (
+            node.layer.category == "view" and not isinstance(node.layer, SelectPosition)
+        )
+        arrived = []
+        for value in node.inputs:
+            if value in self.flow.needs_gradient:
+                array = own if handed_on else f"d {value} from {node.name}"
+                self._allocate(array, self._value_bytes(value))
+                arrived.append((value, array))
+        return arrived
+
+    def _narrowed(self, node: Node) -> Sequence[str]:
+        """Its parameters that are multiplied by in half precision, as copies of the fp32 weights"""
+        multiplies = isinstance(node.layer, (Convolution, Linear))
+        return tuple(node.parameters.values()) if multiplies and self.width < 4 else ()
+
+    def _narrow_gradients(self, node: Node) -> None:
+        for parameter in node.parameters.values():
+            size = math.prod(self.network.parameters[parameter].shape) * self.width
+            self._allocate(f"d narrow {parameter}", size)
+
+    def _gradients_of_parameters(self, node: Node) -> None:
+        for parameter in node.parameters.values():
+            size = math.prod(self.network.parameters[parameter].shape) * max(self.width, 4)
+            if f"d {parameter}" in self.alive:  # shared: the second is added to the first
+                self._allocate("again", size)
+            self._allocate(f"d {parameter}", size, "gradients")
+            self._free("again")
+            self._free(f"d narrow {parameter}")
+
+    def _accumulate(self, gradients: dict[str, str], value: str, array: str) -> None:
+        """The first gradient of a value is taken as it is; a sum is a new array, because either of
+        its terms may be another value's gradient as well."""
+        before = gradients.get(value)
+        if before is None:
+            gradients[value] = array
+            return
+        gradients[value] = f"{array}, summed"
+        self._allocate(gradients[value], self._value_bytes(value))
+        self._free_unused(before, *gradients.values())
+        self._free_unused(array, *gradients.values())
+
+    def _free_unused(self, array: str, *used: str) -> None:
+        if array not in used:
+            self._free(array)

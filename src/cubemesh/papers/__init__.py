@@ -1,0 +1,1 @@
+"""Papers: published figures, their claims, replay and validation."""

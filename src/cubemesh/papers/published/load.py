@@ -1,0 +1,165 @@
+"""How do the published files become facts? Every field is checked; nothing is guessed or skipped.
+
+A row that does not fit is an error that names the file, the line and the field, because a table
+that was edited by hand must not lose a row in silence.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import math
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import resources
+from typing import get_args
+
+from cubemesh.errors import DataError
+from cubemesh.papers.published.names import CANONICAL
+from cubemesh.schema.published import Claim, ClaimKind, PublishedFigure
+
+FIGURES, STOCK, CLAIMS = "figures.csv.gz", "stock.csv", "claims.csv"
+FIGURE_COLUMNS = (
+    *("source", "url", "system", "device", "devices", "framework", "network", "precision"),
+    *("precision_implied", "batch_per_device", "metric", "unit", "value", "note"),
+)
+CLAIM_COLUMNS = (
+    *("id", "document", "place", "experiment", "network", "system", "conditions", "quantity"),
+    *("values", "unit", "kind"),
+)
+
+
+@cache
+def figures() -> tuple[PublishedFigure, ...]:
+    """Every published figure cubemesh carries, in the order of its file."""
+    return read_figures(gzip.decompress(_carried(FIGURES)).decode(), FIGURES)
+
+
+@cache
+def stock_figures() -> tuple[PublishedFigure, ...]:
+    """What stock frameworks reached on one to eight H200, measured for cubemesh; every step was
+    synchronised, so short steps and several devices may be understated."""
+    return read_figures(_carried(STOCK).decode(), STOCK)
+
+
+@cache
+def claims() -> tuple[Claim, ...]:
+    """Every claim of documents 000 to 004, in their order."""
+    return read_claims(_carried(CLAIMS).decode(), CLAIMS)
+
+
+def read_figures(text: str, file: str) -> tuple[PublishedFigure, ...]:
+    """The rows of a CSV text with `FIGURE_COLUMNS`; DataError for one that does not fit."""
+    return tuple(
+        PublishedFigure(
+            source=row.filled("source"),
+            url=row.filled("url"),
+            system=row.filled("system"),
+            device=row.filled("device"),
+            devices=row.count("devices", least=0),
+            framework=row.text("framework"),
+            network=row.filled("network"),
+            canonical=CANONICAL.get(row.text("network")),
+            precision=row.text("precision"),
+            precision_implied=row.one_of("precision_implied", ("yes", "no")) == "yes",
+            batch_per_device=row.count("batch_per_device", least=1),
+            metric=row.filled("metric"),
+            unit=row.filled("unit"),
+            value=row.number("value", row.filled("value")),
+            note=row.text("note"),
+        )
+        for row in _rows(text, file, FIGURE_COLUMNS)
+    )
+
+
+def read_claims(text: str, file: str) -> tuple[Claim, ...]:
+    """The rows of a CSV text with `CLAIM_COLUMNS`; DataError for one that does not fit, or for an
+    id that comes twice."""
+    found: dict[str, Claim] = {}
+    for row in _rows(text, file, CLAIM_COLUMNS):
+        claim = Claim(
+            id=row.filled("id"),
+            document=row.filled("document"),
+            place=row.filled("place"),
+            experiment=row.filled("experiment"),
+            network=row.text("network"),
+            system=row.text("system"),
+            conditions=row.text("conditions"),
+            quantity=row.text("quantity"),
+            values=tuple(
+                row.number("values", value) for value in row.text("values").split(";") if value
+            ),
+            unit=row.text("unit"),
+            kind=row.one_of("kind", get_args(ClaimKind)),  # type: ignore[arg-type]
+        )
+        if not claim.id.startswith(f"{claim.document}-"):
+            raise row.wrong("id", f"does not begin with its document, {claim.document}")
+        if claim.id in found:
+            raise row.wrong("id", "comes twice")
+        found[claim.id] = claim
+    return tuple(found.values())
+
+
+class _Row:
+    """One line of a file, and the complaints about it."""
+
+    def __init__(self, file: str, line: int, fields: Mapping[str, str]) -> None:
+        self.file, self.line, self.fields = file, line, fields
+
+    def wrong(self, name: str, why: str) -> DataError:
+        return DataError(
+            f"{self.file}, line {self.line}, field {name}: {self.fields[name]!r} {why}."
+        )
+
+    def text(self, name: str) -> str:
+        return self.fields[name].strip()
+
+    def filled(self, name: str) -> str:
+        if not self.text(name):
+            raise self.wrong(name, "is empty, and it must not be")
+        return self.text(name)
+
+    def one_of(self, name: str, allowed: tuple[str, ...]) -> str:
+        if self.text(name) not in allowed:
+            raise self.wrong(name, f"is none of {', '.join(allowed)}")
+        return self.text(name)
+
+    def number(self, name: str, text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise self.wrong(name, "is not a number") from None
+        if not math.isfinite(value):
+            raise self.wrong(name, "is not finite")
+        return value
+
+    def count(self, name: str, *, least: int) -> int | None:
+        """A whole number, or None where the field is empty."""
+        text = self.text(name)
+        if not text:
+            return None
+        if not (text.isascii() and text.isdigit() and int(text) >= least):
+            raise self.wrong(name, f"is not a whole number of {least} or more")
+        return int(text)
+
+
+def _rows(text: str, file: str, columns: tuple[str, ...]) -> Iterator[_Row]:
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        header = next(reader, [])
+        if tuple(header) != columns:
+            raise DataError(f"{file}, line 1: the columns must be {', '.join(columns)}.")
+        for values in reader:
+            if len(values) != len(columns):
+                raise DataError(
+                    f"{file}, line {reader.line_num}: {len(values)} fields where "
+                    f"{len(columns)} belong."
+                )
+            yield _Row(file, reader.line_num, dict(zip(columns, values, strict=True)))
+    except csv.Error as error:
+        raise DataError(f"{file}, line {reader.line_num}: {error}.") from None
+
+
+def _carried(name: str) -> bytes:
+    return resources.files(__package__).joinpath(name).read_bytes()

@@ -1,0 +1,127 @@
+"""Which published figures come nearest to what was measured?
+
+Rows of another network or another metric are no comparison and are left out. The rest are ordered
+by, in turn: the same device (where its name is known), the number of devices, the class of
+precision, and the distance of the minibatch in powers of two. One row stands for each source,
+system, device and framework, so that a sweep over minibatches does not crowd out the others.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+from cubemesh.schema.published import PublishedFigure
+
+_FAR = math.inf
+_MAKERS = {"NVIDIA", "TESLA", "GEFORCE", "GTX", "RTX", "QUADRO", "INTEL", "AMD"}
+_FORMS = re.compile(r"SXM\d?|PCIE|GEN\d|DGX|CTS|NVL|\d|\d+GB|\d+W")
+
+Series = tuple[PublishedFigure, ...]
+"""One system at several minibatches."""
+
+
+def nearest(
+    figures: Iterable[PublishedFigure],
+    *,
+    network: str,
+    device: str | None = None,
+    devices: int = 1,
+    precision: str | None = None,
+    batch_per_device: int | None = None,
+    metric: str = "throughput",
+    limit: int = 5,
+) -> list[PublishedFigure]:
+    """The published rows nearest to a measurement, nearest first, `limit` at most.
+
+    `network` is cubemesh's name, `devices` 0 for a CPU, `precision` one of cubemesh's. What is None
+    does not count. Of equally near rows the one that stands first in `figures` comes first.
+    """
+
+    def distance(figure: PublishedFigure) -> tuple[float, ...]:
+        return (
+            0.0 if device is None or same_device(device, figure.device) else 1.0,
+            _steps(devices, figure.devices),
+            0.0 if precision is None else precision_distance(precision, figure.precision),
+            0.0 if batch_per_device is None else _steps(batch_per_device, figure.batch_per_device),
+        )
+
+    chosen: dict[tuple[object, ...], PublishedFigure] = {}
+    alike = (f for f in figures if f.canonical == network and f.metric == metric)
+    for figure in sorted(alike, key=distance):
+        chosen.setdefault((figure.source, figure.system, figure.device, figure.framework), figure)
+    return list(chosen.values())[:limit]
+
+
+def sweep(
+    figures: Iterable[PublishedFigure],
+    *,
+    network: str,
+    precision: str,
+    batches: tuple[int, int],
+    devices: int = 1,
+) -> Series:
+    """The published throughputs of one system at several minibatches, by minibatch, within the
+    smallest and the largest of `batches`; empty where no source went through three or more. Of
+    several values at one minibatch the highest stands.
+
+    Of several series the one with the nearest precision is taken, then the one with most points,
+    then the faster one.
+    """
+    series: dict[tuple[object, ...], dict[int, PublishedFigure]] = {}
+    for f in figures:
+        batch = f.batch_per_device
+        if f.canonical != network or f.metric != "throughput" or f.devices != devices or not batch:
+            continue
+        if batches[0] <= batch <= batches[1]:
+            # Numbers in a note (memory used, loader workers) change along a sweep; words do not.
+            conditions = re.sub(r"[\d.]+", "", f.note)
+            key = (f.source, f.system, f.device, f.framework, f.network, f.precision, conditions)
+            at = series.setdefault(key, {})
+            if batch not in at or f.value > at[batch].value:
+                at[batch] = f
+    several = [tuple(s[b] for b in sorted(s)) for s in series.values() if len(s) >= 3]
+    return min(
+        several,
+        key=lambda s: (
+            precision_distance(precision, s[0].precision),
+            -len(s),
+            -max(f.value for f in s),
+        ),
+        default=(),
+    )
+
+
+def same_device(first: str, second: str) -> bool:
+    """Whether two names mean one model: makers, form factors, memory sizes and power limits do not
+    count. "NVIDIA A100-SXM4-80GB" is "A100 40GB"; "GTX 1080" is not "GTX 1080 Ti"."""
+    model = _model(first)
+    return bool(model) and model == _model(second)
+
+
+def _model(name: str) -> set[str]:
+    words = set(re.findall(r"[A-Z0-9]+", name.upper())) - _MAKERS
+    return {word for word in words if not _FORMS.fullmatch(word)}
+
+
+def precision_distance(first: str, second: str) -> float:
+    """0 for one class of precision, 1 for fp32 against TF32, 2 for either against 16 bits, 3 where
+    the source does not say."""
+    if not second:
+        return 3.0
+    a, b = _bits(first), _bits(second)
+    return 0.0 if a == b else 2.0 if 16 in (a, b) else 1.0
+
+
+def _bits(precision: str) -> int:
+    """16 for fp16, bf16 and mixed precision, 19 for TF32 (and for what may use it), 32, 64."""
+    text = precision.casefold()
+    if "16" in text or "amp" in text or "mixed" in text:
+        return 16
+    return 19 if "tf32" in text else 64 if "64" in text else 32
+
+
+def _steps(wanted: float, given: float | None) -> float:
+    """How many doublings lie between two counts; none at all (a CPU) is one doubling below one."""
+    return _FAR if given is None else abs(math.log2(max(given, 0.5) / max(wanted, 0.5)))

@@ -1,0 +1,140 @@
+"""What the documents claim of links, clusters and scaling, beside what the model forecasts.
+
+Every claim here follows from links, datasheets and the model alone; nothing is calibrated with a
+document's own figure. Speed-ups and efficiencies are of the document's network, devices and
+minibatch (64 where none is given); "NVLink over PCIe" is `--what-if link=pcie`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations
+
+from cubemesh import networks
+from cubemesh.forecast.calibration import defaults
+from cubemesh.forecast.request import Forecast, Question
+from cubemesh.forecast.step import predict
+from cubemesh.forecast.what_if import Change
+from cubemesh.machines.catalogue.systems import load_system
+from cubemesh.machines.topology import NETWORKS, Design, fat_tree, find_rings, hops, shared_rates
+from cubemesh.networks.graph import Network
+from cubemesh.papers.published import claims
+from cubemesh.schema import Claim
+from cubemesh.schema.spec import Precision
+
+GB, US = 1e9, 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """A claim with the forecasts of its values, in its unit and their order."""
+
+    claim: Claim
+    forecasts: tuple[float, ...]
+
+
+def checked_claims() -> tuple[Checked, ...]:
+    """Every claim that the model has a forecast for, in the order of the documents."""
+    return tuple(
+        Checked(claim=claim, forecasts=FORECASTS[claim.id]())
+        for claim in claims()
+        if claim.id in FORECASTS
+    )
+
+
+def _ask(
+    network: str | Network,
+    machine: str,
+    devices: tuple[int, ...],
+    batch: int = 64,
+    precision: Precision = "fp32",
+    *changes: Change,
+) -> Forecast:
+    question = Question(
+        network=networks.build(network) if isinstance(network, str) else network,
+        system=load_system(machine),
+        batch_per_device=batch,
+        precision=precision,
+    )
+    return predict(question, devices, defaults(), None, changes)
+
+
+def _speed_up(network: str, machine: str, devices: int) -> tuple[float]:
+    return (devices * _ask(network, machine, (devices,)).points[0].efficiency,)
+
+
+def _efficiency(machine: str) -> tuple[float, ...]:
+    """Of ResNet-50 on eight, at minibatches of 32 and 64."""
+    return tuple(
+        100 * _ask("resnet-50", machine, (8,), batch).points[0].efficiency for batch in (32, 64)
+    )
+
+
+def _over_pcie(network: str | Network, batch: int, precision: Precision = "fp32") -> float:
+    change = Change(key="link", value="pcie")
+    found = _ask(network, "dgx1-v100", (8,), batch, precision, change)
+    return found.before[0].samples_per_s / found.points[0].samples_per_s
+
+
+def _translator(hidden: int) -> Network:
+    return networks.entry("translator").make(50, 32000, hidden)
+
+
+def _ethernet() -> tuple[float]:
+    found = _ask(
+        "googlenet", "c4130-g-edr", (16,), 64, "fp32", Change(key="network", value="10gbe")
+    )
+    return (found.points[0].samples_per_s / found.before[0].samples_per_s,)
+
+
+def _design(name: str, ports: int) -> Design:
+    network = NETWORKS[name]
+    used = 32 if name == "edr" else None
+    return Design(
+        network=network,
+        ports_per_system=ports,
+        switch_ports=network.switch_ports,
+        ports_used=used,
+    )
+
+
+def _contention() -> tuple[float]:
+    topology = load_system("pcie-tree-4").topology
+    right = shared_rates(topology, [("gpu0", "gpu1"), ("gpu2", "gpu3")])[0]
+    return (right / shared_rates(topology, [("gpu0", "gpu2"), ("gpu1", "gpu3")])[0],)
+
+
+def _hops() -> tuple[float]:
+    topology = load_system("dgx1-p100").topology
+    names = [gpu.name for gpu in topology.gpus]
+    return (float(max(hops(topology, a, b) or 0 for a, b in combinations(names, 2))),)
+
+
+def _rings(machine: str) -> tuple[float]:
+    return (find_rings(load_system(machine).topology).bandwidth_bytes_per_s / GB,)
+
+
+FORECASTS: dict[str, Callable[[], tuple[float, ...]]] = {
+    "002-2": lambda: (100 * (_over_pcie("inception-v3", 128, "fp16") - 1),),
+    "002-3": lambda: (100 * (_over_pcie(_translator(512), 256) - 1),),
+    "002-4": lambda: (_over_pcie(_translator(2048), 64),),
+    "002-6": lambda: _rings("dgx1-v100"),
+    "002-7": lambda: _rings("dual-root-pcie"),
+    "002-8": lambda: (fat_tree(124, _design("10gbe", 2)).bisection_bytes_per_s / GB,),
+    "002-9": lambda: (fat_tree(124, _design("edr", 4)).bisection_bytes_per_s / GB,),
+    "002-10": lambda: (fat_tree(124, _design("edr", 4)).latency_s / US,),
+    "002-11": lambda: (float(_design("edr", 4).most_systems(2)),),
+    "002-16": _contention,
+    "003-3": lambda: _speed_up("googlenet", "c4130-g", 4),
+    "003-4": lambda: _speed_up("inception-v3", "c4130-g", 4),
+    "003-5": lambda: _speed_up("googlenet", "c4130-g-edr", 16),
+    "003-6": lambda: _speed_up("inception-bn", "c4130-g-edr", 16),
+    "003-7": lambda: (100 * _speed_up("inception-bn", "c4130-g-edr", 12)[0] / 12,),
+    "003-8": _ethernet,
+    "004-1": lambda: _efficiency("dgx1-p100"),
+    "004-2": lambda: _efficiency("knl-aries"),
+    "004-10": lambda: (4 * networks.build("alexnet").parameter_count / 1e6,),
+    "004-18": _hops,
+}
+"""By the claim's id."""

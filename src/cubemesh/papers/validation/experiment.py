@@ -1,0 +1,117 @@
+"""How near do forecasts come to what was published and measured?
+
+Nothing is measured. Published rates of several devices are held against forecasts that know the
+rate of one (validation_rows.py says which, and which half fitted the model's factors), published
+rates of one device against forecasts from its datasheet alone, claims of the documents against the
+model (validation_claims.py), and stored runs of several devices against that of one beside them
+(predicted.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cubemesh.errors import UsageError
+from cubemesh.experiments.core.experiment import Context, Experiment, Plan
+from cubemesh.experiments.scaling.forecast import predicted_for
+from cubemesh.papers.validation.claims import checked_claims
+from cubemesh.papers.validation.report import Shown, Stored, charts, findings, notes, tables
+from cubemesh.papers.validation.rows import published_alone, published_several
+from cubemesh.schema import Answer, RunRecord
+from cubemesh.schema.work import TrainSteps
+from cubemesh.store import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What can be set in `validation`."""
+
+    worst: int = 20
+    """How many of the forecasts that are farthest off are listed."""
+
+    def __post_init__(self) -> None:
+        if self.worst < 1:
+            raise UsageError(f"worst={self.worst}: list 1 or more.")
+
+
+def plan(settings: Settings, context: Context) -> Plan:
+    """Nothing is measured."""
+    yield from ()
+
+
+def gather(settings: Settings, store: Store) -> list[RunRecord]:
+    """Runs of several devices that train together, each with the latest of one beside it."""
+    alone: dict[tuple[object, ...], RunRecord] = {}
+    several: list[RunRecord] = []
+    for record in store.records():
+        if not isinstance(record.spec.work, TrainSteps) or not record.ok or not record.ranks:
+            continue
+        if record.spec.placement.devices == 1:
+            alone[_alike(record)] = record
+        elif record.spec.program.exchange != "none":
+            several.append(record)
+    paired = [r for r in several if _alike(r) in alone]
+    ones = {_alike(r): alone[_alike(r)] for r in paired}
+    return [*ones.values(), *paired]
+
+
+def _alike(record: RunRecord) -> tuple[object, ...]:
+    """What a run of several devices shares with that of one."""
+    program, work = record.spec.program, record.spec.work
+    assert isinstance(work, TrainSteps)
+    device = record.ranks[0].device_name or record.ranks[0].device.partition(":")[0]
+    return (
+        *(record.key.machine_id, record.key.software_id, device, record.spec.placement.threads),
+        *(work.network, work.image_size, work.batch_per_device),
+        *(program.framework, program.precision, program.layout),
+    )
+
+
+def stored(records: Sequence[RunRecord]) -> tuple[Stored, ...]:
+    """Forecasts of stored runs of several devices; those that cannot be made are left out."""
+    alone = {_alike(r): r for r in records if r.spec.placement.devices == 1}
+    found = []
+    for record in records:
+        one, rate = alone.get(_alike(record)), record.figure("throughput_per_s")
+        if record.spec.placement.devices == 1 or one is None or rate is None:
+            continue
+        point = predicted_for(record, one)
+        if not isinstance(point, str):
+            found.append(Stored(record=record, rate=rate, point=point))
+    return tuple(found)
+
+
+def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
+    """Findings, tables and scatters: of what is published, and of these records."""
+    shown = Shown(
+        several=published_several(),
+        alone=published_alone(),
+        claims=checked_claims(),
+        stored=stored(records),
+        worst=settings.worst,
+    )
+    return Answer(
+        experiment=EXPERIMENT.name,
+        question=EXPERIMENT.question,
+        title="Forecasts beside what was published and measured",
+        findings=tuple(findings(shown)),
+        tables=tuple(tables(shown)),
+        charts=tuple(charts(shown)),
+        run_ids=tuple(s.record.run_id for s in shown.stored),
+        notes=tuple(notes(shown)),
+    )
+
+
+EXPERIMENT = Experiment(
+    name="validation",
+    question="How near do forecasts come to what was published and measured?",
+    settings=Settings,
+    works=(),
+    varies={},
+    plan=plan,
+    answer=answer,
+    gather=gather,
+    measures=False,
+    documents="002 (figures 5 to 7, table 1, section 4.4), 003 (figure 6), 004 (section 5.4)",
+)

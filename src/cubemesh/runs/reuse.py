@@ -1,0 +1,62 @@
+"""May a stored record stand for a new run of its spec? Where what it found is still so.
+
+| the record | it stands |
+|---|---|
+| `not_installed` | while the framework is not |
+| `oom` | where a limit was asked for, or the whole machine is too small |
+| of a training that keeps checkpoints or event files | while what it left behind is there |
+| any other | always |
+
+Its key (machine, software, code) is the same already.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from cubemesh.runs.devices import gpus_of
+from cubemesh.schema.machine import Machine
+from cubemesh.schema.outcome import Status
+from cubemesh.schema.record import RunRecord
+from cubemesh.training.checkpoint import steps_in
+from cubemesh.training.tensorboard import event_files
+
+
+def still_true(record: RunRecord, machine: Machine, installed: Callable[[str], bool]) -> bool:
+    """Whether what was found then is so now; `installed` tells of a framework by its name."""
+    spec, status = record.spec, record.outcome.status
+    if status is Status.NOT_INSTALLED:
+        # A framework on PYTHONPATH alone has no version: installing it leaves the key as it was.
+        return not installed(spec.program.framework)
+    if spec.keeping.checkpoints is not None or spec.keeping.tensorboard is not None:
+        return record.ok and _is_left(record)
+    if status is Status.OOM and spec.effort.memory_limit_bytes is None:
+        return _is_too_small(machine, record)
+    return True
+
+
+def _is_too_small(machine: Machine, record: RunRecord) -> bool:
+    """Whether the whole machine is: memory that happened to be taken may be free again."""
+    gpus = gpus_of(record.spec, machine, os.environ)
+    has = gpus[0].memory_bytes if gpus else machine.memory.usable_bytes
+    needs = record.outcome.facts.get("forecast_bytes")
+    return has is not None and needs is not None and bool(needs > has)
+
+
+def _is_left(record: RunRecord) -> bool:
+    """Whether the folders hold what a training left behind: its last checkpoint, as the newest, and
+    event files. That is what it was run for, and a folder may be refused today and not tomorrow."""
+    keeping = record.spec.keeping
+    if keeping.checkpoints is not None:
+        steps = steps_in(Path(keeping.checkpoints), len(record.ranks))
+        if not steps or steps[-1] != _last_step(record):
+            return False
+    return keeping.tensorboard is None or bool(event_files(Path(keeping.tensorboard)))
+
+
+def _last_step(record: RunRecord) -> int:
+    """The step that a training came to."""
+    made = sum(w.steps for w in record.windows if w.rank == 0 and w.phase != "evaluate")
+    return made + round(record.figure("resumed_at_step") or 0)

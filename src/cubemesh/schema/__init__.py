@@ -1,0 +1,127 @@
+"""The nouns of cubemesh: standard-library frozen dataclasses that every room shares.
+
+A question becomes `RunSpec`s, a worker turns each into a `RunRecord`, and an `Answer` is computed
+from records alone. Nothing here measures, reads files or imports anything beyond the standard
+library, so a worker in any Python environment can use it.
+"""
+
+from cubemesh.schema.answer import Answer, Axis, Cell, Chart, Column, Finding, Line, Point, Table
+from cubemesh.schema.budget import Effort
+from cubemesh.schema.checkpoint_settings import Keeping
+from cubemesh.schema.collective import Collective, SweepPoint
+from cubemesh.schema.cost import Cost
+from cubemesh.schema.experiment_run import Question, new_question_id
+from cubemesh.schema.first_steps_trace import Replica, Sketch
+from cubemesh.schema.forecast import MemoryForecast
+from cubemesh.schema.machine import (
+    Cache,
+    Cpu,
+    Gpu,
+    GpuLink,
+    Machine,
+    Memory,
+    NumaNode,
+    Software,
+    Unknown,
+)
+from cubemesh.schema.outcome import Outcome, Status
+from cubemesh.schema.profile import Profile, ProfileEvent
+from cubemesh.schema.published import Claim, PublishedFigure, State, Verdict
+from cubemesh.schema.record import (
+    Breakdown,
+    Curve,
+    Environment,
+    Figure,
+    Part,
+    Phase,
+    Rank,
+    RunKey,
+    RunRecord,
+    TimeRow,
+    Window,
+)
+from cubemesh.schema.series import Series
+from cubemesh.schema.spec import Against, Placement, ProgramSettings, RunSpec
+from cubemesh.schema.tuned import Tuned
+from cubemesh.schema.warning import WARNINGS, Warning, warn
+from cubemesh.schema.work import (
+    WORK_KINDS,
+    Ceiling,
+    FirstSteps,
+    Forward,
+    Input,
+    NetworkWork,
+    Train,
+    Training,
+    TrainSteps,
+    Work,
+)
+
+__all__ = [
+    "WARNINGS",
+    "WORK_KINDS",
+    "Against",
+    "Answer",
+    "Axis",
+    "Breakdown",
+    "Cache",
+    "Ceiling",
+    "Cell",
+    "Chart",
+    "Claim",
+    "Collective",
+    "Column",
+    "Cost",
+    "Cpu",
+    "Curve",
+    "Effort",
+    "Environment",
+    "Figure",
+    "Finding",
+    "FirstSteps",
+    "Forward",
+    "Gpu",
+    "GpuLink",
+    "Input",
+    "Keeping",
+    "Line",
+    "Machine",
+    "Memory",
+    "MemoryForecast",
+    "NetworkWork",
+    "NumaNode",
+    "Outcome",
+    "Part",
+    "Phase",
+    "Placement",
+    "Point",
+    "Profile",
+    "ProfileEvent",
+    "ProgramSettings",
+    "PublishedFigure",
+    "Question",
+    "Rank",
+    "Replica",
+    "RunKey",
+    "RunRecord",
+    "RunSpec",
+    "Series",
+    "Sketch",
+    "Software",
+    "State",
+    "Status",
+    "SweepPoint",
+    "Table",
+    "TimeRow",
+    "Train",
+    "TrainSteps",
+    "Training",
+    "Tuned",
+    "Unknown",
+    "Verdict",
+    "Warning",
+    "Window",
+    "Work",
+    "new_question_id",
+    "warn",
+]

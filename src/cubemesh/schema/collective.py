@@ -1,0 +1,126 @@
+"""What is a collective operation, how is its measurement asked for, and what is found of it?
+
+Names of data types, the counting of sizes and the bus bandwidths are those of nccl-tests
+(doc/PERFORMANCE.md): with n ranks and an array of S bytes that takes t seconds,
+
+    algorithm bandwidth   S / t
+    bus bandwidth         S / t · factor(n), what a link of each rank carries, whatever n is
+
+A size is that of the largest array of any rank: of all-gather the gathered one, of reduce-scatter
+what each rank gives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from cubemesh.errors import UsageError
+from cubemesh.schema.budget import at_least
+
+CollectiveName = Literal[
+    "all-reduce",
+    "reduce-scatter",
+    "all-gather",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "all-to-all",
+    "send-receive",
+]
+COLLECTIVES: tuple[CollectiveName, ...] = get_args(CollectiveName)
+REDUCING = ("all-reduce", "reduce-scatter", "reduce")
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+PARTED = ("reduce-scatter", "all-gather", "gather", "scatter", "all-to-all")
+"""Those in which each rank gives or gets an n-th of the array: their counts are of that part."""
+
+DataType = Literal["int8", "uint8", "int32", "int64", "half", "bfloat16", "float", "double"]
+ELEMENT_BYTES: Mapping[str, int] = {
+    "int8": 1,
+    "uint8": 1,
+    "int32": 4,
+    "int64": 8,
+    "half": 2,
+    "bfloat16": 2,
+    "float": 4,
+    "double": 8,
+}
+Reduction = Literal["sum", "prod", "min", "max", "avg"]
+
+
+def bus_factor(collective: str, ranks: int) -> float:
+    """Bus bandwidth over algorithm bandwidth; `ranks` above 0."""
+    if collective == "all-reduce":
+        return 2 * (ranks - 1) / ranks
+    if collective in PARTED:
+        return (ranks - 1) / ranks
+    return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """One operation between all devices, over arrays of several sizes.
+
+    At each size groups of `Effort.steps` operations are timed until there are `Effort.windows` of
+    them or `Effort.seconds` have passed.
+    """
+
+    kind: Literal["collective"] = "collective"
+    collective: CollectiveName = "all-reduce"
+    """`send-receive`: each rank sends to the next; then each pair alone, at the largest size."""
+    sizes_bytes: tuple[int, ...] = (1 << 20,)
+    """One that is smaller than an element for each rank is measured as that."""
+    data_type: DataType = "float"
+    reduction: Reduction = "sum"
+    """Of all-reduce, reduce-scatter and reduce."""
+    warmup_iterations: int = 5
+    """Operations before the first group of each size."""
+    checks: int = 1
+    """How often the result of each size is held against what it must be; 0 never."""
+
+    def __post_init__(self) -> None:
+        at_least(self, 0, "warmup_iterations", "checks")
+        if not self.sizes_bytes or min(self.sizes_bytes) < 1:
+            raise UsageError(
+                f"sizes_bytes={','.join(map(str, self.sizes_bytes))} does not fit: a sweep has one "
+                "size at least, and each is 1 or more."
+            )
+        if self.reduction != "sum" and self.collective not in REDUCING:
+            raise UsageError(
+                f"reduction={self.reduction} goes with {', '.join(REDUCING)}; {self.collective} "
+                "reduces nothing. Leave it out."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPoint:
+    """What a collective took at one size."""
+
+    size_bytes: int
+    """As it was measured: whole elements, as many for each rank."""
+    count: int
+    """Elements of the array, or of a rank's part where it is divided."""
+    in_place: bool = False
+    """Whether the result took the place of what was given."""
+    pair: tuple[int, int] | None = None
+    """Of one rank that sends to another while nobody else does: (from, to)."""
+    iterations: int = 1
+    """Operations in each group."""
+    seconds: tuple[float, ...]
+    """Of one operation, for each group: the mean over ranks, as nccl-tests reports it."""
+    wrong: int | None = None
+    """Elements, over all ranks and checks, that were not what they must be; None where nothing was
+    checked."""
+
+    @property
+    def time_s(self) -> float:
+        """Seconds of one operation, over all groups."""
+        return math.fsum(self.seconds) / len(self.seconds)
+
+    @property
+    def algorithm_bytes_per_s(self) -> float:
+        """Size over time."""
+        return self.size_bytes / self.time_s

@@ -1,0 +1,63 @@
+"""What a framework's profiler saw of some steps, as plain events.
+
+Only a framework knows its profiler; everything that is made of a profile (`breakdown.py`,
+`measure/attribution/attribution.py`) reads these. Times are readings of the program's clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+EventKind = Literal["operator", "scope", "runtime", "kernel", "copy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileEvent:
+    """One thing the profiler saw.
+
+    On the host: an `operator` computes (or queues) something; a `scope` is what stands around
+    operators and computes nothing itself (automatic differentiation, an optimizer's step); a
+    `runtime` event is a call into the device's runtime. On the device: a `kernel`, or a `copy`
+    (filling memory included).
+    """
+
+    name: str
+    kind: EventKind
+    start_s: float
+    duration_s: float
+    lane: int = 0
+    """The host's thread, or the device's stream."""
+    launch: int | None = None
+    """A number that a runtime call shares with what it put on the device; None for none."""
+    layer: str = ""
+    """The layer of the network it belongs to; empty where none, or where layers were not asked."""
+    update: bool = False
+    """Whether it belongs to the optimizer's update."""
+    occupancy: float | None = None
+    """Of a kernel: the share of the device's warps that were occupied, 0 to 1; None if not told."""
+
+    @property
+    def end_s(self) -> float:
+        """When it ended."""
+        return self.start_s + self.duration_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What was recorded while some steps ran."""
+
+    events: tuple[ProfileEvent, ...]
+    """By the time they began."""
+    by_layer: bool = False
+    """Whether events name their layer."""
+
+    def between(self, start_s: float, end_s: float) -> Profile:
+        """What began in that time."""
+        kept = tuple(e for e in self.events if start_s <= e.start_s < end_s)
+        return replace(self, events=kept)
+
+    @property
+    def on_device(self) -> tuple[ProfileEvent, ...]:
+        """Kernels and copies: empty for a program that computes on the host."""
+        return tuple(e for e in self.events if e.kind in ("kernel", "copy"))

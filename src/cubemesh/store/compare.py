@@ -1,0 +1,157 @@
+"""How do stored runs stand to other stored runs, and what differs between them besides?
+
+The ratio of throughputs with its interval comes from `between.py`. Where a side has one run, the
+spread between fresh processes is looked for among all stored runs of the same workload on the same
+machine: those of one spec, software and code version that were repeated. What differs is said in
+full, so that nobody compares unlike things unawares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cubemesh.errors import UsageError
+from cubemesh.frameworks import entry
+from cubemesh.schema import Machine, RunRecord
+from cubemesh.schema.comparison import Ratio
+from cubemesh.store.run_statistics import Spread, pooled, ratio_of_runs, spread_between
+from cubemesh.store.select import Selected, select, settings_of, shown
+from cubemesh.store.store import Store
+from cubemesh.store.windows import run_windows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Something that is not the same on both sides."""
+
+    what: str
+    first: str
+    second: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """Two sides, side by side."""
+
+    first: Selected
+    second: Selected
+    ratio: Ratio
+    differences: tuple[Difference, ...]
+
+
+def compare_texts(first: str, second: str, first_store: Store, second_store: Store) -> Compared:
+    """Compare the runs that two words on the command line mean (select.py); UsageError where they
+    mean the same runs, or none."""
+    sides = select(first_store, first), select(second_store, second)
+    ids = [{r.run_id for r in side.records} for side in sides]
+    if ids[0] & ids[1]:
+        raise UsageError(
+            f"'{first}' and '{second}' mean the same run ({min(ids[0] & ids[1])}). To see how far "
+            "runs of one thing differ, give ids of its repeats: cubemesh results."
+        )
+    return compare(*sides, first_store, second_store)
+
+
+def compare(first: Selected, second: Selected, first_store: Store, second_store: Store) -> Compared:
+    """The second's throughput over the first's, and what differs."""
+    sides = (first, first_store), (second, second_store)
+    spreads = [
+        spread
+        for side, store in sides
+        if len(side.records) == 1 and (spread := stored_spread(store, side.records[0])) is not None
+    ]
+    machines = [store.machine(side.records[0].key.machine_id) for side, store in sides]
+    return Compared(
+        first=first,
+        second=second,
+        ratio=ratio_of_runs(
+            [run_windows(r) for r in first.records],
+            [run_windows(r) for r in second.records],
+            pooled(spreads),
+        ),
+        differences=tuple(differences(first.records, second.records, machines)),
+    )
+
+
+def stored_spread(store: Store, record: RunRecord) -> Spread | None:
+    """The spread between repeated runs of the same workload on the same machine; None where none
+    was repeated."""
+    repeated: dict[tuple[str, str, str], list[RunRecord]] = {}
+    for other in store.records(machine_id=record.key.machine_id, outcome="ok"):
+        if other.spec.workload_id == record.spec.workload_id and other.measured:
+            key = other.key
+            repeated.setdefault((key.spec_id, key.software_id, key.code_version), []).append(other)
+    groups = [runs for runs in repeated.values() if len(runs) > 1]
+    source = f"of {sum(map(len, groups))} stored runs of the same workload"
+    spreads = [spread_between([run_windows(r) for r in runs], source) for runs in groups]
+    return pooled([s for s in spreads if s is not None])
+
+
+def differences(
+    first: Sequence[RunRecord], second: Sequence[RunRecord], machines: Sequence[Machine | None]
+) -> list[Difference]:
+    """Settings, machine, device, software, version of the code, warnings: whatever is not alike."""
+    a, b = first[0], second[0]
+    own = settings_of(a), settings_of(b)
+    names = dict.fromkeys((*own[0], *own[1]))
+    rows = [(name, shown(own[0].get(name)), shown(own[1].get(name))) for name in names]
+    if a.key.machine_id != b.key.machine_id:
+        rows.append(("machine", _machine(a, machines[0]), _machine(b, machines[1])))
+    rows.append(("runs on", _devices(first), _devices(second)))
+    rows += _software(a, b, machines)
+    rows.append(("cubemesh", a.key.code_version, b.key.code_version))
+    rows.append(("warnings", _warnings(first), _warnings(second)))
+    return [Difference(what=w, first=x, second=y) for w, x, y in rows if x != y]
+
+
+def _machine(record: RunRecord, machine: Machine | None) -> str:
+    if machine is None:
+        return record.key.machine_id
+    model = machine.cpu.model or "a processor of unknown name"
+    return f"{machine.hostname}, {machine.cpu.usable_cores} cores of {model}"
+
+
+def _devices(records: Iterable[RunRecord]) -> str:
+    found = (
+        f"{rank.device_name or rank.device}, {rank.threads} threads"
+        for record in records
+        for rank in record.ranks
+    )
+    return "; ".join(dict.fromkeys(found))
+
+
+def _software(
+    a: RunRecord, b: RunRecord, machines: Sequence[Machine | None]
+) -> list[tuple[str, str, str]]:
+    """The packages that differ, where the store still knows them; their digests otherwise."""
+    if a.key.software_id == b.key.software_id:
+        return []
+    known = [_packages(record, machine) for record, machine in zip((a, b), machines, strict=True)]
+    if known[0] is None or known[1] is None:
+        return [("software", a.key.software_id, b.key.software_id)]
+    rows = [
+        (name, known[0].get(name, "not there"), known[1].get(name, "not there"))
+        for name in sorted({*known[0], *known[1]})
+    ]
+    different = [row for row in rows if row[1] != row[2]]
+    return different or [("software", a.key.software_id, b.key.software_id)]
+
+
+def _packages(record: RunRecord, machine: Machine | None) -> dict[str, str] | None:
+    """The versions that count for a record; None where the machine has been upgraded since."""
+    packages = entry(record.spec.program.framework).packages
+    if record.environment is not None:
+        software = record.environment.software
+    elif machine is None or machine.software.software_id(packages) != record.key.software_id:
+        return None
+    else:
+        software = machine.software
+    own = {p: v for p, v in software.packages.items() if p in packages}
+    whole = {name: getattr(software, name) for name in ("python", "system", "cuda", "driver")}
+    return {name: version for name, version in {**whole, **own}.items() if version}
+
+
+def _warnings(records: Iterable[RunRecord]) -> str:
+    codes = sorted({w.code for record in records for w in record.warnings})
+    return ", ".join(codes) or "none"

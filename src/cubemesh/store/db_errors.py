@@ -1,0 +1,77 @@
+"""What does a database's complaint mean to the user, and what can be done about it?
+
+SQLite's result codes (sqlite.org/rescode.html) are told apart by number, not by their text.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from cubemesh.errors import BusyError, CubemeshError, StoreError
+from cubemesh.store.location import Location
+
+_LEAST_FREE_BYTES = 1 << 20
+
+_MEANINGS = {
+    sqlite3.SQLITE_FULL: "is full: its disk has no room left. Nothing that was stored is lost. "
+    "Free some space, or name another store with --store.",
+    sqlite3.SQLITE_READONLY: "cannot be written. Make its file and folder writable, or name "
+    "another store with --store.",
+    sqlite3.SQLITE_CANTOPEN: "cannot be opened. Check that its folder is there and may be read "
+    "and written, or name another store with --store.",
+    sqlite3.SQLITE_PERM: "may not be opened. Check the permissions of its file and folder, or "
+    "name another store with --store.",
+    sqlite3.SQLITE_NOTADB: "is not a database. Name a store with --store; a file that does not "
+    "exist yet is made.",
+    sqlite3.SQLITE_CORRUPT: "is damaged. Keep a copy, save what can be read with "
+    "`sqlite3 FILE .recover`, and name another store with --store.",
+    sqlite3.SQLITE_IOERR: "cannot be read or written: its disk reports an error. Check the disk, "
+    "or name another store with --store.",
+}
+
+
+@contextmanager
+def explained(location: Location) -> Iterator[None]:
+    """Turn what the database raises inside into StoreError or BusyError.
+
+    A violated constraint passes through: that would be a bug of the caller.
+    """
+    try:
+        yield
+    except IntegrityError:
+        raise
+    except DBAPIError as error:
+        raise _meaning(location, error.orig) from error
+    except sqlite3.Error as error:  # raised while a connection is set up
+        raise _meaning(location, error) from error
+
+
+def _meaning(location: Location, error: BaseException | None) -> CubemeshError:
+    code = getattr(error, "sqlite_errorcode", None)
+    primary = None if code is None else code & 0xFF
+    if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return BusyError(
+            f"The store {location.name} is locked by another process. Wait until that one is "
+            "done and give the same command again, or name another store with --store."
+        )
+    if primary == sqlite3.SQLITE_IOERR and _no_room(location):
+        primary = sqlite3.SQLITE_FULL
+    if primary in _MEANINGS:
+        return StoreError(f"The store {location.name} {_MEANINGS[primary]}")
+    said = " ".join(str(error).split())
+    return StoreError(
+        f"The store {location.name} failed: {said}. Check that it can be reached, or name "
+        "another with --store."
+    )
+
+
+def _no_room(location: Location) -> bool:
+    """SQLite reports a full disk as an input error where it had no room for its lock file."""
+    if location.path is None:
+        return False
+    return shutil.disk_usage(location.path.parent).free < _LEAST_FREE_BYTES

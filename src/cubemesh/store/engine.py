@@ -1,0 +1,82 @@
+"""How is the database opened so that what was stored stays stored?
+
+SQLite runs in WAL mode, where readers and a writer do not wait for each other, with
+`synchronous=FULL`: a commit returns once the log is on the disk, so a stored record survives
+`kill -9` and a power cut (sqlite.org/wal.html, sqlite.org/pragma.html#pragma_synchronous). Writing
+transactions begin with BEGIN IMMEDIATE: one that began by reading could not wait for its turn.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import NoSuchModuleError
+
+from cubemesh.errors import UsageError
+from cubemesh.store.location import Location
+
+
+def connect(location: Location, *, read_only: bool, busy_timeout_s: float) -> Engine:
+    """An engine for `location`; nothing is opened before its first connection.
+
+    UsageError when the driver for another database than SQLite is not installed.
+    """
+    if location.url.get_backend_name() != "sqlite":
+        return _server(location)
+    url, arguments = location.url, {"timeout": busy_timeout_s}
+    if read_only and location.path is not None:
+        query = {"mode": "ro", "uri": "true"} | _immutable(location.path)
+        url = url.set(database=location.path.as_uri(), query=query)
+    engine = create_engine(url, connect_args=arguments)
+
+    @event.listens_for(engine, "connect")
+    def _set_up(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # transactions are begun below, not by the driver
+        connection.execute("PRAGMA foreign_keys=ON")
+        if not read_only:
+            connection.execute("PRAGMA synchronous=FULL")
+            _use_wal(connection, busy_timeout_s)
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        writes = connection.get_execution_options().get("writes", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+def _server(location: Location) -> Engine:
+    try:
+        return create_engine(location.url, pool_pre_ping=True)
+    except (NoSuchModuleError, ModuleNotFoundError) as error:
+        raise UsageError(
+            f"The store {location.name} needs a driver that is not installed ({error}). For "
+            "PostgreSQL: pip install 'psycopg[binary]' and postgresql+psycopg://user@host/database."
+        ) from error
+
+
+def _immutable(path: Path) -> dict[str, str]:
+    """In a folder that cannot be written, SQLite can read a WAL database only when told that
+    nobody else writes it; that holds where no log lies beside it."""
+    log = path.with_name(path.name + "-wal")
+    fixed = not os.access(path.parent, os.W_OK) and not log.exists()
+    return {"immutable": "1"} if fixed else {}
+
+
+def _use_wal(connection: sqlite3.Connection, busy_timeout_s: float) -> None:
+    """Switch to WAL mode, which a file remembers. SQLite does not wait for its turn at this one
+    statement, so two processes that make a store at the same moment must try again."""
+    until = time.monotonic() + busy_timeout_s
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(0.01)

@@ -1,0 +1,200 @@
+"""What others measured comes into the store: logs of nccl-tests, and sweeps of `--json`.
+
+An imported sweep is a record like any other, of the machine its ranks were on, with a question of
+its own, so that results and reports show it; its framework is called `nccl-tests` or what the
+sweep says, and it never stands for a run of this machine. The same file makes the same ids, so
+that it is stored once.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cubemesh.errors import DataError
+from cubemesh.measure.collective_sweep import sweep_figures, wrong_results
+from cubemesh.schema import (
+    Collective,
+    Cpu,
+    Gpu,
+    Machine,
+    Memory,
+    Outcome,
+    Placement,
+    ProgramSettings,
+    Question,
+    Rank,
+    RunKey,
+    RunRecord,
+    RunSpec,
+    Software,
+    Status,
+    SweepPoint,
+    Unknown,
+    new_question_id,
+)
+from cubemesh.schema.serialization import digest, from_plain
+from cubemesh.store.nccl_tests_log import LoggedRank, LoggedSweep, read_log
+from cubemesh.store.store import Store
+
+MOST_BYTES = 16 << 20
+IMPORTED = "imported"
+"""Code version and software of what was not measured here."""
+
+
+def import_file(store: Store, path: Path, collective: str | None = None) -> list[RunRecord]:
+    """Store the sweeps of a file; the records. DataError naming the line (of JSON the row) that
+    cannot be; StoreError where it is stored already."""
+    text = _text(path)
+    if text.lstrip().startswith("{"):
+        sweeps = _of_json(text, str(path))
+        framework = "pytorch"
+    else:
+        sweeps, framework = read_log(text, str(path), collective), "nccl-tests"
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    machine = _machine(sweeps[0].ranks, path)
+    records = [_record(sweep, framework, machine, now) for sweep in sweeps]
+    store.save_machine(machine)
+    for record in records:
+        store.save(record)
+    store.save_question(
+        Question(
+            question_id=new_question_id("collectives", {}, now, machine.machine_id),
+            experiment="collectives",
+            machine_id=machine.machine_id,
+            asked_utc=now,
+            run_ids=tuple(r.run_id for r in records),
+            complete=True,
+        )
+    )
+    return records
+
+
+def _record(sweep: LoggedSweep, framework: str, machine: Machine, now: str) -> RunRecord:
+    work = Collective(
+        collective=sweep.collective,
+        sizes_bytes=tuple(dict.fromkeys(p.size_bytes for p in sweep.points)),
+        data_type=sweep.data_type,
+        reduction=sweep.reduction,
+    )
+    on_gpu = sweep.ranks[0].device.startswith("cuda")
+    spec = RunSpec(
+        work=work,
+        placement=Placement(device="cuda" if on_gpu else "cpu", devices=len(sweep.ranks)),
+        program=ProgramSettings(framework=framework),
+    )
+    key = RunKey(
+        spec_id=spec.spec_id,
+        machine_id=machine.machine_id,
+        software_id=IMPORTED,
+        code_version=IMPORTED,
+    )
+    ok = Outcome(status=Status.OK)
+    warning = wrong_results(sweep.points, sweep.collective, sweep.library)
+    return RunRecord(
+        run_id=digest((key, sweep.points), length=12),
+        spec=spec,
+        key=key,
+        started_utc=now,
+        elapsed_s=0.0,
+        outcome=ok,
+        ranks=tuple(
+            Rank(rank=i, host=r.host, device=r.device, device_name=r.device_name, outcome=ok)
+            for i, r in enumerate(sweep.ranks)
+        ),
+        figures=sweep_figures(sweep.points, sweep.collective, len(sweep.ranks)),
+        sweep=sweep.points,
+        library=sweep.library,
+        warnings=() if warning is None else (warning,),
+    )
+
+
+def _machine(ranks: Sequence[LoggedRank], path: Path) -> Machine:
+    """What the file tells of where it was measured."""
+    hosts = list(dict.fromkeys(rank.host for rank in ranks))
+    return Machine(
+        hostname=", ".join(hosts),
+        cpu=Cpu(),
+        memory=Memory(),
+        gpus=tuple(
+            Gpu(index=i, name=rank.device_name, uuid=f"{IMPORTED}-{rank.host}-{rank.device}")
+            for i, rank in enumerate(ranks)
+            if rank.device.startswith("cuda")
+        ),
+        software=Software(python="", system=""),
+        unknown=(Unknown(what="all else", why=f"imported from {path.name}, which says no more"),),
+    )
+
+
+def _of_json(text: str, file: str) -> tuple[LoggedSweep, ...]:
+    """The sweeps of `cubemesh collectives --json`."""
+    try:
+        said = json.loads(text)
+    except ValueError as error:
+        raise DataError(f"{file} is no JSON: {error}.") from None
+    if said.get("schema") != 1 or not isinstance(said.get("runs"), list):
+        raise DataError(f"{file} has no schema 1 with rows and runs: `collectives --json` does.")
+    found = []
+    for number, run in enumerate(said["runs"], start=1):
+        where = f"{file}, run {number}"
+        try:
+            rows = [r for r in said["rows"] if r["run_id"] == run["run_id"]]
+            if rows:
+                found.append(_sweep(run, rows))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(f"{where}: {error!s} is missing, or no value that fits.") from None
+    if not found:
+        raise DataError(f"{file} has no rows.")
+    return tuple(found)
+
+
+def _sweep(run: dict[str, Any], rows: list[dict[str, Any]]) -> LoggedSweep:
+    points = [
+        {
+            "size_bytes": row["size"],
+            "count": row["count"],
+            "in_place": in_place,
+            "seconds": [1e-6 * row[name]["time_us"]],
+            "wrong": row[name]["wrong"],
+        }
+        for row in rows
+        for in_place, name in ((False, "out_of_place"), (True, "in_place"))
+        if row[name] is not None
+    ]
+    first = rows[0]
+    plain = {
+        "collective": run["operation"],
+        "data_type": first["type"],
+        "reduction": "sum" if first["redop"] == "none" else first["redop"],
+        "library": run["library"],
+        "ranks": [
+            {"host": r["host"], "device": r["device"], "device_name": r.get("device_name", "")}
+            for r in run["ranks"]
+        ],
+        "points": points,
+    }
+    sweep = from_plain(LoggedSweep, plain)
+    if len(sweep.ranks) < 2 or any(not _sound(point) for point in sweep.points):
+        raise ValueError("a size, a time or the ranks: 2 of these, and each of those above 0,")
+    return sweep
+
+
+def _sound(point: SweepPoint) -> bool:
+    return point.size_bytes > 0 and 0 < point.time_s < float("inf")
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
+    if len(data) > MOST_BYTES:
+        raise DataError(f"{path} is larger than {MOST_BYTES >> 20} MiB: it is no log of a test.")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is no text: byte {error.start} is not UTF-8.") from None

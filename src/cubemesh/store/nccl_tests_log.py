@@ -1,0 +1,253 @@
+"""What did nccl-tests measure? Its printed output, of any version, read line by line.
+
+    # nThread 1 nGpus 8 …                                 options; left aside
+    # Collective test starting: all_reduce_perf           its name, in versions of late
+    #  Rank  0 Group  0 Pid 77 on host device  0 [0x07] NVIDIA H200          a rank each
+    #       size         count      type   redop    root     time   algbw   busbw #wrong …
+    #        (B)    (elements)                               (us)  (GB/s)  (GB/s)        …
+         1048576        262144     float     sum      -1     57.1   18.36   32.13      0 …
+
+Every line of figures is held against its own: the bus bandwidth must follow from size, time and
+number of ranks, so that a line of another test, or a damaged one, is not taken for measured.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from cubemesh.errors import DataError
+from cubemesh.schema.collective import (
+    COLLECTIVES,
+    ELEMENT_BYTES,
+    PARTED,
+    REDUCING,
+    CollectiveName,
+    DataType,
+    Reduction,
+    SweepPoint,
+    bus_factor,
+)
+
+MOST_LINE = 2000
+"""Characters of a line."""
+AGREES = 0.05
+"""How far a bus bandwidth may lie from size, time and ranks: both are printed with few digits."""
+_PROGRAMS = {
+    **{name.replace("-", "_"): name for name in COLLECTIVES},
+    "alltoall": "all-to-all",
+    "sendrecv": "send-receive",
+}
+_RANK = re.compile(
+    r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+(\d+)\s+\[[^\]]*\]\s*(.*)"
+)
+_OWN_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+on\s+(\S+)\s+device\s+(\S+)\s*(.*)")
+_STARTS = re.compile(r"#\s*Collective test(?: starting)?:\s*([A-Za-z0-9_-]+)")
+_LIBRARY = re.compile(r"nccl-library=(\d+)|\bby (nccl \S+|gloo)\b")
+_COLUMNS = {"time", "algbw", "busbw", "#wrong", "error", "cputime"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedRank:
+    """Where a rank ran."""
+
+    host: str
+    device: str
+    device_name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedSweep:
+    """One operation on one type of data."""
+
+    collective: CollectiveName
+    data_type: DataType
+    reduction: Reduction
+    ranks: tuple[LoggedRank, ...]
+    library: str
+    points: tuple[SweepPoint, ...]
+
+
+def read_log(text: str, file: str, collective: str | None = None) -> tuple[LoggedSweep, ...]:
+    """The sweeps of a log; `collective` is the operation, where the log does not name it.
+    DataError naming the line for what cannot be."""
+    reader = _Reader(file, collective)
+    for number, line in enumerate(text.splitlines(), start=1):
+        reader.read(number, line)
+    return tuple(reader.sweeps())
+
+
+class _Reader:
+    def __init__(self, file: str, collective: str | None) -> None:
+        self._file, self._name = file, collective
+        self._asked = collective
+        self._ranks: dict[int, LoggedRank] = {}
+        self._library = ""
+        self._columns: list[str] = []
+        self._points: dict[tuple[CollectiveName, DataType, Reduction], list[SweepPoint]] = {}
+
+    def read(self, number: int, line: str) -> None:
+        where = f"{self._file}, line {number}"
+        if len(line) > MOST_LINE:
+            raise DataError(f"{where} has {len(line):,} characters: no log of nccl-tests has.")
+        if line.lstrip().startswith("#"):
+            self._heading(where, line.strip())
+        elif self._columns and line.split() and line.split()[0].isdecimal():
+            self._figures(where, line.split())
+
+    def _heading(self, where: str, line: str) -> None:
+        if (rank := _RANK.match(line) or _OWN_RANK.match(line)) is not None:
+            self._rank(where, *rank.groups())
+        elif (starts := _STARTS.match(line)) is not None and self._asked is None:
+            self._name = starts[1]
+        elif {"size", "time", "busbw"} <= set(line.split()):
+            self._columns = line.lstrip("# ").split()
+            if not {"count", "type"} <= set(self._columns):
+                raise DataError(f"{where}: a heading without size, count and type.")
+        if (library := _LIBRARY.search(line)) is not None:
+            self._library = library[2] or f"nccl {_version(int(library[1]))}"
+
+    def _rank(self, where: str, number: str, host: str, device: str, name: str) -> None:
+        rank = int(number)
+        if rank in self._ranks and self._points:
+            raise DataError(f"{where}: rank {rank} comes twice; give a file for each test.")
+        on = f"cuda:{device}" if device.isdecimal() else device
+        self._ranks[rank] = LoggedRank(host=host, device=on, device_name=name.strip())
+
+    def _figures(self, where: str, words: Sequence[str]) -> None:
+        if len(words) != len(self._columns):
+            raise DataError(
+                f"{where}: {len(words)} fields where the heading names {len(self._columns)}."
+            )
+        firsts = next(i for i, name in enumerate(self._columns) if name in _COLUMNS)
+        fixed = dict(zip(self._columns[:firsts], words, strict=False))
+        kind = fixed["type"]
+        if kind not in ELEMENT_BYTES:
+            known = ", ".join(ELEMENT_BYTES)
+            raise DataError(f"{where}, field type: {kind!r} is none of {known}.")
+        collective = self._collective(where)
+        reduction = self._reduction(where, collective, fixed.get("redop", "none"))
+        size, count = (_whole(where, name, fixed[name]) for name in ("size", "count"))
+        if size == 0:
+            return  # less than an element for each rank: nothing was moved
+        self._check_size(where, collective, size, count, kind)
+        points = self._points.setdefault((collective, cast(DataType, kind), reduction), [])
+        width = (len(self._columns) - firsts) // (2 if self._columns.count("busbw") == 2 else 1)
+        for way, start in enumerate(range(firsts, len(self._columns), width)):
+            own = dict(zip(self._columns[start : start + width], words[start:], strict=False))
+            point = self._point(where, collective, size, count, bool(way), own)
+            if point is not None:
+                if any((p.size_bytes, p.in_place) == (size, bool(way)) for p in points):
+                    raise DataError(f"{where}: size {size} comes twice.")
+                points.append(point)
+
+    def _collective(self, where: str) -> CollectiveName:
+        given = self._name
+        if given is None:
+            raise DataError(
+                f"{where}: the log does not name its operation. Name it: --collective all-reduce."
+            )
+        name = given.lower().replace("-", "_").removesuffix("_mpi").removesuffix("_perf")
+        if name not in _PROGRAMS:
+            raise DataError(f"{where}: '{given}' is none of {', '.join(COLLECTIVES)}.")
+        return _PROGRAMS[name]
+
+    def _reduction(self, where: str, collective: str, redop: str) -> Reduction:
+        if collective not in REDUCING:
+            return "sum"
+        if redop not in ("sum", "prod", "min", "max", "avg"):
+            raise DataError(f"{where}, field redop: {redop!r} is none of sum, prod, min, max, avg.")
+        return cast(Reduction, redop)
+
+    def _check_size(self, where: str, collective: str, size: int, count: int, kind: str) -> None:
+        ranks = len(self._ranks)
+        if ranks < 2 or set(self._ranks) != set(range(ranks)):
+            raise DataError(
+                f"{where}: the log names {ranks} ranks above it, and a collective has ranks 0, 1 "
+                "and on. Give the whole log, with its lines '# Rank'."
+            )
+        whole = count * ELEMENT_BYTES[kind] * (ranks if collective in PARTED else 1)
+        if size != whole:
+            raise DataError(
+                f"{where}: {count} elements of {kind} on {ranks} ranks are {whole} bytes of "
+                f"{collective}, and the size is {size}."
+            )
+
+    def _point(
+        self,
+        where: str,
+        collective: str,
+        size: int,
+        count: int,
+        in_place: bool,
+        own: dict[str, str],
+    ) -> SweepPoint | None:
+        time = own.get("time", own.get("cputime", ""))
+        if time == "N/A":
+            return None
+        time_s = 1e-6 * _above_zero(where, "time", time)
+        busbw = _number(where, "busbw", own["busbw"])
+        follows = size / time_s / 1e9 * bus_factor(collective, len(self._ranks))
+        if abs(busbw - follows) > AGREES * follows + 0.01:
+            raise DataError(
+                f"{where}, field busbw: {own['busbw']} GB/s, and {follows:.4g} follow from {size} "
+                f"bytes in {time} us on {len(self._ranks)} ranks. Is it another operation?"
+            )
+        wrong = own.get("#wrong", "N/A")  # before, there was the largest error, which counts none
+        return SweepPoint(
+            size_bytes=size,
+            count=count,
+            in_place=in_place,
+            seconds=(time_s,),
+            wrong=None if wrong == "N/A" else int(_number(where, "#wrong", wrong)),
+        )
+
+    def sweeps(self) -> Iterator[LoggedSweep]:
+        """What was read; DataError where there is nothing."""
+        if not self._points:
+            raise DataError(
+                f"{self._file} has no line of figures below a heading with size, count, type, time "
+                "and busbw: it is no output of nccl-tests."
+            )
+        ranks = tuple(self._ranks[rank] for rank in sorted(self._ranks))
+        for (collective, kind, reduction), points in self._points.items():
+            yield LoggedSweep(
+                collective=collective,
+                data_type=kind,
+                reduction=reduction,
+                ranks=ranks,
+                library=self._library or "nccl",
+                points=tuple(points),
+            )
+
+
+def _version(code: int) -> str:
+    """`2.18.5` of 21805, and `2.8.3` of 2803 (nccl.h before 2.9)."""
+    major, rest = divmod(code, 10_000) if code >= 10_000 else divmod(code, 1000)
+    return f"{major}.{rest // 100}.{rest % 100}"
+
+
+def _number(where: str, name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise DataError(f"{where}, field {name}: {text[:40]!r} is no number of 0 or more.")
+    return value
+
+
+def _above_zero(where: str, name: str, text: str) -> float:
+    value = _number(where, name, text)
+    if value == 0:
+        raise DataError(f"{where}, field {name}: {text} must be above 0.")
+    return value
+
+
+def _whole(where: str, name: str, text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise DataError(f"{where}, field {name}: {text[:40]!r} is no whole number.")
+    return int(text)

@@ -1,0 +1,137 @@
+"""How do the runs of one program stand to those of another, when each run is a process of its own?
+
+A run's value is ln(all its samples over all its seconds). Between fresh processes it differs by
+more than its windows tell, so the interval comes from the runs: Welch's, with Satterthwaite's
+degrees of freedom (Welch, Biometrika 34, 1947; Satterthwaite, Biometrics Bulletin 2, 1946),
+
+    ln B - ln A ± t(f) · √(v_A / n_A + v_B / n_B),    v the variance between the runs of a side
+
+where no v is taken to be smaller than the windows of the runs alone make it: that is the second
+stage of a nested bootstrap, whose first stage fails for so few runs (statistics/). Where a side
+has one run its v is not known. Then the variance between other runs stands in, of the other side
+or stored from before; without any, nothing is called.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from cubemesh.schema.comparison import Ratio, judged
+from cubemesh.schema.record import Window
+from cubemesh.statistics import FEWEST_FOR_INTERVAL, mean, student_t
+
+ONE_RUN = (
+    "with one run of a side nobody knows how far fresh processes of it differ, and they differ by "
+    "more than their windows do. Measure both with --set repeats=3 or more, or alternate them in "
+    "one process: cubemesh run … --against SETTING."
+)
+FEW_WINDOWS = f"a run has fewer than {FEWEST_FOR_INTERVAL} windows. Set windows=12."
+
+Run = Sequence[Window]
+"""The measured windows of one run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """How far ln(throughput) of fresh processes differs."""
+
+    variance: float
+    freedom: float
+    source: str
+    """Where it is known from, in words."""
+
+
+def ratio_of_runs(first: Sequence[Run], second: Sequence[Run], stored: Spread | None) -> Ratio:
+    """The second's throughput over the first's; `stored` is used where a side has a single run.
+    ValueError where a side has no run, or a run no windows."""
+    sides = [[_value(run) for run in runs] for runs in (first, second)]
+    if not all(sides):
+        raise ValueError("each side needs a run")
+    few = any(len(run) < FEWEST_FOR_INTERVAL for run in (*first, *second))
+    within = [mean([_within(run) for run in runs]) for runs in (first, second)]
+    own = [_own_spread(values, w) for values, w in zip(sides, within, strict=True)]
+    difference = mean(sides[1]) - mean(sides[0])
+    why, method = "", "Welch's interval over runs"
+    if own[0] is not None and own[1] is not None:
+        half = _welch(own[0], own[1], len(sides[0]), len(sides[1]))
+    else:
+        borrowed = pooled([s for s in (*own, stored) if s is not None])
+        runs = 1 / len(sides[0]) + 1 / len(sides[1])
+        if borrowed is None:
+            half = 1.96 * math.sqrt(sum(within))
+            why, method = ONE_RUN, "the windows of these runs alone"
+        else:
+            variance = max(borrowed.variance, *within)
+            half = student_t(0.95, borrowed.freedom) * math.sqrt(variance * runs)
+            method = f"Student's interval with the spread {borrowed.source}"
+    return judged(
+        math.exp(difference),
+        math.exp(difference - half),
+        math.exp(difference + half),
+        n=sum(map(len, sides)),
+        method=method,
+        why=FEW_WINDOWS if few else why,
+    )
+
+
+def spread_between(runs: Sequence[Run], source: str) -> Spread | None:
+    """The spread of repeated runs of one thing; None for fewer than two."""
+    values = [_value(run) for run in runs]
+    if len(values) < 2:
+        return None
+    return Spread(variance=float(np.var(values, ddof=1)), freedom=len(values) - 1, source=source)
+
+
+def pooled(spreads: Sequence[Spread]) -> Spread | None:
+    """Several spreads as one, each counting by its degrees of freedom; None for none."""
+    freedom = sum(s.freedom for s in spreads)
+    if not spreads:
+        return None
+    return Spread(
+        variance=sum(s.variance * s.freedom for s in spreads) / freedom,
+        freedom=freedom,
+        source=" and ".join(dict.fromkeys(s.source for s in spreads)),
+    )
+
+
+def _own_spread(values: Sequence[float], within: float) -> Spread | None:
+    if len(values) < 2:
+        return None
+    variance = max(float(np.var(values, ddof=1)), within)
+    return Spread(
+        variance=variance, freedom=len(values) - 1, source="of the side with several runs"
+    )
+
+
+def _welch(a: Spread, b: Spread, runs_a: int, runs_b: int) -> float:
+    """Half the width of Welch's interval."""
+    x, y = a.variance / runs_a, b.variance / runs_b
+    if x + y == 0:
+        return 0.0
+    freedom = (x + y) ** 2 / (x**2 / a.freedom + y**2 / b.freedom)
+    return student_t(0.95, max(1.0, freedom)) * math.sqrt(x + y)
+
+
+def _value(run: Run) -> float:
+    return math.log(sum(w.samples for w in run) / math.fsum(w.elapsed_s for w in run))
+
+
+def _within(run: Run) -> float:
+    """The variance of a run's value that its windows alone make. Windows that resemble their
+    neighbours say less than their number: the variance is multiplied by (1 + r) / (1 - r), r their
+    correlation with the next (Wilks, Journal of Climate 10, 1997), where that is more than 1."""
+    rates = np.log([w.samples / w.elapsed_s for w in run])
+    if rates.size < 2:
+        return 0.0
+    deviations = rates - rates.mean()
+    total = float((deviations**2).sum())
+    if total == 0:
+        return 0.0
+    lagged = math.fsum(a * b for a, b in pairwise(deviations.tolist())) / total
+    likeness = min(max(lagged, 0.0), 0.9)
+    return total / (rates.size - 1) / rates.size * (1 + likeness) / (1 - likeness)

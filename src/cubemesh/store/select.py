@@ -1,0 +1,155 @@
+"""Which stored runs does a word on the command line mean? The runs of one side of a comparison.
+
+    3f2a9c                       the run whose id begins so, or the runs of the spec that does
+    3f2a9c,77be01                several of them
+    network=vgg16,precision=bf16 the runs whose settings are these
+
+All of a side must have measured the same thing on the same machine: what differs is compared, never
+averaged. Of runs of several versions of the software or of cubemesh the newest version's are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cubemesh.errors import UsageError, unknown_name
+from cubemesh.networks import canonical_name
+from cubemesh.schema import NetworkWork, RunRecord
+from cubemesh.schema.serialization import to_plain
+from cubemesh.store.store import Store
+
+PARTS = ("work", "placement", "program", "effort")
+_KEYS: dict[str, Callable[[RunRecord], str]] = {
+    "machine": lambda r: r.key.machine_id,
+    "software": lambda r: r.key.software_id,
+    "code_version": lambda r: r.key.code_version,
+}
+"""What can be asked for besides the fields of a spec, by how it begins."""
+_FEWEST_DIGITS = 4
+MOST_TOLD = 4
+"""Of the settings that differ, and of their values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selected:
+    """The runs of one side."""
+
+    text: str
+    """As it was asked for."""
+    records: tuple[RunRecord, ...]
+    left_out: int = 0
+    """Runs of older versions that fit as well."""
+
+
+def select(store: Store, text: str) -> Selected:
+    """The good runs that `text` means; UsageError where there are none, or where they measured
+    different things."""
+    stored = [r for r in store.records() if r.spec.against is None]
+    by_settings = "=" in text
+    found = _by_settings(stored, text) if by_settings else _by_ids(stored, text)
+    good = [r for r in found if r.ok and r.measured]
+    if not good:
+        endings = ", ".join(dict.fromkeys(str(r.outcome.status) for r in found))
+        what = f"has no figure: it ended as {endings}" if found else "fits no stored run"
+        raise UsageError(
+            f"'{text}' {what} in {store.name}. `cubemesh results` lists the stored runs."
+        )
+    if not isinstance(good[0].spec.work, NetworkWork):
+        raise UsageError(f"'{text}' is a ceiling, which has no samples. Compare runs of a network.")
+    _check_one_thing(text, good)
+    newest = max(good, key=lambda r: r.started_utc)
+    same = [r for r in good if _version(r) == _version(newest)]
+    return Selected(text=text, records=tuple(same), left_out=len(good) - len(same))
+
+
+def _version(record: RunRecord) -> tuple[str, str]:
+    return record.key.software_id, record.key.code_version
+
+
+def _by_ids(stored: Sequence[RunRecord], text: str) -> list[RunRecord]:
+    found: dict[str, RunRecord] = {}
+    for word in (w.strip().lower() for w in text.split(",")):
+        if len(word) < _FEWEST_DIGITS:
+            raise UsageError(
+                f"'{word}' is too short: give at least {_FEWEST_DIGITS} digits of an id, or "
+                "settings such as network=resnet-50,precision=bf16."
+            )
+        runs = [r for r in stored if r.run_id.startswith(word)]
+        specs = [r for r in stored if r.key.spec_id.startswith(word) or r.spec.workload_id == word]
+        if len(runs) > 1:
+            listed = ", ".join(r.run_id for r in runs[:5])
+            raise UsageError(f"Several runs have ids that begin with '{word}': {listed}.")
+        if not runs and not specs:
+            raise UsageError(
+                f"No stored run or spec has an id that begins with '{word}'. `cubemesh results` "
+                "lists the runs; `cubemesh results RUN` has its spec."
+            )
+        found |= {r.run_id: r for r in runs or specs}
+    return list(found.values())
+
+
+def _by_settings(stored: Sequence[RunRecord], text: str) -> list[RunRecord]:
+    wanted: dict[str, str] = {}
+    for line in text.split(","):
+        key, equals, value = (part.strip() for part in line.partition("="))
+        if not key or not equals:
+            raise UsageError(f"'{text}' is not understood at '{line}': write key=value,key=value.")
+        wanted[key.replace("-", "_")] = value
+    known = set(_KEYS) | {name for record in stored for name in settings_of(record)}
+    for key in wanted:
+        if stored and key not in known:
+            raise unknown_name("setting of a stored run", key, known, plural="settings")
+    return [r for r in stored if all(_fits(r, key, value) for key, value in wanted.items())]
+
+
+def _fits(record: RunRecord, key: str, value: str) -> bool:
+    if key in _KEYS:
+        return _KEYS[key](record).startswith(value)
+    own = settings_of(record)
+    if key == "network":
+        value = canonical_name(value)
+    return key in own and shown(own[key]) == value
+
+
+def settings_of(record: RunRecord) -> dict[str, Any]:
+    """Every field of a record's spec, its defaults included, by name."""
+    plain = to_plain(record.spec)
+    merged = {name: value for part in PARTS for name, value in plain[part].items()}
+    return {"work" if name == "kind" else name: value for name, value in merged.items()}
+
+
+def shown(value: Any) -> str:
+    """A field's value as one types it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return ",".join(map(shown, value)) if isinstance(value, list) else str(value)
+
+
+def _check_one_thing(text: str, records: Iterable[RunRecord]) -> None:
+    things: dict[tuple[str, str], RunRecord] = {}
+    for record in records:
+        things.setdefault((record.spec.workload_id, record.key.machine_id), record)
+    if len(things) < 2:
+        return
+    settings = [
+        {**settings_of(record), "machine": record.key.machine_id} for record in things.values()
+    ]
+    values: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for own in settings for name in own):
+        found = list(dict.fromkeys(shown(own[name]) for own in settings if name in own))
+        if len(found) > 1:
+            values[name] = found
+    told = [f"{name} ({', '.join(found[:MOST_TOLD])})" for name, found in values.items()]
+    more = f" and {len(told) - MOST_TOLD} more" if len(told) > MOST_TOLD else ""
+    name, found = next(iter(values.items()))
+    raise UsageError(
+        f"'{text}' fits runs of {len(things)} different things, which are compared and never "
+        f"averaged. They differ in {', '.join(told[:MOST_TOLD])}{more}: say which, as in "
+        f"{text},{name}={found[0]}."
+    )

@@ -1,0 +1,14 @@
+"""Which windows of a record are those of the whole run, whatever its ranks did?"""
+
+from __future__ import annotations
+
+from cubemesh.measure.merge_ranks import alongside, together
+from cubemesh.parallel.strategies import SIDE_BY_SIDE
+from cubemesh.schema import RunRecord, Window
+
+
+def run_windows(record: RunRecord) -> list[Window]:
+    """The measured windows, the samples of all ranks in each."""
+    if record.spec.placement.devices > 1 and record.spec.program.exchange in SIDE_BY_SIDE:
+        return alongside(record.windows)
+    return together(record.measured)

@@ -1,0 +1,78 @@
+"""Where a training stands, as far as it is no program's: what was read and scored so far."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from cubemesh.measure.telemetry.base import Log
+from cubemesh.schema.record import Curve, Figure
+from cubemesh.training.evaluation import Scored, accuracy_figure
+
+TOP5_CLASSES = 5
+"""Among so many classes the five highest scores always hold the right one."""
+
+
+@dataclass
+class Course:
+    """Steps that are done, the losses read on the way, and every epoch's evaluation."""
+
+    done: int = 0
+    losses: dict[int, float] = field(default_factory=dict)
+    """By the number of the step they belong to, counted from 1."""
+    validation: list[Scored] = field(default_factory=list)
+    rates: dict[int, float] = field(default_factory=dict)
+    """The learning rate of those steps, where it changes."""
+
+    def plain(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "done": self.done,
+            "losses": [[step, loss] for step, loss in self.losses.items()],
+            "validation": [asdict(scored) for scored in self.validation],
+            "rates": [[step, rate] for step, rate in self.rates.items()],
+        }
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> Course:
+        """What `plain` was made from."""
+        return cls(
+            done=plain["done"],
+            losses=dict(plain["losses"]),
+            validation=[Scored(**scored) for scored in plain["validation"]],
+            rates=dict(plain["rates"]),
+        )
+
+    def tell_training(self, log: Log) -> None:
+        """The training loss so far, and the learning rate where it changes."""
+        log.curve(_by_step("training_loss", self.losses))
+        if self.rates:
+            log.curve(_by_step("learning_rate", self.rates))
+
+    def tell_validation(self, classes: int, log: Log) -> None:
+        """Loss and accuracy by epoch."""
+        shown = [
+            ("validation_loss", [scored.loss for scored in self.validation]),
+            ("validation_accuracy", [scored.accuracy for scored in self.validation]),
+        ]
+        if classes > TOP5_CLASSES:
+            top5 = [scored.top5 / scored.samples for scored in self.validation]
+            shown.append(("validation_top5_accuracy", top5))
+        epochs = tuple(float(n) for n in range(1, len(self.validation) + 1))
+        for name, values in shown:
+            log.curve(Curve(name=name, x_name="epoch", x=epochs, y=tuple(values)))
+
+    def tell_figures(self, classes: int, log: Log) -> None:
+        """Those of the last evaluation."""
+        last = self.validation[-1]
+        log.figure("accuracy", accuracy_figure(last.top1, last.samples))
+        if classes > TOP5_CLASSES:
+            log.figure("top5_accuracy", accuracy_figure(last.top5, last.samples))
+        log.figure("validation_loss", Figure(value=last.loss, unit="", n=last.samples))
+        log.figure("epochs_trained", Figure(value=len(self.validation), unit=""))
+
+
+def _by_step(name: str, values: dict[int, float]) -> Curve:
+    return Curve(
+        name=name, x_name="step", x=tuple(map(float, values)), y=tuple(map(float, values.values()))
+    )

@@ -1,0 +1,259 @@
+"""Which axes, scales and rows of data does a chart need?
+
+A `Frame` is what all layers of one chart share. Value axes start at zero unless every value of a
+line chart lies in the upper half of the range and the axis does not insist on its zero. The ticks
+of a logarithmic x axis are the values that were run. Bars lie on their side where their names are
+long.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from typing import Any
+
+from cubemesh.errors import UsageError
+from cubemesh.schema import Chart, Point
+from cubemesh.views.formatting import axis_title, clean, number, quantity
+from cubemesh.views.theme import line_looks
+
+try:
+    import altair as alt
+except ImportError as error:
+    raise UsageError(
+        "Charts and reports need packages that are not installed here. "
+        "Install them with: pip install 'cubemesh[views]'"
+    ) from error
+
+Row = dict[str, Any]
+
+_SHORT_NAME = 10
+_LABEL_LETTERS = 20
+_AXIS_TOP = 1.06
+"""Room above the highest mark, as a factor, for its label."""
+_LOG_BASE = {"log2": 2, "log10": 10}
+_ROOF_PIXELS = 340
+"""Least height of a scatter chart over several powers of ten."""
+_ON_LOG = ("line", "scatter")
+"""Kinds of chart whose axes may be logarithmic."""
+_BYTES_LABEL = (
+    "datum.value >= 1073741824 ? format(datum.value / 1073741824, '~g') + ' GiB' : "
+    "datum.value >= 1048576 ? format(datum.value / 1048576, '~g') + ' MiB' : "
+    "datum.value >= 1024 ? format(datum.value / 1024, '~g') + ' KiB' : "
+    "datum.value + ' B'"
+)
+
+
+class Frame:
+    """The axes of one chart, and its points as rows of data."""
+
+    def __init__(self, chart: Chart) -> None:
+        self.chart = chart
+        self.looks = line_looks(chart.lines)
+        self.names = _distinct([clean(line.name) for line in chart.lines])
+        self.points = [point for line in chart.lines for point in line.points]
+        texts = [x_text(point) for point in self.points]
+        self.category = (
+            chart.kind == "bar"
+            or chart.x.scale == "category"
+            or any(isinstance(point.x, str) for point in self.points)
+        )
+        self.sideways = chart.kind == "bar" and any(len(text) > _SHORT_NAME for text in texts)
+        """Whether categories run downwards and values to the right."""
+        places = [x for line in chart.lines for x in {x_text(p) for p in line.points}]
+        self.shared = len(places) > len(set(places)) and not chart.stacked
+        """Whether two lines have a value for the same category."""
+        self.along = "y" if self.sideways else "x"
+        self.value = "x" if self.sideways else "y"
+
+    def height(self, height: int) -> int:
+        """Of the plot in pixels: sideways bars take what their number asks for, a scatter over
+        powers of ten a little more than others."""
+        if self.chart.kind == "scatter" and self.chart.y.scale in _LOG_BASE:
+            return max(height, _ROOF_PIXELS)
+        if not self.sideways:
+            return height
+        abreast = len(self.chart.lines) if self.shared else 1
+        return max(70, len({x_text(p) for p in self.points}) * (20 + 18 * abreast))
+
+    def rows(self, index: int) -> list[Row]:
+        """The points of a line that can be drawn."""
+        points = self.chart.lines[index].points
+        return [self._row(index, p) for p in points if gap_reason(self.chart, p) is None]
+
+    def missing_rows(self, index: int) -> list[Row]:
+        """The points of a line that are missing and have a place on the x axis."""
+        points = self.chart.lines[index].points
+        return [
+            self._missing_row(index, point, reason)
+            for point in points
+            if (reason := gap_reason(self.chart, point)) and _has_place(self.chart, point)
+        ]
+
+    def _row(self, index: int, point: Point) -> Row:
+        assert point.y is not None
+        interval = _interval(point)
+        low, high = interval or (None, None)
+        row = self._named_row(index, point)
+        row |= {
+            "y": point.y,
+            "label": clean(point.label) if self.chart.kind == "scatter" else number(point.y),
+            "value": quantity(point.y, self.chart.y.unit, low, high),
+        }
+        row["said"] = f"{row['title']}: {row['value']}"
+        if interval:
+            row |= {"low": low, "high": high}
+            row["interval"] = f"{number(interval[0], 4)} to {number(interval[1], 4)}"
+        return row
+
+    def _missing_row(self, index: int, point: Point, reason: str) -> Row:
+        row = self._named_row(index, point)
+        return row | {"reason": reason, "said": f"{row['title']}, missing: {reason}"}
+
+    def _named_row(self, index: int, point: Point) -> Row:
+        role = self.chart.lines[index].role
+        place = x_text(point)
+        if not self.category:
+            place = f"{clean(self.chart.x.name)} {place} {clean(self.chart.x.unit)}".strip()
+        if point.label:
+            place = f"{clean(point.label)} · {place}"
+        return {
+            "line": self.names[index],
+            "x": self._category(point) if self.category else float(point.x),
+            "title": f"{self.names[index]} · {place}",
+            "role": "" if role == "measured" else role,
+            "run": clean(point.run_id),
+        }
+
+    def _category(self, point: Point) -> str:
+        """The label of a category: beside a bar it takes several lines rather than be cut."""
+        text = x_text(point)
+        return "\n".join(textwrap.wrap(text, _LABEL_LETTERS)) if self.sideways else text
+
+    def along_channel(self) -> Any:
+        """The channel of x: categories in the order they came, or numbers on their scale."""
+        channel = alt.Y if self.sideways else alt.X
+        title = None if self.sideways else axis_title(self.chart.x) or None
+        axis: dict[str, Any] = {"title": title, "grid": False}
+        if self.category:
+            axis |= {"labelAngle": 0, "labelLimit": 170, "labelOverlap": not self.sideways}
+            axis["labelExpr"] = "split(datum.label, '\\n')"
+            order = dict.fromkeys(self._category(point) for point in self.points)
+            bars = alt.Scale(paddingInner=0.3, paddingOuter=0.2)
+            scale = bars if self.chart.kind == "bar" else alt.Scale(padding=0.5)
+            return channel("x:N", sort=list(order), scale=scale, axis=alt.Axis(**axis))
+        base = _LOG_BASE.get(self.chart.x.scale)
+        values = {float(p.x) for p in self.points if _has_place(self.chart, p)}
+        scale = alt.Scale(zero=False, nice=False, padding=16)
+        if not values:
+            scale = alt.Scale(domain=[0, 1])
+        elif base:
+            own = [p for ln in self.chart.lines if ln.role == "measured" for p in ln.points]
+            ran = {float(p.x) for p in own if _has_place(self.chart, p)}
+            ticks = _decades(values) if self.chart.kind == "scatter" else sorted(ran or values)
+            axis |= {"values": ticks, "labelOverlap": "greedy"}
+            scale = alt.Scale(type="log", base=base, nice=False, padding=16)
+        elif self.chart.kind == "scatter":
+            axis |= {"tickCount": 8, "labelOverlap": "greedy"}
+        plain = ",.4~r" if self.chart.kind == "scatter" else ","
+        if all(value.is_integer() for value in values):
+            axis["tickMinStep"] = 1
+            plain = plain if base else ",d"  # "," alone would round 120 to two digits, 1.2e+2
+        if self.chart.x.unit in ("bytes", "B"):
+            axis["labelExpr"] = _BYTES_LABEL
+        return channel("x:Q", scale=scale, axis=alt.Axis(**axis, format=plain))
+
+    def value_channel(self, field: str = "y") -> Any:
+        """The channel of y, for the field of the rows that holds it."""
+        channel = alt.X if self.sideways else alt.Y
+        axis: dict[str, Any] = {"title": axis_title(self.chart.y) or None, "tickCount": 5}
+        if self.sideways:
+            axis |= {"titleAnchor": "end"}
+        else:  # the title lies flat above the axis, where it is read first
+            axis |= {"titleAngle": 0, "titleAlign": "left", "titleAnchor": "start"}
+            axis |= {"titleBaseline": "bottom", "titleX": 0, "titleY": -22}
+        if self.chart.y.unit in ("bytes", "B"):
+            axis["labelExpr"] = _BYTES_LABEL
+        if self.chart.kind == "scatter" and self.chart.y.scale in _LOG_BASE:
+            axis |= {"values": _decades(self._drawn_values()), "format": "~s"}
+        scale = self._value_scale()
+        return channel(f"{field}:Q", scale=scale, axis=alt.Axis(**axis, labelOverlap=True))
+
+    def _drawn_values(self) -> set[float]:
+        drawn = (p.y for p in self.points if gap_reason(self.chart, p) is None)
+        return {y for y in drawn if y is not None}
+
+    def _value_scale(self) -> alt.Scale:
+        base = _LOG_BASE.get(self.chart.y.scale)
+        if base and self.chart.kind == "line":
+            return alt.Scale(type="log", base=base)
+        if base and self.chart.kind == "scatter":
+            return alt.Scale(type="log", base=base, nice=False, padding=18)
+        drawn = [p for p in self.points if gap_reason(self.chart, p) is None]
+        ends = [p.y for p in drawn if p.y is not None]
+        if self.chart.stacked:
+            sums: dict[str, float] = {}
+            for p in drawn:
+                sums[x_text(p)] = sums.get(x_text(p), 0.0) + (p.y or 0.0)
+            return alt.Scale(domainMin=0, domainMax=max(sums.values(), default=1.0))
+        ends += [end for p in drawn for end in _interval(p) or ()]
+        if not ends:
+            return alt.Scale(domain=[0, 1])
+        lowest, highest = min(ends), max(ends)
+        if lowest < 0:
+            return alt.Scale(zero=True)
+        far_from_zero = len(drawn) > 1 and highest / 2 < lowest < highest
+        if self.chart.kind == "line" and far_from_zero and not self.chart.y.from_zero:
+            return alt.Scale(zero=False, nice=True)
+        return alt.Scale(domainMin=0, domainMax=highest * _AXIS_TOP or 1, nice=True)
+
+
+def gap_reason(chart: Chart, point: Point) -> str | None:
+    """Why a point cannot be drawn, or None where it can."""
+    if point.y is None:
+        return clean(point.reason) or "not measured"
+    if not math.isfinite(point.y):
+        return clean(point.reason) or f"the value is {number(point.y)}"
+    if chart.kind in _ON_LOG and chart.y.scale in _LOG_BASE and point.y <= 0:
+        return f"{number(point.y)} has no place on a logarithmic axis"
+    if not _has_place(chart, point):
+        return f"{x_text(point)} has no place on a logarithmic axis"
+    return None
+
+
+def x_text(point: Point) -> str:
+    """The place of a point on the x axis, in words."""
+    return clean(point.x) if isinstance(point.x, str) else number(point.x, 6)
+
+
+def _has_place(chart: Chart, point: Point) -> bool:
+    on_log = chart.kind in _ON_LOG and chart.x.scale in _LOG_BASE
+    return not on_log or isinstance(point.x, str) or point.x > 0
+
+
+def _decades(values: set[float]) -> list[float]:
+    """The powers of ten among and around `values`, all above 0; none for none."""
+    if not values:
+        return []
+    first, last = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    return [10.0**power for power in range(first, last + 1)]
+
+
+def _interval(point: Point) -> tuple[float, float] | None:
+    ends = (point.low, point.high)
+    if ends[0] is None or ends[1] is None or not all(map(math.isfinite, (ends[0], ends[1]))):
+        return None
+    return ends[0], ends[1]
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """The names, with a number behind those that come a second time."""
+    seen: dict[str, int] = {}
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+    count: dict[str, int] = {}
+    distinct = []
+    for name in names:
+        count[name] = count.get(name, 0) + 1
+        distinct.append(name if count[name] == 1 else f"{name} ({count[name]})")
+    return distinct

@@ -1,0 +1,327 @@
+"""How is a chart that is data turned into a picture?
+
+`vega_lite` makes a Vega-Lite specification of a `Chart`. Each line is drawn in its role: what was
+measured as marks joined by a line, with its interval as a bar; a forecast dotted, with its interval
+as a band; what was published dashed and grey; a reference with long dashes. A missing point is a
+cross on the baseline that tells its reason. In a scatter chart points stand alone, each with its
+label; a reference joins those that form a front or a roof, what was published does so dashed. Heat
+maps are drawn in `heat.py`.
+
+Colours are CSS variables (see `look`), so the picture follows the page it stands in; `charts`
+puts real colours in their place for files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from cubemesh.errors import UsageError
+from cubemesh.schema import Chart, Line
+from cubemesh.views.charts.axes import Frame, Row, gap_reason, x_text
+from cubemesh.views.charts.heatmap import heat_layers
+from cubemesh.views.formatting import clean
+from cubemesh.views.theme import CONFIG, variable
+
+try:
+    import altair as alt
+except ImportError as error:
+    raise UsageError(
+        "Charts and reports need packages that are not installed here. "
+        "Install them with: pip install 'cubemesh[views]'"
+    ) from error
+
+_MOST_MARKS = 40
+"""A line with more points than this is drawn without marks."""
+_MOST_ABREAST = 4
+"""Entries of a legend that stand in one row."""
+_MOST_LABELS = 14
+"""More upright bars than this stand too close for their values to be written above them."""
+
+
+def vega_lite(
+    chart: Chart,
+    *,
+    width: int | Literal["container"] = 560,
+    height: int = 260,
+    legend: bool = True,
+    title: bool = True,
+) -> dict[str, Any]:
+    """The Vega-Lite specification of a chart, as plain data.
+
+    `width` and `height` are the plot's, in pixels; "container" takes the width of the element it
+    is put into. Without `legend` or `title` the page has to say them itself.
+    """
+    if chart.kind == "heat":
+        layers, height = heat_layers(chart)
+    else:
+        frame = Frame(chart)
+        layers, height = list(_Layers(frame, legend=legend).all()), frame.height(height)
+    picture = alt.layer(*layers).properties(width=width, height=height)
+    if title and chart.title:
+        picture = picture.properties(title=clean(chart.title))
+    if width == "container":
+        picture = picture.properties(autosize=alt.AutoSizeParams(type="fit-x", contains="padding"))
+    spec: dict[str, Any] = picture.to_dict()
+    spec["config"] = CONFIG
+    del spec["$schema"]  # a newer Vega-Lite reads it just as well, without a warning
+    return spec
+
+
+def missing_points(chart: Chart) -> tuple[tuple[str, str, str], ...]:
+    """(line, x, reason) of every point that cannot be drawn."""
+    return tuple(
+        (clean(line.name), x_text(point), reason)
+        for line in chart.lines
+        for point in line.points
+        if (reason := gap_reason(chart, point)) is not None
+    )
+
+
+class _Layers:
+    """The layers of one chart, back to front."""
+
+    def __init__(self, frame: Frame, *, legend: bool) -> None:
+        self.frame = frame
+        self.chart = frame.chart
+        shown = legend and len(self.chart.lines) > 1
+        symbol = _SYMBOLS[self.chart.kind]
+        if len(self.chart.lines) > _MOST_ABREAST:
+            symbol = {**symbol, "columns": _MOST_ABREAST}
+        self.legend = alt.Legend(orient="top", offset=40, title=None, **symbol) if shown else None
+
+    def all(self) -> Iterator[alt.Chart]:
+        """The layers of every line; where no point has a value, one that only makes the axes."""
+        indices = range(len(self.chart.lines))
+        if self.chart.kind == "bar" and self.chart.stacked:
+            yield from self._stack()
+            return
+        if not any(self.frame.rows(index) for index in indices):
+            rows = [row | {"y": 0} for i in indices for row in self.frame.missing_rows(i)]
+            axes = self._base(rows).mark_point(opacity=0, aria=False)
+            yield axes.encode(**{self.frame.value: self.frame.value_channel()})
+        for index, line in enumerate(self.chart.lines):
+            rows, missing = self.frame.rows(index), self.frame.missing_rows(index)
+            if rows:
+                draw = {"bar": self._bars, "scatter": self._scattered}.get(
+                    self.chart.kind, self._marks
+                )
+                yield from draw(index, line, rows)
+            if missing:
+                yield self._crosses(index, missing)
+
+    def _base(self, rows: list[Row]) -> alt.Chart:
+        channel = {self.frame.along: self.frame.along_channel()}
+        return alt.Chart({"values": rows}).encode(**channel)
+
+    def _colour(self) -> alt.Color:
+        colours = [look.colour for look in self.frame.looks]
+        scale = alt.Scale(domain=list(self.frame.names), range=colours)
+        return alt.Color("line:N", scale=scale, legend=self.legend)
+
+    def _dash(self) -> alt.StrokeDash:
+        dashes = [list(look.dash) for look in self.frame.looks]
+        scale = alt.Scale(domain=list(self.frame.names), range=dashes)
+        return alt.StrokeDash("line:N", scale=scale, legend=self.legend)
+
+    def _grouped(self, layer: alt.Chart) -> alt.Chart:
+        """Bars of several lines stand side by side where they share a category."""
+        if not self.frame.shared:
+            return layer
+        domain = alt.Scale(domain=list(self.frame.names))
+        if self.frame.sideways:
+            return layer.encode(yOffset=alt.YOffset("line:N", scale=domain))
+        return layer.encode(xOffset=alt.XOffset("line:N", scale=domain))
+
+    def _marks(self, index: int, line: Line, rows: list[Row]) -> Iterator[alt.Chart]:
+        look = self.frame.looks[index]
+        base = self._base(rows)
+        if line.role == "reference" and len(rows) == 1:
+            level = alt.Chart({"values": rows}).mark_rule(strokeWidth=1.5, aria=False)
+            yield level.encode(
+                y=self.frame.value_channel(), color=self._colour(), strokeDash=self._dash()
+            )
+            return
+        intervals = [row for row in rows if "low" in row]
+        if line.role == "forecast" and intervals:
+            band = self._base(intervals).mark_area(opacity=0.15, color=look.colour, aria=False)
+            yield band.encode(y=self.frame.value_channel("low"), y2="high:Q")
+        measured = line.role == "measured"
+        stroke = base.mark_line(strokeWidth=2.5 if measured else 1.75, aria=False)
+        yield stroke.encode(
+            y=self.frame.value_channel(), color=self._colour(), strokeDash=self._dash()
+        )
+        if measured and intervals:
+            yield from self._interval_bars(self._base(intervals), look.colour)
+        if len(rows) <= _MOST_MARKS:
+            yield self._points(index, base, filled=measured)
+        if measured and sum(ln.role == "measured" for ln in self.chart.lines) == 1:
+            ends = [rows[0], rows[-1]] if len(rows) > 1 else rows
+            label = self._base(ends).mark_text(dy=-14, fontWeight=600, aria=False)
+            # The label stands clear of the interval's end.
+            field = "high" if all("low" in row for row in ends) else "y"
+            yield label.encode(
+                y=self.frame.value_channel(field),
+                text="label:N",
+                color=alt.value(variable("ink")),
+            )
+        # What the pointer meets: larger than the mark, and unseen.
+        target = base.mark_circle(size=420 if len(rows) <= _MOST_MARKS else 120, opacity=0)
+        yield target.encode(y=self.frame.value_channel(), tooltip=self._tooltip(rows), **_SAID)
+
+    def _scattered(self, index: int, line: Line, rows: list[Row]) -> Iterator[alt.Chart]:
+        base = self._base(rows)
+        if line.role in ("reference", "published"):
+            dash = list(self.frame.looks[index].dash) if line.role == "published" else [1, 0]
+            front = base.mark_line(strokeWidth=1.75, strokeDash=dash, aria=False)
+            yield front.encode(y=self.frame.value_channel(), color=self._colour())
+            return
+        intervals = [row for row in rows if "low" in row]
+        if intervals:
+            yield from self._interval_bars(self._base(intervals), self.frame.looks[index].colour)
+        many = len(self.frame.points) > _MOST_MARKS
+        mark = base.mark_point(
+            size=45 if many else 70,
+            filled=True,
+            opacity=0.75 if many else 1,
+            shape=self.frame.looks[index].shape,
+        )
+        yield mark.encode(y=self.frame.value_channel(), color=self._colour(), **_SAID)
+        # Under a roof only some points have names: to the right, clear of what is below.
+        aside = self.chart.y.scale != "linear"
+        place: dict[str, Any] = {"dx": 9, "align": "left", "fontWeight": 600}
+        halo: dict[str, Any] = {
+            "stroke": variable("paper"),
+            "strokeWidth": 4,
+            "strokeJoin": "round",
+        }
+        for look in [halo, {}] if aside else [{}]:
+            label = base.mark_text(
+                **(place if aside else {"dy": 15}), **look, fontSize=11, aria=False
+            )
+            yield label.encode(
+                y=self.frame.value_channel(),
+                text="label:N",
+                color=alt.value(variable("ink" if aside else "soft")),
+            )
+        target = base.mark_circle(size=420, opacity=0)
+        yield target.encode(y=self.frame.value_channel(), tooltip=self._tooltip(rows), **_SAID)
+
+    def _points(self, index: int, base: alt.Chart, *, filled: bool) -> alt.Chart:
+        look = self.frame.looks[index]
+        points: alt.Chart = base.mark_point(
+            size=64 if filled else 30,
+            opacity=1,
+            shape=look.shape,
+            stroke=look.colour,
+            fill=look.colour if filled else variable("paper"),
+            aria=False,
+        ).encode(y=self.frame.value_channel())
+        return points
+
+    def _bars(self, index: int, line: Line, rows: list[Row]) -> Iterator[alt.Chart]:
+        look = self.frame.looks[index]
+        base = self._grouped(self._base(rows))
+        hollow = line.role in ("forecast", "reference")
+        bar = base.mark_bar(
+            fillOpacity=0.15 if hollow else 1,
+            stroke=look.colour if hollow else None,
+            strokeDash=list(look.dash) if hollow else alt.Undefined,
+            cornerRadiusEnd=2,
+        )
+        yield bar.encode(
+            **{self.frame.value: self.frame.value_channel()},
+            tooltip=self._tooltip(rows),
+            color=self._colour(),
+            **_SAID,
+        )
+        intervals = [row for row in rows if "low" in row]
+        if intervals:
+            yield from self._interval_bars(
+                self._grouped(self._base(intervals)), variable("ink"), weight=1
+            )
+        if not self.frame.sideways and len(self.frame.points) > _MOST_LABELS:
+            return
+        end = {"dx": 6, "align": "left"} if self.frame.sideways else {"dy": -8}
+        # The label stands clear of the interval's end.
+        field = "high" if len(intervals) == len(rows) else "y"
+        label = base.mark_text(**end, fontWeight=600, aria=False)
+        yield label.encode(
+            **{self.frame.value: self.frame.value_channel(field)},
+            text="label:N",
+            color=alt.value(variable("ink")),
+        )
+
+    def _stack(self) -> Iterator[alt.Chart]:
+        """The bars of all lines on one another, the first line nearest to the axis."""
+        rows = [
+            row | {"place": i} for i in range(len(self.frame.names)) for row in self.frame.rows(i)
+        ]
+        bar = self._base(rows).mark_bar(stroke=variable("paper"), strokeWidth=1)
+        value = self.frame.value_channel()
+        value.stack = "zero"
+        yield bar.encode(
+            **{self.frame.value: value},
+            color=self._colour(),
+            order=alt.Order("place:Q"),
+            tooltip=self._tooltip(rows),
+            **_SAID,
+        )
+
+    def _interval_bars(
+        self, base: alt.Chart, colour: str, weight: float = 1.5
+    ) -> Iterator[alt.Chart]:
+        second = "x2" if self.frame.sideways else "y2"
+        low = self.frame.value_channel("low")
+        bar = base.mark_rule(strokeWidth=weight, color=colour, aria=False)
+        yield bar.encode(**{self.frame.value: low, second: "high:Q"})
+        for end in ("low", "high"):
+            cap = base.mark_tick(
+                orient="vertical" if self.frame.sideways else "horizontal",
+                size=9,
+                thickness=weight,
+                color=colour,
+                aria=False,
+            )
+            yield cap.encode(**{self.frame.value: self.frame.value_channel(end)})
+
+    def _crosses(self, index: int, rows: list[Row]) -> alt.Chart:
+        base = self._base(rows)
+        if self.chart.kind == "bar":
+            base = self._grouped(base)
+        cross = base.mark_point(
+            shape="M-1,-1L1,1M-1,1L1,-1",
+            size=64,
+            strokeWidth=2,
+            opacity=1,
+            stroke=self.frame.looks[index].colour,
+            fill="transparent",
+            xOffset=8 if self.frame.sideways else 0,
+            yOffset=0 if self.frame.sideways else -8,
+        )
+        baseline = alt.value(0) if self.frame.sideways else alt.value("height")
+        tooltip = [alt.Tooltip("title:N"), alt.Tooltip("reason:N", title="missing")]
+        drawn: alt.Chart = cross.encode(**{self.frame.value: baseline}, tooltip=tooltip, **_SAID)
+        return drawn
+
+    def _tooltip(self, rows: list[Row]) -> list[alt.Tooltip]:
+        fields = [
+            alt.Tooltip("title:N"),
+            alt.Tooltip("value:N", title=clean(self.chart.y.name) or "value"),
+        ]
+        if any("interval" in row for row in rows):
+            fields.append(alt.Tooltip("interval:N", title="95 % interval"))
+        if any(row["role"] for row in rows):
+            fields.append(alt.Tooltip("role:N", title="kind"))
+        if any(row["run"] for row in rows):
+            fields.append(alt.Tooltip("run:N", title="run"))
+        return fields
+
+
+_SAID = {"description": alt.Description("said:N")}
+"""What a screen reader says of a mark."""
+_SYMBOLS: Mapping[str, dict[str, Any]] = {
+    "line": {"symbolType": "stroke", "symbolStrokeWidth": 3, "symbolSize": 500},
+    "bar": {"symbolType": "square"},
+    "scatter": {"symbolType": "circle"},
+}

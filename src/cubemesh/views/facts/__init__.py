@@ -1,0 +1,1 @@
+"""Facts about a machine, a run or a topology, in words."""

@@ -1,0 +1,126 @@
+"""What is told about a machine, in a page or a terminal?
+
+Facts in groups, each a name and a value; what could not be found out stands at the end with why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cubemesh.schema import Cell, Column, Cpu, Gpu, GpuLink, Machine, Memory, Software, Table
+from cubemesh.units import format_bytes, format_number
+from cubemesh.views.formatting import clean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Facts that belong together."""
+
+    title: str
+    facts: tuple[tuple[str, str], ...]
+
+
+def machine_groups(machine: Machine) -> tuple[Group, ...]:
+    """Processor, memory, GPUs in a sentence, where it runs, software."""
+    groups = [
+        Group(title="Processor", facts=tuple(_processor(machine.cpu))),
+        Group(title="Memory", facts=tuple(_memory(machine.memory))),
+        Group(title="Where it runs", facts=tuple(_place(machine))),
+        Group(title="Software", facts=tuple(_software(machine.software))),
+    ]
+    return tuple(group for group in groups if group.facts)
+
+
+def gpu_table(gpus: tuple[Gpu, ...]) -> Table:
+    """One row a GPU."""
+    columns = ("GPU", "name", "memory", "compute", "clock", "power limit", "PCIe", "NVLink")
+    rows = []
+    for gpu in gpus:
+        pcie = _joined(gpu.pcie_generation, " × ", gpu.pcie_width)
+        texts = (
+            str(gpu.index),
+            gpu.name,
+            "" if gpu.memory_bytes is None else format_bytes(gpu.memory_bytes),
+            gpu.compute_capability or "",
+            "" if gpu.sm_clock_max_mhz is None else f"{gpu.sm_clock_max_mhz:,} MHz",
+            "" if gpu.power_limit_watts is None else f"{format_number(gpu.power_limit_watts)} W",
+            pcie,
+            "" if gpu.nvlinks is None else f"{gpu.nvlinks} links",
+        )
+        rows.append(tuple(Cell(text=text) for text in texts))
+    return Table(title="GPUs", columns=tuple(Column(name=c) for c in columns), rows=tuple(rows))
+
+
+def link_sentences(links: tuple[GpuLink, ...]) -> tuple[str, ...]:
+    """`0–1, 0–2: NVLink, 2 links`: the pairs of GPUs by how they reach one another."""
+    pairs: dict[tuple[str, int | None], list[str]] = {}
+    for link in links:
+        pairs.setdefault((link.kind, link.links), []).append(f"{link.first}–{link.second}")
+    return tuple(
+        clean(f"{', '.join(names)}: {kind}" + (f", {count} links" if count else ""))
+        for (kind, count), names in pairs.items()
+    )
+
+
+def _processor(cpu: Cpu) -> list[tuple[str, str]]:
+    facts = []
+    if cpu.model:
+        facts.append(("model", clean(cpu.model)))
+    cores = _joined(cpu.physical_cores, " physical, ", cpu.logical_cores)
+    if cpu.physical_cores is not None and cpu.logical_cores is not None:
+        cores += " logical"
+    if cores:
+        facts.append(("cores", cores))
+    facts.append(("usable cores", str(cpu.usable_cores)))
+    if cpu.cgroup_cores is not None:
+        facts.append(("granted by the control group", f"{format_number(cpu.cgroup_cores)} cores"))
+    if cpu.sockets is not None:
+        facts.append(("sockets", str(cpu.sockets)))
+    if cpu.max_mhz is not None:
+        facts.append(("highest clock", f"{format_number(cpu.max_mhz, 4)} MHz"))
+    if cpu.instruction_sets:
+        facts.append(("instruction sets", clean(", ".join(cpu.instruction_sets))))
+    for cache in cpu.caches:
+        kind = "" if cache.kind == "unified" else f" {cache.kind}"
+        size = f"{cache.instances} × {format_bytes(cache.size_bytes)}"
+        facts.append((clean(f"L{cache.level}{kind} cache"), size))
+    if len(cpu.numa_nodes) > 1:
+        facts.append(("NUMA nodes", str(len(cpu.numa_nodes))))
+    return facts
+
+
+def _memory(memory: Memory) -> list[tuple[str, str]]:
+    sizes = (
+        ("in the machine", memory.total_bytes),
+        ("free at the probe", memory.available_bytes),
+        ("control group's limit", memory.cgroup_limit_bytes),
+        ("swap", memory.swap_bytes),
+    )
+    return [(name, format_bytes(size)) for name, size in sizes if size is not None]
+
+
+def _place(machine: Machine) -> list[tuple[str, str]]:
+    return [
+        ("name", clean(machine.hostname)),
+        ("virtual machine", clean(machine.virtualization or "none to be seen")),
+        ("container", clean(machine.container or "none to be seen")),
+        ("GPUs", str(len(machine.gpus)) if machine.gpus else "none"),
+        ("machine id", machine.machine_id),
+    ]
+
+
+def _software(software: Software) -> list[tuple[str, str]]:
+    facts = [("Python", software.python), ("system", software.system)]
+    named = (
+        ("driver", software.driver),
+        ("CUDA", software.cuda),
+        ("cuDNN", software.cudnn),
+        ("NCCL", software.nccl),
+    )
+    facts += [(name, value) for name, value in named if value]
+    facts += list(software.packages.items())
+    return [(clean(name), clean(value)) for name, value in facts]
+
+
+def _joined(first: int | None, sign: str, second: int | None) -> str:
+    return sign.join(f"{n:,}" for n in (first, second) if n is not None)

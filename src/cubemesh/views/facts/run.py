@@ -1,0 +1,297 @@
+"""What is told about one run, in a page or a terminal?
+
+Its figures, where its time went, and what was sampled beside it, each as a name and a value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cubemesh.experiments.analysis.comparison import changes, ratio_of_record
+from cubemesh.frameworks import entry
+from cubemesh.measure.attribution.bottlenecks import biggest_loss
+from cubemesh.parallel.staleness import FIRST_UPDATES, HISTOGRAM
+from cubemesh.schema import Breakdown, Figure, Part, Rank, RunRecord, Series
+from cubemesh.units import format_seconds
+from cubemesh.views import formatting as wording
+from cubemesh.views.json_output import step_statistics
+from cubemesh.views.report.timeline import REASONS, throttle_text
+
+_NAMES: Mapping[str, str] = {
+    "mean_power_watts": "mean power",
+    "energy_joules_per_sample": "energy of a sample",
+    "samples_per_joule": "samples/s for each watt",
+    "gpu_power_watts": "GPU power",
+    "gpu_idle_watts": "GPU power before the run",
+    "cpu_package_watts": "CPU package power",
+    "dram_watts": "DRAM power",
+    "gpu_energy_joules": "GPU energy by counter",
+    "gpu_energy_integrated_joules": "GPU energy by integrated power",
+    "rate_flops_per_s": "for seconds",
+    "rate_bytes_per_s": "for seconds",
+    "fastest_flops_per_s": "fastest",
+    "fastest_bytes_per_s": "fastest",
+    "bus_bytes_per_s": "bus bandwidth",
+    "model_flops_per_s": "matrix operations",
+    "model_bytes_per_s": "bytes moved, as counted",
+    "mfu_percent": "MFU, of the datasheet",
+    "memory_use_percent": "memory use, of the datasheet",
+    "ceiling_mfu_percent": "MFU, of the measured ceiling",
+    "ceiling_memory_use_percent": "memory use, of the measured ceiling",
+    "staleness": "staleness of a gradient, mean",
+    "staleness_most": "staleness, most",
+    "updates_taking_turns": "updates after another rank's",
+    "telemetry_cpu_share": "cost of sampling",
+    "telemetry_cpu_percent": "cost of sampling, of its processor time",
+}
+"""Figure → how it is called, where its own name does not read well."""
+_SHARES = ("mfu_percent", "memory_use_percent")
+
+MOST_ROWS = 10
+"""Rows of a breakdown that are shown."""
+MOST_RANKS = 24
+"""Updates of which it is shown whose they were."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseShare:
+    """A stretch of the run and its share of the time that phases account for."""
+
+    name: str
+    seconds: str
+    share: float
+    """0 to 1."""
+    note: str = ""
+
+
+def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
+    """The figures of a run with their intervals, when and where it ran, and its ids."""
+    facts = []
+    step = step_statistics(record)
+    if step is not None:
+        median, low, high = step["median"], step["low"], step["high"]
+        assert median is not None
+        facts.append(("step, median", wording.quantity(median, "s", low, high)))
+        facts.append(("windows", wording.number(len(record.measured))))
+    facts += [
+        (_figure_name(name), _figure_text(name, figure))
+        for name, figure in record.figures.items()
+        if name not in ("throughput_per_s", "step_s", "wall_s")
+    ]
+    facts += _staleness(record)
+    if "mean_power_watts" in record.figures:
+        covered = record.figures["mean_power_watts"].method
+        facts.append(("power and energy are of", wording.clean(covered)))
+    if record.library:
+        facts.append(("exchanged by", wording.clean(record.library)))
+    facts += [(wording.clean(u.what), wording.clean(u.why)) for u in record.unmeasured]
+    facts += _comparison(record)
+    facts += _tuned(record)
+    facts.append(("wall time", format_seconds(record.elapsed_s)))
+    facts.append(("started", wording.moment(record.started_utc)))
+    devices = dict.fromkeys(
+        f"{' '.join(rank.devices) or rank.device}"
+        f"{f' ({rank.device_name})' if rank.device_name else ''} on {rank.host}"
+        for rank in record.ranks
+    )
+    if len(record.ranks) > 1:
+        facts += [(f"rank {rank.rank}", _rank_text(rank, record)) for rank in record.ranks]
+        facts += [
+            (f"step of rank {rank}", _parts_text(parts))
+            for rank, parts in enumerate(record.rank_parts)
+        ]
+    elif record.ranks and record.ranks[0].processors:
+        facts.append(("bound to processors", _processors(record.ranks[0])))
+    if devices:
+        facts.append(("ran on", wording.clean(", ".join(devices))))
+    if record.environment is not None:
+        packages = record.environment.software.packages
+        own = [p for p in entry(record.spec.program.framework).packages if p in packages]
+        versions = ", ".join(f"{name} {packages[name]}" for name in own)
+        facts.append(("python", wording.clean(f"{record.environment.python} ({versions})")))
+    facts.append(("run", wording.clean(record.run_id)))
+    facts.append(("spec", record.key.spec_id))
+    if record.attempt > 1:
+        facts.append(("attempt", str(record.attempt)))
+    return tuple(facts)
+
+
+def _processors(rank: Rank) -> str:
+    return ", ".join(map(str, rank.processors))
+
+
+def _rank_text(rank: Rank, record: RunRecord) -> str:
+    """Where a rank ran, what became of it, and how fast it was while it was measured."""
+    where = f"processors {_processors(rank)}" if rank.device == "cpu" else rank.device
+    over = " through ".join(filter(None, (rank.transport, rank.interface)))
+    parts = [where, over, rank.outcome.status.value, rank.outcome.message]
+    own = [w for w in record.measured if w.rank == rank.rank]
+    if own and "throughput_per_s" in record.figures:
+        rate = sum(w.samples for w in own) / sum(w.elapsed_s for w in own)
+        parts.append(wording.quantity(rate, "samples/s"))
+    return wording.clean(", ".join(filter(None, parts)))
+
+
+def _parts_text(parts: Sequence[Part]) -> str:
+    """The step of a rank as a sum, its largest parts first."""
+    step = format_seconds(math.fsum(part.seconds for part in parts))
+    told = sorted(parts, key=lambda part: -part.seconds)
+    shares = [f"{format_seconds(part.seconds)} {wording.words(part.name)}" for part in told]
+    return f"{step}: {', '.join(shares)}"
+
+
+def _staleness(record: RunRecord) -> list[tuple[str, str]]:
+    """Of an asynchronous run: how many updates had which staleness, and whose the first were."""
+    facts = []
+    for curve in record.curves:
+        if curve.name == HISTOGRAM:
+            total = math.fsum(curve.y)
+            shares = [100 * count / total for count in curve.y]
+            counts = (f"{x:.0f} ({y:.1f} %)" for x, y in zip(curve.x, shares, strict=True))
+            facts.append(("staleness counted", ", ".join(counts)))
+        if curve.name == FIRST_UPDATES:
+            ranks = " ".join(f"{rank:.0f}" for rank in curve.y[:MOST_RANKS])
+            facts.append(("first updates were of ranks", ranks))
+    return facts
+
+
+def _figure_text(name: str, figure: Figure) -> str:
+    """A figure with its interval; of ceilings and shares of them also what stands behind it."""
+    text = wording.quantity(figure.value, figure.unit, figure.low, figure.high)
+    tells = name.startswith(("rate_", "fastest_", "bus_", "latency_")) or name.endswith(_SHARES)
+    return wording.clean(f"{text}, {figure.method}") if tells and figure.method else text
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartShare:
+    """A part of the step, its time, and its share of the mean step."""
+
+    name: str
+    seconds: str
+    share: float
+    method: str
+
+
+def part_shares(record: RunRecord) -> tuple[PartShare, ...]:
+    """The attribution of the step; nothing where none was asked for."""
+    step_s = math.fsum(part.seconds for part in record.parts)
+    return tuple(
+        PartShare(
+            name=wording.words(part.name),
+            seconds=format_seconds(part.seconds),
+            share=part.seconds / step_s if step_s > 0 else 0.0,
+            method=wording.clean(part.method),
+        )
+        for part in record.parts
+    )
+
+
+def loss_sentence(record: RunRecord) -> str:
+    """The biggest loss of the step and its remedy; empty where the step was not taken apart."""
+    loss = biggest_loss(record.parts, record.spec)
+    if loss is None:
+        return ""
+    return wording.clean(f"{loss.text}: {loss.remedy}." if loss.remedy else f"{loss.text}.")
+
+
+def breakdown_facts(breakdown: Breakdown) -> tuple[tuple[str, str], ...]:
+    """The longest rows of a breakdown, and what the others come to."""
+    rows = breakdown.rows
+    shown = [(wording.clean(r.name), format_seconds(r.seconds)) for r in rows[:MOST_ROWS]]
+    if len(rows) > MOST_ROWS:
+        rest = math.fsum(row.seconds for row in rows[MOST_ROWS:])
+        shown.append((f"{len(rows) - MOST_ROWS} more", format_seconds(rest)))
+    return tuple(shown)
+
+
+def _comparison(record: RunRecord) -> list[tuple[str, str]]:
+    """What an alternating run alternated with, and what came of it."""
+    if record.spec.against is None:
+        return []
+    pairs = changes(record)
+    other = ", ".join(f"{name}={b} (here {a})" for name, a, b in pairs) or "the same program"
+    facts = [("alternated with", wording.clean(other))]
+    ratio = ratio_of_record(record)
+    if ratio is not None:
+        facts.append(("which is", wording.clean(f"{ratio.verdict.value} ({ratio.method})")))
+    return facts
+
+
+def _tuned(record: RunRecord) -> list[tuple[str, str]]:
+    """Which tuning chose the settings, and what it chose."""
+    tuned = record.spec.tuned
+    if tuned is None:
+        return []
+    chosen = ", ".join(tuned.settings) or "nothing but the defaults"
+    when = wording.moment(tuned.tuned_utc)
+    told = f"{chosen} (tuning {tuned.question_id} of {when}, minibatch {tuned.batch_per_device})"
+    return [("tuned", wording.clean(told))]
+
+
+def phase_shares(record: RunRecord) -> tuple[PhaseShare, ...]:
+    """The first rank's phases, as they came; a name that comes again is added up."""
+    seconds: dict[str, float] = {}
+    notes: dict[str, str] = {}
+    for phase in record.phases:
+        if phase.rank == 0:
+            seconds[phase.name] = seconds.get(phase.name, 0.0) + phase.elapsed_s
+            if phase.cached is not None:
+                notes[phase.name] = "from the cache" if phase.cached else "not cached"
+    total = math.fsum(seconds.values())
+    return tuple(
+        PhaseShare(
+            name=wording.clean(name),
+            seconds=format_seconds(spent),
+            share=spent / total if total > 0 else 0.0,
+            note=notes.get(name, ""),
+        )
+        for name, spent in seconds.items()
+    )
+
+
+def series_note(series: Series) -> str:
+    """From where to where a series goes, and over how long; "" where it holds no numbers."""
+    if series.name == REASONS:
+        return throttle_text(series.values)
+    _, unit = series_name(series)
+    known = [value for value in series.values if math.isfinite(value)]
+    if not known:
+        return ""
+    ends = [wording.quantity(end, unit) for end in (min(known), max(known))]
+    return f"{ends[0]} to {ends[1]} over {format_seconds(series.times_s[-1] - series.times_s[0])}"
+
+
+_SERIES_UNITS: Mapping[str, str] = {
+    "_bytes_per_s": "bytes/s",
+    "_joules": "J",
+    "_percent": "%",
+    "_bytes": "bytes",
+    "_watts": "W",
+    "_mhz": "MHz",
+    "_celsius": "°C",
+}
+
+
+def series_name(series: Series) -> tuple[str, str]:
+    """What was sampled, in words, and its unit, from the ending of its name."""
+    name, unit = series.name, ""
+    for ending, known in _SERIES_UNITS.items():
+        if name.endswith(ending):
+            name, unit = name.removesuffix(ending), known
+    if unit == "bytes" and "memory" not in name:
+        name += " memory"
+    told = series.device == "host" or name.startswith(series.device)
+    where = "" if told else f", {series.device}"
+    rank = f", rank {series.rank}" if series.rank else ""
+    return wording.clean(f"{wording.words(name)}{where}{rank}"), unit
+
+
+def _figure_name(name: str) -> str:
+    """`peak_memory_bytes` reads "peak memory": the value carries the unit."""
+    if name in _NAMES:
+        return _NAMES[name]
+    for ending in ("_flops_per_s", "_bytes_per_s", "_per_s", "_bytes", "_days", "_percent", "_s"):
+        name = name.removesuffix(ending)
+    return wording.words(name)

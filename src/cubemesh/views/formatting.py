@@ -1,0 +1,277 @@
+"""How do figures, settings and endings read? One spelling for the page and the terminal.
+
+A figure with an interval reads `19.9 ± 0.2`, rounded by its interval; a whole number reads in
+full; anything else is rounded to the significant digits its column asks for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from cubemesh.schema import (
+    Axis,
+    Ceiling,
+    Cell,
+    Collective,
+    Column,
+    Forward,
+    Machine,
+    NetworkWork,
+    ProgramSettings,
+    RunRecord,
+    RunSpec,
+    Status,
+    Training,
+)
+from cubemesh.schema.serialization import to_plain
+from cubemesh.units import (
+    format_bytes,
+    format_count,
+    format_interval,
+    format_number,
+    format_quantity,
+)
+
+ENDINGS: Mapping[Status, str] = {
+    Status.OK: "done",
+    Status.OOM: "out of memory",
+    Status.UNSUPPORTED: "not supported",
+    Status.NOT_INSTALLED: "not installed",
+    Status.DIVERGED: "diverged",
+    Status.CRASHED: "crashed",
+    Status.KILLED: "killed",
+    Status.TIMED_OUT: "timed out",
+}
+
+FRAMEWORK_NAMES: Mapping[str, str] = {
+    "torch": "PyTorch",
+    "jax": "JAX",
+    "tensorflow": "TensorFlow",
+    "keras": "Keras",
+}
+
+SCALED = frozenset({"bytes", "B", "s", "FLOP", "FLOP/s", "B/s", "bytes/s", "Hz", "W", "J"})
+"""Units whose figures carry a prefix of their own, so that they stand in the cell, not the head."""
+
+_WHOLE = 1e15
+_OF_RANK = re.compile(r"^rank \d+ of \d+: ")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def clean(text: str) -> str:
+    """`text` without control characters: a name from outside must not steer a terminal."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def number(value: float, digits: int = 3) -> str:
+    """`value` to so many significant digits, thousands separated; whole numbers in full."""
+    if math.isfinite(value) and value == int(value) and abs(value) < _WHOLE:
+        return format_count(int(value))
+    return format_number(value, digits)
+
+
+def quantity(
+    value: float, unit: str, low: float | None = None, high: float | None = None, digits: int = 3
+) -> str:
+    """A figure with its unit and its interval, where it has one: `19.9 ± 0.2 images/s`.
+
+    Bytes, seconds and others that take prefixes choose their own scale: `0.9 GiB`, `110 ms`.
+    """
+    unit = clean(unit)
+    if low is not None and high is not None:
+        return format_interval(value, low, high, unit)
+    if unit in SCALED:
+        return format_quantity(value, unit, digits)
+    return f"{number(value, digits)} {unit}".rstrip()
+
+
+_WIDE = re.compile(r"(?P<figure>.*) \((?P<ends>.*)\) ?(?P<scaled>.*)")
+
+
+def split_figure(
+    value: float, unit: str, low: float | None, high: float | None
+) -> tuple[str, str, str]:
+    """A figure for large print: the number, its unit, and its interval ("± 14", "84 to 530" of a
+    wide one, or "")."""
+    text = quantity(value, unit if unit in SCALED else "", low, high)
+    if wide := _WIDE.fullmatch(text):
+        return wide["figure"], wide["scaled"] or clean(unit), wide["ends"]
+    figure, _, interval = text.partition(" ± ")
+    spread, _, scaled = interval.partition(" ")
+    if not interval:
+        figure, _, scaled = figure.partition(" ")
+    return figure, scaled or clean(unit), f"± {spread}" if spread else ""
+
+
+def cell_text(cell: Cell, column: Column) -> str:
+    """What stands in a cell of a table; a gap reads "–" (its reason is the view's to place)."""
+    if cell.value is not None:
+        unit = column.unit if column.unit in SCALED else ""
+        return quantity(cell.value, unit, cell.low, cell.high, column.digits)
+    return clean(cell.text) if cell.text else "–"
+
+
+def words(name: str) -> str:
+    """A name of the code as words: `host_cpu` reads "host CPU"."""
+    spaced = clean(name.replace("_", " "))
+    return re.sub(r"\b[cg]pu\b", lambda found: found[0].upper(), spaced)
+
+
+def is_gap(cell: Cell) -> bool:
+    """Whether a cell holds neither a number nor text."""
+    return cell.value is None and not cell.text
+
+
+def gap_from(row: tuple[Cell, ...]) -> int | None:
+    """Where a row stops having figures, if all cells from there on are gaps with one reason.
+
+    Such a tail is shown as one sentence across its columns.
+    """
+    start = len(row)
+    while start > 0 and is_gap(row[start - 1]):
+        start -= 1
+    tail = row[start:]
+    reasons = {cell.reason for cell in tail if cell.reason}
+    return start if tail and len(reasons) == 1 else None
+
+
+def heading(column: Column) -> str:
+    """The heading of a column: its name, and its unit where the cells do not carry their own."""
+    if not column.unit or column.unit in SCALED or column.unit in column.name:
+        return clean(column.name)
+    return clean(f"{column.name} ({column.unit})" if column.name else column.unit)
+
+
+def axis_title(axis: Axis) -> str:
+    """An axis' name with its unit, which is not said twice."""
+    if not axis.unit or axis.unit in axis.name:
+        return clean(axis.name)
+    return clean(f"{axis.name} ({axis.unit})" if axis.name else axis.unit)
+
+
+def run_name(spec: RunSpec) -> str:
+    """What a run is called where space is short: `resnet-50 · minibatch 16`."""
+    work = spec.work
+    if isinstance(work, NetworkWork):
+        forward = " forward" if isinstance(work, Forward) else ""
+        parts = [f"{work.network}{forward}", f"minibatch {work.batch_per_device:,}"]
+        if work.image_size is not None:
+            parts.append(f"{work.image_size} pixels")
+    elif isinstance(work, Collective):
+        reduced = f"{work.reduction} " if work.reduction != "sum" else ""
+        parts = [f"{work.collective} of {reduced}{work.data_type}"]
+    else:
+        assert isinstance(work, Ceiling)
+        parts = [f"{work.operation.replace('_', ' ')} ceiling"]
+        if not work.pinned:
+            parts.append("pageable")
+        if work.size is not None:
+            parts.append(f"size {work.size:,}")
+    if spec.placement.devices > 1:
+        parts += _together(spec)
+    parts += _arrangement(spec)
+    program, usual = spec.program, ProgramSettings()
+    parts += [
+        f"data on the {value}" if name == "data_on" else value
+        for name in ("framework", "precision", "layout", "data_on")
+        if (value := getattr(program, name)) != getattr(usual, name)
+    ]
+    if spec.against is not None:
+        parts.append("alternating with another")
+    return clean(" · ".join(parts))
+
+
+def _together(spec: RunSpec) -> list[str]:
+    """How many devices a run has, and what they do together."""
+    parts = [f"{spec.placement.devices} devices"]
+    if isinstance(spec.work, Training):
+        alone = spec.program.exchange == "none"
+        parts.append("each for itself" if alone else spec.program.exchange)
+        parts.append(f"global minibatch {spec.global_batch:,}")
+    return parts
+
+
+def _arrangement(spec: RunSpec) -> list[str]:
+    """How the threads of a run are placed, where that was asked for."""
+    place, told = spec.placement, []
+    if place.threads is not None:
+        told.append(f"{place.threads} thread{'' if place.threads == 1 else 's'}")
+    if place.pinning != "none":
+        told.append(place.pinning)
+    if place.numa_node is not None:
+        told.append(f"node {place.numa_node}")
+    return told
+
+
+def own_settings(spec: RunSpec) -> tuple[tuple[str, str], ...]:
+    """The settings of a spec that differ from their defaults, as (name, value)."""
+    own = dataclasses.replace(spec, against=None, tuned=None)
+    plain: dict[str, Any] = to_plain(own, defaults=False)
+    return tuple(
+        (clean(name), clean(str(value))) for part in plain.values() for name, value in part.items()
+    )
+
+
+def outcome_text(record: RunRecord) -> str:
+    """How a run ended, with what the outcome itself says about it."""
+    ending = ENDINGS[record.outcome.status]
+    message = clean(record.outcome.message)
+    if not message or _OF_RANK.sub("", message.lower()).startswith(ending):
+        return message or ending
+    return f"{ending}: {message}"
+
+
+_RESULTS = {
+    "throughput_per_s": "",
+    "rate_flops_per_s": "",
+    "rate_bytes_per_s": "",
+    "bus_bytes_per_s": "bus bandwidth ",
+    "accuracy": "accuracy ",
+}
+
+
+def result_text(record: RunRecord) -> str:
+    """What a run came to, in a few words: `19.9 ± 0.2 samples/s`, `accuracy 0.968`, or ""."""
+    shown: list[str] = []
+    for name, label in _RESULTS.items():
+        figure = record.figures.get(name)
+        # The rate of a step says nothing that its throughput does not say better.
+        if figure is not None and not (name == "rate_flops_per_s" and shown):
+            text = quantity(figure.value, figure.unit, figure.low, figure.high)
+            shown.append(f"{label}{text}")
+    return clean(" · ".join(shown))
+
+
+def machine_line(machine: Machine) -> str:
+    """The machine in one line: name, processors or GPUs, memory, frameworks."""
+    cpu = machine.cpu
+    parts = [machine.hostname]
+    if machine.gpus:
+        names = [gpu.name for gpu in machine.gpus]
+        parts += [f"{names.count(name)} × {name}" for name in dict.fromkeys(names)]
+    cores = f"{cpu.usable_cores} {'core' if cpu.usable_cores == 1 else 'cores'}"
+    parts.append(f"{cores} of {cpu.model}" if cpu.model else cores)
+    if machine.memory.usable_bytes is not None:
+        parts.append(format_bytes(machine.memory.usable_bytes))
+    parts += [
+        f"{label} {machine.software.packages[name]}"
+        for name, label in FRAMEWORK_NAMES.items()
+        if name in machine.software.packages
+    ]
+    return clean(" · ".join(parts))
+
+
+def moment(iso: str) -> str:
+    """`20 Nov 2026, 14:05 UTC` of an ISO 8601 date; what is none stays as it is."""
+    try:
+        when = datetime.datetime.fromisoformat(iso)
+    except ValueError:
+        return clean(iso)
+    if when.tzinfo is not None:
+        when = when.astimezone(datetime.UTC)
+    return f"{when.day} {when:%b %Y, %H:%M} UTC"

@@ -1,0 +1,227 @@
+"""How do records and answers look to another program? The JSON behind `--json`.
+
+Every document is an `envelope`: `{"schema": 1, "kind": …}` and its own fields. JSON knows no NaN
+and no infinity: such a value (the loss of a run that diverged) becomes null.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from cubemesh.experiments.analysis.comparison import Gate, ratio_of_record
+from cubemesh.forecast.roofline import measured_roof, points_of
+from cubemesh.schema import Answer, Machine, NetworkWork, RunRecord, RunSpec
+from cubemesh.schema.comparison import Ratio
+from cubemesh.schema.serialization import to_plain
+from cubemesh.statistics import FEWEST_FOR_INTERVAL, bootstrap_interval, mad, median, percentile
+from cubemesh.store.compare import Compared
+
+SCHEMA = 1
+"""Version of the documents made here; it rises when a field changes its meaning or goes."""
+
+
+def envelope(kind: str, **fields: Any) -> dict[str, Any]:
+    """The document of one command: its schema version, its kind, and its fields."""
+    return {"schema": SCHEMA, "kind": kind, **{name: finite(v) for name, v in fields.items()}}
+
+
+def finite(value: Any) -> Any:
+    """Plain data with every number that JSON has no word for replaced by None."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
+
+
+def step_statistics(record: RunRecord) -> dict[str, float | int | None] | None:
+    """Seconds a step takes, over the windows that count; None where nothing was measured.
+
+    `low` and `high` are the 95 % bootstrap interval of the median, None for too few windows.
+    """
+    steps = [window.step_s for window in record.measured]
+    if not steps:
+        return None
+    interval = bootstrap_interval(steps) if len(steps) >= FEWEST_FOR_INTERVAL else None
+    return {
+        "median": median(steps),
+        "mean": math.fsum(steps) / len(steps),
+        "mad": mad(steps),
+        "p05": percentile(steps, 5),
+        "p95": percentile(steps, 95),
+        "low": interval.low if interval else None,
+        "high": interval.high if interval else None,
+        "n": len(steps),
+    }
+
+
+def attribution(record: RunRecord) -> dict[str, float] | None:
+    """Seconds of the mean step by part; they add up to `step_s.mean`. None where no attribution
+    was asked for. A part that cannot be on this many devices is absent, not 0."""
+    return {part.name: part.seconds for part in record.parts} or None
+
+
+def rank_attributions(record: RunRecord) -> list[dict[str, float]]:
+    """The same of every rank, in their order; empty of a run on one device."""
+    return [{part.name: part.seconds for part in own} for own in record.rank_parts]
+
+
+def spec_json(spec: RunSpec) -> dict[str, Any]:
+    """A spec in its four parts, with what people look for first at the top level as well."""
+    work = spec.work
+    return {
+        **to_plain(spec),
+        "framework": spec.program.framework,
+        "network": work.network if isinstance(work, NetworkWork) else None,
+        "batch_per_device": spec.batch_per_device,
+        "devices": spec.placement.devices,
+        "global_batch": spec.global_batch,
+        "exchange": spec.program.exchange,
+    }
+
+
+def roofline_json(record: RunRecord) -> list[dict[str, Any]]:
+    """The layers of a run whose layers were timed, those that lose most first, with what the chart
+    shows of them; empty of any other."""
+    return [
+        {
+            **to_plain(point),
+            "flops_per_byte": point.intensity,
+            "flops_per_s": point.flops_per_s,
+            "lost_s": None if point.floor_s is None else point.lost_s,
+        }
+        for point in points_of(record, measured_roof(record))
+    ]
+
+
+def record_json(record: RunRecord) -> dict[str, Any]:
+    """A record with its figures where a program looks for them; see docs/report.md."""
+    outcome = record.outcome
+    document = {
+        "run_id": record.run_id,
+        "spec": spec_json(record.spec),
+        "spec_id": record.key.spec_id,
+        "workload_id": record.spec.workload_id,
+        "outcome": outcome.status.value,
+        "outcome_detail": {
+            "message": outcome.message,
+            "origin": outcome.origin,
+            "facts": to_plain(outcome.facts),
+        },
+        "throughput_per_s": record.figure("throughput_per_s"),
+        "step_s": step_statistics(record),
+        "attribution_s": attribution(record),
+        "rank_attribution_s": rank_attributions(record),
+        **{
+            name: to_plain(getattr(record, name))
+            for name in (
+                "figures",
+                "phases",
+                "windows",
+                "curves",
+                "parts",
+                "breakdowns",
+                "sweep",
+                "library",
+                "warnings",
+            )
+        },
+        "roofline": roofline_json(record),
+        "unmeasured": to_plain(record.unmeasured),
+        "ranks": to_plain(record.ranks),
+        "series": list(record.series),
+        "artifacts": dict(record.artifacts),
+        "comparison": ratio_json(ratio_of_record(record)),
+        "machine_id": record.key.machine_id,
+        "software_id": record.key.software_id,
+        "code_version": record.key.code_version,
+        "repeat": record.key.repeat,
+        "attempt": record.attempt,
+        "started_utc": record.started_utc,
+        "elapsed_s": record.elapsed_s,
+        "record_schema": record.schema,
+    }
+    return {name: finite(value) for name, value in document.items()}
+
+
+def answer_json(answer: Answer) -> dict[str, Any]:
+    """An answer as it is: findings, tables, charts, warnings, notes."""
+    return {f.name: finite(to_plain(getattr(answer, f.name))) for f in dataclasses.fields(answer)}
+
+
+def machine_json(machine: Machine) -> dict[str, Any]:
+    """The document of a machine, with its id, the memory that is really usable, and of several
+    GPUs the topology (null where it is not known)."""
+    return envelope(
+        "machine",
+        machine_id=machine.machine_id,
+        usable_memory_bytes=machine.memory.usable_bytes,
+        topology=_topology(machine),
+        **to_plain(machine),
+    )
+
+
+def comparison_json(found: Compared, answer: Answer, gate: Gate | None) -> dict[str, Any]:
+    """The document of `cubemesh compare`."""
+    sides = {
+        name: {
+            "asked": side.text,
+            "run_ids": [r.run_id for r in side.records],
+            "records": [record_json(r) for r in side.records],
+        }
+        for name, side in (("a", found.first), ("b", found.second))
+    }
+    return envelope(
+        "comparison",
+        ratio=ratio_json(found.ratio),
+        fail_below=None if gate is None else gate.below,
+        breached=None if gate is None else found.ratio.breaches(gate.below),
+        differences=[to_plain(d) for d in found.differences],
+        answer=answer_json(answer),
+        **sides,
+    )
+
+
+def ratio_json(ratio: Ratio | None) -> dict[str, Any] | None:
+    """B's throughput over A's, its interval, and the verdict."""
+    return None if ratio is None else {**to_plain(ratio), "half_width": ratio.half_width}
+
+
+def _topology(machine: Machine) -> dict[str, Any] | None:
+    if len(machine.gpus) < 2:
+        return None
+    from cubemesh.views.facts.topology import seen_of  # only several GPUs need graphs
+
+    seen = seen_of(machine)
+    return None if seen is None else seen.plain()
+
+
+class Answered(Protocol):
+    """A question that was asked, with what came of it."""
+
+    @property
+    def answer(self) -> Answer:
+        """What was found."""
+
+    @property
+    def records(self) -> Sequence[RunRecord]:
+        """The runs it was found in."""
+
+
+def run_json(answered: Sequence[Answered], answers: Sequence[Answer]) -> dict[str, Any]:
+    """The document of `cubemesh run`: every record once, those of networks before ceilings, every
+    answer, and the first by itself."""
+    found = {record.run_id: record for one in answered for record in one.records}
+    records = sorted(found.values(), key=lambda r: r.spec.batch_per_device is None)
+    shown = [answer_json(answer) for answer in answers]
+    return envelope(
+        "run",
+        records=[record_json(record) for record in records],
+        answer=shown[0] if shown else None,
+        answers=shown,
+    )

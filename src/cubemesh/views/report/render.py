@@ -1,0 +1,177 @@
+"""How is everything about a set of answers put into one page that can be passed on?
+
+`write_report` writes one HTML file that holds all it needs: style, drawings, data, and the scripts
+that make the drawings answer the pointer. It asks no other host for anything, and says so itself
+in a Content-Security-Policy that lets only its own two scripts run. With scripts off, or on
+paper, it reads the same; only the hovering is gone.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from cubemesh.errors import UsageError
+from cubemesh.schema import Answer, Machine, RunRecord, Series
+from cubemesh.schema.serialization import to_plain
+from cubemesh.views import formatting as wording
+from cubemesh.views.charts.files import browser_bundle
+from cubemesh.views.facts import machine as machine_facts
+from cubemesh.views.json_output import envelope, machine_json
+from cubemesh.views.report import page
+from cubemesh.views.report import runs_page as page_runs
+from cubemesh.views.theme import DARK, LIGHT, css_variables
+
+try:
+    import jinja2
+    from markupsafe import Markup
+except ImportError as error:
+    raise UsageError(
+        "Charts and reports need packages that are not installed here. "
+        "Install them with: pip install 'cubemesh[views]'"
+    ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a page is made of."""
+
+    machine: Machine
+    answers: Sequence[Answer] = ()
+    records: Mapping[str, RunRecord] = field(default_factory=dict)
+    """The runs the page shows, by run id, in the order they are listed."""
+    series: Mapping[str, Sequence[Series]] = field(default_factory=dict)
+    """What was sampled beside each run, by run id."""
+    made_utc: str
+    """ISO 8601, UTC."""
+    version: str
+    """Of cubemesh."""
+
+
+def write_report(path: Path, report: Report) -> Path:
+    """Write the page to `path` (its folder is made where it is missing) and return the path.
+
+    OSError where the file cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Names from outside may hold halves of surrogate pairs, which UTF-8 cannot.
+    path.write_text(render(report), encoding="utf-8", errors="backslashreplace")
+    return path
+
+
+def render(report: Report) -> str:
+    """The page as text."""
+    sections = [page.section(i, answer) for i, answer in enumerate(report.answers, start=1)]
+    scripts = []
+    if any(section.charts for section in sections):
+        scripts.append(_bundle())
+    scripts.append(_asset("report.js"))
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            report=report,
+            headline=page.headline(report.answers, report.records.values()),
+            lead=page.lead(report.answers),
+            cards=page.cards(report.answers),
+            sections=sections,
+            groups=machine_facts.machine_groups(report.machine),
+            gpus=page.printed(machine_facts.gpu_table(report.machine.gpus)),
+            links=machine_facts.link_sentences(report.machine.gpu_links),
+            topology=_topology(report.machine),
+            machine_line=wording.machine_line(report.machine),
+            runs=[
+                page_runs.shown_run(record, report.series.get(record.run_id, ()))
+                for record in report.records.values()
+            ],
+            made=wording.moment(report.made_utc),
+            style=Markup(_style()),
+            scripts=[Markup(script) for script in scripts],
+            policy=_policy(scripts),
+            records=_json(_raw(report)),
+            script_json=_json,
+        )
+    )
+
+
+def _topology(machine: Machine) -> dict[str, Any] | None:
+    """The drawing of several GPUs with its rings, and what they carry in words."""
+    if len(machine.gpus) < 2:
+        return None
+    from cubemesh.views.facts.topology import seen_of  # only several GPUs need graphs
+
+    seen = seen_of(machine)
+    if seen is None:
+        return None
+    return {
+        "svg": Markup(seen.draw(in_page=True)),
+        "facts": seen.facts(),
+        "notes": seen.topology.notes,
+    }
+
+
+def _raw(report: Report) -> dict[str, Any]:
+    """The records as they are stored, so that `cubemesh` can read them back."""
+    return envelope(
+        "records",
+        version=report.version,
+        made_utc=report.made_utc,
+        machine=machine_json(report.machine),
+        records=[to_plain(record) for record in report.records.values()],
+    )
+
+
+def _json(data: Any) -> Markup:
+    """JSON that can stand in a script element whatever the strings in it say."""
+    text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return Markup(text)
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    """The Content-Security-Policy: these scripts, this style, pictures inside the page."""
+    digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
+    allowed = " ".join(f"'sha256-{base64.b64encode(d).decode()}'" for d in digests)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _style() -> str:
+    light, dark = css_variables(LIGHT), css_variables(DARK)
+    return (
+        f":root{{color-scheme:light dark;{light}}}\n"
+        f"@media (prefers-color-scheme: dark){{:root{{{dark}}}}}\n"
+        # Paper is white, whatever the screen was.
+        f"@media print{{:root{{color-scheme:light;{light}}}}}\n" + _asset("report.css")
+    )
+
+
+@functools.cache
+def _bundle() -> str:
+    return browser_bundle()
+
+
+@functools.cache
+def _asset(name: str) -> str:
+    return resources.files("cubemesh.views").joinpath("templates", name).read_text("utf-8")
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("cubemesh.views", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

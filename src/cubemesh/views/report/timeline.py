@@ -1,0 +1,296 @@
+"""What did the machine do over time, beside one run? Small drawings that share one axis of time.
+
+As document 001's figure 3 shows utilisation, here with memory, power, clocks, heat and traffic next
+to it: a panel for quantities that are looked at together, the measured part shaded in each, so that
+a step in power stands above the step in clocks that explains it. Shares and amounts begin at zero;
+clocks and temperatures, where small changes matter, have a scale of their own. Under each panel
+stand the mean over the measured part and the range over all of the run.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from cubemesh.measure.telemetry.gpu import throttle_words
+from cubemesh.parallel.staleness import ORDER, STALENESS
+from cubemesh.schema import RunRecord, Series
+from cubemesh.units import format_seconds
+from cubemesh.views import formatting as wording
+from cubemesh.views.theme import variable
+
+WIDTH, HEIGHT = 260, 64
+_PAD = 2.0
+_LEAST_SPAN = 0.1
+"""Of a scale that does not begin at zero, as a share of its top: noise must not look like news."""
+_DASHES = ("", "5 3", "1.5 2.5")
+REASONS = "gpu_throttle_reasons"
+_LEFT_OUT = (REASONS, "gpu_energy_joules", ORDER, STALENESS)
+"""Told in words, or by another series: the slope of the energy is the power. Ranks that take turns
+by the millisecond would fill a panel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Group:
+    """Quantities that one panel shows."""
+
+    title: str
+    unit: str
+    names: dict[str, str]
+    """Series → what its line is called."""
+    top: float | None = None
+    """Of the scale; None is the highest value."""
+    from_zero: bool = True
+
+
+_GROUPS = (
+    _Group(
+        title="utilisation",
+        unit="%",
+        top=100.0,
+        names={
+            "gpu_utilisation_percent": "GPU",
+            "cpu_utilisation_percent": "CPU, this run",
+            "host_cpu_percent": "CPU, machine",
+        },
+    ),
+    _Group(
+        title="power",
+        unit="W",
+        names={
+            "gpu_power_watts": "GPU board",
+            "cpu_package_watts": "CPU package",
+            "dram_watts": "DRAM",
+        },
+    ),
+    _Group(title="SM clock", unit="MHz", names={"gpu_clock_sm_mhz": "GPU"}, from_zero=False),
+    _Group(
+        title="memory clock", unit="MHz", names={"gpu_clock_memory_mhz": "GPU"}, from_zero=False
+    ),
+    _Group(
+        title="temperature",
+        unit="°C",
+        names={"gpu_temperature_celsius": "GPU"},
+        from_zero=False,
+    ),
+    _Group(title="GPU memory", unit="bytes", names={"gpu_memory_bytes": "in use"}),
+    _Group(
+        title="memory",
+        unit="bytes",
+        names={"resident_bytes": "this run", "memory_used_bytes": "machine"},
+    ),
+    _Group(
+        title="PCIe",
+        unit="bytes/s",
+        names={"pcie_rx_bytes_per_s": "to the GPU", "pcie_tx_bytes_per_s": "from it"},
+    ),
+    _Group(
+        title="NVLink",
+        unit="bytes/s",
+        names={"nvlink_rx_bytes_per_s": "to the GPU", "nvlink_tx_bytes_per_s": "from it"},
+    ),
+    _Group(
+        title="disks",
+        unit="bytes/s",
+        names={"disk_read_bytes_per_s": "read", "disk_write_bytes_per_s": "written"},
+    ),
+    _Group(
+        title="network",
+        unit="bytes/s",
+        names={
+            "network_receive_bytes_per_s": "received",
+            "network_transmit_bytes_per_s": "sent",
+        },
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """A line of a panel: its colour, its name, and its values in words."""
+
+    colour: str
+    name: str
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One small drawing."""
+
+    title: str
+    svg: Markup
+    top: str
+    """What the upper edge of the scale stands for."""
+    bottom: str
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """All panels of a run, over the same stretch of time."""
+
+    panels: tuple[Panel, ...]
+    start: str
+    end: str
+    measured: str
+    """When steps were measured; "" where none were."""
+    notes: tuple[str, ...]
+
+
+def timeline(record: RunRecord, series: Sequence[Series]) -> Timeline | None:
+    """What was sampled beside `record`; None where there is nothing to draw."""
+    drawn = [s for s in series if len(s.times_s) > 1]
+    if not drawn:
+        return None
+    span = min(s.times_s[0] for s in drawn), max(s.times_s[-1] for s in drawn)
+    spans = measured_spans(record)
+    panels, flat = [], []
+    for group in (*_GROUPS, *_others(drawn)):
+        lines = [s for name in group.names for s in drawn if s.name == name]
+        if any(len(set(s.values)) > 1 for s in lines):
+            panels.append(_panel(group, lines, span, spans))
+        elif lines:
+            amounts = dict.fromkeys(wording.quantity(s.values[0], group.unit) for s in lines)
+            flat.append(f"{wording.words(group.title)} ({' and '.join(amounts)})")
+    notes = [*_held_back(series, spans)]
+    if flat:
+        notes.append(f"Did not change: {', '.join(flat)}.")
+    return Timeline(
+        panels=tuple(panels),
+        start=format_seconds(span[0]),
+        end=format_seconds(span[1]),
+        measured=", ".join(f"{format_seconds(a)} to {format_seconds(b)}" for a, b in spans[:3])
+        + (" …" if len(spans) > 3 else ""),
+        notes=tuple(notes),
+    )
+
+
+def measured_spans(record: RunRecord) -> list[tuple[float, float]]:
+    """When steps were measured, in seconds of the run; neighbouring phases are one."""
+    spans: list[tuple[float, float]] = []
+    for phase in record.phases:
+        if phase.name == "measure" and phase.rank == 0:
+            spans.append((phase.start_s, phase.start_s + phase.elapsed_s))
+    return sorted(spans)
+
+
+def throttle_text(values: Sequence[float]) -> str:
+    """`power cap (85 % of readings)`: the reasons in these values of `gpu_throttle_reasons`."""
+    seen = Counter(words for value in values for words in throttle_words(value))
+    told = (f"{w} ({100 * n / len(values):.0f} % of readings)" for w, n in seen.most_common())
+    return ", ".join(told) or "nothing"
+
+
+def _held_back(series: Sequence[Series], spans: Sequence[tuple[float, float]]) -> Iterator[str]:
+    for one in series:
+        within = [v for _, v in _within(one, spans)]
+        if one.name == REASONS and within:
+            text = throttle_text(within)
+            yield f"What held the GPU's clock back while steps were measured: {text}."
+
+
+def _others(drawn: Sequence[Series]) -> Iterator[_Group]:
+    """A panel of its own for each series that no group names."""
+    known = {name for group in _GROUPS for name in group.names} | set(_LEFT_OUT)
+    for name in dict.fromkeys(s.name for s in drawn):
+        if name not in known:
+            yield _Group(title=name, unit="", names={name: ""})
+
+
+def _panel(
+    group: _Group,
+    lines: Sequence[Series],
+    span: tuple[float, float],
+    spans: Sequence[tuple[float, float]],
+) -> Panel:
+    values = [v for s in lines for v in s.values if math.isfinite(v)]
+    top = group.top or max(values)
+    bottom = 0.0 if group.from_zero else min(values)
+    if not group.from_zero and top - bottom < _LEAST_SPAN * top:
+        bottom = top - _LEAST_SPAN * top
+    colours = [variable(f"c{n % 6 + 1}") for n in range(len(lines))]
+    shapes = [_shade(a, b, span) for a, b in spans]
+    for n, one in enumerate(lines):
+        shapes.append(_path(one, span, (bottom, top), colours[n], _DASHES[n % len(_DASHES)]))
+    keys = tuple(
+        Key(colour=colour, name=_line_name(group, one, lines), note=_note(one, group.unit, spans))
+        for one, colour in zip(lines, colours, strict=True)
+    )
+    label = f"{wording.words(group.title)}: " + "; ".join(f"{k.name} {k.note}" for k in keys)
+    svg = (
+        f'<svg class="panel" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{html.escape(wording.clean(label), quote=True)}" '
+        f'preserveAspectRatio="none">{"".join(shapes)}</svg>'
+    )
+    return Panel(
+        title=wording.words(group.title),
+        svg=Markup(svg),
+        top=wording.quantity(top, group.unit),
+        bottom=wording.quantity(bottom, group.unit) if bottom else "0",
+        keys=keys,
+    )
+
+
+def _shade(start: float, end: float, span: tuple[float, float]) -> str:
+    left, right = _x(max(start, span[0]), span), _x(min(end, span[1]), span)
+    if right <= left:
+        return ""
+    return (
+        f'<rect class="measured" x="{left:.1f}" y="0" width="{right - left:.1f}" '
+        f'height="{HEIGHT}"/>'
+    )
+
+
+def _path(
+    one: Series,
+    span: tuple[float, float],
+    scale: tuple[float, float],
+    colour: str,
+    dash: str,
+) -> str:
+    bottom, top = scale
+    points = []
+    for t, v in zip(one.times_s, one.values, strict=True):
+        if math.isfinite(v):
+            share = (v - bottom) / (top - bottom) if top > bottom else 0.5
+            y = _PAD + (HEIGHT - 2 * _PAD) * (1 - min(1.0, max(0.0, share)))
+            points.append(f"{_x(t, span):.1f} {y:.1f}")
+    dashes = f' stroke-dasharray="{dash}"' if dash else ""
+    return f'<path class="spark-line" style="stroke:{colour}"{dashes} d="M{"L".join(points)}"/>'
+
+
+def _x(t: float, span: tuple[float, float]) -> float:
+    length = span[1] - span[0]
+    return _PAD + (WIDTH - 2 * _PAD) * ((t - span[0]) / length if length > 0 else 0.5)
+
+
+def _line_name(group: _Group, one: Series, lines: Sequence[Series]) -> str:
+    name = group.names[one.name]
+    if sum(s.name == one.name for s in lines) > 1:
+        name = f"{name} {one.device}, rank {one.rank}".strip()
+    return wording.clean(name)
+
+
+def _note(one: Series, unit: str, spans: Sequence[tuple[float, float]]) -> str:
+    """`612 W in the mean, 68 to 655 W`; the mean is that of the measured part."""
+    known = [v for v in one.values if math.isfinite(v)]
+    low, high = min(known), max(known)
+    shown = f"{wording.quantity(low, unit)} to {wording.quantity(high, unit)}"
+    if low == high:
+        return wording.quantity(low, unit)
+    within = [v for _, v in _within(one, spans)]
+    if not within:
+        return shown
+    mean = math.fsum(within) / len(within)
+    return f"{wording.quantity(mean, unit)} in the mean, {shown}"
+
+
+def _within(one: Series, spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    pairs = zip(one.times_s, one.values, strict=True)
+    return [(t, v) for t, v in pairs if any(a <= t <= b for a, b in spans) and math.isfinite(v)]

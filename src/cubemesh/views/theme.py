@@ -1,0 +1,155 @@
+"""Which colours, dashes and marks does every drawing use?
+
+A drawing names its colours as CSS variables (`var(--accent)`). In a page they are resolved by the
+browser, so one drawing is right in the light and in the dark; for a file, `resolved` puts the
+light values in their place.
+
+The categorical colours are told apart under the common colour-vision deficiencies (they follow
+Okabe and Ito, "Color Universal Design", 2008, around our own green), and lines differ in their
+marks as well, so nothing rests on colour alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cubemesh.schema import Line
+
+LIGHT: Mapping[str, str] = {
+    "ink": "#14181f",
+    "soft": "#5b6472",
+    "line": "#e4e7ec",
+    "paper": "#ffffff",
+    "wash": "#f6f7f9",
+    "accent": "#0b6e4f",
+    "caution": "#8a5a00",
+    "caution-wash": "#fdf6e3",
+    "fault": "#b3261e",
+    "published": "#6f7885",
+    "c1": "#0b6e4f",
+    "c2": "#d55e00",
+    "c3": "#7b5ea7",
+    "c4": "#e0a100",
+    "c5": "#2f7fc1",
+    "c6": "#b04a7a",
+    "c7": "#6b4226",
+    "c8": "#3c4858",
+}
+DARK: Mapping[str, str] = {
+    "ink": "#e8ebf0",
+    "soft": "#9ba4b2",
+    "line": "#2a313c",
+    "paper": "#12161c",
+    "wash": "#1a2029",
+    "accent": "#3ecf9a",
+    "caution": "#f2c14e",
+    "caution-wash": "#262214",
+    "fault": "#ff8a80",
+    "published": "#8b94a3",
+    "c1": "#3ecf9a",
+    "c2": "#ff8a3d",
+    "c3": "#a98be0",
+    "c4": "#f2c14e",
+    "c5": "#6cb2f0",
+    "c6": "#e58bb5",
+    "c7": "#c8a07a",
+    "c8": "#c3cad5",
+}
+
+FONT = "Inter, system-ui, -apple-system, 'Segoe UI', sans-serif"
+
+_CATEGORIES = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
+_SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
+_DASHES: Mapping[str, tuple[int, ...]] = {
+    "measured": (1, 0),
+    "published": (5, 4),
+    "forecast": (1, 4),
+    "reference": (9, 4),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineLook:
+    """How one line of a chart is drawn."""
+
+    colour: str
+    """A CSS variable."""
+    dash: tuple[int, ...]
+    """Lengths of stroke and gap in pixels; (1, 0) is a solid line."""
+    shape: str
+    """Name of a Vega symbol."""
+
+
+def variable(name: str) -> str:
+    """The CSS variable of a colour of the tables above; KeyError for one that is not in them."""
+    LIGHT[name]
+    return f"var(--{name})"
+
+
+def line_looks(lines: Sequence[Line]) -> tuple[LineLook, ...]:
+    """One look for each line: own colours for what was measured or forecast here, grey for what
+    was published or only refers."""
+    looks = []
+    own = 0
+    for line in lines:
+        if line.role in ("measured", "forecast"):
+            colour = variable(_CATEGORIES[own % len(_CATEGORIES)])
+            shape = _SHAPES[own % len(_SHAPES)]
+            own += 1
+        else:
+            colour = variable("published" if line.role == "published" else "soft")
+            shape = "circle"
+        looks.append(LineLook(colour=colour, dash=_DASHES[line.role], shape=shape))
+    return tuple(looks)
+
+
+def css_variables(colours: Mapping[str, str]) -> str:
+    """The colours as CSS declarations."""
+    return "".join(f"--{name}:{value};" for name, value in colours.items())
+
+
+def resolved(value: Any, colours: Mapping[str, str] = LIGHT) -> Any:
+    """`value` (JSON data) with every CSS variable that stands for a colour replaced by it."""
+    if isinstance(value, dict):
+        return {key: resolved(item, colours) for key, item in value.items()}
+    if isinstance(value, list):
+        return [resolved(item, colours) for item in value]
+    if isinstance(value, str) and value.startswith("var(--") and value.endswith(")"):
+        return colours.get(value[len("var(--") : -1], value)
+    return value
+
+
+CONFIG: dict[str, Any] = {
+    "font": FONT,
+    "background": "transparent",
+    "padding": 4,
+    "view": {"stroke": None},
+    "axis": {
+        "labelColor": variable("soft"),
+        "labelFontSize": 12,
+        "labelPadding": 6,
+        "titleColor": variable("soft"),
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+        "titlePadding": 10,
+        "gridColor": variable("line"),
+        "ticks": False,
+        "domain": False,
+    },
+    "text": {"font": FONT, "fontSize": 12},
+    "title": {
+        "color": variable("ink"),
+        "fontSize": 15,
+        "fontWeight": 600,
+        "anchor": "start",
+        "offset": 16,
+    },
+    "legend": {
+        "labelColor": variable("soft"),
+        "labelFontSize": 12,
+        "labelLimit": 240,
+    },
+}
+"""The same for every chart; plain data, as Vega-Lite's own names have it."""

@@ -1,0 +1,1 @@
+"""Launching ranks on this host and on others."""

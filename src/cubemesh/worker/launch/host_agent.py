@@ -1,0 +1,241 @@
+"""The part of a run that is on this host, for a worker on another that came through ssh.
+
+It reads requests from stdin and answers on stdout, a JSON object a line (hosts.py has the other
+end): first what this host is, then its clock as often as asked, then one job, whose events it
+passes on as they come, and the stacks of its ranks where it is asked for them. When stdin ends,
+nobody is there any more, and everything started ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
+
+from cubemesh import __version__
+from cubemesh.frameworks import entry
+from cubemesh.frameworks.api.rendezvous import Distributes, Meeting
+from cubemesh.measure.telemetry.gpu_set import read_gpus, visible
+from cubemesh.schema.machine import Gpu
+from cubemesh.schema.serialization import from_plain
+from cubemesh.worker.launch.ranks import EXITS_FILE
+from cubemesh.worker.report import limits
+from cubemesh.worker.report.events import EventReader
+from cubemesh.worker.run.job import Job
+from cubemesh.worker.server import ask_ranks, prepare, work_as_rank
+
+POLL_S = 0.05
+OUTPUT_CHARACTERS = 4000
+"""Of what a rank that failed printed last."""
+CPUINFO = Path("/proc/cpuinfo")
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+class Remote:
+    """One job, from greeting to end."""
+
+    def __init__(self) -> None:
+        # A framework that prints must not print into the protocol.
+        self._requests, self._replies = os.dup(0), os.dup(1)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        os.dup2(2, 1)
+        self._unread = b""
+
+    def serve(self) -> int:
+        """0 when the job has ended, however; 1 where it did not come to one."""
+        first = self._hear()
+        if first is None:
+            return 1
+        os.environ.update(first["environment"])
+        try:
+            address = address_toward(first["toward"])
+            framework = entry(first["framework"]).load()
+            framework.preload()
+        except (OSError, ImportError) as error:
+            self._say(fault=f"{type(error).__name__}: {error}")
+            return 1
+        for name in INTERFACES:
+            os.environ.setdefault(name, interface_of(address))
+        self._say(here=_greeting(address, first["framework"]))
+        while (request := self._hear()) is not None:
+            if "job" in request:
+                self._run(request, framework)
+                return 0
+            self._say(clock=time.perf_counter())
+        return 1
+
+    def _run(self, request: dict[str, Any], framework: Any) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="cubemesh-"))
+        try:
+            job = from_plain(Job, request["job"])
+            gpus = () if job.spec.placement.device == "cpu" else visible(read_gpus(), os.environ)
+            job = dataclasses.replace(
+                job,
+                folder=str(folder),
+                usable_cores=len(os.sched_getaffinity(0)),
+                gpu_memory_bytes=gpus[0].memory_bytes if gpus else None,
+                gpu_uuid=gpus[0].uuid if gpus else None,
+                gpu_uuids=tuple(gpu.uuid for gpu in gpus),
+            )
+            job.write()
+            pid = os.fork()
+            if pid == 0:
+                _become_agent(job, framework, Meeting(**request["meeting"]))
+            self._pass_on(pid, folder, gpus)
+            self._say(exits=_exits(folder), outputs=_outputs(folder))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _pass_on(self, pid: int, folder: Path, gpus: Sequence[Gpu]) -> None:
+        """Events as they come, and stacks, until the agent has ended; it is killed where nobody
+        listens."""
+        readers: dict[int, EventReader] = {}
+        told: dict[Path, str] = {}
+        alive = True
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._requests, selectors.EVENT_READ)
+            while alive:
+                if selector.select(POLL_S):
+                    if self._hear() is None:
+                        os.killpg(pid, signal.SIGKILL)
+                        os.waitpid(pid, 0)
+                        raise SystemExit(1)
+                    os.kill(pid, signal.SIGUSR1)  # stacks are all that is asked now
+                alive = os.waitpid(pid, os.WNOHANG) == (0, 0)
+                for path in folder.glob("events-*.jsonl"):
+                    readers.setdefault(_rank_of(path), EventReader(path))
+                for rank, reader in readers.items():
+                    for event in reader.read():
+                        self._say(rank=rank, event=with_names(event, gpus))
+                for path in folder.glob("stacks-*.txt"):
+                    text = path.read_text(errors="replace")
+                    if text != told.get(path, ""):
+                        told[path] = text
+                        self._say(rank=_rank_of(path), stacks=text)
+
+    def _hear(self) -> dict[str, Any] | None:
+        while b"\n" not in self._unread:
+            text = os.read(self._requests, 65536)
+            if not text:
+                return None
+            self._unread += text
+        line, _, self._unread = self._unread.partition(b"\n")
+        heard: dict[str, Any] = json.loads(line)
+        return heard
+
+    def _say(self, **reply: Any) -> None:
+        line = json.dumps(reply).encode() + b"\n"
+        while line:
+            line = line[os.write(self._replies, line) :]
+
+
+def _become_agent(job: Job, framework: Distributes, meeting: Meeting) -> NoReturn:
+    """The rest of the life of the forked child: the framework's agent for this host's ranks."""
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        limits.die_with_parent(os.getppid())
+        signal.signal(signal.SIGUSR1, ask_ranks)
+        prepare(job.agent_output_path)
+        ranks = job.spec.placement.devices // meeting.hosts
+        failed = framework.launch(work_as_rank, str(job.path), ranks, meeting)
+        Path(job.folder, EXITS_FILE).write_text(json.dumps(failed))
+        code = 0
+    finally:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+
+
+def _rank_of(path: Path) -> int:
+    """Of a file of a rank: `events-3.jsonl`."""
+    return int(path.stem.rpartition("-")[2])
+
+
+def with_names(event: dict[str, Any], gpus: Sequence[Gpu]) -> dict[str, Any]:
+    """Where a rank tells its device: what its maker calls that, which only this host knows."""
+    if event["event"] != "rank":
+        return event
+    kind, _, index = event["device"].partition(":")
+    if kind != "cuda":
+        return {**event, "device_name": processor_name()}
+    if not index.isdecimal() or int(index) >= len(gpus):
+        return event
+    gpu = gpus[int(index)]
+    return {**event, "device_name": gpu.name, "device_uuid": gpu.uuid}
+
+
+def processor_name(cpuinfo: Path = CPUINFO) -> str:
+    """The processor's model; empty where the kernel does not tell."""
+    try:
+        lines = cpuinfo.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    pairs = (line.partition(":") for line in lines)
+    return next((value.strip() for name, _, value in pairs if name.strip() == "model name"), "")
+
+
+def address_toward(host: str) -> str:
+    """This host's address on the way to another; OSError where there is no way."""
+    family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # sends nothing: the kernel looks for the way
+        return str(probe.getsockname()[0])
+
+
+def interface_of(address: str) -> str:
+    """The network interface that has an address; empty where none has."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(a.address == address for a in addresses):
+            return name
+    return ""
+
+
+def _greeting(address: str, framework: str) -> dict[str, Any]:
+    with socket.socket() as free:
+        free.bind((address, 0))
+        port = free.getsockname()[1]
+    software = {"Python": platform.python_version(), "cubemesh": __version__}
+    for package in entry(framework).packages:
+        try:
+            software[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # a framework has names of which one is installed
+    return {"host": socket.gethostname(), "address": address, "port": port, "software": software}
+
+
+def _exits(folder: Path) -> dict[str, int]:
+    """The ranks of this host that failed; where the agent itself died, all that had begun."""
+    try:
+        found: dict[str, int] = json.loads((folder / EXITS_FILE).read_text())
+    except (FileNotFoundError, ValueError):
+        begun = (p.stem.rpartition("-")[2] for p in folder.glob("events-*.jsonl"))
+        return dict.fromkeys(begun, 1)
+    return found
+
+
+def _outputs(folder: Path) -> dict[str, str]:
+    """What each rank printed last."""
+    return {
+        path.stem.rpartition("-")[2]: path.read_text(errors="replace")[-OUTPUT_CHARACTERS:]
+        for path in folder.glob("output-*.txt")
+        if path.stem.rpartition("-")[2].isdecimal()
+    }

@@ -1,0 +1,135 @@
+"""On which processors may the threads of a run be scheduled?
+
+    none      on all that the process may use: the kernel decides, and may move threads
+    compact   on as many processors as there are threads, as near to one another as there are: the
+              hardware threads of one core first, then the next core of the same NUMA node
+    spread    on as many, as far from one another: one core at a time, from node to node, and second
+              hardware threads last
+    cores     on as many, as near to one another as whole cores are: one hardware thread of each
+              core, node by node, and second hardware threads last
+
+Threads are bound to the set, not each to a processor of its own, before the framework starts any:
+whatever it starts then inherits the set. With `numa_node` the set is chosen from that node alone;
+memory comes from it too, for Linux gives a page to the node of the thread that touches it first.
+
+Sources: /sys/devices/system/cpu/cpu*/topology, /sys/devices/system/node, sched_setaffinity(2).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from cubemesh.frameworks.api.framework import Unsupported
+from cubemesh.schema.spec import Placement
+
+SYS = Path("/sys/devices/system")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processor:
+    """A logical processor, and where it sits."""
+
+    number: int
+    node: int
+    core: int
+    """The lowest processor of the same core, which stands for the core."""
+
+
+def pin(placement: Placement, threads: int, sys: Path = SYS) -> tuple[int, ...]:
+    """Bind this process as `placement` asks; the processors it is bound to, none where it asks for
+    nothing. `Unsupported` where the NUMA node does not exist or has no processor for this process.
+    """
+    if placement.pinning == "none" and placement.numa_node is None:
+        return ()
+    processors = read_processors(os.sched_getaffinity(0), sys)
+    node = placement.numa_node
+    if node is not None:
+        nodes = sorted({p.node for p in processors})
+        processors = [p for p in processors if p.node == node]
+        if not processors:
+            raise Unsupported(
+                f"numa_node={node}: this process may use no processor of such a node; it may use "
+                f"node {', '.join(map(str, nodes))}. Leave numa_node out, or name one of these."
+            )
+    chosen = choose(processors, placement.pinning, threads)
+    os.sched_setaffinity(0, chosen)
+    return chosen
+
+
+def choose(processors: Sequence[Processor], pinning: str, threads: int) -> tuple[int, ...]:
+    """The processors that `threads` threads are bound to, in rising order; all where `pinning` is
+    none or there are no more than that."""
+    if pinning == "none":
+        ordered = list(processors)
+        threads = len(ordered)
+    elif pinning == "compact":
+        ordered = sorted(processors, key=lambda p: (p.node, p.core, p.number))
+    elif pinning == "cores":
+        ordered = [p for layer in _layers(processors) for p in layer]
+    else:
+        ordered = _spread(processors)
+    return tuple(sorted(p.number for p in ordered[:threads]))
+
+
+def read_processors(allowed: Iterable[int], sys: Path = SYS) -> list[Processor]:
+    """Where each of the `allowed` processors sits. What the kernel does not tell counts as a core
+    of its own, on node 0."""
+    nodes = {
+        cpu: int(folder.name.removeprefix("node"))
+        for folder in sys.glob("node/node[0-9]*")
+        for cpu in _list(folder / "cpulist")
+    }
+    found = []
+    for number in sorted(allowed):
+        topology = sys / f"cpu/cpu{number}/topology"
+        # The second is the older kernels' name of the first.
+        siblings = _list(topology / "core_cpus_list") or _list(topology / "thread_siblings_list")
+        core = min(siblings, default=number)
+        found.append(Processor(number=number, node=nodes.get(number, 0), core=core))
+    return found
+
+
+def whole_cores(allowed: Iterable[int], sys: Path = SYS) -> tuple[int, ...]:
+    """The first hardware thread of each core that the `allowed` processors reach, node by node."""
+    layers = _layers(read_processors(allowed, sys))
+    return tuple(p.number for p in layers[0]) if layers else ()
+
+
+def _layers(processors: Sequence[Processor]) -> list[list[Processor]]:
+    """The first hardware thread of each core, then the second ones, …; node by node each."""
+    cores: dict[int, list[Processor]] = {}
+    for p in sorted(processors, key=lambda p: p.number):
+        cores.setdefault(p.core, []).append(p)
+    return [
+        sorted(filter(None, layer), key=lambda p: (p.node, p.number))
+        for layer in zip_longest(*cores.values())
+    ]
+
+
+def _spread(processors: Sequence[Processor]) -> list[Processor]:
+    """First hardware threads before second ones, and among either one of each node in turn."""
+    ordered: list[Processor] = []
+    for layer in _layers(processors):
+        by_node: dict[int, list[Processor]] = {}
+        for p in layer:
+            by_node.setdefault(p.node, []).append(p)
+        turns = zip_longest(*(by_node[node] for node in sorted(by_node)))
+        ordered += [p for turn in turns for p in turn if p is not None]
+    return ordered
+
+
+def _list(path: Path) -> list[int]:
+    """The numbers of a kernel's list, "0-3,8"; none where there is no such file."""
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except OSError:
+        return []
+    numbers: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers

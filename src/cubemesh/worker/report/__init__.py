@@ -1,0 +1,1 @@
+"""What a worker reports: events, outcomes, limits, memory."""

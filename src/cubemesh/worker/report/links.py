@@ -1,0 +1,93 @@
+"""Over what did this rank exchange, and did something faster sit idle meanwhile?
+
+Document 003 ran MXNet on Ethernet beside an InfiniBand that did nothing, at half the speed, and
+nothing said so. Each rank tells its interface and transport, as its group finds them. Where ranks
+are on several hosts, the interface that was used is held against the others that are up: network
+interfaces by the speed the kernel tells, and active ports of /sys/class/infiniband. (On one host
+messages stay in its memory; what its GPUs could have used is judged by the runner, which knows how
+they are joined: runs/idle_links.py.)
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from cubemesh.frameworks.api.gradient_sync import Group, Link, TellsLink
+from cubemesh.schema.warning import Warning, warn
+from cubemesh.worker.report.events import EventLog
+
+INFINIBAND = Path("/sys/class/infiniband")
+FASTER = 1.5
+"""How many times as fast another interface must be to be told."""
+
+
+def tell_link(group: Group, log: EventLog) -> None:
+    """Say what this rank exchanged over; nothing of a rank alone, or one whose group knows not."""
+    if group.size == 1 or not isinstance(group, TellsLink):
+        return
+    hosts = set(group.share(socket.gethostname()))
+    link = group.link()
+    if link is None:
+        return
+    log.link(interface=link.interface, transport=link.transport)
+    if len(hosts) > 1 and (warning := idle_interface(link, speeds(), infiniband())) is not None:
+        log.warning(warning)
+
+
+def idle_interface(
+    link: Link, speeds_bits_per_s: Mapping[str, float], ports: Mapping[str, float]
+) -> Warning | None:
+    """The warning `idle-link` where a faster interface, or an InfiniBand port, was up and not used;
+    None where there was none, or where no speed is known to compare."""
+    used = [speeds_bits_per_s[i] for i in link.interface.split(", ") if i in speeds_bits_per_s]
+    others = {n: s for n, s in speeds_bits_per_s.items() if n not in link.interface.split(", ")}
+    if "NET/IB" not in link.transport:
+        others |= ports
+    if not others:
+        return None
+    best = max(others, key=lambda name: others[name])
+    if used and others[best] < FASTER * max(used):
+        return None
+    if not used and best not in ports:
+        return None
+    own = f"{link.interface} ({max(used) / 1e9:g} Gb/s)" if used else link.interface or "another"
+    remedy = (
+        "Use NCCL with its InfiniBand plug-in (unset NCCL_IB_DISABLE), or IP over that port."
+        if best in ports
+        else f"Set GLOO_SOCKET_IFNAME={best} (NCCL_SOCKET_IFNAME={best} with GPUs) on every host."
+    )
+    return warn(
+        "idle-link",
+        f"{link.transport} went through {own}, while {best} ({others[best] / 1e9:g} Gb/s) was up.",
+        remedy,
+    )
+
+
+def speeds() -> dict[str, float]:
+    """The interfaces that are up, but for the loopback, with their speed in bits a second; those
+    whose driver tells none are left out."""
+    stats = psutil.net_if_stats()
+    return {
+        name: 1e6 * found.speed
+        for name, found in stats.items()
+        if found.isup and found.speed > 0 and name != "lo"
+    }
+
+
+def infiniband(sys: Path = INFINIBAND) -> dict[str, float]:
+    """The InfiniBand ports that are active, `mlx5_0/1`, with their rate in bits a second."""
+    found = {}
+    for port in sorted(sys.glob("*/ports/*")):
+        try:
+            state = (port / "state").read_text()
+            rate = re.match(r"([\d.]+) Gb/sec", (port / "rate").read_text())
+        except OSError:
+            continue
+        if "ACTIVE" in state and rate:
+            found[f"{port.parent.parent.name}/{port.name}"] = 1e9 * float(rate[1])
+    return found

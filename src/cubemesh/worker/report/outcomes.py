@@ -1,0 +1,131 @@
+"""Which outcome is an exception? Everything that can end a run, caught where it happened.
+
+| raised | outcome |
+|---|---|
+| `Unsupported`, `UsageError`: what the spec asks for cannot be done | unsupported |
+| `OutOfMemory`, `MemoryError`, and what the framework says is one | oom |
+| `Diverged` | diverged |
+| `ModuleNotFoundError` of the framework itself | not_installed |
+| `DataError`: a fault of the files, not of the spec | crashed, with the error's own words |
+| `ReplicasDiffer`: a fault of the machine | the same |
+| anything else | crashed, with the last lines of the traceback |
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+
+from cubemesh import networks
+from cubemesh.errors import DataError, UsageError
+from cubemesh.frameworks import entry
+from cubemesh.frameworks.api.collectives import extent, needs_bytes
+from cubemesh.frameworks.api.framework import Diverged, OutOfMemory, Unsupported
+from cubemesh.frameworks.api.training import ReplicasDiffer
+from cubemesh.networks.memory import forecast, largest_batch, memory_settings
+from cubemesh.schema.collective import Collective
+from cubemesh.schema.outcome import Outcome, Status
+from cubemesh.schema.spec import RunSpec
+from cubemesh.schema.work import NetworkWork
+from cubemesh.units import format_bytes
+
+TRACEBACK_LINES = 12
+
+
+def outcome_of(
+    error: BaseException,
+    spec: RunSpec,
+    *,
+    limit_bytes: int | None,
+    is_out_of_memory: Callable[[BaseException], bool],
+    device: str = "cpu",
+) -> Outcome:
+    """The outcome that `error`, raised while a worker ran `spec` on `device`, amounts to.
+
+    `limit_bytes` is the memory the run was given, None where that is not known.
+    """
+    if isinstance(error, (Unsupported, UsageError)):
+        return Outcome(status=Status.UNSUPPORTED, message=str(error))
+    if isinstance(error, Diverged):
+        return Outcome(status=Status.DIVERGED, message=str(error))
+    if isinstance(error, (OutOfMemory, MemoryError)) or is_out_of_memory(error):
+        return _out_of_memory(error, spec, limit_bytes, device)
+    framework = entry(spec.program.framework)
+    if isinstance(error, ModuleNotFoundError) and error.name == framework.requires:
+        return not_installed(spec.program.framework)
+    if isinstance(error, (DataError, ReplicasDiffer)):
+        return Outcome(status=Status.CRASHED, message=str(error))
+    return _crashed(error)
+
+
+def not_installed(framework: str) -> Outcome:
+    """The outcome of a run whose framework is not there, with the command that installs it."""
+    return Outcome(
+        status=Status.NOT_INSTALLED,
+        message=f"{framework} is not installed. Install it with: {entry(framework).install}, or "
+        f"name a Python that has it: --python {framework}=PATH",
+    )
+
+
+def _crashed(error: BaseException) -> Outcome:
+    lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
+    words = str(error).strip().splitlines()
+    first = f": {words[0].rstrip('.')}" if words else ""
+    return Outcome(
+        status=Status.CRASHED,
+        message=f"the worker stopped with {type(error).__name__}{first}.",
+        facts={"traceback": "\n".join(lines[-TRACEBACK_LINES:])},
+    )
+
+
+def _out_of_memory(
+    error: BaseException, spec: RunSpec, limit_bytes: int | None, device: str
+) -> Outcome:
+    """Says what the run was forecast to need, what it had, and what the same forecast says fits."""
+    facts: dict[str, object] = {"error": str(error)[:500]}
+    had = ""
+    if limit_bytes is not None:
+        facts["limit_bytes"] = limit_bytes
+        had = f"{format_bytes(limit_bytes)} here"
+    work = spec.work
+    if isinstance(work, Collective):
+        return _arrays_too_large(work, spec.placement.devices, device, had, facts)
+    if not isinstance(work, NetworkWork):
+        message = f"out of memory: {had}." if had else "out of memory."
+        return Outcome(status=Status.OOM, message=message, facts=facts)
+    network, settings = networks.build_for(work), memory_settings(spec, device)
+    needs = forecast(network, work.batch_per_device, **settings)
+    needs_bytes = needs.total_bytes
+    facts["forecast_bytes"] = needs_bytes
+    sentence = f"out of memory: the forecast is {format_bytes(needs_bytes)}"
+    if limit_bytes is None:
+        return Outcome(status=Status.OOM, message=f"{sentence}.", facts=facts)
+    fits = largest_batch(network, limit_bytes, **settings)
+    if fits < work.batch_per_device:
+        facts["largest_batch_that_fits"] = fits
+        advice = f"a batch of {fits} should fit" if fits else "not even a batch of 1 should fit"
+        return Outcome(status=Status.OOM, message=f"{sentence}, {had}; {advice}.", facts=facts)
+    message = f"{sentence}, less than the {had}, and yet it did not fit; try a smaller batch."
+    return Outcome(status=Status.OOM, message=message, facts=facts)
+
+
+def _arrays_too_large(
+    work: Collective, devices: int, device: str, had: str, facts: dict[str, object]
+) -> Outcome:
+    """Says what the arrays of a sweep need on one device, and up to which size they should fit."""
+    on_cpu = device == "cpu"
+    largest = extent(work, max(work.sizes_bytes), devices)
+    needed = needs_bytes(work, largest, on_cpu)
+    facts["forecast_bytes"] = needed
+    sentence = (
+        f"out of memory: arrays for {format_bytes(largest.size_bytes)} of {work.collective} take "
+        f"{format_bytes(needed)} on each device"
+    )
+    limit = facts.get("limit_bytes")
+    if not isinstance(limit, int):
+        return Outcome(status=Status.OOM, message=f"{sentence}.", facts=facts)
+    fits = largest.size_bytes * limit // needed
+    advice = (
+        f"sizes up to {format_bytes(fits)} should fit" if needed > limit else "try a smaller one"
+    )
+    return Outcome(status=Status.OOM, message=f"{sentence}, {had}; {advice}.", facts=facts)

@@ -1,0 +1,1 @@
+"""Running one job in one process."""

@@ -1,0 +1,204 @@
+"""Two programs in one worker, window by window: what `run … --against` asks for.
+
+    data ─ build (instances of A and of B, by turns) ─ warm-up ─ measure        (interleaved_ab.py)
+
+Minibatches are made in the step, for both alike: threads that made them ahead would work for one
+program in the windows of the other. Windows of A are of phase `measure` and B's of phase `against`,
+so every figure of the record is A's, but for those whose name begins with `against_` and for the
+ratio.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from cubemesh.data.feed import Feed, placed_batches
+from cubemesh.data.source import Source
+from cubemesh.frameworks import entry
+from cubemesh.frameworks.api.framework import (
+    BuildRequest,
+    Compiles,
+    Framework,
+    Program,
+    Unsupported,
+)
+from cubemesh.frameworks.api.process import Resumes
+from cubemesh.frameworks.api.supported import check_supported
+from cubemesh.measure.figures import figures
+from cubemesh.measure.telemetry.telemetry import Telemetry
+from cubemesh.measure.timing.interleaved_ab import Paired, Side, alternate
+from cubemesh.measure.validity import judge
+from cubemesh.networks.graph import Network
+from cubemesh.parallel import strategies as exchanges
+from cubemesh.schema.comparison import RATIO
+from cubemesh.schema.record import AGAINST, Figure
+from cubemesh.schema.spec import RunSpec
+from cubemesh.schema.work import Forward, NetworkWork, Train
+from cubemesh.worker.report.events import EventLog
+from cubemesh.worker.report.machine_warnings import say_doubts
+from cubemesh.worker.run import inputs
+from cubemesh.worker.run.task import Task, check_loss, meters_of, network_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """What every instance of one side is built from."""
+
+    spec: RunSpec
+    framework: Framework
+    threads: int
+    network: Network
+    source: Source
+
+    @property
+    def work(self) -> NetworkWork:
+        return cast(NetworkWork, self.spec.work)
+
+
+def alternate_programs(task: Task) -> None:
+    """Measure a spec against its other program; both must run on the same device."""
+    log, other = task.log, task.spec.other
+    assert other is not None
+    check_alternating(task.spec)
+    framework = entry(other.program.framework).load()
+    check_supported(other, framework.capabilities())
+    meters = meters_of(task)
+    with log.phase("data"):
+        plans = (
+            _plan(task.spec, task.framework, task),
+            _plan(other, framework, task),
+        )
+    instances: list[tuple[Side, Side]] = []
+    programs: list[Program] = []
+    for number in range(task.spec.effort.instances):
+        turn = (0, 1) if number % 2 == 0 else (1, 0)  # who is built first has the better places
+        made = {side: _program(plans[side], task) for side in turn}
+        programs += made.values()
+        instances.append((_side(made[0], plans[0]), _side(made[1], plans[1])))
+    _check_threads(plans, programs)
+    with Telemetry(log, task.usable_cores, meters=meters) as telemetry:
+        found = alternate(instances, effort=task.spec.effort, log=log)
+    say_doubts(telemetry, task.neighbours, log, found.started, found.ended)
+    telemetry.keep_utilisation(found.started, found.ended)
+    _tell(found, log)
+    for program in programs:
+        check_loss(program)
+        program.close()
+
+
+def check_alternating(spec: RunSpec) -> None:
+    """Unsupported where the two programs of `spec` cannot alternate in one process."""
+    other = spec.other
+    assert other is not None
+    if spec.work.kind != other.work.kind or not isinstance(spec.work, NetworkWork):
+        raise Unsupported("two programs alternate in the same work on networks, step by step.")
+    if isinstance(spec.work, Train):
+        raise Unsupported("training over epochs does not alternate; compare steps (train_steps).")
+    if max(spec.placement.devices, other.placement.devices) > 1:
+        raise Unsupported(
+            "two programs alternate on one device. Measure both with devices set, and compare the "
+            "runs: cubemesh compare A B."
+        )
+    for name in ("pinning", "numa_node"):
+        if getattr(spec.placement, name) != getattr(other.placement, name):
+            raise Unsupported(
+                f"{name} binds the whole process, so it cannot differ between two programs that "
+                "alternate in one. Measure both, and compare the runs: cubemesh compare A B."
+            )
+    if spec.placement.device != other.placement.device:
+        raise Unsupported(
+            f"device={spec.placement.device} and device={other.placement.device} are two devices, "
+            "whose windows do not meet the same conditions by alternating. Measure both, and "
+            "compare the runs: cubemesh compare A B."
+        )
+
+
+def _plan(spec: RunSpec, framework: Framework, task: Task) -> _Plan:
+    work = cast(NetworkWork, spec.work)
+    network = network_of(work)
+    return _Plan(
+        spec=spec,
+        framework=framework,
+        threads=spec.placement.threads or int(task.usable_cores),
+        network=network,
+        source=inputs.open_split(spec, network, "train"),
+    )
+
+
+def _program(plan: _Plan, task: Task) -> Program:
+    with task.log.phase("build"):
+        program = plan.framework.build(
+            BuildRequest(
+                network=plan.network,
+                work=plan.work,
+                placement=plan.spec.placement,
+                program=plan.spec.program,
+                exchange=exchanges.make(plan.spec.program.exchange),
+                device=task.device,
+                threads=plan.threads,
+            )
+        )
+    if isinstance(program, Compiles):
+        sample = next(iter(Feed(plan.source, plan.work.batch_per_device, plan.work.seed)))
+        with task.log.phase("compile") as phase:
+            phase.cached = program.compile(program.place(sample))
+    with task.log.phase("weights"):
+        program.load(plan.network.draw(plan.work.seed))
+    return program
+
+
+def _side(program: Program, plan: _Plan) -> Side:
+    work = plan.work
+    feed = Feed(plan.source, work.batch_per_device, work.seed)
+    batches = placed_batches(program, feed, plan.spec.program.data_on)
+    queue = program.forward if isinstance(work, Forward) else program.train_step
+    resume: Callable[[], None] = program.resume if isinstance(program, Resumes) else _nothing
+    return Side(
+        step=lambda: queue(next(batches)),
+        synchronize=program.synchronize,
+        clock=program.clock,
+        samples_per_step=work.batch_per_device,
+        resume=resume,
+    )
+
+
+def _nothing() -> None:
+    """Nothing is kept for the whole process."""
+
+
+def _check_threads(plans: tuple[_Plan, _Plan], programs: list[Program]) -> None:
+    if plans[0].threads == plans[1].threads or all(isinstance(p, Resumes) for p in programs):
+        return
+    name = plans[0].spec.program.framework
+    raise Unsupported(
+        f"{name} takes its number of threads once for the whole process, so {plans[0].threads} and "
+        f"{plans[1].threads} threads cannot alternate. Measure both, and compare the runs: "
+        "cubemesh compare A B."
+    )
+
+
+def _tell(found: Paired, log: EventLog) -> None:
+    """The figures of B, the ratio, and what makes the windows of either doubtful."""
+    ratio = found.ratio
+    log.figure(
+        RATIO,
+        Figure(
+            value=ratio.value,
+            unit="×",
+            low=ratio.low,
+            high=ratio.high,
+            n=ratio.n,
+            method=ratio.method,
+        ),
+    )
+    second = [w for w in found.windows if w.phase == AGAINST]
+    for name, figure in figures(second, wall_s=0.0).items():
+        if name in ("throughput_per_s", "step_s"):
+            log.figure(f"against_{name}", figure)
+    for warning in judge([w for w in found.windows if w.phase != AGAINST]):
+        log.warning(warning)
+    for warning in judge(second):
+        log.warning(dataclasses.replace(warning, cause=f"The program against it: {warning.cause}"))

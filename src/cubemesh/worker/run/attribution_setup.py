@@ -1,0 +1,89 @@
+"""How is a step stamped and profiled that would otherwise only be timed?
+
+The step of a worker takes a batch from the feed, hands it over and queues the work. For an
+attribution these three are called one by one, so that the clock can be read between them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cubemesh.data.feed import Feed
+from cubemesh.frameworks.api.framework import Profiles, Program, Unsupported
+from cubemesh.frameworks.api.gradient_sync import Group
+from cubemesh.measure.attribution.profile_windows import Attributed
+from cubemesh.measure.attribution.transfers import Transfers
+from cubemesh.measure.telemetry.base import Log
+from cubemesh.measure.timing.step_timestamps import StampedSteps
+from cubemesh.parallel.timed_group import STAMPED, TimedGroup
+from cubemesh.schema.spec import RunSpec
+
+
+def attribute(
+    spec: RunSpec,
+    program: Program,
+    feed: Feed,
+    queue: Callable[[Any], None],
+    log: Log,
+    folder: str,
+    group: Group,
+    transfers: Transfers,
+) -> Attributed | None:
+    """What stamps and profiles the steps of `spec`; None where no attribution is asked for.
+    Unsupported where the framework has no profiler that cubemesh reads, or where what travels
+    cannot be stamped. On several devices each rank tells its own, and `transfers` are what it
+    exchanges."""
+    if not is_taken_apart(spec):
+        return None
+    exchange = spec.program.exchange
+    if group.size > 1 and exchange not in STAMPED:
+        raise Unsupported(
+            f"exchange={exchange}: a step is taken apart whose ranks keep step and wait in "
+            f"collectives: {', '.join(sorted(STAMPED))}. Leave attribution and trace out."
+        )
+    if not isinstance(program, Profiles):
+        raise Unsupported(
+            f"cubemesh reads no profile of {spec.program.framework}, and an attribution needs one. "
+            "Leave attribution out, or set framework=pytorch or pytorch-compiled."
+        )
+    place: Callable[[Any], Any] = program.place
+    take: Callable[[], Any] = feed.__next__
+    fed = spec.program.data_on == "host"
+    if not fed:
+        placed = program.place(next(feed))
+        feed.close()
+        take, place = lambda: placed, lambda batch: batch
+    return Attributed(
+        program=program,
+        steps=StampedSteps(
+            take=take, place=place, queue=queue, clock=program.clock, exchanged=transfers.cut
+        ),
+        samples_per_step=spec.batch_per_device or 1,
+        log=log,
+        fed=fed,
+        trace=os.path.join(folder, trace_file(group.rank)) if spec.effort.trace else None,
+        agree=group.agree,
+        share=group.share if group.size > 1 else None,
+    )
+
+
+def is_taken_apart(spec: RunSpec) -> bool:
+    """Whether an attribution of its steps is asked for."""
+    return spec.effort.attribution or spec.effort.trace
+
+
+def stamped(spec: RunSpec, group: Group) -> tuple[Group, Transfers]:
+    """The group that the steps of `spec` exchange through, and what is told of it: nothing, where
+    they are not taken apart or there is nobody to exchange with."""
+    transfers = Transfers(clock=time.perf_counter)
+    if group.size == 1 or not is_taken_apart(spec):
+        return group, transfers
+    return TimedGroup(group, transfers), transfers
+
+
+def trace_file(rank: int) -> str:
+    """The file that a rank's trace is kept in, in the folder of the run."""
+    return f"trace-{rank}.json" if rank else "trace.json"

@@ -1,0 +1,57 @@
+"""Which program does a ceiling's operation, and what is said of it?
+
+A framework multiplies and copies. Reading a disk takes no framework, so the worker does it whatever
+the framework is; a scripted program alone plays that too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from cubemesh.data import disk
+from cubemesh.frameworks.api.framework import CeilingProgram
+from cubemesh.frameworks.ceilings import Trial
+from cubemesh.measure.figures import figures
+from cubemesh.schema.record import Figure, Window
+from cubemesh.schema.spec import ProgramSettings, RunSpec
+from cubemesh.schema.work import Ceiling
+from cubemesh.worker.report.events import EventLog
+
+RATES = {"FLOP/s": ("flops_per_s", "FLOP/s"), "byte/s": ("bytes_per_s", "B/s")}
+"""Unit of a ceiling → how the names of its figures end, and the figures' unit."""
+
+Build = Callable[[Ceiling, ProgramSettings, str, int], CeilingProgram]
+
+
+def build(spec: RunSpec, by_framework: Build, device: str, threads: int) -> CeilingProgram:
+    """The program of `spec`, a ceiling."""
+    work = cast(Ceiling, spec.work)
+    if work.operation == "disk_read" and spec.program.script is None:
+        return disk.build(work)
+    return by_framework(work, spec.program, device, threads)
+
+
+def say(log: EventLog, program: CeilingProgram, trial: Trial, windows: Sequence[Window]) -> None:
+    """The rate that went on over `windows`, and the fastest seen in them and in the trial before;
+    why either is not the disk's, where a disk was read."""
+    calls = figures(windows, wall_s=0.0)["throughput_per_s"]
+    name, unit = RATES[program.unit]
+    work = program.work_per_call
+    rate = Figure(
+        value=calls.value * work,
+        unit=unit,
+        low=None if calls.low is None else calls.low * work,
+        high=None if calls.high is None else calls.high * work,
+        n=calls.n,
+        method=program.what,
+    )
+    best_s = min(trial.call_s, *(w.step_s for w in windows))
+    n = trial.groups + len(windows)
+    fastest = Figure(value=work / best_s, unit=unit, n=n, method=program.what)
+    log.figure(f"rate_{name}", rate)
+    log.figure(f"fastest_{name}", fastest)
+    if isinstance(program, disk.DiskRead):
+        if (doubt := program.doubt()) is not None:
+            log.warning(doubt)
+        program.close()

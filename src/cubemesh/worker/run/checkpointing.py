@@ -1,0 +1,171 @@
+"""Where does a training begin, and what is kept of it? Its checkpoints, found and made.
+
+A training that goes on from a checkpoint must be the same training: the same network, data, order
+of samples, devices and arithmetic. How long it lasts and how its learning rate goes may be another.
+"""
+
+from __future__ import annotations
+
+import socket
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cubemesh.errors import DataError, UsageError
+from cubemesh.frameworks.api.framework import Program, Unsupported
+from cubemesh.frameworks.api.gradient_sync import Group
+from cubemesh.frameworks.api.training import Snapshots
+from cubemesh.measure.telemetry.base import Log
+from cubemesh.networks.graph import Network
+from cubemesh.parallel.strategies import OUT_OF_STEP
+from cubemesh.schema.record import Figure
+from cubemesh.schema.serialization import to_plain
+from cubemesh.schema.spec import RunSpec
+from cubemesh.schema.warning import warn
+from cubemesh.training import checkpoint as checkpoints
+from cubemesh.training.checkpoint import Checkpoint
+from cubemesh.training.checkpoint_writer import Saver
+from cubemesh.training.history import Course
+from cubemesh.training.keeper import Keeper
+from cubemesh.training.tensorboard import EventFile
+
+_OF_WORK = (
+    *("network", "image_size", "classes", "sequence_length", "vocabulary", "hidden"),
+    *("data", "data_path", "max_image_pixels", "batch_per_device", "seed", "optimizer"),
+)
+_OF_PROGRAM = (
+    *("framework", "precision", "precision_of", "loss_scale", "layout", "exchange", "compile_by"),
+    *("batch_norm", "deterministic", "decode_on", "keep_decoded"),
+)
+
+
+@dataclass
+class Beginning:
+    """Where a training begins."""
+
+    course: Course = field(default_factory=Course)
+    checkpoint: Checkpoint | None = None
+    """What it goes on from; None where it begins anew."""
+
+    def restore(self, program: Program, log: Log) -> None:
+        """Put the program where the checkpoint has it."""
+        if self.checkpoint is None:
+            return
+        if not isinstance(program, Snapshots):
+            raise Unsupported("this framework's programs cannot go on from a checkpoint.")
+        with log.phase("resume"):
+            program.restore(self.checkpoint.snapshot)
+        self.checkpoint = None  # its arrays are memory
+        log.figure("resumed_at_step", Figure(value=self.course.done, unit=""))
+
+
+def beginning(spec: RunSpec, group: Group, log: Log) -> Beginning:
+    """The newest whole checkpoint, the same for all ranks, or the very beginning.
+
+    UsageError where it is another training's, or the folder cannot be written to, or is not the
+    same for all ranks; DataError where there are checkpoints and none is whole.
+    """
+    keeping = spec.keeping
+    if keeping.checkpoints is None:
+        return Beginning()
+    if spec.program.exchange in OUT_OF_STEP:
+        raise Unsupported(
+            f"exchange={spec.program.exchange} has gradients under way at any moment, which no "
+            "checkpoint holds. Leave checkpoints out, or set another exchange."
+        )
+    folder = Path(keeping.checkpoints)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _check_shared(folder, group)
+    except OSError as error:
+        raise UsageError(f"checkpoints={folder}: {error.strerror}. Name another folder.") from error
+    if not keeping.resume:
+        return Beginning()
+    found = _newest(folder, group, log)
+    if found is None:
+        return Beginning()
+    _check_same(found.stands["trains"], trained(spec), folder)
+    return Beginning(course=Course.from_plain(found.stands["course"]), checkpoint=found)
+
+
+def _check_shared(folder: Path, group: Group) -> None:
+    """UsageError where the ranks do not all see the same folder: a checkpoint counts when it has
+    the files of all of them."""
+    if group.size == 1:
+        return
+    mark = folder / f".seen-{group.agree(uuid.uuid4().hex)}"
+    if group.rank == 0:
+        mark.touch()
+    group.meet()
+    sees = group.share([socket.gethostname(), mark.exists()])
+    if group.rank == 0:
+        mark.unlink()
+    blind = sorted({host for host, there in sees if not there})
+    if blind:
+        raise UsageError(
+            f"checkpoints={folder}: what rank 0 wrote there on {sees[0][0]} is not there on "
+            f"{', '.join(blind)}. Name a folder that all hosts share."
+        )
+
+
+def keeper(spec: RunSpec, network: Network, group: Group) -> Keeper:
+    """What keeps what the spec asks for; curves are rank 0's alone."""
+    keeping = spec.keeping
+    saver = None
+    if keeping.checkpoints is not None:
+        saver = Saver(
+            Path(keeping.checkpoints), rank=group.rank, ranks=group.size, keep=keeping.keep
+        )
+    board = None
+    if keeping.tensorboard is not None and group.rank == 0:
+        try:
+            board = EventFile(Path(keeping.tensorboard))
+            board.graph(network)
+        except OSError as error:
+            raise UsageError(
+                f"tensorboard={keeping.tensorboard}: {error.strerror}. Name another folder."
+            ) from error
+    return Keeper(saver=saver, every_steps=keeping.every_steps, trains=trained(spec), board=board)
+
+
+def trained(spec: RunSpec) -> dict[str, Any]:
+    """What must be the same where a training goes on, as plain data."""
+    work, program = to_plain(spec.work), to_plain(spec.program)
+    return {
+        **{name: work[name] for name in _OF_WORK},
+        **{name: program[name] for name in _OF_PROGRAM},
+        "devices": spec.placement.devices,
+    }
+
+
+def _newest(folder: Path, group: Group, log: Log) -> Checkpoint | None:
+    """This rank's part of what to go on from. What is newer and damaged is told and removed, by
+    rank 0."""
+    found, damaged = checkpoints.newest_whole(folder, group)
+    if damaged:
+        if found is None:
+            raise DataError(
+                f"None of the {len(damaged)} checkpoints in '{folder}' is whole: {damaged[0]} "
+                "Leave resume out and name another folder to begin anew."
+            )
+        cause = (
+            f"{' '.join(damaged)} The training went on from the one before, of step {found.step}."
+        )
+        remedy = "Look for the disk's own errors (`dmesg`); the steps between were made again."
+        if group.rank == 0:
+            log.warning(warn("checkpoint-damaged", cause, remedy))
+    if found is not None and group.rank == 0:
+        checkpoints.remove_after(folder, found.step)
+    return found
+
+
+def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
+    for name, value in now.items():
+        # What an older version of cubemesh did not write down cannot be held against it.
+        if before.get(name, value) != value:
+            raise UsageError(
+                f"The checkpoints in '{folder}' are of {name}={before[name]}, and this "
+                f"training has {name}={value}. Set it as it was, or name another folder."
+            )

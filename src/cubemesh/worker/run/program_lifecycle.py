@@ -1,0 +1,146 @@
+"""A program made ready to run: built, compiled where it compiles, and holding its first weights.
+
+What it needed is said when it is done with. Peak memory is the program's own count where its device
+keeps one. On the CPU it is the most that the process held from the loading of the weights on, less
+what it held, data and all, before the program was built, and less what compiling it has left in the
+process; the kernel counts it (memory.py), so nothing is slowed down. What was freed until
+then goes back to the kernel first: the step would take it again, and it would seem to need nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import cast
+
+from cubemesh.batches import Batch
+from cubemesh.frameworks.api.captures import Captures
+from cubemesh.frameworks.api.framework import (
+    BuildRequest,
+    Compiles,
+    Framework,
+    OutOfMemory,
+    Program,
+    ScalesLoss,
+    TellsOtherPrecision,
+)
+from cubemesh.frameworks.api.gradient_sync import Group
+from cubemesh.frameworks.api.process import KeepsFreed
+from cubemesh.networks.graph import Network
+from cubemesh.parallel import staleness
+from cubemesh.parallel import strategies as exchanges
+from cubemesh.schema.record import Figure
+from cubemesh.schema.spec import RunSpec
+from cubemesh.schema.warning import warn
+from cubemesh.schema.work import NetworkWork
+from cubemesh.units import format_bytes
+from cubemesh.worker.report import memory
+from cubemesh.worker.report.events import EventLog
+
+
+@contextmanager
+def built(
+    spec: RunSpec,
+    framework: Framework,
+    device: str,
+    threads: int,
+    network: Network,
+    sample: Callable[[], Batch],
+    log: EventLog,
+    group: Group,
+) -> Iterator[Program]:
+    """A program of `network` that holds its initial weights; one that compiles is compiled for
+    `sample()`. The most memory it held until the end is said there. An error leaves it as it is,
+    because the process ends with it."""
+    work = cast(NetworkWork, spec.work)
+    before_bytes = _held_bytes(framework)
+    exchange = exchanges.make(spec.program.exchange, group, spec.program.bucket_bytes)
+    with log.phase("build"):
+        request = BuildRequest(
+            network=network,
+            work=work,
+            placement=spec.placement,
+            program=spec.program,
+            exchange=exchange,
+            device=device,
+            threads=threads,
+            group=group,
+        )
+        program = framework.build(request)
+    if isinstance(framework, TellsOtherPrecision) and (other := framework.other_precision(request)):
+        remedy = (
+            "Say so where the figure is quoted, or set precision=fp16 and loss_scale=1024, which "
+            "scales the loss."
+        )
+        log.warning(warn("other-precision", other, remedy))
+    if isinstance(program, Compiles):
+        compiling_bytes = _compile(framework, program, sample, log)
+        before_bytes = None if before_bytes is None else before_bytes + compiling_bytes
+    with log.phase("weights"):
+        program.load(network.draw(work.seed))
+    since = "the weights were loaded" if memory.reset_peak() else "the process began"
+    yield program
+    _say_loss_scale(program, log)
+    if isinstance(program, Captures) and program.not_captured:
+        remedy = "Set framework=pytorch, or change what stands in the way."
+        if device == "cpu":
+            remedy = "Let it stand for the fusions of a CPU's step, or set framework=pytorch."
+        log.warning(
+            warn("not-captured", f"The step is not captured: {program.not_captured}.", remedy)
+        )
+    peak = _peak_memory(program, before_bytes, since)
+    if peak is not None:
+        log.figure("peak_memory_bytes", peak)
+        _check_limit(peak, spec.effort.memory_limit_bytes)
+    program.close()
+    staleness.say(exchange, log)
+
+
+def _say_loss_scale(program: Program, log: EventLog) -> None:
+    """What the loss was multiplied by in the end, for a program that does so."""
+    if isinstance(program, ScalesLoss) and (scaled := program.loss_scale()) is not None:
+        value, method = scaled
+        log.figure("loss_scale", Figure(value=value, unit="", method=method))
+
+
+def _check_limit(peak: Figure, limit_bytes: int | None) -> None:
+    """What the kernel refuses counts whole mappings, with room for stacks; a limit that was asked
+    for holds to the byte."""
+    if limit_bytes is not None and peak.value > limit_bytes:
+        raise OutOfMemory(f"it held {format_bytes(peak.value)}, past {format_bytes(limit_bytes)}")
+
+
+def _compile(
+    framework: Framework, program: Program, sample: Callable[[], Batch], log: EventLog
+) -> int:
+    """Compile a program that offers it; how many bytes more the process holds after it."""
+    assert isinstance(program, Compiles)
+    with log.phase("compile") as phase:
+        placed = program.place(sample())
+        before_bytes = _held_bytes(framework)
+        phase.cached = program.compile(placed)
+    after_bytes = _held_bytes(framework)
+    if before_bytes is None or after_bytes is None:
+        return 0
+    return max(0, after_bytes - before_bytes)
+
+
+def _held_bytes(framework: Framework) -> int | None:
+    """What the process holds now, and still uses."""
+    if isinstance(framework, KeepsFreed):
+        framework.return_freed()
+    memory.return_freed()
+    return memory.held_bytes()
+
+
+def _peak_memory(program: Program, before_bytes: int | None, since: str) -> Figure | None:
+    counted = program.peak_memory_bytes()
+    if counted is not None:
+        return Figure(value=counted, unit="B", method="the framework's own count")
+    held_bytes = memory.peak_held_bytes()
+    if held_bytes is None or before_bytes is None:
+        return None
+    method = f"most that the process held since {since}, less what it held before building"
+    if isinstance(program, Compiles):
+        method += " and what compiling has left"
+    return Figure(value=max(0, held_bytes - before_bytes), unit="B", method=method)

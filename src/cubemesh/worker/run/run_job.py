@@ -1,0 +1,215 @@
+"""One job in one process: whatever happens to it becomes an outcome, the last event it writes.
+
+The phases in the order of the record: `import` the framework (milliseconds where the server has
+done it), then those of the work (tasks.py), under the memory limit from the first array on.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from cubemesh.data import input_threads
+from cubemesh.frameworks import entry
+from cubemesh.frameworks.api.framework import Capabilities, Unsupported
+from cubemesh.frameworks.api.process import ReadiesProcess
+from cubemesh.frameworks.api.supported import check_supported
+from cubemesh.measure.telemetry.gpu_processes import Neighbours
+from cubemesh.schema.outcome import Outcome, Status
+from cubemesh.schema.spec import RunSpec
+from cubemesh.schema.work import Ceiling, NetworkWork, Train
+from cubemesh.worker.launch import ranks
+from cubemesh.worker.launch.pinning import pin
+from cubemesh.worker.report.events import EventLog, events_path
+from cubemesh.worker.report.heartbeat import Heartbeat
+from cubemesh.worker.report.limits import MemoryLimit
+from cubemesh.worker.report.links import tell_link
+from cubemesh.worker.report.memory import available_bytes, private_writable_bytes
+from cubemesh.worker.report.outcomes import outcome_of
+from cubemesh.worker.run.alternation import alternate_programs
+from cubemesh.worker.run.job import Job
+from cubemesh.worker.run.task import Task
+from cubemesh.worker.run.tasks import TASKS
+
+
+def run_job(job: Job) -> Outcome:
+    """Run `job` and write its events; returns the outcome, which is the last of them."""
+    origin = time.perf_counter() if job.origin is None else job.origin
+    log = EventLog(events_path(Path(job.folder), job.rank), job.rank, origin)
+    known = _Known()
+    try:
+        with Heartbeat(log) if _is_watched(job.spec) else nullcontext():
+            _run(job, log, known)
+    except (Exception, SystemExit) as error:
+        outcome = outcome_of(
+            error,
+            job.spec,
+            limit_bytes=known.limit_bytes,
+            is_out_of_memory=known.is_out_of_memory,
+            device=known.device,
+        )
+        if outcome.status is Status.CRASHED and ranks.whoami().ranks > 1:
+            time.sleep(ranks.LOST_S)
+    else:
+        outcome = Outcome(status=Status.OK)
+    log.outcome(outcome)
+    log.close()
+    return outcome
+
+
+def _is_watched(spec: RunSpec) -> bool:
+    """Whether the runner listens for signs of life: where ranks wait for one another, and where no
+    time limit will end what hangs."""
+    return spec.placement.devices > 1 or isinstance(spec.work, Train)
+
+
+@dataclass
+class _Known:
+    """What has been found out so far that an explanation of a failure needs."""
+
+    limit_bytes: int | None = None
+    is_out_of_memory: Callable[[BaseException], bool] = lambda error: False
+    device: str = "cpu"
+
+
+def _run(job: Job, log: EventLog, known: _Known) -> None:
+    spec = job.spec
+    neighbours = Neighbours(job.gpu_uuid)  # before the framework wakes the GPU
+    with log.phase("import"):
+        framework = entry(spec.program.framework).load()
+        known.is_out_of_memory = framework.is_out_of_memory
+        _make_ready(spec)
+        able = framework.capabilities()
+    check_supported(spec, able)
+    own = ranks.whoami()
+    device = known.device = _own_device(spec, able, own)
+    shared_out = ranks.processors_of(job, on_cpu=device == "cpu")
+    here = own.local_ranks if own.ranks > 1 else spec.placement.devices
+    ranks.check_devices(here, len(shared_out), spec.placement.share_cores)
+    if (warning := ranks.shared_cores(spec, len(shared_out))) is not None:
+        log.warning(warning)
+    usable_cores: float = job.usable_cores or len(os.sched_getaffinity(0))
+    threads = spec.placement.threads or int(usable_cores)
+    driven = _driven(spec, able, own)
+    if max(own.ranks, len(driven)) > 1 and device == "cpu":
+        processors = _cores(spec, own, len(driven), shared_out)
+        os.sched_setaffinity(0, processors)
+        usable_cores = threads = len(processors)
+        if isinstance(spec.work, Ceiling):  # is measured on one device
+            threads //= max(1, len(driven))
+    else:
+        processors = pin(spec.placement, threads)
+    log.started(
+        host=socket.gethostname(),
+        device=device,
+        threads=threads,
+        processors=processors,
+        devices=driven,
+    )
+    stacks = threads + _input_threads(spec, usable_cores)
+    known.limit_bytes, limited = _memory_limit(job, device, stacks)
+    with limited:
+        group = ranks.join(framework, device, own, spec.placement.link)
+        task = Task(
+            spec=spec,
+            framework=framework,
+            device=device,
+            threads=threads,
+            usable_cores=usable_cores,
+            gpu_uuid=None if device == "cpu" else job.gpu_uuid,
+            neighbours=neighbours if device != "cpu" else Neighbours(None),
+            log=log,
+            folder=job.folder,
+            limit_bytes=known.limit_bytes,
+            group=group,
+        )
+        (alternate_programs if spec.against else TASKS[spec.work.kind])(task)
+        tell_link(group, log)
+        group.close()
+
+
+def _make_ready(spec: RunSpec) -> None:
+    """Make the process ready for each program that it will run, before any looks for a device."""
+    programs = [spec.program]
+    if spec.against is not None:
+        programs.append(spec.against.program)
+    for program in programs:
+        framework = entry(program.framework).load()
+        if isinstance(framework, ReadiesProcess):
+            framework.ready_process(program)
+
+
+def _input_threads(spec: RunSpec, usable_cores: float) -> int:
+    """The most there may be: training starts them once more to evaluate, and one may decode."""
+    if not isinstance(spec.work, NetworkWork):
+        return 0
+    program = spec.program
+    threads = input_threads(spec.work.data, program.input_threads, usable_cores, program.decode_on)
+    return (program.decode_on == "device") + 2 * threads
+
+
+def _own_device(spec: RunSpec, able: Capabilities, own: ranks.Self) -> str:
+    device = choose_device(spec, able)
+    if own.ranks == 1:
+        return device
+    kind = device.split(":")[0]
+    return ranks.own_device(kind, own, sum(d.startswith("cuda") for d in able.devices))
+
+
+def _driven(spec: RunSpec, able: Capabilities, own: ranks.Self) -> tuple[str, ...]:
+    """The devices of this process, where it drives several: its framework starts no ranks."""
+    devices = spec.placement.devices
+    if own.ranks > 1 or devices == 1:
+        return ()
+    kind = choose_device(spec, able).split(":")[0]
+    return ranks.driven_devices(kind, devices, sum(d.startswith("cuda") for d in able.devices))
+
+
+def _cores(spec: RunSpec, own: ranks.Self, driven: int, cores: tuple[int, ...]) -> tuple[int, ...]:
+    """Which of the `cores` are this process's: of its rank, or of all the devices it drives."""
+    if not driven:
+        return ranks.own_cores(spec, own, cores)
+    each = (
+        ranks.Self(rank=n, local_rank=n, ranks=driven, local_ranks=driven) for n in range(driven)
+    )
+    return tuple(sorted({core for one in each for core in ranks.own_cores(spec, one, cores)}))
+
+
+def choose_device(spec: RunSpec, able: Capabilities) -> str:
+    """The device a supported spec runs on: the best the framework has, of the kind asked for."""
+    wanted = spec.placement.device
+    return next(d for d in able.devices if wanted in ("auto", d.split(":")[0]))
+
+
+def _memory_limit(
+    job: Job, device: str, stacks: int
+) -> tuple[int | None, AbstractContextManager[None]]:
+    """The memory the run may take, where known, and what enforces it.
+
+    A GPU refuses by itself what it has not got; on the CPU the kernel would rather kill. `stacks`
+    are the threads there may be, whose stacks are allowed on top.
+    """
+    asked = job.spec.effort.memory_limit_bytes
+    if device.split(":")[0] != "cpu":
+        if asked is not None:
+            raise Unsupported(
+                f"memory_limit_bytes={asked}: only a run on the CPU can be limited, and this one "
+                f"is on {device}. Leave it out, or set device=cpu."
+            )
+        return job.gpu_memory_bytes, nullcontext()
+    if private_writable_bytes() is None:
+        if asked is not None:
+            raise Unsupported(
+                f"memory_limit_bytes={asked}: this kernel does not tell a process what it holds "
+                "(VmData in /proc/self/status), so memory cannot be limited here. Leave it out."
+            )
+        return None, nullcontext()
+    # More than there is would end with a kill, not with a refusal.
+    free_bytes = available_bytes() // ranks.whoami().local_ranks
+    limit_bytes = free_bytes if asked is None else min(asked, free_bytes)
+    return limit_bytes, MemoryLimit(limit_bytes, stacks)

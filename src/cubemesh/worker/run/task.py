@@ -1,0 +1,141 @@
+"""What a worker's tasks have in common: what they are given, their network, program and timing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+
+from cubemesh import networks
+from cubemesh.data.feed import Feed
+from cubemesh.frameworks.api.framework import (
+    CeilingProgram,
+    Diverged,
+    Framework,
+    Program,
+    Unsupported,
+)
+from cubemesh.frameworks.api.gradient_sync import Alone, Group
+from cubemesh.measure.attribution.profile_windows import Attributed
+from cubemesh.measure.energy.ranks import IDLE
+from cubemesh.measure.telemetry.gpu_processes import Neighbours
+from cubemesh.measure.telemetry.telemetry import Meter, Telemetry, idle_power, open_meters
+from cubemesh.measure.timing.lockstep import Apart, InStep, Pace
+from cubemesh.measure.timing.timer import Measured, measure
+from cubemesh.networks.graph import Network
+from cubemesh.parallel.strategies import OUT_OF_STEP
+from cubemesh.schema.spec import RunSpec
+from cubemesh.schema.work import NetworkWork
+from cubemesh.worker.report.events import EventLog
+from cubemesh.worker.report.machine_warnings import say_doubts
+from cubemesh.worker.run import inputs
+from cubemesh.worker.run.program_lifecycle import built
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A supported spec, and with what it is to be done."""
+
+    spec: RunSpec
+    framework: Framework
+    device: str
+    threads: int
+    usable_cores: float
+    """Cores' worth of time this process is granted."""
+    gpu_uuid: str | None = None
+    """The GPU whose utilisation is sampled; None for none."""
+    neighbours: Neighbours
+    """Who else is on that GPU."""
+    log: EventLog
+    group: Group = field(default_factory=Alone)
+    """The ranks of this run."""
+    folder: str = ""
+    """Where files to keep beside the record are written."""
+    limit_bytes: int | None = None
+    """Memory there is for the run, where that is known."""
+
+
+def meters_of(task: Task) -> tuple[Meter, ...]:
+    """What is read beside the run. A GPU's power is read here already, before the run touches it:
+    where it has no work, that is its idle power."""
+    meters = open_meters(task.gpu_uuid)
+    idle = idle_power(meters)
+    if idle is not None:
+        task.log.figure(IDLE, idle)
+    return meters
+
+
+def timed(
+    task: Task,
+    meters: Sequence[Meter],
+    program: Program | CeilingProgram | inputs.Host,
+    step: Callable[[], None],
+    samples_per_step: int,
+    attributed: Attributed | None = None,
+) -> tuple[Measured, Telemetry]:
+    """Time `step`, with the machine watched beside it."""
+    with Telemetry(task.log, task.usable_cores, meters=meters) as telemetry:
+        measured = measure(
+            step,
+            program.synchronize,
+            program.clock,
+            samples_per_step=samples_per_step,
+            effort=task.spec.effort,
+            log=task.log,
+            beside=None if attributed is None else attributed.beside,
+            pace=_pace(task),
+        )
+    say_doubts(telemetry, task.neighbours, task.log, measured.started, measured.ended)
+    telemetry.keep_utilisation(measured.started, measured.ended)
+    return measured, telemetry
+
+
+def _pace(task: Task) -> Pace:
+    """How the ranks of the run keep time."""
+    if task.spec.program.exchange in OUT_OF_STEP:
+        return Apart(task.group.rank, task.group.told)
+    return InStep(task.group.agree)
+
+
+def network_of(work: NetworkWork) -> Network:
+    """The network of a work; Unsupported where its batch is too small for it."""
+    network = networks.build_for(work)
+    if work.batch_per_device < network.smallest_batch:
+        raise Unsupported(
+            f"batch_per_device={work.batch_per_device} is too small for {network.name} on images "
+            f"of {network.inputs[0].shape[-1]} pixels: a batch normalisation there sees a single "
+            f"position of each sample. Set batch_per_device={network.smallest_batch} or more."
+        )
+    return network
+
+
+@contextmanager
+def built_for(task: Task, network: Network, feed: Feed) -> Iterator[Program]:
+    """A program of `network`, for what `feed` makes: it decodes that where the spec says so. The
+    feed is closed at the end."""
+    with (
+        closing(feed),
+        built(
+            task.spec,
+            task.framework,
+            task.device,
+            task.threads,
+            network,
+            lambda: next(feed.epoch(0)),
+            task.log,
+            task.group,
+        ) as program,
+        inputs.decoded(task.spec, feed, program),
+    ):
+        yield program
+
+
+def check_loss(program: Program) -> None:
+    """Diverged where the loss is no finite number any more."""
+    loss = program.loss()
+    if not math.isfinite(loss):
+        raise Diverged(
+            f"the loss became {loss}: the steps are still timed, but they train nothing. Lower "
+            "learning_rate."
+        )

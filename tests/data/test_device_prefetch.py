@@ -1,0 +1,102 @@
+"""Decoding ahead of the step: order, errors, waiting and the end."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from cubemesh.batches import Batch, EncodedBatch
+from cubemesh.data.device_prefetch import AHEAD, DecodedAhead
+from cubemesh.data.pipeline import Wanted
+
+
+class Numbered:
+    """Minibatches 0, 1, … as a pipeline makes them; may raise instead of one."""
+
+    def __init__(self, count: int, fails_at: int | None = None) -> None:
+        self.waited_s, self.taken, self.closed = 0.0, None, False
+        self._count, self._fails_at, self.made = count, fails_at, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self) -> Batch:
+        if self.made == self._fails_at:
+            raise ValueError("no more of this")
+        if self.made == self._count:
+            raise StopIteration
+        number = np.array([self.made])
+        self.taken, self.made = Wanted(None, number), self.made + 1
+        return EncodedBatch(np.empty(1, object), labels=number)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Decoder:
+    def __init__(self, seconds: float = 0.0, fails_at: int | None = None) -> None:
+        self.seconds, self.fails_at, self.threads = seconds, fails_at, set()
+
+    def decode(self, batch: EncodedBatch) -> Batch:
+        self.threads.add(threading.current_thread().name)
+        time.sleep(self.seconds)
+        if batch.labels[0] == self.fails_at:
+            raise MemoryError
+        return Batch(labels=batch.labels + 100)
+
+
+def test_all_come_in_order_decoded_by_one_thread_with_what_they_were_made_from():
+    decoder = Decoder()
+    ahead = DecodedAhead(Numbered(7), decoder)
+    seen = [(b.labels[0], ahead.taken.indices[0]) for b in ahead]
+    assert seen == [(100 + n, n) for n in range(7)]
+    assert decoder.threads == {"cubemesh-decode"}
+    ahead.close()
+
+
+@pytest.mark.parametrize(
+    ("encoded", "decoder", "raised"),
+    [
+        (Numbered(9, fails_at=2), Decoder(), ValueError),
+        (Numbered(9), Decoder(fails_at=2), MemoryError),
+    ],
+)
+def test_an_error_comes_where_its_minibatch_would_have(encoded, decoder, raised):
+    ahead = DecodedAhead(encoded, decoder)
+    assert [next(ahead).labels[0] for _ in range(2)] == [100, 101]
+    for _ in range(2):
+        with pytest.raises(raised):
+            next(ahead)
+    ahead.close()
+
+
+def test_it_runs_ahead_as_far_as_it_may_and_ends_when_told():
+    encoded = Numbered(1000)
+    ahead = DecodedAhead(encoded, Decoder())
+    next(ahead)
+    deadline = time.perf_counter() + 5
+    while encoded.made < AHEAD + 2 and time.perf_counter() < deadline:
+        time.sleep(0.001)
+    time.sleep(0.02)
+    assert encoded.made == AHEAD + 2, "one taken, two waiting, one for which there is no room"
+    ahead.close()
+    assert encoded.closed
+    with pytest.raises(StopIteration):
+        next(ahead)
+
+
+def test_the_taker_waits_for_what_is_not_decoded_yet():
+    ahead = DecodedAhead(Numbered(3), Decoder(seconds=0.05))
+    list(ahead)
+    assert 0.1 < ahead.waited_s < 1
+    ahead.close()
+
+
+def test_it_ends_though_nothing_was_taken():
+    encoded = Numbered(3)
+    ahead = DecodedAhead(encoded, Decoder())
+    ahead.close()
+    assert (encoded.made, encoded.closed) == (0, True)
+    with pytest.raises(StopIteration):
+        next(ahead)

@@ -1,0 +1,25 @@
+from dataclasses import replace
+
+from cubemesh.experiments.analysis.labels import conditions, titled
+from cubemesh.schema import Placement, ProgramSettings, RunSpec, TrainSteps
+
+SPEC = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=8))
+
+
+def test_the_usual_needs_no_words(record_of):
+    assert (
+        titled("little-cnn against minibatch", [record_of(SPEC)]) == "little-cnn against minibatch"
+    )
+
+
+def test_what_differs_from_the_default_is_named(record_of):
+    program = ProgramSettings(framework="null", precision="bf16", data_on="device", script="step=1")
+    spec = replace(SPEC, program=program, placement=Placement(threads=3))
+    expected = "null, bf16, data on the device, scripted, 3 threads"
+    assert conditions([record_of(spec)]) == expected
+    assert titled("a", [record_of(spec)]) == f"a · {expected}"
+
+
+def test_what_the_records_do_not_share_is_left_out(record_of):
+    other = replace(SPEC, program=ProgramSettings(precision="bf16"))
+    assert conditions([record_of(SPEC), record_of(other)]) == ""

@@ -1,0 +1,74 @@
+from cubemesh.experiments.analysis.groups import Group
+from cubemesh.experiments.analysis.published_rows import (
+    nearest_rows,
+    nearest_table,
+    published_line,
+    published_note,
+    published_sweep,
+)
+from cubemesh.experiments.minibatch.experiment import EXPERIMENT, Settings
+from cubemesh.schema import RunSpec, Status, TrainSteps
+
+
+def spec(batch, network="resnet-50"):
+    return RunSpec(work=TrainSteps(network=network, batch_per_device=batch))
+
+
+def answer(record_of, rate, network="resnet-50"):
+    """`minibatch` of a machine that trains `rate` samples/s at every minibatch."""
+    batches = (8, 16, 32, 64)
+    records = [record_of(spec(b, network), step_s=b / rate) for b in batches]
+    return EXPERIMENT.answer(Settings(network=network, batches=batches), records)
+
+
+def test_nearest_published_rows_stand_in_a_table_of_their_own(record_of):
+    table = answer(record_of, 300.0).tables[1]
+    assert table.title == "Beside the published record"
+    assert 1 <= len(table.rows) <= 5
+    names = [c.name for c in table.columns]
+    assert {"network", "system", "framework", "precision", "minibatch", "source"} <= set(names)
+    assert all(row[names.index("samples/s")].value > 0 for row in table.rows)
+    assert not any(cell.run_id for row in table.rows for cell in row)
+
+
+def test_a_network_nobody_published_has_no_such_table(record_of):
+    made = answer(record_of, 300.0, "little-cnn")
+    assert [t.title for t in made.tables] == ["", "Bends"]
+    assert [line.role for line in made.charts[0].lines] == ["measured"]
+
+
+def test_a_published_sweep_is_a_grey_line_within_the_measured_minibatches(record_of):
+    measured, published = answer(record_of, 300.0).charts[0].lines
+    assert (measured.role, published.role) == ("measured", "published")
+    assert [p.x for p in published.points] == [8, 16, 32, 64]
+    assert published.name == "V100, fp32 (published)"
+    notes = answer(record_of, 300.0).notes
+    assert any("MXNet docs/faq/perf.md" in note and "MXNet 1.2.0" in note for note in notes)
+
+
+def test_a_published_line_never_hides_the_measured_one(record_of):
+    assert [line.role for line in answer(record_of, 3.0).charts[0].lines] == ["measured"]
+
+
+def test_findings_are_the_same_whatever_was_published(record_of):
+    texts = " ".join(f.text for f in answer(record_of, 300.0).findings)
+    assert "V100" not in texts
+
+
+def test_nothing_measured_has_nothing_beside_it(record_of):
+    failed = record_of(spec(8), status=Status.OOM, message="needs more")
+    for groups in ([], [Group(8, (failed,))]):
+        found = published_sweep("resnet-50", groups)
+        assert (found, published_line(found), published_note(found)) == ((), (), ())
+        assert nearest_table(nearest_rows("resnet-50", groups)) == ()
+
+
+def test_published_rows_above_their_peak_are_shown_with_their_cause(record_of):
+    made = answer(record_of, 300.0, "vgg16")
+    table = made.tables[1]
+    shares = [row[[c.name for c in table.columns].index("of peak")] for row in table.rows]
+    above = [s for s in shares if (s.value or 0) > 100 or s.text.startswith("≥ 1")]
+    warnings = [w for w in made.warnings if w.code == "above-peak"]
+    assert above
+    assert len(warnings) == len(above)
+    assert all("Winograd" in w.cause for w in warnings)

@@ -1,0 +1,44 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cubemesh.experiments.analysis.ratios import bounds, called, ratio, show_ratio
+from cubemesh.schema import Figure
+
+sizes = st.floats(0.1, 1e6)
+shares = st.floats(0, 0.5)
+
+
+def figure(value, share=None):
+    if share is None:
+        return Figure(value=value, unit="samples/s")
+    return Figure(value=value, unit="samples/s", low=value * (1 - share), high=value * (1 + share))
+
+
+@given(sizes, shares, sizes, shares)
+def test_a_ratio_lies_in_its_interval_and_turns_over(a, da, b, db):
+    found, other = ratio(figure(a, da), figure(b, db)), ratio(figure(b, db), figure(a, da))
+    low, high = bounds(found)
+    assert low <= found.value * (1 + 1e-12)
+    assert high >= found.value * (1 - 1e-12)
+    assert other.value == pytest.approx(1 / found.value)
+    assert bounds(other) == pytest.approx((1 / high, 1 / low))
+    assert called(found) in (0, -called(other))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "share", "side"),
+    [
+        (132, 100, 0.01, 1),
+        (100, 132, 0.01, -1),
+        (110, 100, 0.06, 0),
+        (102, 100, 0.001, 0),
+        (132, 100, None, 0),
+    ],
+)
+def test_a_difference_needs_its_intervals_apart_and_three_percent(a, b, share, side):
+    assert called(ratio(figure(a, share), figure(b, share))) == side
+
+
+def test_how_a_ratio_reads():
+    assert show_ratio(ratio(figure(132, 0.01), figure(100, 0.01))) == "1.32× (1.29–1.35)"

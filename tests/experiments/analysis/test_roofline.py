@@ -1,0 +1,100 @@
+"""The chart and the table of layers under their roof, from a scripted record."""
+
+import dataclasses
+
+import pytest
+
+from cubemesh.experiments.analysis.roofline import losses, roofline, rooflines
+from cubemesh.networks import build
+from cubemesh.networks.cost import costs
+from cubemesh.schema import Breakdown, Figure, Outcome, Rank, RunSpec, Status, TimeRow, TrainSteps
+from cubemesh.views.charts.vega import vega_lite
+from cubemesh.views.json_output import record_json
+
+
+@pytest.fixture
+def timed(record_of):
+    """LittleCNN on an H200 whose first layer takes a hundred times its share."""
+    spec = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=64))
+    record = record_of(spec)
+    network = build("little-cnn")
+    counted = costs(network, 64)
+    rows = [
+        TimeRow(name=n.name, seconds=1e-6 + counted[n.name].total.moved_bytes / 2e12, calls=1.0)
+        for n in network.nodes
+    ]
+    rows[0] = dataclasses.replace(rows[0], seconds=100 * rows[0].seconds)
+    ok = Outcome(status=Status.OK)
+    rank = Rank(rank=0, host="h", device="cuda:0", device_name="NVIDIA H200", outcome=ok)
+    known = {
+        "model_flops_per_s": Figure(value=1e12, unit="FLOP/s"),
+        "ceiling_mfu_percent": Figure(value=2.0, unit="%"),
+        "model_bytes_per_s": Figure(value=1e12, unit="B/s"),
+        "ceiling_memory_use_percent": Figure(value=25.0, unit="%"),
+    }
+    return dataclasses.replace(
+        record,
+        ranks=(rank,),
+        breakdowns=(Breakdown(name="layer", rows=tuple(rows), method="profiled"),),
+        figures={**record.figures, **known},
+    )
+
+
+def test_categories_are_points_and_roofs_are_lines(timed):
+    chart = roofline(timed)
+    roles = {line.name.partition(":")[0]: line.role for line in chart.lines}
+    assert roles["convolution"] == "measured"
+    assert roles["measured"] == "reference"
+    assert roles["datasheet"] == "published"
+    assert (chart.x.scale, chart.y.scale) == ("log10", "log10")
+    measured = next(line for line in chart.lines if line.role == "reference")
+    assert measured.name == "measured: 50 TFLOP/s, 4 TB/s"
+    assert max(p.y for p in measured.points) == 5e13
+    assert measured.points[0].y == pytest.approx(measured.points[0].x * 4e12)
+    stated = next(line for line in chart.lines if line.role == "published")
+    assert max(p.y for p in stated.points) == 66.9e12
+
+
+def test_the_layer_that_loses_most_carries_its_name(timed):
+    chart, first = roofline(timed), build("little-cnn").nodes[0].name
+    labels = [p.label for line in chart.lines for p in line.points if p.label]
+    assert first in labels
+    assert len(labels) <= 4
+    table = losses(timed)
+    assert table.rows[0][0].text == first
+    assert table.rows[0][4].value == pytest.approx(table.rows[0][2].value - table.rows[0][3].value)
+
+
+def test_without_ceilings_the_layers_stand_alone_and_say_so(timed):
+    bare = dataclasses.replace(timed, figures={}, ranks=())
+    assert {line.role for line in roofline(bare).lines} == {"measured"}
+    assert "no ceilings" in losses(bare).rows[0][3].reason
+
+
+def test_a_record_without_layers_has_neither(record_of):
+    plain = record_of(RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=8)))
+    assert roofline(plain) is None
+    assert losses(plain) is None
+    assert rooflines([plain]) == ()
+    assert record_json(plain)["roofline"] == []
+
+
+def test_json_has_every_point(timed):
+    points = record_json(timed)["roofline"]
+    assert points[0]["layer"] == build("little-cnn").nodes[0].name
+    assert points[0]["lost_s"] == pytest.approx(points[0]["seconds"] - points[0]["floor_s"])
+    assert len(points) >= 8
+
+
+def test_it_is_drawn_on_two_logarithmic_axes(timed):
+    pytest.importorskip("altair")
+    spec = vega_lite(roofline(timed))
+    scales = [
+        layer["encoding"][axis]["scale"]["type"]
+        for layer in spec["layer"]
+        for axis in ("x", "y")
+        if "scale" in layer["encoding"].get(axis, {})
+    ]
+    assert set(scales) == {"log"}
+    ticks = spec["layer"][0]["encoding"]["y"]["axis"]["values"]
+    assert all(tick in {10.0**power for power in range(20)} for tick in ticks)

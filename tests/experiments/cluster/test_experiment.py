@@ -1,0 +1,110 @@
+"""The experiment that lays out fat trees: document 002's table 1 from settings alone."""
+
+import pytest
+
+from cubemesh.errors import UsageError
+from cubemesh.experiments.cluster.designs import fabrics
+from cubemesh.experiments.cluster.experiment import EXPERIMENT, Settings
+from cubemesh.experiments.core.settings import request
+from cubemesh.experiments.registry import Context
+from cubemesh.experiments.runner import answer_again, ask
+from cubemesh.runs import Executor
+from cubemesh.store import Store
+from cubemesh.views.report.builder import latest
+
+
+def test_table_1_and_what_the_next_system_needs():
+    answer = EXPERIMENT.answer(Settings(), [])
+    table = answer.tables[0]
+    edr, ethernet = table.rows
+    assert [round(c.value, 2) for c in edr[1:4]] == [800, 6012.12, 1.28]
+    assert [round(c.value, 2) for c in ethernet[1:4]] == [40, 310, 5]
+    assert edr[4].text == "6,012 GB/s, 1.28 µs"
+    assert ethernet[4].text == "310 GB/s, 5 µs"
+    texts = [f.text for f in answer.findings]
+    assert texts[2].startswith(
+        "With 32 of 36 ports used, two levels are full at 128 systems: 32 first-level and 16 "
+        "second-level switches, 4 systems on a leaf, 32 of 36, 32 of 36 ports used. The next "
+        "system needs a third level: 33 first-level, 48 second-level and 32 third-level switches"
+    )
+    assert "two levels are full at 144 systems: 36 first-level and 16 second-level" in texts[3]
+    assert texts[0] == (
+        "124 systems with 4 × InfiniBand EDR have a bisection of 6,012 GB/s (both ways added) and "
+        "are 1.28 µs across."
+    )
+
+
+def test_a_row_for_each_size():
+    answer = EXPERIMENT.answer(Settings(systems=(4, 128, 129)), [])
+    narrow, wide = answer.tables[1:3]
+    rows = {
+        row[0].value: [c.value if c.value is not None else c.text for c in row]
+        for row in narrow.rows
+    }
+    assert rows[128][:7] == [128, 1024, 4, 32, "32 of 36", 16, "32 of 36"]
+    assert rows[129][3:9] == [33, "32 of 36", 48, "32 of 36", 32, "24 of 36"]
+    assert rows[4][3:7] == [1, "16 of 36", "–", "–"]
+    beyond = next(r for r in wide.rows if r[0].value == 129)
+    assert [c.value for c in (beyond[3], beyond[5])] == [33, 16]
+    chart, _ = answer.charts
+    assert [line.role for line in chart.lines] == ["forecast", "forecast"]
+
+
+def test_too_many_systems_are_a_gap_with_its_reason():
+    answer = EXPERIMENT.answer(Settings(systems=(128, 99_999), ports_used=(36,)), [])
+    assert "more than three levels" in answer.tables[1].rows[1][2].reason
+    assert "more than three levels" in answer.charts[0].lines[0].points[1].reason
+
+
+def test_four_thousand_devices_of_another_kind():
+    settings = Settings(
+        system="hgx-h100", systems=(512,), fabrics=("ndr:8",), ports_used=(64,), compared_at=512
+    )
+    answer = EXPERIMENT.answer(settings, [])
+    assert answer.tables[1].rows[0][1].value == 4096
+    assert len(answer.tables[0].columns) == 4  # the document has no such column
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"fabrics": "edrr:4"}, "Nearest: edr"),
+        ({"fabrics": "edr"}, "its ports of one system"),
+        ({"fabrics": "edr:20"}, "do not fit a switch"),
+        ({"systems": "0"}, "0 systems"),
+        ({"fabrics": ","}, "one entry each"),
+    ],
+)
+def test_what_cannot_be_meant(settings, message):
+    with pytest.raises(UsageError, match=message):
+        request(EXPERIMENT, settings)
+
+
+def test_it_is_kept_and_answered_again_without_runs(tmp_path, machine):
+    with Store.open(str(tmp_path / "s.sqlite")) as store:
+        with Executor(store, machine=machine, runs_folder=tmp_path / "runs") as executor:
+            asked = ask(
+                EXPERIMENT,
+                request(EXPERIMENT, {"systems": "128"}),
+                Context(machine=machine),
+                executor,
+                store,
+            )
+            with pytest.raises(UsageError, match="not a system of the catalogue"):
+                ask(
+                    EXPERIMENT,
+                    request(EXPERIMENT, {"system": "dgx-9"}),
+                    Context(machine=machine),
+                    executor,
+                    store,
+                )
+        assert store.machine(machine.machine_id) is not None
+        (question,) = latest(store.questions(), [])
+        assert answer_again(EXPERIMENT, question, store).answer == asked.answer
+
+
+def test_the_design_that_is_compared_has_the_fewest_ports_used():
+    for used in ((32, 36), (36, 32)):
+        compared = fabrics(Settings(ports_used=used))
+        assert [design.usable for design in compared[:1]] == [32]
+        assert [design.network.name for design in compared] == ["InfiniBand EDR", "10 Gb Ethernet"]

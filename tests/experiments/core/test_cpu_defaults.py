@@ -1,0 +1,51 @@
+import dataclasses
+
+import pytest
+
+from cubemesh.experiments.core.cpu_defaults import batch, image_size, reductions
+from cubemesh.experiments.registry import Context, Scale
+from cubemesh.networks import NETWORKS, build
+from cubemesh.schema import Effort, Gpu, RunSpec, TrainSteps
+
+
+def with_gpu(machine):
+    gpu = Gpu(index=0, name="NVIDIA H200", uuid="GPU-0")
+    return dataclasses.replace(machine, gpus=(gpu,))
+
+
+def test_a_gpu_and_full_take_the_documents_settings(machine):
+    for context in (
+        Context(machine=with_gpu(machine)),
+        Context(machine=machine, scale=Scale.FULL),
+    ):
+        assert image_size("resnet-50", context) is None
+        assert image_size("little-cnn", context, 224) == 224
+        assert batch(64, context) == 64
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_rule_leaves_every_network_an_image_it_takes(machine, network):
+    context = Context(machine=machine)
+    side = image_size(network, context)
+    build(network, side)
+    assert side is None or side <= max(
+        NETWORKS[network].image_size // 3 + 16, NETWORKS[network].smallest_image_size
+    )
+
+
+def test_small_images_stay(machine):
+    assert image_size("little-cnn", Context(machine=machine)) is None
+    assert image_size("little-cnn", Context(machine=machine), 224) == 80
+    assert batch(64, Context(machine=machine)) == 8
+
+
+def test_what_was_left_out_is_said(record_of):
+    work = TrainSteps(network="alexnet", batch_per_device=8, image_size=75)
+    record = record_of(RunSpec(work=work, effort=Effort(steps=10)))
+    (warning,) = reductions([record], batch_per_device=64, steps=100, missing=["vgg16"])
+    assert warning.code == "reduced"
+    for said in ("minibatch 8 for 64", "75 for 224", "10 runs for 100", "without vgg16", "eighth"):
+        assert said in warning.cause
+    whole = TrainSteps(network="alexnet", batch_per_device=64)
+    full = record_of(RunSpec(work=whole, effort=Effort(steps=100)))
+    assert reductions([full], batch_per_device=64, steps=100) == ()

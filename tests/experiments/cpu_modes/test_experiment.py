@@ -1,0 +1,146 @@
+"""Which arrangements are measured where, and when one is said to win."""
+
+import dataclasses
+
+import pytest
+
+from cubemesh.experiments.core.experiment import Context, Scale
+from cubemesh.experiments.cpu_modes.experiment import EXPERIMENT, Settings, modes
+from cubemesh.experiments.cpu_modes.report import Mode, gain
+from cubemesh.experiments.registry import SUITES
+from cubemesh.papers.claims import CHECKS
+from cubemesh.papers.claims.evidence import Evidence
+from cubemesh.papers.published import claims
+from cubemesh.schema import NumaNode, State, Status, warn
+
+
+@pytest.fixture
+def server(machine):
+    nodes = tuple(
+        NumaNode(node=n, cpus=tuple(range(4 * n, 4 * n + 4)), memory_bytes=1 << 34) for n in (0, 1)
+    )
+    cpu = dataclasses.replace(
+        machine.cpu, usable_cores=4, affinity_cores=8, logical_cores=8, numa_nodes=nodes
+    )
+    return dataclasses.replace(machine, cpu=cpu)
+
+
+@pytest.fixture
+def two_cores(machine):
+    cpu = dataclasses.replace(machine.cpu, usable_cores=2, affinity_cores=2, logical_cores=2)
+    return dataclasses.replace(machine, cpu=cpu)
+
+
+def test_two_cores_have_few_arrangements_and_the_usual_one_comes_first(two_cores):
+    found = modes(Settings(layouts=("nchw",)), two_cores, Scale.DEFAULT)
+    assert found == [
+        Mode(2, "none", None, "nchw"),
+        Mode(1, "none", None, "nchw"),
+        Mode(1, "compact", None, "nchw"),
+    ]
+
+
+def test_a_server_has_pinnings_layouts_and_a_node(server):
+    found = modes(Settings(), server, Scale.DEFAULT)
+    assert found[0] == Mode(4, "none", None, "nchw")
+    assert len(found) == len(set(found))
+    assert {m.threads for m in found} == {1, 2, 4, 8}
+    assert {m.pinning for m in found if m.threads == 8} == {"none"}
+    assert {m.pinning for m in found if m.threads == 4 and m.node is None} == {
+        *("none", "compact", "spread")
+    }
+    assert {(m.threads, m.pinning) for m in found if m.node == 0 and m.threads > 2} == {(4, "none")}
+    assert all(m.threads <= 4 for m in found if m.node == 0)
+    quick = modes(Settings(), server, Scale.QUICK)
+    assert {m.threads for m in quick} == {2, 4}
+
+
+def test_specs_are_of_the_cpu_and_repeated_in_fresh_processes(two_cores, play, record_of):
+    context = Context(machine=two_cores)
+    asked, _ = play(EXPERIMENT.plan(Settings(), context), record_of)
+    assert {s.placement.device for s in asked} == {"cpu"}
+    assert {s.effort.repeats for s in asked} == {3}
+    assert {s.program.layout for s in asked} == {"nchw", "nhwc"}
+    assert len({s.spec_id for s in asked}) == len(asked) == 6
+
+
+def measured(two_cores, play, record_of, speeds, scale=Scale.DEFAULT):
+    """Records of the two-core machine; `speeds` gives the step time of what is not the usual."""
+
+    def make(spec):
+        mode = (spec.placement.threads, spec.placement.pinning, spec.program.layout)
+        return record_of(spec, step_s=speeds.get(mode, 0.1))
+
+    context = Context(machine=two_cores, scale=scale)
+    return play(EXPERIMENT.plan(Settings(), context), make)[1]
+
+
+def test_a_faster_arrangement_is_called_with_its_interval_and_how_to_have_it(
+    two_cores, play, record_of
+):
+    records = measured(two_cores, play, record_of, {(2, "none", "nhwc"): 0.05})
+    answer = EXPERIMENT.answer(Settings(), records)
+    first = answer.findings[0]
+    assert "2 threads, nhwc trains little-cnn 2.00×" in first.text
+    assert first.value == pytest.approx(2, rel=0.05)
+    assert first.low < 2 < first.high
+    assert first.remedy == "Train with --set threads=2 --set layout=nhwc."
+    layout = next(f.text for f in answer.findings if f.text.startswith("The layout"))
+    assert "all else being the same: against nhwc, nchw 0.50×" in layout
+    assert answer.tables[0].rows[0][5].text == "fastest"
+    assert answer.charts[0].lines[0].points[0].x == "2 threads, nhwc"
+
+
+def test_where_there_is_no_difference_that_is_said(two_cores, play, record_of):
+    records = measured(two_cores, play, record_of, {(1, "compact", "nhwc"): 0.0995})
+    answer = EXPERIMENT.answer(Settings(), records)
+    assert answer.findings[0].text.startswith("No arrangement trains little-cnn faster")
+    assert answer.findings[0].remedy == ""
+    assert any(f.text.startswith("Level with the fastest") for f in answer.findings)
+
+
+def test_one_process_each_is_said_to_be_too_few(two_cores, play, record_of):
+    records = measured(two_cores, play, record_of, {}, Scale.QUICK)
+    (warning,) = EXPERIMENT.answer(Settings(), records).warnings
+    assert warning.code == "reduced"
+    assert "1 process" in warning.cause
+    full = measured(two_cores, play, record_of, {})
+    assert EXPERIMENT.answer(Settings(), full).warnings == ()
+
+
+def test_what_is_not_offered_keeps_its_reason(two_cores, play, record_of):
+    records = measured(two_cores, play, record_of, {})
+    gone = record_of(records[-1].spec, status=Status.UNSUPPORTED, message="no nhwc here")
+    answer = EXPERIMENT.answer(Settings(), [*records[:-1], gone])
+    assert any("no nhwc here" in f.text for f in answer.findings)
+    nothing = EXPERIMENT.answer(Settings(), [gone])
+    assert nothing.findings[0].text.startswith("No arrangement was measured")
+
+
+def test_the_claim_about_a_knl_cannot_be_tested_and_says_what_was_measured(
+    two_cores, play, record_of
+):
+    claim = next(c for c in claims() if c.id == "004-13")
+    records = measured(two_cores, play, record_of, {(2, "none", "nhwc"): 0.05})
+    verdict = CHECKS["004-13"](claim, Evidence(records=tuple(records)))
+    assert verdict.state is State.CANNOT_BE_TESTED_HERE
+    assert "firmware" in verdict.reason
+    assert "2 threads, nhwc" in verdict.reason
+    assert verdict.measured.value == pytest.approx(2, rel=0.05)
+    assert gain([]) is None
+    assert CHECKS["004-13"](claim, Evidence(records=())).measured is None
+
+
+def test_it_is_in_the_suites():
+    for suite in ("quick", "full", "doc-004"):
+        assert "cpu-modes" in [a.experiment for a in SUITES[suite].asks]
+
+
+def test_disturbed_runs_call_no_winner(two_cores, play, record_of):
+    records = measured(two_cores, play, record_of, {(2, "none", "nhwc"): 0.05})
+    busy = warn("busy-host", "others used 40 %", "stop them")
+    records[0] = dataclasses.replace(records[0], warnings=(busy,))
+    first = EXPERIMENT.answer(Settings(), records).findings[0]
+    assert first.text.startswith("Which arrangement is fastest cannot be told")
+    assert first.doubts == ("busy-host",)
+    assert first.value is None

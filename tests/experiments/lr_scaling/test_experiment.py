@@ -1,0 +1,130 @@
+"""Document 001's two pictures, from scripted records."""
+
+import dataclasses
+
+import pytest
+
+from cubemesh.experiments.lr_scaling.experiment import EXPERIMENT, Settings
+from cubemesh.experiments.registry import Context, Scale
+from cubemesh.schema import Curve, Figure, Gpu, Status, warn
+
+
+def gpus(machine, count):
+    gpu = Gpu(index=0, name="NVIDIA H200", uuid="GPU-0", memory_bytes=141 << 30)
+    several = tuple(dataclasses.replace(gpu, index=n, uuid=f"GPU-{n}") for n in range(count))
+    return dataclasses.replace(machine, gpus=several)
+
+
+def asked_of(play, record_of, machine, scale=Scale.DEFAULT, **settings):
+    context = Context(machine=machine, scale=scale)
+    asked, _ = play(EXPERIMENT.plan(Settings(**settings), context), record_of)
+    return asked
+
+
+def test_on_eight_gpus_the_documents_settings(machine, play, record_of):
+    asked = asked_of(play, record_of, gpus(machine, 8))
+    found = [(s.placement.devices, s.work.rate_scaling) for s in asked]
+    constant = [(n, "none") for n in (1, 2, 4, 8)]
+    assert found == constant + [(n, "linear") for n in (2, 4, 8)]
+    works = {(s.work.batch_per_device, s.work.epochs, s.work.learning_rate) for s in asked}
+    assert works == {(128, 30, 1e-4)}
+    assert {s.work.optimizer for s in asked} == {"rmsprop"}
+    assert {s.program.exchange for s in asked if s.placement.devices > 1} == {"all-reduce"}
+
+
+def test_a_cpu_shares_its_cores_between_four(machine, play, record_of):
+    asked = asked_of(play, record_of, machine, Scale.QUICK, batch_per_device=16)
+    assert {s.placement.devices for s in asked} == {1, 2, 4}
+    assert all(s.placement.share_cores for s in asked if s.placement.devices > 1)
+    assert {(s.work.batch_per_device, s.work.epochs) for s in asked} == {(16, 4)}
+    assert {s.placement.threads for s in asked} == {1}, "one device is no more than each of several"
+    assert {s.placement.pinning for s in asked if s.placement.devices == 1} == {"cores"}
+
+
+@pytest.fixture
+def trained(machine, play, record_of):
+    """Records by (devices, scaling), each with the loss it ends at."""
+
+    def make(losses, warnings=()):
+        asked = asked_of(play, record_of, machine, epochs=2)
+        records = []
+        for spec in asked:
+            loss = losses[spec.placement.devices, spec.work.rate_scaling]
+            if loss is None:
+                records.append(record_of(spec, status=Status.DIVERGED, message="the loss was nan"))
+                continue
+            record = record_of(spec, accuracy=0.5)
+            figures = {**record.figures, "validation_loss": Figure(value=loss, unit="")}
+            curve = Curve(name="validation_loss", x_name="epoch", x=(1.0, 2.0), y=(2 * loss, loss))
+            windows = tuple(
+                dataclasses.replace(w, marks=(f"epoch-{1 + n // 6}",))
+                for n, w in enumerate(record.windows)
+            )
+            records.append(
+                dataclasses.replace(
+                    record,
+                    run_id=f"{spec.placement.devices}-{spec.work.rate_scaling}",
+                    figures=figures,
+                    curves=(curve,),
+                    windows=windows,
+                    warnings=warnings,
+                )
+            )
+        return EXPERIMENT.answer(Settings(), records)
+
+    return make
+
+
+GROWING = {(1, "none"): 0.5, (2, "none"): 1.0, (4, "none"): 2.0}
+
+
+def test_the_two_pictures_as_numbers(trained):
+    answer = trained({**GROWING, (2, "linear"): 0.52, (4, "linear"): 0.6})
+    constant, scaled = answer.findings
+    assert constant.text == (
+        "With a constant rate the loss grows with the devices: 0.5 on 1, 1 on 2 and 2 on 4."
+    )
+    assert constant.value == pytest.approx(4.0)
+    assert "roughly equal: 0.5 on 1, 0.52 on 2 and 0.6 on 4" in scaled.text
+    assert scaled.value == pytest.approx(1.2)
+    (table,) = answer.tables
+    rates = [(row[0].text, row[1].value, row[3].text) for row in table.rows]
+    assert rates[0] == ("constant", 1, "0.0001")
+    assert rates[-1] == ("scaled", 4, "0.0004")
+    assert {w.code for w in answer.warnings} == {"reduced"}
+
+
+def test_the_pictures_are_drawn_by_epoch_and_by_time(trained):
+    answer = trained({**GROWING, (2, "linear"): 0.52, (4, "linear"): 0.6})
+    by_epoch, by_time, *_ = answer.charts
+    assert [line.name for line in by_epoch.lines] == ["1 device", "2 devices", "4 devices"]
+    assert [(p.x, p.y) for p in by_epoch.lines[1].points] == [(1.0, 2.0), (2.0, 1.0)]
+    # Twelve windows of ten steps of 10 ms, six an epoch.
+    assert [p.x for p in by_time.lines[0].points] == [pytest.approx(0.6), pytest.approx(1.2)]
+    shared = (warn("shared-cores", "4 devices shared 2 cores.", ""),)
+    answer = trained({**GROWING, (2, "linear"): 0.52, (4, "linear"): 0.6}, shared)
+    assert not any(chart.x.name == "time" for chart in answer.charts)
+    assert "shared-cores" in {w.code for w in answer.warnings}
+
+
+def test_losses_are_multiples_of_that_of_the_fewest_devices_there_are(trained):
+    answer = trained({**GROWING, (2, "linear"): 0.52, (4, "linear"): 0.6})
+    assert {f.unit for f in answer.findings} == {"× the loss of 1 device"}
+    answer = trained({**GROWING, (1, "none"): None, (2, "linear"): 0.52, (4, "linear"): 0.6})
+    constant, scaled, *_ = answer.findings
+    assert (constant.value, constant.unit) == (pytest.approx(2.0), "× the loss of 2 devices")
+    assert scaled.unit == "× the loss of 2 devices"
+
+
+def test_losses_that_differ_are_not_called_equal_and_a_gap_has_its_reason(trained):
+    answer = trained({**GROWING, (2, "linear"): 0.9, (4, "linear"): None})
+    texts = [f.text for f in answer.findings]
+    assert "the losses are not equal: 0.5 on 1 and 0.9 on 2" in texts[1]
+    assert answer.findings[1].remedy == (
+        "Train for longer (set epochs=30): updates made in these 2 epochs are 120 on 1 and 120 "
+        "on 2."
+    )
+    assert texts[2] == "4 devices, scaled rate: diverged: the loss was nan."
+    flat = {(1, "none"): 1.0, (2, "none"): 0.9, (4, "none"): 1.0}
+    answer = trained({**flat, (2, "linear"): 1.0, (4, "linear"): 1.0})
+    assert "does not grow with every step" in answer.findings[0].text

@@ -1,0 +1,96 @@
+import dataclasses
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cubemesh.experiments.core.settings import request
+from cubemesh.experiments.minibatch.experiment import Settings
+from cubemesh.experiments.minibatch.max_batch import FIRST, largest, search
+from cubemesh.experiments.registry import EXPERIMENTS, Context
+from cubemesh.networks import build
+from cubemesh.networks.memory import forecast
+from cubemesh.schema import Outcome, RunSpec, Status, TrainSteps
+
+
+def specs_of(batch):
+    return [RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=batch))]
+
+
+def holding(record_of, most, **facts):
+    """Records of a machine that holds `most` samples."""
+
+    def make(spec):
+        fits = spec.batch_per_device is None or spec.batch_per_device <= most
+        record = record_of(spec, status=Status.OK if fits else Status.OOM)
+        if fits:
+            return record
+        return dataclasses.replace(record, outcome=Outcome(status=Status.OOM, facts=facts))
+
+    return make
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(most=st.integers(1, 3000))
+def test_what_is_found_fits_and_an_eighth_more_does_not(most, machine, play, record_of):
+    asked, sent = play(search(specs_of, machine), holding(record_of, most))
+    (found,) = largest(sent)
+    assert found.fits <= most < found.refused
+    assert found.refused - found.fits <= max(1, found.fits // 8)
+    assert len(asked) <= 16
+    batches = [spec.batch_per_device for spec in asked]
+    assert len(set(batches)) == len(batches)
+
+
+def test_what_the_refusal_forecasts_is_tried_next(machine, play, record_of):
+    asked, _ = play(search(specs_of, machine), holding(record_of, 100, largest_batch_that_fits=99))
+    assert [s.batch_per_device for s in asked][:6] == [8, 16, 32, 64, 128, 96]
+
+
+def test_nothing_fits(machine, play, record_of):
+    asked, sent = play(search(specs_of, machine), holding(record_of, 0))
+    assert [s.batch_per_device for s in asked] == [FIRST, 4, 2, 1]
+    assert largest(sent)[0].finding().text.startswith("No minibatch fits; of those tried, 1 was")
+
+
+def test_the_samples_there_are_end_the_search(machine, play, record_of):
+    asked, sent = play(search(specs_of, machine, most=20), holding(record_of, 10**6))
+    assert [s.batch_per_device for s in asked] == [8, 16, 20]
+    assert "measured is 20" in largest(sent)[0].finding().text
+
+
+def test_where_nothing_ran_it_is_not_said_that_nothing_fits(record_of):
+    spec = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=8))
+    crashed = record_of(spec, status=Status.CRASHED, message="segmentation fault")
+    (found,) = largest([crashed])
+    assert found.finding().text == "No minibatch ran, and none was refused memory."
+
+
+def test_a_hopeless_doubling_is_not_tried(machine, play, record_of):
+    limit_bytes = forecast(build("little-cnn"), 40).total_bytes
+
+    def limited(batch):
+        (spec,) = specs_of(batch)
+        effort = dataclasses.replace(spec.effort, memory_limit_bytes=limit_bytes // 3)
+        return [dataclasses.replace(spec, effort=effort)]
+
+    asked, _ = play(search(limited, machine), holding(record_of, 33))
+    assert 64 not in [s.batch_per_device for s in asked]
+
+
+def test_a_crash_ends_the_search(machine, play, record_of):
+    asked, _ = play(search(specs_of, machine), lambda s: record_of(s, status=Status.CRASHED))
+    assert len(asked) == 1
+
+
+def test_minibatch_takes_auto_and_says_what_fits(machine, play, record_of):
+    experiment = EXPERIMENTS["minibatch"]
+    wanted = request(experiment, {"batches": "auto"}).settings
+    assert wanted == Settings(batches="auto")
+    _, sent = play(experiment.plan(wanted, Context(machine=machine)), holding(record_of, 100))
+    answer = experiment.answer(wanted, sent)
+    said = [f.text for f in answer.findings if "largest minibatch that fits" in f.text]
+    assert len(said) == 1
+    assert "fits is 96 (forecast " in said[0]
+    assert "104 was refused memory (forecast " in said[0]
+    rows = [int(row[0].text) for row in answer.tables[0].rows]
+    assert rows == sorted(rows)

@@ -1,0 +1,225 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cubemesh.experiments.analysis.groups import Group
+from cubemesh.experiments.power.experiment import BATCHES, EXPERIMENT, Settings
+from cubemesh.experiments.power.pareto_front import Key, Measured, front
+from cubemesh.experiments.power.report import remedy
+from cubemesh.experiments.registry import Context, Scale
+from cubemesh.papers.claims import judge
+from cubemesh.papers.claims.evidence import Evidence
+from cubemesh.papers.published import claims
+from cubemesh.schema import (
+    Figure,
+    Gpu,
+    Placement,
+    ProgramSettings,
+    RunSpec,
+    State,
+    Status,
+    TrainSteps,
+    Unknown,
+)
+
+BOARD = "GPU board (energy counter); not in it: CPU package, DRAM, the rest of the machine"
+NO_SENSOR = "not measurable: CPU: /sys/class/powercap does not exist: a virtual machine"
+
+
+def run(record_of, batch, rate, watts=None, *, network="resnet-50", precision="fp32", **more):
+    """A record at so many samples/s, drawing so many watts."""
+    work = TrainSteps(network=network, batch_per_device=batch)
+    placement = Placement(threads=more.pop("threads", None))
+    spec = RunSpec(work=work, placement=placement, program=ProgramSettings(precision=precision))
+    record = record_of(spec, step_s=batch / rate)
+    if watts is None:
+        unknown = Unknown(what="energy and power", why=more.pop("why", NO_SENSOR))
+        return replace(record, unmeasured=(unknown,))
+    method = more.pop("method", BOARD)
+    energy = {
+        "mean_power_watts": Figure(value=watts, unit="W", method=method),
+        "telemetry_cpu_percent": Figure(value=0.3, unit="%"),
+    }
+    energy |= {name: Figure(value=value, unit="W") for name, value in more.items()}
+    return replace(record, figures={**record.figures, **energy})
+
+
+def test_the_documents_networks_and_minibatches_on_a_gpu(machine, play, record_of):
+    gpu = replace(machine, gpus=(Gpu(index=0, name="NVIDIA H200", uuid="GPU-1"),))
+    context = Context(machine=gpu)
+    asked, sent = play(EXPERIMENT.plan(Settings(), context), record_of)
+    assert [(s.work.network, s.batch_per_device) for s in asked] == [
+        (n, b) for n, batches in BATCHES.items() for b in batches
+    ]
+    assert {s.effort.seconds for s in asked} == {5.0}
+    assert {s.placement.threads for s in asked} == {None}
+    assert EXPERIMENT.answer(Settings(), sent).warnings == ()
+
+
+def test_a_cpu_is_asked_less_with_half_its_cores_too(machine, play, record_of):
+    context = Context(machine=machine, scale=Scale.QUICK)
+    asked, sent = play(EXPERIMENT.plan(Settings(), context), record_of)
+    assert [(s.work.network, s.batch_per_device, s.placement.threads) for s in asked] == [
+        (n, b, t) for n, b2 in (("cifarnet", (12, 24)), ("alexnet", (32, 64))) for b in b2
+        for t in (1, None)
+    ]  # fmt: skip
+    reduced = EXPERIMENT.answer(Settings(), sent).warnings
+    assert {w.code for w in reduced} == {"reduced"}
+    assert "without googlenet, resnet-50" in reduced[0].cause
+
+
+def test_settings_go_through_what_is_named(machine, play, record_of):
+    settings = Settings(
+        networks=("vgg16",), batches=(8, 8, 16), precisions=("fp32", "bf16"), threads=(1, 2)
+    )
+    asked, sent = play(EXPERIMENT.plan(settings, Context(machine=machine)), record_of)
+    assert [(s.batch_per_device, s.program.precision, s.placement.threads) for s in asked] == [
+        (b, p, t) for b in (8, 16) for p in ("fp32", "bf16") for t in (1, 2)
+    ]
+    warnings = EXPERIMENT.answer(settings, sent).warnings
+    assert not any("without" in w.cause for w in warnings)
+
+
+def test_energy_of_a_sample_and_the_front(record_of):
+    records = [
+        run(record_of, 32, 400.0, 300.0),
+        run(record_of, 64, 640.0, 400.0),
+        run(record_of, 128, 600.0, 450.0),
+        run(record_of, 256, 700.0, 700.0),
+    ]
+    answer = EXPERIMENT.answer(Settings(), records)
+    card, fastest, line = answer.findings[:3]
+    assert card.question == "What is trained for a watt?"
+    assert card.value == pytest.approx(1.6)
+    assert "least energy at minibatch 64, fp32: 0.625 J a sample (640" in card.text
+    assert fastest.text.startswith("resnet-50 is fastest at minibatch 256, fp32, with 700")
+    assert fastest.text.endswith("at 700 W: 1.6 times the energy of a sample.")
+    assert line.text == (
+        "resnet-50's Pareto front is fp32 at minibatch 32, 64 and 256; to the other one of these "
+        "is at least as fast for no more power."
+    )
+    (chart,) = answer.charts
+    assert chart.kind == "scatter"
+    best, measured = chart.lines
+    assert [(p.x, p.label) for p in measured.points] == [
+        *((300.0, "32"), (400.0, "64"), (450.0, "128"), (700.0, "256"))
+    ]
+    assert best.role == "reference"
+    assert [p.x for p in best.points] == [300.0, 400.0, 700.0]
+    assert [row[-1].text for row in answer.tables[0].rows] == ["on it", "on it", "–", "on it"]
+    assert answer.notes[0] == f"Power is that of {BOARD}."
+
+
+def test_without_a_sensor_performance_is_shown_and_the_reason(record_of):
+    records = [run(record_of, 32, 400.0), run(record_of, 64, 640.0)]
+    answer = EXPERIMENT.answer(Settings(), records)
+    first = answer.findings[0]
+    assert first.text.startswith("Power here is not measurable: CPU: /sys/class/powercap")
+    assert first.value is None
+    assert "NVIDIA GPU" in first.remedy
+    (chart,) = answer.charts
+    assert chart.kind == "bar"
+    assert [p.y for p in chart.lines[0].points] == pytest.approx([400.0, 640.0])
+    assert [c.name for c in answer.tables[0].columns] == [
+        *("network", "minibatch", "setting", "samples/s")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "what"),
+    [
+        ("only root may read /x/energy_uj", "chmod"),
+        ("steps were measured for 0.4 s, and 1 s are needed", "seconds=10"),
+        ("the program keeps a clock of its own", "framework that computes"),
+        ("no powercap", "virtual machine"),
+    ],
+)
+def test_what_to_do_goes_with_the_reason(reason, what):
+    assert what in remedy(reason)
+
+
+def test_one_setting_without_power_has_its_reason_beside_the_others(record_of):
+    short = "not measurable: steps were measured for 0.4 s, and 1 s are needed"
+    records = [run(record_of, 32, 400.0, 300.0), run(record_of, 64, 640.0, why=short)]
+    answer = EXPERIMENT.answer(Settings(), records)
+    told = next(f for f in answer.findings if "not measurable" in f.text)
+    assert told.text.startswith("Power of resnet-50 at minibatch 64, fp32 is not measurable: steps")
+    assert told.remedy.startswith("Measure longer")
+    assert answer.tables[0].rows[1][4].reason == "not measurable"
+
+
+def test_power_of_other_parts_is_not_compared(record_of):
+    package = "CPU package (RAPL); not in it: DRAM, the rest of the machine"
+    records = [
+        run(record_of, 32, 400.0, 300.0),
+        run(record_of, 64, 640.0, 400.0),
+        run(record_of, 128, 30.0, 90.0, method=package),
+    ]
+    answer = EXPERIMENT.answer(Settings(), records)
+    assert len(answer.charts[0].lines[0].points) == 2
+    assert any("covers other parts" in f.text for f in answer.findings)
+
+
+def test_counter_and_integrated_power_are_held_against_each_other(record_of):
+    near = {"gpu_energy_joules": 1000.0, "gpu_energy_integrated_joules": 1010.0}
+    far = {"gpu_energy_joules": 1000.0, "gpu_energy_integrated_joules": 979.0}
+    records = [run(record_of, 32, 400.0, 300.0, **near), run(record_of, 64, 640.0, 400.0, **far)]
+    texts = [f.text for f in EXPERIMENT.answer(Settings(), records).findings]
+    assert any("differ by 2.1 % at the most" in t for t in texts)
+
+
+def test_parts_idle_power_and_failures_are_told(record_of):
+    parts = {"gpu_power_watts": 350.0, "cpu_package_watts": 50.0, "gpu_idle_watts": 70.0}
+    spec = RunSpec(work=TrainSteps(network="resnet-50", batch_per_device=512))
+    oom = record_of(spec, status=Status.OOM, message="out of memory: needs 200 GiB")
+    records = [run(record_of, 32, 400.0, 400.0, **parts), oom]
+    answer = EXPERIMENT.answer(Settings(), records)
+    names = [c.name for c in answer.tables[0].columns]
+    assert names[4:7] == ["power", "GPU", "CPU"]
+    assert answer.tables[0].rows[0][5].value == 350.0
+    texts = [f.text for f in answer.findings]
+    assert any("70 W at the least before a run touched it: 20 %" in t for t in texts)
+    assert any("needs 200 GiB" in t for t in texts)
+    assert any("at most 0.3 % of a run's processor time" in t for t in texts)
+
+
+@given(st.lists(st.tuples(st.floats(1, 1000), st.floats(1, 1000)), min_size=1, max_size=20))
+def test_the_front_holds_what_nothing_beats_and_nothing_else(points):
+    group = Group(Key("resnet-50", 1, "fp32", None), ())
+    settings = [
+        Measured(group, Figure(value=rate, unit="samples/s"), watts, "") for watts, rate in points
+    ]
+    chosen = front(settings)
+
+    def beats(a, b):
+        better = a.watts < b.watts or a.throughput.value > b.throughput.value
+        return a.watts <= b.watts and a.throughput.value >= b.throughput.value and better
+
+    assert not any(beats(a, b) for a in settings for b in chosen)
+    for one in settings:
+        alike = {(m.watts, m.throughput.value) for m in chosen}
+        on = (one.watts, one.throughput.value) in alike
+        assert on or any(beats(m, one) for m in chosen)
+
+
+def test_the_claim_about_the_cost_of_sampling(record_of, machine):
+    claim = next(c for c in claims() if c.id == "004-12")
+    cheap = run(record_of, 32, 400.0, 300.0)
+    found = judge(claim, Evidence(records=(cheap,), machine=machine), {"power"})
+    assert found.state is State.HOLDS
+    assert found.measured.value == 0.3
+    dear = replace(
+        cheap, figures={**cheap.figures, "telemetry_cpu_percent": Figure(value=9.0, unit="%")}
+    )
+    found = judge(claim, Evidence(records=(cheap, dear), machine=machine), {"power"})
+    assert found.state is State.DOES_NOT_HOLD
+    blind = replace(
+        cheap, figures={k: f for k, f in cheap.figures.items() if k != "mean_power_watts"}
+    )
+    unread = judge(claim, Evidence(records=(blind,), machine=machine), {"power"})
+    assert unread.state is State.CANNOT_BE_TESTED_HERE
+    assert "no power sensor" in unread.reason
+    nothing = judge(claim, Evidence(records=(), machine=machine), {"power"})
+    assert nothing.state is State.CANNOT_BE_TESTED_HERE

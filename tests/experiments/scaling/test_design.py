@@ -1,0 +1,259 @@
+"""Weak and strong scaling, from records made up to scale so far and no further."""
+
+import dataclasses
+
+import pytest
+
+from cubemesh.errors import UsageError
+from cubemesh.experiments.analysis.groups import Group
+from cubemesh.experiments.core.settings import apply
+from cubemesh.experiments.registry import Context, Scale
+from cubemesh.experiments.scaling import strong as strong_scaling
+from cubemesh.experiments.scaling import weak as weak_scaling
+from cubemesh.experiments.scaling.design import curves
+from cubemesh.experiments.scaling.efficiency import alone_rates, efficiency, efficiency_alone
+from cubemesh.experiments.scaling.modes import Regime, batch_per_device, fixed_batch
+from cubemesh.schema import Gpu, Part, Placement, ProgramSettings, Rank, RunSpec, Status, TrainSteps
+
+WEAK, STRONG = weak_scaling.EXPERIMENT, strong_scaling.EXPERIMENT
+
+
+@pytest.fixture
+def several(record_of):
+    """A record of several ranks, each with a step time of its own, and its parts in percent."""
+
+    def make(spec, step_s=0.01, slower=0.0, parts=None, **words):
+        record = record_of(spec, step_s=step_s, **words)
+        devices = spec.placement.devices
+        if not record.ok:
+            return record
+        ranks = range(devices)
+        times = [step_s * (1 + slower * rank) for rank in ranks]
+        windows = tuple(
+            dataclasses.replace(w, rank=rank, elapsed_s=w.elapsed_s * times[rank] / step_s)
+            for rank in ranks
+            for w in record.windows
+        )
+        throughput = record.figures["throughput_per_s"]
+        rate = devices * (spec.batch_per_device or 1) / max(times)
+        scale = rate / throughput.value
+        figure = dataclasses.replace(
+            throughput, value=rate, low=throughput.low * scale, high=throughput.high * scale
+        )
+        own = parts or {"compute": step_s}
+        told = tuple(Part(name=n, seconds=s, method="") for n, s in own.items())
+        return dataclasses.replace(
+            record,
+            windows=windows,
+            figures={**record.figures, "throughput_per_s": figure},
+            parts=told if spec.effort.attribution else (),
+            rank_parts=(told,) * devices if spec.effort.attribution and devices > 1 else (),
+        )
+
+    return make
+
+
+def spec(devices=1, exchange="none", batch=64):
+    return RunSpec(
+        work=TrainSteps(network="little-cnn", batch_per_device=batch),
+        placement=Placement(devices=devices),
+        program=ProgramSettings(exchange=exchange),
+    )
+
+
+@pytest.mark.parametrize(
+    ("regime", "devices", "hosts", "each"),
+    [
+        (Regime.WEAK, 4, 1, 32),
+        (Regime.STRONG, 4, 1, 8),
+        (Regime.STRONG, 3, 1, None),
+        (Regime.STRONG, 64, 1, None),
+        (Regime.CONSTANT_BATCH, 4, 1, 8),
+        (Regime.CONSTANT_BATCH, 8, 4, 16),
+    ],
+)
+def test_a_regime_says_what_each_device_takes(regime, devices, hosts, each):
+    assert batch_per_device(regime, 32, devices, hosts) == each
+    if each is not None:
+        assert fixed_batch(regime, each, devices, hosts) == 32
+
+
+def test_efficiency_is_of_n_times_one_device_and_of_the_slowest_alone(several):
+    one = Group(0, (several(spec(), step_s=0.010),))
+    two = Group(0, (several(spec(2, "all-reduce"), step_s=0.0125),))
+    alone = Group(0, (several(spec(2), step_s=0.010, slower=0.1),))
+    found = efficiency(two, one)
+    assert found.value == pytest.approx(80)
+    assert found.low < 80 < found.high
+    assert found.high - found.low < 2
+    rates = alone_rates(alone)
+    assert rates == pytest.approx({0: 6400, 1: 6400 / 1.1}, rel=1e-3)
+    beside = efficiency_alone(two, alone)
+    assert beside.value == pytest.approx(88, abs=0.1)
+    assert beside.low < beside.value < beside.high
+
+
+def test_repeats_count_all_ranks_of_each_run_together(several):
+    runs = tuple(several(spec(2, "all-reduce"), step_s=s) for s in (0.0125, 0.0130, 0.0120))
+    pooled = Group(0, runs).throughput
+    assert pooled.value == pytest.approx(2 * 64 / 0.0125, rel=0.01)
+    found = efficiency(Group(0, runs), Group(0, (several(spec()),)))
+    assert found.value == pytest.approx(80, abs=1)
+    assert found.high - found.low > 3, "runs differ by more than windows, and are few"
+
+
+def test_too_few_windows_give_no_interval(several):
+    two = several(spec(2, "all-reduce"))
+    few = dataclasses.replace(two, windows=tuple(w for w in two.windows if w.start_s < 3))
+    found = efficiency(Group(0, (few,)), Group(0, (several(spec()),)))
+    assert found.low is None
+    assert found.high is None
+
+
+def test_a_weak_scaling_asks_for_one_several_and_each_alone(machine, play, several):
+    settings = weak_scaling.Settings(devices=(2,), batches=(32,))
+    asked, _ = play(WEAK.plan(settings, Context(machine=machine)), several)
+    told = [(s.placement.devices, s.program.exchange, s.batch_per_device) for s in asked]
+    assert told == [(1, "none", 32), (2, "all-reduce", 32), (2, "none", 32)]
+    assert [s.placement.threads for s in asked] == [1, 1, 1], "a device is as many cores"
+    assert [s.placement.pinning for s in asked] == ["cores", "none", "none"]
+    assert [s.effort.attribution for s in asked] == [True, True, False]
+
+
+def test_a_strong_scaling_shares_the_global_minibatch_where_it_can(machine, play, several):
+    settings = strong_scaling.Settings(devices=(2, 3, 4), global_batches=(64,), alone=False)
+    asked, _ = play(STRONG.plan(settings, Context(machine=machine)), several)
+    assert [(s.placement.devices, s.batch_per_device) for s in asked] == [(1, 64), (2, 32), (4, 16)]
+    assert {s.global_batch for s in asked} == {64}
+
+
+def test_of_several_hosts_each_has_as_many_devices(machine, play, several):
+    hosts = {"hosts": ("a", "b")}
+
+    def on_hosts(spec):
+        return apply(spec, hosts, plans_devices=WEAK.plans_devices)
+
+    def make(spec):
+        return several(on_hosts(spec))
+
+    settings = weak_scaling.Settings(
+        devices=(2, 4), batches=(32,), regime=Regime.CONSTANT_BATCH, alone=False
+    )
+    asked, records = play(WEAK.plan(settings, Context(machine=machine, hosts=2)), make)
+    specs = [record.spec for record in records]
+    told = [(s.placement.devices, s.placement.hosts, s.batch_per_device) for s in specs]
+    assert told == [(1, (), 32), (2, ("a", "b"), 32), (4, ("a", "b"), 16)]
+    (curve,) = curves(records, Regime.CONSTANT_BATCH)
+    assert curve.curve.batch == 32, "of a host"
+    assert curve.one is not None
+    usual = weak_scaling.Settings(batches=(32,), alone=False)
+    asked, _ = play(WEAK.plan(usual, Context(machine=machine, hosts=3)), several)
+    assert [s.placement.devices for s in asked] == [1, 3, 6], "this one has two cores"
+
+
+def test_the_documents_networks_are_for_gpus_and_devices_double_as_far_as_there_are(
+    machine, play, several
+):
+    gpus = tuple(Gpu(index=n, name="NVIDIA H200", uuid=f"GPU-{n}") for n in range(8))
+    cpu = dataclasses.replace(machine.cpu, usable_cores=32)
+    large = dataclasses.replace(machine, gpus=gpus, cpu=cpu)
+    asked, _ = play(WEAK.plan(weak_scaling.Settings(), Context(machine=large)), several)
+    points = {(s.work.network, s.batch_per_device, s.work.image_size) for s in asked}
+    assert points == set(weak_scaling.DOCUMENTED)
+    assert {s.placement.devices for s in asked} == {1, 2, 4, 8}
+    assert {s.placement.threads for s in asked} == {None}
+    quick = Context(machine=large, scale=Scale.QUICK)
+    asked, _ = play(STRONG.plan(strong_scaling.Settings(), quick), several)
+    assert {(s.work.network, s.placement.devices) for s in asked} == {
+        ("little-cnn", 1),
+        ("little-cnn", 2),
+    }
+
+
+def test_the_answer_names_the_regime_and_says_why_efficiency_falls(machine, play, several):
+    parts = {"compute": 0.0102, "exposed_communication": 0.0015, "straggler_wait": 0.0003}
+
+    def measured(asked):
+        if asked.placement.devices == 1:
+            return several(asked, step_s=0.010)
+        if asked.program.exchange == "none":
+            return several(asked, step_s=0.010, slower=0.05)
+        return several(asked, step_s=0.012, parts=parts)
+
+    settings = weak_scaling.Settings(devices=(2,), batches=(64,))
+    _, sent = play(WEAK.plan(settings, Context(machine=machine)), measured)
+    answer = WEAK.answer(settings, sent)
+    card, alone, why = answer.findings
+    assert card.value == pytest.approx(100 * 10 / 12)
+    assert card.low < card.value < card.high
+    assert "weak scaling (64 a device, 128 in all)" in card.text
+    assert "rank 1" in alone.text
+    assert "87." in alone.text or "88" in alone.text
+    assert "biggest loss is exposed communication, 12.5 % of the step" in why.text
+    assert "1.5 ms exposed communication" in why.text
+    assert why.remedy
+    points, ranks, *_ = answer.tables
+    assert [row[1].text for row in points.rows] == ["weak", "weak", "each alone"]
+    assert [row[6].value for row in points.rows] == [64, 128, 128]
+    assert [row[3].value for row in ranks.rows] == [0, 0, 1]
+    throughput, bars, where = answer.charts
+    assert [line.role for line in throughput.lines] == ["measured", "measured", "reference"]
+    ideal = throughput.lines[-1].points
+    assert ideal[1].y == pytest.approx(2 * ideal[0].y)
+    assert bars.kind == "bar"
+    assert bars.lines[0].points[0].low is not None
+    assert where.stacked
+
+
+def test_strong_scaling_loses_what_does_not_shrink_with_the_minibatch(machine, play, several):
+    def measured(asked):
+        if asked.placement.devices == 1:
+            return several(asked, step_s=0.010)
+        return several(asked, step_s=0.008, parts={"compute": 0.007, "straggler_wait": 0.001})
+
+    settings = strong_scaling.Settings(devices=(2,), global_batches=(64,), alone=False)
+    _, sent = play(STRONG.plan(settings, Context(machine=machine)), measured)
+    card, why = STRONG.answer(settings, sent).findings
+    assert card.value == pytest.approx(100 * 10 / 16)
+    assert "3 ms longer than its share" in why.text
+    assert "biggest loss is compute, 25.0 % of the step" in why.text
+
+
+def test_what_did_not_run_says_why_and_a_single_device_scales_nothing(machine, play, several):
+    def measured(asked):
+        if asked.placement.devices > 1:
+            return several(asked, status=Status.UNSUPPORTED, message="2 cores. Set devices=2")
+        return several(asked)
+
+    settings = weak_scaling.Settings(devices=(4,))
+    _, sent = play(WEAK.plan(settings, Context(machine=machine)), measured)
+    texts = [f.text for f in WEAK.answer(settings, sent).findings]
+    assert any("little-cnn, 64 on 4 devices, all-reduce: not offered: 2 cores" in t for t in texts)
+    one = [r for r in sent if r.ok]
+    (finding,) = WEAK.answer(weak_scaling.Settings(), one).findings
+    assert "nothing is scaled" in finding.text
+
+
+def test_settings_that_cannot_be_meant_are_refused():
+    with pytest.raises(UsageError, match="alone=true"):
+        weak_scaling.Settings(exchanges=("none",))
+    with pytest.raises(UsageError, match="1 or more"):
+        strong_scaling.Settings(devices=(0,))
+
+
+def test_forecasts_stand_beside_what_was_measured(several):
+    one = several(spec())
+    rank = Rank(rank=0, host="here", device="cpu", outcome=one.outcome)
+    one = dataclasses.replace(one, ranks=(rank,))
+    records = [one, several(spec(2, "all-reduce"), step_s=0.0125)]
+    found = WEAK.answer(WEAK.settings(), records)
+    table = next(t for t in found.tables if t.title.startswith("Forecast"))
+    (row,) = table.rows
+    assert not any(cell.reason for cell in row)
+    measured, forecast, off = (cell.value for cell in row[3:6])
+    assert measured == pytest.approx(2 * 64 / 0.0125, rel=0.05)
+    # Two devices of the one's speed, less what exchanging takes.
+    assert measured / 2 < forecast <= 2 * 64 / 0.010 * 1.01
+    assert off == pytest.approx(100 * (forecast / measured - 1))
+    assert any("Forecasts from one device's rate" in f.text for f in found.findings)
+    assert any(line.role == "forecast" for chart in found.charts for line in chart.lines)

@@ -1,0 +1,205 @@
+"""Translators by width, attention and minibatch: the plan, and what an answer says."""
+
+import dataclasses
+
+import pytest
+
+from cubemesh.errors import UsageError
+from cubemesh.experiments.core.settings import request
+from cubemesh.experiments.registry import Context, Scale
+from cubemesh.experiments.runner import ask
+from cubemesh.experiments.seq2seq.experiment import EXPERIMENT, Settings
+from cubemesh.machines import probe
+from cubemesh.runs import Executor
+from cubemesh.schema import Figure, ProgramSettings, RunSpec, Status, TrainSteps
+from cubemesh.store import Store
+
+EACH = 38.0
+"""Tokens of a sentence in the scripted records."""
+
+
+def trained(record_of, network, width, batch, step_s, precision="fp32", **more):
+    work = TrainSteps(network=network, batch_per_device=batch, hidden=width)
+    spec = RunSpec(work=work, program=ProgramSettings(precision=precision))
+    record = record_of(spec, step_s=step_s, **more)
+    if not record.ok:
+        return record
+    tokens = Figure(value=EACH * batch / step_s, unit="tokens/s")
+    return dataclasses.replace(record, figures={**record.figures, "tokens_per_s": tokens})
+
+
+def texts(records, settings=None):
+    return [f.text for f in EXPERIMENT.answer(settings or Settings(), records).findings]
+
+
+def test_full_settings_are_the_documents(machine, play, record_of):
+    context = Context(machine=machine, scale=Scale.FULL)
+    asked, sent = play(EXPERIMENT.plan(Settings(), context), record_of)
+    assert [(s.work.hidden, s.batch_per_device, s.work.network) for s in asked] == [
+        (width, batch, network)
+        for width in (512, 1024, 2048)
+        for batch in (32, 64, 128, 256)
+        for network in ("translator", "translator-plain")
+    ]
+    assert {s.program.precision for s in asked} == {"fp32"}
+    assert EXPERIMENT.answer(Settings(), sent).warnings == ()
+
+
+def test_a_cpu_takes_less_and_says_so(machine, play, record_of):
+    asked, sent = play(EXPERIMENT.plan(Settings(), Context(machine=machine)), record_of)
+    assert {s.work.hidden for s in asked} == {128, 256, 512}
+    assert {s.batch_per_device for s in asked} == {4, 8, 16, 32}
+    (warning,) = EXPERIMENT.answer(Settings(), sent).warnings
+    assert "widths up to 512 for 2048" in warning.cause
+    assert "minibatches up to 32 for 256" in warning.cause
+    quick = Context(machine=machine, scale=Scale.QUICK)
+    asked, _ = play(EXPERIMENT.plan(Settings(), quick), record_of)
+    assert {s.work.hidden for s in asked} == {128, 256}
+
+
+def test_a_list_ends_for_the_slow_attention_alone(machine, play, record_of):
+    def make(spec):
+        slow = spec.work.network == "translator" and spec.batch_per_device >= 8
+        return record_of(spec, step_s=60.0 if slow else 0.01)
+
+    settings = Settings(widths=(64,))
+    asked, _ = play(EXPERIMENT.plan(settings, Context(machine=machine)), make)
+    ran = {"translator": [], "translator-plain": []}
+    for spec in asked:
+        ran[spec.work.network].append(spec.batch_per_device)
+    assert ran == {"translator": [4, 8], "translator-plain": [4, 8, 16, 32]}
+    named = Settings(widths=(64,), batches=(4, 8, 16), attention=("mlp",))
+    asked, _ = play(EXPERIMENT.plan(named, Context(machine=machine)), make)
+    assert [s.batch_per_device for s in asked] == [4, 8, 16]
+
+
+def test_attention_and_width_at_the_largest_minibatch_both_ran(record_of):
+    records = [
+        trained(record_of, "translator", 512, 64, 0.10),
+        trained(record_of, "translator", 512, 128, 0.16),
+        trained(record_of, "translator", 512, 256, 0.32),
+        trained(record_of, "translator-plain", 512, 64, 0.05),
+        trained(record_of, "translator-plain", 512, 128, 0.08),
+        trained(record_of, "translator", 1024, 64, 0.20),
+        trained(
+            record_of, "translator", 1024, 128, 1.0, status=Status.OOM, message="out of memory"
+        ),
+    ]
+    answer = EXPERIMENT.answer(Settings(), records)
+    fastest, attention, width = answer.findings[:3]
+    assert fastest.value == pytest.approx(1600)
+    assert "plain attention, 512 wide, trains at" in fastest.text
+    assert "tokens/s" in fastest.text
+    assert attention.question == "Which attention is faster?"
+    assert attention.text == (
+        "At minibatch 128 plain attention, 512 wide trains 2.00× (1.96–2.04) as many "
+        "sentences a second as mlp attention, 512 wide."
+    )
+    assert attention.value == pytest.approx(2)
+    assert width.text.startswith("At minibatch 64 mlp attention, 1024 wide trains 0.50×")
+    assert "times the operations" in width.text
+    told = texts(records)
+    assert any(
+        t.startswith("mlp attention, 512 wide: throughput levels off at minibatch 128, 1.25×")
+        for t in told
+    )
+    assert any("plain attention, 512 wide: throughput still grows" in t for t in told)
+    assert "mlp attention, 1024 wide, minibatch 128: out of memory." in told
+
+
+def test_table_and_charts_count_tokens_and_show_gaps(record_of):
+    records = [
+        trained(record_of, "translator", 512, 64, 0.10),
+        trained(record_of, "translator", 1024, 64, 0.20),
+        trained(record_of, "translator", 1024, 128, 1.0, status=Status.OOM),
+    ]
+    answer = EXPERIMENT.answer(Settings(), records)
+    (table,) = answer.tables
+    names = [column.name for column in table.columns]
+    first = dict(zip(names, table.rows[0], strict=True))
+    assert first["sentences/s"].value == pytest.approx(640)
+    assert first["tokens/s"].value == pytest.approx(640 * EACH)
+    assert first["tokens/s"].low == pytest.approx(640 * EACH * 0.99)
+    gap = dict(zip(names, table.rows[2], strict=True))
+    assert gap["tokens/s"].value is None
+    assert "out of memory" in gap["tokens/s"].reason
+    by_batch, by_width = answer.charts
+    assert [line.name for line in by_batch.lines] == [
+        "mlp attention, 512 wide",
+        "mlp attention, 1024 wide",
+    ]
+    assert by_batch.lines[1].points[1].y is None
+    assert by_width.title == "tokens/s by width, minibatch 64"
+    assert [p.x for p in by_width.lines[0].points] == [512, 1024]
+
+
+def test_level_is_called_level_and_fewer_bits_are_compared(record_of):
+    records = [
+        trained(record_of, "translator", 512, 64, 0.100),
+        trained(record_of, "translator-plain", 512, 64, 0.099),
+        trained(record_of, "translator", 512, 64, 0.050, precision="bf16"),
+    ]
+    told = texts(records, Settings(precisions=("fp32", "bf16")))
+    assert any("are level: 1.01×" in t for t in told)
+    assert any(
+        t.startswith("At minibatch 64 mlp attention, 512 wide, bf16 trains 2.00×") for t in told
+    )
+
+
+def test_nothing_measured_is_no_error():
+    answer = EXPERIMENT.answer(Settings(), [])
+    assert answer.findings == answer.charts == answer.warnings == ()
+
+
+def test_what_it_varies_itself_is_refused():
+    with pytest.raises(UsageError, match="--set widths="):
+        request(EXPERIMENT, {"hidden": "64"})
+    with pytest.raises(UsageError, match="attention=bahdanau"):
+        request(EXPERIMENT, {"attention": "bahdanau"})
+
+
+def asked(tmp_path, given):
+    """What comes of really running `given` on networks of a few words."""
+    given = {
+        "vocabulary": "40",
+        "sequence_length": "6",
+        "seconds": "0.2",
+        "warmup_seconds": "0.1",
+    } | given
+    machine = probe()
+    with (
+        Store.open(str(tmp_path / "s.sqlite")) as store,
+        Executor(store, machine=machine, runs_folder=tmp_path / "runs") as executor,
+    ):
+        context = Context(machine=machine, scale=Scale.QUICK)
+        return ask(EXPERIMENT, request(EXPERIMENT, given), context, executor, store)
+
+
+def tokens_each(answered):
+    """Tokens of a sentence, from each row of the table."""
+    (table,) = answered.answer.tables
+    names = [column.name for column in table.columns]
+    rows = [dict(zip(names, row, strict=True)) for row in table.rows]
+    return [row["tokens/s"].value / row["sentences/s"].value for row in rows]
+
+
+def test_the_scripted_framework_for_real(tmp_path):
+    given = {"widths": "8", "batches": "2,4", "framework": "null", "script": "step=0.01"}
+    answered = asked(tmp_path, given)
+    assert [record.ok for record in answered.records] == [True] * 4
+    assert all(3 < each <= 6 for each in tokens_each(answered))
+    assert any("Which attention" in (f.question or "") for f in answered.answer.findings)
+
+
+def test_pytorch_on_real_text(tmp_path):
+    lines = {"source.txt": "the cat sleeps\nthe dog\n", "target.txt": "die Katze schläft\nder\n"}
+    for name, text in lines.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    given = {"widths": "8", "batches": "2", "attention": "mlp"}
+    given |= {"data": "parallel-text", "data_path": str(tmp_path)}
+    answered = asked(tmp_path, given)
+    (record,) = answered.records
+    assert record.ok
+    assert record.figures["throughput_per_s"].value > 0
+    assert tokens_each(answered) == [pytest.approx((4 + 2) / 2)]
+    assert not any("made of chance" in note for note in answered.answer.notes)

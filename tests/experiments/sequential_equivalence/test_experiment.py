@@ -1,0 +1,391 @@
+"""Real ranks, joined by gloo, with and without planted faults, held against one process.
+
+The ranks run this very file as a script. What is planted is planted in the running code of a rank:
+an exchange that sums, a feed that skips a batch, another seed; the comparison is told nothing of
+it.
+"""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from cubemesh.data.feed import Feed
+from cubemesh.experiments.registry import Context, Scale
+from cubemesh.experiments.sequential_equivalence.compare import TOLERANCES, compare
+from cubemesh.experiments.sequential_equivalence.experiment import (
+    EXPERIMENT,
+    Settings,
+    _own_and_others,
+)
+from cubemesh.frameworks import pytorch
+from cubemesh.frameworks.api.gradient_sync import Alone
+from cubemesh.measure.telemetry.gpu_processes import Neighbours
+from cubemesh.networks.graph import Network
+from cubemesh.papers.claims.evidence import Evidence
+from cubemesh.papers.claims.several_devices import same_error_rates
+from cubemesh.papers.published import claims
+from cubemesh.parallel import strategies as exchanges
+from cubemesh.runs.assemble import assemble
+from cubemesh.runs.exit_status import Ending
+from cubemesh.schema import (
+    FirstSteps,
+    Outcome,
+    Placement,
+    ProgramSettings,
+    RunKey,
+    RunSpec,
+    State,
+    Status,
+)
+from cubemesh.worker.report.events import EventLog, events_path, read_events
+from cubemesh.worker.run.task import Task
+from cubemesh.worker.run.tasks import TASKS
+
+# The ranks of all cases run before the first test, under a limit of their own; those that wait for
+# one another take long where others have the processors.
+pytestmark = pytest.mark.timeout(400, func_only=True)
+
+GLOBAL_BATCH = 16
+ITERATIONS = {"little-cnn": 4, "resnet-18": 1}
+
+
+def spec_of(network, ranks=1, exchange="none", precision="fp64", **program):
+    return RunSpec(
+        work=FirstSteps(
+            network=network,
+            batch_per_device=GLOBAL_BATCH // ranks,
+            image_size=8,
+            classes=10,
+            data="digits",
+            iterations=ITERATIONS[network],
+        ),
+        placement=Placement(devices=ranks),
+        program=ProgramSettings(
+            exchange=exchange,
+            precision=precision,
+            **{"batch_norm": "global", "deterministic": True, **program},
+        ),
+    )
+
+
+class Summed:
+    """Forgets to divide: stands before an exchange that takes means."""
+
+    def ready(self, bucket):
+        super().ready(bucket)
+        self._buckets = [*getattr(self, "_buckets", []), bucket]
+
+    def finish(self):
+        super().finish()
+        for bucket in self._buckets:
+            bucket.gradients.mul_(self._group.size)
+        self._buckets = []
+
+
+def plant_sum(spec, rank, patch):
+    for name in ("all-reduce", "parameter-server"):
+        summed = type("Summed", (Summed, exchanges.EXCHANGES[name]), {})
+        patch.setitem(exchanges.EXCHANGES, name, summed)
+
+
+def plant_skipped_batch(spec, rank, patch):
+    take = Feed.__next__
+    taken = []
+
+    def skipping(feed):
+        taken.append(1)
+        if rank == 1 and len(taken) == 2:
+            take(feed)
+        return take(feed)
+
+    patch.setattr(Feed, "__next__", skipping)
+
+
+def plant_other_seeds(spec, rank, patch):
+    return dataclasses.replace(spec, work=dataclasses.replace(spec.work, seed=rank))
+
+
+def plant_other_order(spec, rank, patch):
+    plan = Feed.plan
+    patch.setattr(Feed, "plan", lambda feed, number: plan(feed, number + rank))
+
+
+def plant_other_weights(spec, rank, patch):
+    draw = Network.draw
+    patch.setattr(Network, "draw", lambda network, seed: draw(network, seed + rank))
+
+
+LITTLE, RESNET = "little-cnn", "resnet-18"
+PASSING = {
+    f"{network} {precision} {ranks} {exchange}": spec_of(network, ranks, exchange, precision)
+    for network in (LITTLE, RESNET)
+    for precision in ("fp64", "fp32")
+    for ranks in (1, 2, 4)
+    for exchange in ("all-reduce", "parameter-server")
+}
+QUICK = {
+    *("little-cnn fp64 2 all-reduce", "little-cnn fp32 4 parameter-server"),
+    *("resnet-18 fp64 2 all-reduce", "sum, not mean", "a skipped batch", "different seeds"),
+    *("per-device batch normalisation", "dropout"),
+}
+"""What always runs; the others are a `sweep`."""
+SUM = spec_of(LITTLE, 2, "all-reduce")
+SERVED = spec_of(LITTLE, 4, "parameter-server")
+BY_SERVER = {
+    "sum, not mean": (SERVED, plant_sum),
+    "a skipped batch": (SERVED, plant_skipped_batch),
+    "different seeds": (SERVED, plant_other_seeds),
+    "per-device batch normalisation": (
+        spec_of(RESNET, 4, "parameter-server", batch_norm="device"),
+        None,
+    ),
+}
+FAULTS = {
+    "sum, not mean": (SUM, plant_sum),
+    "a skipped batch": (SUM, plant_skipped_batch),
+    "different seeds": (SUM, plant_other_seeds),
+    "data order": (SUM, plant_other_order),
+    "different initial weights": (SUM, plant_other_weights),
+    "per-device batch normalisation": (spec_of(RESNET, 2, "all-reduce", batch_norm="device"), None),
+    "dropout": (spec_of(LITTLE, 2, "all-reduce", deterministic=False), None),
+    "a missing rank": (spec_of(LITTLE, 2, "none"), None),
+    "rounding": (spec_of(LITTLE, 2, "all-reduce-16", precision="fp32"), None),
+    **{f"{name}; four ranks by a server": case for name, case in BY_SERVER.items()},
+}
+CASES = {name: (spec, None) for name, spec in PASSING.items()} | FAULTS
+GOOD, BAD = "little-cnn fp64 2 all-reduce", "per-device batch normalisation"
+
+
+def chosen(names):
+    return [pytest.param(n, marks=() if n in QUICK else pytest.mark.sweep) for n in names]
+
+
+def one_batch(source, size):
+    """As many of the held-out samples as are scored at a time: enough here, and soon done."""
+    yield source.batch(np.arange(size))
+
+
+def look(folder, spec, group, plant=None):
+    """What the worker does for one rank, with its events in `folder`."""
+    folder.mkdir(exist_ok=True)
+    log = EventLog(events_path(folder, group.rank), group.rank, 0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cubemesh.training.first_steps.in_order", one_batch)
+        if plant is not None:
+            spec = plant(spec, group.rank, patch) or spec
+        log.started(host="here", device="cpu", threads=1)
+        TASKS["first_steps"](
+            Task(
+                spec=spec,
+                framework=pytorch,
+                device="cpu",
+                threads=1,
+                usable_cores=1,
+                neighbours=Neighbours(None),
+                log=log,
+                group=group,
+            )
+        )
+    log.outcome(Outcome(status=Status.OK))
+    log.close()
+
+
+def rank(job):
+    """Each process: the cases for its number of ranks, of those the job names."""
+    folder, *names = job.split("\n")
+    group = pytorch.join("cpu", 60.0)
+    for name in names:
+        spec, plant = CASES[name]
+        if spec.placement.devices == group.size:
+            look(Path(folder, name), spec, group, plant)
+    group.close()
+
+
+def record(folder, spec):
+    events = [
+        {**event, "of_rank": n}
+        for n in range(spec.placement.devices)
+        for event in read_events(events_path(folder, n))
+    ]
+    key = RunKey(spec_id=spec.spec_id, machine_id="m", software_id="s", code_version="c")
+    ending = Ending(exit_code=0, elapsed_s=1.0)
+    return assemble(spec, key, events, ending, started_utc="2026-01-01", attempt=1)[0]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, request):
+    """Where the cases that the chosen tests need have run."""
+    folder = tmp_path_factory.mktemp("ranks")
+    asked = [i.callspec.params.get("name") for i in request.session.items if hasattr(i, "callspec")]
+    names = [name for name in CASES if name in {*asked, GOOD, BAD}]
+    for ranks in {CASES[name][0].placement.devices for name in names} - {1}:
+        command = [sys.executable, __file__, str(ranks), "\n".join([str(folder), *names])]
+        subprocess.run(command, check=True, timeout=100 * len(names))
+    for name in names:
+        spec, plant = CASES[name]
+        if spec.placement.devices == 1:
+            look(folder / name, spec, Alone(), plant)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """(the spec of several devices) → the record of one device with the same global minibatch."""
+    folder, made = tmp_path_factory.mktemp("alone"), {}
+
+    def reference(spec):
+        program = spec.program
+        one = spec_of(
+            spec.work.network,
+            precision=program.precision,
+            batch_norm=program.batch_norm,
+            deterministic=program.deterministic,
+        )
+        if one.spec_id not in made:
+            look(folder / one.spec_id, one, Alone())
+            made[one.spec_id] = record(folder / one.spec_id, one)
+        return made[one.spec_id]
+
+    return reference
+
+
+@pytest.mark.parametrize("name", chosen(PASSING))
+def test_several_ranks_compute_what_one_does(folder, alone, name, record_property):
+    spec, _ = CASES[name]
+    run = record(folder / name, spec)
+    comparison = compare(run, alone(spec))
+    for link in comparison.links:
+        record_property(link.name, f"{link.distance:.2g}")
+    assert comparison.passes, (comparison.cause, comparison.links)
+    gradient = next(x for x in comparison.links if x.name == "exchanged gradient")
+    assert gradient.distance <= TOLERANCES[spec.program.precision]
+    if spec.placement.devices > 1:  # ranks sum in another order, so it is never the very same
+        assert gradient.distance > 0
+
+
+@pytest.mark.parametrize("name", chosen(FAULTS))
+def test_a_planted_fault_is_found_and_named(folder, alone, name, record_property):
+    spec, _ = CASES[name]
+    comparison = compare(record(folder / name, spec), alone(spec))
+    record_property("cause", f"{comparison.cause}")
+    assert not comparison.passes
+    assert comparison.cause.name == name.partition(";")[0], comparison
+    assert comparison.cause.remedy
+
+
+def test_the_answer_says_what_passes_and_why_the_others_do_not(folder, alone):
+    records = [
+        alone(CASES[GOOD][0]),
+        record(folder / GOOD, CASES[GOOD][0]),
+    ]
+    answer = EXPERIMENT.answer(Settings(), records)
+    assert answer.findings[0].text.startswith("1 of 1 trainings pass: their first gradients are")
+    records = [alone(CASES[BAD][0]), record(folder / BAD, CASES[BAD][0])]
+    answer = EXPERIMENT.answer(Settings(), records)
+    text = next(f.text for f in answer.findings if "FAILS" in f.text)
+    assert text.startswith("resnet-18, fp64, 2 devices by all-reduce FAILS by per-device batch")
+    assert "bn1 is the first layer whose result is off" in text
+    assert "each device's 8 samples, not over all 16" in text
+
+
+def right(record, share, precision=None):
+    """The same with another accuracy; and precision."""
+    figure = record.figures["accuracy"]
+    figure = dataclasses.replace(figure, value=share, low=share - 0.03, high=share + 0.03)
+    record = dataclasses.replace(record, figures={**record.figures, "accuracy": figure})
+    program = dataclasses.replace(
+        record.spec.program, precision=precision or record.spec.program.precision
+    )
+    spec = dataclasses.replace(record.spec, program=program)
+    key = dataclasses.replace(record.key, spec_id=spec.spec_id)
+    return dataclasses.replace(record, spec=spec, key=key, run_id=f"{spec.spec_id}-{share}")
+
+
+@pytest.mark.parametrize(
+    ("several", "passes"), [(0.10, True), (0.20, True), (0.30, True), (0.40, False), (0.02, False)]
+)
+def test_an_error_rate_may_lie_where_rounding_alone_moves_one_devices(
+    folder, alone, several, passes
+):
+    one, many = alone(CASES[GOOD][0]), record(folder / GOOD, CASES[GOOD][0])
+    fp32 = [right(one, 0.10, "fp32"), right(many, several, "fp32")]
+    fp64 = [right(one, 0.30), right(many, 0.30)]
+    answer = EXPERIMENT.answer(Settings(), [*fp64, *fp32])
+    told = " ".join(f.text for f in answer.findings)
+    assert answer.findings[0].text.startswith(f"{1 + passes} of 2 trainings pass")
+    assert ("FAILS by later steps" in told) is not passes
+    assert ("says nothing of the devices" in told) is (several in (0.2, 0.3))
+
+
+def test_no_coarser_precision_excuses_an_error_rate(folder, alone):
+    one, many = alone(CASES[GOOD][0]), record(folder / GOOD, CASES[GOOD][0])
+    fp64, fp32 = [right(one, 0.10), right(many, 0.30)], [right(one, 0.30, "fp32")]
+    answer = EXPERIMENT.answer(Settings(), [*fp64, *fp32])
+    assert "FAILS by later steps" in " ".join(f.text for f in answer.findings)
+
+
+def test_another_machines_error_rate_is_held_against_this_ones(folder, alone):
+    own = alone(CASES["dropout"][0])
+    key = dataclasses.replace(own.key, machine_id="other")
+    ranks = (dataclasses.replace(own.ranks[0], host="there"),)
+    other = dataclasses.replace(own, run_id="other", key=key, ranks=ranks)
+    answer = EXPERIMENT.answer(Settings(), [own, other])
+    assert "1 of 1 trainings reach the same error rate" in answer.findings[-1].text
+    assert "other" in answer.run_ids
+    wrong = dataclasses.replace(own.figures["accuracy"], value=0.99, low=0.98, high=1.0)
+    worse = dataclasses.replace(other, figures={**own.figures, "accuracy": wrong})
+    texts = [f.text for f in EXPERIMENT.answer(Settings(), [own, worse]).findings]
+    assert texts[-1].startswith("little-cnn, fp64, 1 device after 4 iterations: ")
+    assert "cpu of there" in texts[-1]
+
+
+def test_the_claim_of_equal_error_rates_is_held_against_the_runs(folder, alone):
+    claim = next(c for c in claims() if c.id == "004-14")
+    records = (alone(CASES[GOOD][0]), record(folder / GOOD, CASES[GOOD][0]))
+    found = same_error_rates(claim, Evidence(records=records))
+    assert found.state is State.HOLDS
+    assert "little-cnn after 4 iterations" in found.reason
+    wrong = dataclasses.replace(records[1].figures["accuracy"], value=0.99, low=0.98, high=1.0)
+    other = dataclasses.replace(records[1], figures={"accuracy": wrong})
+    assert same_error_rates(claim, Evidence(records=(records[0], other))).state is (
+        State.DOES_NOT_HOLD
+    )
+    assert same_error_rates(claim, Evidence(records=records[:1])).state is (
+        State.CANNOT_BE_TESTED_HERE
+    )
+
+
+def test_what_is_asked_for_twice_is_asked_once(machine, play, record_of):
+    """A spec that comes again would be taken for the first of another store."""
+    context = Context(machine=machine, scale=Scale.QUICK)
+    settings = Settings(exchanges=("none", "all-reduce", "all-reduce"), ranks=(1, 2, 2))
+    asked, records = play(EXPERIMENT.plan(settings, context), record_of)
+    assert [(s.placement.devices, s.program.exchange) for s in asked] == [
+        (1, "none"),
+        (2, "none"),
+        (1, "all-reduce"),
+        (2, "all-reduce"),
+    ]
+    own, others = _own_and_others(records)
+    assert (own, others) == (records, [])
+
+
+def test_every_number_of_devices_has_the_same_global_minibatch(machine, play, record_of):
+    context = Context(machine=machine, scale=Scale.DEFAULT)
+    asked, _ = play(EXPERIMENT.plan(Settings(), context), record_of)
+    assert {s.global_batch for s in asked} == {16}
+    assert len(asked) == 2 * 2 * (1 + 2 * 3)
+    assert {s.work.network for s in asked} == {"little-cnn", "resnet-18"}
+    assert all(s.program.batch_norm == "global" and s.program.deterministic for s in asked)
+
+
+if __name__ == "__main__":
+    pytorch.preload()
+    failed = pytorch.launch(rank, sys.argv[2], int(sys.argv[1]))
+    sys.exit(f"ranks failed: {failed}" if failed else 0)

@@ -1,0 +1,146 @@
+"""What a training asks for after a fault, and what is told of it, from scripted records."""
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from cubemesh.errors import UsageError
+from cubemesh.experiments.train.experiment import EXPERIMENT, Settings, answer, plan
+from cubemesh.frameworks.api.training import Snapshot
+from cubemesh.schema import Curve, Effort, Figure, Outcome, RunKey, RunRecord, Status, Window
+from cubemesh.training.checkpoint import Checkpoint, save
+
+
+def record(spec, status=Status.OK, message="", figures=None, facts=None, **fields):
+    return RunRecord(
+        run_id="r" + message[:3],
+        spec=spec,
+        key=RunKey(spec_id=spec.spec_id, machine_id="m", software_id="s", code_version="c"),
+        started_utc="2026-01-01T00:00:00+00:00",
+        elapsed_s=9.0,
+        outcome=Outcome(status=status, message=message, facts=facts or {}),
+        figures={n: Figure(value=v, unit="", n=359) for n, v in (figures or {}).items()},
+        **fields,
+    )
+
+
+def checkpoint(folder, step):
+    snapshot = Snapshot(weights={"w": np.zeros(1, np.float32)})
+    save(Path(folder), 0, Checkpoint(step=step, snapshot=snapshot, stands={}))
+
+
+@pytest.fixture
+def context():
+    return SimpleNamespace(effort=Effort())
+
+
+def asked_after(context, folder, endings, restarts=2):
+    """The specs that are asked for when runs end so: (status, facts, newest checkpoint then)."""
+    going = plan(Settings(checkpoints=str(folder), restarts=restarts), context)
+    specs = [*next(going)]
+    for status, facts, step in endings:
+        if step is not None:
+            checkpoint(folder, step)
+        try:
+            specs += going.send([record(specs[-1], status, facts=facts)])
+        except StopIteration:
+            break
+    return specs
+
+
+def test_a_killed_run_goes_on_as_often_as_asked(context, tmp_path):
+    killed = (Status.KILLED, {}, 5)
+    first, *others = asked_after(context, tmp_path, [killed] * 5)
+    assert not first.keeping.resume
+    assert [spec.keeping.resume for spec in others] == [True, True]
+    assert first.workload_id == others[0].workload_id
+    assert first.effort.time_limit_s > 86_400
+
+
+@pytest.mark.parametrize(
+    ("ending", "goes_on"),
+    [
+        ((Status.KILLED, {}, None), False),  # no checkpoint to go on from
+        ((Status.DIVERGED, {}, 5), False),
+        ((Status.OOM, {}, 5), False),
+        ((Status.OK, {}, 5), False),
+        ((Status.TIMED_OUT, {}, 5), False),
+        ((Status.TIMED_OUT, {"silent_s": 31.0}, 5), True),
+        ((Status.CRASHED, {}, 5), True),
+    ],
+)
+def test_what_may_go_on(context, tmp_path, ending, goes_on):
+    assert len(asked_after(context, tmp_path, [ending])) == 1 + goes_on
+
+
+def test_a_crash_that_comes_again_at_the_same_place_is_not_tried_again(context, tmp_path):
+    crashed = (Status.CRASHED, {}, 5)
+    assert len(asked_after(context, tmp_path, [crashed] * 5, restarts=9)) == 2
+    further = [(Status.CRASHED, {}, step) for step in (6, 7, 7)]
+    assert len(asked_after(context, tmp_path / "b", further, restarts=9)) == 3
+
+
+def test_checkpoints_are_never_mixed(context, tmp_path):
+    checkpoint(tmp_path, 40)
+    with pytest.raises(UsageError, match=r"up to step 40\. Add --resume"):
+        next(plan(Settings(checkpoints=str(tmp_path)), context))
+    (spec,) = next(plan(Settings(checkpoints=str(tmp_path), resume=True), context))
+    assert spec.keeping.resume
+    (spec,) = next(plan(Settings(), context))
+    assert spec.keeping.checkpoints is None
+
+
+def curve(name, *values, x=None):
+    places = x or tuple(float(n + 1) for n in range(len(values)))
+    return Curve(name=name, x_name="epoch", x=places, y=values)
+
+
+def test_the_answer_tells_what_was_learned_and_what_happened(context, tmp_path):
+    (spec,) = next(plan(Settings(checkpoints=str(tmp_path)), context))
+    work = dataclasses.replace(spec.work, target_accuracy=0.9, epochs=3)
+    spec = dataclasses.replace(spec, work=work)
+    resumed = record(
+        spec,
+        figures={"accuracy": 0.92, "top5_accuracy": 0.99, "epochs_trained": 2.0}
+        | {"target_epoch": 2.0, "resumed_at_step": 11.0},
+        curves=(
+            curve("training_loss", 2.0, 1.5, 1.0, 0.5, x=(5.0, 10.0, 15.0, 20.0)),
+            curve("validation_loss", 1.2, 0.4),
+            curve("validation_accuracy", 0.6, 0.92),
+            curve("validation_top5_accuracy", 0.9, 0.99),
+        ),
+        windows=tuple(
+            Window(rank=r, start_s=1.0, elapsed_s=2.0, steps=9, samples=576, marks=("epoch-2",))
+            for r in range(2)
+        ),
+    )
+    killed = record(spec, Status.KILLED, "rank 1 of 2: the worker was killed")
+    found = answer(Settings(), [killed, resumed])
+    texts = [finding.text for finding in found.findings]
+    assert texts == [
+        "After 2 epochs of digits, little-cnn is right on 92.0 % of the held-out samples "
+        "(top-5 99.0 %).",
+        "90 % was reached in epoch 2.",
+        "An attempt ended: rank 1 of 2: the worker was killed. The next went on from the "
+        "checkpoint of step 11.",
+    ]
+    (table,) = found.tables
+    first, second = table.rows
+    assert [cell.value for cell in second[1:]] == [0.5, 0.4, 92.0, 99.0, 576.0]
+    assert first[1].value == 1.5
+    assert first[5].reason == "trained by an earlier run"
+    assert [chart.name for chart in found.charts] == [
+        "train-little-cnn-accuracy",
+        "train-little-cnn-loss",
+    ]
+
+
+def test_the_answer_of_a_training_that_failed(context):
+    (spec,) = next(plan(Settings(), context))
+    (finding,) = answer(Settings(), [record(spec, Status.DIVERGED, "The loss was nan")]).findings
+    assert finding.text == "The training did not come to its end: The loss was nan."
+    assert answer(Settings(), []).findings == ()
+    assert EXPERIMENT.name == "train"

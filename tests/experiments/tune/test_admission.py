@@ -1,0 +1,87 @@
+"""When two short loss curves are those of one training."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cubemesh.experiments.tune.admission import TOO_FEW, allowed, departs, descent, judge, means_of
+from cubemesh.schema import Curve, RunSpec, TrainSteps
+from cubemesh.worker.run.loss_probe import CURVE
+
+FALLING = (2.3, 2.1, 1.8, 1.4)
+SEEDS = (FALLING, (2.4, 2.15, 1.75, 1.3), (2.25, 2.05, 1.85, 1.5))
+
+
+def with_curve(record_of, losses):
+    record = record_of(RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=8)))
+    steps = tuple(float(n) for n in range(1, len(losses) + 1))
+    curves = (Curve(name=CURVE, x_name="step", x=steps, y=tuple(losses)),) if losses else ()
+    return type(record)(**{**vars(record), "curves": curves})
+
+
+def test_means_are_of_quarters(record_of):
+    assert means_of(with_curve(record_of, [4, 2, 3, 1, 2, 2, 1, 0])) == (3, 2, 2, 0.5)
+    assert means_of(with_curve(record_of, [])) is None
+    assert means_of(with_curve(record_of, [1.0, 2.0, 3.0])) is None
+
+
+def test_rounding_is_admitted_and_a_departure_is_not():
+    near = tuple(loss * 1.009 for loss in FALLING)
+    assert judge(FALLING, near, (), fewer_digits=True).admitted
+    far = (*FALLING[:3], FALLING[3] * 1.02)
+    judged = judge(FALLING, far, (), fewer_digits=False)
+    assert not judged.admitted
+    assert "1.428 in quarter 4" in judged.why
+    assert "1.4 ± 0.023" in judged.why
+
+
+def test_what_runs_from_other_seeds_differ_by_is_admitted():
+    found = (2.35, 2.12, 1.83, 1.48)
+    assert not judge(FALLING, found, (), fewer_digits=True).admitted
+    assert judge(FALLING, found, SEEDS, fewer_digits=True).admitted
+
+
+def test_what_does_not_learn_never_passes_however_wide_the_spread():
+    wild = ((2.3, 2.1, 1.8, 1.4), (5.0, 5.0, 5.0, 5.0))
+    assert allowed(FALLING, wild)[3] == pytest.approx(descent(FALLING) / 2)
+    assert not judge(FALLING, (2.3, 2.3, 2.3, 2.3), wild, fewer_digits=True).admitted
+
+
+def test_where_stock_runs_differ_by_more_than_was_learned_too_few_losses_are_to_blame():
+    """LittleCNN with eight samples a step: the masks of dropout count for more than the descent."""
+    stock = (2.281, 1.964, 2.013, 2.117)
+    seeds = (stock, (2.312, 2.033, 1.779, 1.590), (2.352, 2.094, 1.765, 1.829))
+    judged = judge(stock, (2.293, 2.223, 1.954, 2.021), seeds, fewer_digits=False)
+    assert not judged.admitted
+    assert judged.why.startswith("stock runs are 0.53 apart themselves")
+    assert judged.why.endswith(TOO_FEW)
+    assert judge(stock, stock, seeds, fewer_digits=True).admitted
+
+
+def test_of_what_is_known_by_heart_the_last_digits_do_not_count():
+    by_heart = (3.51, 5.5e-4, 2.1e-6, 1.5e-7)
+    assert judge(by_heart, (3.50, 2.2e-4, 1.7e-7, 0.0), (), fewer_digits=True).admitted
+
+
+def test_a_curve_that_stands_still_judges_no_fewer_digits():
+    still = (2.30, 2.30, 2.29, 2.29)
+    judged = judge(still, still, (), fewer_digits=True)
+    assert not judged.admitted
+    assert "too little to judge" in judged.why
+    assert judge(still, still, (), fewer_digits=False).admitted
+
+
+def test_without_losses_nothing_is_admitted():
+    assert not judge(FALLING, None, (), fewer_digits=False).admitted
+    assert not judge(None, FALLING, (), fewer_digits=False).admitted
+
+
+def test_a_loss_that_is_no_number_departs():
+    assert departs(FALLING, (2.3, float("nan"), 1.8, 1.4), SEEDS)
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=4, max_size=4), st.floats(1.03, 5))
+def test_the_same_curve_is_admitted_and_one_that_is_everywhere_higher_is_not(losses, times):
+    stock = tuple(losses)
+    assert not departs(stock, stock)
+    assert departs(stock, tuple(times * loss for loss in stock))

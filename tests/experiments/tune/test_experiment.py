@@ -1,0 +1,364 @@
+"""What the search tries, what it takes and refuses, and what it says: with scripted records."""
+
+import dataclasses
+
+import pytest
+
+from cubemesh.errors import UsageError
+from cubemesh.experiments.core.experiment import Context
+from cubemesh.experiments.tune import experiment as tune
+from cubemesh.experiments.tune.search import NEAR, Search
+from cubemesh.experiments.tune.search_space import configuration_of
+from cubemesh.schema import Curve, Outcome, Rank, Status
+from cubemesh.worker.run.loss_probe import CURVE
+
+LEARNING = tuple(2.3 - 0.05 * step for step in range(20))
+STANDING = (2.3,) * 20
+
+
+@dataclasses.dataclass
+class Machine:
+    """Plays every trial: how long a step takes and what it learns, by its spec."""
+
+    record_of: object
+    step_s: object
+    status: object = lambda spec: Status.OK
+    losses: object = lambda spec: LEARNING
+    device: str = "cpu"
+    takes_s: float = 0.0
+    now: float = 0.0
+    asked: list = dataclasses.field(default_factory=list)
+
+    def clock(self):
+        return self.now
+
+    def __call__(self, spec):
+        self.asked.append(spec)
+        self.now += self.takes_s
+        status = self.status(spec)
+        record = self.record_of(spec, step_s=self.step_s(spec), status=status, message="no")
+        rank = Rank(rank=0, host="h", device=self.device, outcome=Outcome(status=status), threads=4)
+        curve = Curve(
+            name=CURVE, x_name="step", x=tuple(map(float, range(20))), y=self.losses(spec)
+        )
+        return dataclasses.replace(
+            record,
+            run_id=f"run{len(self.asked):09d}",
+            elapsed_s=self.takes_s,
+            ranks=(rank,),
+            curves=(curve,) if spec.work.losses and status is Status.OK else (),
+        )
+
+
+def tuned(machine, play, player, **settings):
+    """Every record of a tuning, and its search as a reader finds it."""
+    asked = tune.Settings(frameworks=("pytorch", "pytorch-compiled"), **settings)
+    context = Context(machine=machine, clock=player.clock)
+    _, records = play(tune.plan(asked, context), player)
+    return asked, records, tune.found(asked, records)
+
+
+def speed(spec):
+    """bf16 and nhwc pay together and not alone; compiling pays; one thread does not."""
+    program = spec.program
+    step_s = 0.010
+    if program.framework == "pytorch-compiled":
+        step_s *= 0.8
+    both = (program.precision == "bf16", program.layout == "nhwc")
+    step_s *= {(True, True): 0.5, (False, False): 1.0}.get(both, 1.2)
+    return step_s * (3 if spec.placement.threads == 1 else 1)
+
+
+def test_it_finds_what_pays_together_and_tells_the_ladder(machine, play, record_of):
+    player = Machine(record_of, speed)
+    asked, records, search = tuned(machine, play, player)
+    best = search.best
+    assert (best.framework, best.precision, best.layout) == ("pytorch-compiled", "bf16", "nhwc")
+    assert best.threads is None
+    answer = tune.answer(asked, records)
+    ladder = answer.tables[0]
+    assert [row[0].text for row in ladder.rows] == [
+        "stock",
+        "precision=bf16, layout=nhwc",
+        "framework=pytorch-compiled",
+    ]
+    assert ladder.rows[1][2].value == pytest.approx(2.0)
+    assert ladder.rows[2][3].value == pytest.approx(2.5)
+    assert answer.charts[0].lines[0].points[0].x == "1. stock"
+    first = answer.findings[0]
+    assert "--set framework=pytorch-compiled --set precision=bf16 --set layout=nhwc" in first.remedy
+    assert "--set tuned=true" in first.remedy
+    assert answer.run_ids == tuple(r.run_id for r in records)
+
+
+def test_every_trial_is_a_run_of_its_own(machine, play, record_of):
+    player = Machine(record_of, lambda spec: 0.01)
+    tuned(machine, play, player)
+    assert len({spec.spec_id for spec in player.asked}) == len(player.asked)
+    assert {spec.global_batch for spec in player.asked} == {64}
+
+
+def test_only_the_first_run_of_a_setting_tells_losses(machine, play, record_of):
+    player = Machine(record_of, lambda spec: 0.01)
+    tuned(machine, play, player)
+    first = {configuration_of(s) for s in player.asked if s.work.losses}
+    assert len(first) == sum(s.work.losses > 0 for s in player.asked)
+    assert first == {configuration_of(s) for s in player.asked}
+
+
+def test_the_nearest_are_measured_again_and_the_far_are_not(machine, play, record_of):
+    player = Machine(record_of, speed)
+    _, _, search = tuned(machine, play, player)
+    slow = [c for c in search.tried if c.threads == 1]
+    assert slow
+    assert all(len(search.tried[c]) == 1 for c in slow)
+    near = Machine(record_of, lambda s: 0.0099 if s.program.layout == "nhwc" else 0.01)
+    _, _, search = tuned(machine, play, near)
+    assert NEAR > 0.01
+    assert len(search.tried[search.stock]) > 2
+
+
+def test_a_gain_of_less_than_a_percent_leaves_the_stock_setting(machine, play, record_of):
+    player = Machine(record_of, lambda s: 0.00995 if s.program.layout == "nhwc" else 0.01)
+    asked, records, search = tuned(machine, play, player)
+    assert search.best == search.stock
+    assert "trains fastest in the stock setting" in tune.answer(asked, records).findings[0].text
+
+
+def test_a_faster_setting_that_does_not_learn_is_refused_by_name(machine, play, record_of):
+    def losses(spec):
+        return STANDING if spec.program.precision == "bf16" else LEARNING
+
+    player = Machine(record_of, speed, losses=losses)
+    asked, records, search = tuned(machine, play, player)
+    assert search.best.precision == "fp32"
+    refused = {c.precision for c in search.refused}
+    assert refused == {"bf16"}
+    seeds = {s.work.seed for s in player.asked}
+    assert seeds == {0, 1, 2}, "the run-to-run spread was looked at before it was refused"
+    told = [f.text for f in tune.answer(asked, records).findings if f.text.startswith("Refused")]
+    assert any("bf16, nhwc" in text and "Its loss departs" in text for text in told)
+
+
+def test_a_departure_without_time_for_the_spread_is_refused_and_says_so(machine, play, record_of):
+    def losses(spec):
+        return STANDING if spec.program.precision == "bf16" else LEARNING
+
+    player = Machine(record_of, speed, losses=losses, takes_s=4.0)
+    _, _, search = tuned(machine, play, player, minutes=0.3)
+    assert search.refused
+    assert all("no time was left to see how far" in why for why in search.refused.values())
+
+
+def test_a_departure_within_the_spread_of_seeds_is_admitted(machine, play, record_of):
+    def losses(spec):
+        shift = 0.1 * spec.work.seed + (0.15 if spec.program.precision == "bf16" else 0.0)
+        return tuple(loss + shift for loss in LEARNING)
+
+    player = Machine(record_of, speed, losses=losses)
+    _, _, search = tuned(machine, play, player)
+    assert search.best.precision == "bf16"
+    assert not search.refused
+
+
+@pytest.mark.parametrize(
+    "status", [Status.OOM, Status.CRASHED, Status.UNSUPPORTED, Status.DIVERGED, Status.TIMED_OUT]
+)
+def test_a_trial_that_fails_is_told_and_stops_nothing(machine, play, record_of, status):
+    def ends(spec):
+        return status if spec.program.precision == "bf16" else Status.OK
+
+    player = Machine(record_of, speed, status=ends)
+    asked, records, search = tuned(machine, play, player)
+    assert search.best.framework == "pytorch-compiled"
+    table = tune.answer(asked, records).tables[1]
+    failed = [row for row in table.rows if "bf16" in row[0].text]
+    assert failed
+    assert all(row[1].reason for row in failed)
+
+
+def test_a_framework_that_is_absent_is_asked_once(machine, play, record_of):
+    def ends(spec):
+        absent = spec.program.framework == "pytorch-compiled"
+        return Status.NOT_INSTALLED if absent else Status.OK
+
+    player = Machine(record_of, speed, status=ends)
+    tuned(machine, play, player)
+    assert sum(s.program.framework == "pytorch-compiled" for s in player.asked) == 1
+
+
+def test_fused_kernels_are_tried_in_the_layout_they_take(machine, play, record_of):
+    player = Machine(record_of, lambda spec: 0.01)
+    asked = tune.Settings(frameworks=("pytorch", "pytorch-captured"))
+    play(tune.plan(asked, Context(machine=machine, clock=player.clock)), player)
+    layouts = {s.program.layout for s in player.asked if s.program.framework == "pytorch-captured"}
+    assert layouts == {"nhwc"}
+
+
+def test_where_the_first_framework_is_absent_the_next_is_stock(machine, play, record_of):
+    def ends(spec):
+        return Status.NOT_INSTALLED if spec.program.framework == "pytorch" else Status.OK
+
+    player = Machine(record_of, speed, status=ends)
+    _, _, search = tuned(machine, play, player)
+    assert search.stock.framework == "pytorch-compiled"
+
+
+def test_where_nothing_runs_that_is_said(machine, play, record_of):
+    player = Machine(record_of, speed, status=lambda spec: Status.NOT_INSTALLED)
+    asked, records, search = tuned(machine, play, player)
+    assert search.best is None
+    answer = tune.answer(asked, records)
+    first = answer.findings[0].text
+    assert first.startswith("No setting could be measured. pytorch: not installed")
+    assert not answer.charts
+    assert tune.answer(asked, []).findings[0].text == "No setting could be measured."
+
+
+def test_the_budget_holds_and_what_is_left_is_named(machine, play, record_of):
+    player = Machine(record_of, speed, takes_s=4.0)
+    asked, records, search = tuned(machine, play, player, minutes=0.5)
+    assert player.now <= 30.0
+    assert all(s.effort.time_limit_s <= 30.0 for s in player.asked)
+    assert search.cut_short
+    assert search.untried
+    texts = (f.text for f in tune.answer(asked, records).findings)
+    text = next(text for text in texts if "No time was left to try: " in text)
+    assert "bf16" in text or "thread" in text
+
+
+def test_with_more_minutes_what_was_measured_stands(machine, play, record_of):
+    first, second = (Machine(record_of, speed, takes_s=4.0) for _ in range(2))
+    tuned(machine, play, first, minutes=0.5)
+    tuned(machine, play, second, minutes=1.0)
+    limits = [{s.effort.time_limit_s for s in player.asked} for player in (first, second)]
+    assert limits[0] != limits[1]
+    ids = [[s.spec_id for s in player.asked] for player in (first, second)]
+    assert len(ids[1]) > len(ids[0]) > 0
+    assert ids[1][: len(ids[0])] == ids[0]
+
+
+def test_a_reader_finds_the_same_end_from_the_records_of_any_beginning(machine, play, record_of):
+    """A tuning that was broken off has the ladder of what it had."""
+    player = Machine(record_of, speed)
+    asked, records, search = tuned(machine, play, player)
+    assert tune.found(asked, records).rungs == search.rungs
+    lengths = []
+    for known in range(len(records) + 1):
+        part = tune.found(asked, records[:known])
+        lengths.append(len(part.rungs))
+        used = sum(map(len, part.tried.values())) + len(part.seeds) + (part.alternated is not None)
+        assert used == known
+    assert lengths[0] == 0
+    assert lengths[-1] == len(search.rungs) >= 2
+
+
+def test_a_minibatch_varies_only_where_that_is_allowed(machine, play, record_of):
+    player = Machine(record_of, lambda spec: 0.01)
+    _, _, search = tuned(machine, play, player, batches=(64, 128))
+    assert search.best.batch_per_device == 128
+    assert search.rungs[-1].lever == "minibatch"
+
+
+def test_several_devices_have_exchanges_and_buckets_and_no_threads(machine, play, record_of):
+    player = Machine(record_of, lambda spec: 0.01 if spec.program.bucket_bytes is None else 0.008)
+    _, _, search = tuned(machine, play, player, devices=2)
+    assert {s.placement.devices for s in player.asked} == {2}
+    assert {s.program.exchange for s in player.asked} == {"all-reduce", "all-reduce-16"}
+    assert {s.placement.threads for s in player.asked} == {None}
+    assert search.best.bucket_bytes is not None
+    assert search.alternated is None
+
+
+def test_several_gpus_exchange_by_copies_too(machine, play, record_of):
+    player = Machine(record_of, lambda spec: 0.01, device="cuda:0")
+    tuned(machine, play, player, devices=2)
+    by_copies = {"all-reduce-copied", "all-reduce-copied-16"}
+    assert {s.program.exchange for s in player.asked} == {"all-reduce", "all-reduce-16"} | by_copies
+
+
+def test_a_gpu_has_its_precisions_and_no_threads(machine, play, record_of):
+    player = Machine(record_of, speed, device="cuda:0")
+    tuned(machine, play, player)
+    assert {s.program.precision for s in player.asked} == {"fp32", "tf32", "bf16", "fp16"}
+    assert {s.placement.threads for s in player.asked} == {None}
+
+
+def test_a_gpu_begins_with_what_promises_most(machine, play, record_of):
+    player = Machine(record_of, speed, device="cuda:0")
+    tuned(machine, play, player)
+    firsts = list(dict.fromkeys(map(configuration_of, player.asked)))
+    told = [(c.framework, c.precision, c.loss_scale, c.layout) for c in firsts]
+    assert firsts[4].compile_by == "segment"
+    assert told[:4] == [
+        ("pytorch", "fp32", None, "nchw"),
+        ("pytorch", "bf16", None, "nhwc"),
+        ("pytorch", "fp16", 1024.0, "nhwc"),
+        ("pytorch-compiled", "bf16", None, "nhwc"),
+    ]
+    assert told[5] == ("pytorch-compiled", "fp16", 1024.0, "nhwc"), "again with what is the best"
+    assert ("pytorch-compiled", "tf32", None, "nchw") in told, "the others have their turn"
+
+
+def test_a_gpu_goes_on_where_the_first_pass_gained_nothing(machine, play, record_of):
+    faster = {("tf32", "nchw"): 0.005}
+    player = Machine(
+        record_of,
+        lambda s: faster.get((s.program.precision, s.program.layout), 0.01),
+        device="cuda:0",
+    )
+    _, _, search = tuned(machine, play, player)
+    assert (search.best.precision, search.best.layout) == ("tf32", "nchw")
+
+
+def test_fp16_as_the_stock_precision_has_the_scale_of_the_others(machine, play, record_of):
+    player = Machine(record_of, lambda spec: 0.01, device="cuda:0")
+    _, _, search = tuned(machine, play, player, precisions=("fp16", "bf16"))
+    assert (search.stock.precision, search.stock.loss_scale) == ("fp16", 1024.0)
+    scales = {s.program.precision: s.program.loss_scale for s in player.asked}
+    assert scales == {"fp16": 1024.0, "bf16": None}
+
+
+@pytest.mark.parametrize(("precisions", "passes"), [(("fp32",), 1), (("fp32", "bf16"), 2)])
+def test_a_gpu_goes_through_all_again_only_where_something_was_held_back(
+    machine, play, record_of, precisions, passes
+):
+    """Both layouts are as fast, so a pass more measures them once more."""
+    player = Machine(record_of, lambda spec: 0.01, device="cuda:0")
+    asked = {"precisions": precisions, "compiling": ("network",)}
+    _, _, search = tuned(machine, play, player, **asked)
+    by_layout = {c.layout for c in search.tried if c.precision == "fp32"}
+    assert by_layout == {"nchw", "nhwc"}
+    turns = len(search.tried[search.stock])
+    _, _, once = tuned(machine, play, Machine(record_of, lambda spec: 0.01), **asked)
+    assert turns > 0
+    assert (turns > len(once.tried[once.stock])) == (passes > 1)
+
+
+def test_layouts_that_are_asked_for_hold_for_every_framework(machine, play, record_of):
+    player = Machine(record_of, lambda spec: 0.01)
+    asked = tune.Settings(frameworks=("jax", "pytorch-captured"), layouts=("nchw",))
+    play(tune.plan(asked, Context(machine=machine, clock=player.clock)), player)
+    assert {s.program.layout for s in player.asked} == {"nchw"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"minutes": 0.0},
+        {"losses": 2},
+        {"layouts": ()},
+        {"batches": (0,)},
+        {"frameworks": ("pytroch",)},
+    ],
+)
+def test_what_cannot_be_meant_is_refused(wrong):
+    with pytest.raises(UsageError):
+        tune.Settings(**wrong)
+
+
+def test_an_empty_search_is_nothing():
+    wishes = dataclasses.replace(tune.Settings().wishes(), frameworks=())
+    search = Search(wishes=wishes)
+    assert list(search.walk()) == []
+    assert search.best is None

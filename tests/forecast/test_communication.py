@@ -1,0 +1,198 @@
+"""Collectives by size: how they grow, what no collective can beat, what one is measured in."""
+
+import dataclasses
+from functools import cache
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cubemesh.errors import UsageError
+from cubemesh.forecast.calibration import OPERATIONS, Operation, Sweep, defaults
+from cubemesh.forecast.communication import (
+    Library,
+    bus_bytes_per_s,
+    bus_factor,
+    collective,
+    host_factor,
+)
+from cubemesh.forecast.fabric import Fabric, fabric
+from cubemesh.machines.catalogue.systems import system
+
+PLACES = (
+    *(("dgx-a100", 2), ("dgx-a100", 8), ("dgx1-p100", 8), ("dual-root-pcie", 8), ("c4130-g", 4)),
+    *(("dgx1-v100-edr", 16), ("c4130-g-10gbe", 16), ("knl-aries", 64), ("hgx-h100-ndr", 1024)),
+)
+SIZES = (1.0, 1e3, 1e5, 1e6, 1e7, 1e8, 1e9)
+GB = 1e9
+
+
+@cache
+def on(name: str, devices: int) -> Fabric:
+    return fabric(system(name), devices)
+
+
+def seconds(where: Fabric, operation: Operation, size: float, library: Library = "nccl") -> float:
+    return collective(where, operation, size, defaults(), library).seconds
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("library", ["nccl", "gloo"])
+def test_time_grows_with_size(
+    place: tuple[str, int], operation: Operation, library: Library
+) -> None:
+    times = [seconds(on(*place), operation, size, library) for size in SIZES]
+    assert times[0] > 0
+    assert all(a < b for a, b in pairwise(times))
+
+
+@given(
+    st.sampled_from(PLACES),
+    st.sampled_from(OPERATIONS),
+    st.sampled_from(["nccl", "gloo"]),
+    st.floats(1, 1e10),
+)
+def test_no_collective_is_faster_than_its_links(
+    place: tuple[str, int], operation: Operation, library: Library, size: float
+) -> None:
+    where = on(*place)
+    took = seconds(where, operation, size, library)
+    for devices, rate in (
+        (where.devices_per_system, where.local_bytes_per_s),
+        (where.systems, where.network_bytes_per_s),
+    ):
+        if rate is not None and devices > 1:
+            assert bus_bytes_per_s(operation, devices, size, took) <= rate * (1 + 1e-9)
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
+    # doc/PERFORMANCE.md of nccl-tests: 2(n-1)/n, (n-1)/n, (n-1)/n, 1, 1.
+    assert [bus_factor(operation, 8) for operation in OPERATIONS] == [1.75, 0.875, 0.875, 1, 1]
+    # A published line of it on eight A100: 1 GiB in 8,203.9 µs is 130.88 and 229.04 GB/s.
+    published = bus_bytes_per_s("all-reduce", 8, 2.0**30, 8203.9e-6)
+    assert published == pytest.approx(229.04 * GB, rel=1e-4)
+
+
+def test_rings_carry_what_their_links_sustain() -> None:
+    assert on("dgx-a100", 8).local_bytes_per_s == pytest.approx(12 * 20 * GB)
+    assert on("dgx1-p100", 8).local_bytes_per_s == pytest.approx(4 * 18 * GB)
+    assert on("c4130-b", 4).local_bytes_per_s == pytest.approx(12 * GB)
+    assert on("c4130-g", 4).local_over == "pcie"
+
+
+def test_without_peer_access_all_goes_through_the_hosts_memory() -> None:
+    known = defaults()
+    for name, factor in (
+        ("dgx-a100", "host_exchange_zen2_bytes_per_s"),
+        ("dgx1-v100", "host_exchange_bytes_per_s"),
+        ("dual-root-pcie4", "host_exchange_bytes_per_s"),
+    ):
+        where = fabric(system(name), 8, peer_access=False)
+        assert where.through_host
+        assert where.local_name == "the host's memory"
+        assert host_factor(where) == factor
+        found = collective(where, "all-reduce", GB, known)
+        bus = bus_bytes_per_s("all-reduce", 8, GB, found.seconds)
+        assert bus == pytest.approx(known[factor], rel=0.06)
+        assert found.limit == "the host's memory"
+        assert found.seconds > seconds(on(name, 8), "all-reduce", GB)
+    assert fabric(system("dgx-a100"), 1, peer_access=False) == on("dgx-a100", 1)
+
+
+def test_across_sockets_of_broadwell_nccl_goes_through_the_host() -> None:
+    assert on("c4130-g", 4).through_host
+    assert on("dual-root-pcie", 8).through_host
+    assert not on("c4130-b", 4).through_host  # all on one switch
+    assert not on("dual-root-pcie4", 8).through_host
+    assert not on("dgx1-v100", 8).through_host  # NVLink
+
+
+def test_processors_are_where_the_hosts_memory_is() -> None:
+    assert fabric(system("knl-aries"), 64, peer_access=False) == on("knl-aries", 64)
+
+
+def test_a_large_all_reduce_by_the_formula() -> None:
+    found = collective(on("dgx-a100", 8), "all-reduce", GB, defaults())
+    assert found.seconds == pytest.approx(8.4e-6 + 14 * 3.4e-6 + 14.5 * GB / 8 / (240 * GB))
+    assert (found.algorithm, found.limit, found.origin) == ("ring", "NVLink 3", "assumed")
+    assert "NVIDIA/nccl" in found.source
+
+
+def test_over_many_systems_small_arrays_go_by_trees_and_larger_ones_by_levels() -> None:
+    where = on("hgx-h100-ndr", 1024)
+    assert collective(where, "all-reduce", 1e4, defaults()).algorithm == "tree"
+    assert collective(where, "all-reduce", 1e4, defaults()).limit == "latency"
+    slow = collective(on("dgx1-v100-10gbe", 992), "all-reduce", 1e8, defaults())
+    assert (slow.algorithm, slow.limit) == ("hierarchical", "10 Gb Ethernet")
+
+
+def test_ten_gigabit_ethernet_carries_what_its_frames_leave() -> None:
+    where = on("c4130-g-10gbe", 16)
+    took = seconds(where, "all-reduce", GB)
+    assert took > 2 * 3 / 4 * GB / (1.25 * GB * 1448 / 1538)
+    assert collective(where, "all-reduce", GB, defaults()).limit == "10 Gb Ethernet"
+
+
+def test_gloo_is_slower_than_nccl_on_the_same_devices() -> None:
+    for size in (1e4, 1e8):
+        where = on("dgx-a100", 8)
+        assert seconds(where, "all-reduce", size, "gloo") > seconds(where, "all-reduce", size)
+
+
+def test_a_measured_sweep_stands_for_its_own_collective_alone() -> None:
+    sweep = Sweep(
+        operation="all-reduce",
+        devices=8,
+        size_bytes=(1e6, 1e9),
+        seconds=(1e-4, 1e-2),
+        source="all_reduce_perf",
+    )
+    known, where = defaults().with_sweeps(sweep), on("dgx-a100", 8)
+    found = collective(where, "all-reduce", 1e9, known)
+    assert (found.seconds, found.algorithm, found.origin) == (1e-2, "measured", "measured")
+    assert collective(where, "broadcast", 1e9, known).origin == "assumed"
+    assert collective(on("dgx-a100", 2), "all-reduce", 1e9, known).origin == "assumed"
+
+
+def test_one_device_exchanges_nothing() -> None:
+    assert seconds(on("knl-aries", 1), "all-reduce", GB) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "says"),
+    [
+        ("dgx-a100", 0, "devices=0: dgx-a100 has 8, so 1 to 8"),
+        ("dgx-a100", 9, "1 to 8 are possible"),
+        ("dgx1-v100-edr", 12, "Nearest: 8 or 16"),
+    ],
+)
+def test_devices_that_there_are_not_are_refused(name: str, devices: int, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        fabric(system(name), devices)
+
+
+@pytest.mark.parametrize("size", [0, -1, float("nan"), float("inf")])
+def test_a_size_must_be_above_zero(size: float) -> None:
+    with pytest.raises(UsageError, match="size_bytes"):
+        seconds(on("dgx-a100", 2), "all-reduce", size)
+
+
+def test_unknown_collectives_and_libraries_are_named() -> None:
+    with pytest.raises(UsageError, match="all-reduce"):
+        seconds(on("dgx-a100", 2), "all-reduced", 1)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="nccl"):
+        seconds(on("dgx-a100", 2), "all-reduce", 1, "ncl")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("library", "name"), [("nccl", "dgx1-v100-edr"), ("gloo", "knl-aries")])
+def test_the_networks_latency_adds_to_every_step_between_systems(
+    library: Library, name: str
+) -> None:
+    where = on(name, 4 * system(name).devices)
+    slower = dataclasses.replace(where, network_latency_s=where.network_latency_s + 1e-6)
+    took, longer = (
+        collective(x, "reduce", 1e6, defaults(), library).seconds for x in (where, slower)
+    )
+    assert longer - took == pytest.approx(3e-6)

@@ -1,0 +1,94 @@
+"""Stored runs as calibration: rates of one and several devices, and sweeps of collectives."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cubemesh import networks
+from cubemesh.errors import UsageError
+from cubemesh.forecast.calibration import defaults
+from cubemesh.forecast.from_records import told_by
+from cubemesh.forecast.request import Question
+from cubemesh.forecast.step import predict
+from cubemesh.machines.catalogue.systems import load_system
+from cubemesh.schema import Collective, RunRecord
+from cubemesh.schema.collective import SweepPoint
+from cubemesh.store import Store
+
+STORE = Path(__file__).parents[2] / "benchmarks" / "records" / "2026-11-21-one-h200.sqlite"
+ASKED = Question(
+    network=networks.build("resnet-50"),
+    system=load_system("hgx-h200"),
+    batch_per_device=64,
+    precision="bf16",
+)
+SIZES = (1 << 20, 1 << 24, 1 << 28)
+
+
+@pytest.fixture(scope="module")
+def trained() -> RunRecord:
+    """ResNet-50, bf16, minibatch 64, on one H200."""
+    with Store.open(str(STORE), must_exist=True, read_only=True) as store:
+        return store.record("3c7f2ae09e1e")
+
+
+def several(record: RunRecord, devices: int, exchange: str = "all-reduce") -> RunRecord:
+    spec = record.spec
+    spec = replace(
+        spec,
+        placement=replace(spec.placement, devices=devices),
+        program=replace(spec.program, exchange=exchange),
+    )
+    figure = record.figures["throughput_per_s"]
+    rate = replace(figure, value=0.9 * devices * figure.value)
+    ranks = tuple(replace(record.ranks[0], rank=i) for i in range(devices))
+    return replace(
+        record, spec=spec, ranks=ranks, figures={**record.figures, "throughput_per_s": rate}
+    )
+
+
+def swept(record: RunRecord, operation: str = "all-reduce", sizes=SIZES) -> RunRecord:  # type: ignore[no-untyped-def]
+    work = Collective(collective=operation, sizes_bytes=sizes)  # type: ignore[arg-type]
+    points = [
+        SweepPoint(size_bytes=size, count=size // 4, seconds=(size / 1e11,), in_place=place)
+        for size in sizes
+        for place in (False, True)
+    ]
+    points[0] = replace(points[0], seconds=(1.0,))  # the faster of the two counts
+    record = several(record, 8)
+    return replace(record, spec=replace(record.spec, work=work), sweep=tuple(points))
+
+
+def test_one_and_several_devices_tell_their_rates(trained: RunRecord) -> None:
+    one = told_by(trained, "resnet-50", ASKED)
+    assert one.rates == {1: pytest.approx(3894.97, abs=0.01)}
+    assert one.sweeps == ()
+    eight = told_by(several(trained, 8), "resnet-50", ASKED)
+    assert eight.rates == {8: pytest.approx(0.9 * 8 * 3894.97, rel=1e-4)}
+    found = predict(ASKED, [8], defaults(), one.rates | eight.rates)
+    assert found.points[0].efficiency == pytest.approx(0.9, rel=1e-3)
+
+
+def test_another_exchange_is_another_run(trained: RunRecord) -> None:
+    with pytest.raises(UsageError, match="its exchange is local-sgd, and all-reduce is asked for"):
+        told_by(several(trained, 8, "local-sgd"), "resnet-50", ASKED)
+
+
+def test_a_sweep_of_a_collective_is_taken_as_measured(trained: RunRecord) -> None:
+    (sweep,) = told_by(swept(trained), "resnet-50", ASKED).sweeps
+    assert (sweep.operation, sweep.devices, sweep.size_bytes) == ("all-reduce", 8, SIZES)
+    assert sweep.seconds == pytest.approx([size / 1e11 for size in SIZES])
+    known = defaults().with_sweeps(sweep)
+    slow = predict(ASKED, [8], known, {1: 3894.97}).points[0]
+    assert (
+        slow.communication_s
+        > predict(ASKED, [8], defaults(), {1: 3894.97}).points[0].communication_s
+    )
+
+
+def test_what_a_forecast_cannot_use_is_refused(trained: RunRecord) -> None:
+    with pytest.raises(UsageError, match="all-to-all is no part of a forecast"):
+        told_by(swept(trained, "all-to-all"), "resnet-50", ASKED)
+    with pytest.raises(UsageError, match="fewer than two sizes"):
+        told_by(swept(trained, sizes=(1 << 20,)), "resnet-50", ASKED)

@@ -1,0 +1,105 @@
+"""What each exchange adds to a step, and the order in which they must stand."""
+
+import dataclasses
+
+import pytest
+
+from cubemesh import networks
+from cubemesh.errors import UsageError
+from cubemesh.forecast.calibration import defaults
+from cubemesh.forecast.fabric import fabric
+from cubemesh.forecast.gradient_sync import EXCHANGES, exchanged
+from cubemesh.forecast.passes import Gradient, Passes
+from cubemesh.forecast.request import Point, Question
+from cubemesh.forecast.step import predict
+from cubemesh.machines.catalogue.systems import load_system
+
+MIB = 1 << 20
+OWN = Passes(
+    forward=(0.01,) * 4,
+    backward=tuple(Gradient(seconds=0.02, gradient_bytes=32 * MIB) for _ in range(4)),
+    update_s=0.001,
+    memory_bound=False,
+)
+
+
+def point(exchange: str, machine: str = "dgx1-p100", devices: int = 8) -> Point:
+    question = Question(
+        network=networks.build("alexnet"),
+        system=load_system(machine),
+        batch_per_device=64,
+        exchange=exchange,  # type: ignore[arg-type]
+    )
+    return predict(question, [devices], defaults(), {1: 2000}).points[0]
+
+
+@pytest.mark.parametrize("kind", EXCHANGES)
+@pytest.mark.parametrize("machine", ["dgx1-p100", "p2-8xlarge", "knl-aries"])
+def test_every_exchange_costs_something_and_nothing_on_one_device(kind, machine) -> None:  # type: ignore[no-untyped-def]
+    system = load_system(machine)
+    library = "nccl" if system.topology.gpus else "gloo"
+    found = exchanged(kind, fabric(system, 8), OWN, defaults(), library)
+    assert found.busy_s > 0
+    assert found.busy_s >= found.exposed_s - 1e-12 or kind == "asynchronous"
+    assert found.slowdown_s >= 0
+    assert found.limit
+    alone = exchanged(kind, fabric(system, 1), OWN, defaults(), library)
+    assert (alone.busy_s, alone.exposed_s, alone.bytes) == (0, 0, 0)
+
+
+def test_half_the_bytes_take_less_than_all_of_them() -> None:
+    where = fabric(load_system("dgx1-v100"), 8)
+    whole = exchanged("all-reduce", where, OWN, defaults(), "nccl")
+    half = exchanged("all-reduce-16", where, OWN, defaults(), "nccl")
+    assert half.bytes * 2 == whole.bytes == 128 * MIB
+    assert half.busy_s < whole.busy_s
+
+
+def test_a_single_server_costs_more_than_an_all_reduce() -> None:
+    assert point("parameter-server").samples_per_s < point("all-reduce").samples_per_s
+
+
+def test_servers_spread_over_devices_carry_less_than_one_processor() -> None:
+    spread, cpu = point("parameter-server-spread"), point("parameter-server-cpu")
+    assert spread.communication_s == pytest.approx(7 / 8 * cpu.communication_s)
+
+
+def test_averaging_weights_now_and_then_is_cheapest_and_rarer_is_cheaper() -> None:
+    local = point("local-sgd")
+    assert local.samples_per_s > point("all-reduce").samples_per_s
+    where = fabric(load_system("dgx1-p100"), 8)
+    rare = defaults().with_factor("average_every", 32, "assumed", "test")
+    often = exchanged("local-sgd", where, OWN, defaults(), "nccl").exposed_s
+    assert exchanged("local-sgd", where, OWN, rare, "nccl").exposed_s == pytest.approx(often / 4)
+
+
+def test_nobody_waits_for_the_slowest_without_a_common_step() -> None:
+    assert point("asynchronous").parts_s["waiting"] == 0
+    assert point("all-reduce").parts_s["waiting"] > 0
+
+
+def test_a_server_behind_one_port_is_full_with_many_systems() -> None:
+    few = point("asynchronous", "p2-8xlarge-10gbe", 16)
+    many = point("asynchronous", "p2-8xlarge-10gbe", 64)
+    assert many.samples_per_s == pytest.approx(few.samples_per_s, rel=0.6)
+    assert many.limit == "exchange: 10 Gb Ethernet"
+
+
+def test_an_unknown_exchange_names_the_nearest() -> None:
+    with pytest.raises(UsageError, match="Nearest: all-reduce"):
+        point("all-reduc")
+
+
+def test_an_asynchronous_device_waits_for_its_own_bytes_over_the_narrowest_link() -> None:
+    """That of its processor, TCP where nothing else is known, or the network."""
+    known, size = defaults(), 4 * 32 * MIB
+    tcp = known["gloo_local_bytes_per_s"]
+    two = fabric(load_system("dgx1-p100"), 2)
+    bare = dataclasses.replace(two, host_bytes_per_s=None)
+    for where, rate in ((two, two.host_bytes_per_s), (bare, tcp)):
+        found = exchanged("asynchronous", where, OWN, known, "nccl")
+        assert rate is not None
+        assert found.exposed_s == pytest.approx(2 * size / rate)
+    far = fabric(load_system("knl-aries"), 2)
+    assert far.host_bytes_per_s is None
+    assert exchanged("asynchronous", far, OWN, known, "gloo").exposed_s >= 2 * size / tcp

@@ -1,0 +1,68 @@
+"""Ranks that are forked, speak by the board, and are ended when one of them fails."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cubemesh.frameworks.api.kv_store import Board, open_board
+from cubemesh.frameworks.fork_launcher import launch
+
+RANKS = 3
+
+
+def speak(folder):
+    """Every rank says its number and hears what all have said."""
+    rank = int(os.environ["RANK"])
+    board = open_board(10.0)
+    board.put(f"said/{rank}", rank * rank)
+    heard = [board.wait(f"said/{other}", 10.0) for other in range(RANKS)]
+    assert board.has("said/0")
+    assert not board.has("said/99")
+    assert 1 <= board.add("counted") <= RANKS
+    Path(folder, f"heard-{rank}").write_text(f"{heard} {os.environ['WORLD_SIZE']}")
+
+
+def fail(folder):
+    """One rank fails when all run, the others would wait for ever."""
+    rank, board = int(os.environ["RANK"]), open_board(10.0)
+    if rank == 1:
+        for other in (0, 2):
+            board.wait(f"written/{other}", 10.0)
+        os._exit(7)
+    Path(folder, str(rank)).write_text(str(os.getpid()))
+    board.put(f"written/{rank}", True)
+    time.sleep(600)
+
+
+def run(what, folder):
+    """What `launch` returned, in a process that has no threads."""
+    command = [sys.executable, __file__, what, str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def test_ranks_hear_what_all_have_said(tmp_path):
+    assert run("speak", tmp_path) == "{}\n"
+    heard = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert heard == {f"heard-{rank}": "[0, 1, 4] 3" for rank in range(RANKS)}
+
+
+def test_when_one_fails_it_is_named_and_the_others_are_ended(tmp_path):
+    assert run("fail", tmp_path) == "{1: 7}\n"
+    files = sorted(tmp_path.iterdir())
+    assert [path.name for path in files] == ["0", "2"]
+    for path in files:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(path.read_text()), 0)
+
+
+def test_what_nobody_says_is_not_waited_for_for_ever():
+    with pytest.raises(TimeoutError, match="no rank has said 'nothing' within 0"):
+        Board().wait("nothing", 0.01)
+
+
+if __name__ == "__main__":
+    print(launch({"speak": speak, "fail": fail}[sys.argv[1]], sys.argv[2], RANKS))

@@ -1,0 +1,159 @@
+"""A process that was told to keeps what it frees, and who has chosen an allocator keeps that."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytest.importorskip("torch")
+
+from cubemesh.kernels.cpu import allocator as host_memory
+from cubemesh.kernels.cpu.allocator import user_has_chosen
+from cubemesh.kernels.cpu.compiler import cpp_compiler
+
+STEPS = """
+import resource, runpy, sys
+module, how = sys.argv[1:]
+kept = runpy.run_path(module)["keep_freed_memory"]() if how == "keep" else False
+def step():
+    return len(b"x" * (48 << 20))
+step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(3):
+    step()
+print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(how):
+    """(whether memory is kept, pages that the kernel had to hand out in three steps)."""
+    command = [sys.executable, "-c", STEPS, host_memory.__file__, how]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={})
+    kept, count = done.stdout.split()
+    return kept == "True", int(count)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator is Linux's")
+def test_memory_that_was_freed_is_not_asked_for_again():
+    kept, count = faults("keep")
+    if not kept:
+        pytest.skip("this C library has no mallopt")
+    assert count < 200  # of some thousand pages of 4 KiB in each step
+    assert faults("leave")[1] > 10 * (count + 1)
+
+
+def test_an_allocator_that_was_chosen_is_left_alone():
+    assert user_has_chosen({"MALLOC_ARENA_MAX": "2"})
+    assert user_has_chosen({"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"})
+    assert not user_has_chosen({"HOME": "/", "THP_MEM_ALLOC_ENABLE": "1"})
+
+
+needs_a_compiler = pytest.mark.skipif(
+    sys.platform != "linux" or cpp_compiler() is None, reason="needs Linux and a C++ compiler"
+)
+
+
+def told_by(script):
+    """What a process of its own prints; it has `held`, the bytes that are kept, and `torch`."""
+    head = """
+import os, resource, threading
+import torch
+from cubemesh.frameworks.pytorch.host_memory import keep_freed_memory, library
+assert keep_freed_memory()
+keep_freed_memory()  # a second time is as once
+MB = 1 << 20
+def made(megabytes, value=0.0):
+    return torch.full((megabytes * MB // 4,), float(value))
+def held():
+    return library().held_bytes() // MB
+"""
+    command = [sys.executable, "-c", head + textwrap.dedent(script)]
+    env = {name: v for name, v in os.environ.items() if not user_has_chosen({name: v})}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@needs_a_compiler
+def test_what_an_array_leaves_is_the_next_ones_of_its_size():
+    told = told_by("""
+        places = set()
+        for _ in range(3):  # as many as lie side by side, however often they are made
+            arrays = [made(48, 1.0), made(48, 2.0), made(30, 3.0), made(3, 4.0)]
+            places |= {a.data_ptr() for a in arrays}
+            assert [float(a.sum()) / a.numel() for a in arrays] == [1, 2, 3, 4]
+            del arrays
+        print(len(places), held())
+        small = torch.ones(100)
+        before = held()
+        grown = made(5, 7.0)
+        grown.resize_(9 * MB // 4)[5 * MB // 4 :] = 7.0  # the sum of what was there and what is new
+        print(float(grown.mean()), float(small.sum()), held() > before)
+    """)
+    assert told == ["4", "129", "7.0", "100.0", "True"]
+
+
+@needs_a_compiler
+def test_sizes_that_come_and_go_do_not_add_up():
+    (most,) = told_by("""
+        most = 0
+        for megabytes in range(20, 120, 3):
+            del_me = made(megabytes)
+            del del_me
+            most = max(most, held())
+        print(most)
+    """)
+    assert int(most) <= 2 * 128  # of 2,200 that were asked for, each at its time
+
+
+@needs_a_compiler
+def test_what_no_array_uses_goes_back_to_the_kernel_when_it_is_asked_for():
+    told = told_by("""
+        from cubemesh.frameworks import entry
+        from cubemesh.frameworks.process import KeepsFreed
+        kept, freed = made(30, 5.0), made(50)
+        del freed
+        before = held()
+        for name in ("pytorch", "pytorch-captured", "pytorch-compiled"):
+            framework = entry(name).load()
+            assert isinstance(framework, KeepsFreed)
+            framework.return_freed()
+        print(before, held(), float(kept.mean()))
+    """)
+    assert told == ["82", "30", "5.0"]
+
+
+@needs_a_compiler
+def test_what_lies_unused_is_given_back_before_memory_is_refused():
+    told = told_by("""
+        arrays = [made(64) for _ in range(8)]
+        del arrays
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 100 * MB,) * 2)
+        large = made(400, 1.0)  # no room beside the others
+        print(float(large.mean()), held())
+        try:
+            made(4000)
+        except RuntimeError as error:
+            print("can't allocate memory" in str(error))
+    """)
+    assert told == ["1.0", "416", "True"]
+
+
+@needs_a_compiler
+def test_threads_have_arrays_of_their_own():
+    told = told_by("""
+        wrong = []
+        def work(number):
+            for turn in range(20):
+                a, b = made(2, number), made(3, -number)
+                if not (bool((a == number).all()) and bool((b == -number).all())):
+                    wrong.append(turn)
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 5)]
+        [t.start() for t in threads]
+        [t.join() for t in threads]
+        print(len(wrong), held() <= 2 * 4 * (2 + 3))
+    """)
+    assert told == ["0", "True"]

@@ -1,0 +1,196 @@
+"""A convolution and its normalisation as one operation, against PyTorch's own two in fp64."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn
+
+from cubemesh.frameworks.pytorch.fused.batch_norm import FusedNorm
+from cubemesh.frameworks.pytorch.fused.conv import FusedConv
+from cubemesh.frameworks.pytorch.fused.network import FusedNetwork
+from cubemesh.frameworks.pytorch.module import build_modules
+from cubemesh.kernels.cpu import autotune as host_tuning
+from cubemesh.kernels.cpu.compiler import lacks_compiler
+from cubemesh.kernels.cpu.conv_batch_norm import ConvNorm, takes
+from cubemesh.networks.builder import NetworkBuilder
+
+pytestmark = pytest.mark.skipif(bool(lacks_compiler()), reason=lacks_compiler())
+TOLERANCE = 3e-6
+"""Relative error of values and gradients, as norms."""
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    """Each test may set them."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def image(shape, mean=0.0):
+    x = torch.randn(shape) * 2 + mean
+    return x.contiguous(memory_format=torch.channels_last).requires_grad_()
+
+
+def operation(shape, filters, *, adds=False, rectifies=True, readers=1):
+    conv = nn.Conv2d(shape[1], filters, 1, bias=False).to(memory_format=torch.channels_last)
+    norm = nn.BatchNorm2d(filters)
+    norm.num_batches_tracked = None
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    fused = FusedNorm(norm, adds=adds, rectifies=rectifies, readers=readers)
+    return ConvNorm(FusedConv(conv, rectifies=False), fused, torch.Size(shape))
+
+
+def in_fp64(op, x, residual, slopes):
+    """(result, gradients, running mean and variance) by PyTorch's own operations."""
+    conv, norm = op.conv.conv, op.norm.norm
+    own = nn.BatchNorm2d(norm.num_features, dtype=torch.float64)
+    own.weight.data.copy_(norm.weight)
+    own.bias.data.copy_(norm.bias)
+    given = [a.detach().double().requires_grad_() for a in (x, residual) if a is not None]
+    filters = conv.weight.detach().double().requires_grad_()
+    result = own(nn.functional.conv2d(given[0], filters))
+    result = result + given[1] if residual is not None else result
+    if op.norm.rectifies:
+        for slope in slopes:  # rounding may tip what is as good as 0 either way
+            slope[result.abs() < 1e-4] = 0
+        result = torch.relu(result)
+    wanted = [*given, filters, own.weight, own.bias]
+    grads = torch.autograd.grad(result, wanted, sum(s.double() for s in slopes))
+    return result, grads, (own.running_mean, own.running_var)
+
+
+def relative(ours, want):
+    return ((ours.double() - want).norm() / want.norm().clamp_min(1e-30)).item()
+
+
+@pytest.mark.parametrize("threads_used", [1, 2])
+@pytest.mark.parametrize(
+    ("inputs", "filters"), [(32, 64), (64, 32), (64, 256), (96, 160), (256, 64), (320, 32)]
+)
+@pytest.mark.parametrize(
+    ("adds", "rectifies", "readers"), [(0, 1, 1), (1, 1, 2), (0, 0, 1), (1, 0, 3), (0, 1, 2)]
+)
+def test_both_passes(threads_used, inputs, filters, adds, rectifies, readers):
+    torch.set_num_threads(threads_used)
+    shape = (3, inputs, 11, 13)  # 429 rows: several blocks, and no whole number of groups
+    op = operation(shape, filters, adds=bool(adds), rectifies=bool(rectifies), readers=readers)
+    x, residual = image(shape, mean=3.0), None
+    made = (3, filters, 11, 13)
+    if adds:
+        residual = image(made)
+    slopes = [image(made).detach() for _ in range(readers)]
+    want, want_grads, want_running = in_fp64(op, x, residual, slopes)
+    results = op(x, residual)
+    assert len(results) == readers
+    conv, norm = op.conv.conv, op.norm.norm
+    given = [a for a in (x, residual) if a is not None]
+    grads = torch.autograd.grad(results, [*given, conv.weight, norm.weight, norm.bias], slopes)
+    assert relative(results[0], want) < TOLERANCE
+    for ours, theirs in zip(grads, want_grads, strict=True):
+        assert relative(ours, theirs) < TOLERANCE
+    for ours, theirs in zip((norm.running_mean, norm.running_var), want_running, strict=True):
+        assert relative(ours, theirs) < TOLERANCE
+
+
+def test_a_row_is_enough_and_few_are_too():
+    for rows in (2, 5, 13):
+        shape = (1, 32, rows, 1)
+        op, x = operation(shape, 32), image(shape)
+        slopes = [image(shape).detach()]
+        want, want_grads, _ = in_fp64(op, x, None, slopes)
+        (result,) = op(x)
+        assert relative(result, want) < TOLERANCE
+        (dx,) = torch.autograd.grad(result, [x], slopes)
+        assert (dx.double() - want_grads[0]).norm() < 2e-5 * max(1.0, want_grads[0].norm())
+
+
+def test_what_needs_no_gradient_gets_none():
+    shape = (2, 32, 5, 5)
+    op = operation(shape, 64)
+    (result,) = op(image(shape).detach())
+    result.sum().backward()
+    assert op.conv.conv.weight.grad is not None
+
+
+def test_what_is_no_number_stays_none():
+    shape = (2, 32, 6, 6)
+    op, x = operation(shape, 32), image(shape).detach()
+    x[1, 3, 2, 2] = float("nan")
+    (result,) = op(x)
+    assert result.isnan().all()
+
+
+def test_another_shape_runs_as_the_two():
+    shape = (4, 32, 6, 6)
+    op = operation(shape, 32, readers=2)
+    x = image((3, *shape[1:]))
+    want, _, _ = in_fp64(op, x, None, [torch.ones(3, 32, 6, 6)])
+    one, other = op(x)
+    assert one is other, "they are PyTorch's own"
+    assert relative(one, want) < TOLERANCE
+
+
+def test_what_it_takes():
+    def layer(inputs=32, filters=32, kernel=1, **more):
+        conv = nn.Conv2d(inputs, filters, kernel, **({"bias": False} | more))
+        return FusedConv(conv, rectifies=False)
+
+    x = image((2, 32, 8, 8))
+    assert takes(layer(), x)
+    assert not takes(layer(filters=48), x)
+    assert not takes(layer(bias=True), x)
+    assert not takes(layer(kernel=3, padding=1), x)
+    assert not takes(layer(stride=2), x)
+    assert not takes(layer(groups=2), x)
+    assert not takes(FusedConv(nn.Conv2d(32, 32, 1, bias=False), rectifies=True), x)
+    assert not takes(nn.Conv2d(32, 32, 1, bias=False), x)
+    assert not takes(layer(), x.detach().contiguous())
+    assert not takes(layer(), x.detach().double())
+
+
+def bottleneck():
+    """A block as ResNet-50's, and one whose convolution somebody else reads too."""
+    net = NetworkBuilder("bottleneck")
+    x = net.input("image", (32, 9, 9))
+    with net.segment("block"):
+        y = net.relu(net.batch_norm(net.conv(x, 32, kernel=1, bias=False)))
+        y = net.relu(net.batch_norm(net.conv(y, 32, kernel=3, padding=1, bias=False)))
+        y = net.batch_norm(net.conv(y, 64, kernel=1, bias=False))
+        x = net.relu(net.add(y, net.batch_norm(net.conv(x, 64, kernel=1, bias=False))))
+    with net.segment("shared"):
+        y = net.conv(x, 64, kernel=1, bias=False)
+        x = net.relu(net.add(net.batch_norm(y), y))
+    with net.segment("classifier"):
+        net.classify(net.linear(net.flatten(x), 5))
+    return net.build()
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_the_fused_network_joins_the_two_where_that_is_faster(monkeypatch, faster):
+    monkeypatch.setattr(host_tuning, "faster_as_one", lambda both, x: faster)
+    network = bottleneck()
+    built = build_modules(network, memory_format=torch.channels_last, overwrite=False)
+    x = torch.rand(4, 32, 9, 9).contiguous(memory_format=torch.channels_last)
+
+    def learned(run):
+        built.load(network.draw(0))
+        for parameter in built.parameters.values():
+            parameter.grad = None
+        for _ in range(2):
+            (scores,) = run(x)
+            scores.square().mean().backward()
+        grads = {name: p.grad.clone() for name, p in built.parameters.items()}
+        return {"scores": scores.detach()} | grads | {n: v.clone() for n, v in built.state.items()}
+
+    plain = learned(built.training)
+    fused = FusedNetwork(built)
+    built.load(network.draw(0))
+    fused.tune(x)
+    joined = [op for op in fused.operations if isinstance(op, ConvNorm)]
+    assert len(joined) == (3 if faster else 0), "the 1×1s whose results nobody else reads"
+    for name, value in learned(fused).items():
+        # rounding may let another value through a ReLU, one of 20,000
+        assert relative(value, plain[name].double()) < (1e-4 if "running" in name else 0.03), name

@@ -1,0 +1,75 @@
+"""How arrays are cut into programs: nothing left out, nothing done twice."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from cubemesh.kernels.triton.launch_config import Call, Launch, for_sums, for_the_rest, together
+
+ROWS = st.integers(1, 10**7)
+CHANNELS = st.integers(1, 128).map((16).__mul__)
+
+
+@given(ROWS, CHANNELS, st.integers(1, 200))
+def test_every_row_and_channel_is_in_one_program(rows, channels, processors):
+    found = [
+        *together(rows, channels, processors, 1),
+        *for_sums(rows, channels, processors),
+        *for_the_rest(channels),
+    ]
+    assert found
+    for launch in found:
+        assert channels % launch.block_cols == 0
+        parts, part_rows = launch.parts(rows), launch.block_rows * launch.tiles
+        assert (parts - 1) * part_rows < rows <= parts * part_rows
+        for block in (launch.block_rows, launch.block_cols):
+            assert block & (block - 1) == 0, "Triton takes powers of two"
+
+
+class Compiled:
+    """What Triton says of a kernel that it has compiled."""
+
+    def __init__(self, n_regs, n_spills=0, shared=0):
+        self.n_regs, self.n_spills = n_regs, n_spills
+        self.metadata = type("Metadata", (), {"shared": shared})
+
+    def _init_handles(self):
+        """Nothing to load."""
+
+
+class Gpu:
+    """Of an H200, what counts here."""
+
+    multi_processor_count = 132
+    max_threads_per_multi_processor = 2048
+    shared_memory_per_multiprocessor = 228 * 1024
+
+
+@pytest.mark.parametrize(
+    ("meets", "compiled", "fits"),
+    [
+        (True, Compiled(40), True),  # 12 programs of 128 threads on each: 1,188 at 0.75 of them
+        (True, Compiled(64), False),  # 8: 792
+        (True, Compiled(40, shared=64 * 1024), False),  # 3
+        (True, Compiled(40, n_spills=8), False),
+        (False, Compiled(64), True),  # nobody waits for anybody
+        (False, Compiled(64, n_spills=8), False),
+    ],
+)
+def test_what_meets_is_on_the_gpu_at_once(meets, compiled, fits, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Gpu)
+    kernel = type("Kernel", (), {"warmup": lambda self, *args, **options: compiled})()
+    launch = Launch(block_rows=64, block_cols=32, warps=4)
+    call = Call(
+        kernel=kernel, launch=launch, size=(64 * 1000, 64), arguments=(), flags={}, meets=meets
+    )
+    assert call.fits(torch.device("cpu")) is fits
+
+
+@given(ROWS, CHANNELS, st.integers(1, 200))
+def test_sums_take_a_few_programs_for_each_multiprocessor(rows, channels, processors):
+    for launch in for_sums(rows, channels, processors):
+        programs = launch.parts(rows) * channels // launch.block_cols
+        assert programs <= 8 * processors + channels // launch.block_cols

@@ -1,0 +1,73 @@
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cubemesh.measure.energy.rapl import RaplReader, grown
+
+
+def zone(folder: Path, name: str, energy_uj: int, range_uj: int = 1000) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "name").write_text(f"{name}\n")
+    (folder / "energy_uj").write_text(f"{energy_uj}\n")
+    (folder / "max_energy_range_uj").write_text(f"{range_uj}\n")
+    return folder / "energy_uj"
+
+
+@given(st.integers(0, 10**6), st.lists(st.integers(0, 10**6 - 1), max_size=20))
+def test_a_counter_that_starts_again_loses_nothing(start: int, steps: list[int]) -> None:
+    # The counter goes through 0 … range; a step is less than once around.
+    range_uj, value, total = 10**6, start, 0
+    for step in steps:
+        after = value + step
+        now = after if after <= range_uj else after - range_uj
+        total += grown(value, now, range_uj)
+        value = now
+    assert total == sum(steps)
+
+
+def test_packages_and_their_memory_are_summed_up(tmp_path: Path) -> None:
+    files = [
+        zone(tmp_path / "intel-rapl:0", "package-0", 100),
+        zone(tmp_path / "intel-rapl:1", "package-1", 900),
+        zone(tmp_path / "intel-rapl:0:0", "core", 5),
+        zone(tmp_path / "intel-rapl:0:1", "dram", 10),
+    ]
+    zone(tmp_path / "intel-rapl-mmio:0", "package-0", 100)  # the first package once more
+    reader = RaplReader(tmp_path)
+    assert reader.missing == {}
+    assert reader.read() == {"cpu_package_joules": 0.0, "dram_joules": 0.0}
+    for file, now in zip(files, (300, 50, 999, 40), strict=True):
+        file.write_text(str(now))
+    said = reader.read()
+    assert said["cpu_package_joules"] == pytest.approx((200 + 150) / 1e6)
+    assert said["dram_joules"] == pytest.approx(30 / 1e6)
+
+
+def test_a_counter_that_cannot_be_read_for_a_moment_is_left_out(tmp_path: Path) -> None:
+    file = zone(tmp_path / "intel-rapl:0", "package-0", 100)
+    reader = RaplReader(tmp_path)
+    file.unlink()
+    assert reader.read() == {}
+    file.write_text("400")
+    assert reader.read() == {"cpu_package_joules": pytest.approx(300 / 1e6)}
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    none = RaplReader(tmp_path / "absent")
+    assert none.read() == {}
+    assert "does not exist" in none.missing["cpu_package_joules"]
+    zone(tmp_path / "amd" / "intel-rapl:0", "package-0", 7)
+    amd = RaplReader(tmp_path / "amd")
+    assert list(amd.read()) == ["cpu_package_joules"]
+    assert amd.missing["dram_joules"].startswith("there is no RAPL counter of the name dram")
+    (tmp_path / "amd" / "intel-rapl:0" / "energy_uj").write_text("much")
+    assert "cannot be read" in RaplReader(tmp_path / "amd").missing["cpu_package_joules"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_counter_for_root_alone_is_said_to_be_so(tmp_path: Path) -> None:
+    zone(tmp_path / "intel-rapl:0", "package-0", 7).chmod(0)
+    assert "only root may read" in RaplReader(tmp_path).missing["cpu_package_joules"]

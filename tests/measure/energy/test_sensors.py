@@ -1,0 +1,42 @@
+import pytest
+
+from cubemesh.measure.energy.sensors import TIMES, needed, sensors
+
+
+def test_the_table_holds_the_measured_sensors_with_their_source() -> None:
+    table = sensors()
+    assert len(table) == 11
+    assert all("2312.02741" in s.source for s in table)
+    assert {s.generation for s in table} == {
+        *("kepler", "maxwell", "pascal", "volta", "ampere", "hopper")
+    }
+    a100 = next(s for s in table if s.gpu == "A100-PCIe-40GB")
+    assert (a100.update_period_s, a100.averaging_window_s) == (0.1, 0.025)
+    assert a100.energy_error_pct == "-5.8"
+
+
+@pytest.mark.parametrize(
+    ("name", "generation", "reading", "seconds"),
+    [
+        ("NVIDIA H100 PCIe", "hopper", "instant", 1.0),
+        ("NVIDIA H100 PCIe", "hopper", "average", 10.0),
+        ("NVIDIA H200", "hopper", "instant", 1.0),
+        ("Tesla V100-SXM2-16GB", "volta", "instant", 0.2),
+        ("Tesla K80", "kepler", "instant", 4.8),
+        ("Tesla K40m", "kepler", "instant", 0.9),
+        ("NVIDIA B200", "blackwell", "instant", 10.0),
+        ("", "", "", 10.0),
+    ],
+)
+def test_how_long_a_stretch_must_be(
+    name: str, generation: str, reading: str, seconds: float
+) -> None:
+    assert needed(name, generation, reading).seconds == pytest.approx(seconds)
+
+
+def test_the_reason_says_whose_sensor_it_is() -> None:
+    assert needed("NVIDIA H100 PCIe", "hopper", "instant").why == (
+        f"its power sensor needs {TIMES} times 100 ms"
+    )
+    assert "its generation (H100-PCIe)" in needed("NVIDIA H200", "hopper", "instant").why
+    assert "not known" in needed("NVIDIA B200", "blackwell", "instant").why

@@ -1,0 +1,95 @@
+"""Who else is on a GPU, with and without the driver numbering processes as the run does."""
+
+import ctypes
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cubemesh.measure.telemetry.gpu_processes import GpuProcess, Neighbours
+
+OWN = 77
+UNKNOWN = 2**64 - 1
+
+
+class Library:
+    """Answers as NVML does; `lists` are what it lists, (pid, bytes), one for each asking."""
+
+    def __init__(self, *lists, versions=("_v3",), code=0):
+        self.lists, self.code = list(lists), code
+        for version in versions:
+            setattr(self, f"nvmlDeviceGetComputeRunningProcesses{version}", self._list)
+
+    def nvmlInit_v2(self):  # noqa: N802
+        return 0
+
+    def nvmlDeviceGetHandleByUUID(self, uuid, handle):  # noqa: N802
+        return 0 if uuid == b"GPU-1" else 6
+
+    def _list(self, handle, count, found):
+        if self.code:
+            return self.code
+        listed = self.lists.pop(0)
+        for place, (pid, used) in enumerate(listed):
+            found[place].pid, found[place].usedGpuMemory = pid, used
+        ctypes.cast(count, ctypes.POINTER(ctypes.c_uint))[0] = len(listed)
+        return 0
+
+
+def others(*lists, own=OWN, **more):
+    return Neighbours("GPU-1", Library(*lists, **more)).others(own)
+
+
+def test_alone_on_the_gpu():
+    assert others([], [(OWN, 1 << 30)]) == ()
+
+
+def test_who_was_there_before_and_who_came():
+    found = others([(5, 100)], [(5, 100), (OWN, 1 << 30), (9, UNKNOWN)])
+    assert found == (GpuProcess(pid=5, memory_bytes=100), GpuProcess(pid=9))
+
+
+def test_who_was_there_before_and_went_was_there():
+    assert others([(5, 100)], [(OWN, 1 << 30)]) == (GpuProcess(pid=5, memory_bytes=100),)
+
+
+def test_in_a_container_the_largest_newcomer_is_the_run():
+    assert others([], [(4711, 1 << 30)]) == ()
+    found = others([(5, 100)], [(5, 100), (4711, 1 << 30), (4712, 50)])
+    assert [p.pid for p in found] == [5, 4712]
+
+
+@pytest.mark.parametrize("versions", [("_v2",), ("_v2", "_v3")])
+def test_older_drivers_have_an_older_call(versions):
+    assert others([(5, 100)], [], versions=versions) == (GpuProcess(pid=5, memory_bytes=100),)
+
+
+def test_what_nvml_does_not_tell_is_not_known():
+    assert others([], code=3) is None
+    assert others(versions=()) is None
+    assert Neighbours("GPU-2", Library()).others() is None
+    assert Neighbours(None).others() is None
+
+
+@pytest.mark.gpu
+def test_another_process_on_the_gpu_is_seen():
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+    from cubemesh.machines import probe
+
+    code = "import torch, sys; x = torch.ones(1 << 28, device='cuda:0'); print('there', flush=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{code}; sys.stdin.read()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout.readline().strip() == "there"
+        found = Neighbours(probe().gpus[0].uuid).others(os.getpid())
+        other.stdin.close()
+        other.wait(timeout=30)
+    if not found:
+        pytest.skip("the driver lists no processes here, as in some containers")
+    assert max(p.memory_bytes or 0 for p in found) >= 1 << 30

@@ -1,0 +1,85 @@
+"""Windows of several ranks as windows of the run."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cubemesh.measure.merge_ranks import alongside, together
+from cubemesh.schema import Window
+
+
+def window(rank, start_s, elapsed_s, phase="measure", samples=8):
+    return Window(
+        rank=rank, phase=phase, start_s=start_s, elapsed_s=elapsed_s, steps=2, samples=samples
+    )
+
+
+def test_a_rank_alone_keeps_its_windows():
+    windows = [window(0, 1.0, 0.5), window(0, 1.5, 0.5)]
+    assert together(windows) == windows
+
+
+def test_windows_of_two_ranks_last_from_the_first_start_to_the_last_end():
+    found = together(
+        [
+            window(0, 1.0, 0.5),
+            window(1, 1.1, 0.6),
+            window(1, 1.8, 0.3),
+            window(0, 1.75, 0.25),
+        ]
+    )
+    assert [(w.start_s, round(w.elapsed_s, 9), w.samples, w.steps) for w in found] == [
+        (1.0, 0.7, 16, 2),
+        (1.75, 0.35, 16, 2),
+    ]
+
+
+def test_phases_stay_apart_and_what_one_rank_did_more_is_left_out():
+    windows = [window(0, 0.0, 1.0, "warm-up"), window(0, 1.0, 1.0), window(0, 2.0, 1.0)]
+    found = together([*windows, window(1, 0.0, 1.0, "warm-up"), window(1, 1.0, 1.0)])
+    assert [(w.phase, w.start_s) for w in found] == [("warm-up", 0.0), ("measure", 1.0)]
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 1), st.floats(0.01, 1), st.integers(1, 9)), min_size=2, max_size=8
+    )
+)
+def test_no_rank_was_faster_than_the_run_says_of_all(timed):
+    windows = [window(n, *times, samples=s) for n, (*times, s) in enumerate(timed)]
+    (run,) = together(windows)
+    assert run.samples == sum(w.samples for w in windows)
+    assert run.elapsed_s >= max(w.elapsed_s for w in windows) - 1e-9
+
+
+def test_apart_a_window_of_rank_0_holds_what_all_did_meanwhile():
+    windows = [
+        window(0, 1.0, 1.0, samples=10),
+        window(0, 2.0, 1.0, samples=10),
+        window(1, 0.0, 1.5, "warm-up", samples=6),  # 4 a second, half a second of it meanwhile
+        window(1, 1.5, 2.0, samples=16),  # 8 a second
+        window(1, 2.0, 1.0, "evaluate", samples=999),
+    ]
+    found = alongside(windows)
+    assert [(w.rank, w.start_s, w.elapsed_s, w.steps) for w in found] == [
+        (0, 1.0, 1.0, 2),
+        (0, 2.0, 1.0, 2),
+    ]
+    assert [w.samples for w in found] == [10 + 6, 10 + 8]
+
+
+def test_apart_a_rank_without_a_window_at_that_time_counts_with_all_of_its_own():
+    (found,) = alongside([window(0, 10.0, 2.0, samples=10), window(1, 0.0, 4.0, samples=12)])
+    assert found.samples == 10 + 6
+    assert alongside([window(0, 0.0, 1.0)]) == [window(0, 0.0, 1.0)]
+
+
+@given(st.lists(st.floats(0.1, 2.0), min_size=1, max_size=9), st.integers(1, 50))
+def test_apart_the_rate_of_ranks_at_a_constant_speed_is_the_sum_of_theirs(lengths, rate):
+    start_s, theirs = 0.0, []
+    for elapsed_s in lengths:
+        theirs.append((start_s, elapsed_s))
+        start_s += elapsed_s
+    windows = [window(1, s, e, samples=1000 * rate * e) for s, e in theirs]
+    (found,) = alongside([window(0, 0.05, start_s, samples=0), *windows])
+    assert found.samples == pytest.approx(1000 * rate * start_s, abs=1)

@@ -1,0 +1,130 @@
+"""Ranks that make their steps together, and ranks that each make as many as they can: threads with
+clocks of their own."""
+
+import threading
+
+import pytest
+
+from cubemesh.measure.telemetry.memory_log import KeptLog
+from cubemesh.measure.timing.lockstep import Apart, InStep
+from cubemesh.measure.timing.timer import measure
+from cubemesh.schema import Effort
+
+SLOWER = 5
+
+
+class Group:
+    """What two ranks tell one another."""
+
+    def __init__(self):
+        self.decisions, self.words = [], set()
+        self.changed = threading.Condition()
+
+    def agree(self, rank):
+        calls = iter(range(10**6))
+
+        def agreed(value):
+            number = next(calls)
+            with self.changed:
+                if rank == 0:
+                    self.decisions.append(value)
+                    self.changed.notify_all()
+                self.changed.wait_for(lambda: len(self.decisions) > number, timeout=60)
+                return self.decisions[number]
+
+        return agreed
+
+    def told(self, rank):
+        def heard(word, value):
+            if rank == 0 and value:
+                self.words.add(word)
+            return word in self.words
+
+        return heard
+
+
+class Rank:
+    """Steps that take `step_s` of a clock that all ranks share, which nobody can run ahead of by
+    more than a step: the clock of the world is the slowest rank's."""
+
+    def __init__(self, world, rank, step_s):
+        self.world, self.rank, self.step_s = world, rank, step_s
+
+    def step(self):
+        self.world.pass_time(self.rank, self.step_s)
+
+    def clock(self):
+        return self.world.now(self.rank)
+
+
+class World:
+    def __init__(self, ranks):
+        self.times, self.living = [0.0] * ranks, set(range(ranks))
+        self.changed = threading.Condition()
+
+    def now(self, rank):
+        return self.times[rank]
+
+    def pass_time(self, rank, seconds):
+        with self.changed:
+            self.times[rank] += seconds
+            self.changed.notify_all()
+            self.changed.wait_for(
+                lambda: all(self.times[rank] <= self.times[other] + 1 for other in self.living),
+                timeout=10,
+            )
+
+    def leave(self, rank):
+        with self.changed:
+            self.living.discard(rank)
+            self.changed.notify_all()
+
+
+def run(paces, steps_s, **effort):
+    """The logs of two ranks measured at their paces."""
+    world, logs = World(2), [KeptLog(), KeptLog()]
+
+    def one(number):
+        rank = Rank(world, number, steps_s[number])
+        try:
+            measure(
+                rank.step,
+                lambda: None,
+                rank.clock,
+                samples_per_step=4,
+                effort=Effort(**effort),
+                log=logs[number],
+                pace=paces[number],
+            )
+        finally:
+            world.leave(number)
+
+    threads = [threading.Thread(target=one, args=(n,)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    return [[w for w in log.windows if w.phase == "measure"] for log in logs]
+
+
+def test_in_step_all_make_the_windows_that_rank_0_decides_on():
+    group = Group()
+    first, second = run(
+        [InStep(group.agree(n)) for n in range(2)], [0.1, 0.1 * SLOWER], steps=40, windows=4
+    )
+    assert [w.steps for w in first] == [w.steps for w in second] == [10] * 4
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_apart_each_makes_as_many_steps_as_it_can_until_rank_0_has_enough(slow):
+    group = Group()
+    steps_s = [0.1, 0.1]
+    steps_s[slow] *= SLOWER
+    found = run([Apart(n, group.told(n)) for n in range(2)], steps_s, steps=40, windows=4)
+    assert sum(w.steps for w in found[0]) >= 40
+    rates = [sum(w.steps for w in own) / sum(w.elapsed_s for w in own) for own in found]
+    assert rates[1 - slow] / rates[slow] == pytest.approx(SLOWER, rel=0.05)
+    ends = [own[-1].start_s + own[-1].elapsed_s for own in found]
+    longest_s = max(w.elapsed_s for own in found for w in own)
+    assert abs(ends[0] - ends[1]) <= longest_s + 2, "nobody waits long for another at the end"

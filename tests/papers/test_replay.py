@@ -1,0 +1,89 @@
+"""A document replayed: which questions it stands on, and what is said of its claims."""
+
+from dataclasses import replace
+
+from cubemesh.experiments.registry import EXPERIMENTS, SUITES, Scale
+from cubemesh.experiments.session import resolve
+from cubemesh.papers.published import claims
+from cubemesh.papers.replay import documents, replay, replayed
+from cubemesh.schema import ProgramSettings, Question
+
+
+def test_the_answer_of_a_replay(steps, machine):
+    records = steps("little-cnn", {16: 0.016, 64: 0.064 / 1.2})
+    answer = replay("doc-001", [("minibatch", records), ("minibatch", records)], machine)
+    assert answer.experiment == "doc-001"
+    assert answer.findings[0].text == (
+        "Of the 24 claims of document 001, 0 hold here, 1 does not, and 23 cannot be tested here."
+    )
+    assert answer.findings[1].text.startswith("001-3 does not hold: the document has 2.8 x; here")
+    (table,) = answer.tables
+    assert len(table.rows) == 24
+    assert [row[0].text for row in table.rows[:14]] == [f"001-{i}" for i in range(1, 15)]
+    assert all(len(row) == len(table.columns) for row in table.rows)
+    assert answer.run_ids == tuple(r.run_id for r in records)
+
+
+def test_claims_that_rest_on_a_script_say_so(steps, machine):
+    records = steps("little-cnn", {16: 0.016, 64: 0.064 / 1.2})
+    null = ProgramSettings(framework="null")
+    played = [replace(r, spec=replace(r.spec, program=null)) for r in records]
+    assert not replay("doc-001", [("minibatch", records)], machine).scripted
+    answer = replay("doc-001", [("minibatch", played)], machine)
+    assert answer.scripted
+    assert all("scripted" in finding.doubts for finding in answer.findings)
+
+
+def question(asked, suite="doc-001", **more):
+    return Question(
+        question_id=f"q{asked}",
+        suite=suite,
+        asked_utc=f"2026-01-{asked:02}",
+        **{"experiment": "minibatch", "machine_id": "m", "run_ids": ("r",), **more},
+    )
+
+
+def test_a_replay_stands_on_the_latest_question_of_each_experiment_and_network():
+    old, new = question(1, settings={"network": "a"}), question(3, settings={"network": "a"})
+    other = question(2, settings={"network": "b"})
+    foreign = [
+        question(4, suite=None),
+        question(5, machine_id="n"),
+        question(6, run_ids=()),
+        question(7, experiment="of-a-later-version"),
+    ]
+    found = replayed("doc-001", [new, other, *foreign, old], "m")
+    assert {q.question_id for q in found} == {"q3", "q2"}
+
+
+def test_suites_that_replay_a_document_have_claims_of_it():
+    assert documents() == ["doc-000", "doc-001", "doc-002", "doc-003", "doc-004"]
+    for name in documents():
+        assert any(c.document == SUITES[name].document for c in claims())
+        assert all(ask.experiment in EXPERIMENTS for ask in SUITES[name].asks)
+
+
+def test_a_claim_is_held_against_its_own_experiment(steps, machine):
+    records = steps("little-cnn", {16: 0.016, 64: 0.064 / 2.8})
+    other = steps("little-cnn", {16: 0.016, 64: 0.064})
+    answer = replay("doc-001", [("model-size", other), ("minibatch", records)], machine)
+    verdicts = {row[0].text: row[1].text for row in answer.tables[0].rows}
+    assert verdicts["001-3"] == "holds"
+    assert len(answer.run_ids) == len({r.run_id for r in (*records, *other)})
+
+
+def test_every_figure_of_a_suite_is_asked_under_its_own_number():
+    assert [a.place for a in SUITES["doc-001"].asks] == [
+        "001 figure 1",
+        "001 figure 1",
+        "001 figure 2",
+        "001 figure 3",
+        "001 figure 4",
+        "001 figure 4",
+        "001 figures 5 and 6",
+    ]
+    assert all(a.place.startswith("000") for a in SUITES["doc-000"].asks)
+    lines = resolve(["doc-000"], [], Scale.QUICK)
+    networks = [one.request.settings.network for one in lines[1:]]
+    assert networks == ["alexnet", "googlenet", "resnet-50"]
+    assert len(resolve(["doc-000"], [], None)) == 8

@@ -1,0 +1,45 @@
+"""What is known of published runs beside their rates: their machine, and who reached whom."""
+
+import pytest
+
+from cubemesh.papers.validation.rows import rows
+from cubemesh.papers.validation.sources import host_device, machine, peer_access
+from cubemesh.schema import PublishedFigure
+
+
+def figure(system: str, source: str = "Lambda deeplearning-benchmark v1") -> PublishedFigure:
+    found = [row.figure for row in rows()[0] if row.figure.system == system]
+    return next(f for f in found if f.source.startswith(source))
+
+
+@pytest.mark.parametrize(
+    ("system", "reached", "host"),
+    [
+        ("8x A100 80GB SXM4", False, "epyc-7742"),
+        ("2x A100 80GB PCIe", False, "epyc-7742"),
+        ("2x RTX A6000", False, "epyc-7742"),
+        ("2x RTX 4090", False, ""),
+        ("LambdaCloud 8xV100 16GB", False, ""),
+        ("2x RTX 6000 Ada", False, ""),
+        ("4x RTX 6000 Ada", True, None),
+        ("8x H100 80GB SXM5", True, None),
+        ("2x H100 80GB PCIe Gen5", True, None),
+    ],
+)
+def test_runs_with_peer_access_off_are_known_by_system(
+    system: str, reached: bool, host: str | None
+) -> None:
+    assert (peer_access(figure(system)), host_device(figure(system))) == (reached, host)
+
+
+def test_other_sources_are_not_touched() -> None:
+    others = [row for row in rows()[0] if not row.figure.source.startswith("Lambda")]
+    assert len(others) > 100
+    assert all(row.peer_access for row in others)
+
+
+def test_a_row_without_peer_access_asks_for_it_and_for_its_processor() -> None:
+    row = next(row for row in rows()[0] if row.figure.system == "2x A100 80GB PCIe")
+    asked = row.question()
+    assert machine(row.figure) == "dual-root-pcie4"
+    assert (asked.peer_access, asked.system.host_device) == (False, "epyc-7742")

@@ -1,0 +1,217 @@
+"""What each exchange asks of its group, and when: a group that writes down what it is told."""
+
+import pytest
+
+from cubemesh.errors import UsageError
+from cubemesh.frameworks.api.gradient_sync import (
+    BUCKET_BYTES,
+    Alone,
+    Bucket,
+    FinishesInOrder,
+    MakesRoom,
+)
+from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel.strategies import AVERAGE_EVERY, EXCHANGES, LocalSgd
+
+
+class Written:
+    """A group of `size` ranks in which every transfer ends when it is waited for."""
+
+    def __init__(self, rank=0, size=2):
+        self.rank, self.size = rank, size
+        self.said = []
+
+    def _pending(self, *words):
+        self.said.append(words)
+        group = self
+
+        class Waited:
+            def wait(self):
+                group.said.append(("waited", *words))
+
+        return Waited()
+
+    def all_reduce_mean(self, array, narrow=False):
+        return self._pending("all-reduce", array, *(["narrow"] if narrow else []))
+
+    def reduce_mean(self, array, root):
+        return self._pending("reduce", array, root)
+
+    def broadcast(self, arrays, root):
+        return self._pending("broadcast", tuple(arrays), root)
+
+    def agree(self, value):
+        return value
+
+    def close(self):
+        self.said.append(("closed",))
+
+
+def bucket(index):
+    name = f"gradients {index}"
+    return Bucket(index=index, parameters=("a",), size_bytes=4, gradients=name)
+
+
+def one_step(exchange, group):
+    """What a program does in a step of two buckets."""
+    exchange.ready(bucket(0))
+    group.said.append(("backward goes on",))
+    exchange.ready(bucket(1))
+    exchange.finish()
+    exchange.update(lambda: group.said.append(("update",)), ["weights"])
+    return group.said
+
+
+@pytest.mark.parametrize(("name", "narrow"), [("all-reduce", ()), ("all-reduce-16", ("narrow",))])
+def test_buckets_travel_while_the_backward_pass_goes_on(name, narrow):
+    group = Written()
+    exchange = exchanges.make(name, group)
+    assert exchange.name == name
+    first, second = ("all-reduce", "gradients 0", *narrow), ("all-reduce", "gradients 1", *narrow)
+    step = [
+        first,
+        ("backward goes on",),
+        second,
+        ("waited", *first),
+        ("waited", *second),
+        ("update",),
+    ]
+    assert one_step(exchange, group) == step
+    assert one_step(exchange, group) == step * 2, "nothing of a step is left for the next"
+
+
+class Copying(Written):
+    """One whose devices fetch from each other."""
+
+    def copies(self):
+        group = self
+
+        class Copies:
+            def room(self, numbers, like):
+                return f"room for {numbers} {like}"
+
+            def all_reduce_mean(self, array):
+                return group._pending("fetch", array)
+
+        return Copies()
+
+
+def test_buckets_are_fetched_while_the_backward_pass_goes_on():
+    group = Copying()
+    exchange = exchanges.make("all-reduce-copied", group)
+    assert isinstance(exchange, MakesRoom)
+    assert exchange.room(5, "floats") == "room for 5 floats"
+    step = [
+        ("fetch", "gradients 0"),
+        ("backward goes on",),
+        ("fetch", "gradients 1"),
+        ("waited", "fetch", "gradients 0"),
+        ("waited", "fetch", "gradients 1"),
+        ("update",),
+    ]
+    assert one_step(exchange, group) == step
+    assert one_step(exchange, group) == step * 2, "nothing of a step is left for the next"
+
+
+@pytest.mark.parametrize("name", ["all-reduce", "all-reduce-16", "all-reduce-copied"])
+def test_all_but_the_last_bucket_can_be_waited_for_by_themselves(name):
+    group = Copying()
+    exchange = exchanges.make(name, group)
+    assert isinstance(exchange, FinishesInOrder)
+    for index in range(3):
+        exchange.ready(bucket(index))
+    group.said.clear()
+    exchange.finish_but_last()
+    assert [words[2] for words in group.said] == ["gradients 0", "gradients 1"]
+    exchange.finish()
+    assert [words[2] for words in group.said] == ["gradients 0", "gradients 1", "gradients 2"]
+    exchange.finish_but_last()
+    exchange.finish()
+    assert len(group.said) == 3
+
+
+def test_exchanges_that_round_alike_make_the_same_steps():
+    assert exchanges.same_steps("all-reduce", "parameter-server")
+    assert exchanges.same_steps("all-reduce-16", "all-reduce-copied-16")
+    assert not exchanges.same_steps("all-reduce", "all-reduce-16")
+    assert not exchanges.same_steps("all-reduce", "local-sgd")
+    assert exchanges.same_steps("none", "none")
+    assert exchanges.ROUNDED < exchanges.SAME_WEIGHTS < set(EXCHANGES)
+
+
+def test_a_rank_alone_has_nobody_to_fetch_from():
+    exchange = exchanges.make("all-reduce-copied", Alone())
+    updates = []
+    exchange.ready(bucket(0))
+    exchange.finish()
+    exchange.update(lambda: updates.append(1), ["weights"])
+    assert updates == [1]
+    assert exchange.room(5, "floats") is None
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_the_server_updates_and_all_get_its_weights(rank):
+    group = Written(rank)
+    said = one_step(exchanges.make("parameter-server", group), group)
+    reduced = [words for words in said if words[0] == "reduce"]
+    assert reduced == [("reduce", "gradients 0", 0), ("reduce", "gradients 1", 0)]
+    assert (("update",) in said) == (rank == 0)
+    assert said[-2:] == [("broadcast", ("weights",), 0), ("waited", "broadcast", ("weights",), 0)]
+    if rank == 0:
+        waits = [n for n, words in enumerate(said) if words[:2] == ("waited", "reduce")]
+        assert max(waits) < said.index(("update",))
+
+
+def test_local_sgd_averages_the_weights_after_every_so_many_updates():
+    group = Written()
+    exchange = LocalSgd(group, every=3)
+    for step in range(1, 7):
+        group.said.clear()
+        said = one_step(exchange, group)
+        averaged = [("all-reduce", "weights"), ("waited", "all-reduce", "weights")]
+        expected = averaged if step % 3 == 0 else []
+        assert said == [("backward goes on",), ("update",), *expected]
+    assert exchanges.make("local-sgd", group)._every == AVERAGE_EVERY
+
+
+def test_local_sgd_averages_before_weights_are_evaluated_unless_they_are_averaged_already():
+    group = Written()
+    exchange = LocalSgd(group, every=3)
+    averaged = [("all-reduce", "weights"), ("waited", "all-reduce", "weights")]
+    exchange.average(["weights"])
+    assert group.said == [], "all ranks begin alike"
+    one_step(exchange, group)
+    group.said.clear()
+    exchange.average(["weights"])
+    exchange.average(["weights"])
+    assert group.said == averaged, "once"
+    one_step(exchange, group)
+    group.said.clear()
+    assert one_step(exchange, group)[-2:] == averaged, "the third step averages as ever"
+    group.said.clear()
+    exchange.average(["weights"])
+    assert group.said == []
+
+
+def test_none_moves_nothing():
+    group = Written()
+    assert one_step(exchanges.make("none", group), group) == [("backward goes on",), ("update",)]
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_a_rank_alone_updates_once_a_step_under_every_exchange(name):
+    exchange = exchanges.make(name)
+    updates = []
+    for _ in range(2 * AVERAGE_EVERY):
+        exchange.ready(bucket(0))
+        exchange.finish()
+        exchange.update(lambda: updates.append(1), ["weights"])
+    assert len(updates) == 2 * AVERAGE_EVERY
+    moves_none = ("none", "local-sgd", "model-parallel")
+    assert exchange.bucket_bytes == (None if name in moves_none else BUCKET_BYTES)
+    assert Alone().agree("what it says") == "what it says"
+
+
+def test_an_exchange_that_is_not_there_is_named_with_the_nearest():
+    with pytest.raises(UsageError, match="all-reduce"):
+        exchanges.make("allreduce")

@@ -1,0 +1,76 @@
+import pytest
+
+from cubemesh.runs.exit_status import Ending, innermost, judge, signal_name
+from cubemesh.schema import Status
+
+STACKS = """\
+Thread 0x00007f (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 324 in wait
+  File "/x/telemetry.py", line 20 in _sample
+
+Current thread 0x00007e (most recent call first):
+  File "/x/cubemesh/frameworks/null.py", line 77 in train_step
+  File "/x/cubemesh/worker/tasks.py", line 9 in step
+"""
+
+
+def end(code, **facts):
+    return judge(Ending(exit_code=code, elapsed_s=1.0, phase="measure", steps=40, **facts))
+
+
+@pytest.mark.parametrize(
+    ("code", "facts", "status", "words"),
+    [
+        (-11, {}, Status.CRASHED, "SIGSEGV (a memory access violation) during measure"),
+        (-6, {}, Status.CRASHED, "SIGABRT"),
+        (-6, {"output": "what():  std::bad_alloc"}, Status.OOM, "std::bad_alloc"),
+        (-9, {}, Status.KILLED, "SIGKILL"),
+        (-9, {"oom_kills": 1}, Status.OOM, "memory ran out"),
+        (-15, {"oom_kills": 1}, Status.KILLED, "SIGTERM"),
+        (-45, {}, Status.KILLED, "signal 45"),
+        (3, {}, Status.CRASHED, "exited with code 3 during measure, after 40 steps"),
+        (0, {}, Status.CRASHED, "exited with code 0"),
+        (-9, {"time_limit_s": 90.0}, Status.TIMED_OUT, "limit of 1 min 30 s"),
+        (-9, {"server_died": True}, Status.KILLED, "the worker's server was killed"),
+    ],
+)
+def test_an_ending_is_judged(code, facts, status, words):
+    outcome = end(code, **facts)
+    assert outcome.status is status
+    assert words in outcome.message
+    assert outcome.origin == "runner"
+    assert (outcome.facts["phase"], outcome.facts["steps"]) == ("measure", 40)
+
+
+def test_facts_hold_the_signal_the_stacks_and_the_last_lines():
+    outcome = end(-9, time_limit_s=1.0, stacks=STACKS, output="\n".join(map(str, range(100))))
+    assert not {"signal", "exit_code"} & set(outcome.facts)
+    assert "null.py" in outcome.facts["stacks"]
+    assert outcome.facts["output"].splitlines() == [str(i) for i in range(85, 100)]
+    assert "at null.py:77 in train_step" in outcome.message
+
+
+def test_the_innermost_call_is_the_main_threads():
+    assert innermost(STACKS) == "null.py:77 in train_step"
+    c_stack = STACKS + "\nCurrent thread's C stack trace (most recent call first):\n  Binary file\n"
+    assert innermost(c_stack) == "null.py:77 in train_step"
+    assert innermost("") == ""
+
+
+def test_facts_hold_the_signal_or_the_exit_code():
+    assert end(-11).facts["signal"] == "SIGSEGV"
+    assert end(3).facts["exit_code"] == 3
+
+
+def test_the_stacks_of_a_fatal_signal_are_taken_out_of_the_output():
+    output = f"loading\nFatal Python error: Bus error\n\n{STACKS}\nExtension modules: numpy\n"
+    outcome = end(-7, output=output)
+    assert outcome.facts["output"] == "loading"
+    assert outcome.facts["stacks"].splitlines()[0] == "Bus error"
+    assert "Extension" not in outcome.facts["stacks"]
+    assert outcome.message.endswith("after 40 steps, at null.py:77 in train_step.")
+
+
+def test_signals_without_a_name_are_numbered():
+    assert signal_name(11) == "SIGSEGV"
+    assert signal_name(40) == "signal 40"

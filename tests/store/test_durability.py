@@ -1,0 +1,61 @@
+"""What was reported as stored is there after `kill -9`, and no writer loses another's work."""
+
+import subprocess
+import sys
+import threading
+
+from cubemesh.store import Store
+
+
+def start(saving, *arguments):
+    command = [sys.executable, saving.__file__, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_twenty_kills_lose_nothing_that_was_reported(saving, path):
+    savers = start(saving, "kill", path, 20, 0.2)
+    reported = savers.communicate()[0].split()
+    assert savers.returncode == 0
+    with Store.open(str(path)) as store:
+        store.check()
+        kept = {record.run_id for record in store.records()}
+        assert len(reported) >= 10, "every other saver is killed after its first record"
+        assert set(reported) <= kept
+        assert len(kept) - len(reported) <= 20  # stored, but killed before it could say so
+        for run_id in reported[::5]:
+            assert len(store.series(run_id)[0].values) == 700
+
+
+def test_kills_while_a_store_is_made_leave_one_that_opens(saving, tmp_path):
+    savers = start(saving, "kill", tmp_path / "*.sqlite", 10, 0.1)
+    reported = set(savers.communicate()[0].split())
+    assert savers.returncode == 0
+    kept = set()
+    for number in range(10):
+        with Store.open(str(tmp_path / f"{number}.sqlite")) as store:
+            store.check()
+            kept |= {record.run_id for record in store.records()}
+    assert reported <= kept
+
+
+def test_two_processes_share_a_new_store(saving, path):
+    savers = [start(saving, "save", path, name, 50) for name in ("m1", "m2")]
+    outputs = [saver.communicate(timeout=60)[0].split() for saver in savers]
+    assert [saver.returncode for saver in savers] == [0, 0]
+    assert [len(ids) for ids in outputs] == [50, 50]
+    with Store.open(str(path), read_only=True) as store:
+        assert {r.run_id for r in store.records()} == {*outputs[0], *outputs[1]}
+        assert len(store.records(machine_id="m2")) == 50
+
+
+def test_threads_share_a_store(store, saving):
+    def save(name: str) -> None:
+        for number in range(10):
+            store.save(saving.make_record(number, machine_id=name), [saving.make_series(5)])
+
+    threads = [threading.Thread(target=save, args=(f"m{i}",)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(store.records()) == 30

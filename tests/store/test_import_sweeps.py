@@ -1,0 +1,84 @@
+"""A sweep that was measured elsewhere becomes a record; our own JSON comes back as it was."""
+
+import json
+
+import pytest
+
+from cubemesh.errors import DataError, StoreError
+from cubemesh.store import Store
+from cubemesh.store.import_sweeps import import_file
+
+LOG = """# Collective test starting: all_reduce_perf
+#  Rank  0 Group  0 Pid 1 on left device  0 [0x00] NVIDIA H200
+#  Rank  1 Group  0 Pid 2 on right device  0 [0x00] NVIDIA H200
+#   size  count  type  redop  root  time  algbw  busbw  #wrong  time  algbw  busbw  #wrong
+  1048576  262144  float  sum  -1  40.00  26.21  26.21  0  41.00  25.58  25.58  3
+"""
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store.open(str(tmp_path / "s.db")) as opened:
+        yield opened
+
+
+def test_a_log_becomes_a_record_with_its_hosts_and_a_question(tmp_path, store):
+    path = tmp_path / "a.log"
+    path.write_text(LOG)
+    (record,) = import_file(store, path)
+    assert store.records() == [record]
+    assert record.ok
+    assert record.spec.program.framework == "nccl-tests"
+    assert [(r.host, r.device_name) for r in record.ranks] == [
+        ("left", "NVIDIA H200"),
+        ("right", "NVIDIA H200"),
+    ]
+    assert record.figure("bus_bytes_per_s") == pytest.approx(26.21e9, rel=1e-3)
+    assert [w.code for w in record.warnings] == ["wrong-results"]
+    (question,) = store.questions("collectives")
+    assert question.run_ids == (record.run_id,)
+    assert store.machine(question.machine_id).hostname == "left, right"
+    with pytest.raises(StoreError, match="already"):
+        import_file(store, path)
+
+
+def test_our_own_rows_come_back(tmp_path, store):
+    from cubemesh.views.collectives import document
+
+    path = tmp_path / "a.log"
+    path.write_text(LOG)
+    (record,) = import_file(store, path)
+    again = tmp_path / "a.json"
+    again.write_text(json.dumps(document([record])))
+    with Store.open(str(tmp_path / "other.db")) as other:
+        (found,) = import_file(other, again)
+    assert [p.time_s for p in found.sweep] == pytest.approx([p.time_s for p in record.sweep])
+    assert [p.wrong for p in found.sweep] == [0, 3]
+    assert [r.host for r in found.ranks] == ["left", "right"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is no JSON"),
+        ("{}", "has no schema 1"),
+        ('{"schema": 1, "runs": [], "rows": []}', "has no rows"),
+        ('{"schema": 1, "runs": [{"run_id": "x"}], "rows": [{}]}', "run 1: 'run_id' is missing"),
+        ('{"schema": 1, "runs": [3], "rows": [{"run_id": 1}]}', "run 1: "),
+        ("nothing", "has no line of figures"),
+    ],
+)
+def test_files_that_hold_no_sweep_are_refused(tmp_path, store, text, words):
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match=words):
+        import_file(store, path)
+    assert store.records() == []
+
+
+def test_what_is_no_text_or_not_there_is_refused(tmp_path, store):
+    with pytest.raises(DataError, match="cannot be read"):
+        import_file(store, tmp_path / "none")
+    (tmp_path / "b").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(DataError, match="byte 0 is not UTF-8"):
+        import_file(store, tmp_path / "b")

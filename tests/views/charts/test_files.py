@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+from cubemesh.errors import UsageError
+from cubemesh.views.charts.files import write_charts
+
+
+def test_every_chart_becomes_a_file_of_each_format(sample, tmp_path):
+    paths = write_charts(tmp_path / "new" / "charts", sample.answers)
+    assert [p.name for p in paths] == [
+        f"{name}.{ending}"
+        for name in ("throughput-by-minibatch", "accuracy-by-minibatch", "systems")
+        for ending in ("svg", "png")
+    ]
+    for path in paths:
+        data = path.read_bytes()
+        if path.suffix == ".png":
+            assert data.startswith(b"\x89PNG")
+            assert len(data) > 5000
+        else:
+            ElementTree.fromstring(data)
+            assert b"#0b6e4f" in data
+            assert b"var(--" not in data, "a file resolves its own colours"
+
+
+def test_names_that_come_twice_and_odd_names_get_their_own_files(made, sample, tmp_path):
+    answers = (*sample.answers[:1], *sample.answers[:1], made.hostile().answers[0])
+    names = [p.name for p in write_charts(tmp_path, answers, ("svg",))]
+    assert names[:2] == ["throughput-by-minibatch.svg", "minibatch-throughput-by-minibatch.svg"]
+    assert names[2] == "script-img-src-x-onerror-alert-1.svg"
+    assert sorted(names) == sorted(p.name for p in tmp_path.iterdir())
+    hostile = (tmp_path / names[2]).read_text("utf-8")
+    assert "<img" not in hostile
+    ElementTree.fromstring(hostile)
+
+
+def test_unknown_format_is_refused_before_anything_is_written(sample, tmp_path):
+    with pytest.raises(UsageError, match=r"'pdf' is not a format of charts\. Known: svg, png"):
+        write_charts(tmp_path / "x", sample.answers, ("svg", "pdf"))
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("missing", ["altair", "vl_convert", "jinja2"])
+def test_without_the_extra_the_message_names_it(missing):
+    code = (
+        f"import sys; sys.modules[{missing!r}] = None\n"
+        "from cubemesh.errors import UsageError\n"
+        "import cubemesh.views.terminal, cubemesh.views.plain, cubemesh.views.progress\n"
+        "try:\n    import cubemesh.views.report\n"
+        "except UsageError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'cubemesh[views]'" in done.stdout
+
+
+def test_terminal_views_load_nothing_of_the_extra():
+    code = (
+        "import sys\n"
+        "import cubemesh.views.terminal, cubemesh.views.plain, cubemesh.views.progress\n"
+        "print(sorted({'altair', 'vl_convert', 'jinja2', 'torch', 'pandas'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

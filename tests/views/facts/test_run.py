@@ -1,0 +1,42 @@
+"""What is told of a run on several devices, and of one whose gradients were stale."""
+
+from dataclasses import replace
+
+from cubemesh.schema import Curve, Figure, Outcome, Rank, Status, Window
+from cubemesh.views.facts.run import run_facts
+
+
+def asynchronous(record):
+    """A record as of two ranks, the second three times as fast, whose server counted."""
+    ranks = tuple(
+        Rank(rank=n, host="here", device="cpu", processors=(n,), outcome=Outcome(status=Status.OK))
+        for n in range(2)
+    )
+    windows = tuple(
+        Window(rank=n, start_s=1.0, elapsed_s=2.0, steps=4, samples=samples)
+        for n, samples in ((0, 20), (1, 60))
+    )
+    curves = (
+        Curve(name="updates_by_staleness", x_name="staleness", x=(0, 1, 2), y=(1, 8, 1)),
+        Curve(name="first_updates", x_name="update", x=(1, 2, 3, 4), y=(0, 1, 1, 0)),
+    )
+    figures = {
+        "throughput_per_s": Figure(value=40.0, unit="samples/s"),
+        "staleness": Figure(value=1.0, unit="versions", n=10),
+        "staleness_rank_1": Figure(value=0.5, unit="versions", n=5),
+    }
+    return replace(record, ranks=ranks, windows=windows, curves=curves, figures=figures)
+
+
+def test_staleness_and_whose_updates_came_first(made):
+    told = dict(run_facts(asynchronous(made.training_record())))
+    assert told["staleness of a gradient, mean"] == "1 versions"
+    assert told["staleness rank 1"] == "0.5 versions"
+    assert told["staleness counted"] == "0 (10.0 %), 1 (80.0 %), 2 (10.0 %)"
+    assert told["first updates were of ranks"] == "0 1 1 0"
+
+
+def test_each_rank_with_its_own_speed(made):
+    told = dict(run_facts(asynchronous(made.training_record())))
+    assert told["rank 0"] == "processors 0, ok, 10 samples/s"
+    assert told["rank 1"] == "processors 1, ok, 30 samples/s"

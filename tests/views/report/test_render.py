@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from cubemesh.schema import RunRecord, warn
+from cubemesh.schema.serialization import from_plain
+from cubemesh.views.report.page import cards, chips, headline, lead, printed
+
+VOID = {"meta", "link", "br", "img", "path", "line", "rect", "circle"}
+
+
+class Outline(HTMLParser):
+    """The text, the elements and their attributes, and whether every element is closed."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.open: list[str] = []
+        self.feed(source)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1] not in ("script", "style"):
+            self.text.append(data)
+
+    def words(self) -> str:
+        return " ".join(" ".join(self.text).split())
+
+
+@pytest.fixture(scope="module")
+def source(page: Path) -> str:
+    return page.read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def outline(source: str) -> Outline:
+    return Outline(source)
+
+
+def embedded(source: str) -> dict:
+    found = re.search(r'<script type="application/json" id="records">(.*?)</script>', source, re.S)
+    return json.loads(found[1])
+
+
+def test_page_is_whole_and_under_three_megabytes(source, outline):
+    assert outline.open == []
+    assert len(source.encode()) < 3_000_000
+    assert source.count("window.vegaEmbed = vegaEmbed") <= 1
+
+
+def test_every_section_stands_in_order(source):
+    places = [
+        source.index(text)
+        for text in (
+            "<h1>This machine trains LittleCNN",
+            "How fast?",
+            "LittleCNN against minibatch</h2>",
+            "Accuracy after 5 epochs",
+            ">The machine<",
+            ">Runs<",
+        )
+    ]
+    assert places == sorted(places)
+
+
+def test_figures_intervals_reasons_and_remedies_are_text(outline):
+    words = outline.words()
+    for text in (
+        "2,170",
+        "± 14",
+        "372.1 ± 2.4",
+        "out of memory: needs 27 GiB, 24 here; 2,048 fits",
+        "not supported: bf16 is emulated",
+        "Other processes used 8 % of these cores during minibatch 64.",
+        "Run it again on a quiet machine.",
+        "Reduced: 14 windows of 5 steps a point",
+        "AMD EPYC 9965",
+        "the hypervisor hides the frequency driver",
+        "crashed: the worker ended with signal 11 (SIGSEGV)",
+        "batch_per_device 64",
+        "CPU, this run",
+    ):
+        assert text in words
+
+
+def test_nothing_points_to_another_host(outline):
+    for tag, attributes in outline.elements:
+        for name in ("src", "href", "action", "data", "poster", "srcset"):
+            address = attributes.get(name)
+            if address is not None and not tag.startswith("svg"):
+                assert address.startswith(("#", "data:")), f"<{tag} {name}={address}>"
+
+
+def test_tables_and_drawings_can_be_heard(outline):
+    assert all("scope" in a for tag, a in outline.elements if tag == "th")
+    stills = [a for tag, a in outline.elements if a.get("class") == "static"]
+    assert len(stills) == 3
+    assert all(a["aria-label"] for a in stills)
+    assert all(
+        a.get("aria-label") or a.get("aria-hidden")
+        for tag, a in outline.elements
+        if tag == "svg" and a.get("class") in ("spark", "panel", "swatch", "mark")
+    )
+
+
+def test_ids_are_unique(outline):
+    ids = [a["id"] for _, a in outline.elements if "id" in a]
+    assert len(ids) == len(set(ids))
+
+
+def test_embedded_records_read_back_as_they_were(source, sample):
+    document = embedded(source)
+    back = [from_plain(RunRecord, record) for record in document["records"]]
+    assert back == list(sample.records.values())
+    assert document["machine"]["machine_id"] == sample.machine.machine_id
+
+
+def test_gpus_and_links_are_listed(made, written):
+    words = Outline(written(made.sample(gpus=2)).read_text("utf-8")).words()
+    assert "NVIDIA H200" in words
+    assert "0–1: nvlink, 18 links" in words
+
+
+def test_a_step_that_was_taken_apart_has_a_bar_of_its_parts(made, written):
+    run = made.taken_apart(8)
+    source = written(made.sample(), answers=(), records={run.run_id: run}).read_text("utf-8")
+    words = Outline(source).words()
+    for said in ("Where the step's time goes", "launch gaps", "20.0 %", "Time of a step by layer"):
+        assert said in words
+    assert "raise the minibatch or capture the step" in source
+    assert "flex-grow:20.0000" in source
+    assert embedded(source)["records"][0]["parts"][0]["name"] == "compute"
+
+
+def test_hostile_names_cannot_leave_their_place(made, written):
+    source = written(made.hostile()).read_text("utf-8")
+    outline = Outline(source)
+    assert outline.open == []
+    assert not any(tag == "img" for tag, _ in outline.elements)
+    assert not any(name.startswith("on") for _, a in outline.elements for name in a)
+    assert made.ATTACK in outline.words()
+    assert embedded(source)["records"][0]["spec"]["work"]["network"] == made.ATTACK
+
+
+def test_empty_report_says_what_to_do(made, written):
+    path = written(made.sample(), answers=(), records={}, series={})
+    source = path.read_text("utf-8")
+    words = Outline(source).words()
+    assert "Nothing has been measured on this machine yet." in words
+    assert "cubemesh run minibatch" in words
+    assert embedded(source)["records"] == []
+    assert len(source) < 60_000, "no chart, so no chart library"
+
+
+def test_report_of_failures_tells_every_reason(made, written):
+    words = Outline(written(made.failed()).read_text("utf-8")).words()
+    assert "No figure came of 6 runs: each says why." in words
+    assert "× 8; 16; 32; 64; 128; 256 this machine out of memory: needs 27 GiB" in words
+    # Six times in the table, once under the chart, six times at the runs.
+    assert words.count("out of memory: needs 27 GiB, 24 here; 2,048 fits") == 13
+
+
+def test_headline_is_the_first_finding_and_its_card_does_not_say_it_again(sample):
+    top = headline(sample.answers, sample.records.values())
+    first = cards(sample.answers)[0]
+    assert top.startswith("This machine trains LittleCNN at 2,170 images/s.")
+    assert (first.figure, first.unit, first.interval) == ("2,170", "images/s", "± 14")
+    assert first.text == "LittleCNN against minibatch"
+    assert lead(sample.answers) == "", "its card tells the remedy"
+
+
+def test_what_a_script_played_is_no_headline(sample):
+    first, *rest = sample.answers
+    warning = warn("scripted", "This run was played by a script.", "Measure.")
+    played = replace(first, warnings=(warning,))
+    measured = next(answer for answer in rest if answer.findings)
+    assert headline([played, measured], ()) == headline([measured], ())
+    assert headline([played], ()) == "A script played all of this: nothing has been measured."
+    assert lead([played]) == ""
+
+
+def test_warnings_of_one_code_share_a_chip(made):
+    made_chips = chips((made.BUSY, made.FEW, made.BUSY))
+    assert [chip.label for chip in made_chips] == ["busy host", "few windows"]
+    assert len(made_chips[0].seen) == 1
+
+
+def test_a_tail_of_gaps_becomes_one_cell(sample):
+    table = printed(sample.answers[0].tables[0])
+    last = table.rows[-1]
+    assert [cell.text for cell in last] == [
+        "4,096",
+        "out of memory: needs 27 GiB, 24 here; 2,048 fits",
+    ]
+    assert last[1].span == 3
+    assert all(sum(cell.span for cell in row) == len(table.headings) for row in table.rows)
+
+
+def test_several_gpus_are_drawn_with_their_rings(written, sample, made):
+    page = written(sample, machine=made.machine(gpus=8)).read_text()
+    assert '<figure class="topology"><svg ' in page
+    assert "18 directed rings, 18 × 25 GB/s = 450 GB/s" in page
+    assert "fill:var(--accent)" in page
+    assert 'class="topology"' not in written(sample, machine=made.machine(gpus=1)).read_text()
+    assert Outline(page).open == []

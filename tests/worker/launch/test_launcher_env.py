@@ -1,0 +1,141 @@
+"""Who launched this process, by the environment of each launcher."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cubemesh.errors import UsageError
+from cubemesh.schema import Keeping, Placement, ProgramSettings, RunSpec, Train
+from cubemesh.training.checkpoint import steps_in
+from cubemesh.worker.launch.launcher_env import first_node, introduce
+from cubemesh.worker.launch.ranks import Self, whoami
+from cubemesh.worker.report.events import events_path, read_events
+from cubemesh.worker.run.job import Job
+
+SLURM = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "1",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_STEP_NODELIST": "n[07-08]",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+
+
+def introduced(environ):
+    environ = dict(environ)
+    introduce(environ)
+    return {k: v for k, v in environ.items() if not k.startswith(("SLURM", "OMPI", "PMI", "MPI"))}
+
+
+def test_a_step_of_slurm():
+    assert introduced(SLURM) == {
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "n07",
+        "MASTER_PORT": "20771",
+    }
+
+
+def test_the_script_of_a_slurm_job_is_no_rank():
+    job = {k: v for k, v in SLURM.items() if "STEP" not in k} | {"SLURM_NTASKS": "4"}
+    assert introduced(job) == {}
+    assert introduced(SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) == {}
+
+
+def test_mpirun_on_one_host_and_on_several():
+    told = introduced(OPEN_MPI)
+    assert (told["RANK"], told["WORLD_SIZE"], told["LOCAL_RANK"]) == ("1", "2", "1")
+    assert (told["MASTER_ADDR"], told["MASTER_PORT"]) == ("127.0.0.1", "29500")
+    several = OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+    with pytest.raises(UsageError, match="Set MASTER_ADDR to the first host"):
+        introduced(several)
+    assert introduced(several | {"MASTER_ADDR": "a"})["MASTER_ADDR"] == "a"
+    intel = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "0"}
+    assert introduced(intel)["LOCAL_WORLD_SIZE"] == "2"
+
+
+def test_what_torchrun_has_set_stands():
+    own = {"RANK": "0", "WORLD_SIZE": "8", "MASTER_ADDR": "x"}
+    assert introduced(SLURM | own) == own
+    assert introduced({}) == {}
+
+
+@given(st.text(max_size=40))
+def test_whatever_slurm_says_of_nodes_is_read_or_refused(nodes):
+    try:
+        found = first_node(nodes)
+    except UsageError:
+        return
+    assert found
+    assert not {"[", "]", ","} & set(found)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("localhost", "localhost"),
+        ("n1,n2", "n1"),
+        ("gpu-[003-007,9]", "gpu-003"),
+        ("rack[1-2]x,b", "rack1"),
+    ],
+)
+def test_first_nodes(nodes, first):
+    assert first_node(nodes) == first
+
+
+@pytest.mark.sweep  # the agent's ranks, in other tests, go the same way but for its first line
+def test_ranks_that_mpirun_started_train_and_keep_checkpoints(tmp_path):
+    pytest.importorskip("torch")
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("each rank needs a core of its own")
+    spec = RunSpec(
+        work=Train(network="little-cnn", batch_per_device=128, image_size=8, data="digits"),
+        placement=Placement(device="cpu", devices=2, threads=1),
+        program=ProgramSettings(exchange="all-reduce"),
+        keeping=Keeping(checkpoints=str(tmp_path / "kept")),
+    )
+    job = Job(spec=spec, folder=str(tmp_path)).write()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    told = {
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        "MASTER_PORT": str(port),
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "cubemesh.worker", "run", str(job)],
+            env=os.environ
+            | told
+            | {"OMPI_COMM_WORLD_RANK": str(n), "OMPI_COMM_WORLD_LOCAL_RANK": str(n)},
+        )
+        for n in range(2)
+    ]
+    assert [rank.wait(100) for rank in ranks] == [0, 0]
+    events = [read_events(events_path(tmp_path, n)) for n in range(2)]
+    assert [own[-1]["outcome"]["status"] for own in events] == ["ok", "ok"]
+    figures = {e["name"]: e["figure"]["value"] for e in events[0] if e["event"] == "figure"}
+    assert figures["epochs_trained"] == 1
+    assert steps_in(tmp_path / "kept", 2) == [1438 // 256]
+
+
+def test_a_rank_knows_how_many_are_on_its_host(monkeypatch):
+    for name, value in introduced(SLURM).items():
+        monkeypatch.setenv(name, value)
+    assert whoami() == Self(rank=3, local_rank=1, ranks=4, local_ranks=2)

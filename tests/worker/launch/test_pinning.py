@@ -1,0 +1,97 @@
+"""Which processors are chosen, on machines whose files are written here, and binding for real."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cubemesh.frameworks.api.framework import Unsupported
+from cubemesh.schema import Placement
+from cubemesh.worker.launch.pinning import Processor, choose, pin, read_processors, whole_cores
+
+# Two nodes of four cores with two hardware threads each, numbered as Linux numbers most servers:
+# first threads 0-3 and 4-7, second threads 8-11 and 12-15.
+SERVER = [Processor(number=n, node=n % 8 // 4, core=n % 8) for n in range(16)]
+LAPTOP = [Processor(number=n, node=0, core=n) for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("pinning", "threads", "chosen"),
+    [
+        ("compact", 2, (0, 8)),
+        ("compact", 4, (0, 1, 8, 9)),
+        ("compact", 8, (0, 1, 2, 3, 8, 9, 10, 11)),
+        ("spread", 2, (0, 4)),
+        ("spread", 4, (0, 1, 4, 5)),
+        ("spread", 8, (0, 1, 2, 3, 4, 5, 6, 7)),
+        ("spread", 10, (0, 1, 2, 3, 4, 5, 6, 7, 8, 12)),
+        ("cores", 2, (0, 1)),
+        ("cores", 6, (0, 1, 2, 3, 4, 5)),
+        ("cores", 9, (0, 1, 2, 3, 4, 5, 6, 7, 8)),
+        ("compact", 40, tuple(range(16))),
+        ("none", 2, tuple(range(16))),
+    ],
+)
+def test_near_and_far_on_a_server_of_two_nodes(pinning, threads, chosen):
+    assert choose(SERVER, pinning, threads) == chosen
+
+
+@pytest.mark.parametrize("pinning", ["compact", "spread", "cores"])
+def test_without_hardware_threads_near_and_far_are_alike(pinning):
+    assert choose(LAPTOP, pinning, 2) == (0, 1)
+
+
+def test_topology_is_read_from_the_kernels_files(tmp_path):
+    for cpu in range(4):
+        topology = tmp_path / f"cpu/cpu{cpu}/topology"
+        topology.mkdir(parents=True)
+        name = "core_cpus_list" if cpu % 2 else "thread_siblings_list"
+        (topology / name).write_text(f"{cpu % 2},{cpu % 2 + 2}\n")
+    for node, cpus in ((0, "0,2"), (1, "1,3")):
+        (tmp_path / f"node/node{node}").mkdir(parents=True)
+        (tmp_path / f"node/node{node}/cpulist").write_text(f"{cpus}\n")
+    assert whole_cores(range(4), tmp_path) == (0, 1)
+    assert whole_cores({1, 2, 3}, tmp_path) == (2, 1), "node by node"
+    assert read_processors({0, 1, 3}, tmp_path) == [
+        Processor(number=0, node=0, core=0),
+        Processor(number=1, node=1, core=1),
+        Processor(number=3, node=1, core=1),
+    ]
+
+
+def test_what_the_kernel_does_not_tell_is_a_core_of_its_own(tmp_path):
+    assert read_processors({5, 2}, tmp_path) == [
+        Processor(number=2, node=0, core=2),
+        Processor(number=5, node=0, core=5),
+    ]
+
+
+def test_a_node_that_is_not_there_is_not_offered():
+    with pytest.raises(Unsupported, match="numa_node=4096: this process may use no processor"):
+        pin(Placement(numa_node=4096), 1)
+
+
+def test_where_nothing_is_asked_nothing_is_bound():
+    before = os.sched_getaffinity(0)
+    assert pin(Placement(), 1) == ()
+    assert os.sched_getaffinity(0) == before
+
+
+def test_threads_started_afterwards_are_bound_too():
+    code = """
+import json, os, threading
+from cubemesh.model import Placement
+from cubemesh.worker.pinning import pin
+bound = pin(Placement(pinning="compact"), 1)
+seen = []
+thread = threading.Thread(target=lambda: seen.append(sorted(os.sched_getaffinity(0))))
+thread.start()
+thread.join()
+print(json.dumps([bound, seen[0]]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    bound, seen = json.loads(done.stdout)
+    assert bound == seen
+    assert len(bound) == 1

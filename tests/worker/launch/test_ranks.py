@@ -1,0 +1,100 @@
+"""Which device is a rank's own, and what several devices cannot be asked."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cubemesh.frameworks.api.framework import Unsupported
+from cubemesh.schema import FirstSteps, Placement, RunSpec, TrainSteps
+from cubemesh.worker.launch.pinning import whole_cores
+from cubemesh.worker.launch.ranks import (
+    Self,
+    can_launch,
+    check_devices,
+    driven_devices,
+    own_cores,
+    own_device,
+    processors_of,
+    shared_cores,
+)
+from cubemesh.worker.run.job import Job
+
+
+def spec(**placement):
+    work = TrainSteps(network="little-cnn", batch_per_device=8)
+    return RunSpec(work=work, placement=Placement(**placement))
+
+
+def job(usable_cores=1, **placement):
+    return Job(spec=spec(**placement), folder="", usable_cores=usable_cores)
+
+
+def test_devices_share_out_no_more_cores_than_are_granted():
+    allowed = sorted(os.sched_getaffinity(0))
+    granted = job(usable_cores=1, devices=2)
+    assert processors_of(granted, on_cpu=True) == whole_cores(allowed)[:1]
+    assert processors_of(granted, on_cpu=False) == tuple(allowed), "any of them drives a GPU"
+    assert processors_of(job(usable_cores=None), on_cpu=True) == whole_cores(allowed)
+
+
+@given(st.integers(1, 8), st.integers(1, 4))
+def test_ranks_share_no_core_and_have_as_many_each(ranks, threads):
+    cores = tuple(range(100, 100 + ranks * threads + 1))
+    own = [
+        own_cores(
+            spec(devices=ranks, threads=threads),
+            Self(rank=r, local_rank=r, ranks=ranks, local_ranks=ranks),
+            cores,
+        )
+        for r in range(ranks)
+    ]
+    assert all(len(mine) == threads for mine in own)
+    assert len({core for mine in own for core in mine}) == ranks * threads
+
+
+def test_more_cores_than_there_are_and_a_binding_of_another_kind_are_refused():
+    own = Self(rank=0, local_rank=0, ranks=2, local_ranks=2)
+    with pytest.raises(Unsupported, match="Set threads=1 or fewer devices"):
+        own_cores(spec(devices=2, threads=2), own, (0, 1, 2))
+    with pytest.raises(Unsupported, match="Leave pinning and numa_node out"):
+        own_cores(spec(devices=2, threads=1, pinning="compact"), own, (0, 1))
+
+
+def test_each_rank_has_a_gpu_of_its_own():
+    own = Self(rank=5, local_rank=1, ranks=8, local_ranks=4)
+    assert own_device("cuda", own, 2) == "cuda:1"
+    assert own_device("cpu", own, 0) == "cpu"
+    with pytest.raises(Unsupported, match="1 GPU"):
+        own_device("cuda", own, 1)
+
+
+def test_ranks_take_cores_by_turns_where_they_may_share_them():
+    asked = spec(devices=4, share_cores=True)
+    selves = [Self(rank=r, local_rank=r, ranks=4, local_ranks=4) for r in range(4)]
+    own = [own_cores(asked, one, (5, 7)) for one in selves]
+    assert own == [(5,), (7,), (5,), (7,)]
+    assert can_launch(job(devices=4, share_cores=True))
+    assert not can_launch(job(devices=4))
+    assert not can_launch(job(devices=1, share_cores=True))
+    check_devices(4, 2, may_share=True)
+    with pytest.raises(Unsupported, match="or share_cores=true where times do not matter"):
+        check_devices(4, 2)
+
+
+def test_shared_cores_are_said_unless_nothing_is_timed():
+    asked = spec(devices=4, share_cores=True)
+    assert "4 devices shared 2 cores" in shared_cores(asked, 2).cause
+    assert shared_cores(asked, 4) is None
+    work = FirstSteps(network="little-cnn", batch_per_device=8)
+    assert shared_cores(RunSpec(work=work, placement=asked.placement), 2) is None
+
+
+def test_a_process_that_drives_several_devices_names_them_all():
+    assert driven_devices("cpu", 2, 0) == ("cpu:0", "cpu:1")
+    assert driven_devices("cuda", 2, 4) == ("cuda:0", "cuda:1")
+    with pytest.raises(Unsupported, match=r"4 GPUs that can be used\. Set devices=4 or less"):
+        driven_devices("cuda", 5, 4)

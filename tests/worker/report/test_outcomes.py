@@ -1,0 +1,94 @@
+import pytest
+
+from cubemesh.errors import DataError, UsageError
+from cubemesh.frameworks.api.framework import Diverged, OutOfMemory, Unsupported
+from cubemesh.frameworks.api.training import ReplicasDiffer
+from cubemesh.networks import build
+from cubemesh.networks.memory import forecast
+from cubemesh.schema import Ceiling, Forward, ProgramSettings, RunSpec, Status, TrainSteps
+from cubemesh.worker.report.outcomes import outcome_of
+
+SPEC = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=512, optimizer="adam"))
+
+
+def outcome(error, spec=SPEC, limit_bytes=None, is_out_of_memory=lambda error: False):
+    return outcome_of(error, spec, limit_bytes=limit_bytes, is_out_of_memory=is_out_of_memory)
+
+
+def raised(error):
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (Unsupported("no nhwc"), Status.UNSUPPORTED),
+        (UsageError("no such network"), Status.UNSUPPORTED),
+        (Diverged("the loss became nan"), Status.DIVERGED),
+        (DataError("data_batch_1 is truncated"), Status.CRASHED),
+        (ReplicasDiffer("rank 1 has others"), Status.CRASHED),
+    ],
+)
+def test_deliberate_errors_keep_their_words(error, status):
+    found = outcome(error)
+    assert (found.status, found.message, found.origin) == (status, str(error), "worker")
+    assert not found.facts
+
+
+def test_any_other_error_crashed_and_keeps_its_traceback():
+    found = outcome(raised(KeyError("weights")))
+    assert found.status is Status.CRASHED
+    assert "KeyError: 'weights'" in found.message
+    assert "in raised" in found.facts["traceback"]
+    assert outcome(raised(SystemExit(3))).status is Status.CRASHED
+
+
+def test_a_missing_framework_is_not_installed_and_another_missing_module_is_a_crash():
+    torch_spec = RunSpec(work=SPEC.work, program=ProgramSettings(framework="pytorch"))
+    missing = outcome(ModuleNotFoundError("No module named 'torch'", name="torch"), torch_spec)
+    assert missing.status is Status.NOT_INSTALLED
+    assert "pip install 'cubemesh[torch]'" in missing.message
+    other = outcome(ModuleNotFoundError("No module named 'triton'", name="triton"), torch_spec)
+    assert other.status is Status.CRASHED
+
+
+def test_out_of_memory_says_what_was_needed_had_and_fits():
+    limit = 100 << 20
+    found = outcome(OutOfMemory("refused"), limit_bytes=limit)
+    network = build("little-cnn")
+    fits = found.facts["largest_batch_that_fits"]
+    assert found.status is Status.OOM
+    assert found.facts["forecast_bytes"] == forecast(network, 512, "fp32", "adam").total_bytes
+    assert forecast(network, fits, "fp32", "adam").total_bytes <= limit
+    assert forecast(network, fits + 1, "fp32", "adam").total_bytes > limit
+    assert f"100 MiB here; a batch of {fits} should fit" in found.message
+
+
+def test_out_of_memory_where_nothing_fits_or_all_should_have():
+    nothing = outcome(MemoryError(), limit_bytes=1 << 20)
+    assert "not even a batch of 1 should fit" in nothing.message
+    unexpected = outcome(MemoryError(), limit_bytes=1 << 40)
+    assert "and yet it did not fit" in unexpected.message
+    assert "largest_batch_that_fits" not in unexpected.facts
+    unlimited = outcome(MemoryError())
+    assert unlimited.status is Status.OOM
+    assert "limit_bytes" not in unlimited.facts
+
+
+def test_the_framework_may_know_its_own_kind_of_refusal():
+    def knows(error):
+        return "CUDA" in str(error)
+
+    assert outcome(RuntimeError("CUDA"), is_out_of_memory=knows).status is Status.OOM
+    assert outcome(RuntimeError("else"), is_out_of_memory=knows).status is Status.CRASHED
+
+
+def test_a_forward_pass_is_forecast_as_one_and_a_ceiling_not_at_all():
+    forward = RunSpec(work=Forward(network="little-cnn", batch_per_device=512))
+    needs = forecast(build("little-cnn"), 512, training=False).total_bytes
+    assert outcome(MemoryError(), forward, 1 << 20).facts["forecast_bytes"] == needs
+    ceiling = outcome(MemoryError(), RunSpec(work=Ceiling()), 1 << 20)
+    assert ceiling.message == "out of memory: 1 MiB here."

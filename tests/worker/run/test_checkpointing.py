@@ -1,0 +1,125 @@
+"""Where a training of several ranks begins: between threads that play ranks."""
+
+import json
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cubemesh.errors import DataError, UsageError
+from cubemesh.frameworks.api.framework import Unsupported
+from cubemesh.frameworks.api.gradient_sync import Alone
+from cubemesh.frameworks.api.training import Snapshot
+from cubemesh.measure.telemetry.memory_log import KeptLog
+from cubemesh.schema import Keeping, Placement, RunSpec, Train
+from cubemesh.training import checkpoint as checkpoints
+from cubemesh.training.checkpoint import Checkpoint
+from cubemesh.training.history import Course
+from cubemesh.worker.run import checkpointing as keeping
+
+PATIENCE_S = 10
+
+
+WORD_S = 0.3
+"""How long a rank waits for another's word."""
+
+
+class Ranks(Alone):
+    """A group whose ranks are threads of the test, that wait long to meet and not for a word."""
+
+    def __init__(self, rank, said, met):
+        self.rank, self.size, self._said, self._met = rank, 2, said, met
+
+    def agree(self, value):
+        return self.share(value)[0]
+
+    def share(self, value):
+        self._met.wait(WORD_S)
+        self._said[self.rank] = json.dumps(value)
+        self._met.wait(WORD_S)
+        return [json.loads(self._said[rank]) for rank in range(self.size)]
+
+    def meet(self):
+        self._met.wait(PATIENCE_S)
+
+
+def begin(*folders, resume=False):
+    """What each rank meets that keeps its checkpoints in the folder of its own."""
+    said, met, found = {}, threading.Barrier(2), {}
+
+    def one(rank):
+        spec = RunSpec(
+            work=Train(network="little-cnn", batch_per_device=4),
+            placement=Placement(devices=2),
+            keeping=Keeping(checkpoints=str(folders[rank]), resume=resume),
+        )
+        spec = replace(spec, program=replace(spec.program, exchange="all-reduce"))
+        try:
+            found[rank] = keeping.beginning(spec, Ranks(rank, said, met), KeptLog())
+        except (UsageError, DataError, threading.BrokenBarrierError) as error:
+            found[rank] = repr(error) if not str(error) else str(error)
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    return [found[rank] for rank in range(2)]
+
+
+def test_ranks_that_share_a_folder_begin(tmp_path):
+    kept = tmp_path / "kept"
+    assert [b.course.done for b in begin(kept, kept)] == [0, 0]
+    assert list(kept.iterdir()) == [], "what was tried out is gone"
+
+
+def test_ranks_on_disks_of_their_own_are_told_so(tmp_path):
+    told = begin(tmp_path / "a", tmp_path / "b")
+    for folder, message in zip("ab", told, strict=True):
+        assert message.startswith(f"checkpoints={tmp_path / folder}: what rank 0 wrote there on ")
+        assert message.endswith("Name a folder that all hosts share.")
+    assert list((tmp_path / "a").iterdir()) == []
+
+
+def kept(folder, step):
+    """A checkpoint of both ranks after `step` steps, of one another's training."""
+    for rank in range(2):
+        snapshot = Snapshot(weights={"w": np.full(4, rank, np.float32)})
+        stands = {"course": Course(done=step).plain(), "trains": {"seed": 0}}
+        checkpoints.save(folder, rank, Checkpoint(step=step, snapshot=snapshot, stands=stands))
+
+
+def test_each_rank_reads_its_own_file_however_long_another_takes(tmp_path, monkeypatch):
+    for step in (10, 20):
+        kept(tmp_path, step)
+    path = checkpoints.path_of(tmp_path, 20, 1)
+    path.write_bytes(path.read_bytes()[:-3])
+    read, load = [], checkpoints.load
+
+    def slowly(folder, step, rank):
+        time.sleep(0 if rank else 2 * WORD_S)
+        read.append((rank, step))
+        return load(folder, step, rank)
+
+    monkeypatch.setattr(checkpoints, "load", slowly)
+    begins = begin(tmp_path, tmp_path, resume=True)
+    assert [b.course.done for b in begins] == [10, 10], begins
+    assert [b.checkpoint.snapshot.weights["w"][0] for b in begins] == [0, 1]
+    assert sorted(read) == [(0, 10), (0, 20), (1, 10), (1, 20)]
+    assert checkpoints.steps_in(tmp_path, 1) == [10]
+    checkpoints.path_of(tmp_path, 10, 0).write_bytes(b"")
+    told = begin(tmp_path, tmp_path, resume=True)
+    assert all(text.startswith("None of the 1 checkpoints in") for text in told), told
+
+
+@pytest.mark.parametrize("exchange", ["asynchronous", "asynchronous-aware"])
+def test_gradients_under_way_are_in_no_checkpoint(tmp_path, exchange):
+    spec = RunSpec(
+        work=Train(network="little-cnn", batch_per_device=4),
+        keeping=Keeping(checkpoints=str(tmp_path)),
+    )
+    spec = replace(spec, program=replace(spec.program, exchange=exchange))
+    with pytest.raises(Unsupported, match="which no checkpoint holds"):
+        keeping.beginning(spec, Alone(), KeptLog())

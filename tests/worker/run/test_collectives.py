@@ -1,0 +1,138 @@
+"""A sweep, played by a program whose operations take scripted time."""
+
+import dataclasses
+
+import pytest
+
+from cubemesh.frameworks.api.framework import OutOfMemory, Unsupported
+from cubemesh.frameworks.api.gradient_sync import Alone
+from cubemesh.measure.telemetry.memory_log import KeptLog
+from cubemesh.schema import Collective, Effort, Placement, RunSpec
+from cubemesh.worker.report.outcomes import outcome_of
+from cubemesh.worker.run.collectives import build, sweep
+
+KIB = 1 << 10
+
+
+class Three(Alone):
+    """The first of three ranks."""
+
+    size = 3
+
+
+class Scripted:
+    """Each call takes a nanosecond for each byte; every result has three wrong elements."""
+
+    library, places = "played", (False, True)
+
+    def __init__(self):
+        self.now, self.said = 0.0, []
+
+    def lay_out(self, extent, in_place, pair=None):
+        self.extent = extent
+        self.said.append(("lay out", extent.size_bytes, in_place, pair))
+
+    def fill(self, repetition):
+        self.said.append(f"fill {repetition}")
+
+    def call(self):
+        self.now += self.extent.size_bytes * 1e-9
+        self.said.append("call")
+
+    def synchronize(self):
+        self.said.append("wait")
+
+    def meet(self):
+        self.said.append("meet")
+
+    def wrong(self, repetition):
+        return 3
+
+    def clock(self):
+        return self.now
+
+
+def spec(steps=2, windows=3, seconds=10.0, **work):
+    return RunSpec(
+        work=Collective(**work),
+        placement=Placement(devices=3),
+        effort=Effort(steps=steps, windows=windows, seconds=seconds),
+    )
+
+
+def played(asked, group=None):
+    program, log = Scripted(), KeptLog()
+    sweep(asked, program, group or Three(), log)
+    return program, log
+
+
+def test_a_size_is_warmed_up_timed_in_groups_and_checked():
+    program, log = played(spec(sizes_bytes=(KIB,), warmup_iterations=1, checks=2, windows=2))
+    of_one_way = [
+        *("call", "wait"),
+        *("meet", "call", "call", "wait"),
+        *("meet", "call", "call", "wait"),
+        *("fill 1", "meet", "call", "wait", "fill 2", "meet", "call", "wait"),
+    ]
+    first, rest = program.said[0], program.said[1:]
+    assert first == ("lay out", KIB, False, None)
+    assert rest[: len(of_one_way)] == of_one_way
+    assert rest[len(of_one_way) :] == [("lay out", KIB, True, None), *of_one_way]
+    out, inside = log.points
+    assert (out.in_place, inside.in_place) == (False, True)
+    assert out.seconds == pytest.approx((KIB * 1e-9,) * 2)
+    assert (out.iterations, out.wrong) == (2, 6)
+    assert log.fractions == [0.5, 1.0]
+
+
+def test_sizes_rise_and_each_is_measured_once():
+    _, log = played(spec(collective="all-gather", sizes_bytes=(KIB, 1, 2, 12)))
+    assert [p.size_bytes for p in log.points if p.in_place] == [12, 1020]
+    assert log.points[0].count == 1
+
+
+def test_there_are_fewer_groups_where_time_runs_out_but_one_at_least():
+    _, log = played(spec(sizes_bytes=(8,), windows=100, seconds=6e-8))
+    assert len(log.points[0].seconds) == 4, "of 2 calls, 8 ns each: 64 ns are more than 60"
+    _, log = played(spec(sizes_bytes=(KIB,), windows=100, seconds=0.0))
+    assert len(log.points[0].seconds) == 1
+
+
+def test_pairs_are_measured_at_the_largest_size_and_told_by_their_two():
+    program, log = played(spec(collective="send-receive", sizes_bytes=(8, KIB)))
+    pairs = [entry[3] for entry in program.said if entry[0] == "lay out" and entry[3]]
+    assert pairs == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
+    assert [p.pair for p in log.points if p.pair] == [(0, 1), (0, 2), (1, 0), (2, 0)]
+    assert {p.size_bytes for p in log.points if p.pair} == {KIB}
+
+
+def test_unchecked_results_have_no_count():
+    program, log = played(spec(sizes_bytes=(8,), checks=0))
+    assert log.points[0].wrong is None
+    assert "fill 1" not in program.said
+
+
+def test_one_device_has_nobody_to_exchange_with():
+    alone = dataclasses.replace(spec(), placement=Placement())
+    with pytest.raises(Unsupported, match="Set devices=2"):
+        build(alone, object(), Alone(), "cpu", 1, None)
+
+
+def test_arrays_that_cannot_fit_are_refused_before_they_are_made():
+    class Framework:
+        def build_collective(self, work, device, threads, largest):
+            raise AssertionError("nothing may be built")
+
+    large = spec(sizes_bytes=(8 << 40,))
+    limit = 4 << 30
+    with pytest.raises(OutOfMemory) as refused:
+        build(large, Framework(), Three(), "cpu", 1, limit)
+    told = outcome_of(
+        refused.value, large, limit_bytes=limit, is_out_of_memory=lambda error: False, device="cpu"
+    )
+    assert told.status == "oom"
+    assert told.facts["forecast_bytes"] == 32 << 40
+    assert told.message == (
+        "out of memory: arrays for 8 TiB of all-reduce take 32 TiB on each device, 4 GiB here; "
+        "sizes up to 1 GiB should fit."
+    )

@@ -1,0 +1,293 @@
+"""Every kind of work, run in a process of its own with the null framework, seen by its events."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from cubemesh.frameworks.api.framework import Unsupported
+from cubemesh.frameworks.api.gradient_sync import Alone
+from cubemesh.measure.telemetry import trace_replay as replay
+from cubemesh.schema import (
+    WORK_KINDS,
+    Ceiling,
+    Effort,
+    Figure,
+    Forward,
+    Input,
+    Outcome,
+    Placement,
+    ProgramSettings,
+    RunSpec,
+    Status,
+    Train,
+    TrainSteps,
+)
+from cubemesh.schema.serialization import from_plain
+from cubemesh.worker.report.events import events_path, read_events
+from cubemesh.worker.run.attribution_setup import attribute
+from cubemesh.worker.run.job import Job
+from cubemesh.worker.run.tasks import TASKS
+
+EFFORT = Effort(steps=20, seconds=0.0, windows=6, warmup_seconds=0.0)
+FEED = {"network": "little-cnn", "batch_per_device": 10}
+
+
+def events_of(folder, work, script="step=0.01", **program):
+    settings = ProgramSettings(framework="null", script=script, **program)
+    return run(folder, RunSpec(work=work, program=settings, effort=EFFORT))
+
+
+def run(folder, spec):
+    path = Job(spec=spec, folder=str(folder)).write()
+    # `work` ends by the events alone; the worker's limits bind the process it is called in.
+    subprocess.run([sys.executable, "-m", "cubemesh.worker", "run", path], check=True, timeout=60)
+    return read_events(events_path(folder, 0))
+
+
+def figures(events):
+    return {e["name"]: from_plain(Figure, e["figure"]) for e in events if e["event"] == "figure"}
+
+
+def outcome(events):
+    return from_plain(Outcome, events[-1]["outcome"])
+
+
+def phases(events):
+    return [e["phase"]["name"] for e in events if e["event"] == "phase"]
+
+
+REPLAYED = """
+import sys
+from pathlib import Path
+from cubemesh.measure import replay
+from cubemesh.worker import task
+from cubemesh.worker.job import read_job
+from cubemesh.worker.run import run_job
+
+_, meters = replay.load(Path(sys.argv[1]))
+task.open_meters = lambda uuid: meters
+run_job(read_job(Path(sys.argv[2])))
+"""
+
+
+def test_sensors_that_are_played_reach_the_record(tmp_path):
+    said = {"gpu_power_watts": 72.5, "gpu_utilisation_percent": 0.0, "gpu_throttle_reasons": 4.0}
+    gpu = replay.ReplayedMeter([said], device="gpu", name="NVIDIA H200", generation="hopper")
+    recording = tmp_path / "readings.jsonl"
+    replay.record(recording, [gpu], readings=2, every_s=0.01)
+    settings = ProgramSettings(framework="null", script="step=0.01")
+    spec = RunSpec(work=TrainSteps(**FEED), program=settings, effort=EFFORT)
+    path = Job(spec=spec, folder=str(tmp_path)).write()
+    command = [sys.executable, "-c", REPLAYED, recording, path]
+    subprocess.run(command, check=True, timeout=60)
+    events = read_events(events_path(tmp_path, 0))
+    assert outcome(events).ok, events[-1]
+    series = {e["series"]["name"]: e["series"] for e in events if e["event"] == "series"}
+    assert set(series["gpu_power_watts"]["values"]) == {72.5}
+    assert series["gpu_throttle_reasons"]["device"] == "gpu"
+    assert figures(events)["gpu_idle_watts"].value == 72.5
+    # The script has a clock of its own, so that its windows lie nowhere among the readings.
+    (unmeasured,) = [e["unmeasured"] for e in events if e["event"] == "unmeasured"]
+    assert unmeasured["what"] == "energy and power"
+    assert unmeasured["why"].startswith("not measurable: ")
+
+
+def test_there_is_a_task_for_each_kind_of_work():
+    assert set(TASKS) == set(WORK_KINDS)
+
+
+@pytest.mark.parametrize("work", [TrainSteps(**FEED), Forward(**FEED, data="digits")])
+@pytest.mark.parametrize("data_on", ["host", "device"])
+def test_steps_are_measured(tmp_path, work, data_on):
+    events = events_of(tmp_path, work, data_on=data_on)
+    assert outcome(events).ok, events[-1]
+    assert phases(events) == ["import", "data", "build", "weights", "warm-up", "measure"]
+    memory = figures(events)["peak_memory_bytes"]
+    assert memory.unit == "B"
+    assert "held" in memory.method
+    assert events[-1]["event"] == "outcome"
+
+
+def test_a_copy_of_a_minibatch_is_measured_by_itself(tmp_path):
+    events = events_of(tmp_path, Input(**FEED, stage="copy"))
+    assert outcome(events).ok, events[-1]
+    assert phases(events) == ["import", "data", "build", "weights", "warm-up", "measure"]
+
+
+def test_data_without_files_have_nothing_to_decode(tmp_path):
+    ended = outcome(events_of(tmp_path, Input(**FEED, stage="decode")))
+    assert ended.status is Status.UNSUPPORTED
+    assert "data=synthetic is neither read nor decoded" in ended.message
+
+
+@pytest.mark.parametrize("stage", ["read", "decode"])
+def test_reading_and_decoding_need_no_program(tmp_path, stage):
+    image = pytest.importorskip("PIL.Image").new("RGB", (40, 30))
+    (tmp_path / "set" / "a").mkdir(parents=True)
+    for number in range(30):
+        image.save(tmp_path / "set" / "a" / f"{number}.jpg")
+    work = Input(**FEED, stage=stage, data="images", data_path=str(tmp_path / "set"))
+    (tmp_path / "scripted").mkdir()
+    played = outcome(events_of(tmp_path / "scripted", work))
+    assert "a script plays time of its own" in played.message
+    events = run(
+        tmp_path,
+        RunSpec(
+            work=work,
+            program=ProgramSettings(framework="null", input_threads=2),
+            effort=EFFORT,
+        ),
+    )
+    assert outcome(events).ok, events[-1]
+    assert phases(events) == ["import", "data", "warm-up", "measure"]
+    found = figures(events)
+    assert found["image_file_bytes"].value == (tmp_path / "set/a/0.jpg").stat().st_size
+    assert found["input_threads"].value == 2
+    assert (found["images_set_aside"].value, found["images_set_aside"].n) == (0, 27)
+
+
+def test_the_frameworks_own_count_of_memory_comes_first(tmp_path):
+    events = events_of(tmp_path, TrainSteps(**FEED), "memory=2e9")
+    memory = figures(events)["peak_memory_bytes"]
+    assert (memory.value, memory.method) == (2e9, "the framework's own count")
+
+
+def test_training_has_curves_and_an_accuracy(tmp_path):
+    work = Train(**FEED, data="digits", epochs=2)
+    events = events_of(tmp_path, work, "accuracy=0.5:0.75")
+    assert outcome(events).ok, events[-1]
+    assert figures(events)["accuracy"].value == pytest.approx(0.75, abs=0.01)
+    assert {e["curve"]["name"] for e in events if e["event"] == "curve"} >= {"training_loss"}
+
+
+@pytest.mark.parametrize(
+    ("operation", "size", "name", "rate"),
+    [
+        ("matrix_product", 100, "rate_flops_per_s", 2 * 100**3 / 0.01),
+        ("copy", 1000, "rate_bytes_per_s", 2 * 1000 / 0.01),
+        ("host_to_device", 1000, "rate_bytes_per_s", 1000 / 0.01),
+    ],
+)
+def test_a_ceiling_is_a_rate(tmp_path, operation, size, name, rate):
+    events = events_of(tmp_path, Ceiling(operation=operation, size=size))
+    assert outcome(events).ok, events[-1]
+    figure = figures(events)[name]
+    assert figure.value == pytest.approx(rate)
+    assert figure.low <= figure.value <= figure.high
+    assert figure.n >= 6
+    best = figures(events)[name.replace("rate", "fastest")]
+    assert best.value == pytest.approx(rate)
+    assert figure.method == best.method != ""
+
+
+def test_a_disk_is_read_whatever_the_framework(tmp_path):
+    work = Ceiling(operation="disk_read", folder=str(tmp_path), size=16 << 20)
+    spec = RunSpec(work=work, program=ProgramSettings(framework="null"), effort=EFFORT)
+    events = run(tmp_path, spec)
+    assert outcome(events).ok, events[-1]
+    figure = figures(events)["rate_bytes_per_s"]
+    assert figure.value > 1e6
+    assert "file of 16 MiB" in figure.method
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".cubemesh")]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"work": TrainSteps(network="litle-cnn", batch_per_device=1)}, "little-cnn"),
+        ({"work": TrainSteps(**FEED, data="digits"), "batch": 5000}, "5000"),
+        ({"placement": Placement(device="cuda")}, "cuda"),
+        ({"placement": Placement(devices=2)}, "devices"),
+        ({"program": ProgramSettings(framework="null", exchange="ring")}, "ring"),
+    ],
+)
+def test_what_cannot_be_done_is_unsupported_with_a_reason(tmp_path, change, words):
+    batch = change.pop("batch", None)
+    if batch:
+        change["work"] = dataclasses.replace(change["work"], batch_per_device=batch)
+    spec = RunSpec(work=TrainSteps(**FEED), program=ProgramSettings(framework="null"))
+    found = outcome(run(tmp_path, dataclasses.replace(spec, **change)))
+    assert found.status is Status.UNSUPPORTED
+    assert words in found.message
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_batch_of_one_is_refused_where_a_single_position_is_normalised(tmp_path, batch):
+    found = outcome(
+        events_of(tmp_path, Forward(network="resnet-18", image_size=32, batch_per_device=batch))
+    )
+    if batch == 2:
+        assert found.status is Status.OK
+    else:
+        assert found.status is Status.UNSUPPORTED
+        assert "batch_per_device=1 is too small for resnet-18 on images of 32" in found.message
+        assert found.message.endswith("Set batch_per_device=2 or more.")
+
+
+def test_tokens_are_counted_beside_sequences(tmp_path):
+    sizes = {"sequence_length": 8, "vocabulary": 50, "hidden": 4}
+    work = TrainSteps(network="translator", batch_per_device=10, **sizes)
+    events = events_of(tmp_path, work)
+    assert outcome(events).status is Status.OK
+    tokens = figures(events)["tokens_per_s"]
+    # 10 sentences in 10 ms, each of 5 to 8 tokens, drawn evenly.
+    assert tokens.unit == "tokens/s"
+    assert tokens.value == pytest.approx(1000 * 6.5, rel=0.02)
+    assert tokens.low <= tokens.value <= tokens.high
+
+
+def test_a_network_of_tokens_is_trained_and_judged_by_position(tmp_path):
+    work = Train(network="gpt2", batch_per_device=512, sequence_length=4, vocabulary=7)
+    events = events_of(tmp_path, work, script="step=0.01,accuracy=1:0.5")
+    assert outcome(events).status is Status.OK, outcome(events).message
+    accuracy = figures(events)["accuracy"]
+    assert (accuracy.value, accuracy.n) == (0.5, 512 * 4)  # never fewer than a minibatch
+
+
+def test_an_attribution_is_parts_that_add_up_to_the_step(tmp_path):
+    work = TrainSteps(**FEED)
+    settings = ProgramSettings(framework="null", script="step=0.01")
+    effort = dataclasses.replace(EFFORT, attribution=True)
+    events = run(tmp_path, RunSpec(work=work, program=settings, effort=effort))
+    assert outcome(events).ok, events[-1]
+    assert phases(events)[-2:] == ["measure", "profile"]
+    parts = {e["part"]["name"]: e["part"]["seconds"] for e in events if e["event"] == "part"}
+    assert set(parts) == {"compute", "input_stall", "launch_gaps", "host", "other"}
+    assert parts["compute"] == pytest.approx(0.01)
+    assert sum(parts.values()) == pytest.approx(0.01)
+    (by_category,) = [e["breakdown"] for e in events if e["event"] == "breakdown"]
+    assert {row["name"] for row in by_category["rows"]} == {"unnamed", "input"}
+
+
+def test_a_framework_whose_profile_is_not_read_refuses_an_attribution(tmp_path):
+    class Plain:
+        """A program without a profiler."""
+
+        device = "cpu"
+
+    spec = RunSpec(
+        work=TrainSteps(**FEED),
+        program=ProgramSettings(framework="null"),
+        effort=dataclasses.replace(EFFORT, attribution=True),
+    )
+    with pytest.raises(Unsupported, match="pytorch or pytorch-compiled"):
+        attribute(spec, Plain(), None, None, None, "", Alone(), None)
+
+
+def test_first_losses_are_kept_before_anything_is_timed(tmp_path):
+    events = events_of(tmp_path, TrainSteps(**FEED, losses=5), "step=0.01,loss=3:1")
+    assert outcome(events).ok
+    (curve,) = [
+        e["curve"] for e in events if e["event"] == "curve" and "loss" in e["curve"]["name"]
+    ]
+    assert curve["x"] == [1, 2, 3, 4, 5]
+    assert curve["y"] == sorted(curve["y"], reverse=True)
+    assert phases(events).index("losses") < phases(events).index("warm-up")
+
+
+def test_a_loss_that_is_no_number_at_once_is_diverged(tmp_path):
+    events = events_of(tmp_path, TrainSteps(**FEED, losses=5), "nan@3")
+    assert outcome(events).status is Status.DIVERGED
+    assert "in step 3" in outcome(events).message
