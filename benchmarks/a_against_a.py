@@ -46,7 +46,7 @@ from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.measure.timing.interleaved_ab import Side, alternate, ratio_of
 from cubemesh.parallel import strategies as exchanges
 from cubemesh.runs import Executor
-from cubemesh.schema import Effort, Placement, ProgramSettings, RunSpec, TrainSteps, Window
+from cubemesh.schema import Budget, Placement, ProgramSettings, RunSpec, TrainSteps, Window
 from cubemesh.schema.comparison import Called, Ratio
 from cubemesh.schema.serialization import from_plain, to_plain
 from cubemesh.store import Store
@@ -60,11 +60,9 @@ PLANTED = 0.03
 RUNS = 3
 """Fresh processes of each side of a cold repeat."""
 IMAGE_SIZE, BATCH = 16, 1
-HOT = Effort(
-    steps=1, seconds=0.5, warmup_seconds=4.0, interval=0.012, most_seconds=2.0, instances=6
-)
-PLANTED_EFFORT = dataclasses.replace(HOT, most_seconds=60.0)
-COLD = Effort(steps=6, seconds=0.4, windows=8, warmup_seconds=2.0, repeats=2 * RUNS)
+HOT = Budget(steps=1, seconds=0.5, warmup_seconds=4.0, interval=0.012, max_seconds=2.0, instances=6)
+PLANTED_EFFORT = dataclasses.replace(HOT, max_seconds=60.0)
+COLD = Budget(steps=6, seconds=0.4, windows=8, warmup_seconds=2.0, repeats=2 * RUNS)
 """A and B take turns among the repeats of one spec."""
 Line = dict[str, Any]
 
@@ -106,7 +104,7 @@ def planted() -> Line:
     return alternated("planted", PLANTED_EFFORT, PLANTED)
 
 
-def alternated(trial: str, effort: Effort, more: float) -> Line:
+def alternated(trial: str, budget: Budget, more: float) -> Line:
     """Build instances of both and alternate them, B working `more` of a step longer."""
     network = networks.build("little-cnn", IMAGE_SIZE, None)
     batch = random_batch(network, BATCH)
@@ -115,16 +113,16 @@ def alternated(trial: str, effort: Effort, more: float) -> Line:
         work=TrainSteps(network="little-cnn", batch_per_device=BATCH),
         placement=Placement(threads=1),
         program=ProgramSettings(),
-        exchange=exchanges.make("none"),
+        sync=exchanges.make("none"),
         device="cpu",
         threads=1,
     )
-    steps = [step_of(request, batch) for _ in range(2 * effort.instances)]
+    steps = [step_of(request, batch) for _ in range(2 * budget.instances)]
     pairs = [
         (side(a), side(longer(b, more) if more else b))
         for a, b in zip(steps[::2], steps[1::2], strict=True)
     ]
-    found = alternate(pairs, effort=effort, log=KeptLog(), seed=time.time_ns())
+    found = alternate(pairs, budget=budget, log=KeptLog(), seed=time.time_ns())
     return {"trial": trial, "planted": more, "windows": to_plain(found.windows)}
 
 
@@ -159,7 +157,7 @@ def cold(folder: str) -> Line:
     spec = RunSpec(
         work=TrainSteps(network="little-cnn", batch_per_device=BATCH, image_size=IMAGE_SIZE),
         placement=Placement(device="cpu", threads=1),
-        effort=COLD,
+        budget=COLD,
     )
     path = Path(folder, f"cold-{time.time_ns()}.sqlite")
     with Store.open(str(path)) as store, Executor(store, machine=probe()) as executor:

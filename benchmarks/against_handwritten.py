@@ -212,7 +212,7 @@ def run(framework: str, name: str, samples: int, args: argparse.Namespace) -> Co
         program=ProgramSettings(
             framework=framework, precision=args.precision, layout=entry(framework).layout
         ),
-        exchange=exchanges.make("none"),
+        sync=exchanges.make("none"),
         device=args.device,
         threads=args.threads,
     )

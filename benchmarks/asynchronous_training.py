@@ -40,7 +40,7 @@ from cubemesh.measure.timing.timer import measure
 from cubemesh.parallel import strategies as exchanges
 from cubemesh.runs import Executor
 from cubemesh.schema import (
-    Effort,
+    Budget,
     Placement,
     ProgramSettings,
     RunRecord,
@@ -59,7 +59,7 @@ KEPT = 0.75
 """Of its speed, that a worker keeps beside a slowed one which it does not wait for."""
 
 
-def training(given: argparse.Namespace, exchange: str, seed: int) -> RunSpec:
+def training(given: argparse.Namespace, sync: str, seed: int) -> RunSpec:
     """One training of digits."""
     return RunSpec(
         work=Train(
@@ -72,7 +72,7 @@ def training(given: argparse.Namespace, exchange: str, seed: int) -> RunSpec:
             seed=seed,
         ),
         placement=Placement(device=given.device, devices=given.devices),
-        program=ProgramSettings(exchange=exchange),
+        program=ProgramSettings(sync=sync),
     )
 
 
@@ -88,7 +88,7 @@ def learned(given: argparse.Namespace) -> dict[str, list[RunRecord]]:
         records = list(executor.run(specs))
     for record in records:
         if not record.ok:
-            sys.exit(f"{record.spec.program.exchange}: {record.outcome.message}")
+            sys.exit(f"{record.spec.program.sync}: {record.outcome.message}")
     return {name: records[n :: len(names)] for n, name in enumerate(names)}
 
 
@@ -144,14 +144,14 @@ def slowed_rank(job: str) -> None:
     work = TrainSteps(network="little-cnn", batch_per_device=given["batch"])
     samples = given["batch"] * ranks
     source = open_for(network, "synthetic", None, "train", seed=0, samples_needed=samples)
-    exchange = exchanges.make(given["exchange"], group)
+    sync = exchanges.make(given["sync"], group)
     program = build(
         BuildRequest(
             network=network,
             work=work,
             placement=Placement(),
-            program=ProgramSettings(exchange=given["exchange"]),
-            exchange=exchange,
+            program=ProgramSettings(sync=given["sync"]),
+            sync=sync,
             device=device,
             threads=len(os.sched_getaffinity(0)) if device == "cpu" else 1,
             group=group,
@@ -166,13 +166,13 @@ def slowed_rank(job: str) -> None:
         if sleep_s:
             time.sleep(sleep_s)
 
-    apart = given["exchange"] in exchanges.OUT_OF_STEP
+    apart = given["sync"] in exchanges.OUT_OF_STEP
     windows = measure(
         step,
         program.synchronize,
         program.clock,
         samples_per_step=given["batch"],
-        effort=Effort(seconds=given["seconds"]),
+        budget=Budget(seconds=given["seconds"]),
         log=KeptLog(),
         pace=Apart(rank, group.told) if apart else InStep(group.agree),
     ).windows
@@ -182,15 +182,15 @@ def slowed_rank(job: str) -> None:
     group.close()
 
 
-def rates(given: argparse.Namespace, exchange: str, sleep_s: float) -> list[float]:
+def rates(given: argparse.Namespace, sync: str, sleep_s: float) -> list[float]:
     """Samples a second of each rank; the last sleeps so long in each of its steps."""
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder, "job")
         own = {name: getattr(given, name) for name in ("device", "devices", "batch", "seconds")}
-        job.write_text(json.dumps({**own, "exchange": exchange, "sleep_s": sleep_s}))
+        job.write_text(json.dumps({**own, "sync": sync, "sleep_s": sleep_s}))
         failed = launch(slowed_rank, str(job), given.devices)
         if failed:
-            sys.exit(f"{exchange}: ranks failed: {failed}")
+            sys.exit(f"{sync}: ranks failed: {failed}")
         return [json.loads(Path(f"{job}-{rank}").read_text()) for rank in range(given.devices)]
 
 
@@ -198,20 +198,20 @@ def tell_slowed(given: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     """Print what a sleeping worker does to each exchange; as data, and whether the others keep
     their speed where they do not wait for it."""
     told, good = {}, True
-    for exchange in (SYNCHRONOUS, ASYNCHRONOUS[0]):
-        equal = rates(given, exchange, 0.0)
+    for sync in (SYNCHRONOUS, ASYNCHRONOUS[0]):
+        equal = rates(given, sync, 0.0)
         sleep_s = SLEEPS_STEPS * given.batch / equal[-1]
-        slowed = rates(given, exchange, sleep_s)
-        if exchange in ASYNCHRONOUS:
+        slowed = rates(given, sync, sleep_s)
+        if sync in ASYNCHRONOUS:
             good = good and all(b >= KEPT * a for a, b in zip(equal[:-1], slowed, strict=False))
         words = ", ".join(f"{a:.0f} → {b:.0f}" for a, b in zip(equal, slowed, strict=True))
         share = sum(slowed) / sum(equal)
         print(
-            f"{exchange}, the last of {given.devices} workers sleeping {1e3 * sleep_s:.1f} ms in a "
+            f"{sync}, the last of {given.devices} workers sleeping {1e3 * sleep_s:.1f} ms in a "
             f"step: samples/s of each {words}; together {sum(equal):.0f} → {sum(slowed):.0f} "
             f"({100 * share:.0f} %)"
         )
-        told[exchange] = {"sleep_s": sleep_s, "equal": equal, "slowed": slowed}
+        told[sync] = {"sleep_s": sleep_s, "equal": equal, "slowed": slowed}
     return told, good
 
 

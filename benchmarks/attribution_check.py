@@ -42,7 +42,7 @@ from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.measure.timing.step_timestamps import StampedSteps
 from cubemesh.measure.timing.timer import measure
 from cubemesh.parallel import strategies as exchanges
-from cubemesh.schema.spec import Effort, Placement, ProgramSettings
+from cubemesh.schema.spec import Budget, Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 from cubemesh.statistics import median
 
@@ -64,7 +64,7 @@ class Point:
     image_size: int | None = None
     precision: str = "fp32"
     layout: str = "nchw"
-    data_on: str = "host"
+    data_location: str = "host"
     seconds: float = 4.0
 
 
@@ -75,7 +75,9 @@ POINTS = {
     ),
     "cuda": (
         Point(network="little-cnn", batch=8),
-        Point(network="resnet-50", batch=256, precision="bf16", layout="nhwc", data_on="device"),
+        Point(
+            network="resnet-50", batch=256, precision="bf16", layout="nhwc", data_location="device"
+        ),
     ),
 }
 """Kind of device → what is checked there. A large network is fed from the device where the copy of
@@ -170,7 +172,7 @@ class Bench:
                 precision=point.precision,  # type: ignore[arg-type]
                 layout=point.layout,  # type: ignore[arg-type]
             ),
-            exchange=exchanges.make("none"),
+            sync=exchanges.make("none"),
             device=device,
             threads=threads,
         )
@@ -188,14 +190,14 @@ class Bench:
         source: Source | None = None,
         threads: int = 0,
         place: Callable[[Batch], Any] | None = None,
-        data_on: str | None = None,
+        data_location: str | None = None,
     ) -> Taken:
         """Measure and attribute the step, with what is planted."""
         point, log = self.point, KeptLog()
         place = place or self.program.place
         with closing(Feed(source or self.source, point.batch, 0, threads=threads)) as feed:
             take: Callable[[], Any] = feed.__next__
-            if (data_on or point.data_on) == "device":
+            if (data_location or point.data_location) == "device":
                 batch = next(feed)
                 placed = self.program.place(batch)
                 own_place = place
@@ -216,7 +218,7 @@ class Bench:
                 self.program.synchronize,
                 self.program.clock,
                 samples_per_step=point.batch,
-                effort=Effort(seconds=point.seconds, warmup_seconds=10.0),
+                budget=Budget(seconds=point.seconds, warmup_seconds=10.0),
                 log=log,
                 beside=attributed.beside,
             )
@@ -249,7 +251,7 @@ def check(point: Point, device: str, threads: int, framework: str) -> Iterator[L
     name = f"{point.network} {point.batch}"
     bare = bench.take_apart()
     yield _sums_up(name, bare)
-    fed = bench.take_apart(data_on="host", threads=1)
+    fed = bench.take_apart(data_location="host", threads=1)
     for factor in (0.5, 2.0):
         yield _slow_source(name, bench, fed, factor)
     yield _hand_over(name, bench)
@@ -273,7 +275,7 @@ def _sums_up(name: str, found: Taken) -> Line:
 
 def _slow_source(name: str, bench: Bench, fed: Taken, factor: float) -> Line:
     slow = SlowSource(bench.source, bench.point.batch, factor * fed.step_s)
-    found = bench.take_apart(source=slow, threads=1, data_on="host")  # type: ignore[arg-type]
+    found = bench.take_apart(source=slow, threads=1, data_location="host")  # type: ignore[arg-type]
     produced_s = slow.minibatch_s
     wanted_s = max(0.0, produced_s - fed.step_s)
     stall_s = found.parts["input_stall"]

@@ -79,7 +79,7 @@ def measure(args: argparse.Namespace) -> Result:
         work=TrainSteps(network=args.network, batch_per_device=args.batch),
         placement=Placement(),
         program=ProgramSettings(precision=args.precision, layout=args.layout),
-        exchange=exchanges.make("none"),
+        sync=exchanges.make("none"),
         device=args.device,
         threads=threads,
     )

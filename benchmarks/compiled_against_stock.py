@@ -78,7 +78,7 @@ def our_side(args: argparse.Namespace, batch: Batch) -> Side:
         program=ProgramSettings(
             framework="pytorch-compiled", precision=args.precision, layout="nhwc"
         ),
-        exchange=exchanges.make("none"),
+        sync=exchanges.make("none"),
         device=args.device,
         threads=torch.get_num_threads(),
     )

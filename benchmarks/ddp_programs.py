@@ -61,7 +61,7 @@ def stock_step(args: Any, batch: Batch, device: str, *, together: bool) -> Calla
 def our_step(args: Any, batch: Batch, device: str, group: Any) -> Callable[[], None]:
     """cubemesh's program and exchange, its batch placed once."""
     framework = "pytorch-compiled" if args.compile else "pytorch"
-    exchange = "all-reduce" if group.size > 1 else "none"
+    sync = "all-reduce" if group.size > 1 else "none"
     network = networks.build(args.network)
     request = BuildRequest(
         network=network,
@@ -76,10 +76,10 @@ def our_step(args: Any, batch: Batch, device: str, group: Any) -> Callable[[], N
             framework=framework,
             precision=args.precision,
             layout=args.layout,
-            exchange=exchange,
+            sync=sync,
             compile_by=args.compile_by,
         ),
-        exchange=exchanges.make(exchange, group),
+        sync=exchanges.make(sync, group),
         device=device,
         threads=args.threads,
         group=group,

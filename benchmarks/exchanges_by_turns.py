@@ -39,7 +39,7 @@ import torch.distributed as dist
 from cubemesh import networks
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.api.framework import BuildRequest, Compiles
-from cubemesh.frameworks.api.gradient_sync import Alone, Bucket, Exchange, Group
+from cubemesh.frameworks.api.gradient_sync import Alone, Bucket, GradientSync, Group
 from cubemesh.frameworks.pytorch import join
 from cubemesh.frameworks.pytorch.distributed import launch
 from cubemesh.parallel import strategies as exchanges
@@ -87,7 +87,7 @@ class Point:
     batch: int
     """Of a device."""
     devices: int
-    exchange: str
+    sync: str
     per_s: tuple[tuple[float, ...], ...]
     """Samples a second of each rank in each round."""
     shares: tuple[float, ...]
@@ -118,29 +118,28 @@ def points(args: Any, case: str, device: str, group: Group) -> Iterator[Point]:
     """Of every exchange, when all rounds of a network are over."""
     name, batch = case.split(":")[0], int(case.split(":")[1])
     programs = {
-        exchange: built(args, name, batch, exchange, device, group)
-        for exchange in (NOTHING, *args.exchanges)
+        sync: built(args, name, batch, sync, device, group) for sync in (NOTHING, *args.exchanges)
     }
     program, placed = programs[NOTHING]
     a_step = timed(program, placed, WARM_STEPS) / WARM_STEPS
     steps = group.agree(max(1, round(args.seconds / a_step)))
-    per_s: dict[str, list[tuple[float, ...]]] = {exchange: [] for exchange in programs}
+    per_s: dict[str, list[tuple[float, ...]]] = {sync: [] for sync in programs}
     order = list(programs)
     for _ in range(args.rounds):
-        for exchange in order:
-            program, placed = programs[exchange]
+        for sync in order:
+            program, placed = programs[sync]
             own = batch * steps / timed(program, placed, steps)
-            per_s[exchange].append(tuple(group.share(own)))
+            per_s[sync].append(tuple(group.share(own)))
         order.append(order.pop(0))  # what runs before may leave a device warm
-    for exchange, (program, _) in programs.items():
+    for sync, (program, _) in programs.items():
         marks = group.share(program.fingerprint())
-        rounds = zip(per_s[exchange], per_s[NOTHING], strict=True)
+        rounds = zip(per_s[sync], per_s[NOTHING], strict=True)
         yield Point(
             network=name,
             batch=batch,
             devices=group.size,
-            exchange=exchange,
-            per_s=tuple(per_s[exchange]),
+            sync=sync,
+            per_s=tuple(per_s[sync]),
             shares=tuple(min(one) / min(alone) for one, alone in rounds),
             alike=len(set(marks)) == 1,
         )
@@ -149,11 +148,11 @@ def points(args: Any, case: str, device: str, group: Group) -> Iterator[Point]:
 
 
 def built(
-    args: Any, name: str, batch: int, exchange: str, device: str, group: Group
+    args: Any, name: str, batch: int, sync: str, device: str, group: Group
 ) -> tuple[Any, Any]:
     """A program that has made its first steps, and its minibatch."""
     network = networks.build(name)
-    among: Group = Alone() if exchange == NOTHING else group
+    among: Group = Alone() if sync == NOTHING else group
     request = BuildRequest(
         network=network,
         work=TrainSteps(network=name, batch_per_device=batch, learning_rate=1e-4, momentum=0.9),
@@ -162,9 +161,9 @@ def built(
             framework=args.framework,
             precision=args.precision,
             layout=args.layout,
-            exchange="all-reduce" if exchange in PARTS else exchange,
+            sync="all-reduce" if sync in PARTS else sync,
         ),
-        exchange=made(exchange, among),
+        sync=made(sync, among),
         device=device,
         threads=args.threads,
         group=among,
@@ -178,7 +177,7 @@ def built(
     return program, placed
 
 
-def made(name: str, among: Group) -> Exchange:
+def made(name: str, among: Group) -> GradientSync:
     """One of cubemesh's exchanges, or a part of one."""
     return PARTS[name](among) if name in PARTS else exchanges.make(name, among)
 
@@ -199,15 +198,15 @@ def told(point: Point) -> str:
     """A line for a point."""
     slowest = [min(ranks) for ranks in point.per_s]
     text = (
-        f"{point.network}, {point.batch} a device, {point.devices} devices, {point.exchange}: "
+        f"{point.network}, {point.batch} a device, {point.devices} devices, {point.sync}: "
         f"{mean(slowest):,.1f} samples/s ({min(slowest):,.1f} to {max(slowest):,.1f}) of the "
         "slowest device"
     )
-    if point.exchange == NOTHING:
+    if point.sync == NOTHING:
         return text
     shares = [100 * share for share in point.shares]
     text += f", {mean(shares):.2f} % ({min(shares):.2f} to {max(shares):.2f})"
-    if point.exchange in PARTS:
+    if point.sync in PARTS:
         return text
     return f"{text}; {'ranks alike' if point.alike else 'RANKS DIFFER'}"
 

@@ -90,7 +90,7 @@ def measure(args: argparse.Namespace) -> Result:
         ),
         placement=Placement(),
         program=ProgramSettings(precision=args.precision),
-        exchange=exchanges.make("none"),
+        sync=exchanges.make("none"),
         device=args.device,
         threads=threads,
     )

@@ -32,7 +32,7 @@ from PIL import Image
 
 from cubemesh.machines import probe
 from cubemesh.runs import Executor
-from cubemesh.schema import Effort, Placement, ProgramSettings, RunSpec, Train
+from cubemesh.schema import Budget, Placement, ProgramSettings, RunSpec, Train
 from cubemesh.schema.serialization import to_plain
 from cubemesh.store import Store
 from cubemesh.units import parse_size
@@ -234,7 +234,7 @@ def main() -> int:
             ),
             placement=Placement(device="cpu"),
             program=ProgramSettings(input_threads=given.threads),
-            effort=Effort(memory_limit_bytes=parse_size(given.limit)),
+            budget=Budget(memory_limit_bytes=parse_size(given.limit)),
         )
         with Executor(Store.open(str(root / "store.sqlite")), machine=probe()) as executor:
             (record,) = executor.run([spec])

@@ -87,14 +87,14 @@ class Watched:
 def request_for(device: str, size: int, batch: int, **settings: Any) -> BuildRequest:
     """A program for ResNet-50 in bf16 that decodes on its device, or as `settings` say."""
     name = settings.pop("network", "resnet-50")
-    usual = {"precision": "bf16", "layout": "nhwc", "decode_on": "device"}
+    usual = {"precision": "bf16", "layout": "nhwc", "decode_location": "device"}
     program = ProgramSettings(**{**usual, **settings})
     return BuildRequest(
         network=networks.build(name, size, 10),
         work=TrainSteps(network=name, batch_per_device=batch),
         placement=Placement(),
         program=program,
-        exchange=exchanges.make("none"),
+        sync=exchanges.make("none"),
         device=device,
         threads=len(os.sched_getaffinity(0)),
     )
@@ -113,9 +113,11 @@ def timed(step: Callable[[], None], synchronize: Callable[[], None], seconds: fl
 
 def measure(args: argparse.Namespace) -> Result:
     """The rounds."""
-    settings = {n: getattr(args, n) for n in ("framework", "precision", "layout", "decode_on")}
+    settings = {
+        n: getattr(args, n) for n in ("framework", "precision", "layout", "decode_location")
+    }
     request = request_for(args.device, args.size, args.batch, network=args.network, **settings)
-    reading = Reading(stays_encoded=args.decode_on == "device")
+    reading = Reading(stays_encoded=args.decode_location == "device")
     shape = request.network.inputs[0].shape
     source = open_images(made_images.folder(), "train", shape, 10, reading)
     feed = Feed(source, args.batch, 0, threads=args.threads)
@@ -193,7 +195,8 @@ def main() -> None:
     found = measure(args)
     print(
         f"{args.network}, minibatch {args.batch}, {args.precision}, {args.framework}, decoded on "
-        f"the {args.decode_on}, {args.threads} threads: {found.fed_per_s:,.0f} images/s on files, "
+        f"the {args.decode_location}, {args.threads} threads: "
+        f"{found.fed_per_s:,.0f} images/s on files, "
         f"{found.synthetic_per_s:,.0f} on a batch that lies there: {found.ratio:.3f} "
         f"({found.low:.3f} to {found.high:.3f}); {100 * found.waited:.0f} % of the time waited for "
         f"input; {found.decoded_by_host} images were left to the host"

@@ -65,7 +65,7 @@ def curve(framework: str, args: argparse.Namespace, seed: int) -> Curve:
         ),
         placement=Placement(),
         program=ProgramSettings(framework=framework, precision=args.precision, layout=args.layout),
-        exchange=exchanges.make("none"),
+        sync=exchanges.make("none"),
         device=args.device,
         threads=args.threads,
     )

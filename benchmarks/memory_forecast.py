@@ -87,7 +87,7 @@ def peak_bytes(network: networks.Network, batch: int, point: Point, device: str)
         work=TrainSteps(network=network.name, batch_per_device=batch),
         placement=Placement(),
         program=ProgramSettings(precision=point.precision, layout=point.layout),
-        exchange=exchanges.make("none"),
+        sync=exchanges.make("none"),
         device=device,
         threads=torch.get_num_threads(),
     )

@@ -88,7 +88,7 @@ def request_for(wanted: Wanted, network: Network) -> BuildRequest:
         program=ProgramSettings(
             framework=wanted.framework, precision=wanted.precision, layout=wanted.layout
         ),
-        exchange=exchanges.make("none"),
+        sync=exchanges.make("none"),
         device=wanted.device,
         threads=wanted.threads,
     )

@@ -18,7 +18,7 @@ from cubemesh.frameworks.api.framework import BuildRequest, Compiles
 from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.measure.timing.interleaved_ab import Side, alternate
 from cubemesh.networks.graph import Network
-from cubemesh.schema import Effort
+from cubemesh.schema import Budget
 from cubemesh.schema.record import AGAINST
 from cubemesh.statistics import mad, median
 
@@ -47,8 +47,8 @@ def compare(both: Sequence[tuple[Side, Side]], seconds: float) -> Comparison:
     ValueError for one instance, which bears no interval."""
     if len(both) < 2:
         raise ValueError("two instances of each side are needed at least; give --instances 2")
-    effort = Effort(steps=1, seconds=0.4 * seconds, warmup_seconds=0.2 * seconds, windows=6)
-    found = alternate(both, effort=effort, log=KeptLog())
+    budget = Budget(steps=1, seconds=0.4 * seconds, warmup_seconds=0.2 * seconds, windows=6)
+    found = alternate(both, budget=budget, log=KeptLog())
     first = [w for w in found.windows if w.phase != AGAINST]
     second = [w for w in found.windows if w.phase == AGAINST]
     ratio = found.ratio

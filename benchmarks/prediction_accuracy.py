@@ -69,7 +69,7 @@ def efficiency(row: Row, point: Point, values: Values) -> float:
     """One device's step over that of several, with these values; `point` was forecast with UNIT."""
     parts = point.parts_s
     own = parts["forward"] + parts["backward"] + parts["update"]
-    copies = row.exchange.startswith("parameter-server-") and row.one_machine
+    copies = row.sync.startswith("parameter-server-") and row.one_machine
     slow = values["copy_slowdown" if copies else "overlap_slowdown"]
     lengths = values["length_spread"] / point.batch_per_device**0.5
     spread = hypot(values["step_spread"], lengths if row.kind == "recurrent" else 0.0)
@@ -242,7 +242,7 @@ def _print_rows(
             f"  {row.efficiency:.3f} {model(row):.3f} "
             f"{100 * (model(row) / row.efficiency - 1):+6.1f} % {half:<6} "
             f"{row.devices:3d} × {row.family}, {row.network}, {row.figure.precision}, "
-            f"{row.figure.batch_per_device or 'minibatch not stated'}, {row.exchange}"
+            f"{row.figure.batch_per_device or 'minibatch not stated'}, {row.sync}"
         )
 
 

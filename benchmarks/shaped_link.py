@@ -66,7 +66,7 @@ def measure(batches: int, steps: int, store: Path) -> list[Mapping[str, Any]]:
         "networks": ",".join(NETWORKS),
         "batches": batches,
         "attribution": "false",
-        "data_on": "device",
+        "data_location": "device",
         "steps": steps,
         "windows": steps,
         "seconds": 0,

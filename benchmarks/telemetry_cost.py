@@ -161,7 +161,7 @@ def built(args: argparse.Namespace) -> Side:
         work=TrainSteps(network=args.network, batch_per_device=args.batch),
         placement=Placement(),
         program=ProgramSettings(precision=args.precision),
-        exchange=exchanges.make("none"),
+        sync=exchanges.make("none"),
         device=args.device,
         threads=args.threads or torch.get_num_threads(),
     )

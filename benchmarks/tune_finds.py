@@ -35,7 +35,7 @@ from cubemesh.experiments.tune.search_space import Configuration, usual_precisio
 from cubemesh.frameworks import FRAMEWORKS, entry
 from cubemesh.machines import probe
 from cubemesh.runs import Executor, Observer
-from cubemesh.schema import Effort, RunRecord, RunSpec, TrainSteps
+from cubemesh.schema import Budget, RunRecord, RunSpec, TrainSteps
 from cubemesh.schema.comparison import Ratio
 from cubemesh.schema.serialization import from_plain
 from cubemesh.store import Store
@@ -47,7 +47,7 @@ from cubemesh.views.progress import TerminalProgress
 NEAR = 0.2
 """What is this much slower in one run is not measured again."""
 GOAL = 0.97
-EFFORT = Effort(steps=3, seconds=1.0, windows=10, warmup_seconds=2.0, time_limit_s=300.0)
+EFFORT = Budget(steps=3, seconds=1.0, windows=10, warmup_seconds=2.0, time_limit_s=300.0)
 
 
 @dataclass
@@ -94,8 +94,8 @@ def spec_of(
         losses=0 if number else losses,
     )
     work = replace(work, seed=work.seed + seed)
-    effort = replace(EFFORT, seconds=EFFORT.seconds + number / 10)
-    return configuration.of(RunSpec(work=work, effort=effort))
+    budget = replace(EFFORT, seconds=EFFORT.seconds + number / 10)
+    return configuration.of(RunSpec(work=work, budget=budget))
 
 
 def screened(

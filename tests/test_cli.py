@@ -240,7 +240,7 @@ def test_report_is_written_from_the_store(ran, cubemesh, tmp_path: Path):
         (("run", "minibatch", "--set", "batch_per_device=8"), 2, "Use --set batches="),
         (("run", "batch-accuracy", "--set", "epochs=0"), 2, "epochs"),
         (("run", "batch-accuracy", "--set", "learning_rate=nan"), 2, "finite"),
-        (("run", "batch-accuracy", "--set", "data_on=device"), 2, "data_on"),
+        (("run", "batch-accuracy", "--set", "data_location=device"), 2, "data_location"),
         (("run", "minibatch", *SCRIPTED[:2], "--set", "script=segfoult@5"), 2, "Nearest: segfault"),
         (("run", "minibatch", "--set", "script=step=1"), 2, "framework=null"),
         (("run", "minibatch", "--quick", "--full"), 2, "exclude"),
@@ -296,7 +296,7 @@ def test_a_document_is_replayed_and_its_claims_are_marked_again_by_the_report(
 ):
     store, page = str(tmp_path / "results.sqlite"), tmp_path / "page.html"
     sets = ("batches=16,64", "epochs=1", "ceiling=false", "framework=null", "seconds=0.05")
-    sets += ("networks=little-cnn", "sizes=32", "data_on=host", "warmup_seconds=0")
+    sets += ("networks=little-cnn", "sizes=32", "data_location=host", "warmup_seconds=0")
     script = "script=step=0.002,per_sample=0.0001,jitter=0.02"
     options = [word for text in (*sets, script) for word in ("--set", text)]
     asked = document(cubemesh("run", "doc-001", "--quick", "--json", "--store", store, *options))

@@ -14,7 +14,7 @@ from cubemesh.experiments.core.settings import spec_fields
 from cubemesh.experiments.registry import EXPERIMENTS, SUITES
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.networks import NETWORKS
-from cubemesh.parallel.strategies import EXCHANGES
+from cubemesh.parallel.strategies import STRATEGIES
 from cubemesh.schema import WARNINGS, Status
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -36,7 +36,7 @@ def documented() -> list[tuple[str, str]]:
     wanted += [("data.md", source) for source in SOURCES]
     wanted += [("warnings.md", code) for code in WARNINGS]
     wanted += [("running.md", status.value) for status in Status]
-    wanted += [("settings.md", exchange) for exchange in EXCHANGES]
+    wanted += [("settings.md", sync) for sync in STRATEGIES]
     return sorted(set(wanted))
 
 

@@ -64,8 +64,8 @@ def test_trials_take_turns_until_nothing_is_missing(script, monkeypatch):
 @pytest.mark.parametrize("extra", [0.0, 0.5])
 def test_a_real_repeat_compares_real_windows(script, extra):
     trials = script("a_against_a")
-    effort = trials.Effort(steps=1, seconds=0.0, windows=2, warmup_seconds=0.0, instances=2)
-    line = trials.alternated("hot", effort, extra)
+    budget = trials.Budget(steps=1, seconds=0.0, windows=2, warmup_seconds=0.0, instances=2)
+    line = trials.alternated("hot", budget, extra)
     assert line["planted"] == extra
     assert len(line["windows"]) == 16
     assert trials.ratio(line).n == 2

@@ -17,7 +17,7 @@ def test_every_exchange_is_held_against_the_slowest_device_alone(ran):
     }
     said, kept = ran("exchanges_by_turns", options)
     points = kept["points"]
-    assert [(p["batch"], p["exchange"]) for p in points] == [
+    assert [(p["batch"], p["sync"]) for p in points] == [
         (batch, name)
         for batch in (2, 3)
         for name in ("none", "all-reduce", "parameter-server", "gathered", "meeting")

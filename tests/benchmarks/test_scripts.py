@@ -100,8 +100,8 @@ def test_a_slow_source_passes_within_a_tenth(script, stall_ms, passed):
         point = check.Point(network="little-cnn", batch=8)
         source = None
 
-        def take_apart(self, source, threads, data_on):
-            assert (source.seconds, threads, data_on) == (pytest.approx(0.02), 1, "host")
+        def take_apart(self, source, threads, data_location):
+            assert (source.seconds, threads, data_location) == (pytest.approx(0.02), 1, "host")
             source.made.append((8, 0.02))
             return taken(check, step_ms=20, compute=10, input_stall=stall_ms)
 

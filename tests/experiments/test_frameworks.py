@@ -16,7 +16,7 @@ def test_full_settings_are_the_documents(machine, play, record_of):
     asked, _ = play(EXPERIMENT.plan(Settings(), context), record_of)
     assert {s.work.network for s in asked} == set(NETWORKS)
     assert {s.batch_per_device for s in asked} == {64}
-    assert {s.effort.steps for s in asked} == {100}
+    assert {s.budget.steps for s in asked} == {100}
     assert {s.work.image_size for s in asked} == {None}
     assert {s.program.framework for s in asked} == set(known()) == set(FRAMEWORKS) - {"null"}
     assert len(asked) == 7 * len(known()) * 2
@@ -32,7 +32,7 @@ def test_a_cpu_gets_less_by_rule_and_named_settings_stay(machine, play, record_o
     assert len(reduced) == 1
     named = Settings(networks=("alexnet",), frameworks=("null",), batch_per_device=16, runs=5)
     asked, _ = play(EXPERIMENT.plan(named, Context(machine=machine)), record_of)
-    assert {(s.batch_per_device, s.effort.steps, s.effort.windows) for s in asked} == {(16, 5, 6)}
+    assert {(s.batch_per_device, s.budget.steps, s.budget.windows) for s in asked} == {(16, 5, 6)}
 
 
 def test_names_of_networks_are_forgiving():

@@ -8,7 +8,7 @@ from cubemesh.schema import Gpu, ProgramSettings, RunSpec, Status, TrainSteps
 
 
 def asked_for(asked):
-    return [(s.work.image_size, s.batch_per_device, s.program.data_on) for s in asked]
+    return [(s.work.image_size, s.batch_per_device, s.program.data_location) for s in asked]
 
 
 def test_the_documents_sizes_on_a_gpu(machine, play, record_of):
@@ -34,7 +34,7 @@ def test_a_cpu_takes_smaller_images_and_stops_where_runs_get_long(machine, play,
 
 
 def test_both_feeds_side_by_side(machine, play, record_of):
-    settings = Settings(sizes=(32,), batches=(16,), data_on="both")
+    settings = Settings(sizes=(32,), batches=(16,), data_location="both")
     asked, _ = play(EXPERIMENT.plan(settings, Context(machine=machine)), record_of)
     assert asked_for(asked) == [(32, 16, "host"), (32, 16, "device")]
 
@@ -44,7 +44,7 @@ def records(record_of, step_s, percent=None, on="host"):
         record_of(
             RunSpec(
                 work=TrainSteps(network="little-cnn", batch_per_device=b, image_size=size),
-                program=ProgramSettings(data_on=on),
+                program=ProgramSettings(data_location=on),
             ),
             step_s=t,
             gpu_percent=None if percent is None else percent[size, b],
@@ -73,7 +73,7 @@ def test_larger_images_gain_less_from_the_minibatch_and_keep_the_device_busier(r
 def test_starving_is_told_by_size_and_minibatch(record_of):
     host = records(record_of, STEPS, PERCENT)
     device = records(record_of, {k: t / 2 for k, t in STEPS.items()}, PERCENT, on="device")
-    answer = EXPERIMENT.answer(Settings(data_on="both"), [*host, *device])
+    answer = EXPERIMENT.answer(Settings(data_location="both"), [*host, *device])
     (starves,) = [f.text for f in answer.findings if f.text.startswith("The GPU starves")]
     assert "2.00× as fast at 32 pixels, minibatch 16 (20 % utilisation)" in (starves)
     assert "224 pixels, minibatch 64" not in starves

@@ -15,7 +15,7 @@ def test_full_settings_are_the_documents(machine, play, record_of):
     settings = Settings(ceiling=False)
     asked, sent = play(EXPERIMENT.plan(settings, context), record_of)
     assert [s.work.network for s in asked] == ["little-cnn", "resnet-50", "vgg16"]
-    assert {(s.work.image_size, s.batch_per_device, s.effort.steps) for s in asked} == {
+    assert {(s.work.image_size, s.batch_per_device, s.budget.steps) for s in asked} == {
         (224, 32, 960)
     }
     assert EXPERIMENT.answer(Settings(), sent).warnings == ()
@@ -32,7 +32,7 @@ def test_a_cpu_takes_less_and_says_so(machine, play, record_of):
 
 def trained(record_of, network, percent, step_s=0.1, on="host"):
     work = TrainSteps(network=network, batch_per_device=32, image_size=224)
-    spec = RunSpec(work=work, program=ProgramSettings(data_on=on))
+    spec = RunSpec(work=work, program=ProgramSettings(data_location=on))
     return record_of(spec, step_s=step_s, gpu_percent=percent)
 
 
@@ -59,7 +59,7 @@ def test_host_against_device(record_of):
         trained(record_of, "little-cnn", 40.0, 0.2),
         trained(record_of, "little-cnn", 95.0, 0.1, on="device"),
     ]
-    answer = EXPERIMENT.answer(Settings(networks=("little-cnn",), data_on="both"), records)
+    answer = EXPERIMENT.answer(Settings(networks=("little-cnn",), data_location="both"), records)
     assert any("starves" in f.text and "2.00×" in f.text for f in answer.findings)
     assert [line.name for line in answer.charts[0].lines] == [
         "data on the host",

@@ -17,12 +17,12 @@ def measured(record_of):
     """A record of two ranks whose step takes what its exchange or link takes."""
 
     def make(spec, step_s=None, transport="", handed=0):
-        step_s = step_s or SPEEDS.get(spec.program.exchange, 0.011)
+        step_s = step_s or SPEEDS.get(spec.program.sync, 0.011)
         record = record_of(spec, step_s=step_s)
         parts = {"compute": 0.006, "exposed_communication": step_s - 0.006}
         told = tuple(Part(name=n, seconds=s, method="") for n, s in parts.items())
         figures = dict(record.figures)
-        if spec.program.exchange.startswith("asynchronous"):
+        if spec.program.sync.startswith("asynchronous"):
             figures["staleness"] = Figure(value=0.97, unit="")
         if handed:
             figures["exchanged_bytes"] = Figure(value=handed, unit="B")
@@ -34,8 +34,8 @@ def measured(record_of):
             record,
             figures=figures,
             ranks=ranks,
-            parts=told if spec.effort.attribution else (),
-            rank_parts=(told,) * spec.placement.devices if spec.effort.attribution else (),
+            parts=told if spec.budget.attribution else (),
+            rank_parts=(told,) * spec.placement.devices if spec.budget.attribution else (),
             windows=tuple(
                 dataclasses.replace(w, rank=n)
                 for n in range(spec.placement.devices)
@@ -54,12 +54,12 @@ def test_strategies_are_held_against_all_reduce_on_the_same_devices(machine, pla
     exchanges = ("all-reduce", "all-reduce-16", "asynchronous")
     settings = strategies.Settings(exchanges=exchanges, batches=(32,))
     asked, sent = play(STRATEGIES.plan(settings, Context(machine=machine)), measured)
-    assert [(s.placement.devices, s.program.exchange) for s in asked] == [
+    assert [(s.placement.devices, s.program.sync) for s in asked] == [
         (1, "none"),
-        *((2, exchange) for exchange in exchanges),
+        *((2, sync) for sync in exchanges),
         (2, "none"),
     ]
-    apart = {s.program.exchange: s.effort.attribution for s in asked if s.placement.devices == 2}
+    apart = {s.program.sync: s.budget.attribution for s in asked if s.placement.devices == 2}
     assert apart == {
         "all-reduce": True,
         "all-reduce-16": True,
@@ -83,7 +83,7 @@ def test_strategies_are_held_against_all_reduce_on_the_same_devices(machine, pla
 
 def test_an_exchange_that_did_not_run_says_why(machine, play, measured, record_of):
     def refused(spec):
-        if spec.program.exchange == "model-parallel":
+        if spec.program.sync == "model-parallel":
             return record_of(spec, status=Status.UNSUPPORTED, message="no chain of segments")
         return measured(spec)
 

@@ -20,7 +20,7 @@ def test_it_goes_up_to_all_cores_with_a_scaled_rate(machine, play, record_of):
     assert (one.placement.devices, two.placement.devices) == (1, 2)
     assert (one.work.rate_scaling, two.work.rate_scaling) == ("none", "linear")
     assert {s.work.target_accuracy for s in (one, two)} == {0.8}
-    assert two.program.exchange == "all-reduce"
+    assert two.program.sync == "all-reduce"
     (other,) = asked_of(play, record_of, machine, ranks=(4,), target=0.5, epochs=3)
     assert (other.placement.devices, other.work.target_accuracy, other.work.epochs) == (4, 0.5, 3)
 

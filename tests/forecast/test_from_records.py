@@ -33,12 +33,12 @@ def trained() -> RunRecord:
         return store.record("3c7f2ae09e1e")
 
 
-def several(record: RunRecord, devices: int, exchange: str = "all-reduce") -> RunRecord:
+def several(record: RunRecord, devices: int, sync: str = "all-reduce") -> RunRecord:
     spec = record.spec
     spec = replace(
         spec,
         placement=replace(spec.placement, devices=devices),
-        program=replace(spec.program, exchange=exchange),
+        program=replace(spec.program, sync=sync),
     )
     figure = record.figures["throughput_per_s"]
     rate = replace(figure, value=0.9 * devices * figure.value)

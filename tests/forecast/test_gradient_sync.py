@@ -8,7 +8,7 @@ from cubemesh import networks
 from cubemesh.errors import UsageError
 from cubemesh.forecast.calibration import defaults
 from cubemesh.forecast.fabric import fabric
-from cubemesh.forecast.gradient_sync import EXCHANGES, exchanged
+from cubemesh.forecast.gradient_sync import STRATEGIES, exchanged
 from cubemesh.forecast.passes import Gradient, Passes
 from cubemesh.forecast.request import Point, Question
 from cubemesh.forecast.step import predict
@@ -23,17 +23,17 @@ OWN = Passes(
 )
 
 
-def point(exchange: str, machine: str = "dgx1-p100", devices: int = 8) -> Point:
+def point(sync: str, machine: str = "dgx1-p100", devices: int = 8) -> Point:
     question = Question(
         network=networks.build("alexnet"),
         system=load_system(machine),
         batch_per_device=64,
-        exchange=exchange,  # type: ignore[arg-type]
+        sync=sync,  # type: ignore[arg-type]
     )
     return predict(question, [devices], defaults(), {1: 2000}).points[0]
 
 
-@pytest.mark.parametrize("kind", EXCHANGES)
+@pytest.mark.parametrize("kind", STRATEGIES)
 @pytest.mark.parametrize("machine", ["dgx1-p100", "p2-8xlarge", "knl-aries"])
 def test_every_exchange_costs_something_and_nothing_on_one_device(kind, machine) -> None:  # type: ignore[no-untyped-def]
     system = load_system(machine)

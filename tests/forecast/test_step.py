@@ -151,7 +151,7 @@ def test_asynchronous_processors_exchange_through_tcp_and_can_be_fitted() -> Non
         network=networks.build("alexnet"),
         system=load_system("knl-7250"),
         batch_per_device=64,
-        exchange="asynchronous",
+        sync="asynchronous",
     )
     two = dataclasses.replace(question, system=_two_of(question.system))
     (point,) = predict(two, [2], defaults(), {1: 100}).points
@@ -171,7 +171,7 @@ def _two_of(system: System) -> System:
 
 
 def test_where_nothing_is_lost_no_loss_is_fitted() -> None:
-    question = dataclasses.replace(asked(), exchange="asynchronous")
+    question = dataclasses.replace(asked(), sync="asynchronous")
     nothing = defaults().with_factor("gradient_scale", 0.0, "assumed", "test")
     with pytest.raises(UsageError, match="so many devices are expected to lose nothing"):
         predict(

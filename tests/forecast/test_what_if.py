@@ -21,14 +21,14 @@ def ask(
     devices: int,
     *changes: str,
     batch: int = 64,
-    exchange: str = "all-reduce",
+    sync: str = "all-reduce",
     **more: object,
 ) -> Forecast:
     question = Question(
         network=networks.build(network) if isinstance(network, str) else network,
         system=load_system(machine),
         batch_per_device=batch,
-        exchange=exchange,  # type: ignore[arg-type]
+        sync=sync,  # type: ignore[arg-type]
         **more,  # type: ignore[arg-type]
     )
     return predict(question, [devices], defaults(), None, read_changes(changes))
@@ -48,7 +48,7 @@ EVERY = {
     "network_gbit_per_s": "1",
     "network_latency_us": "500",
     "ports": "1",
-    "exchange": "parameter-server",
+    "sync": "parameter-server",
     "precision": "fp64",
     "batch_per_device": "8",
     "device_speed": "2",
@@ -65,8 +65,8 @@ def test_every_key_changes_the_forecast(key: str) -> None:
     machine, devices = "dgx1-v100-edr", 16
     if key in ("machine", "device"):
         machine, devices = "dgx1-p100", 8
-    exchange = "local-sgd" if key == "average_every" else "all-reduce"
-    found = ask("alexnet", machine, devices, f"{key}={EVERY[key]}", exchange=exchange)
+    sync = "local-sgd" if key == "average_every" else "all-reduce"
+    found = ask("alexnet", machine, devices, f"{key}={EVERY[key]}", sync=sync)
     assert found.points[0].samples_per_s != pytest.approx(found.before[0].samples_per_s, rel=1e-4)
 
 
@@ -154,7 +154,7 @@ def test_nvlink_where_there_was_pcie_is_quicker() -> None:
         (["network=edr"], "single system, without a network"),
         (["device=v100"], "v100-sxm2-16gb"),
         (["ports=1.5"], "single system|whole number"),
-        (["exchange=gossip"], "all-reduce"),
+        (["sync=gossip"], "all-reduce"),
         (["precision=int4"], "fp32|precision"),
         (["machine=dgx9"], "dgx"),
     ],
@@ -189,7 +189,7 @@ def measured(
         ("device=v100-sxm2-16gb", "band_uncalibrated"),
         ("precision=fp16", "band_uncalibrated"),
         ("link=pcie", "band_one_system"),
-        ("exchange=local-sgd", "band_one_system"),
+        ("sync=local-sgd", "band_one_system"),
         ("straggler=1.1", "band_one_system"),
     ],
 )

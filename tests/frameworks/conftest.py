@@ -79,7 +79,7 @@ def make_request() -> Callable[..., BuildRequest]:
                 loss_scale=loss_scale,
                 precision_of=precision_of,
             ),
-            exchange=NoExchange(),
+            sync=NoExchange(),
             device=device,
             threads=1,
         )

@@ -282,7 +282,7 @@ program = framework.build(
         work=TrainSteps(network="linear", batch_per_device=2),
         placement=Placement(),
         program=ProgramSettings(framework=sys.argv[1], layout=sys.argv[2]),
-        exchange=NoExchange(),
+        sync=NoExchange(),
         device="cpu",
         threads=2,
     )

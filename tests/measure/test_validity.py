@@ -106,5 +106,5 @@ def test_files_in_the_page_cache() -> None:
 def test_an_interval_that_stayed_wide_says_how_long_it_would_take() -> None:
     warning = wide_interval(0.01, 0.02, 30.0)
     assert "± 2 % after 30 s" in warning.cause
-    assert "most_seconds=120," in warning.remedy
+    assert "max_seconds=120," in warning.remedy
     assert "no interval" in wide_interval(0.01, None, 30.0).cause

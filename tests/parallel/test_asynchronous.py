@@ -20,7 +20,7 @@ from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.parallel import staleness
 from cubemesh.parallel.asynchronous import SERVER, Asynchronous, rate_factor
 from cubemesh.parallel.staleness import FIRST_UPDATES, HISTOGRAM
-from cubemesh.parallel.strategies import EXCHANGES, OUT_OF_STEP, make
+from cubemesh.parallel.strategies import OUT_OF_STEP, STRATEGIES, make
 
 PATIENCE_S = 10
 
@@ -105,7 +105,7 @@ class Worker:
 
     def __init__(self, post, rank, aware=False):
         self.arriving, self.weight = [np.zeros(1)], np.array([100.0])
-        self.exchange = Asynchronous(Ranks(post, rank), aware)
+        self.sync = Asynchronous(Ranks(post, rank), aware)
 
     def take(self):
         self.weight[:] = self.arriving[0]
@@ -117,9 +117,9 @@ class Worker:
     def push(self, gradient):
         """A step, as a program makes it; the weight it leads to."""
         array = np.array([float(gradient)])
-        self.exchange.ready(Bucket(index=0, parameters=("w",), size_bytes=8, gradients=array))
-        self.exchange.finish()
-        self.exchange.update(lambda: pytest.fail("no rank updates for itself"), [self.weight])
+        self.sync.ready(Bucket(index=0, parameters=("w",), size_bytes=8, gradients=array))
+        self.sync.finish()
+        self.sync.update(lambda: pytest.fail("no rank updates for itself"), [self.weight])
         return self.weight[0]
 
 
@@ -136,7 +136,7 @@ def together(*calls):
 def workers(size=2, aware=False):
     post = Post(size)
     found = [Worker(post, rank, aware) for rank in range(size)]
-    together(*(lambda w=w: w.exchange.keep(w) for w in found))
+    together(*(lambda w=w: w.sync.keep(w) for w in found))
     return found
 
 
@@ -148,13 +148,13 @@ def test_every_gradient_is_applied_when_it_comes_and_its_staleness_counted():
     assert second.push(20) == 67
     assert first.weight[0] == 97, "nobody changes a worker's weights but itself"
     assert first.push(3) == 64
-    updates = first.exchange.applied
+    updates = first.sync.applied
     assert list(updates.workers) == [0, 0, 1, 1, 0]
     assert list(updates.carried) == [0, 1, 0, 3, 2]
     assert list(updates.applied) == [0, 1, 2, 3, 4]
     assert updates.staleness == [0, 0, 2, 0, 2]
     assert list(updates.times) == sorted(updates.times)
-    assert not second.exchange.applied.times, "the server alone counts"
+    assert not second.sync.applied.times, "the server alone counts"
 
 
 def test_ranks_that_take_turns_are_each_as_stale_as_there_are_others():
@@ -162,7 +162,7 @@ def test_ranks_that_take_turns_are_each_as_stale_as_there_are_others():
     for _ in range(5):
         for rank in ranks:
             rank.push(1)
-    assert ranks[0].exchange.applied.staleness[4:] == [3] * 16
+    assert ranks[0].sync.applied.staleness[4:] == [3] * 16
 
 
 def test_an_aware_rate_is_divided_by_the_staleness():
@@ -178,31 +178,31 @@ def test_after_settling_all_have_the_latest_weights():
     first, second = workers()
     first.push(1)
     second.push(2)
-    together(first.exchange.settle, second.exchange.settle)
+    together(first.sync.settle, second.sync.settle)
     assert first.weight == second.weight == 97
     assert first.push(1) == 96
-    assert first.exchange.applied.staleness == [0, 1, 0]
+    assert first.sync.applied.staleness == [0, 1, 0]
 
 
 def test_the_server_waits_until_the_last_worker_has_left():
     first, second = workers()
-    closing = threading.Thread(target=first.exchange.close)
+    closing = threading.Thread(target=first.sync.close)
     closing.start()
     assert second.push(5) == 95, "it still serves"
     assert closing.is_alive()
-    second.exchange.close()
+    second.sync.close()
     closing.join(PATIENCE_S)
     assert not closing.is_alive()
-    first.exchange.close()  # a second time, which does nothing
+    first.sync.close()  # a second time, which does nothing
 
 
 def test_loading_again_begins_with_version_0():
     first, second = workers()
     first.push(1)
     first.weight[:] = second.weight[:] = 50
-    together(*(lambda w=w: w.exchange.keep(w) for w in (second, first)))
+    together(*(lambda w=w: w.sync.keep(w) for w in (second, first)))
     assert second.push(1) == 49
-    assert first.exchange.applied.staleness == [0]
+    assert first.sync.applied.staleness == [0]
 
 
 def test_what_fails_in_the_server_is_raised_in_its_rank():
@@ -213,7 +213,7 @@ def test_what_fails_in_the_server_is_raised_in_its_rank():
             second.push(BROKEN)
 
     threading.Thread(target=push, daemon=True).start()
-    first.exchange._server._thread.join(PATIENCE_S)
+    first.sync._server._thread.join(PATIENCE_S)
     with pytest.raises(RuntimeError, match="serves the weights has failed") as raised:
         first.push(1)
     assert isinstance(raised.value.__cause__, ValueError)
@@ -225,7 +225,7 @@ def test_a_server_that_fails_while_its_rank_waits_for_the_others_ends_the_waitin
 
     def settle():
         with pytest.raises(RuntimeError, match="serves the weights has failed") as told:
-            first.exchange.settle()
+            first.sync.settle()
         raised.append(told.value.__cause__)
 
     def push():
@@ -245,7 +245,7 @@ def test_what_was_counted_is_told():
     for rank in (first, second, first, second, first, first, second):
         rank.push(1)
     log = KeptLog()
-    staleness.say(first.exchange, log)
+    staleness.say(first.sync, log)
     stale = [0, 1, 1, 1, 1, 0, 2]
     assert log.figures["staleness"].value == pytest.approx(sum(stale) / 7)
     assert (log.figures["staleness"].n, log.figures["staleness_most"].value) == (7, 2)
@@ -261,13 +261,13 @@ def test_what_was_counted_is_told():
 
 
 def test_nothing_is_told_where_nothing_was_counted():
-    for exchange in (make("all-reduce"), make("asynchronous"), workers()[1].exchange):
+    for sync in (make("all-reduce"), make("asynchronous"), workers()[1].sync):
         log = KeptLog()
-        staleness.say(exchange, log)
+        staleness.say(sync, log)
         assert log == KeptLog()
 
 
 def test_the_table_knows_which_exchanges_make_their_steps_apart():
-    apart = {name for name in EXCHANGES if isinstance(make(name), Asynchronous)}
+    apart = {name for name in STRATEGIES if isinstance(make(name), Asynchronous)}
     assert apart == OUT_OF_STEP
     assert [make(name).name for name in sorted(apart)] == sorted(apart)

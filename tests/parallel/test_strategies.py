@@ -11,7 +11,7 @@ from cubemesh.frameworks.api.gradient_sync import (
     MakesRoom,
 )
 from cubemesh.parallel import strategies as exchanges
-from cubemesh.parallel.strategies import AVERAGE_EVERY, EXCHANGES, LocalSgd
+from cubemesh.parallel.strategies import AVERAGE_EVERY, STRATEGIES, LocalSgd
 
 
 class Written:
@@ -52,21 +52,21 @@ def bucket(index):
     return Bucket(index=index, parameters=("a",), size_bytes=4, gradients=name)
 
 
-def one_step(exchange, group):
+def one_step(sync, group):
     """What a program does in a step of two buckets."""
-    exchange.ready(bucket(0))
+    sync.ready(bucket(0))
     group.said.append(("backward goes on",))
-    exchange.ready(bucket(1))
-    exchange.finish()
-    exchange.update(lambda: group.said.append(("update",)), ["weights"])
+    sync.ready(bucket(1))
+    sync.finish()
+    sync.update(lambda: group.said.append(("update",)), ["weights"])
     return group.said
 
 
 @pytest.mark.parametrize(("name", "narrow"), [("all-reduce", ()), ("all-reduce-16", ("narrow",))])
 def test_buckets_travel_while_the_backward_pass_goes_on(name, narrow):
     group = Written()
-    exchange = exchanges.make(name, group)
-    assert exchange.name == name
+    sync = exchanges.make(name, group)
+    assert sync.name == name
     first, second = ("all-reduce", "gradients 0", *narrow), ("all-reduce", "gradients 1", *narrow)
     step = [
         first,
@@ -76,8 +76,8 @@ def test_buckets_travel_while_the_backward_pass_goes_on(name, narrow):
         ("waited", *second),
         ("update",),
     ]
-    assert one_step(exchange, group) == step
-    assert one_step(exchange, group) == step * 2, "nothing of a step is left for the next"
+    assert one_step(sync, group) == step
+    assert one_step(sync, group) == step * 2, "nothing of a step is left for the next"
 
 
 class Copying(Written):
@@ -98,9 +98,9 @@ class Copying(Written):
 
 def test_buckets_are_fetched_while_the_backward_pass_goes_on():
     group = Copying()
-    exchange = exchanges.make("all-reduce-copied", group)
-    assert isinstance(exchange, MakesRoom)
-    assert exchange.room(5, "floats") == "room for 5 floats"
+    sync = exchanges.make("all-reduce-copied", group)
+    assert isinstance(sync, MakesRoom)
+    assert sync.room(5, "floats") == "room for 5 floats"
     step = [
         ("fetch", "gradients 0"),
         ("backward goes on",),
@@ -109,24 +109,24 @@ def test_buckets_are_fetched_while_the_backward_pass_goes_on():
         ("waited", "fetch", "gradients 1"),
         ("update",),
     ]
-    assert one_step(exchange, group) == step
-    assert one_step(exchange, group) == step * 2, "nothing of a step is left for the next"
+    assert one_step(sync, group) == step
+    assert one_step(sync, group) == step * 2, "nothing of a step is left for the next"
 
 
 @pytest.mark.parametrize("name", ["all-reduce", "all-reduce-16", "all-reduce-copied"])
 def test_all_but_the_last_bucket_can_be_waited_for_by_themselves(name):
     group = Copying()
-    exchange = exchanges.make(name, group)
-    assert isinstance(exchange, FinishesInOrder)
+    sync = exchanges.make(name, group)
+    assert isinstance(sync, FinishesInOrder)
     for index in range(3):
-        exchange.ready(bucket(index))
+        sync.ready(bucket(index))
     group.said.clear()
-    exchange.finish_but_last()
+    sync.finish_but_last()
     assert [words[2] for words in group.said] == ["gradients 0", "gradients 1"]
-    exchange.finish()
+    sync.finish()
     assert [words[2] for words in group.said] == ["gradients 0", "gradients 1", "gradients 2"]
-    exchange.finish_but_last()
-    exchange.finish()
+    sync.finish_but_last()
+    sync.finish()
     assert len(group.said) == 3
 
 
@@ -136,17 +136,17 @@ def test_exchanges_that_round_alike_make_the_same_steps():
     assert not exchanges.same_steps("all-reduce", "all-reduce-16")
     assert not exchanges.same_steps("all-reduce", "local-sgd")
     assert exchanges.same_steps("none", "none")
-    assert exchanges.ROUNDED < exchanges.SAME_WEIGHTS < set(EXCHANGES)
+    assert exchanges.ROUNDED < exchanges.SAME_WEIGHTS < set(STRATEGIES)
 
 
 def test_a_rank_alone_has_nobody_to_fetch_from():
-    exchange = exchanges.make("all-reduce-copied", Alone())
+    sync = exchanges.make("all-reduce-copied", Alone())
     updates = []
-    exchange.ready(bucket(0))
-    exchange.finish()
-    exchange.update(lambda: updates.append(1), ["weights"])
+    sync.ready(bucket(0))
+    sync.finish()
+    sync.update(lambda: updates.append(1), ["weights"])
     assert updates == [1]
-    assert exchange.room(5, "floats") is None
+    assert sync.room(5, "floats") is None
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -164,10 +164,10 @@ def test_only_the_server_updates_and_all_get_its_weights(rank):
 
 def test_local_sgd_averages_the_weights_after_every_so_many_updates():
     group = Written()
-    exchange = LocalSgd(group, every=3)
+    sync = LocalSgd(group, every=3)
     for step in range(1, 7):
         group.said.clear()
-        said = one_step(exchange, group)
+        said = one_step(sync, group)
         averaged = [("all-reduce", "weights"), ("waited", "all-reduce", "weights")]
         expected = averaged if step % 3 == 0 else []
         assert said == [("backward goes on",), ("update",), *expected]
@@ -176,20 +176,20 @@ def test_local_sgd_averages_the_weights_after_every_so_many_updates():
 
 def test_local_sgd_averages_before_weights_are_evaluated_unless_they_are_averaged_already():
     group = Written()
-    exchange = LocalSgd(group, every=3)
+    sync = LocalSgd(group, every=3)
     averaged = [("all-reduce", "weights"), ("waited", "all-reduce", "weights")]
-    exchange.average(["weights"])
+    sync.average(["weights"])
     assert group.said == [], "all ranks begin alike"
-    one_step(exchange, group)
+    one_step(sync, group)
     group.said.clear()
-    exchange.average(["weights"])
-    exchange.average(["weights"])
+    sync.average(["weights"])
+    sync.average(["weights"])
     assert group.said == averaged, "once"
-    one_step(exchange, group)
+    one_step(sync, group)
     group.said.clear()
-    assert one_step(exchange, group)[-2:] == averaged, "the third step averages as ever"
+    assert one_step(sync, group)[-2:] == averaged, "the third step averages as ever"
     group.said.clear()
-    exchange.average(["weights"])
+    sync.average(["weights"])
     assert group.said == []
 
 
@@ -198,17 +198,17 @@ def test_none_moves_nothing():
     assert one_step(exchanges.make("none", group), group) == [("backward goes on",), ("update",)]
 
 
-@pytest.mark.parametrize("name", EXCHANGES)
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_a_rank_alone_updates_once_a_step_under_every_exchange(name):
-    exchange = exchanges.make(name)
+    sync = exchanges.make(name)
     updates = []
     for _ in range(2 * AVERAGE_EVERY):
-        exchange.ready(bucket(0))
-        exchange.finish()
-        exchange.update(lambda: updates.append(1), ["weights"])
+        sync.ready(bucket(0))
+        sync.finish()
+        sync.update(lambda: updates.append(1), ["weights"])
     assert len(updates) == 2 * AVERAGE_EVERY
     moves_none = ("none", "local-sgd", "model-parallel")
-    assert exchange.bucket_bytes == (None if name in moves_none else BUCKET_BYTES)
+    assert sync.bucket_bytes == (None if name in moves_none else BUCKET_BYTES)
     assert Alone().agree("what it says") == "what it says"
 
 

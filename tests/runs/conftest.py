@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cubemesh.schema import (
+    Budget,
     Cpu,
-    Effort,
     Machine,
     Memory,
     ProgramSettings,
@@ -42,15 +42,15 @@ def null_spec():
     """A run of the null framework that plays `script`; fields of work and effort by name."""
 
     def make(script="", *, framework="null", **fields):
-        of_effort = {f.name for f in dataclasses.fields(Effort)}
-        effort = {"steps": 20, "seconds": 0.0, "windows": 4, "warmup_seconds": 0.0}
-        effort |= {k: v for k, v in fields.items() if k in of_effort}
+        of_effort = {f.name for f in dataclasses.fields(Budget)}
+        budget = {"steps": 20, "seconds": 0.0, "windows": 4, "warmup_seconds": 0.0}
+        budget |= {k: v for k, v in fields.items() if k in of_effort}
         work = {"network": "little-cnn", "batch_per_device": 8}
         work |= {k: v for k, v in fields.items() if k not in of_effort}
         return RunSpec(
             work=TrainSteps(**work),
             program=ProgramSettings(framework=framework, script=script or None),
-            effort=Effort(**effort),
+            budget=Budget(**budget),
         )
 
     return make

@@ -3,8 +3,8 @@ import pytest
 from cubemesh.runs.assemble import assemble, join
 from cubemesh.runs.exit_status import Ending
 from cubemesh.schema import (
+    Budget,
     Ceiling,
-    Effort,
     Forward,
     Outcome,
     Placement,
@@ -34,7 +34,7 @@ def told(status):
 
 def record_of(events, work=STEPS, exit_code=0, devices=1):
     ending = Ending(exit_code=exit_code, elapsed_s=12.0, phase="measure")
-    spec = RunSpec(work=work, placement=Placement(devices=devices), effort=Effort())
+    spec = RunSpec(work=work, placement=Placement(devices=devices), budget=Budget())
     return assemble(spec, KEY, events, ending, started_utc="2026-01-01T00:00:00Z", attempt=2)[0]
 
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from cubemesh.runs import Executor
-from cubemesh.schema import Collective, Effort, Placement, RunSpec, Status
+from cubemesh.schema import Budget, Collective, Placement, RunSpec, Status
 from cubemesh.schema.collective import COLLECTIVES
 from cubemesh.store import Store
 
@@ -18,7 +18,7 @@ def spec(device="cpu", **work):
     return RunSpec(
         work=Collective(**{"sizes_bytes": SIZES, "warmup_iterations": 1, **work}),
         placement=Placement(device=device, devices=2),
-        effort=Effort(steps=2, windows=2, seconds=0.2),
+        budget=Budget(steps=2, windows=2, seconds=0.2),
     )
 
 

@@ -11,7 +11,7 @@ from cubemesh.errors import BusyError, StoreError, UsageError
 from cubemesh.frameworks import FRAMEWORKS, FrameworkEntry
 from cubemesh.runs import Executor, Silent
 from cubemesh.runs import executor as executor_module
-from cubemesh.schema import Keeping, Placement, Status, Train
+from cubemesh.schema import CheckpointSettings, Placement, Status, Train
 from cubemesh.store import Store
 from cubemesh.training.tensorboard import event_files
 
@@ -249,7 +249,7 @@ def test_a_training_stands_while_the_files_it_was_run_for_are_there(run_once, nu
     spec = dataclasses.replace(
         null_spec(),
         work=Train(network="little-cnn", batch_per_device=64, data="digits"),
-        keeping=Keeping(tensorboard=str(folder)),
+        checkpointing=CheckpointSettings(tensorboard=str(folder)),
     )
     folder.write_text("a file where the folder is to be")
     (refused,) = run_once([spec])

@@ -25,8 +25,8 @@ def records(tmp_path_factory, null_spec):
     step = dataclasses.replace(
         step,
         placement=Placement(device="cuda", devices=2),
-        program=ProgramSettings(exchange="all-reduce", data_on="device"),
-        effort=dataclasses.replace(step.effort, attribution=True, warmup_seconds=10.0),
+        program=ProgramSettings(sync="all-reduce", data_location="device"),
+        budget=dataclasses.replace(step.budget, attribution=True, warmup_seconds=10.0),
     )
     slow = dataclasses.replace(
         step, placement=dataclasses.replace(step.placement, link="shared-memory")

@@ -19,7 +19,7 @@ from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.frameworks.api.rendezvous import Distributes
 from cubemesh.runs import Executor
-from cubemesh.schema import Collective, Effort, Gpu, Placement, RunSpec, Status
+from cubemesh.schema import Budget, Collective, Gpu, Placement, RunSpec, Status
 from cubemesh.store import Store
 from cubemesh.training.checkpoint import load, steps_in
 from cubemesh.worker.launch.host_agent import (
@@ -35,7 +35,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SPEC = RunSpec(
     work=Collective(sizes_bytes=(1 << 16,)),
     placement=Placement(device="cpu", devices=2, threads=1, hosts=("127.0.0.1", "localhost")),
-    effort=Effort(steps=2, windows=2, seconds=0.1),
+    budget=Budget(steps=2, windows=2, seconds=0.1),
 )
 
 
@@ -247,7 +247,7 @@ def test_a_training_on_two_hosts_goes_on_after_a_rank_fell_silent(between, tmp_p
     training = between.start(
         store,
         *("train", "little-cnn", "--epochs", "4", "--checkpoints", str(kept)),
-        *("--checkpoint-every", "5", "--keep", "99", "--set", "silent_s=3"),
+        *("--checkpoint-every", "5", "--keep", "99", "--set", "heartbeat_timeout_s=3"),
         *("--set", "image_size=8", "--set", "device=cpu", "--set", "threads=1"),
     )
     deadline = time.monotonic() + 60

@@ -15,18 +15,18 @@ def test_a_step_is_measured_and_memory_past_the_limit_is_an_outcome(
     tmp_path, small_machine, null_spec
 ):
     pytest.importorskip("jax")
-    effort = {"framework": "jax", "steps": 4, "windows": 2}
+    budget = {"framework": "jax", "steps": 4, "windows": 2}
     on_cpu = Placement(device="cpu")
     specs = [
-        null_spec(**effort),
-        null_spec(**effort, batch_per_device=2048, memory_limit_bytes=500 << 20),
+        null_spec(**budget),
+        null_spec(**budget, batch_per_device=2048, memory_limit_bytes=500 << 20),
     ]
     specs = [dataclasses.replace(spec, placement=on_cpu) for spec in specs]
     specs += [
         dataclasses.replace(
             specs[0],
             placement=Placement(device="cpu", devices=2, threads=1),
-            program=ProgramSettings(framework="jax", exchange="all-reduce"),
+            program=ProgramSettings(framework="jax", sync="all-reduce"),
         )
     ]
     with (

@@ -19,12 +19,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def on_devices(spec, devices=2, exchange="all-reduce", threads=None):
+def on_devices(spec, devices=2, sync="all-reduce", threads=None):
     return type(spec)(
         work=spec.work,
         placement=Placement(device="cpu", devices=devices, threads=threads),
-        program=ProgramSettings(framework=spec.program.framework, exchange=exchange),
-        effort=spec.effort,
+        program=ProgramSettings(framework=spec.program.framework, sync=sync),
+        budget=spec.budget,
     )
 
 
@@ -36,7 +36,7 @@ class Killer(Silent):
         self.waits = False
 
     def start(self, spec):
-        self.waits = spec.effort.seconds > 0
+        self.waits = spec.budget.seconds > 0
 
     def progress(self, progress):
         measured = progress.phase == "measure" and progress.steps > 0
@@ -64,7 +64,7 @@ def _measured(folder, small_machine, null_spec, living, nobody_left):
     step = null_spec(**quick)
     long = null_spec(**(quick | {"windows": 200}), seconds=60.0)
     large = null_spec(**quick, batch_per_device=1024, memory_limit_bytes=300 << 20)
-    apart = replace(step, effort=replace(step.effort, attribution=True))
+    apart = replace(step, budget=replace(step.budget, attribution=True))
     cores = len(os.sched_getaffinity(0))
 
     def workers():
@@ -74,10 +74,10 @@ def _measured(folder, small_machine, null_spec, living, nobody_left):
     specs = {
         "two": on_devices(step, threads=1),
         "apart": on_devices(apart, threads=1),
-        "asynchronous": on_devices(step, exchange="asynchronous", threads=1),
+        "asynchronous": on_devices(step, sync="asynchronous", threads=1),
         "many": on_devices(step, devices=cores + 1),
         "wide": on_devices(step, threads=cores),
-        "oom": on_devices(large, exchange="none"),
+        "oom": on_devices(large, sync="none"),
         "killed": on_devices(long, threads=1),
     }
     with (

@@ -6,8 +6,8 @@ import pytest
 from cubemesh.frameworks.api.training import Snapshot
 from cubemesh.runs.reuse import still_true
 from cubemesh.schema import (
+    CheckpointSettings,
     Figure,
-    Keeping,
     Outcome,
     Placement,
     Rank,
@@ -38,7 +38,7 @@ def trained(folder, status=Status.OK, resumed_at=0, steps=20):
         spec=RunSpec(
             work=Train(network="little-cnn", batch_per_device=4),
             placement=Placement(devices=2),
-            keeping=Keeping(checkpoints=str(folder), resume=True),
+            checkpointing=CheckpointSettings(checkpoints=str(folder), resume=True),
         ),
         key=RunKey(spec_id="s", machine_id="m", software_id="s", code_version="c"),
         started_utc="2026-01-01T00:00:00+00:00",

@@ -94,7 +94,7 @@ def trained(tmp_path_factory, small_machine, living, nobody_left):
     deeds = {
         "undisturbed": (None, 0, {}),
         "killed": (signal.SIGKILL, cores[found["random"]], {}),
-        "stopped": (signal.SIGSTOP, cores[1], {"silent_s": "3", "restarts": "0"}),
+        "stopped": (signal.SIGSTOP, cores[1], {"heartbeat_timeout_s": "3", "restarts": "0"}),
         "full": (None, 0, {"epochs": "2"}),
     }
     with pytest.MonkeyPatch.context() as patch:
@@ -160,7 +160,7 @@ def test_a_stopped_rank_is_named_with_the_stacks_of_the_other(trained):
     assert outcome.status is Status.TIMED_OUT, outcome
     assert outcome.message.startswith("rank 1 of 2: no sign of life for ")
     assert "Meanwhile rank 0 stood at " in outcome.message
-    assert 3 <= outcome.facts["silent_s"] < 30
+    assert 3 <= outcome.facts["heartbeat_timeout_s"] < 30
     assert "most recent call first" in outcome.facts["stacks_of_others"]["0"]
     assert trained["stopped_took_s"] < 60
     assert [r.outcome.facts.get("ended_with") for r in record.ranks] == [[1], None]

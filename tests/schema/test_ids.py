@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cubemesh.schema import (
+    Budget,
     Ceiling,
-    Effort,
     Forward,
     Machine,
     Placement,
@@ -38,7 +38,7 @@ GOLDEN = [
     (
         RunSpec(
             work=TrainSteps(network="resnet-50", batch_per_device=32),
-            effort=Effort(steps=100, seconds=12.5),
+            budget=Budget(steps=100, seconds=12.5),
         ),
         "b5dff6a74a81c79b",
         "7b05c04486fa8ca6",
@@ -61,7 +61,7 @@ GOLDEN = [
         RunSpec(
             work=Forward(network="vgg16", batch_per_device=64, image_size=224),
             placement=Placement(device="cuda", devices=8),
-            program=ProgramSettings(precision="bf16", layout="nhwc", data_on="device"),
+            program=ProgramSettings(precision="bf16", layout="nhwc", data_location="device"),
         ),
         "b7d6dcd346edb758",
         "72b4aea3645bd0ad",
@@ -106,13 +106,13 @@ DEFAULTS = [
             "precision_of": [],
             "loss_scale": None,
             "layout": "nchw",
-            "exchange": "none",
-            "data_on": "host",
+            "sync": "none",
+            "data_location": "host",
             "script": None,
         },
     ),
     (
-        Effort(),
+        Budget(),
         {
             "steps": 20,
             "seconds": 2.0,
@@ -178,24 +178,24 @@ def test_effort_changes_the_spec_but_not_the_workload(steps, seconds, batch, dev
     spec = RunSpec(
         work=TrainSteps(network="n", batch_per_device=batch), placement=Placement(devices=devices)
     )
-    watched = dataclasses.replace(spec, effort=Effort(steps=steps, seconds=seconds))
+    watched = dataclasses.replace(spec, budget=Budget(steps=steps, seconds=seconds))
     assert watched.workload_id == spec.workload_id
-    assert (watched.spec_id == spec.spec_id) == (watched.effort == spec.effort)
+    assert (watched.spec_id == spec.spec_id) == (watched.budget == spec.budget)
     assert spec.global_batch == batch * devices
 
 
 def test_limits_of_time_change_no_id():
     """A run that came to its end is the same whenever it would have been given up."""
     for spec, spec_id, _ in GOLDEN:
-        effort = dataclasses.replace(spec.effort, time_limit_s=61.0, silent_s=3.0)
-        assert dataclasses.replace(spec, effort=effort).spec_id == spec_id
-    limited = Effort(memory_limit_bytes=1 << 30)
+        budget = dataclasses.replace(spec.budget, time_limit_s=61.0, heartbeat_timeout_s=3.0)
+        assert dataclasses.replace(spec, budget=budget).spec_id == spec_id
+    limited = Budget(memory_limit_bytes=1 << 30)
     spec = GOLDEN[0][0]
-    assert dataclasses.replace(spec, effort=limited).spec_id != spec.spec_id
+    assert dataclasses.replace(spec, budget=limited).spec_id != spec.spec_id
 
 
 def test_every_other_part_changes_the_workload():
-    specs = [spec for spec, *_ in GOLDEN if spec.effort == Effort()]
+    specs = [spec for spec, *_ in GOLDEN if spec.budget == Budget()]
     assert len({spec.workload_id for spec in specs}) == len(specs)
     train, forward = (kind(network="n", batch_per_device=1) for kind in (TrainSteps, Forward))
     assert RunSpec(work=train).spec_id != RunSpec(work=forward).spec_id

@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cubemesh.schema import (
+    Budget,
     Ceiling,
+    CheckpointSettings,
     Collective,
     Cost,
-    Effort,
-    Keeping,
     Outcome,
     Placement,
     ProgramSettings,
@@ -68,9 +68,9 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
             alone, shared = {"hosts": st.just(())}, {"hosts": st.just(("one", "two"))}
             even = {"devices": st.integers(1, 512).map(lambda half: 2 * half)}
             return st.builds(kind, **fields | alone) | st.builds(kind, **fields | shared | even)
-        if kind is Effort:
-            fields["silent_s"] = st.floats(2.0, 1e6)
-        if kind is Keeping:
+        if kind is Budget:
+            fields["heartbeat_timeout_s"] = st.floats(2.0, 1e6)
+        if kind is CheckpointSettings:
             return st.builds(kind, **fields | {"checkpoints": st.just("/tmp")})
         if kind is Ceiling:
             own = {"matrix_product": "shape", "disk_read": "folder", "device_to_host": "pinned"}
@@ -133,11 +133,11 @@ def test_defaults_are_left_out_but_a_kind_is_kept():
     assert to_plain(RunSpec(work=work), defaults=False) == {
         "work": {"network": "vgg16", "batch_per_device": 4, "kind": "train_steps"}
     }
-    assert to_plain(RunSpec(work=work))["effort"]["steps"] == 20
+    assert to_plain(RunSpec(work=work))["budget"]["steps"] == 20
 
 
 def test_what_is_missing_takes_its_default():
-    assert from_plain(Effort, {"steps": 3}) == Effort(steps=3)
+    assert from_plain(Budget, {"steps": 3}) == Budget(steps=3)
     assert from_plain(Cost, {}) == Cost()
 
 
@@ -153,12 +153,12 @@ def test_canonical_json_has_one_spelling():
 @pytest.mark.parametrize(
     ("kind", "plain", "message"),
     [
-        (Effort, {"stepz": 1}, r"Effort: unknown field 'stepz'; known: steps, seconds"),
-        (Effort, {"steps": "3"}, r"Effort\.steps: '3' is not int"),
-        (Effort, {"steps": True}, r"Effort\.steps: True is not int"),
-        (Effort, {"steps": 2.5}, r"Effort\.steps: 2\.5 is not int"),
-        (Effort, {"seconds": "2"}, r"Effort\.seconds: '2' is not float"),
-        (Effort, [], r"Effort: \[\] is not a table"),
+        (Budget, {"stepz": 1}, r"Effort: unknown field 'stepz'; known: steps, seconds"),
+        (Budget, {"steps": "3"}, r"Effort\.steps: '3' is not int"),
+        (Budget, {"steps": True}, r"Effort\.steps: True is not int"),
+        (Budget, {"steps": 2.5}, r"Effort\.steps: 2\.5 is not int"),
+        (Budget, {"seconds": "2"}, r"Effort\.seconds: '2' is not float"),
+        (Budget, [], r"Effort: \[\] is not a table"),
         (
             RunSpec,
             {"work": {"kind": "dance"}},

@@ -36,7 +36,7 @@ def made(precision, build=build):
             work=Train(network="dropping", batch_per_device=8, optimizer="adam"),
             placement=Placement(),
             program=ProgramSettings(precision=precision),
-            exchange=exchanges.make("none"),
+            sync=exchanges.make("none"),
             device="cuda:0",
             threads=1,
         )

@@ -197,8 +197,8 @@ def test_scores_that_are_no_numbers() -> None:
 
 def test_batches_on_the_device_make_no_sense() -> None:
     work = Train(network="little-cnn", batch_per_device=4)
-    with pytest.raises(Unsupported, match="data_on=host"):
-        train(Pupil(), feed(8, work), source(8), work, KeptLog(), data_on="device")
+    with pytest.raises(Unsupported, match="data_location=host"):
+        train(Pupil(), feed(8, work), source(8), work, KeptLog(), data_location="device")
 
 
 def test_a_batch_larger_than_the_data() -> None:

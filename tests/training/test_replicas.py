@@ -26,12 +26,12 @@ from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.parallel import strategies as exchanges
 from cubemesh.parallel.strategies import SAME_WEIGHTS
-from cubemesh.schema import Keeping, Placement, ProgramSettings, RunSpec, Train
+from cubemesh.schema import CheckpointSettings, Placement, ProgramSettings, RunSpec, Train
 from cubemesh.training import replica_check as sameness
 from cubemesh.training.checkpoint import load, path_of
 from cubemesh.training.evaluation import score_all
 from cubemesh.training.loop import train
-from cubemesh.worker.run import checkpointing as keeping
+from cubemesh.worker.run import checkpointing as checkpointing
 
 RANKS, BATCH = 2, 4
 SYNCHRONOUS = ("all-reduce", "parameter-server")
@@ -55,17 +55,19 @@ def source(samples):
     return Ready("noise", images, rng.integers(0, 10, samples), 10)
 
 
-def run(folder, exchange, group, *, resume=False, epochs=3, sabotage=None, every=1):
+def run(folder, sync, group, *, resume=False, epochs=3, sabotage=None, every=1):
     """What a worker does; `sabotage` is called with the program before each step."""
     work = Train(network="dropping", batch_per_device=BATCH, epochs=epochs, optimizer="adam")
     spec = RunSpec(
         work=work,
         placement=Placement(devices=RANKS),
-        program=ProgramSettings(exchange=exchange),
-        keeping=Keeping(checkpoints=str(folder), every_steps=every, keep=20, resume=resume),
+        program=ProgramSettings(sync=sync),
+        checkpointing=CheckpointSettings(
+            checkpoints=str(folder), every_steps=every, keep=20, resume=resume
+        ),
     )
     log = KeptLog()
-    begin = keeping.beginning(spec, group, log)
+    begin = checkpointing.beginning(spec, group, log)
     feed = Feed(
         source(BATCH * RANKS * 4),
         BATCH,
@@ -87,9 +89,9 @@ def run(folder, exchange, group, *, resume=False, epochs=3, sabotage=None, every
         work,
         log,
         group=group,
-        keeper=keeping.keeper(spec, network(), group),
+        keeper=checkpointing.keeper(spec, network(), group),
         course=begin.course,
-        same_weights=exchange in SAME_WEIGHTS,
+        same_weights=sync in SAME_WEIGHTS,
     )
 
 
@@ -101,7 +103,7 @@ def made(spec, group):
             work=spec.work,
             placement=spec.placement,
             program=spec.program,
-            exchange=exchanges.make(spec.program.exchange, group),
+            sync=exchanges.make(spec.program.sync, group),
             device="cpu",
             threads=1,
             group=group,
@@ -127,16 +129,16 @@ class Flip:
 def run_rank(folder):
     """The life of a rank."""
     group = join("cpu", 60.0)
-    for exchange, every in [*((name, 1) for name in SYNCHRONOUS), ("local-sgd", EVERY)]:
-        through, parted = Path(folder, exchange), Path(folder, f"{exchange}-parted")
-        run(through, exchange, group, every=every)
-        run(parted, exchange, group, every=every)
+    for sync, every in [*((name, 1) for name in SYNCHRONOUS), ("local-sgd", EVERY)]:
+        through, parted = Path(folder, sync), Path(folder, f"{sync}-parted")
+        run(through, sync, group, every=every)
+        run(parted, sync, group, every=every)
         group.share("both are there")
         if group.rank == 0:
             for step in range(STOP + 1, 13):  # rank 1's are there, and do not count
                 path_of(parted, step, 0).unlink(missing_ok=every > 1)
         group.share("gone")
-        run(parted, exchange, group, resume=True, every=every)
+        run(parted, sync, group, resume=True, every=every)
     run(Path(folder, "none"), "none", group, epochs=1, every=EVERY)
     try:
         run(Path(folder, "flipped"), "all-reduce", group, sabotage=Flip())
@@ -159,12 +161,12 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("exchange", SYNCHRONOUS)
+@pytest.mark.parametrize("sync", SYNCHRONOUS)
 @pytest.mark.parametrize("rank", range(RANKS))
-def test_five_steps_and_five_equal_ten(folder, exchange, rank):
+def test_five_steps_and_five_equal_ten(folder, sync, rank):
     for step in (STOP + 1, STOP + 5):
         through, parted = (
-            load(Path(folder, name), step, rank) for name in (exchange, f"{exchange}-parted")
+            load(Path(folder, name), step, rank) for name in (sync, f"{sync}-parted")
         )
         for one, other in (
             (through.snapshot.weights, parted.snapshot.weights),
@@ -176,9 +178,9 @@ def test_five_steps_and_five_equal_ten(folder, exchange, rank):
         assert through.stands == parted.stands
 
 
-def held(folder, exchange, step, rank):
+def held(folder, sync, step, rank):
     """The weights that a rank has kept, without its statistics of batch normalisation."""
-    found = load(Path(folder, exchange), step, rank).snapshot.weights
+    found = load(Path(folder, sync), step, rank).snapshot.weights
     return {name: found[name] for name in network().parameters}
 
 

@@ -19,10 +19,10 @@ from cubemesh.frameworks.pytorch import build
 from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.parallel import strategies as exchanges
-from cubemesh.schema import Keeping, Placement, ProgramSettings, RunSpec, Train
+from cubemesh.schema import CheckpointSettings, Placement, ProgramSettings, RunSpec, Train
 from cubemesh.training.checkpoint import load, path_of, steps_in
 from cubemesh.training.loop import train
-from cubemesh.worker.run import checkpointing as keeping
+from cubemesh.worker.run import checkpointing as checkpointing
 
 EACH = 5
 """Steps of an epoch."""
@@ -44,14 +44,14 @@ def source(samples):
 
 def spec(folder, *, every, resume=False, program=None, **fields):
     work = Train(network="dropping", batch_per_device=4, **{"epochs": 2, **fields})
-    kept = Keeping(checkpoints=str(folder), every_steps=every, keep=9, resume=resume)
-    return RunSpec(work=work, program=ProgramSettings(**program or {}), keeping=kept)
+    kept = CheckpointSettings(checkpoints=str(folder), every_steps=every, keep=9, resume=resume)
+    return RunSpec(work=work, program=ProgramSettings(**program or {}), checkpointing=kept)
 
 
 def run(spec):
     """What a worker does, in this process."""
     network, work, log, group = dropping(), spec.work, KeptLog(), Alone()
-    begin = keeping.beginning(spec, group, log)
+    begin = checkpointing.beginning(spec, group, log)
     feed = Feed(source(4 * EACH), 4, work.seed, epochs=work.epochs, start=begin.course.done)
     program = build(
         BuildRequest(
@@ -59,14 +59,14 @@ def run(spec):
             work=work,
             placement=Placement(),
             program=spec.program,
-            exchange=exchanges.make(spec.program.exchange),
+            sync=exchanges.make(spec.program.sync),
             device="cpu",
             threads=1,
         )
     )
     program.load(network.draw(work.seed))
     begin.restore(program, log)
-    keeper = keeping.keeper(spec, network, group)
+    keeper = checkpointing.keeper(spec, network, group)
     train(program, feed, source(8), work, log, keeper=keeper, course=begin.course)
     return log
 
@@ -88,7 +88,7 @@ ADAM = {"optimizer": "adam", "learning_rate": 1e-3}
         (EACH + 2, ADAM, {}),
         (EACH - 2, ADAM, {"precision": "fp16"}),
         (EACH + 2, {"optimizer": "lars", "schedule": "cosine"}, {"layout": "nhwc"}),
-        (EACH - 2, {"optimizer": "rmsprop", "warmup_epochs": 1.5}, {"exchange": "local-sgd"}),
+        (EACH - 2, {"optimizer": "rmsprop", "warmup_epochs": 1.5}, {"sync": "local-sgd"}),
     ],
     ids=["epoch's end", "sgd", "adam", "fp16 dynamic scale", "lars cosine nhwc", "local-sgd"],
 )
@@ -116,7 +116,7 @@ def made():
         work=Train(network="dropping", batch_per_device=4, optimizer="adam"),
         placement=Placement(),
         program=ProgramSettings(),
-        exchange=exchanges.make("none"),
+        sync=exchanges.make("none"),
         device="cpu",
         threads=1,
     )

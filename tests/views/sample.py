@@ -12,13 +12,13 @@ from cubemesh.schema import (
     Answer,
     Axis,
     Breakdown,
+    Budget,
     Cache,
     Cell,
     Chart,
     Column,
     Cpu,
     Curve,
-    Effort,
     Figure,
     Finding,
     Gpu,
@@ -133,7 +133,7 @@ def record(
 ) -> RunRecord:
     spec = RunSpec(
         work=TrainSteps(network=network, batch_per_device=batch, data="digits"),
-        effort=Effort(seconds=1.0),
+        budget=Budget(seconds=1.0),
     )
     outcome = outcome or Outcome(status=Status.OK)
     draw = random.Random(batch)

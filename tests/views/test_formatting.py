@@ -87,7 +87,7 @@ def test_runs_are_named_by_what_tells_them_apart():
     four = RunSpec(
         work=train,
         placement=Placement(devices=4),
-        program=ProgramSettings(exchange="parameter-server"),
+        program=ProgramSettings(sync="parameter-server"),
     )
     assert wording.run_name(four).endswith("4 devices · parameter-server · global minibatch 16,384")
     ceilings = RunSpec(work=Ceiling(), placement=Placement(devices=2))

@@ -26,7 +26,7 @@ def test_record_names_what_programs_look_for(made):
     assert document["spec"]["batch_per_device"] == 64
     assert document["spec"]["devices"] == 1
     assert document["spec"]["global_batch"] == 64
-    assert document["spec"]["exchange"] == "none"
+    assert document["spec"]["sync"] == "none"
     assert document["spec"]["work"]["kind"] == "train_steps"
     assert document["throughput_per_s"] == 64 / 0.0369
     assert document["warnings"][0]["code"] == "busy-host"

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from cubemesh.cli import app
 from cubemesh.errors import CubemeshError
-from cubemesh.forecast.gradient_sync import EXCHANGES
+from cubemesh.forecast.gradient_sync import STRATEGIES
 from cubemesh.forecast.what_if import KEYS
 from cubemesh.store import Store
 from cubemesh.views.prediction import predicted
@@ -47,7 +47,7 @@ def test_json_has_every_point_with_its_parts() -> None:
     assert 200 < first["power_watts"] <= 300
     assert first["joules_per_sample"] == pytest.approx(first["power_watts"] / 219)
     assert found["power"]["origin"] == "assumed"
-    assert (found["exchange"], found["what_if"], found["before"]) == ("all-reduce", {}, [])
+    assert (found["sync"], found["what_if"], found["before"]) == ("all-reduce", {}, [])
     factors = found["calibration"]["factors"]
     assert {f["origin"] for f in factors.values()} == {"assumed", "fitted"}
 
@@ -56,7 +56,7 @@ def test_what_was_changed_is_in_json_and_on_the_terminal() -> None:
     options = ("--measured", "1=219", "--devices", "8", "--exchange", "parameter-server")
     asked = (*P100, *options, "--what-if", "link=pcie", "--what-if", "straggler=1.1")
     found = json.loads(typed(*asked, "--json"))
-    assert found["exchange"] == "parameter-server"
+    assert found["sync"] == "parameter-server"
     assert found["what_if"] == {"link": "pcie", "straggler": "1.1"}
     assert found["points"][0]["samples_per_s"] < found["before"][0]["samples_per_s"]
     said = typed(*asked)
@@ -67,7 +67,7 @@ def test_what_was_changed_is_in_json_and_on_the_terminal() -> None:
 def test_help_names_every_key_and_exchange() -> None:
     said = re.sub(r"[\s│]+", " ", typed("predict", "--help"))
     listed = said.replace("- ", "-")
-    for name in (*KEYS, *EXCHANGES):
+    for name in (*KEYS, *STRATEGIES):
         assert name in listed or name.replace("_", "_ ") in listed, name
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cubemesh.schema import (
-    Effort,
+    Budget,
     Figure,
     Input,
     Outcome,
@@ -25,7 +25,7 @@ from cubemesh.schema.spec import Against
 from cubemesh.worker.report.events import events_path, read_events
 from cubemesh.worker.run.job import Job
 
-EFFORT = Effort(steps=4, seconds=0.0, windows=2, warmup_seconds=0.0)
+EFFORT = Budget(steps=4, seconds=0.0, windows=2, warmup_seconds=0.0)
 BOTH = """
 import sys
 from pathlib import Path
@@ -74,7 +74,7 @@ run_job(read_job(Path(sys.argv[1])))
 
 def events_of(folder, **spec):
     folder.mkdir()
-    spec = RunSpec(effort=EFFORT, placement=Placement(threads=1), **spec)
+    spec = RunSpec(budget=EFFORT, placement=Placement(threads=1), **spec)
     job = Job(spec=spec, folder=str(folder)).write()
     return folder, job
 
@@ -85,7 +85,7 @@ def test_the_process_is_ready_before_anything_looks_for_a_gpu(tmp_path, photogra
     work = TrainSteps(
         network="little-cnn", batch_per_device=4, data="images", data_path=str(photographs)
     )
-    on_device, on_host = ProgramSettings(decode_on="device"), ProgramSettings()
+    on_device, on_host = ProgramSettings(decode_location="device"), ProgramSettings()
     spec = {"program": on_device}
     if decoding == "against":
         spec = {"program": on_host, "against": Against(work=work, program=on_device)}
@@ -112,7 +112,7 @@ def test_training_and_decoding_alone_say_what_was_left_to_the_host(tmp_path, pho
     pytest.importorskip("torch")
     fed = {"network": "little-cnn", "image_size": 16, "batch_per_device": 6}
     fed |= {"data": "images", "data_path": str(photographs)}
-    program = ProgramSettings(decode_on="device", input_threads=2)
+    program = ProgramSettings(decode_location="device", input_threads=2)
     jobs = [
         events_of(tmp_path / "train", work=Train(**fed, epochs=2), program=program),
         events_of(tmp_path / "decode", work=Input(**fed, stage="decode"), program=program),
@@ -148,7 +148,7 @@ def test_training_and_decoding_alone_say_what_was_left_to_the_host(tmp_path, pho
 def test_a_framework_that_does_not_decode_says_so(tmp_path, photographs, data, words):
     path = str(photographs) if data == "images" else None
     work = TrainSteps(network="little-cnn", batch_per_device=4, data=data, data_path=path)
-    program = ProgramSettings(framework="null", decode_on="device")
+    program = ProgramSettings(framework="null", decode_location="device")
     folder, job = events_of(tmp_path / "refused", work=work, program=program)
     subprocess.run([sys.executable, "-c", BOTH, job], check=True, timeout=60)
     ended, _ = told(folder)

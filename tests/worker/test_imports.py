@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import cubemesh
-from cubemesh.schema import Effort, Outcome, ProgramSettings, RunSpec, TrainSteps, Window
+from cubemesh.schema import Budget, Outcome, ProgramSettings, RunSpec, TrainSteps, Window
 from cubemesh.schema.serialization import from_plain
 from cubemesh.worker.report.events import events_path, read_events
 from cubemesh.worker.run.job import Job
@@ -51,7 +51,7 @@ def test_a_worker_runs_without_the_libraries_of_the_edges(tmp_path, framework):
     spec = RunSpec(
         work=TrainSteps(network="little-cnn", batch_per_device=4, data="digits"),
         program=ProgramSettings(framework=framework),
-        effort=Effort(steps=2, seconds=0.0, windows=2, warmup_seconds=0.0),
+        budget=Budget(steps=2, seconds=0.0, windows=2, warmup_seconds=0.0),
     )
     job = Job(spec=spec, folder=str(tmp_path)).write()
     done = subprocess.run(

@@ -11,7 +11,7 @@ import pytest
 
 import cubemesh
 from cubemesh.errors import DataError
-from cubemesh.schema import Effort, ProgramSettings, RunSpec, TrainSteps
+from cubemesh.schema import Budget, ProgramSettings, RunSpec, TrainSteps
 from cubemesh.worker.__main__ import main
 from cubemesh.worker.report.events import events_path, read_events
 from cubemesh.worker.run.job import Job, read_job
@@ -21,7 +21,7 @@ def spec(script=""):
     return RunSpec(
         work=TrainSteps(network="little-cnn", batch_per_device=4),
         program=ProgramSettings(framework="null", script=script or None),
-        effort=Effort(steps=2, seconds=0.0, windows=2, warmup_seconds=0.0),
+        budget=Budget(steps=2, seconds=0.0, windows=2, warmup_seconds=0.0),
     )
 
 

@@ -48,7 +48,7 @@ def predict(
             "may be repeated.",
         ),
     ] = None,
-    exchange: Annotated[
+    sync: Annotated[
         str,
         typer.Option(
             help="all-reduce, all-reduce-16, parameter-server, parameter-server-cpu, "
@@ -87,7 +87,7 @@ def predict(
         regime,
         measured or (),
         known,
-        exchange,
+        sync,
         what_if or (),
     )
     show(plain, as_json, drawn)

@@ -32,9 +32,7 @@ def train(
     precision: Annotated[
         str | None, typer.Option(help="fp32 (usual), tf32, bf16, fp16 or fp64.")
     ] = None,
-    exchange: Annotated[
-        str | None, typer.Option(help="How devices come to the same weights.")
-    ] = None,
+    sync: Annotated[str | None, typer.Option(help="How devices come to the same weights.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of weights, order and dropout.")] = 0,
     target_accuracy: Annotated[
         float | None, typer.Option(help="Top-1 at which it is done, 0 to 1.")

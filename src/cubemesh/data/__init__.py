@@ -21,7 +21,7 @@ from cubemesh.data.text import parallel_text, sequences
 from cubemesh.data.text.sequences import Sequences, takes_tokens
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.networks.graph import Network
-from cubemesh.schema.spec import DataOn
+from cubemesh.schema.spec import DataLocation
 from cubemesh.units import format_count
 
 __all__ = [
@@ -161,14 +161,14 @@ def entry(name: str) -> SourceEntry:
 
 
 def input_threads(
-    name: str, asked: int | None, usable_cores: float, decode_on: DataOn = "host"
+    name: str, asked: int | None, usable_cores: float, decode_location: DataLocation = "host"
 ) -> int:
     """Threads that make minibatches of `name` ahead of the step: as many as were asked for, or one
     for each core where making them takes long; where a device decodes, a few."""
     if asked is not None:
         return asked
     cores = max(1, int(usable_cores))
-    if decode_on == "device":
+    if decode_location == "device":
         cores = min(cores, READERS)
     return cores if entry(name).is_slow else 0
 

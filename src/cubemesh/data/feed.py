@@ -24,7 +24,7 @@ from cubemesh.data.pipeline import Batches, Wanted, batches
 from cubemesh.data.source import Epoch, HasEpochs, Source
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.api.framework import Decodes, Program
-from cubemesh.schema.spec import DataOn
+from cubemesh.schema.spec import DataLocation
 from cubemesh.units import format_count
 
 
@@ -140,14 +140,14 @@ def in_order(source: Source, batch: int, threads: int = 0) -> Batches:
     return batches(plan, source, min(batch, source.samples), threads)
 
 
-def placed_batches(program: Program, feed: Feed, data_on: DataOn) -> Iterator[Any]:
+def placed_batches(program: Program, feed: Feed, data_location: DataLocation) -> Iterator[Any]:
     """Endless batches on the program's device.
 
     `host`: each is made on the host and copied when it is asked for, inside the step that is
     timed. `device`: the first is copied once and given out again and again, so that a step pays
     for computing alone.
     """
-    if data_on == "device":
+    if data_location == "device":
         placed = program.place(next(feed))
         feed.close()
         return itertools.repeat(placed)

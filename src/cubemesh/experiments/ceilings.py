@@ -61,7 +61,7 @@ class Settings:
 
 def plan(settings: Settings, context: Context) -> Plan:
     """Every operation once; copies between host and device only where there is a GPU."""
-    effort = replace(context.effort, seconds=SECONDS[context.scale], repeats=1)
+    budget = replace(context.budget, seconds=SECONDS[context.scale], repeats=1)
     works = [Ceiling(operation="copy")]
     if context.has_gpu:
         works += [
@@ -70,17 +70,17 @@ def plan(settings: Settings, context: Context) -> Plan:
             for pinned in (True, False)
         ]
     specs = [
-        RunSpec(work=Ceiling(), program=ProgramSettings(precision=precision), effort=effort)
+        RunSpec(work=Ceiling(), program=ProgramSettings(precision=precision), budget=budget)
         for precision in dict.fromkeys(settings.precisions)
     ]
-    specs += [RunSpec(work=work, effort=effort) for work in works]
+    specs += [RunSpec(work=work, budget=budget) for work in works]
     if settings.folder is not None:
         specs.append(
             RunSpec(
                 work=Ceiling(operation="disk_read", folder=settings.folder),
                 placement=Placement(device="cpu"),
                 program=ProgramSettings(framework="null"),
-                effort=effort,
+                budget=budget,
             )
         )
     yield specs

@@ -24,7 +24,7 @@ from cubemesh.frameworks import FRAMEWORKS, entry
 from cubemesh.schema import (
     Answer,
     Axis,
-    Effort,
+    Budget,
     Figure,
     Finding,
     Forward,
@@ -66,7 +66,7 @@ def plan(settings: Settings, context: Context) -> Plan:
     """Forward passes, then training steps, of each network with each framework."""
     batch = settings.batch_per_device or reduction.batch(BATCH, context)
     networks = settings.networks or (QUICK_NETWORKS if _quick(context) else NETWORKS)
-    effort = _effort(settings, context)
+    budget = _effort(settings, context)
     yield [
         RunSpec(
             work=kind(
@@ -75,7 +75,7 @@ def plan(settings: Settings, context: Context) -> Plan:
                 image_size=reduction.image_size(network, context),
             ),
             program=ProgramSettings(framework=framework, layout=entry(framework).layout),
-            effort=effort,
+            budget=budget,
         )
         for network in dict.fromkeys(networks)
         for framework in dict.fromkeys(settings.frameworks or known())
@@ -92,12 +92,12 @@ def _quick(context: Context) -> bool:
     return context.scale is Scale.QUICK
 
 
-def _effort(settings: Settings, context: Context) -> Effort:
+def _effort(settings: Settings, context: Context) -> Budget:
     """As many windows as an interval needs, and no more than there are runs beyond that."""
     runs = settings.runs
     if runs is None:
         runs = REDUCED_RUNS if reduction.is_reduced(context) or _quick(context) else RUNS
-    usual = context.effort
+    usual = context.budget
     windows = min(usual.windows, max(FEWEST_FOR_INTERVAL, runs))
     return replace(usual, steps=runs, windows=windows)
 

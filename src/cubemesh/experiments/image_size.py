@@ -21,7 +21,7 @@ from cubemesh.experiments.minibatch.input_starvation import (
     SPEED_COLUMNS,
     UTILISATION_NOTE,
     Fed,
-    data_on,
+    data_location,
     programs,
     speed_cells,
     starving,
@@ -64,7 +64,7 @@ class Settings:
     batches: tuple[int, ...] = ()
     """Minibatches; none given is the document's 16 to 256, as far as this machine can in reasonable
     time."""
-    data_on: Fed = "host"
+    data_location: Fed = "host"
     """Where the data lie: on the host (every batch is copied, as document 001 did), on the device,
     or both, side by side."""
 
@@ -87,9 +87,9 @@ def plan(settings: Settings, context: Context) -> Plan:
                         network=settings.network, batch_per_device=batch, image_size=size
                     ),
                     program=program,
-                    effort=context.effort,
+                    budget=context.budget,
                 )
-                for program in programs(settings.data_on)
+                for program in programs(settings.data_location)
             ]
 
 
@@ -126,7 +126,7 @@ def _key(record: RunRecord) -> Key:
     work = record.spec.work
     assert isinstance(work, NetworkWork)
     size = entry(work.network).image_size if work.image_size is None else work.image_size
-    return size, work.batch_per_device, data_on(record)
+    return size, work.batch_per_device, data_location(record)
 
 
 def _curves(groups: list[Group[Key]]) -> dict[tuple[int, str], list[Group[Key]]]:

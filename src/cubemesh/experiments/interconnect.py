@@ -97,18 +97,16 @@ class Settings(ScalingSettings):
 def plan(settings: Settings, context: Context) -> Plan:
     """Each network over each link."""
     devices = device_counts(settings, context)[-1]
-    framework, exchange = settings.frameworks[0], settings.exchanges[0]
+    framework, sync = settings.frameworks[0], settings.exchanges[0]
     where = placement(settings, devices, context)
-    apart = settings.attribution and entry(framework).profiles and exchange in STAMPED
+    apart = settings.attribution and entry(framework).profiles and sync in STAMPED
     links = settings.links or (("auto",) if on_cpu(settings, context) else GPU_LINKS)
     yield [
         RunSpec(
             work=TrainSteps(network=want.network, batch_per_device=want.batch, hidden=want.hidden),
             placement=replace(where, link=link),
-            program=ProgramSettings(
-                framework=framework, layout=entry(framework).layout, exchange=exchange
-            ),
-            effort=replace(context.effort, attribution=apart),
+            program=ProgramSettings(framework=framework, layout=entry(framework).layout, sync=sync),
+            budget=replace(context.budget, attribution=apart),
         )
         for want in wanted(settings, context)
         for link in dict.fromkeys(links)

@@ -24,7 +24,7 @@ from cubemesh.experiments.minibatch.input_starvation import (
     SPEED_COLUMNS,
     UTILISATION_NOTE,
     Fed,
-    data_on,
+    data_location,
     programs,
     speed_cells,
     starving,
@@ -70,7 +70,7 @@ class Settings:
     """Side of the images in pixels; none given is the document's 224, on a CPU a third of it."""
     batch_per_device: int | None = None
     """The minibatch; none given is the document's 32, on a CPU an eighth of it."""
-    data_on: Fed = "host"
+    data_location: Fed = "host"
     """Where the data lie: on the host (every batch is copied, as document 001 did), on the device,
     or both, side by side."""
     ceiling: bool = True
@@ -80,12 +80,12 @@ class Settings:
 def plan(settings: Settings, context: Context) -> Plan:
     """One run a network, two where the data lie on the host and on the device."""
     batch = settings.batch_per_device or reduction.batch(BATCH, context)
-    effort = replace(
-        context.effort,
-        steps=STEPS if context.scale is Scale.FULL else context.effort.steps,
+    budget = replace(
+        context.budget,
+        steps=STEPS if context.scale is Scale.FULL else context.budget.steps,
         seconds=SECONDS[context.scale],
     )
-    first = ceilings(ProgramSettings(), context.effort) if settings.ceiling else []
+    first = ceilings(ProgramSettings(), context.budget) if settings.ceiling else []
     yield first + [
         RunSpec(
             work=TrainSteps(
@@ -94,10 +94,10 @@ def plan(settings: Settings, context: Context) -> Plan:
                 image_size=settings.image_size or reduction.image_size(network, context, SIDE),
             ),
             program=program,
-            effort=effort,
+            budget=budget,
         )
         for network in dict.fromkeys(settings.networks)
-        for program in programs(settings.data_on)
+        for program in programs(settings.data_location)
     ]
 
 
@@ -135,7 +135,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
 
 def _key(record: RunRecord) -> Key:
     assert isinstance(record.spec.work, NetworkWork)
-    return record.spec.work.network, data_on(record)
+    return record.spec.work.network, data_location(record)
 
 
 def _findings(groups: list[Group[Key]]) -> Iterator[Finding]:

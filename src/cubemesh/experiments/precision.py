@@ -60,7 +60,7 @@ def plan(settings: Settings, context: Context) -> Plan:
     programs = [ProgramSettings(precision=p) for p in dict.fromkeys(settings.precisions)]
     batch = settings.batch_per_device or reduction.batch(BATCH, context)
     ceilings = [
-        RunSpec(work=Ceiling(), program=program, effort=context.effort)
+        RunSpec(work=Ceiling(), program=program, budget=context.budget)
         for program in programs
         if settings.ceiling
     ]
@@ -74,7 +74,7 @@ def plan(settings: Settings, context: Context) -> Plan:
                     image_size=reduction.image_size(network, context),
                 ),
                 program=program,
-                effort=context.effort,
+                budget=context.budget,
             )
             for network in dict.fromkeys(settings.networks)
             for program in programs

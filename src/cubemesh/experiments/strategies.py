@@ -40,7 +40,7 @@ from cubemesh.schema import Answer, Cell, Column, Figure, Finding, RunRecord, Ta
 
 USUAL = "all-reduce"
 """What the others are held against."""
-EXCHANGES = (
+STRATEGIES = (
     *(USUAL, "all-reduce-16", "parameter-server", "local-sgd"),
     *("asynchronous", "asynchronous-aware"),
 )
@@ -52,7 +52,7 @@ SMALL = (Wanted("little-cnn", 64),)
 class Settings(ScalingSettings):
     """What can be set in `strategies` besides the fields of its specs."""
 
-    exchanges: tuple[str, ...] = EXCHANGES
+    exchanges: tuple[str, ...] = STRATEGIES
     """Exchanges to hold against one another; `model-parallel` is there for networks that are a
     chain of segments."""
     devices: tuple[int, ...] = ()
@@ -160,10 +160,10 @@ def _waits(where: str, ran: Sequence[Measured]) -> Iterator[Finding]:
             told.append((sum(shares), group, shares))
     if not told:
         return
-    total, group, (exchange, straggler) = max(told, key=lambda t: t[0])
+    total, group, (sync, straggler) = max(told, key=lambda t: t[0])
     yield Finding(
         text=f"{where}: a step waits longest under {group.key[1]}, {100 * total:.1f} % of its "
-        f"time: {100 * exchange:.1f} % for the exchange and {100 * straggler:.1f} % for the "
+        f"time: {100 * sync:.1f} % for the exchange and {100 * straggler:.1f} % for the "
         "slowest rank.",
         doubts=doubts(group),
     )
@@ -189,7 +189,7 @@ def _table(shown: Shown) -> Table:
     columns = (
         Column(name="network, minibatch"),
         Column(name="devices"),
-        Column(name="exchange"),
+        Column(name="sync"),
         Column(name="samples/s"),
         Column(name=f"of {USUAL}", unit="x"),
         Column(name="efficiency", unit="%"),
@@ -205,9 +205,9 @@ def _table(shown: Shown) -> Table:
 
 
 def _row(shown: Shown, scaled: Scaled, group: Measured) -> tuple[Cell, ...]:
-    devices, exchange = group.key
-    alone = exchange == ALONE
-    name = exchange if not alone else "–" if devices == 1 else "each alone"
+    devices, sync = group.key
+    alone = sync == ALONE
+    name = sync if not alone else "–" if devices == 1 else "each alone"
     head = (Cell(text=shown.name(scaled)), Cell(value=devices), Cell(text=name))
     figure = group.throughput
     if figure is None:

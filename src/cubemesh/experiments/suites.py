@@ -53,8 +53,8 @@ SUITES: dict[str, Suite] = {
         asks=(
             Ask(experiment="ceilings"),
             Ask(experiment="collectives"),
-            Ask(experiment="minibatch", settings={"data_on": "both"}),
-            Ask(experiment="model-size", settings={"data_on": "both"}),
+            Ask(experiment="minibatch", settings={"data_location": "both"}),
+            Ask(experiment="model-size", settings={"data_location": "both"}),
             Ask(experiment="precision"),
             Ask(experiment="frameworks"),
             Ask(experiment="time-breakdown"),
@@ -93,10 +93,10 @@ SUITES: dict[str, Suite] = {
         summary="document 001: figures 1 to 6, of one device and of several, and its claims",
         document="001",
         asks=(
-            Ask(experiment="minibatch", settings={"data_on": "both"}, place="001 figure 1"),
+            Ask(experiment="minibatch", settings={"data_location": "both"}, place="001 figure 1"),
             Ask(experiment="batch-accuracy", place="001 figure 1"),
-            Ask(experiment="image-size", settings={"data_on": "both"}, place="001 figure 2"),
-            Ask(experiment="model-size", settings={"data_on": "both"}, place="001 figure 3"),
+            Ask(experiment="image-size", settings={"data_location": "both"}, place="001 figure 2"),
+            Ask(experiment="model-size", settings={"data_location": "both"}, place="001 figure 3"),
             Ask(
                 experiment="weak-scaling",
                 settings={"networks": "little-cnn,resnet-50,vgg16"},

@@ -93,8 +93,8 @@ def plan(settings: Settings, context: Context) -> Plan:
                 target_accuracy=target,
             ),
             placement=placement(settings, devices, context),
-            program=ProgramSettings(exchange="all-reduce" if devices > 1 else "none"),
-            effort=context.effort,
+            program=ProgramSettings(sync="all-reduce" if devices > 1 else "none"),
+            budget=context.budget,
         )
         for devices in _ranks(settings, context)
     ]

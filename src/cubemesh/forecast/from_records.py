@@ -84,7 +84,7 @@ def _rate(record: RunRecord, network: str, question: Question) -> tuple[int, flo
         "input": (_inputs(networks.build_for(work)), _inputs(question.network)),
     }
     if devices > 1:
-        wanted["exchange"] = (record.spec.program.exchange, question.exchange)
+        wanted["sync"] = (record.spec.program.sync, question.sync)
     _check(where, wanted | _device_of(record, question))
     return devices, rate
 

@@ -32,7 +32,7 @@ from cubemesh.forecast.communication import Library, collective
 from cubemesh.forecast.fabric import Fabric
 from cubemesh.forecast.passes import Passes
 
-Exchange = Literal[
+GradientSync = Literal[
     "all-reduce",
     "all-reduce-16",
     "parameter-server",
@@ -41,7 +41,7 @@ Exchange = Literal[
     "asynchronous",
     "local-sgd",
 ]
-EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
+STRATEGIES: tuple[GradientSync, ...] = get_args(GradientSync)
 
 Timed = tuple[float, str]
 """(seconds, what bounds them)."""
@@ -64,12 +64,12 @@ class Exchanged:
 
 
 def exchanged(
-    kind: Exchange, on: Fabric, own: Passes, known: Calibration, library: Library
+    kind: GradientSync, on: Fabric, own: Passes, known: Calibration, library: Library
 ) -> Exchanged:
     """The exchange of a step whose passes are `own`; nothing on one device. UsageError for an
     exchange that there is not."""
-    if kind not in EXCHANGES:
-        raise unknown_name("exchange", kind, EXCHANGES)
+    if kind not in STRATEGIES:
+        raise unknown_name("sync", kind, STRATEGIES)
     if on.devices == 1:
         return Exchanged()
     ways = _Ways(on, known, library)
@@ -103,7 +103,9 @@ class _Ways:
         found = collective(self.on, operation, size, self.known, self.library)  # type: ignore[arg-type]
         return found.seconds, found.limit
 
-    def around(self, kind: Exchange) -> tuple[Callable[[float], Timed], Callable[[float], Timed]]:
+    def around(
+        self, kind: GradientSync
+    ) -> tuple[Callable[[float], Timed], Callable[[float], Timed]]:
         """What takes how long with each bucket before the update, and with all after it."""
 
         def run(operation: str) -> Callable[[float], Timed]:
@@ -148,7 +150,9 @@ class _Ways:
         return rate * self.known["tcp_efficiency"] if ethernet else rate
 
 
-def _copied(ways: _Ways, own: Passes, known: Calibration, size: float, kind: Exchange) -> Exchanged:
+def _copied(
+    ways: _Ways, own: Passes, known: Calibration, size: float, kind: GradientSync
+) -> Exchanged:
     """Copies beside backward, and of the new weights beside the next forward pass."""
     devices = ways.on.devices
     part = (devices - 1) / devices if kind == "parameter-server-spread" else 1.0

@@ -9,7 +9,7 @@ from typing import Literal
 from cubemesh.errors import UsageError
 from cubemesh.forecast.calibration import Calibration
 from cubemesh.forecast.communication import Library
-from cubemesh.forecast.gradient_sync import Exchange
+from cubemesh.forecast.gradient_sync import GradientSync
 from cubemesh.machines.catalogue.system import System
 from cubemesh.networks.graph import Network
 from cubemesh.schema.spec import Precision
@@ -64,7 +64,7 @@ class Question:
     """Of each device in weak scaling; in strong scaling of one device that has it all."""
     precision: Precision = "fp32"
     regime: Regime = "weak"
-    exchange: Exchange = "all-reduce"
+    sync: GradientSync = "all-reduce"
     peer_access: bool = True
     """Whether GPUs of a system reach one another's memory; else the host's memory is between."""
 

@@ -206,7 +206,7 @@ class _Model:
         hand."""
         known = self.known
         own = own or self.passes(devices)
-        found = found or self.exchange(devices, own)
+        found = found or self.sync(devices, own)
         more = known["overhead_scale"]
         alone = stall_s(own, self.launch_s)
         several = known["launch_several"] if devices > 1 else 1.0
@@ -221,10 +221,10 @@ class _Model:
             "waiting": self._spread(devices) * found.together * own.step_s * more,
         }
 
-    def exchange(self, devices: int, own: Passes | None = None) -> Exchanged:
+    def sync(self, devices: int, own: Passes | None = None) -> Exchanged:
         """What so many devices exchange."""
         return exchanged(
-            self.asked.exchange,
+            self.asked.sync,
             self.fabric(devices),
             own or self.passes(devices),
             self.known,
@@ -256,7 +256,7 @@ class _Model:
     def point(self, devices: int) -> Point:
         """The forecast for so many devices."""
         own = self.passes(devices)
-        found = self.exchange(devices, own)
+        found = self.sync(devices, own)
         parts = self.parts(devices, own, found)
         rate = devices * self.asked.batch(devices) / sum(parts.values())
         if self.alone is None:

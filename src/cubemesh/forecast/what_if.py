@@ -13,7 +13,7 @@ from typing import get_args
 
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.forecast.calibration import Calibration
-from cubemesh.forecast.gradient_sync import EXCHANGES
+from cubemesh.forecast.gradient_sync import STRATEGIES
 from cubemesh.forecast.request import Question
 from cubemesh.machines.catalogue import datasheets
 from cubemesh.machines.catalogue.system import Cluster
@@ -208,9 +208,9 @@ def _ports(question: Question, text: str) -> Question:
 
 
 def _exchange(question: Question, name: str) -> Question:
-    if name not in EXCHANGES:
-        raise unknown_name("exchange", name, EXCHANGES)
-    return replace(question, exchange=name)
+    if name not in STRATEGIES:
+        raise unknown_name("sync", name, STRATEGIES)
+    return replace(question, sync=name)
 
 
 def _precision(question: Question, name: str) -> Question:
@@ -251,9 +251,9 @@ KEYS: dict[str, Key] = {
         means="from system to system", values="a number: 1.5", question=_latency_us
     ),
     "ports": Key(means="network ports of a system", values="a number: 8", question=_ports),
-    "exchange": Key(
+    "sync": Key(
         means="how weights are kept alike",
-        values=f"one of {', '.join(EXCHANGES)}",
+        values=f"one of {', '.join(STRATEGIES)}",
         question=_exchange,
     ),
     "precision": Key(

@@ -77,7 +77,7 @@ def wide_interval(wanted: float, reached: float | None, spent_s: float) -> Warni
     return warn(
         "wide-interval",
         f"{seen}; interval={wanted:g} asked for ± {_percent(wanted)}.",
-        f"Set most_seconds={math.ceil(much_s)}, about what it takes at this rate, or stop other "
+        f"Set max_seconds={math.ceil(much_s)}, about what it takes at this rate, or stop other "
         "programs: they make windows differ.",
     )
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from statistics import fmean
 
-from cubemesh.frameworks.api.gradient_sync import Exchange
+from cubemesh.frameworks.api.gradient_sync import GradientSync
 from cubemesh.measure.telemetry.base import Log
 from cubemesh.parallel.asynchronous import Asynchronous, Updates
 from cubemesh.schema.record import Curve, Figure
@@ -31,14 +31,14 @@ UNIT = "versions"
 _METHOD = "version of the weights at the update less the one its gradient carried"
 
 
-def say(exchange: Exchange, log: Log) -> None:
+def say(sync: GradientSync, log: Log) -> None:
     """Tell the log what the server has counted; nothing on a rank that serves nobody."""
-    if not isinstance(exchange, Asynchronous) or not exchange.applied.times:
+    if not isinstance(sync, Asynchronous) or not sync.applied.times:
         return
-    for name, figure in figures(exchange.applied):
+    for name, figure in figures(sync.applied):
         log.figure(name, figure)
-    log.curve(histogram(exchange.applied))
-    first = exchange.applied.workers[:_FIRST]
+    log.curve(histogram(sync.applied))
+    first = sync.applied.workers[:_FIRST]
     log.curve(
         Curve(
             name=FIRST_UPDATES,
@@ -47,10 +47,10 @@ def say(exchange: Exchange, log: Log) -> None:
             y=tuple(map(float, first)),
         )
     )
-    times = tuple(exchange.applied.times)
+    times = tuple(sync.applied.times)
     for name, values in (
-        (ORDER, exchange.applied.workers),
-        (STALENESS, exchange.applied.staleness),
+        (ORDER, sync.applied.workers),
+        (STALENESS, sync.applied.staleness),
     ):
         log.series(Series(name=name, times_s=times, values=tuple(map(float, values))))
 

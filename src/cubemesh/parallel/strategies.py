@@ -13,7 +13,7 @@
 | `asynchronous-aware` | the same; the staler a gradient, the smaller its update (asynchronous.py) |
 | `model-parallel` | no gradient: each rank has a part of the network (model_parallel.py) |
 
-An exchange is told of each bucket as it becomes ready and waits in `finish`; see `Exchange` in
+An exchange is told of each bucket as it becomes ready and waits in `finish`; see `GradientSync` in
 frameworks/api/gradient_sync.py.
 """
 
@@ -29,7 +29,7 @@ from cubemesh.frameworks.api.gradient_sync import (
     Bucket,
     Copies,
     CopiesBetween,
-    Exchange,
+    GradientSync,
     Group,
     Pending,
 )
@@ -191,7 +191,7 @@ SAME_WEIGHTS = frozenset(
 ROUNDED = frozenset({"all-reduce-16", "all-reduce-copied-16"})
 """The exchanges that round what they send to 16 bits."""
 
-EXCHANGES: dict[str, Callable[[Group], Exchange]] = {
+STRATEGIES: dict[str, Callable[[Group], GradientSync]] = {
     "none": lambda group: NoExchange(),
     "all-reduce": AllReduce,
     "all-reduce-16": lambda group: AllReduce(group, narrow=True),
@@ -215,8 +215,8 @@ ONE_REPLICA = frozenset({"model-parallel"})
 
 def check(name: str) -> None:
     """UsageError naming the nearest exchange when there is none called `name`."""
-    if name not in EXCHANGES:
-        raise unknown_name("exchange", name, EXCHANGES)
+    if name not in STRATEGIES:
+        raise unknown_name("sync", name, STRATEGIES)
 
 
 def same_steps(one: str, other: str) -> bool:
@@ -226,14 +226,14 @@ def same_steps(one: str, other: str) -> bool:
     return one == other
 
 
-def make(name: str, group: Group | None = None, bucket_bytes: int | None = None) -> Exchange:
+def make(name: str, group: Group | None = None, bucket_bytes: int | None = None) -> GradientSync:
     """The exchange called `name` between the ranks of `group` (None: one rank alone), with buckets
     of about `bucket_bytes` where it has any (None: as large as it makes them by itself)."""
     check(name)
-    exchange = EXCHANGES[name](group or Alone())
-    if bucket_bytes is not None and exchange.bucket_bytes is not None:
-        exchange.bucket_bytes = bucket_bytes
-    return exchange
+    sync = STRATEGIES[name](group or Alone())
+    if bucket_bytes is not None and sync.bucket_bytes is not None:
+        sync.bucket_bytes = bucket_bytes
+    return sync
 
 
 def _wait_but_last(under_way: list[Pending]) -> list[Pending]:

@@ -126,7 +126,7 @@ def assemble(
 
 def _figures(spec: RunSpec, windows: Sequence[Window], wall_s: float) -> dict[str, Figure]:
     """The figures of the measured windows, as far as they mean something for this work."""
-    if spec.placement.devices > 1 and spec.program.exchange in SIDE_BY_SIDE:
+    if spec.placement.devices > 1 and spec.program.sync in SIDE_BY_SIDE:
         measured = alongside(windows)
     else:
         measured = together([w for w in windows if w.phase == "measure"])

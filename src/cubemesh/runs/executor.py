@@ -125,7 +125,7 @@ class Executor:
         self._observer.plan(specs)
         try:
             for spec in specs:
-                for repeat in range(spec.effort.repeats):
+                for repeat in range(spec.budget.repeats):
                     yield self._record(spec, self.key(spec, repeat))
         except BaseException:  # Ctrl-C above all: no worker may go on measuring for nobody
             self.close()
@@ -259,7 +259,7 @@ class Executor:
                 server = self._servers[framework] = Forkserver(
                     framework, own_folder, None if other is None else other.python
                 )
-            server.start(min(max(START_S, spec.effort.time_limit_s), MOST_START_S))
+            server.start(min(max(START_S, spec.budget.time_limit_s), MOST_START_S))
         except ServerDied as death:
             ending = Ending(
                 exit_code=death.exit_code,

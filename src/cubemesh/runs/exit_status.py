@@ -3,7 +3,7 @@
 | seen | outcome |
 |---|---|
 | the runner ended it at the time limit | timed_out, with where every thread stood |
-| a rank gave no sign of life for `silent_s`, and the runner ended it | timed_out, the same |
+| a rank sent no heartbeat for `heartbeat_timeout_s`, and the runner ended it | timed_out, the same |
 | SIGKILL, and the kernel's count of out-of-memory kills has risen | oom |
 | it aborted, and the C++ runtime's last words are `std::bad_alloc` | oom |
 | SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS: its own doing | crashed |
@@ -84,7 +84,7 @@ def judge(ending: Ending) -> Outcome:
     if ending.exit_code >= 0:
         facts["exit_code"] = ending.exit_code
     elif ending.silent:
-        facts["silent_s"] = max(ending.silent.values())
+        facts["heartbeat_timeout_s"] = max(ending.silent.values())
     elif ending.time_limit_s is None:  # else the signal was the runner's own
         facts["signal"] = signal_name(-ending.exit_code)
     status, message = _status(ending, _where(ending, stacks))

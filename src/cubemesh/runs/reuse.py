@@ -30,9 +30,9 @@ def still_true(record: RunRecord, machine: Machine, installed: Callable[[str], b
     if status is Status.NOT_INSTALLED:
         # A framework on PYTHONPATH alone has no version: installing it leaves the key as it was.
         return not installed(spec.program.framework)
-    if spec.keeping.checkpoints is not None or spec.keeping.tensorboard is not None:
+    if spec.checkpointing.checkpoints is not None or spec.checkpointing.tensorboard is not None:
         return record.ok and _is_left(record)
-    if status is Status.OOM and spec.effort.memory_limit_bytes is None:
+    if status is Status.OOM and spec.budget.memory_limit_bytes is None:
         return _is_too_small(machine, record)
     return True
 
@@ -48,12 +48,12 @@ def _is_too_small(machine: Machine, record: RunRecord) -> bool:
 def _is_left(record: RunRecord) -> bool:
     """Whether the folders hold what a training left behind: its last checkpoint, as the newest, and
     event files. That is what it was run for, and a folder may be refused today and not tomorrow."""
-    keeping = record.spec.keeping
-    if keeping.checkpoints is not None:
-        steps = steps_in(Path(keeping.checkpoints), len(record.ranks))
+    checkpointing = record.spec.checkpointing
+    if checkpointing.checkpoints is not None:
+        steps = steps_in(Path(checkpointing.checkpoints), len(record.ranks))
         if not steps or steps[-1] != _last_step(record):
             return False
-    return keeping.tensorboard is None or bool(event_files(Path(keeping.tensorboard)))
+    return checkpointing.tensorboard is None or bool(event_files(Path(checkpointing.tensorboard)))
 
 
 def _last_step(record: RunRecord) -> int:

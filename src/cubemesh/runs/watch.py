@@ -3,7 +3,7 @@
 origin ── server forks ── events …… ── the worker ends        → how it ended
                               ├─ time limit passes ── SIGUSR1: every rank writes its stacks
                               │                    ── a moment later SIGKILL
-                              └─ a rank says nothing for `silent_s`: the same
+                              └─ a rank says nothing for `heartbeat_timeout_s`: the same
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def watch(server: Forkserver, job: Job, observer: Observer) -> tuple[list[dict[s
         pid = server.run(job.write())
         exit_code = None
         while exit_code is None:
-            left_s = job.origin + job.spec.effort.time_limit_s - time.perf_counter()
-            silent = silent or watcher.silent(job.spec.effort.silent_s)
+            left_s = job.origin + job.spec.budget.time_limit_s - time.perf_counter()
+            silent = silent or watcher.silent(job.spec.budget.heartbeat_timeout_s)
             if ended is None and (left_s <= 0 or silent):
-                limit_s = None if silent else job.spec.effort.time_limit_s
+                limit_s = None if silent else job.spec.budget.time_limit_s
                 stacks = _ask_for_stacks(server, pid, job)
                 server.signal(pid, signal.SIGKILL)
                 ended = time.perf_counter()

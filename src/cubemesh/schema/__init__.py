@@ -6,8 +6,8 @@ library, so a worker in any Python environment can use it.
 """
 
 from cubemesh.schema.answer import Answer, Axis, Cell, Chart, Column, Finding, Line, Point, Table
-from cubemesh.schema.budget import Effort
-from cubemesh.schema.checkpoint_settings import Keeping
+from cubemesh.schema.budget import Budget
+from cubemesh.schema.checkpoint_settings import CheckpointSettings
 from cubemesh.schema.collective import Collective, SweepPoint
 from cubemesh.schema.cost import Cost
 from cubemesh.schema.experiment_run import Question, new_question_id
@@ -64,17 +64,18 @@ __all__ = [
     "Answer",
     "Axis",
     "Breakdown",
+    "Budget",
     "Cache",
     "Ceiling",
     "Cell",
     "Chart",
+    "CheckpointSettings",
     "Claim",
     "Collective",
     "Column",
     "Cost",
     "Cpu",
     "Curve",
-    "Effort",
     "Environment",
     "Figure",
     "Finding",
@@ -83,7 +84,6 @@ __all__ = [
     "Gpu",
     "GpuLink",
     "Input",
-    "Keeping",
     "Line",
     "Machine",
     "Memory",

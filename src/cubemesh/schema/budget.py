@@ -20,7 +20,7 @@ def at_least(owner: object, low: float, *names: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Effort:
+class Budget:
     """How long a run is watched, and the limits it runs under."""
 
     steps: int = 20
@@ -34,14 +34,14 @@ class Effort:
     repeats: int = 1
     """Fresh processes that measure the same spec."""
     time_limit_s: float = 900.0
-    silent_s: float = 30.0
+    heartbeat_timeout_s: float = 30.0
     """A rank of several, or a training, that gives no sign of life for so long is given up."""
     memory_limit_bytes: int | None = None
     """Memory the worker may use; None is what the machine has free."""
     interval: float | None = None
     """Half of the 95 % interval that is wanted, as a share of the figure: 0.01 measures on until it
     is ± 1 %; None measures no longer than the rest asks for."""
-    most_seconds: float = 60.0
+    max_seconds: float = 60.0
     """Measured seconds at which that is given up."""
     instances: int = 4
     """Programs that are built of each side where two alternate."""
@@ -53,24 +53,26 @@ class Effort:
     brings the attribution with it."""
 
     @property
-    def unlimited(self) -> Effort:
+    def unlimited(self) -> Budget:
         """The same with the usual limits of time: they decide when a run is given up, and change
         nothing of one that came to its end."""
-        usual = Effort()
-        return replace(self, time_limit_s=usual.time_limit_s, silent_s=usual.silent_s)
+        usual = Budget()
+        return replace(
+            self, time_limit_s=usual.time_limit_s, heartbeat_timeout_s=usual.heartbeat_timeout_s
+        )
 
     def __post_init__(self) -> None:
         at_least(self, 1, "steps", "windows", "repeats", "memory_limit_bytes", "instances")
-        at_least(self, 0, "seconds", "warmup_seconds", "most_seconds")
+        at_least(self, 0, "seconds", "warmup_seconds", "max_seconds")
         if self.interval is not None and not self.interval > 0:
             raise UsageError(
                 f"interval={self.interval} must be more than 0: it is half of the 95 % interval as "
                 "a share of the figure. interval=0.01 measures until it is ± 1 %."
             )
-        if not self.silent_s >= LEAST_SILENT_S:
+        if not self.heartbeat_timeout_s >= LEAST_SILENT_S:
             raise UsageError(
-                f"silent_s={self.silent_s:g} is too short: ranks show a sign of life every "
-                f"second, so it must be {LEAST_SILENT_S:g} or more."
+                f"heartbeat_timeout_s={self.heartbeat_timeout_s:g} is too short: ranks send a "
+                f"heartbeat every second, so it must be {LEAST_SILENT_S:g} or more."
             )
         if not self.time_limit_s > 0:
             raise UsageError(f"time_limit_s={self.time_limit_s} must be more than 0.")

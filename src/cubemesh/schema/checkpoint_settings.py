@@ -10,7 +10,7 @@ from cubemesh.schema.budget import at_least
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keeping:
+class CheckpointSettings:
     """Checkpoints and event files of a training, in folders that stay."""
 
     checkpoints: str | None = None

@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from cubemesh.schema.budget import Effort, at_least
-from cubemesh.schema.checkpoint_settings import Keeping
+from cubemesh.schema.budget import Budget, at_least
+from cubemesh.schema.checkpoint_settings import CheckpointSettings
 from cubemesh.schema.hosts import check_hosts
 from cubemesh.schema.precision_checks import check_loss_scale, check_precision_of
 from cubemesh.schema.serialization import digest
@@ -26,7 +26,7 @@ from cubemesh.schema.work import Work
 Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 BatchNormOver = Literal["device", "global"]
 Layout = Literal["nchw", "nhwc"]
-DataOn = Literal["host", "device"]
+DataLocation = Literal["host", "device"]
 LossScale = Literal["dynamic"] | float
 CompileBy = Literal["network", "segment"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -51,7 +51,7 @@ class Placement:
     """What ranks exchange over: `auto` is what the library takes by itself, `shared-memory` the
     host's memory in place of one GPU reaching another's, `network` sockets or InfiniBand on one
     host too; anything else is a network interface of every host, by its name."""
-    share_cores: bool = False
+    oversubscribe: bool = False
     """Whether the devices of a CPU may share cores where there are too few: what they compute is
     the same then, and how fast says nothing."""
 
@@ -79,7 +79,7 @@ class ProgramSettings:
     """Of fp16: what the loss is multiplied by and the gradients are divided by, or `dynamic`; None
     is what the framework takes by itself."""
     layout: Layout = "nchw"
-    exchange: str = "none"
+    sync: str = "none"
     bucket_bytes: int | None = None
     """About how much travels together under an exchange that sends gradients in buckets; None is
     25 MiB."""
@@ -89,17 +89,17 @@ class ProgramSettings:
     deterministic: bool = False
     """Whether the same steps give the same values every time, and dropout is drawn for the global
     minibatch, so that values do not depend on the number of devices."""
-    data_on: DataOn = "host"
+    data_location: DataLocation = "host"
     """`host`: every batch is copied to the device, as document 001 did; `device`: one batch lies
     there already."""
     input_threads: int | None = None
     """Threads that make minibatches ahead of the step; 0 makes each one inside the step, None is 0
     for data that are ready in memory, one for each usable core for images to be decoded, and at
     most four for those that a device decodes."""
-    decode_on: DataOn = "host"
+    decode_location: DataLocation = "host"
     """Where images are decoded and cropped: on the `host`, by its processors, or on the `device`
     that trains on them; only for data that must be decoded."""
-    keep_decoded: bool = False
+    cache_decoded: bool = False
     """Whether images are decoded once, before anything is timed, and kept in memory, as many as
     fit 1 GiB; only for data that must be decoded."""
     stage_folder: str | None = None
@@ -140,10 +140,10 @@ class RunSpec:
     work: Work
     placement: Placement = field(default_factory=Placement)
     program: ProgramSettings = field(default_factory=ProgramSettings)
-    effort: Effort = field(default_factory=Effort)
+    budget: Budget = field(default_factory=Budget)
     against: Against | None = None
     """The program that alternates with this one in the same process; None where it runs alone."""
-    keeping: Keeping = field(default_factory=Keeping)
+    checkpointing: CheckpointSettings = field(default_factory=CheckpointSettings)
     """What a training leaves behind besides its record."""
     tuned: Tuned | None = None
     """The tuning that chose its settings; None where they were given."""
@@ -158,13 +158,13 @@ class RunSpec:
             work=other.work,
             placement=other.placement,
             program=other.program,
-            effort=self.effort,
+            budget=self.budget,
         )
 
     @property
     def spec_id(self) -> str:
         """Sixteen hexadecimal digits that stand for this very spec, whatever its limits of time."""
-        return digest(replace(self, effort=self.effort.unlimited))
+        return digest(replace(self, budget=self.budget.unlimited))
 
     @property
     def workload_id(self) -> str:

@@ -20,7 +20,7 @@ from cubemesh.schema import NetworkWork, RunRecord
 from cubemesh.schema.serialization import to_plain
 from cubemesh.store.store import Store
 
-PARTS = ("work", "placement", "program", "effort")
+PARTS = ("work", "placement", "program", "budget")
 _KEYS: dict[str, Callable[[RunRecord], str]] = {
     "machine": lambda r: r.key.machine_id,
     "software": lambda r: r.key.software_id,

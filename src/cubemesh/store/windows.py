@@ -9,6 +9,6 @@ from cubemesh.schema import RunRecord, Window
 
 def run_windows(record: RunRecord) -> list[Window]:
     """The measured windows, the samples of all ranks in each."""
-    if record.spec.placement.devices > 1 and record.spec.program.exchange in SIDE_BY_SIDE:
+    if record.spec.placement.devices > 1 and record.spec.program.sync in SIDE_BY_SIDE:
         return alongside(record.windows)
     return together(record.measured)

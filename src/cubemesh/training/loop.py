@@ -29,7 +29,7 @@ from cubemesh.frameworks.api.training import Inspects, SetsRate, Snapshots
 from cubemesh.measure.telemetry.base import Log
 from cubemesh.measure.timing.timer import Stopwatch
 from cubemesh.schema.record import Figure, Window
-from cubemesh.schema.spec import DataOn
+from cubemesh.schema.spec import DataLocation
 from cubemesh.schema.work import Train
 from cubemesh.training import replica_check as sameness
 from cubemesh.training.evaluation import Scored, score_all
@@ -48,7 +48,7 @@ def train(
     validation_source: Source,
     work: Train,
     log: Log,
-    data_on: DataOn = "host",
+    data_location: DataLocation = "host",
     *,
     group: Group | None = None,
     devices: int | None = None,
@@ -69,12 +69,12 @@ def train(
     checkpoint and after an epoch.
 
     Diverged as soon as a loss that is read is not a finite number; ReplicasDiffer; Unsupported for
-    `data_on="device"`, and for what the program does not offer.
+    `data_location="device"`, and for what the program does not offer.
     """
-    if data_on == "device":
+    if data_location == "device":
         raise Unsupported(
             "Training over epochs feeds every sample, so its batches are copied from the host one "
-            "by one. Set data_on=host, or measure single steps with train_steps."
+            "by one. Set data_location=host, or measure single steps with train_steps."
         )
     group = group or Alone()
     training = _Training(

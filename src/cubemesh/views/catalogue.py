@@ -15,7 +15,7 @@ from rich.text import Text
 from cubemesh.experiments.registry import EXPERIMENTS, SUITES, entry
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.networks import NETWORKS, build, canonical_name, describe
-from cubemesh.schema import Cell, Column, Effort, Placement, ProgramSettings, Table
+from cubemesh.schema import Budget, Cell, Column, Placement, ProgramSettings, Table
 from cubemesh.units import format_count, format_quantity
 from cubemesh.views import terminal
 from cubemesh.views.fields import FieldWords, describe_fields
@@ -135,7 +135,7 @@ def experiment(name: str) -> Shown:
     found = entry(name)
     own = describe_fields(found.settings)
     fields: dict[str, FieldWords] = {}
-    for part in (*found.works, Placement, ProgramSettings, Effort):
+    for part in (*found.works, Placement, ProgramSettings, Budget):
         fields |= describe_fields(part)
     fields = {n: f for n, f in fields.items() if n not in own and n not in found.varies}
     table = Table(

@@ -177,8 +177,8 @@ def run_name(spec: RunSpec) -> str:
     parts += _arrangement(spec)
     program, usual = spec.program, ProgramSettings()
     parts += [
-        f"data on the {value}" if name == "data_on" else value
-        for name in ("framework", "precision", "layout", "data_on")
+        f"data on the {value}" if name == "data_location" else value
+        for name in ("framework", "precision", "layout", "data_location")
         if (value := getattr(program, name)) != getattr(usual, name)
     ]
     if spec.against is not None:
@@ -190,8 +190,8 @@ def _together(spec: RunSpec) -> list[str]:
     """How many devices a run has, and what they do together."""
     parts = [f"{spec.placement.devices} devices"]
     if isinstance(spec.work, Training):
-        alone = spec.program.exchange == "none"
-        parts.append("each for itself" if alone else spec.program.exchange)
+        alone = spec.program.sync == "none"
+        parts.append("each for itself" if alone else spec.program.sync)
         parts.append(f"global minibatch {spec.global_batch:,}")
     return parts
 

@@ -81,7 +81,7 @@ def spec_json(spec: RunSpec) -> dict[str, Any]:
         "batch_per_device": spec.batch_per_device,
         "devices": spec.placement.devices,
         "global_batch": spec.global_batch,
-        "exchange": spec.program.exchange,
+        "sync": spec.program.sync,
     }
 
 

@@ -19,7 +19,7 @@ from cubemesh.errors import DataError, UsageError, unknown_name
 from cubemesh.forecast.calibration import Calibration, defaults, read_sweeps
 from cubemesh.forecast.energy import BusyPower, busy_power, device_watts, sample_joules
 from cubemesh.forecast.from_records import told_by
-from cubemesh.forecast.gradient_sync import EXCHANGES
+from cubemesh.forecast.gradient_sync import STRATEGIES
 from cubemesh.forecast.request import Point, Question, Regime
 from cubemesh.forecast.step import predict
 from cubemesh.forecast.what_if import changed, read_changes
@@ -44,13 +44,13 @@ def predicted(
     regime: str,
     measured: Sequence[str],
     calibrate: Sequence[RunRecord | Path],
-    exchange: str = "all-reduce",
+    sync: str = "all-reduce",
     what_if: Sequence[str] = (),
 ) -> Shown:
     """The forecast for a network on a machine. `calibrate` are stored runs, and files of
     measured collectives. UsageError or DataError for what cannot be meant."""
-    if exchange not in EXCHANGES:
-        raise unknown_name("exchange", exchange, EXCHANGES)
+    if sync not in STRATEGIES:
+        raise unknown_name("sync", sync, STRATEGIES)
     changes = read_changes(what_if)
     if precision not in get_args(Precision):
         raise unknown_name("precision", precision, get_args(Precision), "", "precisions")
@@ -62,7 +62,7 @@ def predicted(
         batch_per_device=batch_per_device,
         precision=precision,  # type: ignore[arg-type]
         regime=regime,  # type: ignore[arg-type]
-        exchange=exchange,
+        sync=sync,
     )
     points, known, watts = _calibrated(calibrate, network, question)
     points |= _measured(measured)
@@ -81,7 +81,7 @@ def predicted(
         machine=question.system.name,
         precision=precision,
         regime=regime,
-        exchange=exchange,
+        sync=sync,
         what_if={change.key: change.value for change in changes},
         measured={str(n): rate for n, rate in points.items()},
         device_source=found.device_source,

@@ -51,7 +51,7 @@ def say(console: Console, said: Said) -> None:
         terminal.print_table(console, _before(said))
     title = (
         f"{said.network} on {question.system.name}, {question.precision}, {question.regime} "
-        f"scaling, {question.exchange}"
+        f"scaling, {question.sync}"
     )
     rows = tuple(_row(point, said.memory_bytes[point.devices]) for point in found.points)
     terminal.print_table(console, Table(title=title, columns=_COLUMNS, rows=rows))

@@ -88,7 +88,7 @@ class TerminalProgress:
 
     def plan(self, specs: Sequence[RunSpec]) -> None:
         """More runs are to come."""
-        self._planned += sum(spec.effort.repeats for spec in specs)
+        self._planned += sum(spec.budget.repeats for spec in specs)
         self._draw()
 
     def start(self, spec: RunSpec) -> None:

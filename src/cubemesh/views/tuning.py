@@ -71,7 +71,7 @@ class TuningProgress(TerminalProgress):
         rate = record.figure("throughput_per_s") if record.ok else None
         if rate is None or record.spec.against is not None:
             return ""
-        if record.spec.effort.seconds == 0:
+        if record.spec.budget.seconds == 0:
             return "  for its losses from another seed"
         if self._first is None:
             self._first = rate

@@ -167,8 +167,8 @@ def test_decoding_alone_stays_encoded(root: Path) -> None:
 
 
 def test_decoded_once_and_by_the_device_are_two_ways() -> None:
-    with pytest.raises(UsageError, match="keep_decoded=true decodes every image once"):
-        Reading(keep_decoded=True, stays_encoded=True)
+    with pytest.raises(UsageError, match="cache_decoded=true decodes every image once"):
+        Reading(cache_decoded=True, stays_encoded=True)
 
 
 def test_an_image_with_too_many_pixels_is_not_decoded_whole(root: Path) -> None:

@@ -215,7 +215,7 @@ def test_without_splits_every_tenth_image_is_for_validation(tmp_path: Path) -> N
 def test_images_kept_decoded_are_those_of_evaluation(tmp_path: Path) -> None:
     root = folder(tmp_path)
     (root / "train/class-0/00.jpg").write_bytes(b"")
-    kept = open_images(root, "train", SHAPE, 3, Reading(keep_decoded=True))
+    kept = open_images(root, "train", SHAPE, 3, Reading(cache_decoded=True))
     fresh = open_images(root, "train", SHAPE, 3)
     assert isinstance(kept, Kept)
     assert kept.samples == 35
@@ -411,6 +411,6 @@ def test_few_shards_are_open_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_what_is_kept_decoded_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "KEPT_BYTES", 10 * 3 * 32 * 32)
-    kept = open_images(folder(tmp_path), "train", SHAPE, 3, Reading(keep_decoded=True))
+    kept = open_images(folder(tmp_path), "train", SHAPE, 3, Reading(cache_decoded=True))
     assert kept.samples == 10
     assert set(kept.batch(np.arange(10)).labels.tolist()) == {0, 1, 2}, "taken evenly"

@@ -13,7 +13,9 @@ def test_the_usual_needs_no_words(record_of):
 
 
 def test_what_differs_from_the_default_is_named(record_of):
-    program = ProgramSettings(framework="null", precision="bf16", data_on="device", script="step=1")
+    program = ProgramSettings(
+        framework="null", precision="bf16", data_location="device", script="step=1"
+    )
     spec = replace(SPEC, program=program, placement=Placement(threads=3))
     expected = "null, bf16, data on the device, scripted, 3 threads"
     assert conditions([record_of(spec)]) == expected

@@ -75,7 +75,7 @@ def test_quick_is_a_tiny_sweep_and_full_takes_powers_of_two(context, play, swept
     (spec,), _ = asked(Settings(), context(scale=Scale.QUICK), play, swept)
     assert spec.work.collective == "all-reduce"
     assert spec.work.sizes_bytes == (1024, 4096, 16384, 65536, 262144, MIB)
-    assert spec.effort.seconds * 2 * 6 < 2
+    assert spec.budget.seconds * 2 * 6 < 2
     settings = Settings(operations=("reduce",))
     specs, _ = asked(settings, context(gpus=6, scale=Scale.FULL), play, swept)
     assert [s.placement.devices for s in specs] == [2, 4, 6]

@@ -5,7 +5,7 @@ import pytest
 from cubemesh.experiments.core.cpu_defaults import batch, image_size, reductions
 from cubemesh.experiments.registry import Context, Scale
 from cubemesh.networks import NETWORKS, build
-from cubemesh.schema import Effort, Gpu, RunSpec, TrainSteps
+from cubemesh.schema import Budget, Gpu, RunSpec, TrainSteps
 
 
 def with_gpu(machine):
@@ -41,11 +41,11 @@ def test_small_images_stay(machine):
 
 def test_what_was_left_out_is_said(record_of):
     work = TrainSteps(network="alexnet", batch_per_device=8, image_size=75)
-    record = record_of(RunSpec(work=work, effort=Effort(steps=10)))
+    record = record_of(RunSpec(work=work, budget=Budget(steps=10)))
     (warning,) = reductions([record], batch_per_device=64, steps=100, missing=["vgg16"])
     assert warning.code == "reduced"
     for said in ("minibatch 8 for 64", "75 for 224", "10 runs for 100", "without vgg16", "eighth"):
         assert said in warning.cause
     whole = TrainSteps(network="alexnet", batch_per_device=64)
-    full = record_of(RunSpec(work=whole, effort=Effort(steps=100)))
+    full = record_of(RunSpec(work=whole, budget=Budget(steps=100)))
     assert reductions([full], batch_per_device=64, steps=100) == ()

@@ -71,7 +71,7 @@ def test_overrides_reach_the_part_that_has_the_field():
     overrides = {"precision": "bf16", "learning_rate": 0.5, "steps": 7, "threads": 3}
     steps = apply(RunSpec(work=TrainSteps(network="a", batch_per_device=8)), overrides)
     assert (steps.program.precision, steps.work.learning_rate) == ("bf16", 0.5)
-    assert (steps.effort.steps, steps.placement.threads) == (7, 3)
+    assert (steps.budget.steps, steps.placement.threads) == (7, 3)
     ceiling = apply(RunSpec(work=Ceiling()), overrides)
     assert ceiling.program.precision == "bf16"
     assert ceiling.work == Ceiling()
@@ -98,21 +98,21 @@ def test_any_text_is_read_or_refused_never_a_crash(key, value):
 
 
 @pytest.mark.parametrize(
-    ("work", "overrides", "exchange"),
+    ("work", "overrides", "sync"),
     [
         (TrainSteps, {"devices": 2}, "all-reduce"),
         (TrainSteps, {"devices": 1}, "none"),
-        (TrainSteps, {"devices": 2, "exchange": "none"}, "none"),
-        (TrainSteps, {"devices": 2, "exchange": "local-sgd"}, "local-sgd"),
+        (TrainSteps, {"devices": 2, "sync": "none"}, "none"),
+        (TrainSteps, {"devices": 2, "sync": "local-sgd"}, "local-sgd"),
         (Forward, {"devices": 2}, "none"),
     ],
 )
 def test_training_on_several_devices_exchanges_gradients_unless_told_otherwise(
-    work, overrides, exchange
+    work, overrides, sync
 ):
     spec = RunSpec(work=work(network="little-cnn", batch_per_device=8))
     changed = apply(spec, overrides)
-    assert changed.program.exchange == exchange
+    assert changed.program.sync == sync
     assert changed.placement.devices == overrides["devices"]
 
 
@@ -136,7 +136,7 @@ def test_an_experiment_that_plans_no_devices_has_one_on_each_host():
     spec = apply(
         RunSpec(work=TrainSteps(network="a", batch_per_device=8)), {"hosts": ("a", "b", "c")}
     )
-    assert (spec.placement.devices, spec.program.exchange) == (3, "all-reduce")
+    assert (spec.placement.devices, spec.program.sync) == (3, "all-reduce")
 
 
 def test_operations_between_devices_need_one_on_each_host():

@@ -59,7 +59,7 @@ def test_specs_are_of_the_cpu_and_repeated_in_fresh_processes(two_cores, play, r
     context = Context(machine=two_cores)
     asked, _ = play(EXPERIMENT.plan(Settings(), context), record_of)
     assert {s.placement.device for s in asked} == {"cpu"}
-    assert {s.effort.repeats for s in asked} == {3}
+    assert {s.budget.repeats for s in asked} == {3}
     assert {s.program.layout for s in asked} == {"nchw", "nhwc"}
     assert len({s.spec_id for s in asked}) == len(asked) == 6
 

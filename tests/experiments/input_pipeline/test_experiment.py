@@ -82,7 +82,7 @@ def test_decoding_that_is_too_slow_is_named_with_what_it_takes(machine, play, re
     )
     assert first.value == pytest.approx(0.125)
     assert first.remedy == (
-        "Give it more cores, set decode_on=device on a GPU, or store images smaller."
+        "Give it more cores, set decode_location=device on a GPU, or store images smaller."
     )
     assert second.text == (
         "To feed this device takes 32 cores that decode, at 40 images/s each (40 where one works "
@@ -133,7 +133,7 @@ def test_a_gpu_decodes_too_and_each_way_has_its_bottleneck(machine, play, record
     _, answer = played(with_gpu, play, record_of, slow)
     second = answer.findings[1]
     assert second.text.startswith("Decoded on the device: decoding there is the bottleneck: 1,280")
-    assert "decode_on=host" in second.remedy
+    assert "decode_location=host" in second.remedy
 
 
 def test_the_device_of_a_cpu_decodes_where_it_is_asked_for(machine, play, record_of):

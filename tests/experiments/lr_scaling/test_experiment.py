@@ -29,13 +29,13 @@ def test_on_eight_gpus_the_documents_settings(machine, play, record_of):
     works = {(s.work.batch_per_device, s.work.epochs, s.work.learning_rate) for s in asked}
     assert works == {(128, 30, 1e-4)}
     assert {s.work.optimizer for s in asked} == {"rmsprop"}
-    assert {s.program.exchange for s in asked if s.placement.devices > 1} == {"all-reduce"}
+    assert {s.program.sync for s in asked if s.placement.devices > 1} == {"all-reduce"}
 
 
 def test_a_cpu_shares_its_cores_between_four(machine, play, record_of):
     asked = asked_of(play, record_of, machine, Scale.QUICK, batch_per_device=16)
     assert {s.placement.devices for s in asked} == {1, 2, 4}
-    assert all(s.placement.share_cores for s in asked if s.placement.devices > 1)
+    assert all(s.placement.oversubscribe for s in asked if s.placement.devices > 1)
     assert {(s.work.batch_per_device, s.work.epochs) for s in asked} == {(16, 4)}
     assert {s.placement.threads for s in asked} == {1}, "one device is no more than each of several"
     assert {s.placement.pinning for s in asked if s.placement.devices == 1} == {"cores"}

@@ -32,7 +32,7 @@ def context(machine):
 def steps(asked):
     """Minibatches that are timed."""
     own = (s for s in asked if isinstance(s.work, TrainSteps))
-    return [batch_of(s) for s in own if not s.effort.attribution]
+    return [batch_of(s) for s in own if not s.budget.attribution]
 
 
 def test_named_minibatches_are_all_asked_for_after_the_ceiling(context, play, record_of):
@@ -204,7 +204,7 @@ def fed(record_of, on, step_s, utilisation):
         record_of(
             RunSpec(
                 work=TrainSteps(network="little-cnn", batch_per_device=b),
-                program=ProgramSettings(data_on=on),
+                program=ProgramSettings(data_location=on),
             ),
             step_s=t,
             gpu_percent=utilisation[b],
@@ -214,7 +214,7 @@ def fed(record_of, on, step_s, utilisation):
 
 
 def test_a_starving_gpu_is_said_to_starve(record_of):
-    settings = Settings(batches=(16, 256), data_on="both")
+    settings = Settings(batches=(16, 256), data_location="both")
     records = [
         *fed(record_of, "host", {16: 0.02, 256: 0.05}, {16: 35.0, 256: 97.0}),
         *fed(record_of, "device", {16: 0.01, 256: 0.05}, {16: 90.0, 256: 98.0}),
@@ -232,7 +232,7 @@ def test_a_starving_gpu_is_said_to_starve(record_of):
 
 
 def test_a_busy_gpu_pays_for_the_copy_and_does_not_starve(record_of):
-    settings = Settings(batches=(256,), data_on="both")
+    settings = Settings(batches=(256,), data_location="both")
     records = [
         *fed(record_of, "host", {256: 0.06}, {256: 95.0}),
         *fed(record_of, "device", {256: 0.05}, {256: 98.0}),
@@ -252,7 +252,7 @@ def test_a_disturbed_run_starves_nobody(record_of):
     (host,) = fed(record_of, "host", {16: 0.02}, {16: 35.0})
     device = fed(record_of, "device", {16: 0.01}, {16: 90.0})
     host = replace(host, warnings=(warn("busy-host", "others", "stop them"),))
-    answer = EXPERIMENT.answer(Settings(batches=(16,), data_on="both"), [host, *device])
+    answer = EXPERIMENT.answer(Settings(batches=(16,), data_location="both"), [host, *device])
     assert not any("starves" in f.text for f in answer.findings)
     (said,) = [f for f in answer.findings if "was disturbed" in f.text]
     assert "at minibatch 16" in said.text
@@ -328,7 +328,7 @@ def test_the_sides_of_a_bend_are_taken_apart_and_it_is_divided(machine, record_o
     plan = EXPERIMENT.plan(wanted, Context(machine=machine))
     records = [timed(record_of, s) for s in next(plan)]
     asked = plan.send(records)
-    assert [(batch_of(s), s.effort.attribution) for s in asked] == [
+    assert [(batch_of(s), s.budget.attribution) for s in asked] == [
         (8, True),
         (16, True),
         (32, True),
@@ -360,6 +360,6 @@ def test_sides_are_left_alone_where_it_is_not_wanted_or_not_possible(machine, re
 
 def test_where_every_run_was_taken_apart_all_are_timed(record_of):
     specs = [RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=b)) for b in STEP_S]
-    specs = [replace(s, effort=replace(s.effort, attribution=True)) for s in specs]
+    specs = [replace(s, budget=replace(s.budget, attribution=True)) for s in specs]
     answer = EXPERIMENT.answer(Settings(), [taken_apart(record_of, s) for s in specs])
     assert len(answer.tables[0].rows) == 3

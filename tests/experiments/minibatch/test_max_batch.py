@@ -70,8 +70,8 @@ def test_a_hopeless_doubling_is_not_tried(machine, play, record_of):
 
     def limited(batch):
         (spec,) = specs_of(batch)
-        effort = dataclasses.replace(spec.effort, memory_limit_bytes=limit_bytes // 3)
-        return [dataclasses.replace(spec, effort=effort)]
+        budget = dataclasses.replace(spec.budget, memory_limit_bytes=limit_bytes // 3)
+        return [dataclasses.replace(spec, budget=budget)]
 
     asked, _ = play(search(limited, machine), holding(record_of, 33))
     assert 64 not in [s.batch_per_device for s in asked]

@@ -53,7 +53,7 @@ def test_the_documents_networks_and_minibatches_on_a_gpu(machine, play, record_o
     assert [(s.work.network, s.batch_per_device) for s in asked] == [
         (n, b) for n, batches in BATCHES.items() for b in batches
     ]
-    assert {s.effort.seconds for s in asked} == {5.0}
+    assert {s.budget.seconds for s in asked} == {5.0}
     assert {s.placement.threads for s in asked} == {None}
     assert EXPERIMENT.answer(Settings(), sent).warnings == ()
 

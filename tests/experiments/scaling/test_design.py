@@ -46,18 +46,18 @@ def several(record_of):
             record,
             windows=windows,
             figures={**record.figures, "throughput_per_s": figure},
-            parts=told if spec.effort.attribution else (),
-            rank_parts=(told,) * devices if spec.effort.attribution and devices > 1 else (),
+            parts=told if spec.budget.attribution else (),
+            rank_parts=(told,) * devices if spec.budget.attribution and devices > 1 else (),
         )
 
     return make
 
 
-def spec(devices=1, exchange="none", batch=64):
+def spec(devices=1, sync="none", batch=64):
     return RunSpec(
         work=TrainSteps(network="little-cnn", batch_per_device=batch),
         placement=Placement(devices=devices),
-        program=ProgramSettings(exchange=exchange),
+        program=ProgramSettings(sync=sync),
     )
 
 
@@ -113,11 +113,11 @@ def test_too_few_windows_give_no_interval(several):
 def test_a_weak_scaling_asks_for_one_several_and_each_alone(machine, play, several):
     settings = weak_scaling.Settings(devices=(2,), batches=(32,))
     asked, _ = play(WEAK.plan(settings, Context(machine=machine)), several)
-    told = [(s.placement.devices, s.program.exchange, s.batch_per_device) for s in asked]
+    told = [(s.placement.devices, s.program.sync, s.batch_per_device) for s in asked]
     assert told == [(1, "none", 32), (2, "all-reduce", 32), (2, "none", 32)]
     assert [s.placement.threads for s in asked] == [1, 1, 1], "a device is as many cores"
     assert [s.placement.pinning for s in asked] == ["cores", "none", "none"]
-    assert [s.effort.attribution for s in asked] == [True, True, False]
+    assert [s.budget.attribution for s in asked] == [True, True, False]
 
 
 def test_a_strong_scaling_shares_the_global_minibatch_where_it_can(machine, play, several):
@@ -176,7 +176,7 @@ def test_the_answer_names_the_regime_and_says_why_efficiency_falls(machine, play
     def measured(asked):
         if asked.placement.devices == 1:
             return several(asked, step_s=0.010)
-        if asked.program.exchange == "none":
+        if asked.program.sync == "none":
             return several(asked, step_s=0.010, slower=0.05)
         return several(asked, step_s=0.012, parts=parts)
 

@@ -55,7 +55,7 @@ GLOBAL_BATCH = 16
 ITERATIONS = {"little-cnn": 4, "resnet-18": 1}
 
 
-def spec_of(network, ranks=1, exchange="none", precision="fp64", **program):
+def spec_of(network, ranks=1, sync="none", precision="fp64", **program):
     return RunSpec(
         work=FirstSteps(
             network=network,
@@ -67,7 +67,7 @@ def spec_of(network, ranks=1, exchange="none", precision="fp64", **program):
         ),
         placement=Placement(devices=ranks),
         program=ProgramSettings(
-            exchange=exchange,
+            sync=sync,
             precision=precision,
             **{"batch_norm": "global", "deterministic": True, **program},
         ),
@@ -90,8 +90,8 @@ class Summed:
 
 def plant_sum(spec, rank, patch):
     for name in ("all-reduce", "parameter-server"):
-        summed = type("Summed", (Summed, exchanges.EXCHANGES[name]), {})
-        patch.setitem(exchanges.EXCHANGES, name, summed)
+        summed = type("Summed", (Summed, exchanges.STRATEGIES[name]), {})
+        patch.setitem(exchanges.STRATEGIES, name, summed)
 
 
 def plant_skipped_batch(spec, rank, patch):
@@ -123,11 +123,11 @@ def plant_other_weights(spec, rank, patch):
 
 LITTLE, RESNET = "little-cnn", "resnet-18"
 PASSING = {
-    f"{network} {precision} {ranks} {exchange}": spec_of(network, ranks, exchange, precision)
+    f"{network} {precision} {ranks} {sync}": spec_of(network, ranks, sync, precision)
     for network in (LITTLE, RESNET)
     for precision in ("fp64", "fp32")
     for ranks in (1, 2, 4)
-    for exchange in ("all-reduce", "parameter-server")
+    for sync in ("all-reduce", "parameter-server")
 }
 QUICK = {
     *("little-cnn fp64 2 all-reduce", "little-cnn fp32 4 parameter-server"),
@@ -366,7 +366,7 @@ def test_what_is_asked_for_twice_is_asked_once(machine, play, record_of):
     context = Context(machine=machine, scale=Scale.QUICK)
     settings = Settings(exchanges=("none", "all-reduce", "all-reduce"), ranks=(1, 2, 2))
     asked, records = play(EXPERIMENT.plan(settings, context), record_of)
-    assert [(s.placement.devices, s.program.exchange) for s in asked] == [
+    assert [(s.placement.devices, s.program.sync) for s in asked] == [
         (1, "none"),
         (2, "none"),
         (1, "all-reduce"),

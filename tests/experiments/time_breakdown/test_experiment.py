@@ -47,7 +47,7 @@ def test_the_plan_is_the_documents_where_a_machine_can_hold_it(machine, play, re
     asked, _ = play(EXPERIMENT.plan(Settings(ceiling=False), full), record_of)
     points = [(s.work.network, s.batch_per_device) for s in asked]
     assert points == [("little-cnn", 8), *DOCUMENTED]
-    assert all(s.effort.attribution for s in asked)
+    assert all(s.budget.attribution for s in asked)
     assert all(s.work.image_size is None for s in asked)
 
 

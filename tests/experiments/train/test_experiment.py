@@ -10,7 +10,7 @@ import pytest
 from cubemesh.errors import UsageError
 from cubemesh.experiments.train.experiment import EXPERIMENT, Settings, answer, plan
 from cubemesh.frameworks.api.training import Snapshot
-from cubemesh.schema import Curve, Effort, Figure, Outcome, RunKey, RunRecord, Status, Window
+from cubemesh.schema import Budget, Curve, Figure, Outcome, RunKey, RunRecord, Status, Window
 from cubemesh.training.checkpoint import Checkpoint, save
 
 
@@ -34,7 +34,7 @@ def checkpoint(folder, step):
 
 @pytest.fixture
 def context():
-    return SimpleNamespace(effort=Effort())
+    return SimpleNamespace(budget=Budget())
 
 
 def asked_after(context, folder, endings, restarts=2):
@@ -54,10 +54,10 @@ def asked_after(context, folder, endings, restarts=2):
 def test_a_killed_run_goes_on_as_often_as_asked(context, tmp_path):
     killed = (Status.KILLED, {}, 5)
     first, *others = asked_after(context, tmp_path, [killed] * 5)
-    assert not first.keeping.resume
-    assert [spec.keeping.resume for spec in others] == [True, True]
+    assert not first.checkpointing.resume
+    assert [spec.checkpointing.resume for spec in others] == [True, True]
     assert first.workload_id == others[0].workload_id
-    assert first.effort.time_limit_s > 86_400
+    assert first.budget.time_limit_s > 86_400
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_killed_run_goes_on_as_often_as_asked(context, tmp_path):
         ((Status.OOM, {}, 5), False),
         ((Status.OK, {}, 5), False),
         ((Status.TIMED_OUT, {}, 5), False),
-        ((Status.TIMED_OUT, {"silent_s": 31.0}, 5), True),
+        ((Status.TIMED_OUT, {"heartbeat_timeout_s": 31.0}, 5), True),
         ((Status.CRASHED, {}, 5), True),
     ],
 )
@@ -88,9 +88,9 @@ def test_checkpoints_are_never_mixed(context, tmp_path):
     with pytest.raises(UsageError, match=r"up to step 40\. Add --resume"):
         next(plan(Settings(checkpoints=str(tmp_path)), context))
     (spec,) = next(plan(Settings(checkpoints=str(tmp_path), resume=True), context))
-    assert spec.keeping.resume
+    assert spec.checkpointing.resume
     (spec,) = next(plan(Settings(), context))
-    assert spec.keeping.checkpoints is None
+    assert spec.checkpointing.checkpoints is None
 
 
 def curve(name, *values, x=None):

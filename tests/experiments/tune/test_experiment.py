@@ -219,7 +219,7 @@ def test_the_budget_holds_and_what_is_left_is_named(machine, play, record_of):
     player = Machine(record_of, speed, takes_s=4.0)
     asked, records, search = tuned(machine, play, player, minutes=0.5)
     assert player.now <= 30.0
-    assert all(s.effort.time_limit_s <= 30.0 for s in player.asked)
+    assert all(s.budget.time_limit_s <= 30.0 for s in player.asked)
     assert search.cut_short
     assert search.untried
     texts = (f.text for f in tune.answer(asked, records).findings)
@@ -231,7 +231,7 @@ def test_with_more_minutes_what_was_measured_stands(machine, play, record_of):
     first, second = (Machine(record_of, speed, takes_s=4.0) for _ in range(2))
     tuned(machine, play, first, minutes=0.5)
     tuned(machine, play, second, minutes=1.0)
-    limits = [{s.effort.time_limit_s for s in player.asked} for player in (first, second)]
+    limits = [{s.budget.time_limit_s for s in player.asked} for player in (first, second)]
     assert limits[0] != limits[1]
     ids = [[s.spec_id for s in player.asked] for player in (first, second)]
     assert len(ids[1]) > len(ids[0]) > 0
@@ -264,7 +264,7 @@ def test_several_devices_have_exchanges_and_buckets_and_no_threads(machine, play
     player = Machine(record_of, lambda spec: 0.01 if spec.program.bucket_bytes is None else 0.008)
     _, _, search = tuned(machine, play, player, devices=2)
     assert {s.placement.devices for s in player.asked} == {2}
-    assert {s.program.exchange for s in player.asked} == {"all-reduce", "all-reduce-16"}
+    assert {s.program.sync for s in player.asked} == {"all-reduce", "all-reduce-16"}
     assert {s.placement.threads for s in player.asked} == {None}
     assert search.best.bucket_bytes is not None
     assert search.alternated is None
@@ -274,7 +274,7 @@ def test_several_gpus_exchange_by_copies_too(machine, play, record_of):
     player = Machine(record_of, lambda spec: 0.01, device="cuda:0")
     tuned(machine, play, player, devices=2)
     by_copies = {"all-reduce-copied", "all-reduce-copied-16"}
-    assert {s.program.exchange for s in player.asked} == {"all-reduce", "all-reduce-16"} | by_copies
+    assert {s.program.sync for s in player.asked} == {"all-reduce", "all-reduce-16"} | by_copies
 
 
 def test_a_gpu_has_its_precisions_and_no_threads(machine, play, record_of):

@@ -35,7 +35,7 @@ def test_what_is_offered_passes():
             "on cpu the precision 'bf16' here; it offers fp32",
         ),
         (varied(program=ProgramSettings(layout="nhwc")), "layout 'nhwc'"),
-        (varied(program=ProgramSettings(exchange="ring")), "exchange 'ring' here; it offers none"),
+        (varied(program=ProgramSettings(sync="ring")), "exchange 'ring' here; it offers none"),
         (varied(program=ProgramSettings(script="step=1")), "takes no script"),
         (varied(placement=Placement(devices=2)), "Set devices=1"),
         (

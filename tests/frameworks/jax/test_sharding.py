@@ -38,14 +38,14 @@ def normed():
 
 @pytest.fixture
 def make(normed, make_request):
-    def made(devices, exchange="all-reduce", batch_norm="global", **fields):
+    def made(devices, sync="all-reduce", batch_norm="global", **fields):
         request = make_request(normed, **fields)
         program = build(
             dataclasses.replace(
                 request,
                 placement=Placement(devices=devices),
                 program=dataclasses.replace(request.program, batch_norm=batch_norm),
-                exchange=exchanges.make(exchange),
+                sync=exchanges.make(sync),
             )
         )
         program.load(normed.draw(0))
@@ -124,7 +124,7 @@ def test_every_device_has_the_weights_and_a_part_of_the_batch(make, make_batch, 
 def test_devices_that_train_alone_are_refused_and_forward_passes_need_no_exchange(
     make, make_batch, normed
 ):
-    with pytest.raises(Unsupported, match="Set exchange=all-reduce"):
+    with pytest.raises(Unsupported, match="Set sync=all-reduce"):
         make(DEVICES, "none")
     work = Forward(network="normed", batch_per_device=4)
     program = make(DEVICES, "none", work=work)

@@ -28,7 +28,7 @@ from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.parallel import strategies as exchanges
 from cubemesh.parallel.asynchronous import rate_factor
 from cubemesh.parallel.strategies import OUT_OF_STEP
-from cubemesh.schema.spec import Effort, Placement, ProgramSettings
+from cubemesh.schema.spec import Budget, Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 
 RANKS = 2
@@ -52,9 +52,9 @@ def small():
 
 def make(case, group, rate=RATE):
     name, layout, optimizer = case
-    exchange = exchanges.make(name, group)
-    if exchange.bucket_bytes is not None:
-        exchange.bucket_bytes = 512  # several buckets
+    sync = exchanges.make(name, group)
+    if sync.bucket_bytes is not None:
+        sync.bucket_bytes = 512  # several buckets
     work = TrainSteps(
         network="small", batch_per_device=4, learning_rate=rate, optimizer=optimizer, momentum=0.9
     )
@@ -63,15 +63,15 @@ def make(case, group, rate=RATE):
             network=small(),
             work=work,
             placement=Placement(),
-            program=ProgramSettings(precision="fp64", layout=layout, exchange=name),
-            exchange=exchange,
+            program=ProgramSettings(precision="fp64", layout=layout, sync=name),
+            sync=sync,
             device="cpu",
             threads=1,
             group=group,
         )
     )
     program.load(small().draw(1))
-    return program, exchange
+    return program, sync
 
 
 def batch(rank, step):
@@ -83,11 +83,11 @@ def rank(folder):
     """What each of the two processes does."""
     group = join("cpu", 60.0)
     for number, case in enumerate(CASES):
-        program, exchange = make(case, group)
+        program, sync = make(case, group)
         for step in range(STEPS):
             program.train_step(program.place(batch(group.rank, step)))
         program.settle()
-        updates = {"workers": exchange.applied.workers, "carried": exchange.applied.carried}
+        updates = {"workers": sync.applied.workers, "carried": sync.applied.carried}
         np.savez(Path(folder, f"{number}-{group.rank}.npz"), **program.state(), **updates)
         program.close()
     for name in PACED:
@@ -99,21 +99,21 @@ def rank(folder):
 
 def fail_while_waiting(told, group):
     """The thread that serves the weights fails while rank 0 waits for rank 1."""
-    program, exchange = make(CASES[0], group)
+    program, sync = make(CASES[0], group)
     if group.rank == 0:
 
         def broken(gradients, rate_factor):
             raise ValueError("planted")
 
-        exchange._server._master.apply = broken
+        sync._server._master.apply = broken
         try:
             program.settle()
         except RuntimeError as error:
             told.write_text(f"{error}: {error.__cause__}")
     else:
         time.sleep(0.5)  # rank 0 waits by now
-        exchange._mail.tell((0, 0), 0)  # a gradient comes, whose sender waits for the weights
-        exchange._mail.send([bucket.gradients for bucket in program.buckets], 0)
+        sync._mail.tell((0, 0), 0)  # a gradient comes, whose sender waits for the weights
+        sync._mail.send([bucket.gradients for bucket in program.buckets], 0)
     group.share("told")
 
 
@@ -134,7 +134,7 @@ def slowed(name, group):
         program.synchronize,
         program.clock,
         samples_per_step=4,
-        effort=Effort(steps=12, windows=4, seconds=0.0, warmup_seconds=0.0),
+        budget=Budget(steps=12, windows=4, seconds=0.0, warmup_seconds=0.0),
         log=KeptLog(),
         pace=Apart(group.rank, group.told) if apart else InStep(group.agree),
     )
@@ -211,9 +211,9 @@ def test_scaled_losses_are_refused(make_request):
             return None
 
     request = make_request(precision="fp16")
-    exchange = exchanges.make("asynchronous", Several())
+    sync = exchanges.make("asynchronous", Several())
     with pytest.raises(Unsupported, match="Set precision=bf16 or fp32"):
-        build(dataclasses.replace(request, exchange=exchange))
+        build(dataclasses.replace(request, sync=sync))
 
 
 if __name__ == "__main__":

@@ -93,17 +93,17 @@ class Told:
         return Waited()
 
 
-@pytest.mark.parametrize("exchange", ["all-reduce", "all-reduce-16"])
+@pytest.mark.parametrize("sync", ["all-reduce", "all-reduce-16"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "lars"])
 def test_all_but_the_last_bucket_are_updated_while_that_travels(
-    exchange, optimizer, make_request, make_batch, without_dropout
+    sync, optimizer, make_request, make_batch, without_dropout
 ):
     network, told = without_dropout(networks.build("little-cnn", 16, 10)), Told()
 
     def built(group):
-        made = exchanges.make(exchange, group, 4096)
+        made = exchanges.make(sync, group, 4096)
         request = make_request(network, learning_rate=0.01, optimizer=optimizer)
-        return captured.build(dataclasses.replace(request, exchange=made))
+        return captured.build(dataclasses.replace(request, sync=made))
 
     ours, plain = built(told), built(Alone())
     ours._why_not = ""  # as on a GPU
@@ -285,7 +285,7 @@ def test_a_batch_of_another_shape_runs_as_it_is(make_request, make_batch):
 @pytest.mark.parametrize(
     ("asked", "work", "says"),
     [
-        ({"batch_norm": "global", "exchange": "all-reduce"}, TrainSteps, "batch_norm 'global'"),
+        ({"batch_norm": "global", "sync": "all-reduce"}, TrainSteps, "batch_norm 'global'"),
         ({"deterministic": True}, TrainSteps, "not held to the same steps every time"),
         ({}, FirstSteps, "work 'first_steps'"),
     ],

@@ -167,7 +167,7 @@ program = compiled.build(
         work=TrainSteps(network="tiny", batch_per_device=2),
         program=ProgramSettings(framework="pytorch-compiled"),
         placement=Placement(),
-        exchange=NoExchange(),
+        sync=NoExchange(),
         device="cpu",
         threads=1,
     )

@@ -12,15 +12,15 @@ from cubemesh.frameworks.pytorch import build
 from cubemesh.parallel import strategies as exchanges
 
 
-@pytest.mark.parametrize("exchange", ["asynchronous", "model-parallel"])
-def test_a_global_normalisation_needs_ranks_in_step(make_request, exchange):
+@pytest.mark.parametrize("sync", ["asynchronous", "model-parallel"])
+def test_a_global_normalisation_needs_ranks_in_step(make_request, sync):
     request = make_request("resnet-18")
     group = SimpleNamespace(rank=0, size=2, mail=lambda: None)
     request = dataclasses.replace(
         request,
         group=group,
-        exchange=exchanges.make(exchange, group),
+        sync=exchanges.make(sync, group),
         program=dataclasses.replace(request.program, batch_norm="global"),
     )
-    with pytest.raises(Unsupported, match=f"batch_norm=global: with exchange={exchange}"):
+    with pytest.raises(Unsupported, match=f"batch_norm=global: with sync={sync}"):
         build(request)

@@ -60,16 +60,16 @@ def train(name, group, device, part):
     normed, made = name == NORMED, captured.build if "captured" in name else build
     precision = "bf16" if "bf16" in name else "fp64"
     network, name = small(normed), name.split(",")[0]
-    exchange = exchanges.make(name, group, BUCKET_BYTES)
+    sync = exchanges.make(name, group, BUCKET_BYTES)
     program = made(
         BuildRequest(
             network=network,
             work=TrainSteps(network="small", batch_per_device=GLOBAL_BATCH, momentum=0.9),
             placement=Placement(device="cuda", devices=group.size),
             program=ProgramSettings(
-                precision=precision, exchange=name, batch_norm="global" if normed else "device"
+                precision=precision, sync=name, batch_norm="global" if normed else "device"
             ),
-            exchange=exchange,
+            sync=sync,
             device=device,
             threads=1,
             group=group,
@@ -89,8 +89,8 @@ def train(name, group, device, part):
     found = {}
     if name in STALE:
         program.settle()
-        found = {"workers": np.array(exchange.applied.workers, dtype=np.int64)}
-        found["staleness"] = np.array(exchange.applied.staleness, dtype=np.int64)
+        found = {"workers": np.array(sync.applied.workers, dtype=np.int64)}
+        found["staleness"] = np.array(sync.applied.staleness, dtype=np.int64)
     found |= program.state()
     program.close()
     return found
@@ -117,27 +117,27 @@ def found(tmp_path_factory):
     return {(e, n): dict(np.load(folder / f"{e}-{n}.npz")) for e in names for n in range(RANKS)}
 
 
-@pytest.mark.parametrize("exchange", SAME)
-def test_two_gpus_make_the_steps_of_one(found, exchange):
-    own = exchange if exchange == NORMED else "none"  # eager
+@pytest.mark.parametrize("sync", SAME)
+def test_two_gpus_make_the_steps_of_one(found, sync):
+    own = sync if sync == NORMED else "none"  # eager
     alone = train(own, Alone(), "cuda:0", slice(None))
     for n in range(RANKS):
         for name, array in alone.items():
             np.testing.assert_allclose(
-                found[exchange, n][name], array, rtol=1e-10, atol=1e-10, err_msg=name
+                found[sync, n][name], array, rtol=1e-10, atol=1e-10, err_msg=name
             )
 
 
-@pytest.mark.parametrize("exchange", ROUNDED)
-def test_gradients_sent_as_16_bits_are_near_and_the_same_everywhere(found, exchange):
+@pytest.mark.parametrize("sync", ROUNDED)
+def test_gradients_sent_as_16_bits_are_near_and_the_same_everywhere(found, sync):
     begun = small().draw(1)
-    alone = train("none, bf16" if "bf16" in exchange else "none", Alone(), "cuda:0", slice(None))
-    first, second = found[exchange, 0], found[exchange, 1]
+    alone = train("none, bf16" if "bf16" in sync else "none", Alone(), "cuda:0", slice(None))
+    first, second = found[sync, 0], found[sync, 1]
     for name, array in alone.items():
         np.testing.assert_array_equal(first[name], second[name], err_msg=name)
         moved = np.linalg.norm(array - begun[name])
         off = np.linalg.norm(first[name] - array)
-        assert 0 < off < (0.1 if "bf16" in exchange else 0.01) * moved, name
+        assert 0 < off < (0.1 if "bf16" in sync else 0.01) * moved, name
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7])
@@ -151,9 +151,9 @@ def test_the_mean_of_several_ranks(rows, dtype):
     torch.testing.assert_close(mine.double(), wanted, rtol=error, atol=error)
 
 
-@pytest.mark.parametrize("exchange", STALE)
-def test_every_gradient_is_applied_once_and_all_end_with_the_same_weights(found, exchange):
-    first, second = found[exchange, 0], found[exchange, 1]
+@pytest.mark.parametrize("sync", STALE)
+def test_every_gradient_is_applied_once_and_all_end_with_the_same_weights(found, sync):
+    first, second = found[sync, 0], found[sync, 1]
     assert sorted(first["workers"].tolist()) == [0] * STEPS + [1] * STEPS
     assert 0 < first["staleness"].mean() <= 1
     for name in (n for n in first if n not in ("workers", "staleness")):

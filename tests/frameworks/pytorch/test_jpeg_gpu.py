@@ -57,7 +57,7 @@ def opened(root, **reading):
 def decoding(make_request):
     def make(**fields):
         request = make_request(build_network("resnet-18", SIZE, 10), device="cuda:0", **fields)
-        program = dataclasses.replace(request.program, decode_on="device")
+        program = dataclasses.replace(request.program, decode_location="device")
         return dataclasses.replace(request, program=program)
 
     return make

@@ -64,9 +64,9 @@ def train(case, group, part=slice(None), steps=3):
     weights (`w/…`)."""
     name, precision, layout, *how = case
     network = without_dropout(networks.build("little-cnn", 16, 10))
-    exchange = exchanges.make(name, group)
-    if exchange.bucket_bytes is not None:
-        exchange.bucket_bytes = BUCKET_BYTES
+    sync = exchanges.make(name, group)
+    if sync.bucket_bytes is not None:
+        sync.bucket_bytes = BUCKET_BYTES
     program = (compiled.build if how else build)(
         BuildRequest(
             network=network,
@@ -75,10 +75,10 @@ def train(case, group, part=slice(None), steps=3):
             program=ProgramSettings(
                 precision=precision,
                 layout=layout,
-                exchange=name,
+                sync=name,
                 compile_by="segment" if how else "network",
             ),
-            exchange=exchange,
+            sync=sync,
             device="cpu",
             threads=1,
             group=group,

@@ -32,7 +32,7 @@ program = build(
         work=TrainSteps(network="little-cnn", batch_per_device=batch),
         placement=Placement(),
         program=ProgramSettings(precision=sys.argv[3]),
-        exchange=NoExchange(),
+        sync=NoExchange(),
         device="cpu",
         threads=2,
     )
@@ -139,15 +139,15 @@ print(int(torch.count_nonzero(torch.full((1 << 20,), 1e-20) * 1e-20)))
 
 
 @pytest.mark.parametrize(
-    ("decode_on", "set_before", "set_after"),
+    ("decode_location", "set_before", "set_after"),
     [("device", None, "32"), ("device", "8", "8"), ("host", None, None)],
 )
 def test_where_a_decoder_works_beside_steps_streams_have_queues_of_their_own(
-    decode_on, set_before, set_after, monkeypatch
+    decode_location, set_before, set_after, monkeypatch
 ):
     name = "CUDA_DEVICE_MAX_CONNECTIONS"
     monkeypatch.setattr(os, "environ", {} if set_before is None else {name: set_before})
-    runtime.ready_process(ProgramSettings(decode_on=decode_on))
+    runtime.ready_process(ProgramSettings(decode_location=decode_location))
     assert os.environ.get(name) == set_after
 
 

@@ -32,7 +32,7 @@ def small():
     return net.build()
 
 
-def train(group, exchange, part=slice(None)):
+def train(group, sync, part=slice(None)):
     """The weights after three steps on `part` of every global minibatch."""
     network = small()
     program = build(
@@ -40,8 +40,8 @@ def train(group, exchange, part=slice(None)):
             network=network,
             work=TrainSteps(network="small", batch_per_device=GLOBAL_BATCH, momentum=0.9),
             placement=Placement(devices=group.size),
-            program=ProgramSettings(precision="fp64", layout="nhwc", exchange=exchange),
-            exchange=exchanges.make(exchange, group),
+            program=ProgramSettings(precision="fp64", layout="nhwc", sync=sync),
+            sync=exchanges.make(sync, group),
             device="cpu",
             threads=1,
             group=group,
@@ -70,9 +70,9 @@ def rank(folder):
     assert group.told("enough", group.rank == 0)
     each = GLOBAL_BATCH // RANKS
     part = slice(group.rank * each, (group.rank + 1) * each)
-    for exchange in ("all-reduce", "none"):
-        found = train(group, exchange, part)
-        np.savez(Path(folder, f"{exchange}-{group.rank}.npz"), **found)
+    for sync in ("all-reduce", "none"):
+        found = train(group, sync, part)
+        np.savez(Path(folder, f"{sync}-{group.rank}.npz"), **found)
     if group.rank == 0:
         one = slice(0, each)
         np.savez(Path(folder, "alone.npz"), **train(Alone(), "none"))

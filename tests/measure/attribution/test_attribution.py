@@ -86,11 +86,11 @@ def test_what_a_step_waits_for_its_exchange_is_no_computing_and_parted_by_the_la
         for s in measured.stamps
     )
     measured = replace(measured, transfers=transfers)
-    exchange = tuple(
+    sync = tuple(
         ProfileEvent(name="gloo:all_reduce", kind="operator", start_s=t.issued, duration_s=5 * MS)
         for t in transfers
     )
-    profile = Profile(events=(*operators(measured, (0, 7)), *exchange))
+    profile = Profile(events=(*operators(measured, (0, 7)), *sync))
     last = [t.waited + 2 * MS for t in transfers]
     found = ms(on_host([measured], [(measured, profile)], waited([transfers], [last], 2)))
     assert found == pytest.approx(

@@ -9,7 +9,7 @@ from cubemesh.measure.attribution.profile_windows import Attributed
 from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.measure.timing.step_timestamps import StampedSteps
 from cubemesh.measure.timing.timer import measure
-from cubemesh.schema import Effort, Profile, ProfileEvent
+from cubemesh.schema import Budget, Profile, ProfileEvent
 
 STEP_S = 0.01
 
@@ -74,7 +74,7 @@ def taken_apart(program, take=lambda: None, place=lambda batch: batch):
         program.synchronize,
         program.clock,
         samples_per_step=1,
-        effort=Effort(steps=24, seconds=0.3, windows=6, warmup_seconds=1.0),
+        budget=Budget(steps=24, seconds=0.3, windows=6, warmup_seconds=1.0),
         log=log,
         beside=attributed.beside,
     )

@@ -13,9 +13,9 @@ from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.measure.timing.interleaved_ab import Side, alternate, ratio_of, steps_per_window
 from cubemesh.schema.comparison import Called
 from cubemesh.schema.record import AGAINST, Window
-from cubemesh.schema.spec import Effort
+from cubemesh.schema.spec import Budget
 
-EFFORT = Effort(steps=1, seconds=0.0, windows=6, warmup_seconds=5.0)
+EFFORT = Budget(steps=1, seconds=0.0, windows=6, warmup_seconds=5.0)
 
 
 class Machine:
@@ -40,10 +40,10 @@ class Machine:
         )
 
 
-def run(machine, pairs, **effort):
+def run(machine, pairs, **budget):
     log = KeptLog()
-    merged = {"steps": 1, "seconds": 0.0, "windows": 6, "warmup_seconds": 5.0} | effort
-    return alternate(pairs, effort=Effort(**merged), log=log), log
+    merged = {"steps": 1, "seconds": 0.0, "windows": 6, "warmup_seconds": 5.0} | budget
+    return alternate(pairs, budget=Budget(**merged), log=log), log
 
 
 def test_blocks_begin_with_either_side_equally_often_and_alternate():
@@ -103,11 +103,11 @@ def test_it_goes_on_until_the_interval_is_narrow_or_says_how_wide_it_stayed():
         return machine, [(machine.side("a", 0.1), machine.side("b", 0.1)) for _ in range(4)]
 
     machine, pairs = noisy()
-    found, log = run(machine, pairs, interval=0.03, most_seconds=1000.0)
+    found, log = run(machine, pairs, interval=0.03, max_seconds=1000.0)
     assert found.ratio.half_width <= 0.03
     assert "wide-interval" not in [w.code for w in log.warnings]
     machine, pairs = noisy()
-    found, log = run(machine, pairs, interval=0.001, most_seconds=10.0)
+    found, log = run(machine, pairs, interval=0.001, max_seconds=10.0)
     (warning,) = [w for w in log.warnings if w.code == "wide-interval"]
     assert "± 0.1 %" in warning.cause
     assert found.ratio.half_width > 0.001

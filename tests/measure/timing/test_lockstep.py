@@ -8,7 +8,7 @@ import pytest
 from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.measure.timing.lockstep import Apart, InStep
 from cubemesh.measure.timing.timer import measure
-from cubemesh.schema import Effort
+from cubemesh.schema import Budget
 
 SLOWER = 5
 
@@ -80,7 +80,7 @@ class World:
             self.changed.notify_all()
 
 
-def run(paces, steps_s, **effort):
+def run(paces, steps_s, **budget):
     """The logs of two ranks measured at their paces."""
     world, logs = World(2), [KeptLog(), KeptLog()]
 
@@ -92,7 +92,7 @@ def run(paces, steps_s, **effort):
                 lambda: None,
                 rank.clock,
                 samples_per_step=4,
-                effort=Effort(**effort),
+                budget=Budget(**budget),
                 log=logs[number],
                 pace=paces[number],
             )

@@ -17,7 +17,7 @@ from cubemesh.measure.timing.timer import (
     measure,
     steps_per_window,
 )
-from cubemesh.schema.spec import Effort
+from cubemesh.schema.spec import Budget
 
 
 class Played:
@@ -45,7 +45,7 @@ class Played:
 
 
 def run(
-    lengths: Iterator[float], log: KeptLog | None = None, **effort: float
+    lengths: Iterator[float], log: KeptLog | None = None, **budget: float
 ) -> tuple[Measured, KeptLog, Played]:
     program, log = Played(lengths), log or KeptLog()
     measured = measure(
@@ -53,7 +53,7 @@ def run(
         program.synchronize,
         program.clock,
         samples_per_step=4,
-        effort=Effort(**effort),  # type: ignore[arg-type]
+        budget=Budget(**budget),  # type: ignore[arg-type]
         log=log,
     )
     return measured, log, program
@@ -63,7 +63,7 @@ def codes(log: KeptLog) -> list[str]:
     return [w.code for w in log.warnings]
 
 
-EFFORTS = st.fixed_dictionaries(
+BUDGETS = st.fixed_dictionaries(
     {
         "steps": st.integers(1, 200),
         "seconds": st.floats(0, 5),
@@ -72,22 +72,22 @@ EFFORTS = st.fixed_dictionaries(
 )
 
 
-@given(st.floats(1e-4, 20), EFFORTS)
+@given(st.floats(1e-4, 20), BUDGETS)
 @settings(deadline=None, max_examples=60)
 def test_enough_steps_seconds_and_windows_but_not_many_more(
-    step_s: float, effort: dict[str, float]
+    step_s: float, budget: dict[str, float]
 ) -> None:
-    measured, log, program = run(repeat(step_s), **effort)
+    measured, log, program = run(repeat(step_s), **budget)
     windows = measured.windows
     steps, elapsed_s = sum(w.steps for w in windows), sum(w.elapsed_s for w in windows)
-    assert steps >= effort["steps"]
-    assert elapsed_s >= effort["seconds"]
-    assert len(windows) >= effort["windows"]
+    assert steps >= budget["steps"]
+    assert elapsed_s >= budget["seconds"]
+    assert len(windows) >= budget["windows"]
     # Of what was asked for, the longest decides; rounding a window to whole steps adds to it.
     asked = max(
-        effort["steps"] * step_s,
-        effort["seconds"],
-        effort["windows"] * max(step_s, WINDOW_S + step_s),
+        budget["steps"] * step_s,
+        budget["seconds"],
+        budget["windows"] * max(step_s, WINDOW_S + step_s),
     )
     assert elapsed_s <= asked + 2 * max(w.elapsed_s for w in windows)
     assert all(w.samples == 4 * w.steps for w in windows)
@@ -95,12 +95,12 @@ def test_enough_steps_seconds_and_windows_but_not_many_more(
     assert log.fractions[-1] == 1
 
 
-@given(st.floats(1e-4, 2), EFFORTS)
+@given(st.floats(1e-4, 2), BUDGETS)
 @settings(deadline=None, max_examples=30)
 def test_windows_follow_one_another_and_wait_once_each(
-    step_s: float, effort: dict[str, float]
+    step_s: float, budget: dict[str, float]
 ) -> None:
-    _, log, program = run(repeat(step_s), **effort)
+    _, log, program = run(repeat(step_s), **budget)
     for before, after in pairwise(log.windows):
         assert after.start_s >= before.start_s + before.elapsed_s - 1e-9
     assert program.waits == len(log.windows) + 1
@@ -188,17 +188,17 @@ def test_windows_that_became_too_short() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step_s", "effort", "steps"),
+    ("step_s", "budget", "steps"),
     [
-        (0.0001, Effort(), 1666),  # 20,000 steps make 2 s
-        (0.050, Effort(), 3),  # 40 steps over 12 windows
-        (3.0, Effort(), 1),
-        (0.0001, Effort(seconds=0), 50),  # 5 ms a window
-        (0.1, Effort(steps=100, windows=10, seconds=0), 10),
+        (0.0001, Budget(), 1666),  # 20,000 steps make 2 s
+        (0.050, Budget(), 3),  # 40 steps over 12 windows
+        (3.0, Budget(), 1),
+        (0.0001, Budget(seconds=0), 50),  # 5 ms a window
+        (0.1, Budget(steps=100, windows=10, seconds=0), 10),
     ],
 )
-def test_steps_in_a_window(step_s: float, effort: Effort, steps: int) -> None:
-    assert steps_per_window(effort, step_s) == steps
+def test_steps_in_a_window(step_s: float, budget: Budget, steps: int) -> None:
+    assert steps_per_window(budget, step_s) == steps
 
 
 def test_a_clock_that_stands_still() -> None:
@@ -214,7 +214,7 @@ def test_on_the_real_clock() -> None:
         nothing,
         time.perf_counter,
         samples_per_step=1,
-        effort=Effort(steps=20, seconds=0.1, windows=6, warmup_seconds=0.2),
+        budget=Budget(steps=20, seconds=0.1, windows=6, warmup_seconds=0.2),
         log=log,
     )
     assert before < measured.started < measured.ended < time.perf_counter()
@@ -235,7 +235,7 @@ def test_it_measures_on_until_the_interval_is_narrow_or_time_is_up() -> None:
     assert len(narrow.windows) > 2 * len(alone.windows)
     assert "wide-interval" not in codes(log)
     stopped, log, _ = run(
-        noisy(), seconds=0.5, steps=1, windows=6, interval=0.0001, most_seconds=5.0
+        noisy(), seconds=0.5, steps=1, windows=6, interval=0.0001, max_seconds=5.0
     )
     assert 5.0 <= sum(w.elapsed_s for w in stopped.windows) < 7.0
     assert "wide-interval" in codes(log)

@@ -137,7 +137,7 @@ def at_224(record_of, network, step_s, on="host", **more):
         record_of(
             RunSpec(
                 work=TrainSteps(network=network, batch_per_device=b, image_size=224),
-                program=ProgramSettings(data_on=on),
+                program=ProgramSettings(data_location=on),
             ),
             step_s=t,
             **more,

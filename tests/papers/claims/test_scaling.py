@@ -26,11 +26,11 @@ HOLDS, FAILS, UNTOLD = State.HOLDS, State.DOES_NOT_HOLD, State.CANNOT_BE_TESTED_
 def ran(record_of):
     """A record of devices whose step takes `times` as long as that of one."""
 
-    def make(network, batch, devices, times, exchange="all-reduce", link="auto"):
+    def make(network, batch, devices, times, sync="all-reduce", link="auto"):
         spec = RunSpec(
             work=TrainSteps(network=network, batch_per_device=batch),
             placement=Placement(devices=devices, link=link),
-            program=ProgramSettings(exchange=exchange if devices > 1 else "none"),
+            program=ProgramSettings(sync=sync if devices > 1 else "none"),
         )
         record = record_of(spec, step_s=0.01 * times, spread=0.002)
         windows = tuple(
@@ -99,7 +99,7 @@ def test_super_linear_is_over_n_times_one_at_one_global_minibatch(ran):
 
 def test_asynchronous_is_near_linear_or_not(ran):
     one = ran("resnet-50", 32, 1, 1.0)
-    near = ran("resnet-50", 32, 2, 1.02, exchange="asynchronous")
+    near = ran("resnet-50", 32, 2, 1.02, sync="asynchronous")
     assert verdict("001-20", one, near).state is HOLDS
     assert verdict("001-20", one).state is UNTOLD
 

@@ -130,7 +130,7 @@ def test_stored_runs_of_several_are_held_against_one(record_of, tmp_path) -> Non
         spec = RunSpec(
             work=TrainSteps(network="little-cnn", batch_per_device=64),
             placement=Placement(devices=devices, threads=1),
-            program=ProgramSettings(exchange="all-reduce" if devices > 1 else "none"),
+            program=ProgramSettings(sync="all-reduce" if devices > 1 else "none"),
         )
         record = record_of(spec, step_s=step_s)
         rank = Rank(rank=0, host="here", device="cpu", outcome=record.outcome)
@@ -158,7 +158,7 @@ def test_what_joins_the_devices_of_a_run_must_be_known(record_of) -> None:  # ty
         spec = RunSpec(
             work=TrainSteps(network="little-cnn", batch_per_device=64),
             placement=Placement(devices=2, threads=1, **placement),
-            program=ProgramSettings(exchange="all-reduce"),
+            program=ProgramSettings(sync="all-reduce"),
         )
         record = record_of(spec, step_s=0.01)
         ranks = tuple(

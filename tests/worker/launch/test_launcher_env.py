@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cubemesh.errors import UsageError
-from cubemesh.schema import Keeping, Placement, ProgramSettings, RunSpec, Train
+from cubemesh.schema import CheckpointSettings, Placement, ProgramSettings, RunSpec, Train
 from cubemesh.training.checkpoint import steps_in
 from cubemesh.worker.launch.launcher_env import first_node, introduce
 from cubemesh.worker.launch.ranks import Self, whoami
@@ -106,8 +106,8 @@ def test_ranks_that_mpirun_started_train_and_keep_checkpoints(tmp_path):
     spec = RunSpec(
         work=Train(network="little-cnn", batch_per_device=128, image_size=8, data="digits"),
         placement=Placement(device="cpu", devices=2, threads=1),
-        program=ProgramSettings(exchange="all-reduce"),
-        keeping=Keeping(checkpoints=str(tmp_path / "kept")),
+        program=ProgramSettings(sync="all-reduce"),
+        checkpointing=CheckpointSettings(checkpoints=str(tmp_path / "kept")),
     )
     job = Job(spec=spec, folder=str(tmp_path)).write()
     with socket.socket() as free:

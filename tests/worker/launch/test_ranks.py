@@ -73,20 +73,20 @@ def test_each_rank_has_a_gpu_of_its_own():
 
 
 def test_ranks_take_cores_by_turns_where_they_may_share_them():
-    asked = spec(devices=4, share_cores=True)
+    asked = spec(devices=4, oversubscribe=True)
     selves = [Self(rank=r, local_rank=r, ranks=4, local_ranks=4) for r in range(4)]
     own = [own_cores(asked, one, (5, 7)) for one in selves]
     assert own == [(5,), (7,), (5,), (7,)]
-    assert can_launch(job(devices=4, share_cores=True))
+    assert can_launch(job(devices=4, oversubscribe=True))
     assert not can_launch(job(devices=4))
-    assert not can_launch(job(devices=1, share_cores=True))
+    assert not can_launch(job(devices=1, oversubscribe=True))
     check_devices(4, 2, may_share=True)
-    with pytest.raises(Unsupported, match="or share_cores=true where times do not matter"):
+    with pytest.raises(Unsupported, match="or oversubscribe=true where times do not matter"):
         check_devices(4, 2)
 
 
 def test_shared_cores_are_said_unless_nothing_is_timed():
-    asked = spec(devices=4, share_cores=True)
+    asked = spec(devices=4, oversubscribe=True)
     assert "4 devices shared 2 cores" in shared_cores(asked, 2).cause
     assert shared_cores(asked, 4) is None
     work = FirstSteps(network="little-cnn", batch_per_device=8)

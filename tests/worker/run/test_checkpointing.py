@@ -13,11 +13,11 @@ from cubemesh.frameworks.api.framework import Unsupported
 from cubemesh.frameworks.api.gradient_sync import Alone
 from cubemesh.frameworks.api.training import Snapshot
 from cubemesh.measure.telemetry.memory_log import KeptLog
-from cubemesh.schema import Keeping, Placement, RunSpec, Train
+from cubemesh.schema import CheckpointSettings, Placement, RunSpec, Train
 from cubemesh.training import checkpoint as checkpoints
 from cubemesh.training.checkpoint import Checkpoint
 from cubemesh.training.history import Course
-from cubemesh.worker.run import checkpointing as keeping
+from cubemesh.worker.run import checkpointing as checkpointing
 
 PATIENCE_S = 10
 
@@ -53,11 +53,11 @@ def begin(*folders, resume=False):
         spec = RunSpec(
             work=Train(network="little-cnn", batch_per_device=4),
             placement=Placement(devices=2),
-            keeping=Keeping(checkpoints=str(folders[rank]), resume=resume),
+            checkpointing=CheckpointSettings(checkpoints=str(folders[rank]), resume=resume),
         )
-        spec = replace(spec, program=replace(spec.program, exchange="all-reduce"))
+        spec = replace(spec, program=replace(spec.program, sync="all-reduce"))
         try:
-            found[rank] = keeping.beginning(spec, Ranks(rank, said, met), KeptLog())
+            found[rank] = checkpointing.beginning(spec, Ranks(rank, said, met), KeptLog())
         except (UsageError, DataError, threading.BrokenBarrierError) as error:
             found[rank] = repr(error) if not str(error) else str(error)
 
@@ -114,12 +114,12 @@ def test_each_rank_reads_its_own_file_however_long_another_takes(tmp_path, monke
     assert all(text.startswith("None of the 1 checkpoints in") for text in told), told
 
 
-@pytest.mark.parametrize("exchange", ["asynchronous", "asynchronous-aware"])
-def test_gradients_under_way_are_in_no_checkpoint(tmp_path, exchange):
+@pytest.mark.parametrize("sync", ["asynchronous", "asynchronous-aware"])
+def test_gradients_under_way_are_in_no_checkpoint(tmp_path, sync):
     spec = RunSpec(
         work=Train(network="little-cnn", batch_per_device=4),
-        keeping=Keeping(checkpoints=str(tmp_path)),
+        checkpointing=CheckpointSettings(checkpoints=str(tmp_path)),
     )
-    spec = replace(spec, program=replace(spec.program, exchange=exchange))
+    spec = replace(spec, program=replace(spec.program, sync=sync))
     with pytest.raises(Unsupported, match="which no checkpoint holds"):
-        keeping.beginning(spec, Alone(), KeptLog())
+        checkpointing.beginning(spec, Alone(), KeptLog())

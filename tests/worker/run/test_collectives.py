@@ -7,7 +7,7 @@ import pytest
 from cubemesh.frameworks.api.framework import OutOfMemory, Unsupported
 from cubemesh.frameworks.api.gradient_sync import Alone
 from cubemesh.measure.telemetry.memory_log import KeptLog
-from cubemesh.schema import Collective, Effort, Placement, RunSpec
+from cubemesh.schema import Budget, Collective, Placement, RunSpec
 from cubemesh.worker.report.outcomes import outcome_of
 from cubemesh.worker.run.collectives import build, sweep
 
@@ -56,7 +56,7 @@ def spec(steps=2, windows=3, seconds=10.0, **work):
     return RunSpec(
         work=Collective(**work),
         placement=Placement(devices=3),
-        effort=Effort(steps=steps, windows=windows, seconds=seconds),
+        budget=Budget(steps=steps, windows=windows, seconds=seconds),
     )
 
 

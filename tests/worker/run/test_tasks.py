@@ -11,8 +11,8 @@ from cubemesh.frameworks.api.gradient_sync import Alone
 from cubemesh.measure.telemetry import trace_replay as replay
 from cubemesh.schema import (
     WORK_KINDS,
+    Budget,
     Ceiling,
-    Effort,
     Figure,
     Forward,
     Input,
@@ -30,13 +30,13 @@ from cubemesh.worker.run.attribution_setup import attribute
 from cubemesh.worker.run.job import Job
 from cubemesh.worker.run.tasks import TASKS
 
-EFFORT = Effort(steps=20, seconds=0.0, windows=6, warmup_seconds=0.0)
+EFFORT = Budget(steps=20, seconds=0.0, windows=6, warmup_seconds=0.0)
 FEED = {"network": "little-cnn", "batch_per_device": 10}
 
 
 def events_of(folder, work, script="step=0.01", **program):
     settings = ProgramSettings(framework="null", script=script, **program)
-    return run(folder, RunSpec(work=work, program=settings, effort=EFFORT))
+    return run(folder, RunSpec(work=work, program=settings, budget=EFFORT))
 
 
 def run(folder, spec):
@@ -78,7 +78,7 @@ def test_sensors_that_are_played_reach_the_record(tmp_path):
     recording = tmp_path / "readings.jsonl"
     replay.record(recording, [gpu], readings=2, every_s=0.01)
     settings = ProgramSettings(framework="null", script="step=0.01")
-    spec = RunSpec(work=TrainSteps(**FEED), program=settings, effort=EFFORT)
+    spec = RunSpec(work=TrainSteps(**FEED), program=settings, budget=EFFORT)
     path = Job(spec=spec, folder=str(tmp_path)).write()
     command = [sys.executable, "-c", REPLAYED, recording, path]
     subprocess.run(command, check=True, timeout=60)
@@ -99,9 +99,9 @@ def test_there_is_a_task_for_each_kind_of_work():
 
 
 @pytest.mark.parametrize("work", [TrainSteps(**FEED), Forward(**FEED, data="digits")])
-@pytest.mark.parametrize("data_on", ["host", "device"])
-def test_steps_are_measured(tmp_path, work, data_on):
-    events = events_of(tmp_path, work, data_on=data_on)
+@pytest.mark.parametrize("data_location", ["host", "device"])
+def test_steps_are_measured(tmp_path, work, data_location):
+    events = events_of(tmp_path, work, data_location=data_location)
     assert outcome(events).ok, events[-1]
     assert phases(events) == ["import", "data", "build", "weights", "warm-up", "measure"]
     memory = figures(events)["peak_memory_bytes"]
@@ -137,7 +137,7 @@ def test_reading_and_decoding_need_no_program(tmp_path, stage):
         RunSpec(
             work=work,
             program=ProgramSettings(framework="null", input_threads=2),
-            effort=EFFORT,
+            budget=EFFORT,
         ),
     )
     assert outcome(events).ok, events[-1]
@@ -184,7 +184,7 @@ def test_a_ceiling_is_a_rate(tmp_path, operation, size, name, rate):
 
 def test_a_disk_is_read_whatever_the_framework(tmp_path):
     work = Ceiling(operation="disk_read", folder=str(tmp_path), size=16 << 20)
-    spec = RunSpec(work=work, program=ProgramSettings(framework="null"), effort=EFFORT)
+    spec = RunSpec(work=work, program=ProgramSettings(framework="null"), budget=EFFORT)
     events = run(tmp_path, spec)
     assert outcome(events).ok, events[-1]
     figure = figures(events)["rate_bytes_per_s"]
@@ -200,7 +200,7 @@ def test_a_disk_is_read_whatever_the_framework(tmp_path):
         ({"work": TrainSteps(**FEED, data="digits"), "batch": 5000}, "5000"),
         ({"placement": Placement(device="cuda")}, "cuda"),
         ({"placement": Placement(devices=2)}, "devices"),
-        ({"program": ProgramSettings(framework="null", exchange="ring")}, "ring"),
+        ({"program": ProgramSettings(framework="null", sync="ring")}, "ring"),
     ],
 )
 def test_what_cannot_be_done_is_unsupported_with_a_reason(tmp_path, change, words):
@@ -249,8 +249,8 @@ def test_a_network_of_tokens_is_trained_and_judged_by_position(tmp_path):
 def test_an_attribution_is_parts_that_add_up_to_the_step(tmp_path):
     work = TrainSteps(**FEED)
     settings = ProgramSettings(framework="null", script="step=0.01")
-    effort = dataclasses.replace(EFFORT, attribution=True)
-    events = run(tmp_path, RunSpec(work=work, program=settings, effort=effort))
+    budget = dataclasses.replace(EFFORT, attribution=True)
+    events = run(tmp_path, RunSpec(work=work, program=settings, budget=budget))
     assert outcome(events).ok, events[-1]
     assert phases(events)[-2:] == ["measure", "profile"]
     parts = {e["part"]["name"]: e["part"]["seconds"] for e in events if e["event"] == "part"}
@@ -270,7 +270,7 @@ def test_a_framework_whose_profile_is_not_read_refuses_an_attribution(tmp_path):
     spec = RunSpec(
         work=TrainSteps(**FEED),
         program=ProgramSettings(framework="null"),
-        effort=dataclasses.replace(EFFORT, attribution=True),
+        budget=dataclasses.replace(EFFORT, attribution=True),
     )
     with pytest.raises(Unsupported, match="pytorch or pytorch-compiled"):
         attribute(spec, Plain(), None, None, None, "", Alone(), None)

@@ -35,7 +35,7 @@ class Reading:
 
     max_pixels: int = PILLOW_PIXELS
     """An image of more pixels is set aside before it is decoded."""
-    keep_decoded: bool = False
+    cache_decoded: bool = False
     """Whether they are decoded once, before anything is timed, and kept in memory."""
     drop_page_cache: bool = False
     """Whether a file's pages are dropped from memory as soon as it was read."""
@@ -52,10 +52,11 @@ class Reading:
                 f"max_image_pixels={self.max_pixels} does not fit: it must be 1 to "
                 f"{format_count(PILLOW_PIXELS)}, beyond which the decoder refuses by itself."
             )
-        if self.keep_decoded and self.stays_encoded:
+        if self.cache_decoded and self.stays_encoded:
             raise UsageError(
-                "keep_decoded=true decodes every image once, on the host, and decode_on=device "
-                "decodes each one on the device when its turn comes. Leave one of them out."
+                "cache_decoded=true decodes every image once, on the host, and "
+                "decode_location=device decodes each one on the device in every epoch. Leave out "
+                "one of them."
             )
 
 
@@ -92,7 +93,7 @@ def open_images(
     if reading.stays_encoded:
         return StaysEncoded(encoded, shape, split, reading.max_pixels)
     images = Images(encoded, shape, split, reading.max_pixels)
-    return Kept(images) if reading.keep_decoded else images
+    return Kept(images) if reading.cache_decoded else images
 
 
 class Kept(Raw):

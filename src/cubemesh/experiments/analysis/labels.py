@@ -11,7 +11,7 @@ from dataclasses import fields
 
 from cubemesh.schema import Placement, ProgramSettings, RunRecord
 
-_SPOKEN = {"data_on": "data on the {}", "script": "scripted", "threads": "{} threads"}
+_SPOKEN = {"data_location": "data on the {}", "script": "scripted", "threads": "{} threads"}
 _BARE = ("framework", "precision", "layout", "device")
 
 

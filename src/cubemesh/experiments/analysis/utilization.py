@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cubemesh.experiments.analysis.groups import Group
-from cubemesh.schema import Ceiling, Cell, Column, Effort, Placement, ProgramSettings, RunSpec
+from cubemesh.schema import Budget, Ceiling, Cell, Column, Placement, ProgramSettings, RunSpec
 
 COLUMNS = {
     "mfu_percent": "MFU",
@@ -50,7 +50,7 @@ def use_cells(group: Group[Any], names: Iterable[str]) -> tuple[Cell, ...]:
 
 
 def ceilings(
-    program: ProgramSettings, effort: Effort, placement: Placement | None = None
+    program: ProgramSettings, budget: Budget, placement: Placement | None = None
 ) -> list[RunSpec]:
     """The product and the copy that a program's runs are held against."""
     return [
@@ -58,7 +58,7 @@ def ceilings(
             work=Ceiling(operation=operation),
             placement=placement or Placement(),
             program=program if operation == "matrix_product" else ProgramSettings(),
-            effort=effort,
+            budget=budget,
         )
         for operation in ("matrix_product", "copy")
     ]

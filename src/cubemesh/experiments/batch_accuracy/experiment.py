@@ -77,7 +77,7 @@ def plan(settings: Settings, context: Context) -> Plan:
                 optimizer="rmsprop",
                 learning_rate=rate,
             ),
-            effort=context.effort,
+            budget=context.budget,
         )
         for rate in sorted(set(settings.learning_rates)) or [settings.learning_rate]
         for batch in sorted(set(settings.batches or BATCHES[context.scale]))

@@ -120,7 +120,7 @@ def findings(found: Mapping[str, tuple[Point, ...] | str], job: Job) -> Iterator
             f"{format_number(last.samples_per_s)} samples/s ({low} to {high}), "
             f"{100 * last.efficiency:.0f} % of as many single ones"
         )
-        limited = next((p for p in points if p.limit.startswith("exchange")), None)
+        limited = next((p for p in points if p.limit.startswith("sync")), None)
         where = (
             f"; from {limited.devices} on {limited.limit.removeprefix('exchange: ')} limits"
             if limited

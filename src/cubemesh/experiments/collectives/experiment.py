@@ -70,14 +70,14 @@ class Settings:
 def plan(settings: Settings, context: Context) -> Plan:
     """A run for each operation on each number of devices."""
     windows, seconds = GROUPS[context.scale]
-    effort = replace(context.effort, steps=ITERATIONS, windows=windows, seconds=seconds, repeats=1)
+    budget = replace(context.budget, steps=ITERATIONS, windows=windows, seconds=seconds, repeats=1)
     quick = context.scale is Scale.QUICK
     sizes = sizes_of(settings, context)
     yield [
         RunSpec(
             work=Collective(collective=operation, sizes_bytes=sizes),
             placement=Placement(devices=devices),
-            effort=effort,
+            budget=budget,
         )
         for devices in dict.fromkeys(settings.devices or _devices(context))
         for operation in dict.fromkeys(

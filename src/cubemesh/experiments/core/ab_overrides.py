@@ -14,14 +14,14 @@ from cubemesh.errors import UsageError, unknown_name
 from cubemesh.experiments.core.experiment import Experiment
 from cubemesh.experiments.core.settings import apply, canonical, parse_value, spec_fields
 from cubemesh.frameworks import entry
-from cubemesh.schema import Against, Effort, Environment, NetworkWork, RunSpec, Train
+from cubemesh.schema import Against, Budget, Environment, NetworkWork, RunSpec, Train
 from cubemesh.schema.serialization import field_types
 
 SHARED: dict[str, str] = {
     "device": "windows on two devices do not meet the same conditions by alternating",
     "devices": "both run on the same devices",
     "hosts": "both run on the same devices",
-    "share_cores": "both run on the same devices",
+    "oversubscribe": "both run on the same devices",
     "pinning": "both have the processors that their process is bound to",
     "numa_node": "both have the processors that their process is bound to",
     "link": "both have the links that their process chose",
@@ -36,14 +36,14 @@ SHARED: dict[str, str] = {
 def parse_against(experiment: Experiment, texts: Mapping[str, str]) -> dict[str, Any]:
     """What `texts` (key → value as typed) change in the other program; UsageError for what cannot
     differ in one process, or is no field."""
-    fields, effort = spec_fields(experiment), field_types(Effort)
+    fields, budget = spec_fields(experiment), field_types(Budget)
     if texts and not experiment.alternates:
         raise UsageError(
             f"{experiment.name} compares programs by itself, and takes no --against. Leave it out."
         )
     changes = {}
     for key, text in texts.items():
-        if key in effort and key in fields:
+        if key in budget and key in fields:
             raise UsageError(
                 f"--against {key}={text}: the effort is the same for both programs. Use --set."
             )
@@ -53,7 +53,7 @@ def parse_against(experiment: Experiment, texts: Mapping[str, str]) -> dict[str,
                 "compare the runs: cubemesh compare A B."
             )
         if key not in fields:
-            known = [f for f in fields if f not in effort and f not in SHARED]
+            known = [f for f in fields if f not in budget and f not in SHARED]
             hint = f"`cubemesh experiments {experiment.name}` lists them."
             raise unknown_name("field of a spec", key, known, hint, "fields")
         changes[key] = canonical(key, parse_value(key, text, fields[key]))

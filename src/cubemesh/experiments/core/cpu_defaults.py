@@ -68,7 +68,7 @@ def reductions(
     smaller = sorted(pair for pair in sides if pair[0] < pair[1])
     if smaller:
         told.append("images of " + ", ".join(f"{a} for {b} pixels" for a, b in smaller))
-    runs = [r.spec.effort.steps for r in records if isinstance(r.spec.work, NetworkWork)]
+    runs = [r.spec.budget.steps for r in records if isinstance(r.spec.work, NetworkWork)]
     if runs and min(runs) < steps:
         told.append(f"{min(runs)} runs for {steps}")
     if absent := list(missing):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from cubemesh.schema import Answer, Effort, Machine, RunRecord, RunSpec
+from cubemesh.schema import Answer, Budget, Machine, RunRecord, RunSpec
 from cubemesh.schema.serialization import field_types
 from cubemesh.store import Store
 
@@ -28,10 +28,10 @@ class Scale(StrEnum):
     FULL = "full"
 
 
-EFFORTS: dict[Scale, Effort] = {
-    Scale.QUICK: Effort(steps=3, seconds=1.0, windows=10, warmup_seconds=4.0),
-    Scale.DEFAULT: Effort(),
-    Scale.FULL: Effort(steps=100, seconds=10.0, windows=30, warmup_seconds=60.0, repeats=3),
+BUDGETS: dict[Scale, Budget] = {
+    Scale.QUICK: Budget(steps=3, seconds=1.0, windows=10, warmup_seconds=4.0),
+    Scale.DEFAULT: Budget(),
+    Scale.FULL: Budget(steps=100, seconds=10.0, windows=30, warmup_seconds=60.0, repeats=3),
 }
 
 
@@ -47,9 +47,9 @@ class Context:
     """How many hosts share the devices of a run that has as many."""
 
     @property
-    def effort(self) -> Effort:
+    def budget(self) -> Budget:
         """How long each run is watched at this scale."""
-        return EFFORTS[self.scale]
+        return BUDGETS[self.scale]
 
     @property
     def has_gpu(self) -> bool:

@@ -22,13 +22,13 @@ def check(specs: Iterable[RunSpec]) -> None:
     seen = set()
     for spec in specs:
         _check_script(spec)
-        exchanges.check(spec.program.exchange)
+        exchanges.check(spec.program.sync)
         work = spec.work
         if not isinstance(work, NetworkWork):
             continue
-        if isinstance(work, Train) and spec.program.data_on == "device":
+        if isinstance(work, Train) and spec.program.data_location == "device":
             raise UsageError(
-                "data_on=device feeds one batch again and again, which trains nothing to an "
+                "data_location=device feeds one batch again and again, which trains nothing to an "
                 "accuracy. Leave data_on out here."
             )
         batch = work.batch_per_device

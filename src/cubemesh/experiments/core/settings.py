@@ -22,8 +22,8 @@ from cubemesh.experiments.core.experiment import Experiment
 from cubemesh.networks import canonical_name
 from cubemesh.schema import (
     Against,
+    Budget,
     Collective,
-    Effort,
     NetworkWork,
     Placement,
     ProgramSettings,
@@ -35,7 +35,7 @@ from cubemesh.units import parse_duration, parse_size
 
 TUNED = "tuned"
 """The key that takes settings over from a tuning (tuned.py); it is no field of a spec."""
-_PARTS = {"placement": Placement, "program": ProgramSettings, "effort": Effort}
+_PARTS = {"placement": Placement, "program": ProgramSettings, "budget": Budget}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _words(kind: Any) -> tuple[Any, ...]:
 
 def apply(spec: RunSpec, overrides: Mapping[str, Any], *, plans_devices: bool = False) -> RunSpec:
     """`spec` with the overridden fields replaced in whichever part has them. Several devices that
-    are asked for here train with `exchange=all-reduce`, unless another is; of several hosts each
+    are asked for here train with `sync=all-reduce`, unless another is; of several hosts each
     has one device at least. Where the experiment `plans_devices` itself, its numbers of devices
     and its exchanges stay, and what has fewer devices than there are hosts stays on this one. A
     program that the plan lets alternate with it is changed alike."""
@@ -182,9 +182,9 @@ def apply(spec: RunSpec, overrides: Mapping[str, Any], *, plans_devices: bool = 
         if own:
             changed[part] = dataclasses.replace(before, **own)
     spec = dataclasses.replace(spec, **changed) if changed else spec
-    asked = not {"devices", "hosts"}.isdisjoint(overrides) and "exchange" not in overrides
+    asked = not {"devices", "hosts"}.isdisjoint(overrides) and "sync" not in overrides
     several = spec.placement.devices > 1 and isinstance(spec.work, Training)
     if asked and several and not plans_devices:
-        program = dataclasses.replace(spec.program, exchange="all-reduce")
+        program = dataclasses.replace(spec.program, sync="all-reduce")
         spec = dataclasses.replace(spec, program=program)
     return spec

@@ -56,7 +56,7 @@ class Settings:
 
 def plan(settings: Settings, context: Context) -> Plan:
     """Every arrangement that differs from the others on this machine."""
-    effort = replace(context.effort, repeats=REPEATS[context.scale])
+    budget = replace(context.budget, repeats=REPEATS[context.scale])
     yield [
         RunSpec(
             work=TrainSteps(network=settings.network, batch_per_device=settings.batch_per_device),
@@ -64,7 +64,7 @@ def plan(settings: Settings, context: Context) -> Plan:
                 device="cpu", threads=mode.threads, pinning=mode.pinning, numa_node=mode.node
             ),
             program=ProgramSettings(layout=mode.layout),
-            effort=effort,
+            budget=budget,
         )
         for mode in modes(settings, context.machine, context.scale)
     ]
@@ -131,7 +131,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
 
 
 def _reduced(records: Sequence[RunRecord]) -> tuple[Warning, ...]:
-    repeats = {r.spec.effort.repeats for r in records}
+    repeats = {r.spec.budget.repeats for r in records}
     if not repeats or min(repeats) >= REPEATS[Scale.DEFAULT]:
         return ()
     return (

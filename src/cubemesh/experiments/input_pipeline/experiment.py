@@ -98,14 +98,14 @@ def plan(settings: Settings, context: Context) -> Plan:
         return RunSpec(
             work=Input(stage=name, **files),  # type: ignore[arg-type]
             program=ProgramSettings(**program),  # type: ignore[arg-type]
-            effort=context.effort,
+            budget=context.budget,
         )
 
     def training(fed: Mapping[str, object], **program: object) -> RunSpec:
         return RunSpec(
             work=TrainSteps(**fed),  # type: ignore[arg-type]
             program=ProgramSettings(**program),  # type: ignore[arg-type]
-            effort=context.effort,
+            budget=context.budget,
         )
 
     asked = {
@@ -113,13 +113,13 @@ def plan(settings: Settings, context: Context) -> Plan:
         DISK: training(files, drop_page_cache=True),
         DECODE_ONE: stage("decode", input_threads=1),
         DECODE: stage("decode"),
-        BY_DEVICE: stage("decode", decode_on="device"),
+        BY_DEVICE: stage("decode", decode_location="device"),
         COPY: stage("copy"),
         MEMORY: training(files),
-        MEMORY_BY_DEVICE: training(files, decode_on="device"),
-        DECODED: training(files, keep_decoded=True),
+        MEMORY_BY_DEVICE: training(files, decode_location="device"),
+        DECODED: training(files, cache_decoded=True),
         SYNTHETIC: training(common),
-        DEVICE: training(common, data_on="device"),
+        DEVICE: training(common, data_location="device"),
     }
     quick = context.scale is Scale.QUICK
     left_out = {*(NOT_QUICK if quick else ()), *(() if context.has_gpu else OF_A_GPU)}
@@ -148,7 +148,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
 
 def _key(record: RunRecord) -> str:
     work, program = record.spec.work, record.spec.program
-    by_device = program.decode_on == "device"
+    by_device = program.decode_location == "device"
     if isinstance(work, Input):
         if by_device:
             return BY_DEVICE
@@ -156,8 +156,8 @@ def _key(record: RunRecord) -> str:
         return DECODE_ONE if one else work.stage
     assert isinstance(work, TrainSteps)
     if work.data == "synthetic":
-        return DEVICE if program.data_on == "device" else SYNTHETIC
-    if program.keep_decoded:
+        return DEVICE if program.data_location == "device" else SYNTHETIC
+    if program.cache_decoded:
         return DECODED
     if by_device:
         return MEMORY_BY_DEVICE
@@ -172,10 +172,10 @@ EXPERIMENT = Experiment(
     varies={
         "data": "data_path",
         "stage": "parts",
-        "keep_decoded": "parts",
+        "cache_decoded": "parts",
         "drop_page_cache": "parts",
-        "decode_on": "parts",
-        "data_on": "parts",
+        "decode_location": "parts",
+        "data_location": "parts",
         "input_threads": "parts",
     },
     plan=plan,

@@ -112,8 +112,8 @@ _STAGE = {
 }
 _REMEDY = {
     READ: "Use tar shards or a faster disk, or copy the data to a local one.",
-    DECODE: "Give it more cores, set decode_on=device on a GPU, or store images smaller.",
-    BY_DEVICE: "Give it more cores with decode_on=host, or store images smaller.",
+    DECODE: "Give it more cores, set decode_location=device on a GPU, or store images smaller.",
+    BY_DEVICE: "Give it more cores with decode_location=host, or store images smaller.",
     COPY: "Keep data on the device, or copy fewer bytes.",
 }
 

@@ -79,9 +79,9 @@ def _spec(settings: Settings, context: Context, devices: int, scaling: RateScali
             learning_rate=settings.learning_rate,
             rate_scaling=scaling,
         ),
-        placement=replace(placement(settings, devices, context), share_cores=devices > 1),
-        program=ProgramSettings(exchange="all-reduce" if devices > 1 else "none"),
-        effort=context.effort,
+        placement=replace(placement(settings, devices, context), oversubscribe=devices > 1),
+        program=ProgramSettings(sync="all-reduce" if devices > 1 else "none"),
+        budget=context.budget,
     )
 
 

@@ -7,7 +7,7 @@ a doubled minibatch to take twice the time, or at the one that did not run.
 from __future__ import annotations
 
 from cubemesh.experiments.core.experiment import Scale
-from cubemesh.schema import Effort, RunRecord
+from cubemesh.schema import Budget, RunRecord
 
 RUN_BUDGET_S = {Scale.QUICK: 8.0, Scale.DEFAULT: 40.0, Scale.FULL: float("inf")}
 
@@ -15,9 +15,9 @@ RUN_BUDGET_S = {Scale.QUICK: 8.0, Scale.DEFAULT: 40.0, Scale.FULL: float("inf")}
 def may_double(record: RunRecord, scale: Scale) -> bool:
     """Whether a run at twice the minibatch of `record` fits the time of one run."""
     step_s = record.figure("step_s")
-    return step_s is not None and run_s(2 * step_s, record.spec.effort) <= RUN_BUDGET_S[scale]
+    return step_s is not None and run_s(2 * step_s, record.spec.budget) <= RUN_BUDGET_S[scale]
 
 
-def run_s(step_s: float, effort: Effort) -> float:
+def run_s(step_s: float, budget: Budget) -> float:
     """What a run at this step time takes, roughly: its steps, and half as many to warm up."""
-    return max(effort.seconds, step_s * max(effort.steps, effort.windows)) * 1.5
+    return max(budget.seconds, step_s * max(budget.steps, budget.windows)) * 1.5

@@ -44,14 +44,16 @@ def specs(records: Sequence[RunRecord], fed: str) -> list[RunSpec]:
     """Runs that take steps apart at every bend of what `records` hold of data on `fed`, and on both
     its sides; none where the framework has no profile."""
     steps = [
-        r for r in records if isinstance(r.spec.work, TrainSteps) and r.spec.program.data_on == fed
+        r
+        for r in records
+        if isinstance(r.spec.work, TrainSteps) and r.spec.program.data_location == fed
     ]
     if not steps or not _can_be_taken_apart(steps[0].spec):
         return []
     by_batch = {r.spec.batch_per_device: r.spec for r in steps}
     wanted = sorted({n for bend in _certain(steps) for n in _sides(bend)})
     return [
-        replace(spec, effort=replace(spec.effort, attribution=True, repeats=1))
+        replace(spec, budget=replace(spec.budget, attribution=True, repeats=1))
         for spec in (by_batch[n] for n in wanted)
     ]
 
@@ -59,8 +61,8 @@ def specs(records: Sequence[RunRecord], fed: str) -> list[RunSpec]:
 def parted(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[RunRecord]]:
     """Records that are timed, and those that were taken apart beside them; all are timed where
     every one was taken apart."""
-    apart = [r for r in records if r.spec.effort.attribution]
-    timed = [r for r in records if not r.spec.effort.attribution]
+    apart = [r for r in records if r.spec.budget.attribution]
+    timed = [r for r in records if not r.spec.budget.attribution]
     if any(isinstance(r.spec.work, TrainSteps) for r in timed):
         return timed, apart
     return list(records), []
@@ -152,5 +154,5 @@ def _second(three: Sequence[float]) -> float:
 
 
 def _can_be_taken_apart(spec: RunSpec) -> bool:
-    alone = spec.placement.devices == 1 or spec.program.exchange in STAMPED
+    alone = spec.placement.devices == 1 or spec.program.sync in STAMPED
     return entry(spec.program.framework).profiles and alone

@@ -30,7 +30,7 @@ from cubemesh.experiments.minibatch import findings as minibatch_findings
 from cubemesh.experiments.minibatch import report as minibatch_shown
 from cubemesh.experiments.minibatch.batch_sweep import may_double, run_s
 from cubemesh.experiments.minibatch.curvature import bends, bends_table
-from cubemesh.experiments.minibatch.input_starvation import Fed, data_on, programs
+from cubemesh.experiments.minibatch.input_starvation import Fed, data_location, programs
 from cubemesh.experiments.minibatch.max_batch import largest, search
 from cubemesh.experiments.minibatch.report import Groups, Shown
 from cubemesh.schema import (
@@ -67,7 +67,7 @@ class Settings:
     """The list goes up to this minibatch, however long a run takes."""
     data: str = "synthetic"
     """What the network is fed: synthetic, digits, cifar-10."""
-    data_on: Fed = "host"
+    data_location: Fed = "host"
     """Where the data lie: on the host (every batch is copied, as document 001 did), on the device,
     or both, side by side."""
     forward: bool | None = None
@@ -86,7 +86,7 @@ def plan(settings: Settings, context: Context) -> Plan:
     """The runs of each minibatch, and then those that take the sides of its bends apart."""
     records = yield from bend_profiles.gathered(_curve(settings, context))
     profile = context.scale is not Scale.QUICK if settings.profile is None else settings.profile
-    fed = "host" if settings.data_on == "both" else settings.data_on
+    fed = "host" if settings.data_location == "both" else settings.data_location
     if profile and (apart := bend_profiles.specs(records, fed)):
         yield apart
 
@@ -98,7 +98,7 @@ def _curve(settings: Settings, context: Context) -> Plan:
     before anything is measured.
     """
     batches = default_batches(settings)
-    ceiling = [RunSpec(work=Ceiling(), effort=context.effort)] if settings.ceiling else []
+    ceiling = [RunSpec(work=Ceiling(), budget=context.budget)] if settings.ceiling else []
     if settings.batches == "auto":
         yield from search(
             lambda batch: _specs(settings, batch, context),
@@ -134,7 +134,7 @@ def default_batches(settings: Settings) -> tuple[int, ...]:
 
 def _specs(settings: Settings, batch: int, context: Context) -> list[RunSpec]:
     """The forward pass alone is measured once, fed from the host where both are asked for."""
-    fed = programs(settings.data_on)
+    fed = programs(settings.data_location)
     forward = context.scale is Scale.FULL if settings.forward is None else settings.forward
     works: list[tuple[type[TrainSteps | Forward], int]] = [(TrainSteps, len(fed))]
     if forward:
@@ -143,7 +143,7 @@ def _specs(settings: Settings, batch: int, context: Context) -> list[RunSpec]:
         RunSpec(
             work=kind(network=settings.network, batch_per_device=batch, data=settings.data),
             program=program,
-            effort=context.effort,
+            budget=context.budget,
         )
         for kind, many in works
         for program in fed[:many]
@@ -191,11 +191,11 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
 
 def _shown(settings: Settings, records: Sequence[RunRecord]) -> Shown:
     def by_batch(kind: type[NetworkWork], fed: tuple[str, ...]) -> Groups:
-        own = (r for r in records if isinstance(r.spec.work, kind) and data_on(r) in fed)
+        own = (r for r in records if isinstance(r.spec.work, kind) and data_location(r) in fed)
         groups = group_by(own, lambda r: r.spec.batch_per_device or 0)
         return sorted(groups, key=lambda group: group.key)
 
-    both = settings.data_on == "both"
+    both = settings.data_location == "both"
     ceiling = group_by((r for r in records if isinstance(r.spec.work, Ceiling)), lambda r: "")
     rate = ceiling[0].median_of("rate_flops_per_s") if ceiling else None
     devices = max((r.spec.placement.devices for r in records), default=1)
@@ -223,7 +223,7 @@ def _reduced(settings: Settings, groups: Groups) -> Iterator[Warning]:
         yield warn("reduced", f"{ends} {why}", "Use data=synthetic for larger minibatches.")
         return
     step_s = last.median_of("step_s") or 0.0
-    takes = format_seconds(run_s(2 * step_s, last.records[0].spec.effort))
+    takes = format_seconds(run_s(2 * step_s, last.records[0].spec.budget))
     yield warn(
         "reduced",
         f"{ends} A run at {2 * last.key} would take some {takes} here.",

@@ -37,13 +37,13 @@ Pair = tuple[str, Group[Any], Group[Any]]
 def programs(fed: Fed) -> tuple[ProgramSettings, ...]:
     """The programs a run goes through, the host's first."""
     if fed == "both":
-        return ProgramSettings(data_on="host"), ProgramSettings(data_on="device")
-    return (ProgramSettings(data_on=fed),)
+        return ProgramSettings(data_location="host"), ProgramSettings(data_location="device")
+    return (ProgramSettings(data_location=fed),)
 
 
-def data_on(record: RunRecord) -> str:
+def data_location(record: RunRecord) -> str:
     """`host` or `device`."""
-    return record.spec.program.data_on
+    return record.spec.program.data_location
 
 
 def utilisation(group: Group[Any]) -> tuple[str, float] | None:

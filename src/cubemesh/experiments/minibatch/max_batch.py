@@ -79,7 +79,7 @@ def _grain(batch: int) -> int:
 
 def _is_hopeless(record: RunRecord, batch: int, machine: Machine) -> bool:
     """Whether twice what `record` had would not hold `batch`."""
-    limit_bytes = record.spec.effort.memory_limit_bytes
+    limit_bytes = record.spec.budget.memory_limit_bytes
     device = device_of(record)
     if limit_bytes is None and record.ranks:
         gpu = device.startswith("cuda")

@@ -63,8 +63,8 @@ class Settings:
 def plan(settings: Settings, context: Context) -> Plan:
     """One run for each setting of each network."""
     networks = settings.networks or (QUICK if context.scale is Scale.QUICK else tuple(BATCHES))
-    seconds = max(context.effort.seconds, SECONDS[context.scale])
-    effort = replace(context.effort, seconds=seconds)
+    seconds = max(context.budget.seconds, SECONDS[context.scale])
+    budget = replace(context.budget, seconds=seconds)
     yield [
         RunSpec(
             work=TrainSteps(
@@ -74,7 +74,7 @@ def plan(settings: Settings, context: Context) -> Plan:
             ),
             placement=Placement(threads=threads),
             program=ProgramSettings(precision=precision),
-            effort=effort,
+            budget=budget,
         )
         for network in dict.fromkeys(networks)
         for batch in _batches(settings, network, context)

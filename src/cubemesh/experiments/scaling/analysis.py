@@ -23,7 +23,7 @@ from cubemesh.schema import Answer, RunRecord, Table, Warning, warn
 VARIES = {
     "network": "networks",
     "framework": "frameworks",
-    "exchange": "exchanges",
+    "sync": "exchanges",
     "trace": "attribution",
     **PLACED,
 }

@@ -25,7 +25,7 @@ from cubemesh.experiments.scaling.modes import Regime, batch_per_device, fixed_b
 from cubemesh.frameworks import entry
 from cubemesh.parallel.timed_group import STAMPED
 from cubemesh.schema import (
-    Effort,
+    Budget,
     NetworkWork,
     Placement,
     ProgramSettings,
@@ -126,23 +126,23 @@ def _curve(
             continue
         together = settings.exchanges if devices > 1 else (ALONE,)
         alone = (ALONE,) if devices > 1 and settings.alone else ()
-        for exchange in (*dict.fromkeys(together), *alone):
-            apart = settings.attribution and entry(framework).profiles and exchange in STAMPED
-            apart = apart and (devices == 1 or exchange != ALONE)
+        for sync in (*dict.fromkeys(together), *alone):
+            apart = settings.attribution and entry(framework).profiles and sync in STAMPED
+            apart = apart and (devices == 1 or sync != ALONE)
             yield RunSpec(
                 work=TrainSteps(
                     network=want.network, batch_per_device=batch, image_size=want.image_size
                 ),
                 placement=placement(settings, devices, context),
                 program=ProgramSettings(
-                    framework=framework, layout=entry(framework).layout, exchange=exchange
+                    framework=framework, layout=entry(framework).layout, sync=sync
                 ),
-                effort=_effort(context.effort, apart),
+                budget=_effort(context.budget, apart),
             )
 
 
-def _effort(effort: Effort, attribution: bool) -> Effort:
-    return replace(effort, attribution=True) if attribution else effort
+def _effort(budget: Budget, attribution: bool) -> Budget:
+    return replace(budget, attribution=True) if attribution else budget
 
 
 PLACED = {"pinning": "threads", "numa_node": "threads"}
@@ -247,9 +247,9 @@ class Scaled:
     groups: tuple[Group[tuple[int, str]], ...]
     """By number of devices and exchange."""
 
-    def at(self, devices: int, exchange: str) -> Group[tuple[int, str]] | None:
+    def at(self, devices: int, sync: str) -> Group[tuple[int, str]] | None:
         """The runs of so many devices with this exchange; None where there are none."""
-        return next((g for g in self.groups if g.key == (devices, exchange)), None)
+        return next((g for g in self.groups if g.key == (devices, sync)), None)
 
     @property
     def one(self) -> Group[tuple[int, str]] | None:
@@ -277,4 +277,4 @@ def curves(records: Sequence[RunRecord], regime: Regime) -> list[Scaled]:
 
 
 def _key(record: RunRecord) -> tuple[int, str]:
-    return record.spec.placement.devices, record.spec.program.exchange
+    return record.spec.placement.devices, record.spec.program.sync

@@ -25,8 +25,8 @@ def findings(shown: Shown) -> Iterator[Finding]:
     that work alone, what is lost to what, and what did not run."""
     card = True
     for scaled in shown.scaled:
-        for exchange in scaled.exchanges:
-            done = [g for g in scaled.together if g.key[1] == exchange and g.throughput]
+        for sync in scaled.exchanges:
+            done = [g for g in scaled.together if g.key[1] == sync and g.throughput]
             if scaled.one is not None and scaled.one.throughput is not None and done:
                 yield from _of_curve(shown, scaled, scaled.one, done, card)
                 card = False
@@ -43,8 +43,8 @@ def not_run(shown: Shown, scaled: Scaled) -> Iterator[Finding]:
     """Why points of a curve are missing."""
     for group in scaled.groups:
         if group.throughput is None:
-            devices, exchange = group.key
-            where = f"{shown.name(scaled)} on {devices_said(devices)}, {exchange}"
+            devices, sync = group.key
+            where = f"{shown.name(scaled)} on {devices_said(devices)}, {sync}"
             yield Finding(text=f"{where}: {group.why}.")
 
 
@@ -52,13 +52,13 @@ def _of_curve(
     shown: Shown, scaled: Scaled, one: Measured, done: list[Measured], card: bool
 ) -> Iterator[Finding]:
     last = done[-1]
-    devices, exchange = last.key
+    devices, sync = last.key
     figure, reached = last.throughput, efficiency(last, one)
     assert figure is not None
     assert reached is not None
     yield Finding(
         question="How far does it scale?" if card else None,
-        text=f"{shown.name(scaled, exchange)}, {_regime(shown, last)}: {devices} devices train "
+        text=f"{shown.name(scaled, sync)}, {_regime(shown, last)}: {devices} devices train "
         f"{format_interval(figure.value, figure.low, figure.high)} samples/s, "
         f"{devices * reached.value / 100:.2f} times one device: an efficiency of "
         f"{format_interval(reached.value, reached.low, reached.high)} %.",

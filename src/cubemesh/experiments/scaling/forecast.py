@@ -15,7 +15,7 @@ from cubemesh import networks
 from cubemesh.errors import CubemeshError
 from cubemesh.experiments.analysis.groups import Group
 from cubemesh.forecast.calibration import defaults
-from cubemesh.forecast.gradient_sync import EXCHANGES
+from cubemesh.forecast.gradient_sync import STRATEGIES
 from cubemesh.forecast.request import Point, Question
 from cubemesh.forecast.step import predict
 from cubemesh.machines.catalogue import find
@@ -42,9 +42,9 @@ def predicted_for(run: RunRecord, one: RunRecord, rate: float | None = None) -> 
     if not one.ranks:
         return "the run of one device does not say what it was on"
     devices = run.spec.placement.devices
-    exchange = run.spec.program.exchange.removesuffix("-aware")  # which changes steps, not time
-    if exchange not in EXCHANGES:
-        return f"exchange {exchange} is not modelled"
+    sync = run.spec.program.sync.removesuffix("-aware")  # which changes steps, not time
+    if sync not in STRATEGIES:
+        return f"exchange {sync} is not modelled"
     place = _joined_otherwise(run) or _place(one, devices)
     if isinstance(place, str):
         return place
@@ -55,7 +55,7 @@ def predicted_for(run: RunRecord, one: RunRecord, rate: float | None = None) -> 
         batch_per_device=work.batch_per_device,
         precision=one.spec.program.precision,
         regime="weak" if same else "strong",
-        exchange=exchange,
+        sync=sync,
     )
     try:
         return predict(question, [devices], defaults(), {1: rate}).points[0]
@@ -80,8 +80,8 @@ def forecast_table(found: Sequence[Forecast]) -> Table:
     """Forecast beside measured, a row for each number of several devices."""
     rows = []
     for name, group, point in found:
-        devices, exchange = group.key
-        head = (Cell(text=name, run_id=group.run_id), Cell(value=devices), Cell(text=exchange))
+        devices, sync = group.key
+        head = (Cell(text=name, run_id=group.run_id), Cell(value=devices), Cell(text=sync))
         figure = group.throughput
         measured = group.cell(figure)
         if isinstance(point, str):
@@ -102,7 +102,7 @@ def forecast_table(found: Sequence[Forecast]) -> Table:
         columns=(
             Column(name="network, minibatch"),
             Column(name="devices"),
-            Column(name="exchange"),
+            Column(name="sync"),
             Column(name="measured", unit="samples/s"),
             Column(name="forecast", unit="samples/s"),
             Column(name="forecast off by", unit="%"),

@@ -25,7 +25,7 @@ class Shown:
     regime: Regime
     scaled: tuple[Scaled, ...]
 
-    def name(self, scaled: Scaled, exchange: str = "") -> str:
+    def name(self, scaled: Scaled, sync: str = "") -> str:
         """What tells a curve from the others: the network, the minibatch, and what else differs."""
         curve = scaled.curve
         words = [curve.network, str(curve.batch)]
@@ -33,8 +33,8 @@ class Shown:
             words.append(f"{curve.image_size or 'usual'} pixels")
         if len({s.curve.framework for s in self.scaled}) > 1:
             words.append(curve.framework)
-        if exchange and len(self.exchanges) > 1:
-            words.append(exchange)
+        if sync and len(self.exchanges) > 1:
+            words.append(sync)
         return ", ".join(words)
 
     @cached_property
@@ -62,7 +62,7 @@ def points_table(shown: Shown) -> Table:
         Column(name="regime"),
         Column(name="framework"),
         Column(name="devices"),
-        Column(name="exchange"),
+        Column(name="sync"),
         Column(name="minibatch per device"),
         Column(name="global minibatch"),
         Column(name="samples/s"),
@@ -79,15 +79,15 @@ def points_table(shown: Shown) -> Table:
 
 
 def _row(shown: Shown, scaled: Scaled, group: Measured) -> tuple[Cell, ...]:
-    devices, exchange = group.key
+    devices, sync = group.key
     spec = group.records[0].spec
-    alone = devices > 1 and exchange == ALONE
+    alone = devices > 1 and sync == ALONE
     head = (
         Cell(text=scaled.curve.network, run_id=group.run_id),
         Cell(text="each alone" if alone else str(shown.regime)),
         Cell(text=scaled.curve.framework),
         Cell(value=devices),
-        Cell(text=exchange),
+        Cell(text=sync),
         Cell(value=spec.batch_per_device),
         Cell(value=spec.global_batch),
     )
@@ -147,7 +147,7 @@ def parts_table(shown: Shown) -> Iterator[Table]:
     columns = (
         Column(name="network, minibatch"),
         Column(name="devices"),
-        Column(name="exchange"),
+        Column(name="sync"),
         Column(name="rank"),
         Column(name="step", unit="ms"),
         *(Column(name=name.replace("_", " "), unit="ms") for name in names),
@@ -194,10 +194,10 @@ def _throughput_chart(shown: Shown, scaled: Scaled, name: str) -> Iterator[Chart
     if one is None or not scaled.together:
         return
     lines = []
-    for exchange in scaled.exchanges:
-        groups = [one, *(g for g in scaled.together if g.key[1] == exchange)]
+    for sync in scaled.exchanges:
+        groups = [one, *(g for g in scaled.together if g.key[1] == sync)]
         points = tuple(g.point(g.key[0], g.throughput) for g in groups)
-        lines.append(Line(name=exchange, points=points))
+        lines.append(Line(name=sync, points=points))
     alone = [g for g in scaled.groups if g.key[0] > 1 and g.key[1] == ALONE]
     if alone:
         points = tuple(g.point(g.key[0], g.throughput) for g in alone)
@@ -219,14 +219,14 @@ def _throughput_chart(shown: Shown, scaled: Scaled, name: str) -> Iterator[Chart
 
 
 def _forecast_lines(shown: Shown, scaled: Scaled) -> Iterator[Line]:
-    for exchange in scaled.exchanges:
+    for sync in scaled.exchanges:
         points = tuple(
             Point(x=group.key[0], y=found.samples_per_s, low=found.low, high=found.high)
             for _, group, found in shown.forecasts
-            if group in scaled.together and group.key[1] == exchange and not isinstance(found, str)
+            if group in scaled.together and group.key[1] == sync and not isinstance(found, str)
         )
         if points:
-            yield Line(name=f"{exchange}, forecast", points=points, role="forecast")
+            yield Line(name=f"{sync}, forecast", points=points, role="forecast")
 
 
 def _efficiency_chart(shown: Shown, name: str) -> Iterator[Chart]:
@@ -235,8 +235,8 @@ def _efficiency_chart(shown: Shown, name: str) -> Iterator[Chart]:
     against_alone: list[Point] = []
     for scaled in shown.scaled:
         for group in scaled.together:
-            devices, exchange = group.key
-            x = f"{shown.name(scaled, exchange)} · {devices} devices"
+            devices, sync = group.key
+            x = f"{shown.name(scaled, sync)} · {devices} devices"
             one, alone = scaled.one, scaled.at(devices, ALONE)
             against_one.append(group.point(x, efficiency(group, one) if one else None))
             if alone and (found := efficiency_alone(group, alone)) is not None:
@@ -262,8 +262,8 @@ def _parts_chart(shown: Shown, scaled: Scaled, name: str) -> Iterator[Chart]:
     for group in scaled.groups:
         record = taken_apart(group)
         if record is not None:
-            devices, exchange = group.key
-            x = f"{devices} devices, {exchange}" if devices > 1 else "1 device"
+            devices, sync = group.key
+            x = f"{devices} devices, {sync}" if devices > 1 else "1 device"
             told.append((x, record, mean_parts(record)))
     if len(told) < 2:
         return

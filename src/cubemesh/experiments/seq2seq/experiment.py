@@ -84,7 +84,7 @@ def plan(settings: Settings, context: Context) -> Plan:
                 RunSpec(
                     work=TrainSteps(network=network, batch_per_device=batch, hidden=width),
                     program=ProgramSettings(precision=precision),
-                    effort=context.effort,
+                    budget=context.budget,
                 )
                 for network in going
             ]

@@ -182,7 +182,7 @@ def of_exchange(ranks: Sequence[Replica]) -> Cause:
         name="rounding",
         text=f"the exchanged gradient is the mean but for {rest:.1g} of it, about what rounding to "
         "16 bits leaves",
-        remedy="Set exchange=all-reduce.",
+        remedy="Set sync=all-reduce.",
     )
 
 

@@ -65,10 +65,10 @@ class Settings:
     """Stores of other machines (paths or addresses), whose error rates are held against these."""
 
     def __post_init__(self) -> None:
-        for exchange in self.exchanges:
-            if exchange not in SAME_STEPS:
+        for sync in self.exchanges:
+            if sync not in SAME_STEPS:
                 raise UsageError(
-                    f"exchanges={exchange} makes no step that one device makes too. Name some of "
+                    f"exchanges={sync} makes no step that one device makes too. Name some of "
                     f"{listed(SAME_STEPS)}."
                 )
         for devices in self.ranks:
@@ -101,8 +101,8 @@ def _specs(
     ranks: Sequence[int],
 ) -> Iterator[RunSpec]:
     size = max(settings.image_size, networks.entry(network).smallest_image_size)
-    pairs = ((devices, exchange) for exchange in settings.exchanges for devices in ranks)
-    for devices, exchange in dict.fromkeys([(1, "none"), *pairs]):
+    pairs = ((devices, sync) for sync in settings.exchanges for devices in ranks)
+    for devices, sync in dict.fromkeys([(1, "none"), *pairs]):
         yield RunSpec(
             work=FirstSteps(
                 network=network,
@@ -112,14 +112,14 @@ def _specs(
                 data=settings.data,
                 iterations=ITERATIONS[context.scale],
             ),
-            placement=Placement(devices=devices, share_cores=devices > 1),
+            placement=Placement(devices=devices, oversubscribe=devices > 1),
             program=ProgramSettings(
                 precision=precision,
-                exchange=exchange,
+                sync=sync,
                 batch_norm=settings.batch_norm,
                 deterministic=settings.deterministic,
             ),
-            effort=context.effort,
+            budget=context.budget,
         )
 
 
@@ -173,16 +173,14 @@ def task(record: RunRecord) -> tuple[FirstSteps, ProgramSettings]:
     work, program = record.spec.work, record.spec.program
     assert isinstance(work, FirstSteps)
     whole = replace(work, batch_per_device=record.spec.global_batch or 1)
-    return whole, replace(program, exchange="none")
+    return whole, replace(program, sync="none")
 
 
 def comparisons(records: Sequence[RunRecord]) -> Iterator[Comparison]:
     """Every training against that of the same task on one device without an exchange."""
     good = comparable(records)
     alone = {
-        task(r): r
-        for r in good
-        if r.spec.placement.devices == 1 and r.spec.program.exchange == "none"
+        task(r): r for r in good if r.spec.placement.devices == 1 and r.spec.program.sync == "none"
     }
     for record in good:
         reference = alone.get(task(record))
@@ -209,7 +207,7 @@ EXPERIMENT = Experiment(
     varies={
         "network": "networks",
         "devices": "ranks",
-        "exchange": "exchanges",
+        "sync": "exchanges",
         "precision": "precisions",
         "batch_per_device": "global_batch",
         "classes": "networks",

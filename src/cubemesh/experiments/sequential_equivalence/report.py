@@ -66,7 +66,7 @@ def _name(record: RunRecord) -> str:
     spec = record.spec
     count = spec.placement.devices
     devices = "1 device" if count == 1 else f"{count} devices"
-    by = "" if spec.program.exchange == "none" else f" by {spec.program.exchange}"
+    by = "" if spec.program.sync == "none" else f" by {spec.program.sync}"
     return f"{_work(record).network}, {spec.program.precision}, {devices}{by}"
 
 

@@ -70,8 +70,8 @@ class Settings:
 def plan(settings: Settings, context: Context) -> Plan:
     """The ceilings that layers are held against, then a run with attribution for each network and
     minibatch."""
-    effort = replace(context.effort, repeats=1)
-    roof = ceilings(ProgramSettings(), effort) if settings.ceiling else []
+    budget = replace(context.budget, repeats=1)
+    roof = ceilings(ProgramSettings(), budget) if settings.ceiling else []
     yield roof + [
         RunSpec(
             work=TrainSteps(
@@ -79,7 +79,7 @@ def plan(settings: Settings, context: Context) -> Plan:
                 batch_per_device=batch,
                 image_size=reduction.image_size(network, context),
             ),
-            effort=replace(context.effort, attribution=True),
+            budget=replace(context.budget, attribution=True),
         )
         for network, batch in _points(settings, context)
     ]

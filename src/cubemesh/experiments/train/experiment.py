@@ -16,7 +16,7 @@ from cubemesh.errors import UsageError
 from cubemesh.experiments.analysis.labels import titled
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.experiments.train.report import charts, findings, table
-from cubemesh.schema import Answer, Keeping, RunRecord, RunSpec, Status, Train, Warning
+from cubemesh.schema import Answer, CheckpointSettings, RunRecord, RunSpec, Status, Train, Warning
 from cubemesh.training.checkpoint import steps_in
 
 FOLDER = "cubemesh-checkpoints"
@@ -44,12 +44,12 @@ class Settings:
     """Folder of event files for TensorBoard; none given writes none."""
 
     @property
-    def keeping(self) -> Keeping:
+    def checkpointing(self) -> CheckpointSettings:
         """As the spec has it, with absolute paths: a worker may run elsewhere."""
         asked = self.checkpoints is not None or self.resume or self.checkpoint_every is not None
         folder = Path(self.checkpoints or FOLDER).expanduser().absolute()
         board = None if self.tensorboard is None else Path(self.tensorboard).expanduser().absolute()
-        return Keeping(
+        return CheckpointSettings(
             checkpoints=str(folder) if asked else None,
             every_steps=self.checkpoint_every,
             keep=self.keep,
@@ -60,12 +60,12 @@ class Settings:
 
 def plan(settings: Settings, context: Context) -> Plan:
     """One training; again, from its last checkpoint, where it was ended by a fault."""
-    keeping = settings.keeping
-    _check_free(keeping)
+    checkpointing = settings.checkpointing
+    _check_free(checkpointing)
     spec = RunSpec(
         work=Train(network=settings.network, batch_per_device=64, data="digits", epochs=10),
-        effort=dataclasses.replace(context.effort, time_limit_s=TIME_LIMIT_S),
-        keeping=keeping,
+        budget=dataclasses.replace(context.budget, time_limit_s=TIME_LIMIT_S),
+        checkpointing=checkpointing,
     )
     before = 0
     (record,) = yield [spec]
@@ -74,35 +74,37 @@ def plan(settings: Settings, context: Context) -> Plan:
         if newest is None or not _may_go_on(record, newest > before):
             return
         before = newest
-        again = dataclasses.replace(spec, keeping=dataclasses.replace(keeping, resume=True))
+        again = dataclasses.replace(
+            spec, checkpointing=dataclasses.replace(checkpointing, resume=True)
+        )
         (record,) = yield [again]
 
 
-def _check_free(keeping: Keeping) -> None:
+def _check_free(checkpointing: CheckpointSettings) -> None:
     """UsageError where checkpoints would be mixed with those that are there."""
-    if keeping.checkpoints is None or keeping.resume:
+    if checkpointing.checkpoints is None or checkpointing.resume:
         return
-    steps = steps_in(Path(keeping.checkpoints), ranks=1)
+    steps = steps_in(Path(checkpointing.checkpoints), ranks=1)
     if steps:
         raise UsageError(
-            f"'{keeping.checkpoints}' holds checkpoints already, up to step {steps[-1]}. Add "
+            f"'{checkpointing.checkpoints}' holds checkpoints already, up to step {steps[-1]}. Add "
             "--resume to go on from there, or name another folder with --checkpoints."
         )
 
 
 def _newest(record: RunRecord) -> int | None:
     """The step of the checkpoint to go on from; None where there is none."""
-    keeping, devices = record.spec.keeping, record.spec.placement.devices
-    if keeping.checkpoints is None:
+    checkpointing, devices = record.spec.checkpointing, record.spec.placement.devices
+    if checkpointing.checkpoints is None:
         return None
-    return max(steps_in(Path(keeping.checkpoints), devices), default=None)
+    return max(steps_in(Path(checkpointing.checkpoints), devices), default=None)
 
 
 def _may_go_on(record: RunRecord, came_further: bool) -> bool:
     """Whether the same training may come further next time: after what somebody or something did to
     it, but after a crash only where it got past the checkpoint that it began from."""
     outcome = record.outcome
-    silent = outcome.status is Status.TIMED_OUT and "silent_s" in outcome.facts
+    silent = outcome.status is Status.TIMED_OUT and "heartbeat_timeout_s" in outcome.facts
     crashed = outcome.status is Status.CRASHED and came_further
     return outcome.status is Status.KILLED or silent or crashed
 

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cubemesh.schema import Effort
+from cubemesh.schema import Budget
 
 LEAST_S = 1.0
 """No run is worth beginning in less."""
 SHARE = 1 / 3
-ALTERNATING = Effort().instances
+ALTERNATING = Budget().instances
 _STEP_S = 0.5
 """Time limits at the end are rounded down to this."""
 
 
-class Budget:
+class TrialBudget:
     """The time a tuning may take, from the moment it is made."""
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:

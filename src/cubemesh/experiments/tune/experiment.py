@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from cubemesh.errors import UsageError
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
-from cubemesh.experiments.tune.budget import Budget
+from cubemesh.experiments.tune.budget import TrialBudget
 from cubemesh.experiments.tune.report import charts, findings, notes, tables, timed
 from cubemesh.experiments.tune.search import Search, Trial
 from cubemesh.experiments.tune.search_space import (
@@ -29,14 +29,14 @@ from cubemesh.experiments.tune.search_space import (
     usual_frameworks,
 )
 from cubemesh.frameworks import entry
-from cubemesh.schema import Against, Answer, Effort, Placement, RunRecord, RunSpec, TrainSteps
+from cubemesh.schema import Against, Answer, Budget, Placement, RunRecord, RunSpec, TrainSteps
 from cubemesh.schema.spec import CompileBy, Layout, Pinning, Precision
 
 MINUTES_ON_CPU, MINUTES_ON_GPU = 3.0, 5.0
-EFFORTS = {
-    Scale.QUICK: Effort(steps=2, seconds=0.4, windows=8, warmup_seconds=1.0),
-    Scale.DEFAULT: Effort(steps=3, seconds=0.8, windows=8, warmup_seconds=2.0),
-    Scale.FULL: Effort(steps=10, seconds=3.0, windows=20, warmup_seconds=10.0),
+BUDGETS = {
+    Scale.QUICK: Budget(steps=2, seconds=0.4, windows=8, warmup_seconds=1.0),
+    Scale.DEFAULT: Budget(steps=3, seconds=0.8, windows=8, warmup_seconds=2.0),
+    Scale.FULL: Budget(steps=10, seconds=3.0, windows=20, warmup_seconds=10.0),
 }
 """Of a configuration's first run; each further one measures half as long again."""
 LEAST_LOSSES = 8
@@ -120,7 +120,7 @@ class Settings:
 
 def plan(settings: Settings, context: Context) -> Plan:
     """One trial after the other, as the search asks for them and as time allows."""
-    budget = Budget(settings.seconds(context.has_gpu), context.clock)
+    time_left = TrialBudget(settings.seconds(context.has_gpu), context.clock)
     search = Search(wishes=settings.wishes())
     walk = search.walk()
     came: RunRecord | None = None
@@ -131,16 +131,16 @@ def plan(settings: Settings, context: Context) -> Plan:
             return
         came, framework = None, trial.configuration.framework
         other = () if trial.against is None else (trial.against.framework,)
-        if budget.affords(framework, *other):
+        if time_left.affords(framework, *other):
             began = context.clock()
-            limit_s = budget.limit_s(whole=search.stock is None)
-            (record,) = yield [_spec(settings, trial, EFFORTS[context.scale], limit_s)]
+            limit_s = time_left.limit_s(whole=search.stock is None)
+            (record,) = yield [_spec(settings, trial, BUDGETS[context.scale], limit_s)]
             took_s = context.clock() - began
-            budget.took(framework, min(took_s, record.elapsed_s))  # without a framework's import
+            time_left.took(framework, min(took_s, record.elapsed_s))  # without a framework's import
             came = record
 
 
-def _spec(settings: Settings, trial: Trial, effort: Effort, limit_s: float) -> RunSpec:
+def _spec(settings: Settings, trial: Trial, budget: Budget, limit_s: float) -> RunSpec:
     """The run of a trial. Its effort differs from that of the runs before it: what is stored is not
     run again, and this is to be."""
     first = trial.number == 0
@@ -152,14 +152,14 @@ def _spec(settings: Settings, trial: Trial, effort: Effort, limit_s: float) -> R
             losses=settings.losses if first and trial.against is None else 0,
         ),
         placement=Placement(devices=settings.devices),
-        effort=replace(
-            effort, seconds=effort.seconds * (1 + trial.number / 2), time_limit_s=limit_s
+        budget=replace(
+            budget, seconds=budget.seconds * (1 + trial.number / 2), time_limit_s=limit_s
         ),
     )
     spec = trial.configuration.of(stock)
     if trial.seed:
-        alone = replace(spec.effort, steps=1, seconds=0.0, windows=1, warmup_seconds=0.0)
-        return replace(spec, effort=alone)
+        alone = replace(spec.budget, steps=1, seconds=0.0, windows=1, warmup_seconds=0.0)
+        return replace(spec, budget=alone)
     if trial.against is None:
         return spec
     other = trial.against.of(stock)
@@ -222,7 +222,7 @@ EXPERIMENT = Experiment(
         "layout": "layouts",
         "pinning": "pinnings",
         "compile_by": "compiling",
-        "exchange": "exchanges",
+        "sync": "exchanges",
         "bucket_bytes": "buckets_mib",
         "hosts": "devices",
     },

@@ -153,7 +153,7 @@ def _why(group: Group[Configuration]) -> str:
     """Why nothing came of a setting; a trial's time limit is the search's own."""
     record = group.records[0]
     if record.outcome.status is Status.TIMED_OUT:
-        limit = format_seconds(record.spec.effort.time_limit_s)
+        limit = format_seconds(record.spec.budget.time_limit_s)
         return f"not done within {limit}, its share of the time; more --minutes give it longer"
     return group.why
 

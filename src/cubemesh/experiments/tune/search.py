@@ -151,7 +151,7 @@ class Search:
                 precision=precision,
                 loss_scale=loss_scale_of(name, precision),
                 layout=own,
-                exchange=(*asked.exchanges, STOCK_EXCHANGE)[0] if asked.devices > 1 else "none",
+                sync=(*asked.exchanges, STOCK_EXCHANGE)[0] if asked.devices > 1 else "none",
                 batch_per_device=asked.batch_per_device,
             )
             yield from self._measure(configuration)

@@ -44,7 +44,7 @@ class Configuration:
     loss_scale: LossScale | None = None
     layout: Layout = "nchw"
     compile_by: CompileBy = "network"
-    exchange: str = "none"
+    sync: str = "none"
     bucket_bytes: int | None = None
     threads: int | None = None
     pinning: Pinning = "none"
@@ -78,7 +78,7 @@ class Configuration:
 
     def counts_as(self, other: Configuration) -> bool:
         """Whether it computes with as many digits as `other`."""
-        same_steps = exchanges.same_steps(self.exchange, other.exchange)
+        same_steps = exchanges.same_steps(self.sync, other.sync)
         return self.precision == other.precision and same_steps
 
 
@@ -103,7 +103,7 @@ def configuration_of(spec: RunSpec) -> Configuration:
         loss_scale=program.loss_scale,
         layout=program.layout,
         compile_by=program.compile_by,
-        exchange=program.exchange,
+        sync=program.sync,
         bucket_bytes=program.bucket_bytes,
         threads=place.threads,
         pinning=place.pinning,
@@ -220,11 +220,11 @@ def _compiling(now: Configuration, reach: Reach) -> list[Configuration]:
 
 
 def _exchange(now: Configuration, reach: Reach) -> list[Configuration]:
-    return [replace(now, exchange=name) for name in reach.exchanges]
+    return [replace(now, sync=name) for name in reach.exchanges]
 
 
 def _buckets(now: Configuration, reach: Reach) -> list[Configuration]:
-    if now.exchange not in IN_BUCKETS:
+    if now.sync not in IN_BUCKETS:
         return []
     return [replace(now, bucket_bytes=size) for size in (None, *reach.buckets)]
 
@@ -250,7 +250,7 @@ LEVERS = (
     Lever("precision and layout", _numbers, first=_promising_numbers),
     Lever("framework", _frameworks),
     Lever("compiling", _compiling),
-    Lever("exchange", _exchange),
+    Lever("sync", _exchange),
     Lever("buckets", _buckets),
     Lever("threads", _threads),
     Lever("pinning", _pinning),

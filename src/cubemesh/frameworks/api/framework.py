@@ -1,7 +1,7 @@
 """What a framework must offer so that the worker can run a network with it.
 
 A framework is a module that offers the functions of `Framework`. Its `Program` owns the whole
-training step; a gradient `Exchange` lives inside it and is told when a bucket of gradients is
+training step; a gradient `GradientSync` lives inside it and is told when a bucket of gradients is
 ready. Nobody outside asks a framework's name: what it can do it declares, and what it cannot do it
 refuses with `Unsupported`, which becomes an outcome.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from cubemesh.batches import Array, Batch, EncodedBatch
-from cubemesh.frameworks.api.gradient_sync import Alone, Bucket, Exchange, Group
+from cubemesh.frameworks.api.gradient_sync import Alone, Bucket, GradientSync, Group
 from cubemesh.networks.graph import Network
 from cubemesh.schema.profile import Profile
 from cubemesh.schema.spec import Placement, ProgramSettings
@@ -76,7 +76,7 @@ class BuildRequest:
     work: NetworkWork
     placement: Placement
     program: ProgramSettings
-    exchange: Exchange
+    sync: GradientSync
     device: str
     """One of `Capabilities.devices`."""
     threads: int

@@ -173,7 +173,7 @@ class Replica(Protocol):
         """The program's present weights, a second time."""
 
 
-class Exchange(Protocol):
+class GradientSync(Protocol):
     """How ranks come to the same weights (parallel/ implements it)."""
 
     name: str
@@ -198,7 +198,7 @@ class Exchange(Protocol):
 
 @runtime_checkable
 class MakesRoom(Protocol):
-    """An `Exchange` whose buckets must lie in memory of its own."""
+    """A `GradientSync` whose buckets must lie in memory of its own."""
 
     def room(self, numbers: int, like: Any) -> Any:
         """A flat array of zeros of the type of `like`, the framework's own, for a bucket; None
@@ -207,7 +207,7 @@ class MakesRoom(Protocol):
 
 @runtime_checkable
 class FinishesInOrder(Protocol):
-    """An `Exchange` whose buckets come back one after the other; others need not offer this."""
+    """A `GradientSync` whose buckets come back one after the other; others need not offer this."""
 
     def finish_but_last(self) -> None:
         """As `finish`, for every bucket but the last that was given."""
@@ -215,8 +215,8 @@ class FinishesInOrder(Protocol):
 
 @runtime_checkable
 class SendsNarrow(Protocol):
-    """An `Exchange` that may round what it sends. A framework may make the buckets of it of 16-bit
-    floats, and then nothing is converted on the way."""
+    """A `GradientSync` that may round what it sends. A framework may make its buckets of 16-bit
+    floats, and then nothing is converted."""
 
     narrow: bool
     """Whether numbers travel as 16-bit floats."""
@@ -224,7 +224,7 @@ class SendsNarrow(Protocol):
 
 @runtime_checkable
 class KeepsWeights(Protocol):
-    """An `Exchange` that keeps the weights apart from those its ranks compute with."""
+    """A `GradientSync` that keeps the weights apart from those its ranks compute with."""
 
     def keep(self, replica: Replica) -> None:
         """Take over the weights that have just been loaded; all ranks are together after it."""
@@ -238,8 +238,8 @@ class KeepsWeights(Protocol):
 
 @runtime_checkable
 class OneUpdates(Protocol):
-    """An `Exchange` under which one rank updates for all, and the others take over the arrays it
-    has come to: its weights, and whatever else its next update depends on."""
+    """A `GradientSync` under which one rank updates for all, and the others receive the result:
+    its weights, and whatever else its next update depends on."""
 
     server: int
     """The rank that updates."""
@@ -247,25 +247,25 @@ class OneUpdates(Protocol):
 
 @runtime_checkable
 class AveragesWeights(Protocol):
-    """An `Exchange` under which the weights of its ranks part, until they are averaged."""
+    """A `GradientSync` under which the weights of its ranks part, until they are averaged."""
 
     def average(self, weights: Sequence[Any]) -> None:
         """Replace `weights`, the framework's own arrays, by their mean over all ranks, where they
         may have parted. Every rank calls this after the same step."""
 
 
-def rejoin(exchange: object, weights: Sequence[Any]) -> None:
+def rejoin(sync: object, weights: Sequence[Any]) -> None:
     """Bring `weights`, a program's own arrays, to what all ranks have come to together, under an
     exchange that lets them part. Every rank calls this."""
-    if isinstance(exchange, KeepsWeights):
-        exchange.settle()
-    if isinstance(exchange, AveragesWeights):
-        exchange.average(weights)
+    if isinstance(sync, KeepsWeights):
+        sync.settle()
+    if isinstance(sync, AveragesWeights):
+        sync.average(weights)
 
 
 @runtime_checkable
 class SplitsNetwork(Protocol):
-    """An `Exchange` whose ranks each hold a part of the network and pass values on."""
+    """A `GradientSync` whose ranks each hold a part of the network and pass values on."""
 
     group: Group
 
@@ -290,7 +290,7 @@ def settle(program: object) -> None:
 
 @runtime_checkable
 class KeepsState(Protocol):
-    """An `Exchange` whose next step depends on those before it; others need not offer this."""
+    """A `GradientSync` whose next step depends on those before it; others need not offer this."""
 
     def state(self) -> dict[str, Any]:
         """What it depends on, as plain data."""

@@ -47,8 +47,8 @@ def check_supported(spec: RunSpec, able: Capabilities) -> None:
             f"{program.framework} trains on one device at a time; devices={spec.placement.devices} "
             "needs a framework that exchanges gradients. Set devices=1."
         )
-    if program.exchange not in able.exchanges:
-        _refuse("exchange", program.exchange, able.exchanges, program.framework)
+    if program.sync not in able.exchanges:
+        _refuse("sync", program.sync, able.exchanges, program.framework)
     if spec.placement.devices > 1 and program.batch_norm not in able.batch_norms:
         _refuse("batch_norm", program.batch_norm, able.batch_norms, program.framework)
     if program.deterministic and not able.deterministic:
@@ -56,8 +56,8 @@ def check_supported(spec: RunSpec, able: Capabilities) -> None:
             f"{program.framework} is not held to the same steps every time by cubemesh. Leave "
             "deterministic out, or set framework=pytorch."
         )
-    if program.decode_on == "device" and not able.decodes:
-        _refuse("decode_on", "device", {"host"}, program.framework)
+    if program.decode_location == "device" and not able.decodes:
+        _refuse("decode_location", "device", {"host"}, program.framework)
     if program.compile_by == "segment" and not able.compiles_segments:
         _refuse("compile_by", "segment", {"network"}, program.framework)
     optimizer = getattr(work, "optimizer", None)

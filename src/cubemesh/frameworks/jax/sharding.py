@@ -47,9 +47,9 @@ def devices_of(request: BuildRequest) -> int:
     if isinstance(request.work, Input):
         return 1
     devices, trains = request.placement.devices, isinstance(request.work, (TrainSteps, Train))
-    if devices > 1 and trains and request.exchange.name == "none":
+    if devices > 1 and trains and request.sync.name == "none":
         raise Unsupported(
             f"devices={devices} in jax are driven by one process and train one network together. "
-            "Set exchange=all-reduce, or devices=1."
+            "Set sync=all-reduce, or devices=1."
         )
     return devices

@@ -26,7 +26,7 @@ from cubemesh.frameworks.api.framework import BuildRequest, Capabilities
 from cubemesh.frameworks.api.gradient_sync import FinishesInOrder
 from cubemesh.frameworks.pytorch import runtime
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
-from cubemesh.frameworks.pytorch.compiled import EXCHANGES, is_out_of_memory, preload
+from cubemesh.frameworks.pytorch.compiled import STRATEGIES, is_out_of_memory, preload
 from cubemesh.frameworks.pytorch.distributed.buckets import GradientBuckets, without_gradients
 from cubemesh.frameworks.pytorch.distributed.group import join
 from cubemesh.frameworks.pytorch.distributed.launch import launch
@@ -177,15 +177,15 @@ class CapturedProgram(PyTorchProgram):
         """The last bucket is full when the backward pass ends, and then every rank would wait for
         it. In a captured step, where a launch more costs nothing, all other weights are updated
         meanwhile."""
-        exchange, (*early, last) = self._exchange, gradients.buckets
-        if self._why_not or not early or not isinstance(exchange, FinishesInOrder):
+        sync, (*early, last) = self._exchange, gradients.buckets
+        if self._why_not or not early or not isinstance(sync, FinishesInOrder):
             super()._end_exchange(gradients)
             return
-        exchange.finish_but_last()
+        sync.finish_but_last()
         gradients.widen(early)
         with without_gradients(self._built.parameters, last.parameters):
             super()._apply()
-        exchange.finish()
+        sync.finish()
         gradients.widen([last])
         self._updated = tuple(name for bucket in early for name in bucket.parameters)
 
@@ -235,7 +235,7 @@ def capabilities() -> Capabilities:
         able,
         works=able.works - {"first_steps"},
         precision_by_layer=False,
-        exchanges=able.exchanges & EXCHANGES,
+        exchanges=able.exchanges & STRATEGIES,
         batch_norms=frozenset({"device"}),
         deterministic=False,
     )

@@ -47,7 +47,7 @@ __all__ = [
     "return_freed",
 ]
 
-EXCHANGES = frozenset(
+STRATEGIES = frozenset(
     {
         *("none", "all-reduce", "all-reduce-16", "all-reduce-copied", "all-reduce-copied-16"),
         *("parameter-server", "local-sgd"),
@@ -143,7 +143,7 @@ def capabilities() -> Capabilities:
         works=able.works - {"first_steps"},
         devices=tuple(devices),
         precisions={kind: able.precisions[kind] for kind in able.precisions if kind in kinds},
-        exchanges=able.exchanges & EXCHANGES,
+        exchanges=able.exchanges & STRATEGIES,
         hint=" ".join(dict.fromkeys(missing)),
         compiles_segments=True,
         batch_norms=frozenset({"device"}),  # ranks do not meet inside what is compiled whole

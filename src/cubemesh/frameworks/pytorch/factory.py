@@ -11,13 +11,13 @@ from cubemesh.frameworks.pytorch.program import PyTorchProgram
 def build(request: BuildRequest) -> PyTorchProgram:
     """The program for `request`. Unsupported for a normalisation over all ranks where they do not
     make the same steps together."""
-    exchange = request.exchange
-    apart = isinstance(exchange, (KeepsWeights, SplitsNetwork)) and request.group.size > 1
+    sync = request.sync
+    apart = isinstance(sync, (KeepsWeights, SplitsNetwork)) and request.group.size > 1
     if apart and request.program.batch_norm == "global":
         raise Unsupported(
-            f"batch_norm=global: with exchange={exchange.name} the ranks do not pass through the "
-            "same layers at the same time. Leave batch_norm out, or set exchange=all-reduce."
+            f"batch_norm=global: with sync={sync.name} the ranks do not pass through the "
+            "same layers at the same time. Leave batch_norm out, or set sync=all-reduce."
         )
-    if isinstance(exchange, SplitsNetwork) and exchange.group.size > 1:
-        return SplitProgram(request, exchange)
+    if isinstance(sync, SplitsNetwork) and sync.group.size > 1:
+        return SplitProgram(request, sync)
     return PyTorchProgram(request)

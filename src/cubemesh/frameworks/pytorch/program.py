@@ -94,10 +94,10 @@ class PyTorchProgram:
         narrow = NARROW_TYPES.get(settings.precision)
         self._autocast = torch.autocast(self._kind, narrow) if narrow else nullcontext()
         self._settings = settings
-        self._exchange = request.exchange
+        self._exchange = request.sync
         if isinstance(self._exchange, KeepsWeights) and settings.precision == "fp16":
             raise Unsupported(
-                f"exchange={self._exchange.name} applies gradients away from the rank that scaled "
+                f"sync={self._exchange.name} applies gradients away from the rank that scaled "
                 "their loss. Set precision=bf16 or fp32, or another exchange."
             )
         self._look: Look | None = None
@@ -252,7 +252,7 @@ class PyTorchProgram:
         if self._scaling is not None:
             plain["scaling"] = self._scaling.state()
         if isinstance(self._exchange, KeepsState):
-            plain["exchange"] = self._exchange.state()
+            plain["sync"] = self._exchange.state()
         arrays = snapshots.take(self._optimizer, self._built.parameters, self.device)
         return Snapshot(weights=self.state(), arrays=arrays, plain=plain)
 
@@ -264,7 +264,7 @@ class PyTorchProgram:
         if self._scaling is not None:
             self._scaling.restore(snapshot.plain["scaling"])
         if isinstance(self._exchange, KeepsState):
-            self._exchange.restore(snapshot.plain["exchange"])
+            self._exchange.restore(snapshot.plain["sync"])
 
     def set_learning_rate(self, rate: float) -> None:
         """See `SetsRate` in frameworks/training."""

@@ -166,7 +166,7 @@ def ready_process(program: ProgramSettings) -> None:
     works beside the steps, there are as many queues as CUDA makes (CUDA C++ Programming Guide,
     environment variables). On an H200 circuits decode 22,400 images/s beside a step, and 330 in the
     usual eight."""
-    if program.decode_on == "device":
+    if program.decode_location == "device":
         os.environ.setdefault(*_QUEUES)
 
 

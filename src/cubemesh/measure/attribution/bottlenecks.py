@@ -25,7 +25,7 @@ LEAST = 0.01
 _REMEDIES = {
     INPUT: "make batches ahead in more threads (input_threads), or stage the data nearer",
     GAPS: "raise the minibatch or capture the step (framework=pytorch-compiled launches less)",
-    HOST: "hand over fewer bytes, or keep the data on the device (data_on=device)",
+    HOST: "hand over fewer bytes, or keep the data on the device (data_location=device)",
     COMMUNICATION: "raise the minibatch, or let more of the exchange overlap the backward pass",
     STRAGGLER: "give every rank the same work and the same machine, or look for the slow one",
     OTHER: "stop other programs and measure again; trace=true shows what has no name",

@@ -33,7 +33,7 @@ from cubemesh.measure.telemetry.base import Log
 from cubemesh.measure.timing.stopping_rule import Patience
 from cubemesh.measure.timing.timer import Stopwatch
 from cubemesh.measure.validity import not_steady
-from cubemesh.schema.budget import Effort
+from cubemesh.schema.budget import Budget
 from cubemesh.schema.comparison import Ratio, judged
 from cubemesh.schema.record import AGAINST, Window
 from cubemesh.statistics import is_steady, mean, median, t_interval, trimmed_mean
@@ -86,7 +86,7 @@ class Paired:
 
 
 def alternate(
-    instances: Sequence[tuple[Side, Side]], *, effort: Effort, log: Log, seed: int = 0
+    instances: Sequence[tuple[Side, Side]], *, budget: Budget, log: Log, seed: int = 0
 ) -> Paired:
     """Warm all programs up, then alternate windows until each side has at least `effort.steps`
     steps, `effort.seconds` seconds and `effort.windows` windows, and every instance as many blocks
@@ -97,7 +97,7 @@ def alternate(
     """
     if not instances:
         raise ValueError("at least one instance of each side is needed")
-    course = _Course(instances, effort, log, random.Random(seed))
+    course = _Course(instances, budget, log, random.Random(seed))
     with log.phase("warm-up"):
         steady = course.warm_up()
     with log.phase("measure"):
@@ -113,13 +113,13 @@ class _Course:
     def __init__(
         self,
         instances: Sequence[tuple[Side, Side]],
-        effort: Effort,
+        budget: Budget,
         log: Log,
         order: random.Random,
     ) -> None:
         self._sides = instances
         self._watches = [tuple(_stopwatch(side, log) for side in pair) for pair in instances]
-        self._effort, self._log, self._order = effort, log, order
+        self._effort, self._log, self._order = budget, log, order
         self._steps = [1, 1]
         self._blocks = self._done = 0
         self.windows: list[Window] = []
@@ -193,11 +193,11 @@ class _Course:
 
     def _fraction(self, side: int) -> float:
         """How much of what the effort asks for a side has."""
-        own, effort = self._own(side), self._effort
+        own, budget = self._own(side), self._effort
         return min(
-            sum(w.steps for w in own) / effort.steps,
-            self._seconds(side) / effort.seconds if effort.seconds else 1.0,
-            len(own) / effort.windows,
+            sum(w.steps for w in own) / budget.steps,
+            self._seconds(side) / budget.seconds if budget.seconds else 1.0,
+            len(own) / budget.windows,
             1.0,
         )
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from cubemesh.measure.validity import wide_interval
-from cubemesh.schema.budget import Effort
+from cubemesh.schema.budget import Budget
 from cubemesh.schema.warning import Warning
 
 GROWTH = 1.25
@@ -23,8 +23,8 @@ class Patience:
     `half_width` gives half of the interval as a share of its figure, None where there is none yet.
     """
 
-    def __init__(self, effort: Effort, half_width: Callable[[], float | None]) -> None:
-        self._effort = effort
+    def __init__(self, budget: Budget, half_width: Callable[[], float | None]) -> None:
+        self._effort = budget
         self._half_width = half_width
         self._next_look = 0
         self._elapsed_s = 0.0
@@ -32,7 +32,7 @@ class Patience:
 
     def wants_more(self, windows: int, elapsed_s: float) -> bool:
         """Whether to measure on, `windows` having taken `elapsed_s`."""
-        wanted, is_over = self._effort.interval, elapsed_s >= self._effort.most_seconds
+        wanted, is_over = self._effort.interval, elapsed_s >= self._effort.max_seconds
         if wanted is None:
             return False
         if windows < self._next_look and not is_over:

@@ -27,7 +27,7 @@ from cubemesh.measure.telemetry.base import Log
 from cubemesh.measure.timing.lockstep import InStep, Pace
 from cubemesh.measure.timing.stopping_rule import Patience
 from cubemesh.measure.validity import judge, not_steady
-from cubemesh.schema.budget import Effort
+from cubemesh.schema.budget import Budget
 from cubemesh.schema.record import Window
 from cubemesh.statistics import is_steady
 
@@ -109,7 +109,7 @@ def measure(
     clock: Callable[[], float],
     *,
     samples_per_step: int,
-    effort: Effort,
+    budget: Budget,
     log: Log,
     beside: Callable[[Window], None] | None = None,
     pace: Pace | None = None,
@@ -132,33 +132,33 @@ def measure(
     )
     synchronize()
     with log.phase("warm-up"):
-        warm, steady = _warm_up(watch, effort, pace)
+        warm, steady = _warm_up(watch, budget, pace)
     if not steady:
-        log.warning(not_steady(warm[-STEADY_WINDOWS:], effort.warmup_seconds, STEADY_WINDOWS))
+        log.warning(not_steady(warm[-STEADY_WINDOWS:], budget.warmup_seconds, STEADY_WINDOWS))
     with log.phase("measure"):
         started = time.perf_counter()
-        windows = _measure(watch, effort, pace, warm[-1].step_s, beside)
+        windows = _measure(watch, budget, pace, warm[-1].step_s, beside)
         ended = time.perf_counter()
     for warning in judge(windows):
         log.warning(warning)
     return Measured(windows=windows, steady=steady, started=started, ended=ended)
 
 
-def steps_per_window(effort: Effort, step_s: float) -> int:
+def steps_per_window(budget: Budget, step_s: float) -> int:
     """Steps of each measured window when a step takes about `step_s`.
 
     All the steps that the effort asks for, shared out over its windows and rounded down: more
     windows may come of it, never much more time. A step of seconds has a window of its own.
     """
     wanted = max(
-        effort.steps,
-        math.ceil(effort.seconds / step_s),
-        math.ceil(WINDOW_S / step_s) * effort.windows,
+        budget.steps,
+        math.ceil(budget.seconds / step_s),
+        math.ceil(WINDOW_S / step_s) * budget.windows,
     )
-    return max(1, wanted // effort.windows)
+    return max(1, wanted // budget.windows)
 
 
-def _warm_up(watch: Stopwatch, effort: Effort, pace: Pace) -> tuple[list[Window], bool]:
+def _warm_up(watch: Stopwatch, budget: Budget, pace: Pace) -> tuple[list[Window], bool]:
     """Windows of the warm-up after the first step, and whether the step time settled in them.
 
     The first step stands alone and outside the budget: it may compile, and cannot be cut short.
@@ -174,7 +174,7 @@ def _warm_up(watch: Stopwatch, effort: Effort, pace: Pace) -> tuple[list[Window]
         watch.log.progress("warm-up", done, window.step_s, None)
         recent = [w.step_s for w in windows[-STEADY_WINDOWS:]]
         steady = len(recent) == STEADY_WINDOWS and is_steady(recent)
-        over = steady or watch.clock() - start >= effort.warmup_seconds
+        over = steady or watch.clock() - start >= budget.warmup_seconds
         steady, over = pace.ends("warm-up", steady, over)
         if over:
             return windows, steady
@@ -183,15 +183,15 @@ def _warm_up(watch: Stopwatch, effort: Effort, pace: Pace) -> tuple[list[Window]
 
 def _measure(
     watch: Stopwatch,
-    effort: Effort,
+    budget: Budget,
     pace: Pace,
     step_s: float,
     beside: Callable[[Window], None] | None,
 ) -> tuple[Window, ...]:
-    length = pace.length(steps_per_window(effort, step_s), step_s)
+    length = pace.length(steps_per_window(budget, step_s), step_s)
     windows: list[Window] = []
     done, elapsed_s, over = 0, 0.0, False
-    patience = Patience(effort, lambda: half_width(windows))
+    patience = Patience(budget, lambda: half_width(windows))
     while not over:
         window = pace.window(watch, "measure", length)
         windows.append(window)
@@ -200,9 +200,9 @@ def _measure(
         done += window.steps
         elapsed_s += window.elapsed_s
         fraction = min(
-            done / effort.steps,
-            elapsed_s / effort.seconds if effort.seconds else 1.0,
-            len(windows) / effort.windows,
+            done / budget.steps,
+            elapsed_s / budget.seconds if budget.seconds else 1.0,
+            len(windows) / budget.windows,
             1.0,
         )
         watch.log.progress("measure", done, window.step_s, fraction)

@@ -109,21 +109,21 @@ def super_linear(network: str, batch: int, devices: int) -> Check:
     return check
 
 
-def near_linear(network: str, exchange: str) -> Check:
+def near_linear(network: str, sync: str) -> Check:
     """Whether an exchange comes near N times one device, on the most devices measured."""
 
     def check(claim: Claim, evidence: Evidence) -> Verdict:
         for scaled in curves(evidence.records, Regime.WEAK):
-            own = [g for g in scaled.together if g.key[1] == exchange and g.throughput]
+            own = [g for g in scaled.together if g.key[1] == sync and g.throughput]
             if scaled.curve.network != network or not own or scaled.one is None:
                 continue
             most = max(own, key=lambda g: g.key[0])
             figure = efficiency(most, scaled.one)
             if figure is not None:
-                what = f"{network} on {most.key[0]} devices, {exchange}, efficiency"
+                what = f"{network} on {most.key[0]} devices, {sync}, efficiency"
                 verdict = sided(claim, figure, NEAR_LINEAR, 1.0, what)
                 return _from(verdict, (most, scaled.one))
-        return untested(claim, f"{exchange} on several devices was not measured with {network}")
+        return untested(claim, f"{sync} on several devices was not measured with {network}")
 
     return check
 

@@ -49,7 +49,7 @@ def gather(settings: Settings, store: Store) -> list[RunRecord]:
             continue
         if record.spec.placement.devices == 1:
             alone[_alike(record)] = record
-        elif record.spec.program.exchange != "none":
+        elif record.spec.program.sync != "none":
             several.append(record)
     paired = [r for r in several if _alike(r) in alone]
     ones = {_alike(r): alone[_alike(r)] for r in paired}

@@ -86,7 +86,7 @@ def tables(shown: Shown) -> Iterator[Table]:
     """Errors by class, system, exchange and number of devices; the worst; claims; runs."""
     yield _by(shown.local, "Errors by class of network", "networks", lambda j: j.row.kind)
     yield _by(shown.several, "Errors by system", "system", lambda j: j.row.family)
-    yield _by(shown.several, "Errors by exchange", "exchange", lambda j: j.row.way)
+    yield _by(shown.several, "Errors by exchange", "sync", lambda j: j.row.way)
     yield _by(shown.several, "Errors by number of devices", "devices", lambda j: j.row.devices)
     yield _worst(shown)
     yield _claims(shown.claims)
@@ -174,7 +174,7 @@ def _claims(checked: Sequence[Checked]) -> Table:
 
 def _stored(stored: Sequence[Stored]) -> Table:
     columns = (
-        *(Column(name=name) for name in ("network", "devices", "exchange", "minibatch")),
+        *(Column(name=name) for name in ("network", "devices", "sync", "minibatch")),
         Column(name="measured", unit="samples/s"),
         Column(name="forecast", unit="samples/s"),
         Column(name="off by", unit="%"),
@@ -183,7 +183,7 @@ def _stored(stored: Sequence[Stored]) -> Table:
         (
             Cell(text=getattr(s.record.spec.work, "network", ""), run_id=s.record.run_id),
             Cell(value=s.point.devices),
-            Cell(text=s.record.spec.program.exchange),
+            Cell(text=s.record.spec.program.sync),
             Cell(value=s.point.batch_per_device),
             Cell(value=s.rate, run_id=s.record.run_id),
             Cell(value=s.point.samples_per_s, low=s.point.low, high=s.point.high),

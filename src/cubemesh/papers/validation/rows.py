@@ -18,7 +18,7 @@ from statistics import fmean
 
 from cubemesh import networks
 from cubemesh.forecast.calibration import Calibration, defaults
-from cubemesh.forecast.gradient_sync import Exchange
+from cubemesh.forecast.gradient_sync import GradientSync
 from cubemesh.forecast.launch_overhead import stall_s
 from cubemesh.forecast.other_networks import GNMT_TOKENS, OTHERS
 from cubemesh.forecast.passes import Speed, passes
@@ -59,7 +59,7 @@ class Row:
     alone: float
     machine: str
     precision: Precision
-    exchange: Exchange
+    sync: GradientSync
 
     @property
     def devices(self) -> int:
@@ -89,7 +89,7 @@ class Row:
     @property
     def way(self) -> str:
         """Its exchange, and where that went, in words."""
-        return self.exchange if self.peer_access else f"{self.exchange} through the host's memory"
+        return self.sync if self.peer_access else f"{self.sync} through the host's memory"
 
     @property
     def one_machine(self) -> bool:
@@ -109,7 +109,7 @@ class Row:
             system=self.system,
             batch_per_device=self.figure.batch_per_device or DEFAULT_BATCH,
             precision=self.precision,
-            exchange=self.exchange,
+            sync=self.sync,
             peer_access=self.peer_access,
         )
 
@@ -183,7 +183,7 @@ def forecasts(found: Sequence[Row], known: Calibration) -> dict[Row, Point]:
     for row in found:
         f = row.figure
         program = f.source, f.framework, row.network, row.precision, f.batch_per_device
-        where = row.family, row.machine, row.peer_access, row.exchange
+        where = row.family, row.machine, row.peer_access, row.sync
         alike[program, where, row.alone].append(row)
     points: dict[Row, Point] = {}
     for group in alike.values():
@@ -271,7 +271,7 @@ def _row(f: PublishedFigure, one: float) -> Row:
         alone=one / tokens,
         machine=where,
         precision=precision_of(f.precision),
-        exchange=_exchange(f, network),
+        sync=_exchange(f, network),
     )
 
 
@@ -281,7 +281,7 @@ def _network(f: PublishedFigure) -> str | None:
     return next((name for form, name in OTHER_NAMES.items() if f.network.startswith(form)), None)
 
 
-def _exchange(f: PublishedFigure, network: str) -> Exchange:
+def _exchange(f: PublishedFigure, network: str) -> GradientSync:
     """As the source says; NVIDIA's mixed BERT and GNMT hold gradients in two bytes."""
     if "distributed_replicated" in f.note:
         return "parameter-server-spread"
@@ -295,10 +295,10 @@ def _exchange(f: PublishedFigure, network: str) -> Exchange:
 
 def _key(f: PublishedFigure) -> tuple[object, ...]:
     """What the rates of one and of several devices share."""
-    exchange = re.sub(
+    sync = re.sub(
         r"parameter_server/\w+|replicated.*|independent|distributed_replicated.*", "", f.note
     )
-    note = "" if f.source.startswith("stock") else exchange
+    note = "" if f.source.startswith("stock") else sync
     framework = f.framework.replace("DDP + ", "")
     system, batch = without_count(f.system), f.batch_per_device
     return f.source, system, f.device, framework, f.network, f.precision, batch, note

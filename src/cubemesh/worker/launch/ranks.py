@@ -97,7 +97,7 @@ def can_launch(job: Job) -> bool:
     placement = job.spec.placement
     on_cpu = placement.device == "cpu" or not job.gpu_uuids
     cores = len(processors_of(job, on_cpu=on_cpu))
-    return placement.devices > 1 and (placement.share_cores or placement.devices <= cores)
+    return placement.devices > 1 and (placement.oversubscribe or placement.devices <= cores)
 
 
 def check_devices(devices: int, cores: int, may_share: bool = False) -> None:
@@ -106,8 +106,8 @@ def check_devices(devices: int, cores: int, may_share: bool = False) -> None:
     if devices > cores and not may_share:
         raise Unsupported(
             f"devices={devices}: each needs a core of its own, a GPU as well to be driven by, and "
-            f"this process may use {cores}. Set devices={cores} or less, or share_cores=true where "
-            "times do not matter."
+            f"this process may use {cores}. Set devices={cores} or less, or "
+            "oversubscribe=true where times do not matter."
         )
 
 
@@ -119,7 +119,7 @@ def shared_cores(spec: RunSpec, cores: int) -> Warning | None:
         return None
     return warn(
         "shared-cores",
-        f"{devices} devices shared {cores} cores, as share_cores=true allows.",
+        f"{devices} devices shared {cores} cores, as oversubscribe=true allows.",
         f"Look at what was computed, not at how fast; with {devices} cores both mean something.",
     )
 
@@ -159,7 +159,7 @@ def own_cores(spec: RunSpec, own: Self, cores: tuple[int, ...]) -> tuple[int, ..
             "Leave pinning and numa_node out."
         )
     each = spec.placement.threads or max(1, len(cores) // ranks)
-    if each * ranks > len(cores) and spec.placement.share_cores:
+    if each * ranks > len(cores) and spec.placement.oversubscribe:
         first = own.local_rank * each
         return tuple(sorted({cores[n % len(cores)] for n in range(first, first + each)}))
     if each * ranks > len(cores):

@@ -73,14 +73,14 @@ def alternate_programs(task: Task) -> None:
         )
     instances: list[tuple[Side, Side]] = []
     programs: list[Program] = []
-    for number in range(task.spec.effort.instances):
+    for number in range(task.spec.budget.instances):
         turn = (0, 1) if number % 2 == 0 else (1, 0)  # who is built first has the better places
         made = {side: _program(plans[side], task) for side in turn}
         programs += made.values()
         instances.append((_side(made[0], plans[0]), _side(made[1], plans[1])))
     _check_threads(plans, programs)
     with Telemetry(log, task.usable_cores, meters=meters) as telemetry:
-        found = alternate(instances, effort=task.spec.effort, log=log)
+        found = alternate(instances, budget=task.spec.budget, log=log)
     say_doubts(telemetry, task.neighbours, log, found.started, found.ended)
     telemetry.keep_utilisation(found.started, found.ended)
     _tell(found, log)
@@ -136,7 +136,7 @@ def _program(plan: _Plan, task: Task) -> Program:
                 work=plan.work,
                 placement=plan.spec.placement,
                 program=plan.spec.program,
-                exchange=exchanges.make(plan.spec.program.exchange),
+                sync=exchanges.make(plan.spec.program.sync),
                 device=task.device,
                 threads=plan.threads,
             )
@@ -153,7 +153,7 @@ def _program(plan: _Plan, task: Task) -> Program:
 def _side(program: Program, plan: _Plan) -> Side:
     work = plan.work
     feed = Feed(plan.source, work.batch_per_device, work.seed)
-    batches = placed_batches(program, feed, plan.spec.program.data_on)
+    batches = placed_batches(program, feed, plan.spec.program.data_location)
     queue = program.forward if isinstance(work, Forward) else program.train_step
     resume: Callable[[], None] = program.resume if isinstance(program, Resumes) else _nothing
     return Side(

@@ -38,10 +38,10 @@ def attribute(
     exchanges."""
     if not is_taken_apart(spec):
         return None
-    exchange = spec.program.exchange
-    if group.size > 1 and exchange not in STAMPED:
+    sync = spec.program.sync
+    if group.size > 1 and sync not in STAMPED:
         raise Unsupported(
-            f"exchange={exchange}: a step is taken apart whose ranks keep step and wait in "
+            f"sync={sync}: a step is taken apart whose ranks keep step and wait in "
             f"collectives: {', '.join(sorted(STAMPED))}. Leave attribution and trace out."
         )
     if not isinstance(program, Profiles):
@@ -51,7 +51,7 @@ def attribute(
         )
     place: Callable[[Any], Any] = program.place
     take: Callable[[], Any] = feed.__next__
-    fed = spec.program.data_on == "host"
+    fed = spec.program.data_location == "host"
     if not fed:
         placed = program.place(next(feed))
         feed.close()
@@ -64,7 +64,7 @@ def attribute(
         samples_per_step=spec.batch_per_device or 1,
         log=log,
         fed=fed,
-        trace=os.path.join(folder, trace_file(group.rank)) if spec.effort.trace else None,
+        trace=os.path.join(folder, trace_file(group.rank)) if spec.budget.trace else None,
         agree=group.agree,
         share=group.share if group.size > 1 else None,
     )
@@ -72,7 +72,7 @@ def attribute(
 
 def is_taken_apart(spec: RunSpec) -> bool:
     """Whether an attribution of its steps is asked for."""
-    return spec.effort.attribution or spec.effort.trace
+    return spec.budget.attribution or spec.budget.trace
 
 
 def stamped(spec: RunSpec, group: Group) -> tuple[Group, Transfers]:

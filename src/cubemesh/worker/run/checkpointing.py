@@ -36,8 +36,8 @@ _OF_WORK = (
     *("data", "data_path", "max_image_pixels", "batch_per_device", "seed", "optimizer"),
 )
 _OF_PROGRAM = (
-    *("framework", "precision", "precision_of", "loss_scale", "layout", "exchange", "compile_by"),
-    *("batch_norm", "deterministic", "decode_on", "keep_decoded"),
+    *("framework", "precision", "precision_of", "loss_scale", "layout", "sync", "compile_by"),
+    *("batch_norm", "deterministic", "decode_location", "cache_decoded"),
 )
 
 
@@ -67,21 +67,21 @@ def beginning(spec: RunSpec, group: Group, log: Log) -> Beginning:
     UsageError where it is another training's, or the folder cannot be written to, or is not the
     same for all ranks; DataError where there are checkpoints and none is whole.
     """
-    keeping = spec.keeping
-    if keeping.checkpoints is None:
+    checkpointing = spec.checkpointing
+    if checkpointing.checkpoints is None:
         return Beginning()
-    if spec.program.exchange in OUT_OF_STEP:
+    if spec.program.sync in OUT_OF_STEP:
         raise Unsupported(
-            f"exchange={spec.program.exchange} has gradients under way at any moment, which no "
+            f"sync={spec.program.sync} has gradients under way at any moment, which no "
             "checkpoint holds. Leave checkpoints out, or set another exchange."
         )
-    folder = Path(keeping.checkpoints)
+    folder = Path(checkpointing.checkpoints)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _check_shared(folder, group)
     except OSError as error:
         raise UsageError(f"checkpoints={folder}: {error.strerror}. Name another folder.") from error
-    if not keeping.resume:
+    if not checkpointing.resume:
         return Beginning()
     found = _newest(folder, group, log)
     if found is None:
@@ -112,22 +112,27 @@ def _check_shared(folder: Path, group: Group) -> None:
 
 def keeper(spec: RunSpec, network: Network, group: Group) -> Keeper:
     """What keeps what the spec asks for; curves are rank 0's alone."""
-    keeping = spec.keeping
+    checkpointing = spec.checkpointing
     saver = None
-    if keeping.checkpoints is not None:
+    if checkpointing.checkpoints is not None:
         saver = Saver(
-            Path(keeping.checkpoints), rank=group.rank, ranks=group.size, keep=keeping.keep
+            Path(checkpointing.checkpoints),
+            rank=group.rank,
+            ranks=group.size,
+            keep=checkpointing.keep,
         )
     board = None
-    if keeping.tensorboard is not None and group.rank == 0:
+    if checkpointing.tensorboard is not None and group.rank == 0:
         try:
-            board = EventFile(Path(keeping.tensorboard))
+            board = EventFile(Path(checkpointing.tensorboard))
             board.graph(network)
         except OSError as error:
             raise UsageError(
-                f"tensorboard={keeping.tensorboard}: {error.strerror}. Name another folder."
+                f"tensorboard={checkpointing.tensorboard}: {error.strerror}. Name another folder."
             ) from error
-    return Keeper(saver=saver, every_steps=keeping.every_steps, trains=trained(spec), board=board)
+    return Keeper(
+        saver=saver, every_steps=checkpointing.every_steps, trains=trained(spec), board=board
+    )
 
 
 def trained(spec: RunSpec) -> dict[str, Any]:

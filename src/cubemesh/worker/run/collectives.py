@@ -25,7 +25,7 @@ from cubemesh.frameworks.api.collectives import (
 from cubemesh.frameworks.api.framework import Framework, OutOfMemory, Unsupported
 from cubemesh.frameworks.api.gradient_sync import Group
 from cubemesh.measure.telemetry.base import Log
-from cubemesh.schema.budget import Effort
+from cubemesh.schema.budget import Budget
 from cubemesh.schema.collective import Collective, SweepPoint
 from cubemesh.schema.spec import RunSpec
 from cubemesh.units import format_bytes
@@ -70,13 +70,13 @@ def sweep(spec: RunSpec, program: CollectiveProgram, group: Group, log: Log) -> 
             for _ in range(work.warmup_iterations):
                 program.call()
             program.synchronize()
-            seconds = _groups(program, spec.effort, group.agree)
+            seconds = _groups(program, spec.budget, group.agree)
             point = SweepPoint(
                 size_bytes=of.size_bytes,
                 count=of.count,
                 in_place=in_place,
                 pair=pair,
-                iterations=spec.effort.steps,
+                iterations=spec.budget.steps,
                 seconds=tuple(seconds),
                 wrong=_wrong(program, work),
             )
@@ -99,19 +99,19 @@ def _steps(work: Collective, places: tuple[bool, ...], ranks: int) -> Iterator[S
                     yield list(sizes)[-1], False, (first, last)
 
 
-def _groups(program: CollectiveProgram, effort: Effort, agree: Callable[[Any], Any]) -> list[float]:
+def _groups(program: CollectiveProgram, budget: Budget, agree: Callable[[Any], Any]) -> list[float]:
     """Seconds of one operation in each group."""
     seconds: list[float] = []
     begun = program.clock()
     while True:
         program.meet()
         start = program.clock()
-        for _ in range(effort.steps):
+        for _ in range(budget.steps):
             program.call()
         program.synchronize()
         end = program.clock()
-        seconds.append((end - start) / effort.steps)
-        if agree(len(seconds) >= effort.windows or end - begun >= effort.seconds):
+        seconds.append((end - start) / budget.steps)
+        if agree(len(seconds) >= budget.windows or end - begun >= budget.seconds):
             return seconds
 
 

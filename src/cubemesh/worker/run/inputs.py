@@ -50,16 +50,16 @@ def open_split(spec: RunSpec, network: Network, split: Split) -> Source:
             f"a script plays time of its own, and data={work.data} takes real time to read and "
             "decode. Set data=synthetic, or leave the script out."
         )
-    stays_encoded = program.decode_on == "device"
+    stays_encoded = program.decode_location == "device"
     if stays_encoded and not entry(work.data).is_slow:
         raise Unsupported(
-            f"decode_on=device decodes images, and data={work.data} has none to decode. Leave it "
-            "out, or set data=images."
+            f"decode_location=device decodes images, and data={work.data} has none to decode. "
+            "Leave it out, or set data=images."
         )
     folder, limit_bytes = program.stage_folder, program.stage_limit_bytes
     reading = Reading(
         max_pixels=usual.max_pixels if work.max_image_pixels is None else work.max_image_pixels,
-        keep_decoded=program.keep_decoded,
+        cache_decoded=program.cache_decoded,
         drop_page_cache=program.drop_page_cache,
         stage_folder=None if folder is None else Path(folder).expanduser(),
         stage_limit_bytes=usual.stage_limit_bytes if limit_bytes is None else limit_bytes,
@@ -80,10 +80,10 @@ def open_stage(spec: RunSpec, network: Network) -> Source:
     """What a stage of the input is measured on; Unsupported where the data have no such stage."""
     work = spec.work
     assert isinstance(work, Input), "asked of an input's stage alone"
-    if spec.program.decode_on == "device" and work.stage != "decode":
+    if spec.program.decode_location == "device" and work.stage != "decode":
         raise Unsupported(
-            f"decode_on=device decodes, and stage={work.stage} is another stage. Leave it out, or "
-            "set stage=decode."
+            f"decode_location=device decodes, and stage={work.stage} is another stage. "
+            "Leave it out, or set stage=decode."
         )
     source = open_split(spec, network, "train")
     if work.stage == "copy":
@@ -153,11 +153,11 @@ def feed(
     without threads."""
     work, program = spec.work, spec.program
     assert isinstance(work, NetworkWork), "only networks are fed"
-    threads = input_threads(work.data, program.input_threads, usable_cores, program.decode_on)
-    if program.data_on == "device":
+    threads = input_threads(work.data, program.input_threads, usable_cores, program.decode_location)
+    if program.data_location == "device":
         threads = 0
     group = group or Alone()
-    whole = program.exchange in ONE_REPLICA
+    whole = program.sync in ONE_REPLICA
     devices = 1 if isinstance(work, Input) else spec.placement.devices
     return Feed(
         source,
@@ -177,7 +177,7 @@ def feed(
 def decoded(spec: RunSpec, feed: Feed, program: Program) -> Iterator[None]:
     """Within it `program` decodes what the feed makes, where the spec says so. The feed is closed
     at the end, before the program is."""
-    if spec.program.decode_on == "device":
+    if spec.program.decode_location == "device":
         assert isinstance(program, Decodes), "check_supported has seen to it"
         feed.decode_by(program)
     try:

@@ -54,14 +54,14 @@ def built(
     because the process ends with it."""
     work = cast(NetworkWork, spec.work)
     before_bytes = _held_bytes(framework)
-    exchange = exchanges.make(spec.program.exchange, group, spec.program.bucket_bytes)
+    sync = exchanges.make(spec.program.sync, group, spec.program.bucket_bytes)
     with log.phase("build"):
         request = BuildRequest(
             network=network,
             work=work,
             placement=spec.placement,
             program=spec.program,
-            exchange=exchange,
+            sync=sync,
             device=device,
             threads=threads,
             group=group,
@@ -91,9 +91,9 @@ def built(
     peak = _peak_memory(program, before_bytes, since)
     if peak is not None:
         log.figure("peak_memory_bytes", peak)
-        _check_limit(peak, spec.effort.memory_limit_bytes)
+        _check_limit(peak, spec.budget.memory_limit_bytes)
     program.close()
-    staleness.say(exchange, log)
+    staleness.say(sync, log)
 
 
 def _say_loss_scale(program: Program, log: EventLog) -> None:

@@ -90,7 +90,7 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
     device = known.device = _own_device(spec, able, own)
     shared_out = ranks.processors_of(job, on_cpu=device == "cpu")
     here = own.local_ranks if own.ranks > 1 else spec.placement.devices
-    ranks.check_devices(here, len(shared_out), spec.placement.share_cores)
+    ranks.check_devices(here, len(shared_out), spec.placement.oversubscribe)
     if (warning := ranks.shared_cores(spec, len(shared_out))) is not None:
         log.warning(warning)
     usable_cores: float = job.usable_cores or len(os.sched_getaffinity(0))
@@ -149,8 +149,10 @@ def _input_threads(spec: RunSpec, usable_cores: float) -> int:
     if not isinstance(spec.work, NetworkWork):
         return 0
     program = spec.program
-    threads = input_threads(spec.work.data, program.input_threads, usable_cores, program.decode_on)
-    return (program.decode_on == "device") + 2 * threads
+    threads = input_threads(
+        spec.work.data, program.input_threads, usable_cores, program.decode_location
+    )
+    return (program.decode_location == "device") + 2 * threads
 
 
 def _own_device(spec: RunSpec, able: Capabilities, own: ranks.Self) -> str:
@@ -194,7 +196,7 @@ def _memory_limit(
     A GPU refuses by itself what it has not got; on the CPU the kernel would rather kill. `stacks`
     are the threads there may be, whose stacks are allowed on top.
     """
-    asked = job.spec.effort.memory_limit_bytes
+    asked = job.spec.budget.memory_limit_bytes
     if device.split(":")[0] != "cpu":
         if asked is not None:
             raise Unsupported(

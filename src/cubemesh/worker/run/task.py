@@ -81,7 +81,7 @@ def timed(
             program.synchronize,
             program.clock,
             samples_per_step=samples_per_step,
-            effort=task.spec.effort,
+            budget=task.spec.budget,
             log=task.log,
             beside=None if attributed is None else attributed.beside,
             pace=_pace(task),
@@ -93,7 +93,7 @@ def timed(
 
 def _pace(task: Task) -> Pace:
     """How the ranks of the run keep time."""
-    if task.spec.program.exchange in OUT_OF_STEP:
+    if task.spec.program.sync in OUT_OF_STEP:
         return Apart(task.group.rank, task.group.told)
     return InStep(task.group.agree)
 

@@ -33,7 +33,7 @@ from cubemesh.training.first_steps import first_steps as look_at_first_steps
 from cubemesh.training.loop import train as train_epochs
 from cubemesh.worker.report.machine_warnings import say_doubts
 from cubemesh.worker.run import ceilings, collectives, inputs
-from cubemesh.worker.run import checkpointing as keeping
+from cubemesh.worker.run import checkpointing as checkpointing
 from cubemesh.worker.run.attribution_setup import attribute, stamped
 from cubemesh.worker.run.loss_probe import tell_losses
 from cubemesh.worker.run.step_figures import tokens
@@ -58,7 +58,7 @@ def train(task: Task) -> None:
     with log.phase("data"):
         source = inputs.open_split(task.spec, network, "train")
         validation = inputs.open_split(task.spec, network, "validation")
-        begin = keeping.beginning(task.spec, task.group, log)
+        begin = checkpointing.beginning(task.spec, task.group, log)
         feed = inputs.feed(
             task.spec,
             source,
@@ -70,7 +70,7 @@ def train(task: Task) -> None:
 
     with built_for(task, network, feed) as program:
         begin.restore(program, log)
-        keeper = keeping.keeper(task.spec, network, task.group)
+        keeper = checkpointing.keeper(task.spec, network, task.group)
         with Telemetry(log, task.usable_cores, meters=meters) as telemetry:
             started = time.perf_counter()
             windows = train_epochs(
@@ -79,12 +79,12 @@ def train(task: Task) -> None:
                 validation,
                 work,
                 log,
-                task.spec.program.data_on,
+                task.spec.program.data_location,
                 group=task.group,
                 devices=task.spec.placement.devices,
                 keeper=keeper,
                 course=begin.course,
-                same_weights=task.spec.program.exchange in SAME_WEIGHTS,
+                same_weights=task.spec.program.sync in SAME_WEIGHTS,
             )
             ended = time.perf_counter()
         say_doubts(telemetry, task.neighbours, log, started, ended)
@@ -117,7 +117,7 @@ def input_stage(task: Task) -> None:
         feed = inputs.feed(task.spec, source, task.usable_cores)
         inputs.say_files(log, source, feed.threads)
     samples = work.batch_per_device
-    if work.stage == "copy" or task.spec.program.decode_on == "device":
+    if work.stage == "copy" or task.spec.program.decode_location == "device":
         with built_for(task, network, feed) as program:
             host, step = inputs.Host(program.synchronize), _placing(program, feed, work.stage)
             timed(task, meters, host, step, samples)
@@ -194,7 +194,7 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
             task.spec, program, feed, queue, log, task.folder, task.group, transfers
         )
         if attributed is None:
-            batches = placed_batches(program, feed, task.spec.program.data_on)
+            batches = placed_batches(program, feed, task.spec.program.data_location)
 
             def step() -> None:
                 queue(next(batches))
@@ -209,7 +209,7 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
             if attributed.trace is not None:
                 log.artifact(_trace_name(task.group.rank), attributed.trace)
         telemetry.keep_energy(measured.windows, sum(w.samples for w in measured.windows))
-        if task.spec.program.data_on == "host" and attributed is None:
+        if task.spec.program.data_location == "host" and attributed is None:
             log.figure("input_wait_s", inputs.wait(measured, feed))
         inputs.say(log, (source, feed.tried))
         inputs.say_dropped(task.spec, log, source)

@@ -47,7 +47,7 @@ def test_a_mean_is_that_of_all_ranks(numbers, others, kind):
 def test_ranks_on_a_cpu_are_refused():
     group = TorchGroup.__new__(TorchGroup)
     group._device, group._asked_link = torch.device("cpu"), "auto"
-    with pytest.raises(Unsupported, match=r"ranks are on CPUs\. Set exchange=all-reduce"):
+    with pytest.raises(Unsupported, match=r"ranks are on CPUs\. Set sync=all-reduce"):
         group.copies()
 
 

@@ -50,7 +50,7 @@ def decoding(make_request):
 
     def make(**fields):
         request = make_request(build_network("little-cnn", SIZE, 10), **fields)
-        program = dataclasses.replace(request.program, decode_on="device")
+        program = dataclasses.replace(request.program, decode_location="device")
         return dataclasses.replace(request, program=program)
 
     return make
@@ -169,7 +169,7 @@ def test_a_gpu_without_a_library_says_what_to_install(monkeypatch):
 
     monkeypatch.setattr(jpeg.importlib, "import_module", missing)
     monkeypatch.setattr(nvjpeg, "_libraries", missing)
-    with pytest.raises(Unsupported, match=r"pip install nvidia-nvjpeg.*decode_on=host"):
+    with pytest.raises(Unsupported, match=r"pip install nvidia-nvjpeg.*decode_location=host"):
         jpeg.open_decoder(torch.device("cuda:0"), 3)
     assert isinstance(jpeg.open_decoder(torch.device("cpu"), 3), jpeg.HostDecoder)
 

@@ -123,7 +123,7 @@ def program_of(device="cpu", name="little-cnn", batch=8):
             work=work,
             placement=Placement(),
             program=ProgramSettings(),
-            exchange=exchanges.make("none"),
+            sync=exchanges.make("none"),
             device=device,
             threads=1,
         )

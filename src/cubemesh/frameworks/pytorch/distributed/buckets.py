@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cubemesh.frameworks.api.gradient_sync import Bucket, Exchange, MakesRoom, SendsNarrow
+from cubemesh.frameworks.api.gradient_sync import Bucket, GradientSync, MakesRoom, SendsNarrow
 from cubemesh.frameworks.pytorch.distributed.group import NARROW
 from cubemesh.frameworks.pytorch.precision.master_weight_cast import Place
 
@@ -165,17 +165,17 @@ class GradientBuckets:
 
 
 def buckets_for(
-    exchange: Exchange, parameters: Mapping[str, nn.Parameter]
+    sync: GradientSync, parameters: Mapping[str, nn.Parameter]
 ) -> GradientBuckets | None:
     """As an exchange wants them, which is told of each; None where it sends no gradients."""
-    if exchange.bucket_bytes is None:
+    if sync.bucket_bytes is None:
         return None
     return GradientBuckets(
         parameters,
-        exchange.bucket_bytes,
-        exchange.ready,
-        exchange.room if isinstance(exchange, MakesRoom) else anywhere,
-        NARROW if isinstance(exchange, SendsNarrow) and exchange.narrow else None,
+        sync.bucket_bytes,
+        sync.ready,
+        sync.room if isinstance(sync, MakesRoom) else anywhere,
+        NARROW if isinstance(sync, SendsNarrow) and sync.narrow else None,
     )
 
 

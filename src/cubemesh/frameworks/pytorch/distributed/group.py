@@ -76,7 +76,7 @@ class TorchGroup:
         if self._asked_link != "auto":
             raise Unsupported(
                 f"link={self._asked_link} is a setting of NCCL, which has no part in exchanges by "
-                "copies. Leave link out, or set exchange=all-reduce."
+                "copies. Leave link out, or set sync=all-reduce."
             )
         self._copies = True
         return PeerCopies(self._device, self._timeout_s)

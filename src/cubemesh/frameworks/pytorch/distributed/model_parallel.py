@@ -30,22 +30,22 @@ class SplitProgram(PyTorchProgram):
     """The part of this rank; see `Program` in frameworks/base. Every rank makes the same calls with
     the same batches."""
 
-    def __init__(self, request: BuildRequest, exchange: SplitsNetwork) -> None:
+    def __init__(self, request: BuildRequest, sync: SplitsNetwork) -> None:
         settings = request.program
         if settings.precision == "fp16" or settings.precision_of:
             raise Unsupported(
-                "exchange=model-parallel scales no loss and computes every layer in one precision. "
+                "sync=model-parallel scales no loss and computes every layer in one precision. "
                 "Set precision=bf16 or fp32, and leave precision_of out."
             )
-        if settings.decode_on == "device":
+        if settings.decode_location == "device":
             raise Unsupported(
-                "exchange=model-parallel feeds images to its first device alone, which does not "
-                "decode them. Set decode_on=host."
+                "sync=model-parallel feeds images to its first device alone, which does not "
+                "decode them. Set decode_location=host."
             )
-        self._parts = exchange.parts(request.network)
+        self._parts = sync.parts(request.network)
         self._whole = request.network
-        self._group, self._mail = exchange.group, exchange.group.mail()
-        self._rank, self._last = exchange.group.rank, exchange.group.size - 1
+        self._group, self._mail = sync.group, sync.group.mail()
+        self._rank, self._last = sync.group.rank, sync.group.size - 1
         super().__init__(replace(request, network=self._parts[self._rank]))
 
     def place(self, batch: Batch) -> Placed:

@@ -32,7 +32,7 @@ BLOCK = 2048
 """Numbers that one program of the kernel averages."""
 REFUSED = (
     "Exchanges by copies take GPUs of one host that read each other's memory, and here {}. Set "
-    "exchange=all-reduce, or all-reduce-16."
+    "sync=all-reduce, or all-reduce-16."
 )
 """With what is in the way."""
 

@@ -55,7 +55,7 @@ class Placer:
         self._lock = threading.Lock()  # one evaluates while another decodes ahead
         self._decoder: JpegDecoder | None = None
         self._stream: torch.cuda.Stream | None = None
-        if settings.decode_on == "device":
+        if settings.decode_location == "device":
             self._decoder = open_decoder(self.device, self._shape[0])
             if self.device.type == "cuda":  # first where a step leaves room: it has little to do
                 self._stream = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]

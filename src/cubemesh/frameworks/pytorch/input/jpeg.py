@@ -31,7 +31,7 @@ from cubemesh.frameworks.pytorch.runtime import is_out_of_memory
 INSTALL = (
     "To decode images on a GPU it needs nvJPEG (pip install nvidia-nvjpeg, or nvidia-nvjpeg-cu12 "
     "for CUDA 12), nvImageCodec (nvidia-nvimgcodec-cu13[nvjpeg] or -cu12) or TorchVision "
-    "(torchvision). Or set decode_on=host."
+    "(torchvision). Or set decode_location=host."
 )
 
 PROOF = 8
@@ -78,7 +78,7 @@ class Unproved:
             raise Unsupported(
                 f"{self.name} decoded none of {len(made)} JPEGs: it does not take files like these "
                 "or lacks nvJPEG (pip install nvidia-nvjpeg, for CUDA 12 nvidia-nvjpeg-cu12). "
-                "Set decode_on=host to decode them there."
+                "Set decode_location=host to decode them there."
             )
         return made
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, optim
 
-from cubemesh.frameworks.api.gradient_sync import Exchange, OneUpdates
+from cubemesh.frameworks.api.gradient_sync import GradientSync, OneUpdates
 from cubemesh.schema.spec import ProgramSettings
 
 
@@ -124,15 +124,15 @@ def make_scaling(settings: ProgramSettings, kind: str) -> Scaling | None:
 
 
 def update_weights(
-    exchange: Exchange,
+    sync: GradientSync,
     apply: Callable[[], None],
     weights: Sequence[Tensor],
     scaling: Scaling | None,
 ) -> None:
     """Have the exchange bring `weights` to where the gradients lead; with a dynamic scale, and one
     rank that applies them for all, every rank's scale to that rank's."""
-    if not isinstance(scaling, DynamicScaling) or not isinstance(exchange, OneUpdates):
-        exchange.update(apply, weights)
+    if not isinstance(scaling, DynamicScaling) or not isinstance(sync, OneUpdates):
+        sync.update(apply, weights)
         return
     dynamic, scale = scaling, torch.empty((), device=weights[0].device)
 
@@ -140,5 +140,5 @@ def update_weights(
         apply()
         dynamic.tell(scale)
 
-    exchange.update(apply_and_tell, [*weights, scale])
+    sync.update(apply_and_tell, [*weights, scale])
     dynamic.take(scale)
