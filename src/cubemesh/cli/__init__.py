@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from cubemesh import __version__
-from cubemesh.cli import expect, kept, launch, look, measure, sync, training, tuning
+from cubemesh.cli import exchange, expect, kept, launch, look, measure, training, tuning
 from cubemesh.errors import CubemeshError
 
 INTERRUPTED = 130

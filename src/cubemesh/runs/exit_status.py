@@ -3,7 +3,7 @@
 | seen | outcome |
 |---|---|
 | the runner ended it at the time limit | timed_out, with where every thread stood |
-| a rank sent no heartbeat for `heartbeat_timeout_s`, and the runner ended it | timed_out, the same |
+| no heartbeat of a rank for `heartbeat_timeout_s`, and the runner ended it | timed_out, the same |
 | SIGKILL, and the kernel's count of out-of-memory kills has risen | oom |
 | it aborted, and the C++ runtime's last words are `std::bad_alloc` | oom |
 | SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS: its own doing | crashed |
