@@ -143,14 +143,14 @@ def test_what_was_disturbed_is_neither_ranked_nor_compared(record_of):
     answer = EXPERIMENT.answer(Settings(), records)
     texts = {f.text: f for f in answer.findings}
     assert not any("alexnet trains fastest" in text for text in texts)
-    assert texts["Not ranked, because a run was disturbed: alexnet (pytorch)."].doubts == (
+    assert texts["Not ranked, because a run was disturbed: alexnet (pytorch)."].caveats == (
         "busy-host",
     )
     (compiling,) = [t for t in texts if t.startswith("pytorch-compiled against pytorch")]
     assert compiling.endswith("was not compared on alexnet, where a run was disturbed.")
     assert "gains on" not in compiling
     card = next(f for f in answer.findings if f.question)
-    assert (card.text, card.doubts) == ("pytorch trains 1 of 2 networks fastest.", ())
+    assert (card.text, card.caveats) == ("pytorch trains 1 of 2 networks fastest.", ())
 
 
 def test_frameworks_that_win_as_often_are_all_named(record_of):

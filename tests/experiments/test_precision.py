@@ -70,7 +70,7 @@ def test_disturbed_runs_gain_nothing_and_unknown_memory_is_called_so(record_of):
     assert found.text == (
         "bf16 against fp32: it was not compared on resnet-50, where a run was disturbed."
     )
-    assert found.doubts == ("drift",)
+    assert found.caveats == ("drift",)
     memory = next(t for t in answer.tables if t.title.startswith("Memory"))
     assert [memory.rows[0][1].value, memory.rows[0][2].reason] == [64, "not known"]
 

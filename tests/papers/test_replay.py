@@ -31,7 +31,7 @@ def test_claims_that_rest_on_a_script_say_so(steps, machine):
     assert not replay("doc-001", [("minibatch", records)], machine).scripted
     answer = replay("doc-001", [("minibatch", played)], machine)
     assert answer.scripted
-    assert all("scripted" in finding.doubts for finding in answer.findings)
+    assert all("scripted" in finding.caveats for finding in answer.findings)
 
 
 def question(asked, suite="doc-001", **more):

@@ -214,7 +214,7 @@ def _best_product(group: Group[Key], fastest: Figure, sheet: Datasheet | None) -
         f"{fastest.method}, and {format_quantity(rate.value, 'FLOP/s')} for seconds.",
         value=fastest.value,
         unit="FLOP/s",
-        doubts=group.doubts,
+        caveats=group.caveats,
     )
 
 
@@ -236,7 +236,7 @@ def _memory(group: Group[Key], moved: Figure, sheet: Datasheet | None) -> Findin
         unit="B/s",
         low=moved.low,
         high=moved.high,
-        doubts=group.doubts,
+        caveats=group.caveats,
     )
 
 

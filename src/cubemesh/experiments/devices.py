@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from itertools import combinations
 
 from cubemesh.errors import UsageError
-from cubemesh.experiments.analysis.groups import Group, doubts, group_by
+from cubemesh.experiments.analysis.groups import Group, caveats, group_by
 from cubemesh.experiments.analysis.labels import spoken
 from cubemesh.experiments.analysis.matrix import Key, Matrix
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
@@ -217,7 +217,7 @@ def _findings(settings: Settings, matrix: Matrix, prices: dict[str, float]) -> I
         fast, slow = (one, other) if mean >= 1 else (other, one)
         yield _comparison(fast, slow, list(matrix.ratios(fast, slow)))
         if fast in prices and slow in prices:
-            told = doubts(*(g for _, _, groups in shares for g in groups))
+            told = caveats(*(g for _, _, groups in shares for g in groups))
             yield _bargain(fast, slow, max(mean, 1 / mean), prices, told)
     for part in priced(settings.prices):
         if not any(part.casefold() in d.casefold() for d in prices):
@@ -246,7 +246,7 @@ def _comparison(
         unit="× as fast",
         low=least[1].low if len(shares) == 1 else None,
         high=least[1].high if len(shares) == 1 else None,
-        doubts=doubts(*(g for _, _, groups in shares for g in groups)),
+        caveats=caveats(*(g for _, _, groups in shares for g in groups)),
     )
 
 
@@ -258,7 +258,7 @@ def _bargain(
     return Finding(
         text=f"For the same money {better} trains on {max(worth, 1 / worth):.3g}× as many samples "
         f"as {other} (an hour at {prices[better]:g} against {prices[other]:g}).",
-        doubts=told,
+        caveats=told,
     )
 
 

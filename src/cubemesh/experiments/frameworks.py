@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from cubemesh.experiments.analysis.groups import Group, doubts
+from cubemesh.experiments.analysis.groups import Group, caveats
 from cubemesh.experiments.analysis.labels import titled
 from cubemesh.experiments.analysis.matrix import Key, Matrix, listed
 from cubemesh.experiments.analysis.published_rows import above_peak, time_rows, time_table
@@ -201,7 +201,7 @@ def _fastest(training: Matrix) -> Iterator[Finding]:
         row = training.row(network)
         if len(row) < 2:
             continue
-        if slips := [group for group, _ in row if group.doubts]:
+        if slips := [group for group, _ in row if group.caveats]:
             disturbed.append((network, slips))
             continue
         ranked += 1
@@ -230,7 +230,7 @@ def _fastest(training: Matrix) -> Iterator[Finding]:
         yield Finding(
             text=f"Not ranked, because a run was disturbed: {listed(where)}.",
             remedy="Measure again on a quiet machine, with --fresh.",
-            doubts=doubts(*(group for _, slips in disturbed for group in slips)),
+            caveats=caveats(*(group for _, slips in disturbed for group in slips)),
         )
 
 
@@ -266,7 +266,7 @@ def _forward_share(forward: Matrix, training: Matrix) -> Iterator[Finding]:
             for percent, end in zip(percents, (low, high), strict=True)
         ]
         span = f"from {ends[0]} to {ends[1]} of the time of a training step."
-    yield Finding(text=f"A forward pass alone takes {span}", doubts=doubts(*low[1:], *high[1:]))
+    yield Finding(text=f"A forward pass alone takes {span}", caveats=caveats(*low[1:], *high[1:]))
 
 
 def _gaps(training: Matrix) -> Iterator[Finding]:

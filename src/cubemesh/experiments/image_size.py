@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cubemesh.experiments.analysis.groups import Group, doubts, group_by
+from cubemesh.experiments.analysis.groups import Group, caveats, group_by
 from cubemesh.experiments.analysis.labels import titled
 from cubemesh.experiments.analysis.ratios import called, ratio, show_ratio
 from cubemesh.experiments.core import cpu_defaults as reduction
@@ -151,7 +151,7 @@ def _findings(network: str, groups: list[Group[Key]]) -> Iterator[Finding]:
             yield Finding(
                 text=f"With {where} {low[1]} utilisation is {low[2]:.0f} % at minibatch {low[0]}"
                 + (f" and {high[2]:.0f} % at {high[0]}." if high[0] != low[0] else "."),
-                doubts=doubts(*(g for g, _ in done)),
+                caveats=caveats(*(g for g, _ in done)),
             )
     pairs = [
         (f"{size} pixels, minibatch {batch}", group, places[size, batch, "device"])
@@ -168,12 +168,12 @@ def _findings(network: str, groups: list[Group[Key]]) -> Iterator[Finding]:
 def _growth(where: str, done: list[tuple[Group[Key], Figure]]) -> Iterator[Finding]:
     (first, slow), (last, fast) = done[0], max(done, key=lambda p: p[1].value)
     found = ratio(fast, slow)
-    if slips := doubts(first, last):
+    if slips := caveats(first, last):
         text = (
             f"With {where} a run at minibatch {first.key[1]} or {last.key[1]} was disturbed: "
             "whether throughput grows is not told."
         )
-        yield Finding(text=text, doubts=slips)
+        yield Finding(text=text, caveats=slips)
         return
     if called(found) > 0:
         text = (

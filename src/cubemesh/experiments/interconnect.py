@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from cubemesh.experiments.analysis.groups import Group, doubts
+from cubemesh.experiments.analysis.groups import Group, caveats
 from cubemesh.experiments.analysis.labels import titled
 from cubemesh.experiments.analysis.matrix import Key, Matrix, listed
 from cubemesh.experiments.analysis.ratios import called, ratio, show_ratio
@@ -216,7 +216,7 @@ def _gains(
         unit="× the speed",
         low=found.low,
         high=found.high,
-        doubts=doubts(*(g for *_, own in told for g in own)),
+        caveats=caveats(*(g for *_, own in told for g in own)),
         remedy="" if called(found) <= 0 else f"Keep {network} on {best}.",
     )
 

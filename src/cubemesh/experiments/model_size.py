@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from cubemesh.experiments.analysis.groups import Group, doubts, group_by
+from cubemesh.experiments.analysis.groups import Group, caveats, group_by
 from cubemesh.experiments.analysis.labels import titled
 from cubemesh.experiments.analysis.matrix import listed
 from cubemesh.experiments.analysis.ratios import plus_minus
@@ -157,11 +157,11 @@ def _findings(groups: list[Group[Key]]) -> Iterator[Finding]:
             text=f"{kind} utilisation of {FULL:.0f} % and more counts as full: {'; '.join(told)}.",
             value=lowest,
             unit="% at least",
-            doubts=doubts(*(g for g, _ in busy)),
+            caveats=caveats(*(g for g, _ in busy)),
         )
     for group, figure in done:
         yield Finding(
-            text=f"{_name(group)} trains at {plus_minus(figure)} samples/s.", doubts=group.doubts
+            text=f"{_name(group)} trains at {plus_minus(figure)} samples/s.", caveats=group.caveats
         )
     places = {g.key: g for g in groups}
     for network in dict.fromkeys(g.key[0] for g in groups):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from cubemesh.experiments.analysis.groups import Group, doubts, group_by
+from cubemesh.experiments.analysis.groups import Group, caveats, group_by
 from cubemesh.experiments.analysis.labels import titled
 from cubemesh.experiments.analysis.matrix import Key, Matrix, listed
 from cubemesh.experiments.analysis.ratios import called, ratio, show_ratio
@@ -196,7 +196,7 @@ def _findings(matrix: Matrix, ceilings: list[Group[str]]) -> Iterator[Finding]:
     rates = {g.key: rate for g in ceilings if (rate := _rate(g))}
     for precision in (v for v in matrix.variants if v != AGAINST):
         for network, found, groups in matrix.ratios(precision, AGAINST):
-            if doubts(*groups) or called(found) <= 0 or (best and found.value <= best[0]):
+            if caveats(*groups) or called(found) <= 0 or (best and found.value <= best[0]):
                 continue
             card = Finding(
                 question="What do fewer bits gain?",

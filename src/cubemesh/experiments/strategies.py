@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cubemesh.experiments.analysis.groups import doubts
+from cubemesh.experiments.analysis.groups import caveats
 from cubemesh.experiments.analysis.labels import titled
 from cubemesh.experiments.analysis.matrix import listed
 from cubemesh.experiments.analysis.ratios import called, ratio, show_ratio
@@ -117,7 +117,7 @@ def _of_devices(
     where = f"{shown.name(scaled)} on {devices} devices"
     reached = efficiency(best, scaled.one) if scaled.one else None
     words = f", {reached.value:.0f} % of {devices} times one device" if reached else ""
-    disturbed = doubts(*ran, *([scaled.one] if scaled.one else []))
+    disturbed = caveats(*ran, *([scaled.one] if scaled.one else []))
     surely = "ran fastest" if disturbed else "is fastest"
     but = ", but a run was disturbed: which is fastest is not told" if disturbed else ""
     yield Finding(
@@ -127,7 +127,7 @@ def _of_devices(
         unit=f"% efficiency: {best.key[1]}",
         low=None if reached is None else reached.low,
         high=None if reached is None else reached.high,
-        doubts=disturbed,
+        caveats=disturbed,
     )
     usual = next((g for g in ran if g.key[1] == USUAL), None)
     if usual is not None and not disturbed:
@@ -147,7 +147,7 @@ def _of_devices(
             yield Finding(
                 text=f"{where}, {group.key[1]}: a gradient is {stale:.2f} versions old when it is "
                 f"applied, in the mean; {devices - 1} would be that of {devices} equal workers.",
-                doubts=doubts(group),
+                caveats=caveats(group),
             )
 
 
@@ -165,7 +165,7 @@ def _waits(where: str, ran: Sequence[Measured]) -> Iterator[Finding]:
         text=f"{where}: a step waits longest under {group.key[1]}, {100 * total:.1f} % of its "
         f"time: {100 * sync:.1f} % for the exchange and {100 * straggler:.1f} % for the "
         "slowest rank.",
-        doubts=doubts(group),
+        caveats=caveats(group),
     )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cubemesh.experiments.analysis.groups import Group, devices_said, doubts, group_by
+from cubemesh.experiments.analysis.groups import Group, caveats, devices_said, group_by
 from cubemesh.experiments.analysis.labels import titled
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.experiments.scaling.design import PLACED, on_cpu, placement
@@ -195,7 +195,7 @@ def _findings(groups: Sequence[Group[int]]) -> Iterator[Finding]:
             f"{_epochs_said(best)}.",
             value=least_s,
             unit="s",
-            doubts=best.doubts,
+            caveats=best.caveats,
         )
     for group, time_s in timed[1:]:
         yield _speed_up(*timed[0], group, time_s)
@@ -215,7 +215,7 @@ def _speed_up(one: Group[int], one_s: float, many: Group[int], many_s: float) ->
             f", with {rates[1].value / rates[0].value:.3g}× the throughput and "
             f"{_epochs_said(many)} for {_epochs(one)}"
         )
-    return Finding(text=f"{text}.", doubts=doubts(one, many))
+    return Finding(text=f"{text}.", caveats=caveats(one, many))
 
 
 def _table(groups: Sequence[Group[int]]) -> Table:

@@ -99,7 +99,7 @@ def _findings(document: str, verdicts: list[Verdict]) -> Iterable[Finding]:
             f"{'rests' if len(disturbed) == 1 else 'rest'} on runs that were disturbed, so "
             "other programs may have made the verdict.",
             remedy="Measure again on a quiet machine, with --fresh.",
-            doubts=tuple(dict.fromkeys(code for v in disturbed for code in v.doubts)),
+            caveats=tuple(dict.fromkeys(code for v in disturbed for code in v.caveats)),
         )
     for verdict in verdicts:
         if verdict.state is State.DOES_NOT_HOLD and verdict.measured is not None:
@@ -108,13 +108,13 @@ def _findings(document: str, verdicts: list[Verdict]) -> Iterable[Finding]:
                 text=f"{verdict.claim.id} does not hold: the document has "
                 f"{_values(verdict.claim)}; here it is {format_interval(m.value, m.low, m.high)} "
                 f"({verdict.reason}).",
-                doubts=verdict.doubts,
+                caveats=verdict.caveats,
             )
 
 
 def _in_doubt(verdict: Verdict) -> bool:
     """Whether a claim was settled by runs that another program may have slowed."""
-    return bool(verdict.doubts) and verdict.state is not State.CANNOT_BE_TESTED_HERE
+    return bool(verdict.caveats) and verdict.state is not State.CANNOT_BE_TESTED_HERE
 
 
 def _table(verdicts: list[Verdict]) -> Table:

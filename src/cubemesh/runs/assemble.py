@@ -73,7 +73,7 @@ def assemble(
     measured = _figures(spec, windows, ending.elapsed_s)
     told_figures = _told_figures(events)
     said = told_figures.get(0, {}) | _most(told_figures, "peak_memory_bytes")
-    points, library, doubts = _sweep(spec, events)
+    points, library, caveats = _sweep(spec, events)
     swept = _swept(spec, points)
     links = {e.get("of_rank", 0): e for e in _of(events, "link")}
     away = bool(spec.placement.hosts)  # then each host has told the names of its own devices
@@ -118,7 +118,7 @@ def assemble(
         sweep=points,
         library=library,
         series=tuple(dict.fromkeys(s.name for s in series)),
-        warnings=tuple(dict.fromkeys([*_nouns(events, "warning", Warning), *doubts])),
+        warnings=tuple(dict.fromkeys([*_nouns(events, "warning", Warning), *caveats])),
         unmeasured=tuple(dict.fromkeys(unmeasured)),
     )
     return record, series

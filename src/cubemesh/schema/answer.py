@@ -20,6 +20,8 @@ class Finding:
     """
 
     text: str
+    code: str = ""
+    """What kind of finding it is, such as `throughput-knee`: for programs and tests."""
     question: str | None = None
     value: float | None = None
     unit: str = ""
@@ -27,7 +29,7 @@ class Finding:
     high: float | None = None
     remedy: str = ""
     """What to do about it, if anything."""
-    doubts: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
     """Codes of the warnings that the runs behind it carry."""
 
 

@@ -87,5 +87,5 @@ class Verdict:
     """What was measured of the same quantity, also where it settles nothing."""
     run_id: str = ""
     """A run behind the figure."""
-    doubts: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
     """Codes of the warnings of the runs behind it that forbid to compare them closely."""

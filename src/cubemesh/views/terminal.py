@@ -240,8 +240,8 @@ def outcome_style(record: RunRecord) -> str:
 
 def _print_finding(console: Console, finding: Finding) -> None:
     text = Text(wording.clean(finding.text))
-    if finding.doubts:
-        text.append(f" (! {', '.join(finding.doubts)})", style=CAUTION)
+    if finding.caveats:
+        text.append(f" (! {', '.join(finding.caveats)})", style=CAUTION)
     if finding.remedy:
         text.append(f" {wording.clean(finding.remedy)}", style=ACCENT)
     console.print(text, soft_wrap=True)

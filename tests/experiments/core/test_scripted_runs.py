@@ -9,7 +9,7 @@ FOUND = Answer(
     experiment="minibatch",
     question="How fast?",
     title="little-cnn",
-    findings=(Finding(text="Fast.", doubts=("drift",)), Finding(text="Still.")),
+    findings=(Finding(text="Fast.", caveats=("drift",)), Finding(text="Still.")),
 )
 
 
@@ -32,7 +32,7 @@ def test_what_was_measured_stays_as_it_is(record_of):
 def test_every_finding_of_a_script_is_in_doubt(record_of):
     answer = told(FOUND, runs(record_of, "null"))
     assert answer.scripted
-    assert [f.doubts for f in answer.findings] == [("scripted", "drift"), ("scripted",)]
+    assert [f.caveats for f in answer.findings] == [("scripted", "drift"), ("scripted",)]
     assert answer.warnings[0].cause.startswith("This run was played by a script")
     both = told(FOUND, runs(record_of, "null", "null"))
     assert both.warnings[0].cause.startswith("These 2 runs were played by a script")

@@ -142,5 +142,5 @@ def test_disturbed_runs_call_no_winner(two_cores, play, record_of):
     records[0] = dataclasses.replace(records[0], warnings=(busy,))
     first = EXPERIMENT.answer(Settings(), records).findings[0]
     assert first.text.startswith("Which arrangement is fastest cannot be told")
-    assert first.doubts == ("busy-host",)
+    assert first.caveats == ("busy-host",)
     assert first.value is None

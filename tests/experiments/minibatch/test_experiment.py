@@ -180,9 +180,9 @@ def test_a_disturbed_run_is_marked_and_not_compared(record_of):
     loaded = replace(loaded, warnings=(warn("busy-host", "others", "stop them"),))
     answer = EXPERIMENT.answer(Settings(network="vgg16", batches=(64, 128)), [calm, loaded])
     assert not any("more than double" in f.text for f in answer.findings)
-    assert EXPERIMENT.answer(Settings(batches=(64,)), [calm]).findings[0].doubts == ()
+    assert EXPERIMENT.answer(Settings(batches=(64,)), [calm]).findings[0].caveats == ()
     alone = EXPERIMENT.answer(Settings(batches=(128,)), [loaded])
-    assert alone.findings[0].doubts == ("busy-host",)
+    assert alone.findings[0].caveats == ("busy-host",)
 
 
 def test_full_measures_the_forward_pass_too(machine, play, record_of):
@@ -256,7 +256,7 @@ def test_a_disturbed_run_starves_nobody(record_of):
     assert not any("starves" in f.text for f in answer.findings)
     (said,) = [f for f in answer.findings if "was disturbed" in f.text]
     assert "at minibatch 16" in said.text
-    assert said.doubts == ("busy-host",)
+    assert said.caveats == ("busy-host",)
 
 
 def test_place_and_sign_of_every_bend(record_of):

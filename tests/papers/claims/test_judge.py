@@ -33,7 +33,7 @@ def test_a_verdict_says_when_its_runs_were_disturbed(verdict, steps, machine, di
     busy = (warn("busy-host", "others", "stop"),) if disturbed else ()
     records = (records[0], dataclasses.replace(records[1], warnings=busy), records[2])
     found = verdict("001-3", records)
-    assert found.doubts == (("busy-host",) if disturbed else ())
+    assert found.caveats == (("busy-host",) if disturbed else ())
     assert found.run_id == records[1].run_id
     answer = replay("doc-001", [("minibatch", records)], machine)
     told = [f for f in answer.findings if "were disturbed" in f.text]

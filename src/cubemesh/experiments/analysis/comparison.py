@@ -135,7 +135,7 @@ def _finding(record: RunRecord) -> Finding:
         unit="×",
         low=ratio.low,
         high=ratio.high,
-        doubts=_doubts([record]),
+        caveats=_doubts([record]),
     )
 
 
@@ -227,7 +227,7 @@ def comparison_answer(found: Compared, gate: Gate | None = None) -> Answer:
                 unit="×",
                 low=ratio.low,
                 high=ratio.high,
-                doubts=_doubts((*found.first.records, *found.second.records)),
+                caveats=_doubts((*found.first.records, *found.second.records)),
             ),
         ),
         tables=(_sides(found), *_different(found)),

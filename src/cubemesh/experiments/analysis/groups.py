@@ -51,7 +51,7 @@ class Group(Generic[K]):
         return (self.ok or self.records)[0].run_id
 
     @property
-    def doubts(self) -> tuple[str, ...]:
+    def caveats(self) -> tuple[str, ...]:
         """Codes of the warnings its runs carry that forbid to compare them closely."""
         codes = dict.fromkeys(w.code for r in self.ok for w in r.warnings)
         return tuple(code for code in codes if code in DOUBTS)
@@ -122,9 +122,9 @@ class Group(Generic[K]):
         return Point(x=x, y=figure.value, low=figure.low, high=figure.high, run_id=self.run_id)
 
 
-def doubts(*groups: Group[Any]) -> tuple[str, ...]:
+def caveats(*groups: Group[Any]) -> tuple[str, ...]:
     """The doubts of all of them, each once."""
-    return tuple(dict.fromkeys(code for group in groups for code in group.doubts))
+    return tuple(dict.fromkeys(code for group in groups for code in group.caveats))
 
 
 def group_by(records: Iterable[RunRecord], key: Callable[[RunRecord], K]) -> list[Group[K]]:

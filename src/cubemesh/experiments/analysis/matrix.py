@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from cubemesh.experiments.analysis.groups import Group, doubts, group_by
+from cubemesh.experiments.analysis.groups import Group, caveats, group_by
 from cubemesh.experiments.analysis.ratios import called, ratio, show_ratio
 from cubemesh.schema import (
     Axis,
@@ -84,7 +84,7 @@ class Matrix:
         disturbed: list[str] = []
         codes: list[str] = []
         for network, found, groups in self.ratios(over, under):
-            if doubted := doubts(*groups):
+            if doubted := caveats(*groups):
                 disturbed.append(network)
                 codes += doubted
                 continue
@@ -96,7 +96,7 @@ class Matrix:
         if not parts:
             return None
         text = f"{over} against {under}: it {'; '.join(parts)}."
-        return Finding(text=text, doubts=tuple(dict.fromkeys(codes)))
+        return Finding(text=text, caveats=tuple(dict.fromkeys(codes)))
 
     def table(self, title: str, unit: str, reading: Reading) -> Table:
         """A row a network, a column a variant; a gap has its reason in two words."""

@@ -161,7 +161,7 @@ def _comparison(settings: Settings, done: list[tuple[Group[int], Figure]]) -> It
         unit="% right",
         low=None if top.low is None else 100 * top.low,
         high=None if top.high is None else 100 * top.high,
-        doubts=best.doubts,
+        caveats=best.caveats,
     )
     (small, a), (large, b) = done[0], done[-1]
     if small.key == large.key:

@@ -85,7 +85,7 @@ def _speed(group: Group[Key], *, card: bool) -> Finding:
         unit="B/s",
         low=bus.low,
         high=bus.high,
-        doubts=group.doubts,
+        caveats=group.caveats,
     )
 
 
@@ -110,7 +110,7 @@ def _checked(records: Sequence[RunRecord]) -> Iterator[Finding]:
         yield Finding(
             text=f"{format_count(wrong)} elements were not what they must be, in {names}.",
             remedy="Trust nothing that these devices exchange until it is found out.",
-            doubts=("wrong-results",),
+            caveats=("wrong-results",),
         )
     elif points:
         yield Finding(text=f"Every element of {format_count(len(points))} results was right.")

@@ -31,7 +31,7 @@ def told(answer: Answer, records: Sequence[RunRecord]) -> Answer:
     )
     return replace(
         answer,
-        findings=tuple(replace(f, doubts=(SCRIPTED, *f.doubts)) for f in answer.findings),
+        findings=tuple(replace(f, caveats=(SCRIPTED, *f.caveats)) for f in answer.findings),
         warnings=(warning, *answer.warnings),
     )
 

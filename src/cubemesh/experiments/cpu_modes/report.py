@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from cubemesh.experiments.analysis.groups import Group, doubts, group_by
+from cubemesh.experiments.analysis.groups import Group, caveats, group_by
 from cubemesh.experiments.analysis.matrix import listed
 from cubemesh.experiments.analysis.ratios import called, plus_minus, ratio, show_ratio
 from cubemesh.schema import Axis, Cell, Chart, Column, Figure, Finding, Line, RunRecord, Table
@@ -127,7 +127,7 @@ def findings(
         yield Finding(
             text=f"Level with the fastest ({best.key.words}), as far as the intervals can tell: "
             f"{names}{more}.",
-            doubts=doubts(best, *level),
+            caveats=caveats(best, *level),
         )
     yield from _effects(ranked)
     for group in groups:
@@ -158,14 +158,14 @@ def gain(records: Sequence[RunRecord]) -> tuple[str, Figure] | None:
 
 def _against_usual(network: str, best: Group[Mode], usual: Group[Mode]) -> Finding:
     found = ratio(rate_of(best), rate_of(usual))
-    disturbed = doubts(best, usual)
+    disturbed = caveats(best, usual)
     if disturbed:
         return Finding(
             text=f"Which arrangement is fastest cannot be told: {best.key.words} ran at "
             f"{show_ratio(found)} of the unbound {usual.key.words}, but a run of the two was "
             "disturbed.",
             remedy="Measure again on a quiet machine (--fresh).",
-            doubts=disturbed,
+            caveats=disturbed,
         )
     if called(found) > 0:
         remedy = _remedy(best.key)
@@ -221,7 +221,7 @@ def _effects(ranked: Sequence[Group[Mode]]) -> Iterator[Finding]:
             base = spoken.format(getattr(best.key, name))
             yield Finding(
                 text=f"{words}, all else being the same: against {base}, {listed(told)}.",
-                doubts=doubts(best, *others),
+                caveats=caveats(best, *others),
             )
 
 

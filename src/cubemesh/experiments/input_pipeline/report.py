@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from cubemesh.data.images.generated_jpegs import NAME as MADE
-from cubemesh.experiments.analysis.groups import Group, doubts
+from cubemesh.experiments.analysis.groups import Group, caveats
 from cubemesh.experiments.analysis.ratios import called, plus_minus, ratio, show_ratio
 from cubemesh.schema import (
     Axis,
@@ -80,7 +80,7 @@ def _bottleneck(
         return
     name = min(rates, key=lambda n: rates[n].value)
     share = ratio(rates[name], device)
-    sure = doubts(groups[name], groups[DEVICE])
+    sure = caveats(groups[name], groups[DEVICE])
     if called(share) < 0:
         text = (
             f"{_begun(how, _STAGE[name])} is the bottleneck: {plus_minus(rates[name])} images/s, "
@@ -100,7 +100,7 @@ def _bottleneck(
         low=share.low,
         high=share.high,
         remedy=_REMEDY[name] if called(share) < 0 else "",
-        doubts=sure,
+        caveats=sure,
     )
 
 
@@ -141,7 +141,7 @@ def _needed(groups: Groups, device: Figure) -> Iterator[Finding]:
         f"{format_quantity(device.value * size, 'B/s')}.",
         value=cores,
         unit=unit,
-        doubts=doubts(groups[DECODE], groups[DEVICE]),
+        caveats=caveats(groups[DECODE], groups[DEVICE]),
     )
 
 
@@ -163,7 +163,7 @@ def _loss(groups: Groups) -> Iterator[Finding]:
         yield Finding(
             text=f"Training on {LABELS[name]} is {level} on one batch that lies on the device"
             f"{waits}.",
-            doubts=doubts(groups[name], groups[DEVICE]),
+            caveats=caveats(groups[name], groups[DEVICE]),
         )
 
 
@@ -176,7 +176,7 @@ def _read(groups: Groups) -> Iterator[Finding]:
     yield Finding(
         text=f"Files are read at {format_quantity(bytes_per_s, 'B/s')}, {share:.2f} times the 2 "
         "GB/s that document 002 gives for the disks of a DGX-1.",
-        doubts=groups[READ].doubts,
+        caveats=groups[READ].caveats,
     )
 
 

@@ -82,7 +82,7 @@ def bends(groups: Sequence[Group[int]]) -> list[Bend]:
                 sample_ms=second_difference(times, "ms"),
                 before=before,
                 after=after,
-                disturbed=any(g.doubts for g in three),
+                disturbed=any(g.caveats for g in three),
             )
         )
     return found
@@ -148,7 +148,7 @@ def dear_doublings(groups: Sequence[Group[int]], what: str) -> Iterator[Finding]
         a, b = small.throughput, large.throughput
         if a is None or b is None or large.key != 2 * small.key:
             continue
-        if small.doubts or large.doubts:
+        if small.caveats or large.caveats:
             continue
         if called(ratio(b, a)) < 0:
             yield Finding(

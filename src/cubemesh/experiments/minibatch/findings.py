@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cubemesh.experiments.analysis.groups import Group, doubts
+from cubemesh.experiments.analysis.groups import Group, caveats
 from cubemesh.experiments.analysis.ratios import plus_minus
 from cubemesh.experiments.minibatch.curvature import bend_findings, bends, dear_doublings
 from cubemesh.experiments.minibatch.input_starvation import starving
@@ -38,7 +38,7 @@ def findings(shown: Shown) -> Iterator[Finding]:
         unit="samples/s",
         low=top.low,
         high=top.high,
-        doubts=best.doubts,
+        caveats=best.caveats,
     )
     if len(done) > 1:
         yield from _growth(done, top)
@@ -68,11 +68,11 @@ def _growth(done: list[tuple[Group[int], Figure]], top: Figure) -> Iterator[Find
         remedy = f"Try larger ones: --set batches={2 * level.key},{4 * level.key}"
     else:
         text, remedy = f"Throughput stops growing at minibatch {level.key}: {grown}.", ""
-    yield Finding(text=text, remedy=remedy, doubts=doubts(*(g for g, _ in done)))
+    yield Finding(text=text, remedy=remedy, caveats=caveats(*(g for g, _ in done)))
     yield Finding(
         question="What does it lose the time to?",
         text=f"At minibatch {first.key} a sample takes {gain:.2g}× as long as at {level.key}.",
-        doubts=doubts(first, level),
+        caveats=caveats(first, level),
         value=gain,
         unit="× the time",
         remedy=f"Train at minibatch {level.key} where accuracy allows it.",
@@ -88,5 +88,5 @@ def _matrix_use(shown: Shown, best: Group[int], top: Figure) -> Finding:
         "reaches.",
         value=100 * share,
         unit="%",
-        doubts=best.doubts,
+        caveats=best.caveats,
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
-from cubemesh.experiments.analysis.groups import Group, doubts
+from cubemesh.experiments.analysis.groups import Group, caveats
 from cubemesh.experiments.analysis.matrix import listed
 from cubemesh.experiments.analysis.ratios import called, ratio
 from cubemesh.schema import Cell, Column, Finding, ProgramSettings, RunRecord
@@ -91,7 +91,7 @@ def starving(network: str, pairs: Sequence[Pair]) -> Iterator[Finding]:
         a, b = host.throughput, device.throughput
         if a is None or b is None:
             continue
-        if doubts(host, device):
+        if caveats(host, device):
             told["disturbed"].append((where, (where, host, device)))
             continue
         found = ratio(b, a)
@@ -124,7 +124,7 @@ def starving(network: str, pairs: Sequence[Pair]) -> Iterator[Finding]:
         yield Finding(
             text=f"{network} fed from the host was not held against data on the device at "
             f"{listed(text for text, _ in told['disturbed'])}: a run of the two was disturbed.",
-            doubts=_doubts(told["disturbed"]),
+            caveats=_doubts(told["disturbed"]),
         )
 
 
@@ -139,4 +139,4 @@ def _percent(host: Group[Any]) -> str:
 
 
 def _doubts(told: Iterable[tuple[str, Pair]]) -> tuple[str, ...]:
-    return doubts(*(group for _, (_, host, device) in told for group in (host, device)))
+    return caveats(*(group for _, (_, host, device) in told for group in (host, device)))

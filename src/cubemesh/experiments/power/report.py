@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from cubemesh.experiments.analysis.groups import Group, doubts
+from cubemesh.experiments.analysis.groups import Group, caveats
 from cubemesh.experiments.analysis.matrix import listed
 from cubemesh.experiments.power.pareto_front import Key, Measured, Shown, front, measured
 from cubemesh.measure.energy.energy import INTEGRATED
@@ -45,14 +45,14 @@ def _front_of(network: str, settings: Sequence[Measured], *, card: bool) -> Iter
         f"{_number(best.joules)} J a sample ({_speed(best)} at {_number(best.watts)} W).",
         value=1 / best.joules if card else None,
         unit="samples/s per watt",
-        doubts=best.group.doubts,
+        caveats=best.group.caveats,
     )
     if fastest is not best:
         yield Finding(
             text=f"{network} is fastest at {fastest.group.key.words}, with {_speed(fastest)} at "
             f"{_number(fastest.watts)} W: {_number(fastest.joules / best.joules)} times the energy "
             "of a sample.",
-            doubts=doubts(best.group, fastest.group),
+            caveats=caveats(best.group, fastest.group),
         )
     if len(settings) > 1:
         yield Finding(text=_front_words(network, settings))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from cubemesh.experiments.analysis.groups import devices_said, doubts
+from cubemesh.experiments.analysis.groups import caveats, devices_said
 from cubemesh.experiments.analysis.matrix import listed
 from cubemesh.experiments.analysis.ratios import called, ratio
 from cubemesh.experiments.scaling.design import ALONE, Scaled
@@ -66,7 +66,7 @@ def _of_curve(
         unit="%",
         low=reached.low,
         high=reached.high,
-        doubts=doubts(last, one),
+        caveats=caveats(last, one),
     )
     if (alone := scaled.at(devices, ALONE)) is not None:
         yield from _against_alone(last, one, alone)
@@ -77,7 +77,7 @@ def _of_curve(
         if a and b and called(ratio(b, a)) < 0:
             yield Finding(
                 text=f"{devices_said(more.key[0])} train slower than {devices_said(fewer.key[0])}.",
-                doubts=doubts(more, fewer),
+                caveats=caveats(more, fewer),
             )
 
 
@@ -110,7 +110,7 @@ def _against_alone(last: Measured, one: Measured, alone: Measured) -> Iterator[F
             f"of {devices} times one: that much is lost to working at the same time, whatever they "
             "exchange."
         )
-    yield Finding(text=text, doubts=doubts(last, alone))
+    yield Finding(text=text, caveats=caveats(last, alone))
 
 
 def _why(found: Lost, last: Measured, one: Measured) -> Finding:
@@ -121,7 +121,7 @@ def _why(found: Lost, last: Measured, one: Measured) -> Finding:
             f"A step on {devices} devices takes {format_seconds(found.step_s)}, as long as "
             f"{ideal}: no part of it lost 1 % of the step."
         )
-        return Finding(text=text, doubts=doubts(last, one))
+        return Finding(text=text, caveats=caveats(last, one))
     named = [
         f"{format_seconds(seconds)} {name.replace('_', ' ')}"
         for name, seconds in list(found.by_part.items())[:MOST_NAMED]
@@ -138,7 +138,7 @@ def _why(found: Lost, last: Measured, one: Measured) -> Finding:
     return Finding(
         text=text,
         remedy=f"{remedy[0].upper()}{remedy[1:]}." if remedy else "",
-        doubts=doubts(last, one),
+        caveats=caveats(last, one),
     )
 
 

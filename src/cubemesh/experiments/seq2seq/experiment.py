@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
 
-from cubemesh.experiments.analysis.groups import Group, doubts, group_by
+from cubemesh.experiments.analysis.groups import Group, caveats, group_by
 from cubemesh.experiments.analysis.labels import titled
 from cubemesh.experiments.analysis.ratios import called, plus_minus, ratio, show_ratio
 from cubemesh.experiments.core import cpu_defaults as reduction
@@ -188,7 +188,7 @@ def _fastest(groups: Groups) -> Iterator[Finding]:
         unit="sentences/s",
         low=figure.low,
         high=figure.high,
-        doubts=group.doubts,
+        caveats=group.caveats,
     )
 
 
@@ -222,7 +222,7 @@ def _compared(over: Done, under: Done, *, precision: bool, operations: bool) -> 
         unit="× the speed",
         low=found.low,
         high=found.high,
-        doubts=doubts(group, base),
+        caveats=caveats(group, base),
     )
 
 
@@ -248,7 +248,7 @@ def _growth(name: str, done: list[Done]) -> Finding:
             remedy = f"Try larger ones: --set batches={larger[0]},{larger[1]}"
         else:
             text = f"{name}: throughput levels off at minibatch {level.key.batch}, {gain}."
-    return Finding(text=text, remedy=remedy, doubts=doubts(*(g for g, _ in done)))
+    return Finding(text=text, remedy=remedy, caveats=caveats(*(g for g, _ in done)))
 
 
 def _reduced(settings: Settings, groups: Groups) -> Iterator[Warning]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from cubemesh.experiments.analysis.groups import Group, doubts, group_by
+from cubemesh.experiments.analysis.groups import Group, caveats, group_by
 from cubemesh.experiments.analysis.labels import titled
 from cubemesh.experiments.analysis.roofline import NOTE, rooflines
 from cubemesh.experiments.analysis.utilization import ceilings
@@ -159,7 +159,7 @@ def _findings(groups: Sequence[Group[Key]]) -> Iterator[Finding]:
             value=100 * loss.share if card else None,
             unit=f"% {loss.name.replace('_', ' ')}" if card else "",
             remedy=f"{loss.remedy[0].upper()}{loss.remedy[1:]}." if loss.remedy else "",
-            doubts=doubts(group),
+            caveats=caveats(group),
         )
     for group in groups:
         if told_by(group) is None:

@@ -252,7 +252,7 @@ def _fastest(network: str, search: Search, steps: list[Step]) -> Finding:
             unit="samples/s",
             low=rate.low,
             high=rate.high,
-            doubts=steps[0].group.doubts,
+            caveats=steps[0].group.caveats,
         )
     how = "alternating in one process" if _paired(search) is not None else "over their runs"
     settings = " ".join(f"--set {change}" for change in best.changes(stock))
@@ -265,7 +265,7 @@ def _fastest(network: str, search: Search, steps: list[Step]) -> Finding:
         low=gained.low,
         high=gained.high,
         remedy=f"Train with --set tuned=true, which is {settings} here.",
-        doubts=search.group(best).doubts,
+        caveats=search.group(best).caveats,
     )
 
 

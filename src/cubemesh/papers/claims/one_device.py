@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cubemesh.experiments.analysis.groups import Group, doubts
+from cubemesh.experiments.analysis.groups import Group, caveats
 from cubemesh.experiments.analysis.ratios import bounds, ratio
 from cubemesh.experiments.cpu_modes.report import gain
 from cubemesh.experiments.minibatch.curvature import sample_ms, second_difference
@@ -244,7 +244,7 @@ def _ratio(group: Group[int], over: Group[int]) -> Figure:
 
 def _from(verdict: Verdict, *groups: Group[int]) -> Verdict:
     """`verdict` with the runs it rests on: one to look at, and the doubts of all."""
-    return replace(verdict, run_id=groups[0].run_id, doubts=doubts(*groups))
+    return replace(verdict, run_id=groups[0].run_id, caveats=caveats(*groups))
 
 
 def _throughput(group: Group[int]) -> Figure:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cubemesh.experiments.analysis.groups import doubts
+from cubemesh.experiments.analysis.groups import caveats
 from cubemesh.experiments.analysis.matrix import Matrix
 from cubemesh.experiments.analysis.ratios import bounds, ratio
 from cubemesh.experiments.scaling.design import Scaled, curves
@@ -201,7 +201,7 @@ def _times(figure: Figure, factor: float, unit: str) -> Figure:
 
 
 def _from(verdict: Verdict, groups: tuple[Measured, ...]) -> Verdict:
-    return replace(verdict, run_id=groups[0].run_id, doubts=doubts(*groups))
+    return replace(verdict, run_id=groups[0].run_id, caveats=caveats(*groups))
 
 
 _TWO_MACHINES = "it compares two kinds of machine, joined by NVLink and by PCIe"

@@ -34,7 +34,7 @@ class Card:
     interval: str
     text: str
     remedy: str
-    doubts: str
+    caveats: str
     """Codes of the warnings behind it, for people."""
 
 
@@ -149,7 +149,7 @@ def _card(answer: Answer, finding: Finding, question: str, top: str) -> Card:
         interval=interval,
         text=wording.clean(answer.title) if text == top else text,
         remedy=wording.clean(finding.remedy),
-        doubts=", ".join(finding.doubts),
+        caveats=", ".join(finding.caveats),
     )
 
 
