@@ -88,8 +88,8 @@ def test_what_is_not_offered_stands_in_its_place(record_of):
         ),
     ]
     answer = EXPERIMENT.answer(Settings(), records)
-    assert [table.rows[0][-1].reason for table in answer.tables] == ["not offered"] * 3
+    assert [table.rows[0][-1].reason for table in answer.tables] == ["not supported"] * 3
     assert any(
-        f.text == "tf32, resnet-50: not offered: pytorch offers no tf32 on cpu."
+        f.text == "tf32, resnet-50: not supported: pytorch offers no tf32 on cpu."
         for f in answer.findings
     )

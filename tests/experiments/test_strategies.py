@@ -90,9 +90,9 @@ def test_an_exchange_that_did_not_run_says_why(machine, play, measured, record_o
     settings = strategies.Settings(exchanges=("all-reduce", "model-parallel"), alone=False)
     _, sent = play(STRATEGIES.plan(settings, Context(machine=machine)), refused)
     texts = [f.text for f in STRATEGIES.answer(settings, sent).findings]
-    refusals = [text for text in texts if "not offered" in text]
+    refusals = [text for text in texts if "not supported" in text]
     assert refusals == [
-        "little-cnn, 64 on 2 devices, model-parallel: not offered: no chain of segments."
+        "little-cnn, 64 on 2 devices, model-parallel: not supported: no chain of segments."
     ]
 
 

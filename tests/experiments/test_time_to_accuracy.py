@@ -77,11 +77,11 @@ def test_what_does_not_get_there_says_how_far_it_came(machine, play, record_of):
     texts = [f.text for f in answer.findings]
     assert texts == [
         "1 device: 95 % was not reached: 91.0 % after 30 epochs.",
-        "2 devices: not offered: devices=2: one core here.",
+        "2 devices: not supported: devices=2: one core here.",
     ]
     first, second = answer.tables[0].rows
     assert first[2].reason.startswith("95 % was not reached")
-    assert second[2].reason.startswith("not offered")
+    assert second[2].reason.startswith("not supported")
 
 
 def test_energy_that_cannot_be_measured_is_a_gap(machine, play, record_of):

@@ -26,6 +26,19 @@ class Status(enum.StrEnum):
         return self not in (Status.CRASHED, Status.KILLED, Status.TIMED_OUT)
 
 
+STATUS_WORDS: Mapping[Status, str] = {
+    Status.OK: "done",
+    Status.OOM: "out of memory",
+    Status.UNSUPPORTED: "not supported",
+    Status.NOT_INSTALLED: "not installed",
+    Status.DIVERGED: "diverged",
+    Status.CRASHED: "crashed",
+    Status.KILLED: "killed",
+    Status.TIMED_OUT: "timed out",
+}
+"""How each status reads in tables, findings and reports."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How a run ended, why, and what to do about it."""

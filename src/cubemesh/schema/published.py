@@ -12,6 +12,30 @@ from typing import Literal
 
 from cubemesh.schema.record import Figure
 
+PAPERS: dict[str, str] = {
+    "000": "Addfor DGX-1 benchmark (2016)",
+    "001": "NVIDIA DGX-1 best practices (white paper)",
+    "002": "NVIDIA DGX-1 with Tesla V100 system architecture (white paper)",
+    "003": "Deep learning performance with P100 GPUs (Dell EMC, 2016)",
+    "004": "Scaling deep learning workloads on DGX-1/Pascal and Knights Landing "
+    "(Gawande et al., 2018)",
+}
+"""Paper id → title, with its source and year. The suite of a paper is `doc-<id>`."""
+
+SHORT_PAPERS: dict[str, str] = {
+    "000": "Addfor 2016",
+    "001": "DGX-1 best practices",
+    "002": "DGX-1 V100 white paper",
+    "003": "Dell EMC 2016",
+    "004": "Gawande et al. 2018",
+}
+"""Paper id → the name used within a sentence or a heading."""
+
+
+def cite(paper: str, place: str = "") -> str:
+    """`Gawande et al. 2018 [004], figure 14`: a paper's short name with its id, and the place."""
+    return f"{SHORT_PAPERS[paper]} [{paper}]{f', {place}' if place else ''}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedFigure:

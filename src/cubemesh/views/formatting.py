@@ -25,9 +25,9 @@ from cubemesh.schema import (
     ProgramSettings,
     RunRecord,
     RunSpec,
-    Status,
     Training,
 )
+from cubemesh.schema.outcome import STATUS_WORDS
 from cubemesh.schema.serialization import to_plain
 from cubemesh.units import (
     format_bytes,
@@ -36,17 +36,6 @@ from cubemesh.units import (
     format_number,
     format_quantity,
 )
-
-ENDINGS: Mapping[Status, str] = {
-    Status.OK: "done",
-    Status.OOM: "out of memory",
-    Status.UNSUPPORTED: "not supported",
-    Status.NOT_INSTALLED: "not installed",
-    Status.DIVERGED: "diverged",
-    Status.CRASHED: "crashed",
-    Status.KILLED: "killed",
-    Status.TIMED_OUT: "timed out",
-}
 
 FRAMEWORK_NAMES: Mapping[str, str] = {
     "torch": "PyTorch",
@@ -219,7 +208,7 @@ def own_settings(spec: RunSpec) -> tuple[tuple[str, str], ...]:
 
 def outcome_text(record: RunRecord) -> str:
     """How a run ended, with what the outcome itself says about it."""
-    ending = ENDINGS[record.outcome.status]
+    ending = STATUS_WORDS[record.outcome.status]
     message = clean(record.outcome.message)
     if not message or _OF_RANK.sub("", message.lower()).startswith(ending):
         return message or ending

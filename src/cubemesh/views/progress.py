@@ -21,6 +21,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
 from cubemesh.schema import RunRecord, RunSpec
+from cubemesh.schema.outcome import STATUS_WORDS
 from cubemesh.units import format_seconds
 from cubemesh.views import formatting as wording
 from cubemesh.views.terminal import outcome_style, stderr_console
@@ -129,7 +130,7 @@ class TerminalProgress:
     def _ending(self, record: RunRecord) -> str:
         """How a run ended, with the reason; in two words where a line above has the same reason."""
         text = wording.outcome_text(record)
-        short = wording.ENDINGS[record.outcome.status]
+        short = STATUS_WORDS[record.outcome.status]
         if text in self._told and text != short:
             return f"{short}, for the same reason"
         self._told.add(text)

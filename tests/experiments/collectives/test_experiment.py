@@ -160,7 +160,7 @@ def test_wrong_elements_and_failures_are_said(context, play, swept):
     )
     answer = EXPERIMENT.answer(settings, [bad, refused])
     texts = [f.text for f in answer.findings]
-    assert "reduce on 2 devices: not offered: no gloo here." in texts
+    assert "reduce on 2 devices: not supported: no gloo here." in texts
     assert texts[-1] == "10 elements were not what they must be, in all-reduce."
     assert answer.findings[-1].caveats == ("wrong-results",)
 

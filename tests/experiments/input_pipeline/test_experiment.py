@@ -156,7 +156,7 @@ def test_a_part_that_failed_says_why(machine, play, record_of):
 
     _, records = play(EXPERIMENT.plan(Settings(), Context(machine=machine)), make)
     answer = EXPERIMENT.answer(Settings(), records)
-    assert answer.findings[0].text == "read from the disk: not offered: no decoder."
+    assert answer.findings[0].text == "read from the disk: not supported: no decoder."
     assert len(answer.findings) == 9
 
 

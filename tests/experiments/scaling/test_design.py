@@ -228,7 +228,9 @@ def test_what_did_not_run_says_why_and_a_single_device_scales_nothing(machine, p
     settings = weak_scaling.Settings(devices=(4,))
     _, sent = play(WEAK.plan(settings, Context(machine=machine)), measured)
     texts = [f.text for f in WEAK.answer(settings, sent).findings]
-    assert any("little-cnn, 64 on 4 devices, all-reduce: not offered: 2 cores" in t for t in texts)
+    assert any(
+        "little-cnn, 64 on 4 devices, all-reduce: not supported: 2 cores" in t for t in texts
+    )
     one = [r for r in sent if r.ok]
     (finding,) = WEAK.answer(weak_scaling.Settings(), one).findings
     assert "nothing is scaled" in finding.text

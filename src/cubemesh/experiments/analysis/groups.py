@@ -13,7 +13,8 @@ from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from cubemesh.experiments.analysis.ratios import bounds
-from cubemesh.schema import Cell, Figure, Point, RunRecord, Status
+from cubemesh.schema import Cell, Figure, Point, RunRecord
+from cubemesh.schema.outcome import STATUS_WORDS
 from cubemesh.statistics import median, nested_throughput_interval
 from cubemesh.store.windows import run_windows
 
@@ -21,16 +22,6 @@ K = TypeVar("K", bound=Hashable)
 
 DOUBTS = ("not-steady", "drift", "busy-host", "shared-gpu")
 """Warnings of a run whose speed may have been another's doing."""
-
-_REASONS = {
-    Status.OOM: "out of memory",
-    Status.UNSUPPORTED: "not offered",
-    Status.NOT_INSTALLED: "not installed",
-    Status.DIVERGED: "diverged",
-    Status.CRASHED: "crashed",
-    Status.KILLED: "killed",
-    Status.TIMED_OUT: "timed out",
-}
 
 
 @dataclass(frozen=True)
@@ -59,8 +50,7 @@ class Group(Generic[K]):
     @property
     def ending(self) -> str:
         """`why` in two or three words: "out of memory"."""
-        status = self.records[0].outcome.status
-        return _REASONS.get(status, str(status))
+        return STATUS_WORDS[self.records[0].outcome.status]
 
     @property
     def why(self) -> str:

@@ -14,6 +14,7 @@ from markupsafe import Markup
 from cubemesh.experiments.analysis.roofline import losses, roofline
 from cubemesh.experiments.collectives.report import sweep_tables
 from cubemesh.schema import Curve, RunRecord, Series
+from cubemesh.schema.outcome import STATUS_WORDS
 from cubemesh.units import format_number
 from cubemesh.views import formatting as wording
 from cubemesh.views.charts.files import inline_svg
@@ -75,7 +76,7 @@ def shown_run(record: RunRecord, series: Sequence[Series]) -> ShownRun:
         record=record,
         name=wording.run_name(record.spec),
         outcome=wording.outcome_text(record),
-        ending=wording.ENDINGS[record.outcome.status],
+        ending=STATUS_WORDS[record.outcome.status],
         result=wording.result_text(record),
         spark=Markup(spark),
         facts=run_facts.run_facts(record),
