@@ -34,7 +34,7 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str | No
 @pytest.mark.parametrize("name", IMAGES)
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_every_source_gives_batches(
-    name: str, split: data.base.Split, paths: dict[str, str | None]
+    name: str, split: data.source.Split, paths: dict[str, str | None]
 ) -> None:
     data.check(name, paths[name], batch_per_device=8)
     source = data.open_source(

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import cubemesh.model as model
+import cubemesh.schema as model
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -91,7 +91,7 @@ def test_speed_reads_in_the_larger_of_its_units():
 
 
 CODE = """
-from cubemesh.model import *
+from cubemesh.schema import *
 from cubemesh.views.progress import TerminalProgress
 spec = RunSpec(work=TrainSteps(network="n", batch_per_device=2))
 watcher = TerminalProgress()

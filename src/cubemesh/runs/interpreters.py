@@ -37,7 +37,7 @@ if sys.version_info >= (3, 11):
     from pathlib import Path
     from cubemesh.machines.files import Tree
     from cubemesh.machines.software import read_software
-    from cubemesh.model.plain import to_plain
+    from cubemesh.schema.serialization import to_plain
     found["software"] = to_plain(read_software(Tree(Path("/")), driver=None, cuda=None))
 print(json.dumps(found))
 """

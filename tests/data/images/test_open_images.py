@@ -189,7 +189,7 @@ def test_a_broken_image_is_replaced_in_training_and_not_counted_in_evaluation(
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_nothing_that_can_be_used(tmp_path: Path, split: data.base.Split) -> None:
+def test_nothing_that_can_be_used(tmp_path: Path, split: data.source.Split) -> None:
     root = folder(tmp_path, per_class=2)
     for path in root.rglob("*.jpg"):
         path.write_bytes(b"no image")
