@@ -8,11 +8,11 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import cubemesh.schema as model
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import cubemesh.schema as model
 from cubemesh.schema import (
     Budget,
     Ceiling,
