@@ -261,8 +261,8 @@ import os, sys
 import numpy as np
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.base import Batch, BuildRequest
-from cubemesh.schema.spec import Placement, ProgramSettings
-from cubemesh.schema.work import TrainSteps
+from cubemesh.model.spec import Placement, ProgramSettings
+from cubemesh.model.work import TrainSteps
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.parallel.exchanges import NoExchange
 

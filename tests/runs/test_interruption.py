@@ -20,7 +20,7 @@ from cubemesh.store import Store
 SUITE = """
 import sys
 from pathlib import Path
-from cubemesh.schema import *
+from cubemesh.model import *
 from cubemesh.results import Store
 from cubemesh.runs import Executor
 

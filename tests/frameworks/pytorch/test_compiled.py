@@ -153,8 +153,8 @@ COMPILING = """
 import numpy as np
 from cubemesh.frameworks.base import Batch, BuildRequest
 from cubemesh.frameworks.pytorch import compiled
-from cubemesh.schema.spec import Placement, ProgramSettings
-from cubemesh.schema.work import TrainSteps
+from cubemesh.model.spec import Placement, ProgramSettings
+from cubemesh.model.work import TrainSteps
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.parallel.exchanges import NoExchange
 

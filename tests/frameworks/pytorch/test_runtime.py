@@ -19,8 +19,8 @@ import torch
 from cubemesh import networks
 from cubemesh.frameworks.base import Batch, BuildRequest
 from cubemesh.frameworks.pytorch import build, is_out_of_memory, preload
-from cubemesh.schema.spec import Placement, ProgramSettings
-from cubemesh.schema.work import TrainSteps
+from cubemesh.model.spec import Placement, ProgramSettings
+from cubemesh.model.work import TrainSteps
 from cubemesh.parallel.exchanges import NoExchange
 
 preload()

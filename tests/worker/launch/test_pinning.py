@@ -82,7 +82,7 @@ def test_where_nothing_is_asked_nothing_is_bound():
 def test_threads_started_afterwards_are_bound_too():
     code = """
 import json, os, threading
-from cubemesh.schema import Placement
+from cubemesh.model import Placement
 from cubemesh.worker.pinning import pin
 bound = pin(Placement(pinning="compact"), 1)
 seen = []

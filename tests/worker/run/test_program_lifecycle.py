@@ -26,7 +26,7 @@ import numpy as np
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.base import Batch
 from cubemesh.frameworks.exchange import Alone
-from cubemesh.schema import ProgramSettings, RunSpec, TrainSteps
+from cubemesh.model import ProgramSettings, RunSpec, TrainSteps
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.worker.built import built
 from cubemesh.worker.events import EventLog, read_events
