@@ -31,8 +31,7 @@ from cubemesh import networks
 from cubemesh.data import open_for
 from cubemesh.data.feed import Feed
 from cubemesh.frameworks.api.framework import BuildRequest
-from cubemesh.frameworks.pytorch import build, join
-from cubemesh.frameworks.pytorch.distributed import launch
+from cubemesh.frameworks.pytorch import build, join, launch
 from cubemesh.machines import probe
 from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.measure.timing.lockstep import Apart, InStep

@@ -38,8 +38,7 @@ import torch
 import torch.distributed as dist
 
 from cubemesh import networks
-from cubemesh.frameworks.pytorch import join
-from cubemesh.frameworks.pytorch.distributed import launch
+from cubemesh.frameworks.pytorch import join, launch
 from cubemesh.measure.merge_ranks import together
 from cubemesh.schema import Window
 from cubemesh.statistics import median, throughput, throughput_interval

@@ -40,8 +40,7 @@ from cubemesh import networks
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.api.framework import BuildRequest, Compiles
 from cubemesh.frameworks.api.gradient_sync import Alone, Bucket, GradientSync, Group
-from cubemesh.frameworks.pytorch import join
-from cubemesh.frameworks.pytorch.distributed import launch
+from cubemesh.frameworks.pytorch import join, launch
 from cubemesh.parallel import strategies as exchanges
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps

@@ -8,7 +8,7 @@ throughputs and the mean ratio with its 95 % interval (Student's) over the round
 
     python benchmarks/jpeg_feeding.py --network little-cnn --size 32 --batch 16         # CPU
     python benchmarks/jpeg_feeding.py --device cuda:0 --framework pytorch-captured \
-        --precision bf16 --layout nhwc --batch 256 --decode-on device --json feeding.json
+        --precision bf16 --layout nhwc --batch 256 --decode-location device --json feeding.json
 
 The goal is a ratio of 0.95.
 """
@@ -181,7 +181,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--framework", default="pytorch")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--layout", default="nchw")
-    parser.add_argument("--decode-on", choices=["host", "device"], default="host")
+    parser.add_argument("--decode-location", choices=["host", "device"], default="host")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seconds", type=float, default=4.0, help="of each turn")
     parser.add_argument("--rounds", type=int, default=5, help="two or more")

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 from golden import Golden, make_golden
+from record_fixtures import *  # noqa: F403 - fixtures
 
 # Nothing here is timed: on a machine that others use an example takes as long as it takes.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -61,7 +61,7 @@ def test_the_flags_are_frozen():
         ],
         "train": [
             *("--batch-per-device", "--checkpoint-every", "--checkpoints", "--data", "--data-path"),
-            *("--devices", "--epochs", "--exchange", "--fresh", "--hosts", "--json", "--keep"),
+            *("--devices", "--epochs", "--sync", "--fresh", "--hosts", "--json", "--keep"),
             *("--learning-rate", "--optimizer", "--precision", "--python", "--rate-scaling"),
             *("--restarts", "--resume", "--schedule", "--seed", "--set", "--store"),
             *("--target-accuracy", "--tensorboard", "--warmup-epochs"),
@@ -86,7 +86,7 @@ def test_the_flags_are_frozen():
         ],
         "compare": ["--fail-below", "--json", "--store", "--store-b"],
         "predict": [
-            *("--batch-per-device", "--calibrate", "--devices", "--exchange", "--json"),
+            *("--batch-per-device", "--calibrate", "--devices", "--sync", "--json"),
             *("--machine", "--measured", "--precision", "--regime", "--store", "--what-if"),
         ],
         "launch": [

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 def test_every_exchange_is_held_against_the_slowest_device_alone(ran):
     options = {
         "--cases": "little-cnn:2,little-cnn:3",
-        "--exchanges": "all-reduce,parameter-server,gathered,meeting",
+        "--syncs": "all-reduce,parameter-server,gathered,meeting",
         "--seconds": "0.05",
         "--rounds": "2",
     }

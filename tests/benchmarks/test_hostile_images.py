@@ -117,7 +117,7 @@ import resource
 from pathlib import Path
 import numpy as np
 from cubemesh.data.feed import Feed
-from cubemesh.data.images import open_images
+from cubemesh.data.images.open_images import open_images
 source = open_images(Path({str(root)!r}), "train", (3, 32, 32), 10)
 resource.setrlimit(resource.RLIMIT_DATA, (256 << 20, 256 << 20))
 feed = Feed(source, 10, 0, threads=4, epochs=1)

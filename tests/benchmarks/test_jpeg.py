@@ -47,7 +47,16 @@ def test_training_on_files_is_held_against_a_batch_that_lies_there(script, monke
     feeding, written = script("jpeg_feeding"), tmp_path / "found.json"
     monkeypatch.setattr(feeding.os, "sched_getaffinity", lambda pid: {0})
     given = ["x", "--network", "little-cnn", "--size", "16", "--batch", "4", "--seconds", "0.05"]
-    given += ["--rounds", "2", "--threads", "1", "--decode-on", "device", "--json", str(written)]
+    given += [
+        "--rounds",
+        "2",
+        "--threads",
+        "1",
+        "--decode-location",
+        "device",
+        "--json",
+        str(written),
+    ]
     monkeypatch.setattr("sys.argv", given)
     feeding.main()
     found = json.loads(written.read_text())

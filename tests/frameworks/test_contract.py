@@ -260,11 +260,12 @@ PRELOAD_THEN_FORK = """
 import os, sys
 import numpy as np
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.base import Batch, BuildRequest
-from cubemesh.model.spec import Placement, ProgramSettings
-from cubemesh.model.work import TrainSteps
+from cubemesh.batches import Batch
+from cubemesh.frameworks.api.framework import BuildRequest
+from cubemesh.schema.spec import Placement, ProgramSettings
+from cubemesh.schema.work import TrainSteps
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.parallel.exchanges import NoExchange
+from cubemesh.parallel.strategies import NoExchange
 
 threads = len(os.listdir("/proc/self/task"))
 framework = entry(sys.argv[1]).load()

@@ -137,7 +137,7 @@ def test_what_happens_to_a_run_is_an_outcome_and_the_suite_goes_on(
 def test_a_segfault_leaves_where_it_happened(suite, null_spec):
     (record,) = suite.run([null_spec("segfault@4")])
     assert record.outcome.facts["stacks"].startswith("Segmentation fault")
-    assert "null.py" in record.outcome.message
+    assert "program.py" in record.outcome.message
     assert "in _segfault" in record.outcome.message
 
 
@@ -158,7 +158,7 @@ def test_a_hang_is_ended_at_its_time_limit_and_says_where_it_hung(suite, null_sp
     hung, after = suite.run([null_spec("hang@5", time_limit_s=1.0), null_spec(seed=77)])
     assert hung.outcome.status is Status.TIMED_OUT
     assert 1.0 <= hung.elapsed_s < 3.0
-    assert "null.py" in hung.outcome.message
+    assert "program.py" in hung.outcome.message
     assert "in _hang" in hung.outcome.message
     assert "in train_step" in hung.outcome.facts["stacks"]
     assert hung.outcome.facts["phase"] == "measure"

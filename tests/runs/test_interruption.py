@@ -20,8 +20,8 @@ from cubemesh.store import Store
 SUITE = """
 import sys
 from pathlib import Path
-from cubemesh.model import *
-from cubemesh.results import Store
+from cubemesh.schema import *
+from cubemesh.store import Store
 from cubemesh.runs import Executor
 
 MACHINE = Machine(

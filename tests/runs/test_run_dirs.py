@@ -6,7 +6,7 @@ from cubemesh.runs.run_dirs import RunFolders, default_runs_folder
 HOLD = """
 import sys
 from pathlib import Path
-from cubemesh.runs.folders import RunFolders
+from cubemesh.runs.run_dirs import RunFolders
 folders = RunFolders(Path(sys.argv[1]))
 folders.new_run()
 print(folders.path, flush=True)

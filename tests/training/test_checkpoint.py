@@ -193,8 +193,8 @@ import resource, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_checkpoint import made
-from cubemesh.measure.kept import KeptLog
-from cubemesh.training.saver import Saver
+from cubemesh.measure.telemetry.memory_log import KeptLog
+from cubemesh.training.checkpoint_writer import Saver
 import json
 saver = Saver(Path({folder!r}), rank=0, ranks=1, keep=1)
 saver.save(made(10))

@@ -20,8 +20,7 @@ from cubemesh.data.images.arrays import Ready
 from cubemesh.frameworks.api.framework import BuildRequest
 from cubemesh.frameworks.api.gradient_sync import Alone
 from cubemesh.frameworks.api.training import ReplicasDiffer
-from cubemesh.frameworks.pytorch import build, join
-from cubemesh.frameworks.pytorch.distributed import launch
+from cubemesh.frameworks.pytorch import build, join, launch
 from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.parallel import strategies as exchanges

@@ -53,7 +53,7 @@ def test_json_has_every_point_with_its_parts() -> None:
 
 
 def test_what_was_changed_is_in_json_and_on_the_terminal() -> None:
-    options = ("--measured", "1=219", "--devices", "8", "--exchange", "parameter-server")
+    options = ("--measured", "1=219", "--devices", "8", "--sync", "parameter-server")
     asked = (*P100, *options, "--what-if", "link=pcie", "--what-if", "straggler=1.1")
     found = json.loads(typed(*asked, "--json"))
     assert found["sync"] == "parameter-server"
@@ -139,7 +139,7 @@ def test_a_run_of_another_device_does_not() -> None:
         (("--measured", "1=fast"), "such as 1=219"),
         (("--calibrate", "none.csv"), "none.csv cannot be read"),
         (("--machine", "dgx1-p10"), "Nearest: dgx1-p100"),
-        (("--exchange", "all-reduc"), "Nearest: all-reduce"),
+        (("--sync", "all-reduc"), "Nearest: all-reduce"),
         (("--what-if", "speed=2"), "Known keys: average_every"),
     ],
 )

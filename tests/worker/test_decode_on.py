@@ -29,8 +29,8 @@ EFFORT = Budget(steps=4, seconds=0.0, windows=2, warmup_seconds=0.0)
 BOTH = """
 import sys
 from pathlib import Path
-from cubemesh.worker.job import read_job
-from cubemesh.worker.run import run_job
+from cubemesh.worker.run.job import read_job
+from cubemesh.worker.run.run_job import run_job
 
 for path in sys.argv[1:]:
     run_job(read_job(Path(path)))
@@ -57,8 +57,8 @@ WATCHED = """
 import os, sys
 from pathlib import Path
 from cubemesh.frameworks import pytorch
-from cubemesh.worker.job import read_job
-from cubemesh.worker.run import run_job
+from cubemesh.worker.run.job import read_job
+from cubemesh.worker.run.run_job import run_job
 
 NAME = "CUDA_DEVICE_MAX_CONNECTIONS"
 assert NAME not in os.environ

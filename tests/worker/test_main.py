@@ -137,7 +137,7 @@ def test_a_server_sends_signals_to_its_living_workers_only(tmp_path, server):
 def test_a_worker_leads_its_own_group_and_what_it_started_is_ended_with_it(tmp_path, server):
     (tmp_path / "sitecustomize.py").write_text(
         "import subprocess\n"
-        "from cubemesh.frameworks import null\n"
+        "from cubemesh.frameworks.null import program as null\n"
         "hang = null._DEEDS['hang']\n"
         "def start_and_hang(event):\n"
         "    print(subprocess.Popen(['sleep', '60']).pid, flush=True)\n"

@@ -137,8 +137,8 @@ def test_xla_s_refusal_of_memory_is_known():
 THREADS = """
 import os, sys
 from cubemesh.frameworks.jax import build_ceiling
-from cubemesh.model.spec import ProgramSettings
-from cubemesh.model.work import Ceiling
+from cubemesh.schema.spec import ProgramSettings
+from cubemesh.schema.work import Ceiling
 
 settings = ProgramSettings(framework="jax")
 program = build_ceiling(Ceiling(size=64), settings, "cpu", int(sys.argv[1]))

@@ -14,8 +14,8 @@ from cubemesh.schema.spec import ProgramSettings
 from cubemesh.schema.work import Ceiling
 
 PLAY = """
-from cubemesh.frameworks.null import happen
-from cubemesh.frameworks.null_script import read_script
+from cubemesh.frameworks.null.program import happen
+from cubemesh.frameworks.null.script import read_script
 for step in range(1, 6):
     print(step, flush=True)
     for event in read_script({script!r}).events_at(step):

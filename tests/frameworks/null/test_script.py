@@ -101,7 +101,7 @@ def test_the_module_lists_what_it_reads():
 
 
 def test_the_page_describes_all_of_it():
-    page = (Path(__file__).parents[2] / "docs" / "frameworks.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "frameworks.md").read_text()
     for name in (set(Script.__dataclass_fields__) - {"events", "only"}) | set(EVENTS):
         assert f"`{name}" in page, f"docs/frameworks.md does not describe {name}"
 

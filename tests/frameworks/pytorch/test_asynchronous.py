@@ -19,8 +19,7 @@ torch = pytest.importorskip("torch")
 from cubemesh.batches import Batch
 from cubemesh.frameworks.api.framework import BuildRequest, Unsupported
 from cubemesh.frameworks.api.gradient_sync import Alone
-from cubemesh.frameworks.pytorch import build, join
-from cubemesh.frameworks.pytorch.distributed import launch
+from cubemesh.frameworks.pytorch import build, join, launch
 from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.measure.timing.lockstep import Apart, InStep
 from cubemesh.measure.timing.timer import measure

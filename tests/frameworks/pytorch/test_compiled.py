@@ -151,12 +151,13 @@ def test_what_is_compiled_is_kept_in_the_cache_folder(tmp_path):
 
 COMPILING = """
 import numpy as np
-from cubemesh.frameworks.base import Batch, BuildRequest
+from cubemesh.batches import Batch
+from cubemesh.frameworks.api.framework import BuildRequest
 from cubemesh.frameworks.pytorch import compiled
-from cubemesh.model.spec import Placement, ProgramSettings
-from cubemesh.model.work import TrainSteps
+from cubemesh.schema.spec import Placement, ProgramSettings
+from cubemesh.schema.work import TrainSteps
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.parallel.exchanges import NoExchange
+from cubemesh.parallel.strategies import NoExchange
 
 net = NetworkBuilder("tiny")
 net.classify(net.linear(net.relu(net.flatten(net.input("image", (1, 2, 2)))), 3))

@@ -15,8 +15,7 @@ torch = pytest.importorskip("torch")
 from cubemesh.batches import Batch
 from cubemesh.frameworks.api.framework import BuildRequest
 from cubemesh.frameworks.api.gradient_sync import Alone
-from cubemesh.frameworks.pytorch import build, captured, join
-from cubemesh.frameworks.pytorch.distributed import launch
+from cubemesh.frameworks.pytorch import build, captured, join, launch
 from cubemesh.frameworks.pytorch.distributed.p2p_all_reduce import average_into
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.parallel import strategies as exchanges

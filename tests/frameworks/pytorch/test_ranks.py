@@ -20,8 +20,7 @@ from cubemesh import networks
 from cubemesh.batches import Batch
 from cubemesh.frameworks.api.framework import BuildRequest, Compiles
 from cubemesh.frameworks.api.gradient_sync import Alone
-from cubemesh.frameworks.pytorch import build, captured, compiled, join
-from cubemesh.frameworks.pytorch.distributed import launch
+from cubemesh.frameworks.pytorch import build, captured, compiled, join, launch
 from cubemesh.kernels.cpu import cpu_kernels as host_kernels
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import Dropout

@@ -17,11 +17,12 @@ import resource, sys
 import numpy as np
 import torch
 from cubemesh import networks
-from cubemesh.frameworks.base import Batch, BuildRequest
+from cubemesh.batches import Batch
+from cubemesh.frameworks.api.framework import BuildRequest
 from cubemesh.frameworks.pytorch import build, is_out_of_memory, preload
-from cubemesh.model.spec import Placement, ProgramSettings
-from cubemesh.model.work import TrainSteps
-from cubemesh.parallel.exchanges import NoExchange
+from cubemesh.schema.spec import Placement, ProgramSettings
+from cubemesh.schema.work import TrainSteps
+from cubemesh.parallel.strategies import NoExchange
 
 preload()
 batch, room = int(sys.argv[1]), int(sys.argv[2])

@@ -60,7 +60,7 @@ def told_by(script):
     head = """
 import os, resource, threading
 import torch
-from cubemesh.frameworks.pytorch.host_memory import keep_freed_memory, library
+from cubemesh.kernels.cpu.allocator import keep_freed_memory, library
 assert keep_freed_memory()
 keep_freed_memory()  # a second time is as once
 MB = 1 << 20
@@ -112,7 +112,7 @@ def test_sizes_that_come_and_go_do_not_add_up():
 def test_what_no_array_uses_goes_back_to_the_kernel_when_it_is_asked_for():
     told = told_by("""
         from cubemesh.frameworks import entry
-        from cubemesh.frameworks.process import KeepsFreed
+        from cubemesh.frameworks.api.process import KeepsFreed
         kept, freed = made(30, 5.0), made(50)
         del freed
         before = held()

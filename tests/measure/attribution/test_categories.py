@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-import cubemesh.frameworks
+import cubemesh.kernels
 from cubemesh.measure.attribution.categories import (
     COMMUNICATION,
     CONVOLUTION,
@@ -109,19 +109,19 @@ def test_a_name_that_was_seen_has_its_category(category, name):
 
 
 OWN = {
-    POINTWISE: ("norm_kernels", "apart_kernels", "crop_kernels"),
-    POOLING: ("pool_kernels",),
-    CONVOLUTION: ("product_kernels",),
+    POINTWISE: ("batch_norm_fused", "batch_norm_two_pass", "crop"),
+    POOLING: ("pool",),
+    CONVOLUTION: ("matmul",),
 }
 """Files of Triton kernels."""
-PYTORCH = Path(cubemesh.frameworks.__file__).parent / "pytorch"
+TRITON = Path(cubemesh.kernels.__file__).parent / "triton"
 
 
 @pytest.mark.parametrize(
     ("category", "file"), [(category, file) for category, files in OWN.items() for file in files]
 )
 def test_every_kernel_of_its_own_has_its_category(category, file):
-    source = (PYTORCH / f"{file}.py").read_text()
+    source = (TRITON / f"{file}.py").read_text()
     names = re.findall(r"^def (\w+_kernel)\(", source, re.MULTILINE)
     assert names
     assert {category_of(name) for name in names} == {category}

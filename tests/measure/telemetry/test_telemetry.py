@@ -150,7 +150,7 @@ def test_the_host_counts_children_and_theirs() -> None:
 
 READINGS = """
 import dataclasses, json, sys, time
-from cubemesh.measure.host import HostReader
+from cubemesh.measure.telemetry.host import HostReader
 
 reader = HostReader()
 reader.read()

@@ -50,8 +50,8 @@ def test_without_the_extra_the_message_names_it(missing):
     code = (
         f"import sys; sys.modules[{missing!r}] = None\n"
         "from cubemesh.errors import UsageError\n"
-        "import cubemesh.views.terminal, cubemesh.views.plain, cubemesh.views.progress\n"
-        "try:\n    import cubemesh.views.report\n"
+        "import cubemesh.views.terminal, cubemesh.views.json_output, cubemesh.views.progress\n"
+        "try:\n    import cubemesh.views.report.render\n"
         "except UsageError as error:\n    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -61,7 +61,7 @@ def test_without_the_extra_the_message_names_it(missing):
 def test_terminal_views_load_nothing_of_the_extra():
     code = (
         "import sys\n"
-        "import cubemesh.views.terminal, cubemesh.views.plain, cubemesh.views.progress\n"
+        "import cubemesh.views.terminal, cubemesh.views.json_output, cubemesh.views.progress\n"
         "print(sorted({'altair', 'vl_convert', 'jinja2', 'torch', 'pandas'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -82,8 +82,8 @@ def test_where_nothing_is_asked_nothing_is_bound():
 def test_threads_started_afterwards_are_bound_too():
     code = """
 import json, os, threading
-from cubemesh.model import Placement
-from cubemesh.worker.pinning import pin
+from cubemesh.schema import Placement
+from cubemesh.worker.launch.pinning import pin
 bound = pin(Placement(pinning="compact"), 1)
 seen = []
 thread = threading.Thread(target=lambda: seen.append(sorted(os.sched_getaffinity(0))))

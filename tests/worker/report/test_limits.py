@@ -23,7 +23,7 @@ def test_an_allocation_past_the_limit_is_a_memory_error_and_then_there_is_room_a
     done = python(
         """
         import numpy as np
-        from cubemesh.worker.limits import MemoryLimit
+        from cubemesh.worker.report.limits import MemoryLimit
         small = 16 << 20
         try:
             with MemoryLimit(64 << 20, threads=1):
@@ -48,7 +48,7 @@ def test_threads_do_not_eat_the_allowance():
     done = python(
         """
         import threading
-        from cubemesh.worker.limits import MemoryLimit
+        from cubemesh.worker.report.limits import MemoryLimit
         wait = threading.Event()
         with MemoryLimit(8 << 20, threads=4):
             threads = [threading.Thread(target=wait.wait) for _ in range(4)]
@@ -67,7 +67,7 @@ def test_an_array_of_torch_past_the_limit_is_an_error_it_can_catch():
     done = python(
         """
         import torch
-        from cubemesh.worker.limits import MemoryLimit
+        from cubemesh.worker.report.limits import MemoryLimit
         torch.set_num_threads(2)
         try:
             with MemoryLimit(256 << 20, threads=2):
@@ -98,7 +98,7 @@ def test_a_child_dies_with_its_parent():
             textwrap.dedent(
                 """
                 import os, time
-                from cubemesh.worker import limits
+                from cubemesh.worker.report import limits
                 me = os.getpid()
                 child = os.fork()
                 if child == 0:
@@ -123,7 +123,9 @@ def test_a_child_dies_with_its_parent():
 
 
 def test_a_child_whose_parent_is_gone_already_ends_at_once():
-    done = python("from cubemesh.worker import limits; limits.die_with_parent(1 << 22); print(1)")
+    done = python(
+        "from cubemesh.worker.report import limits; limits.die_with_parent(1 << 22); print(1)"
+    )
     assert (done.returncode, done.stdout) == (1, "")
 
 
@@ -132,7 +134,7 @@ def test_name_core_and_kill_order_are_set():
         """
         import resource
         from pathlib import Path
-        from cubemesh.worker import limits
+        from cubemesh.worker.report import limits
         limits.name_process("cubemesh-worker")
         limits.no_core_dump()
         limits.first_to_be_killed()
@@ -149,7 +151,7 @@ def test_the_signal_that_ends_orphans_cannot_be_ignored():
         """
         import ctypes
         import os
-        from cubemesh.worker import limits
+        from cubemesh.worker.report import limits
         limits.die_with_parent(os.getppid())
         asked = ctypes.c_int()
         ctypes.CDLL(None).prctl(2, ctypes.byref(asked), 0, 0, 0)

@@ -100,7 +100,7 @@ def test_this_very_process_is_read():
 
 
 PEAK = """
-from cubemesh.worker import memory
+from cubemesh.worker.report import memory
 
 block = bytearray(64 << 20)
 block[::4096] = b"x" * len(block[::4096])

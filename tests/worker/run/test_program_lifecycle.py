@@ -24,12 +24,12 @@ from pathlib import Path
 import numpy as np
 
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.base import Batch
-from cubemesh.frameworks.exchange import Alone
-from cubemesh.model import ProgramSettings, RunSpec, TrainSteps
+from cubemesh.batches import Batch
+from cubemesh.frameworks.api.gradient_sync import Alone
+from cubemesh.schema import ProgramSettings, RunSpec, TrainSteps
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.worker.built import built
-from cubemesh.worker.events import EventLog, read_events
+from cubemesh.worker.run.program_lifecycle import built
+from cubemesh.worker.report.events import EventLog, read_events
 
 BATCH = 64
 net = NetworkBuilder("wide")

@@ -61,10 +61,10 @@ def phases(events):
 REPLAYED = """
 import sys
 from pathlib import Path
-from cubemesh.measure import replay
-from cubemesh.worker import task
-from cubemesh.worker.job import read_job
-from cubemesh.worker.run import run_job
+from cubemesh.measure.telemetry import trace_replay as replay
+from cubemesh.worker.run import task
+from cubemesh.worker.run.job import read_job
+from cubemesh.worker.run.run_job import run_job
 
 _, meters = replay.load(Path(sys.argv[1]))
 task.open_meters = lambda uuid: meters
