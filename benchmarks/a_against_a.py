@@ -47,7 +47,7 @@ from cubemesh.measure.timing.interleaved_ab import Side, alternate, ratio_of
 from cubemesh.parallel import strategies as exchanges
 from cubemesh.runs import Executor
 from cubemesh.schema import Budget, Placement, ProgramSettings, RunSpec, TrainSteps, Window
-from cubemesh.schema.comparison import Called, Ratio
+from cubemesh.schema.comparison import Difference, Ratio
 from cubemesh.schema.serialization import from_plain, to_plain
 from cubemesh.store import Store
 from cubemesh.store.run_statistics import ratio_of_runs
@@ -60,7 +60,9 @@ PLANTED = 0.03
 RUNS = 3
 """Fresh processes of each side of a cold repeat."""
 IMAGE_SIZE, BATCH = 16, 1
-HOT = Budget(steps=1, seconds=0.5, warmup_seconds=4.0, interval=0.012, max_seconds=2.0, instances=6)
+HOT = Budget(
+    steps=1, seconds=0.5, warmup_seconds=4.0, target_ci=0.012, max_seconds=2.0, instances=6
+)
 PLANTED_EFFORT = dataclasses.replace(HOT, max_seconds=60.0)
 COLD = Budget(steps=6, seconds=0.4, windows=8, warmup_seconds=2.0, repeats=2 * RUNS)
 """A and B take turns among the repeats of one spec."""
@@ -200,7 +202,7 @@ def summed_up(trial: str, kept: list[Line]) -> str:
     wanted, goal = GOALS[trial]
     if not ratios:
         return f"{trial:8} no repeat yet of {wanted}"
-    sought = {Called.SLOWER} if trial == "planted" else {Called.SLOWER, Called.FASTER}
+    sought = {Difference.SLOWER} if trial == "planted" else {Difference.SLOWER, Difference.FASTER}
     called = sum(r.verdict in sought for r in ratios)
     share = wilson_interval(called, len(ratios))
     widths = sorted(r.half_width or 0.0 for r in ratios)

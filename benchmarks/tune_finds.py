@@ -179,7 +179,7 @@ def tuned(
     }
     lines = [f"{key}={value}" for key, value in settings.items()]
     (answered,) = run_names(["tune"], lines, scale=None, store=store, observer=watcher)
-    asked = from_plain(tune.Settings, answered.question.settings)
+    asked = from_plain(tune.Settings, answered.experiment_run.settings)
     return tune.found(asked, answered.records)
 
 

@@ -102,7 +102,7 @@ def test_the_ladder_is_a_table_and_a_bar_chart(tuned):
     (chart,) = answer["charts"]
     assert chart["kind"] == "bar"
     assert [p["x"] for p in chart["lines"][0]["points"]] == ["1. stock", "2. bf16"]
-    assert answer["findings"][0]["question"] == "Which setting is the fastest here?"
+    assert answer["findings"][0]["experiment_run"] == "Which setting is the fastest here?"
 
 
 def run(store, *settings, name="minibatch"):
@@ -156,8 +156,8 @@ STEPS = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=64))
 
 def tunings(store, name="minibatch", **changes):
     """As a run sees them whose key differs in `changes` from the tuning's."""
-    (question, *_) = store.questions("tune")
-    record = store.records(question.run_ids)[0]
+    (experiment_run, *_) = store.experiment_runs("tune")
+    record = store.records(experiment_run.run_ids)[0]
 
     def key(spec):
         known = {f: getattr(record.key, f) for f in ("machine_id", "software_id", "code_version")}
@@ -189,12 +189,12 @@ def test_of_several_tunings_the_one_that_won_at_the_minibatch_stands(store):
         won = found._all[-1]
         newer = dataclasses.replace(
             won,
-            question=dataclasses.replace(won.question, question_id="newer"),
+            experiment_run=dataclasses.replace(won.experiment_run, experiment_run_id="newer"),
             best=dataclasses.replace(won.best, batch_per_device=128),
         )
         found.__dict__["_all"] = [newer, won]
         spec = found.of(STEPS)
-        return spec.tuned.question_id == "newer", spec.work.batch_per_device
+        return spec.tuned.experiment_run_id == "newer", spec.work.batch_per_device
 
     assert chosen("minibatch") == (False, 64)
     assert chosen("train") == (True, 128), "which minibatch is left to the tuning"

@@ -96,8 +96,8 @@ def test_records_of_another_store_are_read_and_kept(on, machine, tmp_path):
             "big-cuda0-resnet-50-32",
             "small-cpu-resnet-50-32",
         ]
-        assert answered.question.complete
-        again = answer_again(EXPERIMENT, answered.question, store)
+        assert answered.experiment_run.complete
+        again = answer_again(EXPERIMENT, answered.experiment_run, store)
         assert again.answer == answered.answer
         assert "200×" in again.answer.findings[0].text
 

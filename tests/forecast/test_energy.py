@@ -5,16 +5,16 @@ import pytest
 from cubemesh import networks
 from cubemesh.forecast.calibration import defaults
 from cubemesh.forecast.energy import busy_power, device_watts, sample_joules
-from cubemesh.forecast.request import Question
+from cubemesh.forecast.request import ForecastRequest
 from cubemesh.forecast.step import predict
 from cubemesh.machines.catalogue.systems import load_system
 
 
 def test_waiting_devices_draw_less_and_take_more_for_a_sample() -> None:
-    question = Question(
+    request = ForecastRequest(
         network=networks.build("vgg16"), system=load_system("c4130-g-10gbe"), batch_per_device=16
     )
-    one, many = predict(question, [1, 16], defaults()).points
+    one, many = predict(request, [1, 16], defaults()).points
     power = busy_power("p100-pcie-16gb")
     assert power is not None
     assert (power.origin, power.watts) == ("assumed", 250)

@@ -9,7 +9,7 @@ from cubemesh import networks
 from cubemesh.errors import UsageError
 from cubemesh.forecast.calibration import defaults
 from cubemesh.forecast.from_records import told_by
-from cubemesh.forecast.request import Question
+from cubemesh.forecast.request import ForecastRequest
 from cubemesh.forecast.step import predict
 from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.schema import Collective, RunRecord
@@ -17,7 +17,7 @@ from cubemesh.schema.collective import SweepPoint
 from cubemesh.store import Store
 
 STORE = Path(__file__).parents[2] / "benchmarks" / "records" / "2026-11-21-one-h200.sqlite"
-ASKED = Question(
+ASKED = ForecastRequest(
     network=networks.build("resnet-50"),
     system=load_system("hgx-h200"),
     batch_per_device=64,

@@ -10,7 +10,7 @@ from cubemesh.forecast.calibration import defaults
 from cubemesh.forecast.fabric import fabric
 from cubemesh.forecast.gradient_sync import STRATEGIES, exchanged
 from cubemesh.forecast.passes import Gradient, Passes
-from cubemesh.forecast.request import Point, Question
+from cubemesh.forecast.request import ForecastRequest, Point
 from cubemesh.forecast.step import predict
 from cubemesh.machines.catalogue.systems import load_system
 
@@ -24,13 +24,13 @@ OWN = Passes(
 
 
 def point(sync: str, machine: str = "dgx1-p100", devices: int = 8) -> Point:
-    question = Question(
+    request = ForecastRequest(
         network=networks.build("alexnet"),
         system=load_system(machine),
         batch_per_device=64,
         sync=sync,  # type: ignore[arg-type]
     )
-    return predict(question, [devices], defaults(), {1: 2000}).points[0]
+    return predict(request, [devices], defaults(), {1: 2000}).points[0]
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)

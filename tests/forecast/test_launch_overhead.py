@@ -8,7 +8,7 @@ from cubemesh import networks
 from cubemesh.forecast.calibration import defaults
 from cubemesh.forecast.launch_overhead import host_s, stall_s, times_for
 from cubemesh.forecast.passes import Gradient, Passes
-from cubemesh.forecast.request import Question
+from cubemesh.forecast.request import ForecastRequest
 from cubemesh.forecast.step import predict
 from cubemesh.machines.catalogue.systems import load_system
 
@@ -51,15 +51,15 @@ def test_the_passes_are_found_that_make_a_step_so_long(layer_s: float, over: flo
 
 def test_a_small_minibatch_on_h200_is_bound_by_its_host() -> None:
     """As stock torch.compile was found to be: 6,984 images a second on eight (stock.csv)."""
-    question = Question(
+    request = ForecastRequest(
         network=networks.build("resnet-50"),
         system=load_system("hgx-h200"),
         batch_per_device=32,
         precision="bf16",
     )
-    slow = predict(question, [8], defaults(), {1: 1652}).points[0]
+    slow = predict(request, [8], defaults(), {1: 1652}).points[0]
     assert slow.limit == "launches by the host"
     assert slow.samples_per_s == pytest.approx(6984, rel=0.1)
-    captured = predict(question, [8], defaults(), {1: 4695}).points[0]
+    captured = predict(request, [8], defaults(), {1: 4695}).points[0]
     assert captured.parts_s["launch"] == 0
     assert captured.efficiency > 0.85

@@ -8,7 +8,7 @@ import pytest
 from cubemesh import networks
 from cubemesh.errors import UsageError
 from cubemesh.forecast.calibration import defaults
-from cubemesh.forecast.request import Forecast, Question, Regime
+from cubemesh.forecast.request import Forecast, ForecastRequest, Regime
 from cubemesh.forecast.step import predict, slowest
 from cubemesh.machines.catalogue.system import System
 from cubemesh.machines.catalogue.systems import load_system, system
@@ -33,8 +33,8 @@ def asked(
     machine: str = "dgx1-p100",
     batch: int = 64,
     regime: Regime = "weak",
-) -> Question:
-    return Question(
+) -> ForecastRequest:
+    return ForecastRequest(
         network=networks.build(network),
         system=load_system(machine),
         batch_per_device=batch,
@@ -42,9 +42,9 @@ def asked(
     )
 
 
-def forecast(question: Question, devices: list[int], **measured: float) -> Forecast:
+def forecast(request: ForecastRequest, devices: list[int], **measured: float) -> Forecast:
     points = {int(name[1:]): rate for name, rate in measured.items()}
-    return predict(question, devices, defaults(), points)
+    return predict(request, devices, defaults(), points)
 
 
 def test_parts_sum_to_the_step_and_the_step_gives_the_rate() -> None:
@@ -122,9 +122,9 @@ def test_processors_exchange_through_gloo() -> None:
 def test_four_thousand_devices_take_under_a_second(tmp_path) -> None:  # type: ignore[no-untyped-def]
     file = tmp_path / "many.toml"
     file.write_text(CLUSTER)
-    question = asked(machine=str(file))
+    request = asked(machine=str(file))
     began = time.process_time()
-    points = forecast(question, [8, 4096]).points
+    points = forecast(request, [8, 4096]).points
     assert time.process_time() - began < 1
     assert points[1].efficiency < points[0].efficiency
 
@@ -139,7 +139,9 @@ def test_the_slowest_of_more_is_slower() -> None:
 def test_every_system_that_has_a_datasheet_is_forecast() -> None:
     for name in ("dgx-a100", "hgx-h200", "knl-7250", "c4130-b"):
         found = predict(
-            Question(network=networks.build("alexnet"), system=system(name), batch_per_device=32),
+            ForecastRequest(
+                network=networks.build("alexnet"), system=system(name), batch_per_device=32
+            ),
             [1],
             defaults(),
         )
@@ -147,16 +149,16 @@ def test_every_system_that_has_a_datasheet_is_forecast() -> None:
 
 
 def test_asynchronous_processors_exchange_through_tcp_and_can_be_fitted() -> None:
-    question = Question(
+    request = ForecastRequest(
         network=networks.build("alexnet"),
         system=load_system("knl-7250"),
         batch_per_device=64,
         sync="asynchronous",
     )
-    two = dataclasses.replace(question, system=_two_of(question.system))
+    two = dataclasses.replace(request, system=_two_of(request.system))
     (point,) = predict(two, [2], defaults(), {1: 100}).points
     assert point.parts_s["exposed"] == pytest.approx(
-        2 * 4 * question.network.parameter_count / defaults()["gloo_local_bytes_per_s"]
+        2 * 4 * request.network.parameter_count / defaults()["gloo_local_bytes_per_s"]
     )
     (fitted,) = predict(two, [2], defaults(), {1: 100, 2: 150}).points
     assert fitted.samples_per_s == pytest.approx(150)
@@ -171,11 +173,11 @@ def _two_of(system: System) -> System:
 
 
 def test_where_nothing_is_lost_no_loss_is_fitted() -> None:
-    question = dataclasses.replace(asked(), sync="asynchronous")
+    request = dataclasses.replace(asked(), sync="asynchronous")
     nothing = defaults().with_factor("gradient_scale", 0.0, "assumed", "test")
     with pytest.raises(UsageError, match="so many devices are expected to lose nothing"):
         predict(
-            question,
+            request,
             [8],
             nothing.with_factor("launch_several", 1.0, "assumed", "test"),
             {1: 219, 8: 1500},

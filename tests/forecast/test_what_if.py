@@ -8,7 +8,7 @@ import pytest
 from cubemesh import networks
 from cubemesh.errors import CubemeshError
 from cubemesh.forecast.calibration import Sweep, defaults
-from cubemesh.forecast.request import Forecast, Question
+from cubemesh.forecast.request import Forecast, ForecastRequest
 from cubemesh.forecast.step import predict
 from cubemesh.forecast.what_if import KEYS, read_changes
 from cubemesh.machines.catalogue.systems import load_system
@@ -24,14 +24,14 @@ def ask(
     sync: str = "all-reduce",
     **more: object,
 ) -> Forecast:
-    question = Question(
+    request = ForecastRequest(
         network=networks.build(network) if isinstance(network, str) else network,
         system=load_system(machine),
         batch_per_device=batch,
         sync=sync,  # type: ignore[arg-type]
         **more,  # type: ignore[arg-type]
     )
-    return predict(question, [devices], defaults(), None, read_changes(changes))
+    return predict(request, [devices], defaults(), None, read_changes(changes))
 
 
 def gain(*asked: object, **more: object) -> float:
@@ -71,10 +71,10 @@ def test_every_key_changes_the_forecast(key: str) -> None:
 
 
 def test_twice_the_speed_is_twice_the_rate_on_one_device() -> None:
-    question = Question(
+    request = ForecastRequest(
         network=networks.build("resnet-50"), system=load_system("dgx1-p100"), batch_per_device=64
     )
-    found = predict(question, [1], defaults(), {1: 219}, read_changes(["device_speed=2"]))
+    found = predict(request, [1], defaults(), {1: 219}, read_changes(["device_speed=2"]))
     assert found.before[0].samples_per_s == pytest.approx(219)
     assert found.points[0].samples_per_s == pytest.approx(438, rel=1e-3)
 
@@ -106,16 +106,16 @@ def test_measured_collectives_do_not_hold_over_other_links() -> None:
             source="measured",
         )
     )
-    question = Question(
+    request = ForecastRequest(
         network=networks.build("vgg16"), system=load_system("dgx-a100"), batch_per_device=64
     )
     for changes in (["link=host"], ["link=pcie"], ["machine=hgx-h100"]):
         asked = read_changes(changes)
-        found = predict(question, [8], measured, {1: 1000}, asked)
-        without = predict(question, [8], defaults(), {1: 1000}, asked)
+        found = predict(request, [8], measured, {1: 1000}, asked)
+        without = predict(request, [8], defaults(), {1: 1000}, asked)
         assert found.points[0].samples_per_s == without.points[0].samples_per_s
         assert found.before[0].samples_per_s != without.before[0].samples_per_s
-    kept = predict(question, [8], measured, {1: 1000}, read_changes(["device_speed=2"]))
+    kept = predict(request, [8], measured, {1: 1000}, read_changes(["device_speed=2"]))
     assert kept.points[0].communication_s == pytest.approx(kept.before[0].communication_s)
 
 
@@ -173,13 +173,13 @@ def measured(
     machine: str, devices: int, *changes: str, rate: float = 219.0, precision: str = "fp32"
 ) -> Forecast:
     """A forecast of ResNet-50 from what one device of `machine` reached."""
-    question = Question(
+    request = ForecastRequest(
         network=networks.build("resnet-50"),
         system=load_system(machine),
         batch_per_device=64,
         precision=precision,  # type: ignore[arg-type]
     )
-    return predict(question, [devices], defaults(), {1: rate}, read_changes(changes))
+    return predict(request, [devices], defaults(), {1: rate}, read_changes(changes))
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_launches_come_with_gpus_and_with_who_asks_for_them() -> None:
     """A processor launches nothing; a step shorter than its launches shows that it was captured."""
     on_gpus = measured("knl-7250", 1, "machine=hgx-h200", rate=20.0)
     assert on_gpus.before[0].parts_s["launch"] == 0
-    small = Question(
+    small = ForecastRequest(
         network=networks.build("resnet-50"), system=load_system("hgx-h200"), batch_per_device=1
     )
     captured = {1: 1000.0}

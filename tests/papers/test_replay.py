@@ -6,7 +6,7 @@ from cubemesh.experiments.registry import EXPERIMENTS, SUITES, Scale
 from cubemesh.experiments.session import resolve
 from cubemesh.papers.published import claims
 from cubemesh.papers.replay import documents, replay, replayed
-from cubemesh.schema import ProgramSettings, Question
+from cubemesh.schema import ExperimentRun, ProgramSettings
 
 
 def test_the_answer_of_a_replay(steps, machine):
@@ -34,26 +34,29 @@ def test_claims_that_rest_on_a_script_say_so(steps, machine):
     assert all("scripted" in finding.caveats for finding in answer.findings)
 
 
-def question(asked, suite="doc-001", **more):
-    return Question(
-        question_id=f"q{asked}",
+def experiment_run(asked, suite="doc-001", **more):
+    return ExperimentRun(
+        experiment_run_id=f"q{asked}",
         suite=suite,
-        asked_utc=f"2026-01-{asked:02}",
+        started_utc=f"2026-01-{asked:02}",
         **{"experiment": "minibatch", "machine_id": "m", "run_ids": ("r",), **more},
     )
 
 
 def test_a_replay_stands_on_the_latest_question_of_each_experiment_and_network():
-    old, new = question(1, settings={"network": "a"}), question(3, settings={"network": "a"})
-    other = question(2, settings={"network": "b"})
+    old, new = (
+        experiment_run(1, settings={"network": "a"}),
+        experiment_run(3, settings={"network": "a"}),
+    )
+    other = experiment_run(2, settings={"network": "b"})
     foreign = [
-        question(4, suite=None),
-        question(5, machine_id="n"),
-        question(6, run_ids=()),
-        question(7, experiment="of-a-later-version"),
+        experiment_run(4, suite=None),
+        experiment_run(5, machine_id="n"),
+        experiment_run(6, run_ids=()),
+        experiment_run(7, experiment="of-a-later-version"),
     ]
     found = replayed("doc-001", [new, other, *foreign, old], "m")
-    assert {q.question_id for q in found} == {"q3", "q2"}
+    assert {q.experiment_run_id for q in found} == {"q3", "q2"}
 
 
 def test_suites_that_replay_a_document_have_claims_of_it():

@@ -69,7 +69,7 @@ def test_software_must_be_the_same():
         (("a",), 2, "name two hosts or more"),
         (("a", "a"), 2, "each once"),
         (("a", "b"), 3, "Set devices=2 or a multiple"),
-        (("a", "-oProxyCommand=x"), 2, "'-oProxyCommand=x' is no name of a host"),
+        (("a", "-oProxyCommand=x"), 2, "'-oProxyCommand=x' is not a valid host name"),
     ],
 )
 def test_hosts_that_cannot_be_meant_are_refused(hosts, devices, words):

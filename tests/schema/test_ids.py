@@ -24,7 +24,7 @@ from cubemesh.schema import (
     Software,
     Train,
     TrainSteps,
-    new_question_id,
+    new_experiment_run_id,
 )
 from cubemesh.schema.record import new_run_id
 from cubemesh.schema.serialization import canonical_json, digest, from_plain, to_plain
@@ -142,7 +142,7 @@ def test_frozen_defaults_hold(part, frozen):
 
 def test_run_and_question_ids_stay_what_they_are():
     assert new_run_id(KEY, MOMENT, 1) == "8f93aff84960"
-    assert new_question_id("minibatch", {"batches": [8]}, MOMENT) == "2e6bb9bf44f8"
+    assert new_experiment_run_id("minibatch", {"batches": [8]}, MOMENT) == "2e6bb9bf44f8"
     assert len({new_run_id(KEY, MOMENT, attempt) for attempt in range(20)}) == 20
 
 

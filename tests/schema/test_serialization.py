@@ -123,7 +123,7 @@ def test_every_noun_survives_json(noun, data):
 
 def test_the_nouns_are_all_here():
     names = {noun.__name__ for noun in NOUNS}
-    assert {"RunSpec", "RunRecord", "Machine", "Answer", "Question", "Series", "Cost"} <= names
+    assert {"RunSpec", "RunRecord", "Machine", "Answer", "ExperimentRun", "Series", "Cost"} <= names
     assert all(noun.__dataclass_params__.frozen for noun in NOUNS)
     assert {n for n in model.__all__ if isinstance(getattr(model, n), type)} >= names
 

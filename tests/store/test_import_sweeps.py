@@ -35,9 +35,9 @@ def test_a_log_becomes_a_record_with_its_hosts_and_a_question(tmp_path, store):
     ]
     assert record.figure("bus_bytes_per_s") == pytest.approx(26.21e9, rel=1e-3)
     assert [w.code for w in record.warnings] == ["wrong-results"]
-    (question,) = store.questions("collectives")
-    assert question.run_ids == (record.run_id,)
-    assert store.machine(question.machine_id).hostname == "left, right"
+    (experiment_run,) = store.experiment_runs("collectives")
+    assert experiment_run.run_ids == (record.run_id,)
+    assert store.machine(experiment_run.machine_id).hostname == "left, right"
     with pytest.raises(StoreError, match="already"):
         import_file(store, path)
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from cubemesh.schema.comparison import Called
+from cubemesh.schema.comparison import Difference
 from cubemesh.schema.record import Window
 from cubemesh.store.run_statistics import Spread, pooled, ratio_of_runs, spread_between
 
@@ -31,7 +31,7 @@ def test_equal_programs_are_seldom_called_different(runs, between):
     rounds = 300
     called = sum(
         ratio_of_runs(side(rng, runs, 0, between), side(rng, runs, 0, between), None).verdict
-        is not Called.LEVEL
+        is not Difference.NOT_SIGNIFICANT
         for _ in range(rounds)
     )
     assert called <= 0.09 * rounds
@@ -42,14 +42,14 @@ def test_a_real_difference_between_runs_is_called():
     called = [
         ratio_of_runs(side(rng, 5, 0.0, 0.01), side(rng, 5, -0.1, 0.01), None) for _ in range(50)
     ]
-    assert sum(found.verdict is Called.SLOWER for found in called) >= 48
+    assert sum(found.verdict is Difference.SLOWER for found in called) >= 48
     assert np.median([found.value for found in called]) == pytest.approx(math.exp(-0.1), rel=0.01)
 
 
 def test_one_run_of_a_side_calls_nothing_however_far_they_are_apart():
     rng = np.random.default_rng(2)
     found = ratio_of_runs([run(rng)], [run(rng, 1.0)], None)
-    assert found.verdict is Called.TOO_LITTLE
+    assert found.verdict is Difference.NOT_ENOUGH_DATA
     assert "repeats=3" in found.why
     assert "--against" in found.why
     assert found.low < found.value < found.high
@@ -61,16 +61,16 @@ def test_a_stored_spread_lets_single_runs_be_judged():
     rng = np.random.default_rng(3)
     stored = Spread(variance=0.03**2, freedom=8, source="of 10 runs")
     called = [ratio_of_runs(side(rng, 1), side(rng, 1), stored).verdict for _ in range(300)]
-    assert sum(v is not Called.LEVEL for v in called) <= 0.09 * 300
+    assert sum(v is not Difference.NOT_SIGNIFICANT for v in called) <= 0.09 * 300
     apart = ratio_of_runs([run(rng)], [run(rng, -0.3)], stored)
-    assert apart.verdict is Called.SLOWER
+    assert apart.verdict is Difference.SLOWER
     assert "of 10 runs" in apart.method
 
 
 def test_the_side_with_several_runs_lends_its_spread():
     rng = np.random.default_rng(4)
     called = [ratio_of_runs(side(rng, 4), side(rng, 1), None).verdict for _ in range(300)]
-    assert sum(v is not Called.LEVEL for v in called) <= 0.09 * 300
+    assert sum(v is not Difference.NOT_SIGNIFICANT for v in called) <= 0.09 * 300
 
 
 def test_runs_that_agree_by_chance_are_not_surer_than_their_windows():
@@ -85,7 +85,7 @@ def test_too_few_windows_call_nothing():
     rng = np.random.default_rng(6)
     short = [run(rng, windows=3) for _ in range(3)]
     found = ratio_of_runs(short, [run(rng, 2.0, windows=3) for _ in range(3)], None)
-    assert found.verdict is Called.TOO_LITTLE
+    assert found.verdict is Difference.NOT_ENOUGH_DATA
     assert "windows=12" in found.why
 
 

@@ -21,10 +21,10 @@ from cubemesh.schema import (
     Software,
     Status,
     Warning,
-    new_question_id,
+    new_experiment_run_id,
 )
 from cubemesh.schema.serialization import to_plain
-from cubemesh.store import Question, Store
+from cubemesh.store import ExperimentRun, Store
 
 
 def test_a_record_comes_back_equal(store, saving):
@@ -202,35 +202,38 @@ def test_machines_are_kept_once_as_last_seen(store):
 def test_questions_grow_under_their_id(store):
     asked = "2026-01-01T00:00:00+00:00"
     settings = {"batches": [8, 16], "data": "digits", "share": None}
-    question = Question(
-        question_id=new_question_id("minibatch", settings, asked),
+    experiment_run = ExperimentRun(
+        experiment_run_id=new_experiment_run_id("minibatch", settings, asked),
         experiment="minibatch",
         settings=settings,
         overrides={"effort.steps": 5},
         machine_id="m1",
-        asked_utc=asked,
+        started_utc=asked,
         suite="quick",
     )
     earlier = dataclasses.replace(
-        question, question_id="e", experiment="other", asked_utc="2025-01-01T00:00:00+00:00"
+        experiment_run,
+        experiment_run_id="e",
+        experiment="other",
+        started_utc="2025-01-01T00:00:00+00:00",
     )
-    grown = dataclasses.replace(question, run_ids=("r1", "r2"), complete=True)
-    for one in (question, earlier, grown):
-        store.save_question(one)
-    assert store.questions() == [earlier, grown]
-    assert store.questions("minibatch") == [grown]
-    assert store.questions("never") == []
+    grown = dataclasses.replace(experiment_run, run_ids=("r1", "r2"), complete=True)
+    for one in (experiment_run, earlier, grown):
+        store.save_experiment_run(one)
+    assert store.experiment_runs() == [earlier, grown]
+    assert store.experiment_runs("minibatch") == [grown]
+    assert store.experiment_runs("never") == []
 
 
 def test_a_question_id_depends_on_all_that_was_asked():
     asked = ("minibatch", {"batches": [8]}, "2026-01-01T00:00:00+00:00", "m1")
-    ids = {new_question_id(*asked)}
-    ids.add(new_question_id("other", *asked[1:]))
-    ids.add(new_question_id(asked[0], {}, *asked[2:]))
-    ids.add(new_question_id(*asked[:2], "2026-01-02T00:00:00+00:00", "m1"))
-    ids.add(new_question_id(*asked[:3], "m2"))
+    ids = {new_experiment_run_id(*asked)}
+    ids.add(new_experiment_run_id("other", *asked[1:]))
+    ids.add(new_experiment_run_id(asked[0], {}, *asked[2:]))
+    ids.add(new_experiment_run_id(*asked[:2], "2026-01-02T00:00:00+00:00", "m1"))
+    ids.add(new_experiment_run_id(*asked[:3], "m2"))
     assert len(ids) == 5
-    assert new_question_id(*asked) in ids
+    assert new_experiment_run_id(*asked) in ids
     assert all(len(i) == 12 for i in ids)
 
 

@@ -122,7 +122,7 @@ def _run_exit_code(answered: Any) -> int:
     nothing at all could be measured."""
     from cubemesh.experiments.registry import EXPERIMENTS
 
-    if not any(EXPERIMENTS[a.question.experiment].measures for a in answered):
+    if not any(EXPERIMENTS[a.experiment_run.experiment].measures for a in answered):
         return 0  # computed, not measured
     records = [r for a in answered for r in a.records]
     faults = [r for r in records if not r.outcome.status.expected]

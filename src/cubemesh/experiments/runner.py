@@ -20,7 +20,14 @@ from cubemesh.experiments.core.preflight import check
 from cubemesh.experiments.core.settings import TUNED, Request, apply
 from cubemesh.experiments.tune.apply import CHOSEN, Tunings
 from cubemesh.runs import Executor
-from cubemesh.schema import Answer, Environment, Question, RunRecord, RunSpec, new_question_id
+from cubemesh.schema import (
+    Answer,
+    Environment,
+    ExperimentRun,
+    RunRecord,
+    RunSpec,
+    new_experiment_run_id,
+)
 from cubemesh.schema.serialization import from_plain, to_plain
 from cubemesh.store import Store
 
@@ -29,7 +36,7 @@ from cubemesh.store import Store
 class Answered:
     """A question with its records and what they say."""
 
-    question: Question
+    experiment_run: ExperimentRun
     records: tuple[RunRecord, ...]
     answer: Answer
 
@@ -48,23 +55,23 @@ def ask(
 
     Raises UsageError or DataError before the first run when a spec cannot be meant.
     """
-    asked_utc = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    started_utc = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     settings, overrides = to_plain(request.settings), to_plain(request.overrides)
     if request.against:
         overrides["against"] = to_plain(request.against)
-    question = Question(
-        question_id=new_question_id(
-            experiment.name, settings | overrides, asked_utc, context.machine.machine_id
+    experiment_run = ExperimentRun(
+        experiment_run_id=new_experiment_run_id(
+            experiment.name, settings | overrides, started_utc, context.machine.machine_id
         ),
         experiment=experiment.name,
         settings=settings,
         overrides=overrides,
         machine_id=context.machine.machine_id,
-        asked_utc=asked_utc,
+        started_utc=started_utc,
         run_ids=(),
         complete=False,
         suite=suite,
-        place=place,
+        reproduces=place,
     )
     records: list[RunRecord] = []
     plan = experiment.plan(request.settings, context)
@@ -78,7 +85,7 @@ def ask(
             prepared = _prepare(experiment, specs, request, executor.environments, tuned)
             for record in executor.each(prepared):
                 got.append(record)
-                question = _kept(store, question, [*records, *got], complete=False)
+                experiment_run = _kept(store, experiment_run, [*records, *got], complete=False)
             records += got
             specs = plan.send(got)
     except StopIteration:
@@ -86,27 +93,30 @@ def ask(
             records += experiment.gather(request.settings, store)
         if not experiment.measures:
             store.save_machine(context.machine)  # as the executor does before the first run
-        question = _kept(store, question, records, complete=True)
+        experiment_run = _kept(store, experiment_run, records, complete=True)
     return Answered(
-        question=question,
+        experiment_run=experiment_run,
         records=tuple(records),
-        answer=_shown(experiment, request.settings, question, records),
+        answer=_shown(experiment, request.settings, experiment_run, records),
     )
 
 
-def answer_again(experiment: Experiment, question: Question, store: Store) -> Answered:
+def answer_again(experiment: Experiment, experiment_run: ExperimentRun, store: Store) -> Answered:
     """The answer to a stored question, from its records as they stand in the store."""
-    records = store.records(question.run_ids)
-    settings = from_plain(experiment.settings, question.settings)
+    records = store.records(experiment_run.run_ids)
+    settings = from_plain(experiment.settings, experiment_run.settings)
     return Answered(
-        question=question,
+        experiment_run=experiment_run,
         records=tuple(records),
-        answer=_shown(experiment, settings, question, records),
+        answer=_shown(experiment, settings, experiment_run, records),
     )
 
 
 def _shown(
-    experiment: Experiment, settings: Any, question: Question, records: Sequence[RunRecord]
+    experiment: Experiment,
+    settings: Any,
+    experiment_run: ExperimentRun,
+    records: Sequence[RunRecord],
 ) -> Answer:
     """What alternated comes first; what a script played says so; what re-runs a figure of a
     document carries that figure's number in its title."""
@@ -114,9 +124,9 @@ def _shown(
     if experiment.alternates:
         answer = with_comparisons(answer, records)
     answer = played.told(answer, records)
-    if not question.place:
+    if not experiment_run.reproduces:
         return answer
-    return dataclasses.replace(answer, title=f"{question.place} · {answer.title}")
+    return dataclasses.replace(answer, title=f"{experiment_run.reproduces} · {answer.title}")
 
 
 def _prepare(
@@ -149,9 +159,9 @@ def _as_set(
 
 
 def _kept(
-    store: Store, question: Question, records: Sequence[RunRecord], *, complete: bool
-) -> Question:
+    store: Store, experiment_run: ExperimentRun, records: Sequence[RunRecord], *, complete: bool
+) -> ExperimentRun:
     run_ids = tuple(r.run_id for r in records)
-    question = dataclasses.replace(question, run_ids=run_ids, complete=complete)
-    store.save_question(question)
-    return question
+    experiment_run = dataclasses.replace(experiment_run, run_ids=run_ids, complete=complete)
+    store.save_experiment_run(experiment_run)
+    return experiment_run

@@ -79,7 +79,9 @@ def run_names(
 def broken_off(experiment: str, store: Store, *, since_utc: str) -> Answered | None:
     """The question of `experiment` that was asked last, not before `since_utc`, with the answer as
     far as its runs tell; None where none has a run."""
-    asked = [q for q in store.questions(experiment) if q.run_ids and q.asked_utc >= since_utc]
+    asked = [
+        q for q in store.experiment_runs(experiment) if q.run_ids and q.started_utc >= since_utc
+    ]
     return answer_again(entry(experiment), asked[-1], store) if asked else None
 
 
@@ -87,10 +89,10 @@ def replays(answered: Sequence[Answered], store: Store) -> list[Answer]:
     """For each suite among `answered` that replays a document: its claims and their verdicts."""
     found = []
     for suite in documents():
-        own = [a for a in answered if a.question.suite == suite]
+        own = [a for a in answered if a.experiment_run.suite == suite]
         if own:
-            asked = [(a.question.experiment, a.records) for a in own]
-            found.append(replay(suite, asked, store.machine(own[0].question.machine_id)))
+            asked = [(a.experiment_run.experiment, a.records) for a in own]
+            found.append(replay(suite, asked, store.machine(own[0].experiment_run.machine_id)))
     return found
 
 

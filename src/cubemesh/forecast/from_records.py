@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from cubemesh import networks
 from cubemesh.errors import UsageError
 from cubemesh.forecast.calibration import OPERATIONS, Sweep
-from cubemesh.forecast.request import Question
+from cubemesh.forecast.request import ForecastRequest
 from cubemesh.machines.catalogue import find
 from cubemesh.networks.graph import Network
 from cubemesh.schema import Collective, RunRecord
@@ -30,12 +30,12 @@ class Told:
     """Mean power of a device while it trained."""
 
 
-def told_by(record: RunRecord, network: str, question: Question) -> Told:
-    """What a run tells about `question`, which is about the network called `network`; UsageError
+def told_by(record: RunRecord, network: str, request: ForecastRequest) -> Told:
+    """What a run tells about `request`, which is about the network called `network`; UsageError
     for a run of something else."""
     if isinstance(record.spec.work, Collective):
-        return Told(sweeps=(_sweep(record, question),))
-    devices, rate = _rate(record, network, question)
+        return Told(sweeps=(_sweep(record, request),))
+    devices, rate = _rate(record, network, request)
     watts = record.figure("mean_power_watts")
     return Told(rates={devices: rate}, device_watts=watts if devices == 1 else None)
 
@@ -44,7 +44,7 @@ def _where(record: RunRecord) -> str:
     return f"--calibrate {record.run_id}"
 
 
-def _sweep(record: RunRecord, question: Question) -> Sweep:
+def _sweep(record: RunRecord, request: ForecastRequest) -> Sweep:
     work, where = record.spec.work, _where(record)
     assert isinstance(work, Collective)
     operation = next((o for o in OPERATIONS if o == work.collective), None)
@@ -53,7 +53,7 @@ def _sweep(record: RunRecord, question: Question) -> Sweep:
             f"{where}: {work.collective} is no part of a forecast. Name a run of one of "
             f"{', '.join(OPERATIONS)}."
         )
-    _check(where, _device_of(record, question))
+    _check(where, _device_of(record, request))
     times: dict[int, float] = {}
     for point in record.sweep:
         if point.pair is None and point.seconds:
@@ -69,7 +69,7 @@ def _sweep(record: RunRecord, question: Question) -> Sweep:
     )
 
 
-def _rate(record: RunRecord, network: str, question: Question) -> tuple[int, float]:
+def _rate(record: RunRecord, network: str, request: ForecastRequest) -> tuple[int, float]:
     """(devices, samples per second) of a stored run of training."""
     work, rate, where = record.spec.work, record.figure("throughput_per_s"), _where(record)
     if not isinstance(work, TrainSteps) or rate is None or not isinstance(work, NetworkWork):
@@ -79,13 +79,13 @@ def _rate(record: RunRecord, network: str, question: Question) -> tuple[int, flo
     devices = len(record.ranks) or record.spec.placement.devices
     wanted: dict[str, tuple[object, object]] = {
         "network": (work.network, networks.canonical_name(network)),
-        "batch_per_device": (work.batch_per_device, question.batch(devices)),
-        "precision": (record.spec.program.precision, question.precision),
-        "input": (_inputs(networks.build_for(work)), _inputs(question.network)),
+        "batch_per_device": (work.batch_per_device, request.batch(devices)),
+        "precision": (record.spec.program.precision, request.precision),
+        "input": (_inputs(networks.build_for(work)), _inputs(request.network)),
     }
     if devices > 1:
-        wanted["sync"] = (record.spec.program.sync, question.sync)
-    _check(where, wanted | _device_of(record, question))
+        wanted["sync"] = (record.spec.program.sync, request.sync)
+    _check(where, wanted | _device_of(record, request))
     return devices, rate
 
 
@@ -99,9 +99,9 @@ def _inputs(network: Network) -> str:
     return ", ".join(f"{i.name} {'×'.join(map(str, i.shape))}" for i in network.inputs)
 
 
-def _device_of(record: RunRecord, question: Question) -> dict[str, tuple[object, object]]:
+def _device_of(record: RunRecord, request: ForecastRequest) -> dict[str, tuple[object, object]]:
     """The device where both are known: as the catalogue calls it, or as the run does."""
     name = record.ranks[0].device_name if record.ranks else ""
     sheet = find(name)
     given = name if sheet is None else sheet.id
-    return {"device": (given, question.system.device)} if given and question.system.device else {}
+    return {"device": (given, request.system.device)} if given and request.system.device else {}

@@ -55,7 +55,7 @@ class Forecast:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class ForecastRequest:
     """What is to be trained, on what."""
 
     network: Network

@@ -26,11 +26,11 @@ from cubemesh.forecast.fabric import Fabric, fabric
 from cubemesh.forecast.gradient_sync import Exchanged, exchanged
 from cubemesh.forecast.launch_overhead import host_s, stall_s, times_for
 from cubemesh.forecast.passes import PROPORTIONS, Passes, passes, speed
-from cubemesh.forecast.request import Forecast, Point, Question
+from cubemesh.forecast.request import Forecast, ForecastRequest, Point
 from cubemesh.forecast.what_if import Change, changed
 from cubemesh.networks.recurrent_layers import LSTM
 
-__all__ = ["Forecast", "Point", "Question", "predict", "slowest"]
+__all__ = ["Forecast", "ForecastRequest", "Point", "predict", "slowest"]
 
 GOOD = 0.9
 """From this efficiency on a device's own speed is named as the limit."""
@@ -42,7 +42,7 @@ BOARDS_OF_TWO = {"k80"}
 
 
 def predict(
-    question: Question,
+    request: ForecastRequest,
     devices: Sequence[int],
     calibration: Calibration,
     measured: Mapping[int, float] | None = None,
@@ -56,9 +56,9 @@ def predict(
     for device counts that the system does not have, rates that are not above 0, or a device of
     which neither datasheet nor a measured point is known.
     """
-    if question.regime not in ("weak", "strong"):
-        raise unknown_name("regime", question.regime, ("weak", "strong"))
-    model = _Model(question, calibration, dict(measured or {}))
+    if request.regime not in ("weak", "strong"):
+        raise unknown_name("regime", request.regime, ("weak", "strong"))
+    model = _Model(request, calibration, dict(measured or {}))
     model.fit()
     before = tuple(model.point(n) for n in devices) if what_if else ()
     if what_if:
@@ -83,7 +83,7 @@ class _Model:
 
     def __init__(
         self,
-        question: Question,
+        request: ForecastRequest,
         known: Calibration,
         measured: dict[int, float],
         *,
@@ -94,18 +94,18 @@ class _Model:
             if not 0 < rate < float("inf"):
                 raise UsageError(f"measured {devices}={rate}: samples per second are above 0.")
             if not foreign:
-                fabric(question.system, devices)
-        found = speed(question.system, question.precision, known)
+                fabric(request.system, devices)
+        found = speed(request.system, request.precision, known)
         if found is None and not measured:
             raise UsageError(
-                f"Nothing tells how fast a device of {question.system.name} trains in "
-                f"{question.precision}: no datasheet has its peak. Give what was measured: "
+                f"Nothing tells how fast a device of {request.system.name} trains in "
+                f"{request.precision}: no datasheet has its peak. Give what was measured: "
                 "--measured 1=SAMPLES_PER_S."
             )
-        self.asked, self.known, self.measured = question, known, measured
+        self.asked, self.known, self.measured = request, known, measured
         self.at, self.scale = found or PROPORTIONS, 1 / known["device_speed"]
         self.source = self.at.source
-        self.launch_s = known["launch_layer_s"] if question.library == "nccl" else 0.0
+        self.launch_s = known["launch_layer_s"] if request.library == "nccl" else 0.0
         self.fabrics: dict[int, Fabric] = {1: ONE}
         self.known_passes: dict[int, Passes] = {}
         self.alone: float | None = None
@@ -129,9 +129,9 @@ class _Model:
 
     def with_changes(self, changes: Sequence[Change]) -> _Model:
         """The same on a changed machine or with a changed program, with nothing fitted anew."""
-        question, known = changed(self.asked, self.known, changes)
-        model = _Model(question, known, self.measured, foreign=True)
-        before, after = self.asked.computed_on, question.computed_on
+        request, known = changed(self.asked, self.known, changes)
+        model = _Model(request, known, self.measured, foreign=True)
+        before, after = self.asked.computed_on, request.computed_on
         model.elsewhere = before != after
         if model.elsewhere and PROPORTIONS in (self.at, model.at):
             unknown = before if self.at == PROPORTIONS else after
@@ -144,7 +144,7 @@ class _Model:
             carried = f", carried to {after} by datasheets" if model.elsewhere else ""
             model.source = self.source + carried
         told = any(change.key == "launch_us" for change in changes)
-        if not told and self.asked.library == question.library == "nccl":
+        if not told and self.asked.library == request.library == "nccl":
             model.launch_s = self.launch_s  # none where the measured step showed none
         return model
 

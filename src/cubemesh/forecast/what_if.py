@@ -14,7 +14,7 @@ from typing import get_args
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.forecast.calibration import Calibration
 from cubemesh.forecast.gradient_sync import STRATEGIES
-from cubemesh.forecast.request import Question
+from cubemesh.forecast.request import ForecastRequest
 from cubemesh.machines.catalogue import datasheets
 from cubemesh.machines.catalogue.system import Cluster
 from cubemesh.machines.catalogue.systems import load_system
@@ -42,7 +42,7 @@ class Key:
     means: str
     values: str
     """What may be given, in words."""
-    question: Callable[[Question, str], Question] | None = None
+    request: Callable[[ForecastRequest, str], ForecastRequest] | None = None
     factor: str = ""
     """Or else the factor of the calibration that it sets, times `unit`."""
     unit: float = 1.0
@@ -67,8 +67,8 @@ def read_changes(texts: Sequence[str]) -> tuple[Change, ...]:
 
 
 def changed(
-    question: Question, known: Calibration, changes: Sequence[Change]
-) -> tuple[Question, Calibration]:
+    request: ForecastRequest, known: Calibration, changes: Sequence[Change]
+) -> tuple[ForecastRequest, Calibration]:
     """The question and the factors with these changes, in the order of `KEYS`; UsageError for a
     value that cannot be meant."""
     given = {change.key: change.value for change in changes}
@@ -77,14 +77,14 @@ def changed(
     for key, entry in KEYS.items():
         if key not in given:
             continue
-        if entry.question is not None:
-            question = entry.question(question, given[key])
+        if entry.request is not None:
+            request = entry.request(request, given[key])
         else:
             value = _number(key, given[key], entry.least) * entry.unit
             known = known.with_factor(entry.factor, value, "assumed", f"--what-if {key}")
-    if "launch_us" in given and not question.system.topology.gpus:
-        raise UsageError(f"--what-if launch_us: {question.system.name} has no GPUs to launch on.")
-    return question, known
+    if "launch_us" in given and not request.system.topology.gpus:
+        raise UsageError(f"--what-if launch_us: {request.system.name} has no GPUs to launch on.")
+    return request, known
 
 
 def _number(key: str, text: str, least: float = 0.0) -> float:
@@ -106,29 +106,29 @@ def _whole(key: str, text: str) -> int:
     return int(value)
 
 
-def _machine(question: Question, name: str) -> Question:
-    return replace(question, system=load_system(name))
+def _machine(request: ForecastRequest, name: str) -> ForecastRequest:
+    return replace(request, system=load_system(name))
 
 
-def _device(question: Question, device: str) -> Question:
+def _device(request: ForecastRequest, device: str) -> ForecastRequest:
     if device not in datasheets():
         raise unknown_name("device", device, datasheets())
     nodes = tuple(
-        replace(node, device=device) if node in question.system.topology.devices else node
-        for node in question.system.topology.nodes
+        replace(node, device=device) if node in request.system.topology.devices else node
+        for node in request.system.topology.nodes
     )
     topology = Topology(
-        name=question.system.topology.name, nodes=nodes, links=question.system.topology.links
+        name=request.system.topology.name, nodes=nodes, links=request.system.topology.links
     )
-    return replace(question, system=replace(question.system, device=device, topology=topology))
+    return replace(request, system=replace(request.system, device=device, topology=topology))
 
 
-def _link(question: Question, link: str) -> Question:
+def _link(request: ForecastRequest, link: str) -> ForecastRequest:
     """GPUs joined over PCIe alone; all to all, with what their datasheet says of NVLink; or not at
     all, without access to one another's memory."""
     if link not in LINKS:
         raise unknown_name("link", link, LINKS)
-    system, old = question.system, question.system.topology
+    system, old = request.system, request.system.topology
     if not old.gpus:
         raise UsageError(f"--what-if link={link}: {system.name} has no GPUs.")
     if link == "host" and not old.of_kind("cpu"):
@@ -136,9 +136,9 @@ def _link(question: Question, link: str) -> Question:
             f"--what-if link=host: {system.name} has no processors, so nothing tells the way to "
             "its memory. Add [cpus] to its file."
         )
-    question = replace(question, peer_access=link != "host")
+    request = replace(request, peer_access=link != "host")
     if link == "host":
-        return question
+        return request
     nodes = tuple(node for node in old.nodes if node.kind != "nvswitch")
     links = tuple(x for x in old.links if x.kind != "nvlink")
     if link == "nvlink":
@@ -152,7 +152,7 @@ def _link(question: Question, link: str) -> Question:
         nodes = (*nodes, Node(name="nvswitch", kind="nvswitch"))
         links += tuple(_switched(gpu.name, rate) for gpu in old.gpus)
     topology = Topology(name=old.name, nodes=nodes, links=links)
-    return replace(question, system=replace(system, topology=topology))
+    return replace(request, system=replace(system, topology=topology))
 
 
 def _switched(gpu: str, rate: float) -> Link:
@@ -166,103 +166,103 @@ def _switched(gpu: str, rate: float) -> Link:
     )
 
 
-def _cluster(question: Question, key: str) -> Cluster:
-    if question.system.cluster is None:
+def _cluster(request: ForecastRequest, key: str) -> Cluster:
+    if request.system.cluster is None:
         raise UsageError(
-            f"--what-if {key}: {question.system.name} is a single system, without a network. "
+            f"--what-if {key}: {request.system.name} is a single system, without a network. "
             "Name a cluster, such as dgx1-v100-edr, or a file of your own with [cluster]."
         )
-    return question.system.cluster
+    return request.system.cluster
 
 
-def _with(question: Question, cluster: Cluster) -> Question:
-    return replace(question, system=replace(question.system, cluster=cluster))
+def _with(request: ForecastRequest, cluster: Cluster) -> ForecastRequest:
+    return replace(request, system=replace(request.system, cluster=cluster))
 
 
-def _network(question: Question, name: str) -> Question:
+def _network(request: ForecastRequest, name: str) -> ForecastRequest:
     if name not in NETWORKS:
         raise unknown_name("network", name, NETWORKS)
     network = NETWORKS[name]
-    cluster = _cluster(question, f"network={name}")
-    return _with(question, replace(cluster, network=network, switch_ports=network.switch_ports))
+    cluster = _cluster(request, f"network={name}")
+    return _with(request, replace(cluster, network=network, switch_ports=network.switch_ports))
 
 
-def _gbit_per_s(question: Question, text: str) -> Question:
+def _gbit_per_s(request: ForecastRequest, text: str) -> ForecastRequest:
     rate = _number("network_gbit_per_s", text)
-    cluster = _cluster(question, f"network_gbit_per_s={text}")
+    cluster = _cluster(request, f"network_gbit_per_s={text}")
     network = replace(cluster.network, gbit_per_s=rate, name=f"{rate:g} Gb/s network")
     if "Ethernet" in cluster.network.name:
         network = replace(network, name=f"{rate:g} Gb Ethernet")
-    return _with(question, replace(cluster, network=network))
+    return _with(request, replace(cluster, network=network))
 
 
-def _latency_us(question: Question, text: str) -> Question:
-    cluster = _cluster(question, f"network_latency_us={text}")
+def _latency_us(request: ForecastRequest, text: str) -> ForecastRequest:
+    cluster = _cluster(request, f"network_latency_us={text}")
     latency_s = _number("network_latency_us", text) * 1e-6
-    return _with(question, replace(cluster, network=replace(cluster.network, latency_s=latency_s)))
+    return _with(request, replace(cluster, network=replace(cluster.network, latency_s=latency_s)))
 
 
-def _ports(question: Question, text: str) -> Question:
-    cluster = _cluster(question, f"ports={text}")
-    return _with(question, replace(cluster, ports_per_system=_whole("ports", text)))
+def _ports(request: ForecastRequest, text: str) -> ForecastRequest:
+    cluster = _cluster(request, f"ports={text}")
+    return _with(request, replace(cluster, ports_per_system=_whole("ports", text)))
 
 
-def _exchange(question: Question, name: str) -> Question:
+def _exchange(request: ForecastRequest, name: str) -> ForecastRequest:
     if name not in STRATEGIES:
         raise unknown_name("sync", name, STRATEGIES)
-    return replace(question, sync=name)
+    return replace(request, sync=name)
 
 
-def _precision(question: Question, name: str) -> Question:
+def _precision(request: ForecastRequest, name: str) -> ForecastRequest:
     if name not in get_args(Precision):
         raise unknown_name("precision", name, get_args(Precision), "", "precisions")
-    return replace(question, precision=name)  # type: ignore[arg-type]
+    return replace(request, precision=name)  # type: ignore[arg-type]
 
 
-def _batch(question: Question, text: str) -> Question:
-    return replace(question, batch_per_device=_whole("batch_per_device", text))
+def _batch(request: ForecastRequest, text: str) -> ForecastRequest:
+    return replace(request, batch_per_device=_whole("batch_per_device", text))
 
 
 KEYS: dict[str, Key] = {
     "machine": Key(
         means="another machine, devices included",
         values="a system of the catalogue or a file",
-        question=_machine,
+        request=_machine,
     ),
     "device": Key(
         means="other devices on the same links",
         values="a device of the catalogue: v100-sxm2-16gb",
-        question=_device,
+        request=_device,
     ),
     "link": Key(
         means="how the GPUs of a system are joined",
         values="pcie, nvlink (all to all, as fast as their datasheet says) or host (its memory)",
-        question=_link,
+        request=_link,
     ),
     "network": Key(
         means="the network between systems",
         values=f"one of {', '.join(NETWORKS)}",
-        question=_network,
+        request=_network,
     ),
     "network_gbit_per_s": Key(
-        means="of one of its ports, one way", values="a number: 400", question=_gbit_per_s
+        means="of one of its ports, one way", values="a number: 400", request=_gbit_per_s
     ),
     "network_latency_us": Key(
-        means="from system to system", values="a number: 1.5", question=_latency_us
+        means="from system to system", values="a number: 1.5", request=_latency_us
     ),
-    "ports": Key(means="network ports of a system", values="a number: 8", question=_ports),
+    "ports": Key(means="network ports of a system", values="a number: 8", request=_ports),
     "sync": Key(
         means="how weights are kept alike",
         values=f"one of {', '.join(STRATEGIES)}",
-        question=_exchange,
+        request=_exchange,
     ),
     "precision": Key(
         means="what is computed in",
         values=f"one of {', '.join(get_args(Precision))}",
-        question=_precision,
+        request=_precision,
     ),
     "batch_per_device": Key(
-        means="samples of each device in a step", values="a number: 128", question=_batch
+        means="samples of each device in a step", values="a number: 128", request=_batch
     ),
     "device_speed": Key(
         means="how many times as fast each device computes",

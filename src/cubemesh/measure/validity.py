@@ -76,7 +76,7 @@ def wide_interval(wanted: float, reached: float | None, spent_s: float) -> Warni
         much_s = spent_s * (reached / wanted) ** 2
     return warn(
         "wide-interval",
-        f"{seen}; interval={wanted:g} asked for ± {_percent(wanted)}.",
+        f"{seen}; target_ci={wanted:g} asked for ± {_percent(wanted)}.",
         f"Set max_seconds={math.ceil(much_s)}, about what it takes at this rate, or stop other "
         "programs: they make windows differ.",
     )

@@ -20,9 +20,9 @@ from cubemesh.schema import (
     Cell,
     Claim,
     Column,
+    ExperimentRun,
     Finding,
     Machine,
-    Question,
     RunRecord,
     State,
     Table,
@@ -68,14 +68,14 @@ def replay(
     return told(answer, [record for own in kept.values() for record in own.values()])
 
 
-def replayed(suite: str, questions: Sequence[Question], machine_id: str) -> list[Question]:
-    """The stored questions that a replay of `suite` on this machine stands on: the latest of each
+def replayed(suite: str, stored: Sequence[ExperimentRun], machine_id: str) -> list[ExperimentRun]:
+    """The stored experiment runs that a replay of `suite` on this machine uses: the latest of each
     experiment and network."""
-    newest: dict[tuple[str, str], Question] = {}
-    for question in sorted(questions, key=lambda q: q.asked_utc):
-        known = question.experiment in EXPERIMENTS and question.run_ids
-        if known and (question.suite, question.machine_id) == (suite, machine_id):
-            newest[question.experiment, str(question.settings.get("network"))] = question
+    newest: dict[tuple[str, str], ExperimentRun] = {}
+    for run in sorted(stored, key=lambda q: q.started_utc):
+        known = run.experiment in EXPERIMENTS and run.run_ids
+        if known and (run.suite, run.machine_id) == (suite, machine_id):
+            newest[run.experiment, str(run.settings.get("network"))] = run
     return list(newest.values())
 
 

@@ -6,11 +6,9 @@ library, so a worker in any Python environment can use it.
 """
 
 from cubemesh.schema.answer import Answer, Axis, Cell, Chart, Column, Finding, Line, Point, Table
-from cubemesh.schema.budget import Budget
-from cubemesh.schema.checkpoint_settings import CheckpointSettings
 from cubemesh.schema.collective import Collective, SweepPoint
 from cubemesh.schema.cost import Cost
-from cubemesh.schema.experiment_run import Question, new_question_id
+from cubemesh.schema.experiment_run import ExperimentRun, new_experiment_run_id
 from cubemesh.schema.first_steps_trace import Replica, Sketch
 from cubemesh.schema.forecast import MemoryForecast
 from cubemesh.schema.machine import (
@@ -41,8 +39,15 @@ from cubemesh.schema.record import (
     Window,
 )
 from cubemesh.schema.series import Series
-from cubemesh.schema.spec import Against, Placement, ProgramSettings, RunSpec
-from cubemesh.schema.tuned import Tuned
+from cubemesh.schema.spec import (
+    Against,
+    Budget,
+    CheckpointSettings,
+    Placement,
+    ProgramSettings,
+    RunSpec,
+    Tuned,
+)
 from cubemesh.schema.warning import WARNINGS, Warning, warn
 from cubemesh.schema.work import (
     WORK_KINDS,
@@ -77,6 +82,7 @@ __all__ = [
     "Cpu",
     "Curve",
     "Environment",
+    "ExperimentRun",
     "Figure",
     "Finding",
     "FirstSteps",
@@ -99,7 +105,6 @@ __all__ = [
     "ProfileEvent",
     "ProgramSettings",
     "PublishedFigure",
-    "Question",
     "Rank",
     "Replica",
     "RunKey",
@@ -122,6 +127,6 @@ __all__ = [
     "Warning",
     "Window",
     "Work",
-    "new_question_id",
+    "new_experiment_run_id",
     "warn",
 ]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from cubemesh.errors import UsageError
-from cubemesh.schema.budget import at_least
+from cubemesh.schema.validation import at_least
 
 CollectiveName = Literal[
     "all-reduce",

@@ -1,4 +1,4 @@
-"""What is the throughput of one program beside another's, and may the difference be called?"""
+"""Throughput ratio of two programs (B over A) with its significance."""
 
 from __future__ import annotations
 
@@ -6,48 +6,47 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 RATIO = "throughput_ratio"
-"""Name of the figure that holds the ratio of an alternating run."""
+"""Name of the figure that holds the ratio of an interleaved A/B run."""
 
 
-class Called(StrEnum):
-    """What may be said of B beside A."""
+class Difference(StrEnum):
+    """B compared with A: a significant difference, none, or too few runs to decide."""
 
     FASTER = "faster"
     SLOWER = "slower"
-    LEVEL = "no difference found"
-    TOO_LITTLE = "too little data"
+    NOT_SIGNIFICANT = "no significant difference"
+    NOT_ENOUGH_DATA = "not enough data"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """B's throughput over A's, more than 1 where B is faster, with its 95 % interval."""
+    """B's throughput over A's, above 1 if B is faster, with its 95 % confidence interval."""
 
     value: float
     low: float | None = None
     high: float | None = None
     n: int = 1
     """Independent values behind the interval: runs, or pairs of instances."""
-    verdict: Called
+    verdict: Difference
     why: str = ""
-    """Why there is too little data, and what to do; empty otherwise."""
+    """Why there is not enough data, and the remedy; otherwise empty."""
     method: str = ""
 
     @property
     def half_width(self) -> float | None:
-        """Half of the interval, as a share of the ratio; None where there is no interval."""
+        """Half-width of the interval as a fraction of the ratio; None without an interval."""
         if self.low is None or self.high is None:
             return None
         return (self.high - self.low) / 2 / self.value
 
     def breaches(self, threshold: float) -> bool | None:
-        """Whether B is surely below `threshold` times A: the whole interval lies below it. None
-        where nothing may be called."""
-        if self.verdict is Called.TOO_LITTLE or self.high is None:
+        """Whether the whole interval lies below `threshold`; None without enough data."""
+        if self.verdict is Difference.NOT_ENOUGH_DATA or self.high is None:
             return None
         return self.high < threshold
 
 
-def judged(
+def classify_ratio(
     value: float,
     low: float | None,
     high: float | None,
@@ -56,12 +55,12 @@ def judged(
     method: str,
     why: str = "",
 ) -> Ratio:
-    """The ratio with its verdict: a difference where the whole interval lies on one side of 1, and
-    none of either kind where there is a reason (`why`) not to trust it, or no interval."""
+    """The ratio with its verdict: significant if the whole interval lies on one side of 1; not
+    enough data if there is no interval, or a reason (`why`) not to trust it."""
     if why or low is None or high is None:
-        verdict = Called.TOO_LITTLE
+        verdict = Difference.NOT_ENOUGH_DATA
     elif low > 1:
-        verdict = Called.FASTER
+        verdict = Difference.FASTER
     else:
-        verdict = Called.SLOWER if high < 1 else Called.LEVEL
+        verdict = Difference.SLOWER if high < 1 else Difference.NOT_SIGNIFICANT
     return Ratio(value=value, low=low, high=high, n=n, verdict=verdict, why=why, method=method)

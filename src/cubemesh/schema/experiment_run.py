@@ -1,4 +1,4 @@
-"""What was asked: an experiment with its settings on a machine, and the runs that answer it."""
+"""Experiment run: an experiment with its settings on one machine, and the runs that answer it."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from cubemesh.schema.serialization import digest
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
-    """One asking of an experiment.
+class ExperimentRun:
+    """One execution of an experiment.
 
-    It is saved again under its id as records come in, so that its answer can be computed at any
-    later time, also of a question that was broken off.
+    It is saved again under its id as records come in, so its answer can be computed at any later
+    time, also after an interruption.
     """
 
-    question_id: str
+    experiment_run_id: str
     experiment: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The experiment's own settings, as plain data."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Spec fields that were set for every run, as plain data."""
     machine_id: str
-    asked_utc: str
+    started_utc: str
     """ISO 8601, UTC."""
     run_ids: tuple[str, ...] = ()
-    """The runs that answer it, in the order they were asked for."""
+    """Its runs, in the order of the plan."""
     complete: bool = False
-    """Whether every run it asks for is there."""
+    """Whether every planned run is stored."""
     suite: str | None = None
-    """The suite it was asked as part of."""
-    place: str = ""
-    """The figure or table of a document that it re-runs, by the document's own number or heading;
-    empty for none."""
+    """The suite it is part of."""
+    reproduces: str = ""
+    """The figure or table of a paper that it reproduces, by the paper's number or heading; empty
+    for none."""
 
 
-def new_question_id(
-    experiment: str, settings: Mapping[str, Any], asked_utc: str, machine_id: str = ""
+def new_experiment_run_id(
+    experiment: str, settings: Mapping[str, Any], started_utc: str, machine_id: str = ""
 ) -> str:
-    """Twelve hexadecimal digits, the same for the same asking."""
-    return digest((experiment, settings, asked_utc, machine_id), length=12)
+    """Twelve hexadecimal digits: a hash of the arguments."""
+    return digest((experiment, settings, started_utc, machine_id), length=12)

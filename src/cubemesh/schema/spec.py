@@ -1,13 +1,13 @@
-"""What is to be measured: a `RunSpec`, complete and unchangeable before anything runs.
+"""Run specification: a `RunSpec`, complete and immutable before anything runs.
 
-A spec has four parts: the *work* (what is computed; its kinds are in work.py), the *placement*
-(where), the *program* (with what) and the *effort* (how long it is watched). A spec never looks at
-the machine: `device="auto"` stays "auto" in it, and the record says what it became.
+A spec has four parts: the *work* (what is computed, see work.py), the *placement* (where), the
+*program* (framework and its options) and the *budget* (how long it is measured, and its limits). A
+spec never reads the machine: `device="auto"` stays "auto" in it; the record holds what was used.
 
-Two ids come from it. The *spec id* covers all four parts, but for the limits of time after which a
-run is given up; the *workload id* leaves the whole effort out, so that a reduced and a full run of
-the same thing line up. Both hash the canonical JSON without
-defaults: adding a field with a default later changes no id.
+Two ids are derived from it. The *spec id* covers all parts except the time limits; the *workload
+id* leaves out the whole budget and the checkpoints, so that a reduced and a full run of the same
+work share it. Both hash the canonical JSON without defaults: a field added later with a default
+changes no id.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from cubemesh.schema.budget import Budget, at_least
-from cubemesh.schema.checkpoint_settings import CheckpointSettings
-from cubemesh.schema.hosts import check_hosts
-from cubemesh.schema.precision_checks import check_loss_scale, check_precision_of
+from cubemesh.errors import UsageError
 from cubemesh.schema.serialization import digest
-from cubemesh.schema.tuned import Tuned
+from cubemesh.schema.validation import (
+    at_least,
+    check_hosts,
+    check_loss_scale,
+    check_precision_of,
+)
 from cubemesh.schema.work import Work
 
 Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
@@ -32,31 +34,34 @@ CompileBy = Literal["network", "segment"]
 Device = Literal["auto", "cpu", "cuda"]
 Pinning = Literal["none", "compact", "spread", "cores"]
 
+MIN_HEARTBEAT_TIMEOUT_S = 2.0
+"""Twice the interval between two heartbeats."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
     """Where the work runs."""
 
     device: Device = "auto"
-    """`auto` is the GPU where there is one that the framework can use, else the CPU."""
+    """`auto`: the GPU if there is one that the framework can use, else the CPU."""
     devices: int = 1
     threads: int | None = None
-    """CPU threads of the framework; None is one for each core the process may really use."""
+    """CPU threads of the framework; None: one per core that the process may really use."""
     pinning: Pinning = "none"
-    """Whether the threads are bound to as many processors: `compact`, near one another, `cores`,
-    near one another with a core each, or `spread`, far apart; `none` leaves it to the kernel."""
+    """Thread affinity: `compact` binds the threads to neighbouring processors, `cores` to
+    neighbouring cores, one each, `spread` to distant ones; `none` leaves it to the kernel."""
     numa_node: int | None = None
-    """The NUMA node whose processors, and so whose memory, are used; None is all of them."""
+    """NUMA node whose processors, and so whose memory, are used; None: all."""
     link: str = "auto"
-    """What ranks exchange over: `auto` is what the library takes by itself, `shared-memory` the
-    host's memory in place of one GPU reaching another's, `network` sockets or InfiniBand on one
-    host too; anything else is a network interface of every host, by its name."""
+    """Transport between ranks: `auto` is the library's choice, `shared-memory` host memory instead
+    of GPU peer access, `network` sockets or InfiniBand even on one host; any other value is the
+    name of a network interface that every host has."""
     oversubscribe: bool = False
-    """Whether the devices of a CPU may share cores where there are too few: what they compute is
-    the same then, and how fast says nothing."""
+    """Whether the devices of a CPU may share cores if there are too few: the results are the same,
+    but the times say nothing about performance."""
 
     hosts: tuple[str, ...] = ()
-    """Hosts that have the devices, as many each, as ssh knows them; none is this host."""
+    """Host names for ssh, each with the same number of devices; empty: this host."""
 
     def __post_init__(self) -> None:
         at_least(self, 1, "devices", "threads")
@@ -67,53 +72,51 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramSettings:
-    """With what the work runs: the framework and how it is told to run."""
+    """The framework and its options."""
 
     framework: str = "pytorch"
     precision: Precision = "fp32"
     precision_of: tuple[str, ...] = ()
-    """Under bf16 or fp16, `name=precision` for layers that are computed in another one: fp32, bf16,
-    or fp16 under fp16. A name is a layer's, a segment's or that of the parts before a dot, with
-    `*` and `?` for any characters; the last line that fits a layer counts."""
+    """Under bf16 or fp16, `name=precision` for layers computed in another precision: fp32, bf16, or
+    fp16 under fp16. A name is a layer, a segment or a dotted prefix of one, with the wildcards `*`
+    and `?`; the last line that matches a layer wins."""
     loss_scale: LossScale | None = None
-    """Of fp16: what the loss is multiplied by and the gradients are divided by, or `dynamic`; None
-    is what the framework takes by itself."""
+    """Of fp16: the fixed loss scale, or `dynamic`; None: the framework's default."""
     layout: Layout = "nchw"
     sync: str = "none"
+    """Gradient synchronisation strategy."""
     bucket_bytes: int | None = None
-    """About how much travels together under an exchange that sends gradients in buckets; None is
-    25 MiB."""
+    """Approximate bucket size of a strategy that sends gradients in buckets; None: 25 MiB."""
     batch_norm: BatchNormOver = "device"
-    """Of several devices, whose samples a batch normalisation takes its statistics from: each
-    device's own, or the `global` minibatch's, as one device would."""
+    """Samples that batch normalisation takes its statistics from on several devices: those of each
+    `device`, or the `global` batch, as one device would."""
     deterministic: bool = False
-    """Whether the same steps give the same values every time, and dropout is drawn for the global
-    minibatch, so that values do not depend on the number of devices."""
+    """Whether the same steps give the same values every time. Dropout is then drawn for the global
+    batch, so that values do not depend on the number of devices."""
     data_location: DataLocation = "host"
-    """`host`: every batch is copied to the device, as document 001 did; `device`: one batch lies
-    there already."""
+    """`host`: every batch is copied to the device; `device`: one batch is resident on it."""
     input_threads: int | None = None
-    """Threads that make minibatches ahead of the step; 0 makes each one inside the step, None is 0
-    for data that are ready in memory, one for each usable core for images to be decoded, and at
-    most four for those that a device decodes."""
+    """Threads that prepare batches ahead of the step; 0 prepares each one inside the step. None: 0
+    for data that are ready in memory, one per usable core for images decoded on the host, at most
+    four for those decoded on a device."""
     decode_location: DataLocation = "host"
-    """Where images are decoded and cropped: on the `host`, by its processors, or on the `device`
-    that trains on them; only for data that must be decoded."""
+    """Where images are decoded and cropped: by the processors of the `host`, or on the `device`
+    that trains; only for data that must be decoded."""
     cache_decoded: bool = False
-    """Whether images are decoded once, before anything is timed, and kept in memory, as many as
-    fit 1 GiB; only for data that must be decoded."""
+    """Whether images are decoded once, before the measurement, and cached in memory, as many as
+    fit into 1 GiB; only for data that must be decoded."""
     stage_folder: str | None = None
-    """Folder on a local disk where image files are kept that came from a slow source."""
+    """Folder on a local disk that caches image files from a slow source."""
     stage_limit_bytes: int | None = None
-    """Most that is kept there; None is 100 GiB."""
+    """Size limit of that cache; None: 100 GiB."""
     drop_page_cache: bool = False
-    """Whether the pages of an image file are dropped from memory as soon as it was read, as if the
-    data were larger than the memory."""
+    """Whether the pages of an image file are dropped from memory after it was read, as if the data
+    set were larger than the memory."""
     compile_by: CompileBy = "network"
-    """What a compiler sees at once. `segment`: one part of the network after the other (a residual
-    stage, say), so that the gradients of the last are complete while the first run backward."""
+    """Unit of compilation. `segment`: one part of the network after another (e.g. a residual
+    stage), so that the gradients of the last are complete while the first run backward."""
     script: str | None = None
-    """What the `null` framework plays; no other framework takes one."""
+    """Script of the `null` framework; no other framework accepts one."""
 
     def __post_init__(self) -> None:
         at_least(self, 0, "input_threads", "stage_limit_bytes")
@@ -125,8 +128,104 @@ class ProgramSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How long a run is measured, and the limits it runs under; not part of the workload id."""
+
+    steps: int = 20
+    """Minimum of measured steps, after the warm-up."""
+    seconds: float = 2.0
+    """Minimum of measured seconds, after the warm-up."""
+    windows: int = 12
+    """Minimum number of groups of steps; the confidence interval is computed from them."""
+    warmup_seconds: float = 20.0
+    """The warm-up ends when the step time stops drifting, and after this long at the latest."""
+    repeats: int = 1
+    """Fresh processes that measure the same spec."""
+    time_limit_s: float = 900.0
+    heartbeat_timeout_s: float = 30.0
+    """A rank of several, or a training, that sends no heartbeat for this long is ended."""
+    memory_limit_bytes: int | None = None
+    """Memory limit of the worker; None: what the machine has free."""
+    target_ci: float | None = None
+    """Target half-width of the 95 % confidence interval as a fraction of the figure: 0.01 measures
+    until it is ± 1 %; None measures no longer than the other settings ask for."""
+    max_seconds: float = 60.0
+    """Measured seconds after which `target_ci` is given up."""
+    instances: int = 4
+    """Programs built of each side of an interleaved A/B run."""
+    attribution: bool = False
+    """Whether to attribute the step time (docs/attribution.md): host times are recorded in every
+    step, and further steps run under the framework's profiler."""
+    trace: bool = False
+    """Whether to save the profiler's trace of a few steps, for Perfetto or chrome://tracing;
+    implies `attribution`."""
+
+    @property
+    def unlimited(self) -> Budget:
+        """The same with default time limits: they decide when a run is ended, and change nothing of
+        a run that completed."""
+        default = Budget()
+        return replace(
+            self, time_limit_s=default.time_limit_s, heartbeat_timeout_s=default.heartbeat_timeout_s
+        )
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "steps", "windows", "repeats", "memory_limit_bytes", "instances")
+        at_least(self, 0, "seconds", "warmup_seconds", "max_seconds")
+        if self.target_ci is not None and not self.target_ci > 0:
+            raise UsageError(
+                f"target_ci={self.target_ci} must be more than 0: it is the half-width of the 95 % "
+                "confidence interval as a fraction. target_ci=0.01 measures until it is ± 1 %."
+            )
+        if not self.heartbeat_timeout_s >= MIN_HEARTBEAT_TIMEOUT_S:
+            raise UsageError(
+                f"heartbeat_timeout_s={self.heartbeat_timeout_s:g} is too short: ranks send a "
+                f"heartbeat every second, so it must be {MIN_HEARTBEAT_TIMEOUT_S:g} or more."
+            )
+        if not self.time_limit_s > 0:
+            raise UsageError(f"time_limit_s={self.time_limit_s} must be more than 0.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSettings:
+    """Checkpoints and TensorBoard event files of a training; not part of the workload id."""
+
+    checkpoints: str | None = None
+    """Folder of the checkpoints, an absolute path that every rank sees; None saves none."""
+    every_steps: int | None = None
+    """Steps between checkpoints; None: one after each epoch."""
+    keep: int = 3
+    """Number of most recent checkpoints to keep."""
+    resume: bool = False
+    """Whether to resume from the newest complete checkpoint, if there is one."""
+    tensorboard: str | None = None
+    """Folder of the TensorBoard event files; None writes none."""
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "every_steps", "keep")
+        if self.checkpoints is None and (self.resume or self.every_steps is not None):
+            raise UsageError(
+                "resume and every_steps need a folder of checkpoints. Set checkpoints=FOLDER."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """The tuning whose fastest setting a run uses (`tuned=true`)."""
+
+    experiment_run_id: str
+    """The tuning's experiment run in the store."""
+    tuned_utc: str
+    """When it started, ISO 8601, UTC."""
+    settings: tuple[str, ...]
+    """Settings taken from it, as `key=value`; empty if nothing was faster than the defaults."""
+    batch_per_device: int
+    """The batch size at which it was fastest."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Against:
-    """The other program of a run in which two alternate; the effort is the same for both."""
+    """The other side of an interleaved A/B run; both sides have the same budget."""
 
     work: Work
     placement: Placement = field(default_factory=Placement)
@@ -142,15 +241,14 @@ class RunSpec:
     program: ProgramSettings = field(default_factory=ProgramSettings)
     budget: Budget = field(default_factory=Budget)
     against: Against | None = None
-    """The program that alternates with this one in the same process; None where it runs alone."""
+    """The program measured in alternation with this one in the same process; None: a single one."""
     checkpointing: CheckpointSettings = field(default_factory=CheckpointSettings)
-    """What a training leaves behind besides its record."""
     tuned: Tuned | None = None
-    """The tuning that chose its settings; None where they were given."""
+    """The tuning that chose its settings; None if they were given."""
 
     @property
     def other(self) -> RunSpec | None:
-        """The other program of an alternating run, as a run of its own."""
+        """The other side of an A/B run, as a spec of its own."""
         other = self.against
         if other is None:
             return None
@@ -163,22 +261,22 @@ class RunSpec:
 
     @property
     def spec_id(self) -> str:
-        """Sixteen hexadecimal digits that stand for this very spec, whatever its limits of time."""
+        """Sixteen hexadecimal digits that identify this spec, whatever its time limits."""
         return digest(replace(self, budget=self.budget.unlimited))
 
     @property
     def workload_id(self) -> str:
-        """As `spec_id`, with the effort left out: the same for a reduced and a full run."""
+        """Like `spec_id` without the budget: the same for a reduced and a full run."""
         parts = (self.work, self.placement, self.program)
         return digest(parts if self.against is None else (*parts, self.against))
 
     @property
     def batch_per_device(self) -> int | None:
-        """Samples each device takes per step; None for work without batches."""
+        """Samples per device and step; None for work without batches."""
         return getattr(self.work, "batch_per_device", None)
 
     @property
     def global_batch(self) -> int | None:
-        """Samples all devices together take per step."""
+        """Samples per step of all devices together."""
         batch = self.batch_per_device
         return None if batch is None else batch * self.placement.devices

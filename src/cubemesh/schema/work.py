@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cubemesh.errors import UsageError
-from cubemesh.schema.budget import at_least
 from cubemesh.schema.collective import Collective
-from cubemesh.schema.schedule_checks import check_schedule, check_target
+from cubemesh.schema.validation import at_least, check_schedule, check_target
 
 Optimizer = Literal["sgd", "rmsprop", "adam", "adamw", "lars"]
 RateScaling = Literal["none", "linear"]

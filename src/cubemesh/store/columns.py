@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from cubemesh.schema import Machine, Question, RunRecord
+from cubemesh.schema import ExperimentRun, Machine, RunRecord
 from cubemesh.store.json_text import to_text
 
 MOST_CANDIDATES = 10
@@ -41,16 +41,16 @@ def machine_row(machine: Machine) -> dict[str, Any]:
     }
 
 
-def question_row(question: Question) -> dict[str, Any]:
-    """The row of the table `questions`."""
+def experiment_run_row(experiment_run: ExperimentRun) -> dict[str, Any]:
+    """The row of the table `experiment_runs`."""
     return {
-        "question_id": question.question_id,
-        "experiment": question.experiment,
-        "suite": question.suite,
-        "machine_id": question.machine_id,
-        "asked_utc": question.asked_utc,
-        "complete": question.complete,
-        "question": to_text(question),
+        "experiment_run_id": experiment_run.experiment_run_id,
+        "experiment": experiment_run.experiment,
+        "suite": experiment_run.suite,
+        "machine_id": experiment_run.machine_id,
+        "started_utc": experiment_run.started_utc,
+        "complete": experiment_run.complete,
+        "experiment_run": to_text(experiment_run),
     }
 
 

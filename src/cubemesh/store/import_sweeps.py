@@ -19,13 +19,13 @@ from cubemesh.measure.collective_sweep import sweep_figures, wrong_results
 from cubemesh.schema import (
     Collective,
     Cpu,
+    ExperimentRun,
     Gpu,
     Machine,
     Memory,
     Outcome,
     Placement,
     ProgramSettings,
-    Question,
     Rank,
     RunKey,
     RunRecord,
@@ -34,7 +34,7 @@ from cubemesh.schema import (
     Status,
     SweepPoint,
     Unknown,
-    new_question_id,
+    new_experiment_run_id,
 )
 from cubemesh.schema.serialization import digest, from_plain
 from cubemesh.store.nccl_tests_log import LoggedRank, LoggedSweep, read_log
@@ -60,12 +60,12 @@ def import_file(store: Store, path: Path, collective: str | None = None) -> list
     store.save_machine(machine)
     for record in records:
         store.save(record)
-    store.save_question(
-        Question(
-            question_id=new_question_id("collectives", {}, now, machine.machine_id),
+    store.save_experiment_run(
+        ExperimentRun(
+            experiment_run_id=new_experiment_run_id("collectives", {}, now, machine.machine_id),
             experiment="collectives",
             machine_id=machine.machine_id,
-            asked_utc=now,
+            started_utc=now,
             run_ids=tuple(r.run_id for r in records),
             complete=True,
         )

@@ -21,7 +21,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from cubemesh.schema.comparison import Ratio, judged
+from cubemesh.schema.comparison import Ratio, classify_ratio
 from cubemesh.schema.record import Window
 from cubemesh.statistics import FEWEST_FOR_INTERVAL, mean, student_t
 
@@ -69,7 +69,7 @@ def ratio_of_runs(first: Sequence[Run], second: Sequence[Run], stored: Spread | 
             variance = max(borrowed.variance, *within)
             half = student_t(0.95, borrowed.freedom) * math.sqrt(variance * runs)
             method = f"Student's interval with the spread {borrowed.source}"
-    return judged(
+    return classify_ratio(
         math.exp(difference),
         math.exp(difference - half),
         math.exp(difference + half),

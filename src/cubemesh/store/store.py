@@ -28,15 +28,21 @@ from sqlalchemy import (
 )
 
 from cubemesh.errors import StoreError, UsageError, unknown_name
-from cubemesh.schema import Machine, Question, RunKey, RunRecord, Series, Status
+from cubemesh.schema import ExperimentRun, Machine, RunKey, RunRecord, Series, Status
 from cubemesh.store import tables as schema
-from cubemesh.store.columns import MOST_CANDIDATES, ambiguous, machine_row, question_row, record_row
+from cubemesh.store.columns import (
+    MOST_CANDIDATES,
+    ambiguous,
+    experiment_run_row,
+    machine_row,
+    record_row,
+)
 from cubemesh.store.db_errors import explained
 from cubemesh.store.engine import connect
 from cubemesh.store.json_text import from_text
 from cubemesh.store.location import Location, locate, make_folder, move_beside
 from cubemesh.store.series_chunks import Chunk, from_chunks, to_chunks
-from cubemesh.store.tables import MIGRATIONS, Migration, machines, questions, records
+from cubemesh.store.tables import MIGRATIONS, Migration, experiment_runs, machines, records
 
 _REUSABLE = [status.value for status in Status if status.expected]
 
@@ -234,18 +240,23 @@ class Store:
             rows = connection.execute(query).all()
         return [from_text(Machine, row.machine, f"Machine {row.machine_id}") for row in rows]
 
-    def save_question(self, question: Question) -> None:
-        """Store a question, or put it in place of what was stored under its id."""
-        self._put(questions, "question_id", question_row(question))
+    def save_experiment_run(self, experiment_run: ExperimentRun) -> None:
+        """Store an experiment run, replacing what was stored under its id."""
+        self._put(experiment_runs, "experiment_run_id", experiment_run_row(experiment_run))
 
-    def questions(self, experiment: str | None = None) -> list[Question]:
-        """All questions, or those of one experiment, oldest first."""
-        query = select(questions).order_by(questions.c.asked_utc, questions.c.question_id)
+    def experiment_runs(self, experiment: str | None = None) -> list[ExperimentRun]:
+        """All experiment runs, or those of one experiment, oldest first."""
+        query = select(experiment_runs).order_by(
+            experiment_runs.c.started_utc, experiment_runs.c.experiment_run_id
+        )
         if experiment is not None:
-            query = query.where(questions.c.experiment == experiment)
+            query = query.where(experiment_runs.c.experiment == experiment)
         with self._read() as connection:
             rows = connection.execute(query).all()
-        return [from_text(Question, row.question, f"Question {row.question_id}") for row in rows]
+        return [
+            from_text(ExperimentRun, row.experiment_run, f"Experiment run {row.experiment_run_id}")
+            for row in rows
+        ]
 
     def check(self) -> None:
         """Read the whole store and look for damage; StoreError when there is some."""

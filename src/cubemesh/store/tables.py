@@ -95,16 +95,16 @@ machines = Table(
     Column("machine", Text, nullable=False),
 )
 
-questions = Table(
-    "questions",
+experiment_runs = Table(
+    "experiment_runs",
     metadata,
-    Column("question_id", String(40), primary_key=True),
+    Column("experiment_run_id", String(40), primary_key=True),
     Column("experiment", String(200), nullable=False),
     Column("suite", String(200)),
     Column("machine_id", String(40), nullable=False),
-    Column("asked_utc", String(40), nullable=False, index=True),
+    Column("started_utc", String(40), nullable=False, index=True),
     Column("complete", Boolean, nullable=False),
-    Column("question", Text, nullable=False),
+    Column("experiment_run", Text, nullable=False),
 )
 
 

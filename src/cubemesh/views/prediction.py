@@ -20,7 +20,7 @@ from cubemesh.forecast.calibration import Calibration, defaults, read_sweeps
 from cubemesh.forecast.energy import BusyPower, busy_power, device_watts, sample_joules
 from cubemesh.forecast.from_records import told_by
 from cubemesh.forecast.gradient_sync import STRATEGIES
-from cubemesh.forecast.request import Point, Question, Regime
+from cubemesh.forecast.request import ForecastRequest, Point, Regime
 from cubemesh.forecast.step import predict
 from cubemesh.forecast.what_if import changed, read_changes
 from cubemesh.machines.catalogue import datasheets
@@ -56,7 +56,7 @@ def predicted(
         raise unknown_name("precision", precision, get_args(Precision), "", "precisions")
     if regime not in get_args(Regime):
         raise unknown_name("regime", regime, get_args(Regime))
-    question = Question(
+    request = ForecastRequest(
         network=networks.build(network),
         system=load_system(machine),
         batch_per_device=batch_per_device,
@@ -64,21 +64,21 @@ def predicted(
         regime=regime,  # type: ignore[arg-type]
         sync=sync,
     )
-    points, known, watts = _calibrated(calibrate, network, question)
+    points, known, watts = _calibrated(calibrate, network, request)
     points |= _measured(measured)
-    found = predict(question, _counts(devices), known, points, changes)
+    found = predict(request, _counts(devices), known, points, changes)
     name = networks.canonical_name(network)
-    asked = changed(question, known, changes)[0]
+    asked = changed(request, known, changes)[0]
     memory = {p.devices: _memory_bytes(asked, p) for p in found.points}
     sheet = datasheets().get(asked.system.device)
     room = None if sheet is None else sheet.value("memory_bytes")
-    power_before = busy_power(question.system.device, watts)
-    same = asked.system.device == question.system.device
+    power_before = busy_power(request.system.device, watts)
+    same = asked.system.device == request.system.device
     power = power_before if same else busy_power(asked.system.device)
     plain = envelope(
         "prediction",
         network=name,
-        machine=question.system.name,
+        machine=request.system.name,
         precision=precision,
         regime=regime,
         sync=sync,
@@ -88,12 +88,12 @@ def predicted(
         power=None if power is None else asdict(power),
         points=[_plain(p, memory[p.devices], room, power, found.calibration) for p in found.points],
         before=[
-            _plain(p, _memory_bytes(question, p), None, power_before, known) for p in found.before
+            _plain(p, _memory_bytes(request, p), None, power_before, known) for p in found.before
         ],
         calibration=_calibration(found.calibration),
     )
     shown = Said(
-        question=asked,
+        request=asked,
         network=name,
         found=found,
         memory_bytes=memory,
@@ -105,7 +105,7 @@ def predicted(
 
 
 def _calibrated(
-    given: Sequence[RunRecord | Path], network: str, question: Question
+    given: Sequence[RunRecord | Path], network: str, request: ForecastRequest
 ) -> tuple[dict[int, float], Calibration, float | None]:
     """(rates by number of devices, factors with sweeps, power of a device) of all that was named;
     of two that tell the same the later counts."""
@@ -115,7 +115,7 @@ def _calibrated(
         if isinstance(source, Path):
             known = known.with_sweeps(*read_sweeps(_text(source), str(source)))
             continue
-        told = told_by(source, network, question)
+        told = told_by(source, network, request)
         points |= told.rates
         known = known.with_sweeps(*told.sweeps)
         watts = told.device_watts or watts
@@ -165,12 +165,12 @@ def _text(path: Path) -> str:
         raise DataError(f"{path} is no text: byte {error.start} is not UTF-8.") from None
 
 
-def _memory_bytes(question: Question, point: Point) -> int:
-    on = "cuda" if question.system.topology.gpus else "cpu"
+def _memory_bytes(request: ForecastRequest, point: Point) -> int:
+    on = "cuda" if request.system.topology.gpus else "cpu"
     return forecast(
-        question.network,
+        request.network,
         point.batch_per_device,
-        question.precision,
+        request.precision,
         device=on,  # type: ignore[arg-type]
     ).total_bytes
 

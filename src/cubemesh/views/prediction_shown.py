@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cubemesh.forecast.energy import BusyPower, device_watts, sample_joules
-from cubemesh.forecast.request import Forecast, Point, Question
+from cubemesh.forecast.request import Forecast, ForecastRequest, Point
 from cubemesh.forecast.what_if import Change
 from cubemesh.schema import Cell, Column, Table
 from cubemesh.units import format_quantity
@@ -33,7 +33,7 @@ _COLUMNS = (
 class Said:
     """A forecast with what stands around it."""
 
-    question: Question
+    request: ForecastRequest
     """As changed."""
     network: str
     found: Forecast
@@ -46,12 +46,12 @@ class Said:
 
 def say(console: Console, said: Said) -> None:
     """Write it."""
-    question, found = said.question, said.found
+    request, found = said.request, said.found
     if said.changes:
         terminal.print_table(console, _before(said))
     title = (
-        f"{said.network} on {question.system.name}, {question.precision}, {question.regime} "
-        f"scaling, {question.sync}"
+        f"{said.network} on {request.system.name}, {request.precision}, {request.regime} "
+        f"scaling, {request.sync}"
     )
     rows = tuple(_row(point, said.memory_bytes[point.devices]) for point in found.points)
     terminal.print_table(console, Table(title=title, columns=_COLUMNS, rows=rows))
@@ -135,12 +135,12 @@ def _row(point: Point, memory_bytes: int) -> tuple[Cell, ...]:
 
 
 def _notes(said: Said) -> list[str]:
-    question, found, room = said.question, said.found, said.room_bytes
+    request, found, room = said.request, said.found, said.room_bytes
     notes = [f"One device: {found.device_source}."]
     sweeps = sorted({s.devices for s in found.calibration.sweeps if s.operation == "all-reduce"})
     where = f"measured on {', '.join(map(str, sweeps))} devices, else " if sweeps else ""
     notes.append(
-        f"Exchange: {where}from the links' bandwidths and assumed latencies ({question.library})."
+        f"Exchange: {where}from the links' bandwidths and assumed latencies ({request.library})."
     )
     origins = [f.origin for f in found.calibration.factors.values()]
     fitted = [n for n, f in found.calibration.factors.items() if f.origin == "fitted"]

@@ -87,11 +87,11 @@ def budget_s(minutes: float | None, *, on_gpu: bool) -> float:
 
 def document(answered: Answered) -> dict[str, Any]:
     """The JSON of `cubemesh tune`: the best setting, the ladder, and what became of all others."""
-    settings = from_plain(tune.Settings, answered.question.settings)
+    settings = from_plain(tune.Settings, answered.experiment_run.settings)
     search = tune.found(settings, answered.records)
     return plain.envelope(
         "tuning",
-        question_id=answered.question.question_id,
+        experiment_run_id=answered.experiment_run.experiment_run_id,
         network=settings.network,
         devices=settings.devices,
         batch_per_device=settings.batch_per_device,

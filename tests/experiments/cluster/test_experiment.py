@@ -99,8 +99,8 @@ def test_it_is_kept_and_answered_again_without_runs(tmp_path, machine):
                     store,
                 )
         assert store.machine(machine.machine_id) is not None
-        (question,) = latest(store.questions(), [])
-        assert answer_again(EXPERIMENT, question, store).answer == asked.answer
+        (experiment_run,) = latest(store.experiment_runs(), [])
+        assert answer_again(EXPERIMENT, experiment_run, store).answer == asked.answer
 
 
 def test_the_design_that_is_compared_has_the_fewest_ports_used():

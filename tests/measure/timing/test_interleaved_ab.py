@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.measure.timing.interleaved_ab import Side, alternate, ratio_of, steps_per_window
-from cubemesh.schema.comparison import Called
+from cubemesh.schema.comparison import Difference
 from cubemesh.schema.record import AGAINST, Window
 from cubemesh.schema.spec import Budget
 
@@ -75,7 +75,7 @@ def test_the_ratio_is_of_samples_a_second_whatever_a_step_holds():
     pairs = [(machine.side("a", 0.1, samples=8), machine.side("b", 0.1, samples=12))] * 2
     found, _ = run(machine, pairs)
     assert found.ratio.value == pytest.approx(1.5)
-    assert found.ratio.verdict is Called.FASTER
+    assert found.ratio.verdict is Difference.FASTER
     assert found.ratio.n == 2
 
 
@@ -85,13 +85,13 @@ def test_a_machine_that_changes_evenly_changes_no_ratio(slope):
     pairs = [(machine.side("a", 0.1), machine.side("b", 0.103)) for _ in range(4)]
     found, _ = run(machine, pairs, windows=80)
     assert found.ratio.value == pytest.approx(1 / 1.03, rel=2e-4)
-    assert found.ratio.verdict is Called.SLOWER
+    assert found.ratio.verdict is Difference.SLOWER
 
 
 def test_one_instance_of_each_calls_nothing():
     machine = Machine()
     found, _ = run(machine, [(machine.side("a", 0.1), machine.side("b", 0.2))])
-    assert found.ratio.verdict is Called.TOO_LITTLE
+    assert found.ratio.verdict is Difference.NOT_ENOUGH_DATA
     assert "instances=4" in found.ratio.why
     assert found.ratio.value == pytest.approx(0.5)
 
@@ -103,11 +103,11 @@ def test_it_goes_on_until_the_interval_is_narrow_or_says_how_wide_it_stayed():
         return machine, [(machine.side("a", 0.1), machine.side("b", 0.1)) for _ in range(4)]
 
     machine, pairs = noisy()
-    found, log = run(machine, pairs, interval=0.03, max_seconds=1000.0)
+    found, log = run(machine, pairs, target_ci=0.03, max_seconds=1000.0)
     assert found.ratio.half_width <= 0.03
     assert "wide-interval" not in [w.code for w in log.warnings]
     machine, pairs = noisy()
-    found, log = run(machine, pairs, interval=0.001, max_seconds=10.0)
+    found, log = run(machine, pairs, target_ci=0.001, max_seconds=10.0)
     (warning,) = [w for w in log.warnings if w.code == "wide-interval"]
     assert "± 0.1 %" in warning.cause
     assert found.ratio.half_width > 0.001
@@ -156,7 +156,8 @@ def simulated(rng, *, instances, blocks, true=0.0, place_sd=0.004):
 def test_a_program_is_seldom_called_different_from_itself(instances):
     rng = np.random.default_rng(instances)
     called = [
-        ratio_of(simulated(rng, instances=instances, blocks=4)).verdict is not Called.LEVEL
+        ratio_of(simulated(rng, instances=instances, blocks=4)).verdict
+        is not Difference.NOT_SIGNIFICANT
         for _ in range(400)
     ]
     assert sum(called) <= 0.08 * 400
@@ -167,8 +168,8 @@ def test_three_percent_are_found_in_the_same_noise():
     called = [
         ratio_of(simulated(rng, instances=6, blocks=8, true=-0.03)).verdict for _ in range(100)
     ]
-    assert called.count(Called.SLOWER) >= 90
-    assert called.count(Called.FASTER) == 0
+    assert called.count(Difference.SLOWER) >= 90
+    assert called.count(Difference.FASTER) == 0
 
 
 @settings(deadline=None, max_examples=30)

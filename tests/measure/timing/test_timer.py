@@ -231,11 +231,11 @@ def test_it_measures_on_until_the_interval_is_narrow_or_time_is_up() -> None:
         return (0.1 * (1 + 0.2 * ((n * 7919) % 13 - 6) / 6) for n in range(10**9))
 
     alone, _, _ = run(noisy(), seconds=0.5, steps=1, windows=6)
-    narrow, log, _ = run(noisy(), seconds=0.5, steps=1, windows=6, interval=0.01)
+    narrow, log, _ = run(noisy(), seconds=0.5, steps=1, windows=6, target_ci=0.01)
     assert len(narrow.windows) > 2 * len(alone.windows)
     assert "wide-interval" not in codes(log)
     stopped, log, _ = run(
-        noisy(), seconds=0.5, steps=1, windows=6, interval=0.0001, max_seconds=5.0
+        noisy(), seconds=0.5, steps=1, windows=6, target_ci=0.0001, max_seconds=5.0
     )
     assert 5.0 <= sum(w.elapsed_s for w in stopped.windows) < 7.0
     assert "wide-interval" in codes(log)

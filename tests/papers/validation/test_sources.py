@@ -40,6 +40,6 @@ def test_other_sources_are_not_touched() -> None:
 
 def test_a_row_without_peer_access_asks_for_it_and_for_its_processor() -> None:
     row = next(row for row in rows()[0] if row.figure.system == "2x A100 80GB PCIe")
-    asked = row.question()
+    asked = row.request()
     assert machine(row.figure) == "dual-root-pcie4"
     assert (asked.peer_access, asked.system.host_device) == (False, "epyc-7742")

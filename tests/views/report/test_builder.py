@@ -54,7 +54,7 @@ def printed(written) -> str:
 def test_it_is_about_the_machine_measured_on_last_and_names_the_other(store, tmp_path: Path):
     first, second = machines()
     written = report(store, [], tmp_path / "p.html", None)
-    assert {q.machine_id for q in written.questions} == {second.machine_id}
+    assert {q.machine_id for q in written.experiment_runs} == {second.machine_id}
     assert [m.hostname for m in written.others] == ["first"]
     assert f"first · {first.cpu.usable_cores} core" in printed(written)
     assert f"--machine-id {first.machine_id}" in printed(written)
@@ -64,7 +64,7 @@ def test_it_is_about_the_machine_measured_on_last_and_names_the_other(store, tmp
 def test_another_machine_is_named_by_the_beginning_of_its_id(store, tmp_path: Path):
     first, _ = machines()
     written = report(store, [], tmp_path / "p.html", None, first.machine_id[:8].upper())
-    assert {q.machine_id for q in written.questions} == {first.machine_id}
+    assert {q.machine_id for q in written.experiment_runs} == {first.machine_id}
     assert [m.hostname for m in written.others] == ["second"]
     assert "first" in (tmp_path / "p.html").read_text()
 

@@ -13,7 +13,7 @@ from cubemesh.experiments.analysis.groups import DOUBTS
 from cubemesh.experiments.core.scripted_runs import told
 from cubemesh.measure.timing.interleaved_ab import ratio_of
 from cubemesh.schema import Answer, Cell, Column, Figure, Finding, NetworkWork, RunRecord, Table
-from cubemesh.schema.comparison import Called, Ratio
+from cubemesh.schema.comparison import Difference, Ratio
 from cubemesh.schema.record import AGAINST
 from cubemesh.schema.serialization import to_plain
 from cubemesh.store.compare import Compared
@@ -106,13 +106,13 @@ def sentence(ratio: Ratio, first: str, second: str) -> str:
     if ratio.low is not None and ratio.high is not None:
         interval = f", 95 % interval {ratio.low:.3f} to {ratio.high:.3f}"
     figures = f"{ratio.value:.3f} of its throughput{interval}"
-    if ratio.verdict is Called.FASTER and ratio.value >= 2:
+    if ratio.verdict is Difference.FASTER and ratio.value >= 2:
         return f"{second} is {ratio.value:.3g} times as fast as {first}{interval}."
-    if ratio.verdict is Called.FASTER:
+    if ratio.verdict is Difference.FASTER:
         return f"{second} is {100 * (ratio.value - 1):.1f} % faster than {first}: {figures}."
-    if ratio.verdict is Called.SLOWER:
+    if ratio.verdict is Difference.SLOWER:
         return f"{second} is {100 * (1 - ratio.value):.1f} % slower than {first}: {figures}."
-    if ratio.verdict is Called.LEVEL:
+    if ratio.verdict is Difference.NOT_SIGNIFICANT:
         width = 100 * (ratio.half_width or 0)
         return (
             f"No difference found between {first} and {second}: {figures}. One of less than some "

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from cubemesh import networks
 from cubemesh.errors import UsageError
 from cubemesh.forecast.calibration import defaults
-from cubemesh.forecast.request import Point, Question
+from cubemesh.forecast.request import ForecastRequest, Point
 from cubemesh.forecast.step import predict
 from cubemesh.machines.catalogue.system import Cluster, System
 from cubemesh.machines.topology import Design
@@ -62,7 +62,7 @@ def forecasts(
             ports_per_system=design.ports_per_system,
             switch_ports=design.switch_ports,
         )
-        question = Question(
+        request = ForecastRequest(
             network=networks.build(job.network),
             system=replace(system, cluster=cluster),
             batch_per_device=job.batch_per_device,
@@ -70,7 +70,7 @@ def forecasts(
         )
         measured = {} if job.rate is None else {1: job.rate}
         try:
-            found[name] = predict(question, counts, defaults(), measured).points
+            found[name] = predict(request, counts, defaults(), measured).points
         except UsageError as error:
             found[name] = str(error)
     return found

@@ -16,7 +16,7 @@ from cubemesh.errors import CubemeshError
 from cubemesh.experiments.analysis.groups import Group
 from cubemesh.forecast.calibration import defaults
 from cubemesh.forecast.gradient_sync import STRATEGIES
-from cubemesh.forecast.request import Point, Question
+from cubemesh.forecast.request import ForecastRequest, Point
 from cubemesh.forecast.step import predict
 from cubemesh.machines.catalogue import find
 from cubemesh.machines.catalogue.system import System
@@ -49,7 +49,7 @@ def predicted_for(run: RunRecord, one: RunRecord, rate: float | None = None) -> 
     if isinstance(place, str):
         return place
     same = run.spec.batch_per_device == work.batch_per_device
-    question = Question(
+    request = ForecastRequest(
         network=networks.build_for(work),
         system=place,
         batch_per_device=work.batch_per_device,
@@ -58,7 +58,7 @@ def predicted_for(run: RunRecord, one: RunRecord, rate: float | None = None) -> 
         sync=sync,
     )
     try:
-        return predict(question, [devices], defaults(), {1: rate}).points[0]
+        return predict(request, [devices], defaults(), {1: rate}).points[0]
     except CubemeshError as error:
         return str(error)
 

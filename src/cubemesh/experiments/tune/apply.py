@@ -21,7 +21,7 @@ from cubemesh.experiments.core.experiment import Experiment
 from cubemesh.experiments.core.settings import TUNED
 from cubemesh.experiments.tune import experiment as tune
 from cubemesh.experiments.tune.search_space import FIELDS, Configuration
-from cubemesh.schema import Input, NetworkWork, Question, RunKey, RunRecord, RunSpec, Tuned
+from cubemesh.schema import ExperimentRun, Input, NetworkWork, RunKey, RunRecord, RunSpec, Tuned
 from cubemesh.schema.serialization import from_plain
 from cubemesh.store import Store
 
@@ -35,7 +35,7 @@ _PLACE = ("devices", "device", "hosts")
 class Winner:
     """What a stored tuning found."""
 
-    question: Question
+    experiment_run: ExperimentRun
     stock: Configuration
     best: Configuration
     record: RunRecord
@@ -54,14 +54,16 @@ class Winner:
         ) == _some(spec.placement, _PLACE)
 
 
-def winner_of(question: Question, store: Store) -> Winner | None:
+def winner_of(experiment_run: ExperimentRun, store: Store) -> Winner | None:
     """What a tuning found; None where nothing ran."""
-    settings = from_plain(tune.Settings, question.settings)
-    search = tune.found(settings, store.records(question.run_ids))
+    settings = from_plain(tune.Settings, experiment_run.settings)
+    search = tune.found(settings, store.records(experiment_run.run_ids))
     if search.stock is None or search.best is None:
         return None
     record = search.group(search.best).ok[0]
-    return Winner(question=question, stock=search.stock, best=search.best, record=record)
+    return Winner(
+        experiment_run=experiment_run, stock=search.stock, best=search.best, record=record
+    )
 
 
 class Tunings:
@@ -104,8 +106,8 @@ class Tunings:
         self._check(chosen)
         usual = Configuration(framework="pytorch", batch_per_device=work.batch_per_device)
         tuned = Tuned(
-            question_id=winner.question.question_id,
-            tuned_utc=winner.question.asked_utc,
+            experiment_run_id=winner.experiment_run.experiment_run_id,
+            tuned_utc=winner.experiment_run.started_utc,
             settings=chosen.changes(usual),
             batch_per_device=winner.batch,
         )
@@ -114,8 +116,8 @@ class Tunings:
     @cached_property
     def _all(self) -> list[Winner]:
         """Every tuning that found something, the newest first."""
-        questions = reversed(self._store.questions(tune.EXPERIMENT.name))
-        found = (winner_of(question, self._store) for question in questions)
+        experiment_runs = reversed(self._store.experiment_runs(tune.EXPERIMENT.name))
+        found = (winner_of(experiment_run, self._store) for experiment_run in experiment_runs)
         return [winner for winner in found if winner is not None]
 
     def _winner(self, spec: RunSpec) -> Winner:
@@ -143,7 +145,7 @@ class Tunings:
     def _strange(self, winner: Winner) -> str:
         """In what a tuning is not of here and now; empty where it is."""
         then, now = winner.record.key, self._key(winner.record.spec)
-        day = winner.question.asked_utc[:10]
+        day = winner.experiment_run.started_utc[:10]
         if then.machine_id != now.machine_id:
             machine = self._store.machine(then.machine_id)
             name = "another machine" if machine is None else machine.hostname

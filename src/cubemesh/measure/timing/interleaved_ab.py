@@ -33,9 +33,9 @@ from cubemesh.measure.telemetry.base import Log
 from cubemesh.measure.timing.stopping_rule import Patience
 from cubemesh.measure.timing.timer import Stopwatch
 from cubemesh.measure.validity import not_steady
-from cubemesh.schema.budget import Budget
-from cubemesh.schema.comparison import Ratio, judged
+from cubemesh.schema.comparison import Ratio, classify_ratio
 from cubemesh.schema.record import AGAINST, Window
+from cubemesh.schema.spec import Budget
 from cubemesh.statistics import is_steady, mean, median, t_interval, trimmed_mean
 
 WINDOW_S = 0.05
@@ -90,8 +90,8 @@ def alternate(
 ) -> Paired:
     """Warm all programs up, then alternate windows until each side has at least `effort.steps`
     steps, `effort.seconds` seconds and `effort.windows` windows, and every instance as many blocks
-    of either order; with `effort.interval`, until the interval is that narrow as well, or each side
-    has had `effort.most_seconds`.
+    of either order; with `effort.target_ci`, until the interval is that narrow as well, or each
+    side has had `effort.max_seconds`.
 
     Phases, windows and warnings go to `log`. ValueError without instances.
     """
@@ -240,7 +240,7 @@ def ratio_of(windows: Iterable[Window]) -> Ratio:
     within = 0.0 if alone else _variance_within(by_instance.values())
     interval = t_interval(spread, least_variance=within) if len(spread) > 1 else None
     blocks = sum(map(len, by_instance.values()))
-    return judged(
+    return classify_ratio(
         math.exp(mean(values)),
         math.exp(interval.low) if interval else None,
         math.exp(interval.high) if interval else None,

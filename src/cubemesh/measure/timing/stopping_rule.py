@@ -1,4 +1,4 @@
-"""When is enough measured? When the interval is as narrow as `Effort.interval` asks, or time is up.
+"""Stopping rule: stop when the interval is as narrow as `Budget.target_ci` asks, or time is up.
 
 Looking after every window and stopping at the first narrow interval would stop on lucky ones. So
 the next look comes when there are a quarter more windows than at the last, which keeps the looks
@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from cubemesh.measure.validity import wide_interval
-from cubemesh.schema.budget import Budget
+from cubemesh.schema.spec import Budget
 from cubemesh.schema.warning import Warning
 
 GROWTH = 1.25
@@ -32,7 +32,7 @@ class Patience:
 
     def wants_more(self, windows: int, elapsed_s: float) -> bool:
         """Whether to measure on, `windows` having taken `elapsed_s`."""
-        wanted, is_over = self._effort.interval, elapsed_s >= self._effort.max_seconds
+        wanted, is_over = self._effort.target_ci, elapsed_s >= self._effort.max_seconds
         if wanted is None:
             return False
         if windows < self._next_look and not is_over:
@@ -43,7 +43,7 @@ class Patience:
 
     def warning(self) -> Warning | None:
         """What to say where the interval stayed wider than was asked for."""
-        wanted = self._effort.interval
+        wanted = self._effort.target_ci
         if wanted is None or (self._reached is not None and self._reached <= wanted):
             return None
         return wide_interval(wanted, self._reached, self._elapsed_s)

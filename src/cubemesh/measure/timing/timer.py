@@ -27,8 +27,8 @@ from cubemesh.measure.telemetry.base import Log
 from cubemesh.measure.timing.lockstep import InStep, Pace
 from cubemesh.measure.timing.stopping_rule import Patience
 from cubemesh.measure.validity import judge, not_steady
-from cubemesh.schema.budget import Budget
 from cubemesh.schema.record import Window
+from cubemesh.schema.spec import Budget
 from cubemesh.statistics import is_steady
 
 WARMUP_WINDOW_S = 0.05
@@ -116,7 +116,7 @@ def measure(
 ) -> Measured:
     """Warm up, then time windows of `step` until there are at least `effort.steps` steps,
     `effort.seconds` seconds and `effort.windows` windows, and the interval of the throughput is as
-    narrow as `effort.interval` asks, or `effort.most_seconds` have been measured.
+    narrow as `effort.target_ci` asks, or `effort.max_seconds` have been measured.
 
     The phases "warm-up" and "measure", every window, and warnings where the figures deserve doubt
     go to `log`. `beside` is called after each measured window, outside its time. With several

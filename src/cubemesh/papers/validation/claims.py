@@ -13,7 +13,7 @@ from itertools import combinations
 
 from cubemesh import networks
 from cubemesh.forecast.calibration import defaults
-from cubemesh.forecast.request import Forecast, Question
+from cubemesh.forecast.request import Forecast, ForecastRequest
 from cubemesh.forecast.step import predict
 from cubemesh.forecast.what_if import Change
 from cubemesh.machines.catalogue.systems import load_system
@@ -51,13 +51,13 @@ def _ask(
     precision: Precision = "fp32",
     *changes: Change,
 ) -> Forecast:
-    question = Question(
+    request = ForecastRequest(
         network=networks.build(network) if isinstance(network, str) else network,
         system=load_system(machine),
         batch_per_device=batch,
         precision=precision,
     )
-    return predict(question, devices, defaults(), None, changes)
+    return predict(request, devices, defaults(), None, changes)
 
 
 def _speed_up(network: str, machine: str, devices: int) -> tuple[float]:

@@ -22,7 +22,7 @@ from cubemesh.forecast.gradient_sync import GradientSync
 from cubemesh.forecast.launch_overhead import stall_s
 from cubemesh.forecast.other_networks import GNMT_TOKENS, OTHERS
 from cubemesh.forecast.passes import Speed, passes
-from cubemesh.forecast.step import Point, Question, predict
+from cubemesh.forecast.step import ForecastRequest, Point, predict
 from cubemesh.machines.catalogue import find
 from cubemesh.machines.catalogue.system import System
 from cubemesh.machines.catalogue.systems import load_system
@@ -102,9 +102,9 @@ class Row:
         system, host = load_system(self.machine), host_device(self.figure)
         return system if host is None else replace(system, host_device=host)
 
-    def question(self) -> Question:
+    def request(self) -> ForecastRequest:
         """What is asked of the model."""
-        return Question(
+        return ForecastRequest(
             network=built(self.network),
             system=self.system,
             batch_per_device=self.figure.batch_per_device or DEFAULT_BATCH,
@@ -189,7 +189,7 @@ def forecasts(found: Sequence[Row], known: Calibration) -> dict[Row, Point]:
     for group in alike.values():
         first = group[0]
         counts = [row.devices for row in group]
-        forecast = predict(first.question(), counts, known, {1: first.alone})
+        forecast = predict(first.request(), counts, known, {1: first.alone})
         points.update(zip(group, forecast.points, strict=True))
     return points
 

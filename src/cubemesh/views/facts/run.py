@@ -226,8 +226,8 @@ def _tuned(record: RunRecord) -> list[tuple[str, str]]:
         return []
     chosen = ", ".join(tuned.settings) or "nothing but the defaults"
     when = wording.moment(tuned.tuned_utc)
-    told = f"{chosen} (tuning {tuned.question_id} of {when}, minibatch {tuned.batch_per_device})"
-    return [("tuned", wording.clean(told))]
+    source = f"tuning {tuned.experiment_run_id} of {when}, batch size {tuned.batch_per_device}"
+    return [("tuned", wording.clean(f"{chosen} ({source})"))]
 
 
 def phase_shares(record: RunRecord) -> tuple[PhaseShare, ...]:

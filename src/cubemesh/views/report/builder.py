@@ -20,7 +20,7 @@ from cubemesh.errors import CubemeshError, UsageError
 from cubemesh.experiments.registry import EXPERIMENTS, entry
 from cubemesh.experiments.runner import answer_again
 from cubemesh.papers.replay import documents, replay, replayed
-from cubemesh.schema import Answer, Machine, Question
+from cubemesh.schema import Answer, ExperimentRun, Machine
 from cubemesh.schema.serialization import canonical_json
 from cubemesh.store import Store
 from cubemesh.views.formatting import machine_line
@@ -33,7 +33,7 @@ class Written:
 
     page: Path
     charts: tuple[Path, ...]
-    questions: tuple[Question, ...]
+    experiment_runs: tuple[ExperimentRun, ...]
     others: tuple[Machine, ...] = ()
     """Machines the store has answers of too."""
 
@@ -43,7 +43,7 @@ class Written:
             "report",
             page=str(self.page.resolve()),
             charts=[str(c.resolve()) for c in self.charts],
-            experiments=[q.experiment for q in self.questions],
+            experiments=[q.experiment for q in self.experiment_runs],
             other_machines=[m.machine_id for m in self.others],
         )
 
@@ -75,21 +75,21 @@ def report(
     for name in names:
         if name not in documents():
             entry(name)
-    kept = answerable(store.questions(), names)
+    kept = answerable(store.experiment_runs(), names)
     known = {m.machine_id: m for m in store.machines()}
-    questions = latest([q for q in kept if q.machine_id.startswith(machine_id.lower())], names)
-    if kept and not questions:
+    latest_runs = latest([q for q in kept if q.machine_id.startswith(machine_id.lower())], names)
+    if kept and not latest_runs:
         raise UsageError(_unknown_machine(machine_id, kept, known))
-    if not questions:
+    if not latest_runs:
         asked = " or ".join(names) or "any experiment"
         raise UsageError(
             f"nothing is kept of {asked} here. `cubemesh run {names[0] if names else 'quick'}` "
             "measures it."
         )
-    machine = known.get(questions[0].machine_id)
+    machine = known.get(latest_runs[0].machine_id)
     if machine is None:
-        raise CubemeshError(f"the store does not know machine {questions[0].machine_id}.")
-    answered = [answer_again(EXPERIMENTS[q.experiment], q, store) for q in questions]
+        raise CubemeshError(f"the store does not know machine {latest_runs[0].machine_id}.")
+    answered = [answer_again(EXPERIMENTS[q.experiment], q, store) for q in latest_runs]
     records = {r.run_id: r for a in answered for r in a.records}
     made = Report(
         machine=machine,
@@ -110,7 +110,7 @@ def report(
     return Written(
         page=page,
         charts=tuple(drawn),
-        questions=tuple(questions),
+        experiment_runs=tuple(latest_runs),
         others=tuple(
             known[other]
             for other in dict.fromkeys(q.machine_id for q in kept)
@@ -119,7 +119,9 @@ def report(
     )
 
 
-def _unknown_machine(given: str, kept: Sequence[Question], known: Mapping[str, Machine]) -> str:
+def _unknown_machine(
+    given: str, kept: Sequence[ExperimentRun], known: Mapping[str, Machine]
+) -> str:
     """What to say where no answer is of a machine whose id begins with `given`."""
     of = dict.fromkeys(q.machine_id for q in kept)
     listed = "; ".join(f"{i}: {machine_line(known[i])}" if i in known else i for i in of)
@@ -130,38 +132,38 @@ def _replays(store: Store, machine: Machine, names: Sequence[str]) -> list[Answe
     """The claims of every document that was replayed on this machine, or of those in `names`."""
     found = []
     for suite in [d for d in documents() if not names or d in names]:
-        own = replayed(suite, store.questions(), machine.machine_id)
+        own = replayed(suite, store.experiment_runs(), machine.machine_id)
         if own:
             asked = [(q.experiment, store.records(q.run_ids)) for q in own]
             found.append(replay(suite, asked, machine))
     return found
 
 
-def answerable(questions: Sequence[Question], names: Sequence[str]) -> list[Question]:
+def answerable(stored: Sequence[ExperimentRun], names: Sequence[str]) -> list[ExperimentRun]:
     """Those of the experiments, documents or suites `names`, or all, that have records or need
     none."""
     return [
         q
-        for q in questions
+        for q in stored
         if q.experiment in EXPERIMENTS
         and (q.run_ids or not EXPERIMENTS[q.experiment].measures)
         and (not names or q.experiment in names or q.suite in names)
     ]
 
 
-def latest(questions: Sequence[Question], names: Sequence[str]) -> list[Question]:
+def latest(stored: Sequence[ExperimentRun], names: Sequence[str]) -> list[ExperimentRun]:
     """Of the machine measured on last, the latest question of each experiment and settings that
     has records or needs none, in the order of the table of experiments, or of the suites where
     only suites are named."""
-    asked = answerable(questions, names)
+    asked = answerable(stored, names)
     if not asked:
         return []
-    machine_id = max(asked, key=lambda q: q.asked_utc).machine_id
-    newest: dict[tuple[str, str], Question] = {}
-    for question in sorted(asked, key=lambda q: q.asked_utc):
-        if question.machine_id == machine_id:
-            key = canonical_json((question.settings, question.overrides))
-            newest[question.experiment, key] = question
+    machine_id = max(asked, key=lambda q: q.started_utc).machine_id
+    newest: dict[tuple[str, str], ExperimentRun] = {}
+    for run in sorted(asked, key=lambda q: q.started_utc):
+        if run.machine_id == machine_id:
+            key = canonical_json((run.settings, run.overrides))
+            newest[run.experiment, key] = run
     if names and all(name in documents() for name in names):
         return list(newest.values())  # as they were asked: in the document's order
     return sorted(newest.values(), key=lambda q: list(EXPERIMENTS).index(q.experiment))

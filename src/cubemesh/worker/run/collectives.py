@@ -25,9 +25,8 @@ from cubemesh.frameworks.api.collectives import (
 from cubemesh.frameworks.api.framework import Framework, OutOfMemory, Unsupported
 from cubemesh.frameworks.api.gradient_sync import Group
 from cubemesh.measure.telemetry.base import Log
-from cubemesh.schema.budget import Budget
 from cubemesh.schema.collective import Collective, SweepPoint
-from cubemesh.schema.spec import RunSpec
+from cubemesh.schema.spec import Budget, RunSpec
 from cubemesh.units import format_bytes
 
 Step = tuple[Extent, bool, tuple[int, int] | None]
