@@ -66,8 +66,8 @@ def test_software_must_be_the_same():
 @pytest.mark.parametrize(
     ("hosts", "devices", "words"),
     [
-        (("a",), 2, "name two hosts or more"),
-        (("a", "a"), 2, "each once"),
+        (("a",), 2, "hosts=a is not valid"),
+        (("a", "a"), 2, "hosts=a,a is not valid"),
         (("a", "b"), 3, "Set devices=2 or a multiple"),
         (("a", "-oProxyCommand=x"), 2, "'-oProxyCommand=x' is not a valid host name"),
     ],

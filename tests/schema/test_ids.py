@@ -40,7 +40,7 @@ GOLDEN = [
             work=TrainSteps(network="resnet-50", batch_per_device=32),
             budget=Budget(steps=100, seconds=12.5),
         ),
-        "b5dff6a74a81c79b",
+        "fecd0b47505acf27",
         "7b05c04486fa8ca6",
     ),
     (
@@ -63,8 +63,8 @@ GOLDEN = [
             placement=Placement(device="cuda", devices=8),
             program=ProgramSettings(precision="bf16", layout="nhwc", data_location="device"),
         ),
-        "b7d6dcd346edb758",
-        "72b4aea3645bd0ad",
+        "6c72800b2a9ba60f",
+        "f3a1e1abf99a5bc2",
     ),
     (RunSpec(work=Ceiling()), "7155371a6de8f542", "d1f1d131d45009eb"),
     (

@@ -153,12 +153,12 @@ def test_canonical_json_has_one_spelling():
 @pytest.mark.parametrize(
     ("kind", "plain", "message"),
     [
-        (Budget, {"stepz": 1}, r"Effort: unknown field 'stepz'; known: steps, seconds"),
-        (Budget, {"steps": "3"}, r"Effort\.steps: '3' is not int"),
-        (Budget, {"steps": True}, r"Effort\.steps: True is not int"),
-        (Budget, {"steps": 2.5}, r"Effort\.steps: 2\.5 is not int"),
-        (Budget, {"seconds": "2"}, r"Effort\.seconds: '2' is not float"),
-        (Budget, [], r"Effort: \[\] is not a table"),
+        (Budget, {"stepz": 1}, r"Budget: unknown field 'stepz'; known: steps, seconds"),
+        (Budget, {"steps": "3"}, r"Budget\.steps: '3' is not int"),
+        (Budget, {"steps": True}, r"Budget\.steps: True is not int"),
+        (Budget, {"steps": 2.5}, r"Budget\.steps: 2\.5 is not int"),
+        (Budget, {"seconds": "2"}, r"Budget\.seconds: '2' is not float"),
+        (Budget, [], r"Budget: \[\] is not a table"),
         (
             RunSpec,
             {"work": {"kind": "dance"}},
