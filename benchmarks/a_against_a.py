@@ -42,7 +42,6 @@ from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.api.framework import BuildRequest
 from cubemesh.machines import probe
-from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.measure.timing.interleaved_ab import Side, alternate, ratio_of
 from cubemesh.parallel import strategies as exchanges
 from cubemesh.runs import Executor
@@ -52,6 +51,7 @@ from cubemesh.schema.serialization import from_plain, to_plain
 from cubemesh.store import Store
 from cubemesh.store.run_statistics import ratio_of_runs
 from cubemesh.training.evaluation import wilson_interval
+from in_memory_log import InMemoryLog
 from pairs import random_batch
 
 GOALS = {"hot": (200, 18), "planted": (100, 90), "cold": (200, 18)}
@@ -124,7 +124,7 @@ def alternated(trial: str, budget: Budget, more: float) -> Line:
         (side(a), side(longer(b, more) if more else b))
         for a, b in zip(steps[::2], steps[1::2], strict=True)
     ]
-    found = alternate(pairs, budget=budget, log=KeptLog(), seed=time.time_ns())
+    found = alternate(pairs, budget=budget, log=InMemoryLog(), seed=time.time_ns())
     return {"trial": trial, "planted": more, "windows": to_plain(found.windows)}
 
 

@@ -33,9 +33,7 @@ from cubemesh.data.feed import Feed
 from cubemesh.frameworks.api.framework import BuildRequest
 from cubemesh.frameworks.pytorch import build, join, launch
 from cubemesh.machines import probe
-from cubemesh.measure.telemetry.memory_log import KeptLog
-from cubemesh.measure.timing.lockstep import Apart, InStep
-from cubemesh.measure.timing.timer import measure
+from cubemesh.measure.timing.timer import FreeRunning, Lockstep, measure
 from cubemesh.parallel import strategies as exchanges
 from cubemesh.runs import Executor
 from cubemesh.schema import (
@@ -48,6 +46,7 @@ from cubemesh.schema import (
     TrainSteps,
 )
 from cubemesh.store import Store
+from in_memory_log import InMemoryLog
 
 SYNCHRONOUS = "all-reduce"
 ASYNCHRONOUS = ("asynchronous", "asynchronous-aware")
@@ -172,8 +171,8 @@ def slowed_rank(job: str) -> None:
         program.clock,
         samples_per_step=given["batch"],
         budget=Budget(seconds=given["seconds"]),
-        log=KeptLog(),
-        pace=Apart(rank, group.told) if apart else InStep(group.agree),
+        log=InMemoryLog(),
+        pace=FreeRunning(rank, group.told) if apart else Lockstep(group.agree),
     ).windows
     rate = sum(w.samples for w in windows) / sum(w.elapsed_s for w in windows)
     Path(f"{job}-{rank}").write_text(json.dumps(rate))

@@ -38,13 +38,13 @@ from cubemesh.data.feed import Feed
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.api.framework import BuildRequest, Compiles
 from cubemesh.measure.attribution.profile_windows import Attributed
-from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.measure.timing.step_timestamps import StampedSteps
 from cubemesh.measure.timing.timer import measure
 from cubemesh.parallel import strategies as exchanges
 from cubemesh.schema.spec import Budget, Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 from cubemesh.statistics import median
+from in_memory_log import InMemoryLog
 
 MOST_OTHER = 0.05
 HAND_OVER_S, HAND_OVER_WITHIN_S = 5e-3, 0.5e-3
@@ -193,7 +193,7 @@ class Bench:
         data_location: str | None = None,
     ) -> Taken:
         """Measure and attribute the step, with what is planted."""
-        point, log = self.point, KeptLog()
+        point, log = self.point, InMemoryLog()
         place = place or self.program.place
         with closing(Feed(source or self.source, point.batch, 0, threads=threads)) as feed:
             take: Callable[[], Any] = feed.__next__

@@ -23,8 +23,8 @@ import torch
 from cubemesh.measure.energy.energy import INTEGRATED, energy
 from cubemesh.measure.energy.sensors import Need
 from cubemesh.measure.telemetry.gpu import ENERGY, GpuReader
-from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.measure.telemetry.telemetry import EVERY_S, Telemetry, open_meters
+from in_memory_log import InMemoryLog
 from pairs import Side
 from telemetry_cost import built, uuid_of
 
@@ -120,7 +120,7 @@ def main() -> int:
     start, end, steps = trained(side, WARM_S, WARM_S)
     step_s = (end - start) / steps
     lengths = [float(length) for length in args.lengths.split(",") for _ in range(args.times)]
-    with Telemetry(KeptLog(), 1, every_s=args.every, meters=meters) as telemetry:
+    with Telemetry(InMemoryLog(), 1, every_s=args.every, meters=meters) as telemetry:
         trained(side, 1.0, step_s)  # so that the first window has a reading before it
         windows = [trained(side, length, step_s) for length in lengths]
         trained(side, 2 * args.every, step_s)

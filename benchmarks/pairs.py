@@ -15,12 +15,12 @@ import numpy as np
 from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.api.framework import BuildRequest, Compiles
-from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.measure.timing.interleaved_ab import Side, alternate
 from cubemesh.networks.graph import Network
 from cubemesh.schema import Budget
 from cubemesh.schema.record import AGAINST
 from cubemesh.statistics import mad, median
+from in_memory_log import InMemoryLog
 
 __all__ = ["Comparison", "Side", "compare", "cubemesh_side", "random_batch"]
 
@@ -48,7 +48,7 @@ def compare(both: Sequence[tuple[Side, Side]], seconds: float) -> Comparison:
     if len(both) < 2:
         raise ValueError("two instances of each side are needed at least; give --instances 2")
     budget = Budget(steps=1, seconds=0.4 * seconds, warmup_seconds=0.2 * seconds, windows=6)
-    found = alternate(both, budget=budget, log=KeptLog())
+    found = alternate(both, budget=budget, log=InMemoryLog())
     first = [w for w in found.windows if w.phase != AGAINST]
     second = [w for w in found.windows if w.phase == AGAINST]
     ratio = found.ratio

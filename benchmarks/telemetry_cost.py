@@ -29,7 +29,6 @@ from cubemesh import networks
 from cubemesh.frameworks.api.framework import BuildRequest
 from cubemesh.measure.telemetry.gpu import GpuReader
 from cubemesh.measure.telemetry.host import HostReader
-from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.measure.telemetry.telemetry import EVERY_S, Meter, Telemetry, open_meters
 from cubemesh.measure.timing.interleaved_ab import ORDERS, ratio_of
 from cubemesh.measure.timing.timer import Stopwatch
@@ -37,6 +36,7 @@ from cubemesh.parallel import strategies as exchanges
 from cubemesh.schema.record import AGAINST, Window
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
+from in_memory_log import InMemoryLog
 from pairs import Side, cubemesh_side, random_batch
 
 RATIO_GOAL, SHARE_GOAL = 0.99, 1.0
@@ -108,7 +108,7 @@ def cost(
         synchronize=side.synchronize,
         clock=time.perf_counter,
         samples_per_step=samples,
-        log=KeptLog(),
+        log=InMemoryLog(),
     )
     steps = max(1, math.ceil(window_s / _step_s(watch)))
     order = random.Random(0)
@@ -121,7 +121,7 @@ def cost(
                 windows.append(watch.window("measure", steps, marks))
                 continue
             telemetry = Telemetry(
-                KeptLog(), torch.get_num_threads(), every_s=every_s, meters=meters
+                InMemoryLog(), torch.get_num_threads(), every_s=every_s, meters=meters
             )
             before_s = time.process_time()
             with telemetry:

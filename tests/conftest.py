@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # in_memory_log
 from golden import Golden, make_golden
 from record_fixtures import *  # noqa: F403 - fixtures
 

@@ -16,11 +16,11 @@ import pytest
 
 from cubemesh.frameworks.api.gradient_sync import Alone, Bucket
 from cubemesh.frameworks.api.rendezvous import wait_and_check
-from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.parallel import staleness
 from cubemesh.parallel.asynchronous import SERVER, Asynchronous, rate_factor
 from cubemesh.parallel.staleness import FIRST_UPDATES, HISTOGRAM
 from cubemesh.parallel.strategies import OUT_OF_STEP, STRATEGIES, make
+from in_memory_log import InMemoryLog
 
 PATIENCE_S = 10
 
@@ -244,7 +244,7 @@ def test_what_was_counted_is_told():
     first, second = workers()
     for rank in (first, second, first, second, first, first, second):
         rank.push(1)
-    log = KeptLog()
+    log = InMemoryLog()
     staleness.say(first.sync, log)
     stale = [0, 1, 1, 1, 1, 0, 2]
     assert log.figures["staleness"].value == pytest.approx(sum(stale) / 7)
@@ -262,9 +262,9 @@ def test_what_was_counted_is_told():
 
 def test_nothing_is_told_where_nothing_was_counted():
     for sync in (make("all-reduce"), make("asynchronous"), workers()[1].sync):
-        log = KeptLog()
+        log = InMemoryLog()
         staleness.say(sync, log)
-        assert log == KeptLog()
+        assert log == InMemoryLog()
 
 
 def test_the_table_knows_which_exchanges_make_their_steps_apart():

@@ -11,14 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import in_memory_log
 from cubemesh.errors import DataError
 from cubemesh.frameworks.api.gradient_sync import Alone
 from cubemesh.frameworks.api.training import Snapshot
-from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.training import checkpoint as checkpoints
 from cubemesh.training import checkpoint_writer as saving
 from cubemesh.training.checkpoint import Checkpoint, load, newest_whole, path_of, save, steps_in
 from cubemesh.training.checkpoint_writer import Saver
+from in_memory_log import InMemoryLog
 
 
 def made(step, size=8):
@@ -136,7 +137,7 @@ def test_weights_that_are_no_numbers_are_not_kept(tmp_path):
     saver.save(made(10))
     bad = Snapshot(weights={"conv1.weight": np.array([1, np.nan], np.float32)})
     saver.save(Checkpoint(step=20, snapshot=bad, stands={}))
-    log = KeptLog()
+    log = InMemoryLog()
     saver.tell(log)
     assert steps_in(tmp_path, 1) == [10]
     (warning,) = log.warnings
@@ -159,7 +160,7 @@ def test_whatever_keeps_one_from_being_written_is_told(tmp_path, array, told):
     saver.save(made(10))
     snapshot = Snapshot(weights={"w": array})
     saver.save(Checkpoint(step=20, snapshot=snapshot, stands={}))
-    log = KeptLog()
+    log = InMemoryLog()
     saver.tell(log)
     (warning,) = log.warnings
     assert re.search(told, warning.cause), warning.cause
@@ -191,9 +192,9 @@ def test_what_one_rank_cannot_write_does_not_pile_up(tmp_path):
 FULL = """
 import resource, sys
 from pathlib import Path
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {paths!r}
 from test_checkpoint import made
-from cubemesh.measure.telemetry.memory_log import KeptLog
+from in_memory_log import InMemoryLog
 from cubemesh.training.checkpoint_writer import Saver
 import json
 saver = Saver(Path({folder!r}), rank=0, ranks=1, keep=1)
@@ -201,7 +202,7 @@ saver.save(made(10))
 saver.wait()
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 saver.save(made(20, size=100_000))
-log = KeptLog()
+log = InMemoryLog()
 saver.tell(log)
 print(json.dumps([w.cause for w in log.warnings]))
 """
@@ -210,7 +211,8 @@ print(json.dumps([w.cause for w in log.warnings]))
 def test_where_no_more_can_be_written_nothing_that_was_kept_is_lost(tmp_path):
     """A limit on the size of files, kept by the kernel, stops the write half-way as a full disk
     does: the call fails when part of the file is there."""
-    code = FULL.format(tests=str(Path(__file__).parent), folder=str(tmp_path), limit=50_000)
+    paths = [str(Path(__file__).parent), str(Path(in_memory_log.__file__).parent)]
+    code = FULL.format(paths=paths, folder=str(tmp_path), limit=50_000)
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
@@ -241,7 +243,7 @@ def test_a_full_disk_loses_nothing_and_has_room_again_later(small_disk):
     saver.save(made(10, size=20_000))
     saver.save(made(20, size=60_000))  # 240 kB beside 80 kB
     saver.save(made(30, size=20_000))
-    log = KeptLog()
+    log = InMemoryLog()
     saver.tell(log)
     (warning,) = log.warnings
     assert "1 checkpoints of rank 0" in warning.cause

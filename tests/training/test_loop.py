@@ -14,9 +14,9 @@ from cubemesh.data.feed import Feed
 from cubemesh.data.images.arrays import Ready
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.api.framework import Diverged, Unsupported
-from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.schema.work import Train
 from cubemesh.training.loop import train, window_sizes
+from in_memory_log import InMemoryLog
 
 CLASSES = 10
 
@@ -94,8 +94,8 @@ def run(
     batch: int = 4,
     samples: int = 42,
     validation: Callable[[], Ready] = lambda: source(30),
-) -> KeptLog:
-    log = KeptLog()
+) -> InMemoryLog:
+    log = InMemoryLog()
     work = Train(network="little-cnn", batch_per_device=batch, epochs=epochs)
     train(pupil, feed(samples, work), validation(), work, log)
     return log
@@ -170,7 +170,7 @@ def test_progress_ends_at_one() -> None:
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_divergence_says_where_and_what_was_before(loss: float) -> None:
-    log = KeptLog()
+    log = InMemoryLog()
     work = Train(network="little-cnn", batch_per_device=4, epochs=3, learning_rate=0.5)
     with pytest.raises(Diverged) as caught:
         train(Pupil({13: loss}), feed(42, work), source(30), work, log)
@@ -198,7 +198,7 @@ def test_scores_that_are_no_numbers() -> None:
 def test_batches_on_the_device_make_no_sense() -> None:
     work = Train(network="little-cnn", batch_per_device=4)
     with pytest.raises(Unsupported, match="data_location=host"):
-        train(Pupil(), feed(8, work), source(8), work, KeptLog(), data_location="device")
+        train(Pupil(), feed(8, work), source(8), work, InMemoryLog(), data_location="device")
 
 
 def test_a_batch_larger_than_the_data() -> None:

@@ -21,7 +21,6 @@ from cubemesh.frameworks.api.framework import BuildRequest
 from cubemesh.frameworks.api.gradient_sync import Alone
 from cubemesh.frameworks.api.training import ReplicasDiffer
 from cubemesh.frameworks.pytorch import build, join, launch
-from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.parallel import strategies as exchanges
 from cubemesh.parallel.strategies import SAME_WEIGHTS
@@ -31,6 +30,7 @@ from cubemesh.training.checkpoint import load, path_of
 from cubemesh.training.evaluation import score_all
 from cubemesh.training.loop import train
 from cubemesh.worker.run import checkpointing as checkpointing
+from in_memory_log import InMemoryLog
 
 RANKS, BATCH = 2, 4
 SYNCHRONOUS = ("all-reduce", "parameter-server")
@@ -65,7 +65,7 @@ def run(folder, sync, group, *, resume=False, epochs=3, sabotage=None, every=1):
             checkpoints=str(folder), every_steps=every, keep=20, resume=resume
         ),
     )
-    log = KeptLog()
+    log = InMemoryLog()
     begin = checkpointing.beginning(spec, group, log)
     feed = Feed(
         source(BATCH * RANKS * 4),
@@ -202,7 +202,7 @@ def test_local_sgd_evaluates_what_it_keeps(folder):
     work = Train(network="dropping", batch_per_device=BATCH)
     program = made(RunSpec(work=work), Alone())
     program.load(kept.snapshot.weights)
-    scored = score_all(program, in_order(source(8), BATCH), KeptLog(), mark="")
+    scored = score_all(program, in_order(source(8), BATCH), InMemoryLog(), mark="")
     told = kept.stands["course"]["validation"][0]
     assert scored.loss_sum == pytest.approx(told["loss_sum"], rel=1e-6)
 

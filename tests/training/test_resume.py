@@ -16,13 +16,13 @@ from cubemesh.errors import DataError, UsageError
 from cubemesh.frameworks.api.framework import BuildRequest, Diverged
 from cubemesh.frameworks.api.gradient_sync import Alone
 from cubemesh.frameworks.pytorch import build
-from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.parallel import strategies as exchanges
 from cubemesh.schema import CheckpointSettings, Placement, ProgramSettings, RunSpec, Train
 from cubemesh.training.checkpoint import load, path_of, steps_in
 from cubemesh.training.loop import train
 from cubemesh.worker.run import checkpointing as checkpointing
+from in_memory_log import InMemoryLog
 
 EACH = 5
 """Steps of an epoch."""
@@ -50,7 +50,7 @@ def spec(folder, *, every, resume=False, program=None, **fields):
 
 def run(spec):
     """What a worker does, in this process."""
-    network, work, log, group = dropping(), spec.work, KeptLog(), Alone()
+    network, work, log, group = dropping(), spec.work, InMemoryLog(), Alone()
     begin = checkpointing.beginning(spec, group, log)
     feed = Feed(source(4 * EACH), 4, work.seed, epochs=work.epochs, start=begin.course.done)
     program = build(

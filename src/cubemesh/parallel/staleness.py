@@ -17,7 +17,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from cubemesh.frameworks.api.gradient_sync import GradientSync
-from cubemesh.measure.telemetry.base import Log
+from cubemesh.measure.log import Log
 from cubemesh.parallel.asynchronous import Asynchronous, Updates
 from cubemesh.schema.record import Curve, Figure
 from cubemesh.schema.series import Series

@@ -16,7 +16,7 @@ import threading
 import time
 from pathlib import Path
 
-from cubemesh.measure.telemetry.base import Log
+from cubemesh.measure.log import Log
 from cubemesh.schema.record import Figure
 from cubemesh.schema.warning import warn
 from cubemesh.training.checkpoint import Checkpoint, give_up, not_finite, prune, save

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from cubemesh.batches import PADDING, Batch
 from cubemesh.frameworks.api.framework import Program
-from cubemesh.measure.telemetry.base import Log
+from cubemesh.measure.log import Log
 from cubemesh.schema.record import Figure
 from cubemesh.statistics import Interval
 

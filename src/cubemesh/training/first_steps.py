@@ -20,7 +20,7 @@ from cubemesh.data.feed import Feed, in_order
 from cubemesh.data.source import Source
 from cubemesh.frameworks.api.framework import Diverged, Program, ShowsSteps, Unsupported
 from cubemesh.frameworks.api.gradient_sync import Group, settle
-from cubemesh.measure.telemetry.base import Log
+from cubemesh.measure.log import Log
 from cubemesh.schema.first_steps_trace import COUNTERS, Replica, Sketch
 from cubemesh.schema.record import Curve, Figure
 from cubemesh.schema.work import FirstSteps

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from cubemesh.measure.telemetry.base import Log
+from cubemesh.measure.log import Log
 from cubemesh.schema.record import Curve, Figure
 from cubemesh.training.evaluation import Scored, accuracy_figure
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 from cubemesh.frameworks.api.framework import Program
 from cubemesh.frameworks.api.gradient_sync import Group
 from cubemesh.frameworks.api.training import Snapshots
-from cubemesh.measure.telemetry.base import Log
+from cubemesh.measure.log import Log
 from cubemesh.schema.warning import warn
 from cubemesh.training.checkpoint import Checkpoint
 from cubemesh.training.checkpoint_writer import Saver

@@ -26,7 +26,7 @@ from cubemesh.data.source import Source
 from cubemesh.frameworks.api.framework import Diverged, Program, Unsupported
 from cubemesh.frameworks.api.gradient_sync import Alone, Group, settle
 from cubemesh.frameworks.api.training import Inspects, SetsRate, Snapshots
-from cubemesh.measure.telemetry.base import Log
+from cubemesh.measure.log import Log
 from cubemesh.measure.timing.timer import Stopwatch
 from cubemesh.schema.record import Figure, Window
 from cubemesh.schema.spec import DataLocation

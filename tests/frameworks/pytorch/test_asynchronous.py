@@ -20,15 +20,14 @@ from cubemesh.batches import Batch
 from cubemesh.frameworks.api.framework import BuildRequest, Unsupported
 from cubemesh.frameworks.api.gradient_sync import Alone
 from cubemesh.frameworks.pytorch import build, join, launch
-from cubemesh.measure.telemetry.memory_log import KeptLog
-from cubemesh.measure.timing.lockstep import Apart, InStep
-from cubemesh.measure.timing.timer import measure
+from cubemesh.measure.timing.timer import FreeRunning, Lockstep, measure
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.parallel import strategies as exchanges
 from cubemesh.parallel.asynchronous import rate_factor
 from cubemesh.parallel.strategies import OUT_OF_STEP
 from cubemesh.schema.spec import Budget, Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
+from in_memory_log import InMemoryLog
 
 RANKS = 2
 STEPS = 6
@@ -134,8 +133,8 @@ def slowed(name, group):
         program.clock,
         samples_per_step=4,
         budget=Budget(steps=12, windows=4, seconds=0.0, warmup_seconds=0.0),
-        log=KeptLog(),
-        pace=Apart(group.rank, group.told) if apart else InStep(group.agree),
+        log=InMemoryLog(),
+        pace=FreeRunning(group.rank, group.told) if apart else Lockstep(group.agree),
     )
     program.close()
     mean_s = sum(w.elapsed_s for w in found.windows) / sum(w.steps for w in found.windows)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from cubemesh.measure.attribution.profile_windows import Attributed
-from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.measure.timing.step_timestamps import StampedSteps
 from cubemesh.measure.timing.timer import measure
 from cubemesh.schema import Budget, Profile, ProfileEvent
+from in_memory_log import InMemoryLog
 
 STEP_S = 0.01
 
@@ -66,7 +66,7 @@ class Scripted:
 
 
 def taken_apart(program, take=lambda: None, place=lambda batch: batch):
-    log = KeptLog()
+    log = InMemoryLog()
     steps = StampedSteps(take=take, place=place, queue=program.step, clock=program.clock)
     attributed = Attributed(program=program, steps=steps, samples_per_step=1, log=log)
     measured = measure(

@@ -12,11 +12,11 @@ from cubemesh.measure.telemetry.counter_series import (
     percent_series,
     series_of,
 )
-from cubemesh.measure.telemetry.host import HostReader, Reading, Replay
-from cubemesh.measure.telemetry.memory_log import KeptLog
+from cubemesh.measure.telemetry.host import HostReader, Reading
 from cubemesh.measure.telemetry.telemetry import Telemetry, idle_power, open_meters
-from cubemesh.measure.telemetry.trace_replay import ReplayedMeter
 from cubemesh.schema.record import Window
+from in_memory_log import InMemoryLog
+from trace_replay import Replay, ReplayedMeter
 
 
 def reading(t: float, tree: float, cores: float, host: float, resident: int = 1000) -> Reading:
@@ -36,7 +36,7 @@ RECORDED = [
 
 
 def test_series_of_a_recorded_host() -> None:
-    log = KeptLog()
+    log = InMemoryLog()
     with Telemetry(
         log, 2, every_s=0.001, reader=Replay(RECORDED, cores=2, host_cores=4)
     ) as telemetry:
@@ -52,7 +52,7 @@ def test_series_of_a_recorded_host() -> None:
 
 def test_chunks_join_without_a_gap() -> None:
     steady = [reading(float(n), float(n), 2.0 * n, 2.0 * n) for n in range(37)]
-    log = KeptLog()
+    log = InMemoryLog()
     with Telemetry(log, 2, every_s=0.0005, reader=Replay(steady, 2, 2)) as telemetry:
         while len(telemetry.readings) < 37:
             time.sleep(0.001)
@@ -71,7 +71,7 @@ def test_what_others_used() -> None:
 
 
 def test_a_busy_host_is_warned_of() -> None:
-    log = KeptLog()
+    log = InMemoryLog()
     with Telemetry(log, 2, every_s=0.001, reader=Replay(RECORDED, 2, 4)) as telemetry:
         while len(telemetry.readings) < 4:
             time.sleep(0.001)
@@ -88,7 +88,7 @@ def test_a_counter_that_falls_is_no_negative_use() -> None:
 
 
 def test_a_short_run_has_a_reading_at_either_end() -> None:
-    log = KeptLog()
+    log = InMemoryLog()
     with Telemetry(log, 1, every_s=60):
         _work(0.05)
     assert len(log.joined("resident_bytes").values) == 2
@@ -97,7 +97,7 @@ def test_a_short_run_has_a_reading_at_either_end() -> None:
 
 
 def test_its_own_cost_is_told_and_small() -> None:
-    log = KeptLog()
+    log = InMemoryLog()
     with Telemetry(log, 1, every_s=0.05):
         time.sleep(0.5)
     cost = log.figures["telemetry_cpu_share"]
@@ -114,7 +114,7 @@ def test_a_failure_in_the_thread_is_raised_at_the_end() -> None:
 
     with (
         pytest.raises(OSError, match="are gone"),
-        Telemetry(KeptLog(), 1, every_s=0.001, reader=Broken(RECORDED)) as telemetry,
+        Telemetry(InMemoryLog(), 1, every_s=0.001, reader=Broken(RECORDED)) as telemetry,
     ):
         telemetry._thread.join(10)
 
@@ -191,7 +191,7 @@ def _work(seconds: float) -> float:
 
 
 def test_utilisation_of_the_measured_part_alone() -> None:
-    log = KeptLog()
+    log = InMemoryLog()
     with Telemetry(log, 2, every_s=0.001, reader=Replay(RECORDED, 2, 4)) as telemetry:
         while len(telemetry.readings) < 4:
             time.sleep(0.001)
@@ -206,7 +206,7 @@ def test_utilisation_of_the_measured_part_alone() -> None:
 def test_utilisation_of_a_gpu_is_the_mean_of_its_readings() -> None:
     said = [{"gpu_utilisation_percent": p, "gpu_power_watts": 4 * p} for p in (0.0, 80.0, 90.0)]
     meter = ReplayedMeter([*said, {}], device="gpu")
-    log = KeptLog()
+    log = InMemoryLog()
     with Telemetry(
         log,
         2,
@@ -242,7 +242,7 @@ def test_counters_become_rates_and_the_energy_counter_begins_at_nought() -> None
         {"gpu_energy_joules": 1e6 + 60.0 * n, "disk_read_bytes": 2e6 * n, "dram_joules": 5.0 * n}
         for n in range(5)
     ]
-    log = KeptLog()
+    log = InMemoryLog()
     gpu = ReplayedMeter([{"gpu_energy_joules": s["gpu_energy_joules"]} for s in said], device="gpu")
     host = ReplayedMeter([{k: v for k, v in s.items() if "gpu" not in k} for s in said])
     with Telemetry(
@@ -263,7 +263,7 @@ def test_counters_become_rates_and_the_energy_counter_begins_at_nought() -> None
 
 def test_the_end_of_a_run_lies_between_two_readings_of_the_meters() -> None:
     meter = ReplayedMeter([{"gpu_power_watts": 100.0}], device="gpu")
-    with Telemetry(KeptLog(), 1, every_s=0.05, meters=[meter]) as telemetry:
+    with Telemetry(InMemoryLog(), 1, every_s=0.05, meters=[meter]) as telemetry:
         time.sleep(0.051)
         inside = time.perf_counter()
     assert telemetry.sampled["gpu_power_watts"][-1][0] >= inside
@@ -274,7 +274,7 @@ def test_energy_of_the_windows_from_played_readings() -> None:
     meter = ReplayedMeter(
         said, device="gpu", name="Tesla P100", generation="pascal", power="instant"
     )
-    log = KeptLog()
+    log = InMemoryLog()
     with Telemetry(log, 1, every_s=60, meters=[meter]) as telemetry:
         pass
     # The readings are moved apart, as if five seconds lay between them.
@@ -313,7 +313,7 @@ def test_this_machine_without_a_gpu_has_meters_that_answer_or_say_why() -> None:
 
 
 def test_its_cost_is_told_of_the_processor_time_of_the_run() -> None:
-    log = KeptLog()
+    log = InMemoryLog()
     with Telemetry(log, 1, every_s=0.05, meters=open_meters(None)):
         _work(0.3)
     assert 0 < log.figures["telemetry_cpu_percent"].value < 30

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.measure.timing.interleaved_ab import Side, alternate, ratio_of, steps_per_window
 from cubemesh.schema.comparison import Difference
 from cubemesh.schema.record import AGAINST, Window
 from cubemesh.schema.spec import Budget
+from in_memory_log import InMemoryLog
 
 EFFORT = Budget(steps=1, seconds=0.0, windows=6, warmup_seconds=5.0)
 
@@ -41,7 +41,7 @@ class Machine:
 
 
 def run(machine, pairs, **budget):
-    log = KeptLog()
+    log = InMemoryLog()
     merged = {"steps": 1, "seconds": 0.0, "windows": 6, "warmup_seconds": 5.0} | budget
     return alternate(pairs, budget=Budget(**merged), log=log), log
 

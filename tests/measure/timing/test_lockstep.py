@@ -5,10 +5,9 @@ import threading
 
 import pytest
 
-from cubemesh.measure.telemetry.memory_log import KeptLog
-from cubemesh.measure.timing.lockstep import Apart, InStep
-from cubemesh.measure.timing.timer import measure
+from cubemesh.measure.timing.timer import FreeRunning, Lockstep, measure
 from cubemesh.schema import Budget
+from in_memory_log import InMemoryLog
 
 SLOWER = 5
 
@@ -82,7 +81,7 @@ class World:
 
 def run(paces, steps_s, **budget):
     """The logs of two ranks measured at their paces."""
-    world, logs = World(2), [KeptLog(), KeptLog()]
+    world, logs = World(2), [InMemoryLog(), InMemoryLog()]
 
     def one(number):
         rank = Rank(world, number, steps_s[number])
@@ -111,7 +110,7 @@ def run(paces, steps_s, **budget):
 def test_in_step_all_make_the_windows_that_rank_0_decides_on():
     group = Group()
     first, second = run(
-        [InStep(group.agree(n)) for n in range(2)], [0.1, 0.1 * SLOWER], steps=40, windows=4
+        [Lockstep(group.agree(n)) for n in range(2)], [0.1, 0.1 * SLOWER], steps=40, windows=4
     )
     assert [w.steps for w in first] == [w.steps for w in second] == [10] * 4
 
@@ -121,7 +120,7 @@ def test_apart_each_makes_as_many_steps_as_it_can_until_rank_0_has_enough(slow):
     group = Group()
     steps_s = [0.1, 0.1]
     steps_s[slow] *= SLOWER
-    found = run([Apart(n, group.told(n)) for n in range(2)], steps_s, steps=40, windows=4)
+    found = run([FreeRunning(n, group.told(n)) for n in range(2)], steps_s, steps=40, windows=4)
     assert sum(w.steps for w in found[0]) >= 40
     rates = [sum(w.steps for w in own) / sum(w.elapsed_s for w in own) for own in found]
     assert rates[1 - slow] / rates[slow] == pytest.approx(SLOWER, rel=0.05)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.measure.timing.timer import (
     STEADY_WINDOWS,
     WARMUP_WINDOW_S,
@@ -18,6 +17,7 @@ from cubemesh.measure.timing.timer import (
     steps_per_window,
 )
 from cubemesh.schema.spec import Budget
+from in_memory_log import InMemoryLog
 
 
 class Played:
@@ -45,9 +45,9 @@ class Played:
 
 
 def run(
-    lengths: Iterator[float], log: KeptLog | None = None, **budget: float
-) -> tuple[Measured, KeptLog, Played]:
-    program, log = Played(lengths), log or KeptLog()
+    lengths: Iterator[float], log: InMemoryLog | None = None, **budget: float
+) -> tuple[Measured, InMemoryLog, Played]:
+    program, log = Played(lengths), log or InMemoryLog()
     measured = measure(
         program.step,
         program.synchronize,
@@ -59,7 +59,7 @@ def run(
     return measured, log, program
 
 
-def codes(log: KeptLog) -> list[str]:
+def codes(log: InMemoryLog) -> list[str]:
     return [w.code for w in log.warnings]
 
 
@@ -207,7 +207,7 @@ def test_a_clock_that_stands_still() -> None:
 
 
 def test_on_the_real_clock() -> None:
-    log, nothing = KeptLog(), _nothing
+    log, nothing = InMemoryLog(), _nothing
     before = time.perf_counter()
     measured = measure(
         lambda: time.sleep(0.002),

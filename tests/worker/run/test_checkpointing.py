@@ -12,12 +12,12 @@ from cubemesh.errors import DataError, UsageError
 from cubemesh.frameworks.api.framework import Unsupported
 from cubemesh.frameworks.api.gradient_sync import Alone
 from cubemesh.frameworks.api.training import Snapshot
-from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.schema import CheckpointSettings, Placement, RunSpec, Train
 from cubemesh.training import checkpoint as checkpoints
 from cubemesh.training.checkpoint import Checkpoint
 from cubemesh.training.history import Course
 from cubemesh.worker.run import checkpointing as checkpointing
+from in_memory_log import InMemoryLog
 
 PATIENCE_S = 10
 
@@ -57,7 +57,7 @@ def begin(*folders, resume=False):
         )
         spec = replace(spec, program=replace(spec.program, sync="all-reduce"))
         try:
-            found[rank] = checkpointing.beginning(spec, Ranks(rank, said, met), KeptLog())
+            found[rank] = checkpointing.beginning(spec, Ranks(rank, said, met), InMemoryLog())
         except (UsageError, DataError, threading.BrokenBarrierError) as error:
             found[rank] = repr(error) if not str(error) else str(error)
 
@@ -122,4 +122,4 @@ def test_gradients_under_way_are_in_no_checkpoint(tmp_path, sync):
     )
     spec = replace(spec, program=replace(spec.program, sync=sync))
     with pytest.raises(Unsupported, match="which no checkpoint holds"):
-        checkpointing.beginning(spec, Alone(), KeptLog())
+        checkpointing.beginning(spec, Alone(), InMemoryLog())

@@ -6,10 +6,10 @@ import pytest
 
 from cubemesh.frameworks.api.framework import OutOfMemory, Unsupported
 from cubemesh.frameworks.api.gradient_sync import Alone
-from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.schema import Budget, Collective, Placement, RunSpec
 from cubemesh.worker.report.outcomes import outcome_of
 from cubemesh.worker.run.collectives import build, sweep
+from in_memory_log import InMemoryLog
 
 KIB = 1 << 10
 
@@ -61,7 +61,7 @@ def spec(steps=2, windows=3, seconds=10.0, **work):
 
 
 def played(asked, group=None):
-    program, log = Scripted(), KeptLog()
+    program, log = Scripted(), InMemoryLog()
     sweep(asked, program, group or Three(), log)
     return program, log
 

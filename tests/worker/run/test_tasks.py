@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
+import trace_replay as replay
 from cubemesh.frameworks.api.framework import Unsupported
 from cubemesh.frameworks.api.gradient_sync import Alone
-from cubemesh.measure.telemetry import trace_replay as replay
 from cubemesh.schema import (
     WORK_KINDS,
     Budget,

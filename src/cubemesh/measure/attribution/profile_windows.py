@@ -27,7 +27,7 @@ from cubemesh.measure.attribution.attribution import OTHER, mean_step_s, on_devi
 from cubemesh.measure.attribution.breakdown import by_category, by_layer, by_runtime_call, occupancy
 from cubemesh.measure.attribution.timeline import record, talking
 from cubemesh.measure.attribution.transfers import Waited, last_arrivals, waited
-from cubemesh.measure.telemetry.base import Log
+from cubemesh.measure.log import Log
 from cubemesh.measure.timing.step_timestamps import StampedSteps, StampedWindow
 from cubemesh.measure.timing.timer import Stopwatch
 from cubemesh.schema.profile import Profile

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -70,22 +70,6 @@ class HostReader:
             cores_busy_s=sum(s for core, s in busy.items() if core in self._own_cores),
             host_busy_s=sum(busy.values()),
         )
-
-
-class Replay:
-    """Plays recorded readings, the last one again and again, in place of a machine's."""
-
-    def __init__(self, readings: Sequence[Reading], cores: int = 1, host_cores: int = 1) -> None:
-        self.cores = cores
-        self.host_cores = host_cores
-        self._readings = list(readings)
-        self._next = 0
-
-    def read(self) -> Reading:
-        """See `Reader.read`."""
-        reading = self._readings[min(self._next, len(self._readings) - 1)]
-        self._next += 1
-        return reading
 
 
 def _busy_by_core() -> dict[str, float]:

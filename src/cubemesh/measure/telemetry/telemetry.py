@@ -25,7 +25,7 @@ from typing import Protocol
 from cubemesh.measure.energy.energy import energy
 from cubemesh.measure.energy.rapl import RaplReader
 from cubemesh.measure.energy.sensors import Need
-from cubemesh.measure.telemetry.base import Log
+from cubemesh.measure.log import Log
 from cubemesh.measure.telemetry.counter_series import (
     Points,
     cpu_percent,

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cubemesh.measure.telemetry.base import Log
+from cubemesh.measure.log import Log
 from cubemesh.measure.timing.stopping_rule import Patience
 from cubemesh.measure.timing.timer import Stopwatch
 from cubemesh.measure.validity import not_steady

@@ -21,10 +21,10 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from cubemesh.measure.figures import half_width
-from cubemesh.measure.telemetry.base import Log
-from cubemesh.measure.timing.lockstep import InStep, Pace
+from cubemesh.measure.log import Log
 from cubemesh.measure.timing.stopping_rule import Patience
 from cubemesh.measure.validity import judge, not_steady
 from cubemesh.schema.record import Window
@@ -103,6 +103,61 @@ class Stopwatch:
         )
 
 
+class Pace(Protocol):
+    """How the ranks of a run agree on window lengths and on the end of a phase. All ranks make the
+    same calls in the same order."""
+
+    def length(self, steps: int, step_s: float) -> float:
+        """The length to pass to `window` for about `steps` steps of `step_s` seconds."""
+
+    def window(self, watch: Stopwatch, phase: str, length: float) -> Window:
+        """Time one window."""
+
+    def ends(self, phase: str, steady: bool, over: bool) -> tuple[bool, bool]:
+        """(steady, over) as decided for this rank, given its own view."""
+
+
+class Lockstep:
+    """All ranks make the same number of steps, which rank 0 broadcasts (`Group.agree`). A length is
+    a number of steps."""
+
+    def __init__(self, agree: Callable[[Any], Any] = lambda decision: decision) -> None:
+        self._agree = agree
+
+    def length(self, steps: int, step_s: float) -> float:
+        """See `Pace`."""
+        return float(self._agree(steps))
+
+    def window(self, watch: Stopwatch, phase: str, length: float) -> Window:
+        """See `Pace`."""
+        return watch.window(phase, int(length))
+
+    def ends(self, phase: str, steady: bool, over: bool) -> tuple[bool, bool]:
+        """See `Pace`."""
+        steady, over = self._agree((steady, over))
+        return steady, over
+
+
+class FreeRunning:
+    """Each rank makes as many steps as it can until rank 0 ends the phase, which the others poll
+    after each window (`Group.told`). A length is a number of seconds."""
+
+    def __init__(self, rank: int, told: Callable[[str, bool], bool]) -> None:
+        self._first, self._told = rank == 0, told
+
+    def length(self, steps: int, step_s: float) -> float:
+        """See `Pace`."""
+        return steps * step_s
+
+    def window(self, watch: Stopwatch, phase: str, length: float) -> Window:
+        """See `Pace`."""
+        return watch.window_lasting(phase, length)
+
+    def ends(self, phase: str, steady: bool, over: bool) -> tuple[bool, bool]:
+        """See `Pace`. Ranks other than 0 count as steady."""
+        return steady or not self._first, self._told(phase, over)
+
+
 def measure(
     step: Callable[[], None],
     synchronize: Callable[[], None],
@@ -122,7 +177,7 @@ def measure(
     go to `log`. `beside` is called after each measured window, outside its time. With several
     ranks, `pace` says how they keep together. RuntimeError where the clock does not advance.
     """
-    pace = pace or InStep()
+    pace = pace or Lockstep()
     watch = Stopwatch(
         step=step,
         synchronize=synchronize,

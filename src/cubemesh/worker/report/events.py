@@ -1,10 +1,9 @@
-"""The event file: everything a rank has to say, a JSON object a line, appended as it happens.
+"""Event file of a rank: progress, heartbeats and results as JSON lines, appended as they happen.
 
-One mechanism serves progress, hang detection, crash recovery and the live view. A line is written
-with one `write` to a file opened for appending, so what was said before a crash is there, and at
-most the last line is torn, or one that a full disk cut short. Times in events are seconds since the
-run began (`origin`, a reading of `time.perf_counter()`, which all processes of one Linux host
-share).
+The runner follows it for live progress and hang detection, and assembles the record from it even
+after a crash: a line is one `write` to a file opened for appending, so at most the last line is
+torn. Times are seconds since `origin`, a reading of `time.perf_counter()` (one clock for all
+processes of a Linux host).
 """
 
 from __future__ import annotations
@@ -14,46 +13,30 @@ import errno
 import json
 import os
 import threading
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cubemesh.schema.collective import SweepPoint
-from cubemesh.schema.first_steps_trace import Replica
-from cubemesh.schema.machine import Unknown
+from cubemesh.measure.log import Log
 from cubemesh.schema.outcome import Outcome
-from cubemesh.schema.record import Breakdown, Curve, Figure, Part, Phase, Window
 from cubemesh.schema.serialization import to_plain
-from cubemesh.schema.series import Series
-from cubemesh.schema.warning import Warning
 
 PROGRESS_EVERY_S = 0.2
 
 
-@dataclass
-class RunningPhase:
-    """What is known of a phase before it has ended."""
-
-    cached: bool | None = None
-    """Whether what it compiled came from a cache; None where it compiled nothing."""
-
-
 def events_path(folder: Path, rank: int) -> Path:
-    """Where a rank writes its events."""
+    """The event file of a rank."""
     return folder / f"events-{rank}.jsonl"
 
 
-class EventLog:
-    """The `Log` of a worker (see measure/telemetry/base.py), written to a rank's event file.
+class EventLog(Log):
+    """The log of a worker (measure/log.py), written to a rank's event file.
 
-    Events are `{"event": NAME, "t": seconds, NAME: noun as plain data}` with the names phase,
-    window, figure (with "name"), curve, part, breakdown, replica, point, warning, unmeasured,
-    series, outcome; `rank` (what this rank runs on), `library`, `link` (what it exchanged over),
-    `enter` (a phase begins), `artifact` (a file in the run's folder), `progress` and `alive`
-    (nothing but that) carry fields of their own.
+    Events are `{"event": NAME, "t": seconds, …}` with a result as plain data under the event's own
+    name: phase, window, figure (with "name"), curve, part, breakdown, replica, point, warning,
+    unmeasured, series, outcome. `rank` (host, device, threads), `link` (network interface and
+    transport), `library`, `enter` (a phase begins), `artifact` (a file in the run's folder),
+    `progress` and `alive` (heartbeat) have fields of their own.
     """
 
     def __init__(self, path: Path, rank: int, origin: float) -> None:
@@ -64,48 +47,6 @@ class EventLog:
         self._last_progress = float("-inf")
         self._torn = False
 
-    def now(self) -> float:
-        """Seconds since the run began."""
-        return time.perf_counter() - self.origin
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[RunningPhase]:
-        """Say that a phase begins, and how long it took, and whether it was cached, if it ends
-        well."""
-        start, running = self.now(), RunningPhase()
-        self._say("enter", name=name)
-        yield running
-        phase = Phase(
-            name=name,
-            rank=self.rank,
-            start_s=start,
-            elapsed_s=self.now() - start,
-            cached=running.cached,
-        )
-        self._noun("phase", phase)
-
-    def window(
-        self,
-        *,
-        phase: str,
-        start: float,
-        elapsed_s: float,
-        steps: int,
-        samples: int,
-        marks: tuple[str, ...] = (),
-    ) -> None:
-        """Say that a group of steps has ended."""
-        window = Window(
-            rank=self.rank,
-            phase=phase,
-            start_s=start - self.origin,
-            elapsed_s=elapsed_s,
-            steps=steps,
-            samples=samples,
-            marks=marks,
-        )
-        self._noun("window", window)
-
     def progress(
         self,
         phase: str,
@@ -114,70 +55,25 @@ class EventLog:
         fraction: float | None,
         note: str = "",
     ) -> None:
-        """Say how far the run has come, five times a second at most."""
+        """Log the progress of the run, at most five times a second."""
         if self.now() - self._last_progress < PROGRESS_EVERY_S:
             return
         self._last_progress = self.now()
-        told = {"phase": phase, "steps": steps, "step_s": step_s, "fraction": fraction}
-        self._say("progress", **told, note=note)
+        super().progress(phase, steps, step_s, fraction, note)
 
     def alive(self) -> None:
-        """Say that this process is there. A disk that is full must not make it look dead: then the
-        file's other events fail, and say why."""
+        """Log a heartbeat. A full disk must not look like a dead process: other events then fail
+        and report it."""
         with contextlib.suppress(OSError):
-            self._say("alive")
-
-    def figure(self, name: str, figure: Figure) -> None:
-        """Say a figure."""
-        self._noun("figure", figure, name=name)
-
-    def curve(self, curve: Curve) -> None:
-        """Say a curve."""
-        self._noun("curve", curve)
-
-    def part(self, part: Part) -> None:
-        """Say a part of the step."""
-        self._noun("part", part)
-
-    def breakdown(self, breakdown: Breakdown) -> None:
-        """Say where the time of a step goes."""
-        self._noun("breakdown", breakdown)
-
-    def replica(self, replica: Replica) -> None:
-        """Say what this rank was fed and made."""
-        self._noun("replica", replica)
-
-    def point(self, point: SweepPoint) -> None:
-        """Say what a collective took at one size."""
-        self._noun("point", point)
+            self.emit("alive")
 
     def library(self, name: str) -> None:
-        """Say what carries the collectives."""
-        self._say("library", name=name)
+        """The library that runs the collectives."""
+        self.emit("library", name=name)
 
     def artifact(self, name: str, file: str) -> None:
-        """Say that a file of the run's folder is to be kept beside the record."""
-        self._say("artifact", name=name, file=file)
-
-    def warning(self, warning: Warning) -> None:
-        """Say a warning."""
-        self._noun("warning", warning)
-
-    def unmeasured(self, unknown: Unknown) -> None:
-        """Say what could not be measured."""
-        self._noun("unmeasured", unknown)
-
-    def series(self, series: Series) -> None:
-        """Say a chunk of samples."""
-        times = tuple(t - self.origin for t in series.times_s)
-        chunk = Series(
-            name=series.name,
-            rank=self.rank,
-            device=series.device,
-            times_s=times,
-            values=series.values,
-        )
-        self._noun("series", chunk)
+        """A file in the run's folder that is to be stored with the record."""
+        self.emit("artifact", name=name, file=file)
 
     def started(
         self,
@@ -188,30 +84,29 @@ class EventLog:
         processors: Sequence[int] = (),
         devices: Sequence[str] = (),
     ) -> None:
-        """Say what this rank runs on: once, before anything is built. `devices` are all, where it
-        drives several."""
+        """The host, device and processors of this rank; once, before anything is built. `devices`
+        lists all devices of a rank that drives several."""
         bound, driven = list(processors), list(devices)
-        self._say(
+        self.emit(
             "rank", host=host, device=device, threads=threads, processors=bound, devices=driven
         )
 
     def link(self, *, interface: str, transport: str) -> None:
-        """Say over what this rank exchanged."""
-        self._say("link", interface=interface, transport=transport)
+        """Network interface and transport of this rank's gradient synchronisation."""
+        self.emit("link", interface=interface, transport=transport)
 
     def outcome(self, outcome: Outcome) -> None:
-        """Say how the run ended: the last event of every rank that ends by itself."""
-        self._noun("outcome", outcome)
+        """The outcome: the last event of every rank that ends by itself."""
+        self.emit("outcome", outcome=outcome)
 
     def close(self) -> None:
-        """Close the file; what was said is on its way to the disk already."""
+        """Close the file; every event is already on its way to the disk."""
         os.close(self._file)
 
-    def _noun(self, event: str, noun: Any, **fields: Any) -> None:
-        self._say(event, **fields, **{event: to_plain(noun)})
-
-    def _say(self, event: str, **fields: Any) -> None:
-        line = json.dumps({"event": event, "t": round(self.now(), 6), **fields}).encode() + b"\n"
+    def emit(self, event: str, **fields: Any) -> None:
+        """Append one event, with a single `write`."""
+        plain = {name: to_plain(value) for name, value in fields.items()}
+        line = json.dumps({"event": event, "t": round(self.now(), 6), **plain}).encode() + b"\n"
         with self._lock:
             if self._torn:
                 line = b"\n" + line
@@ -222,17 +117,14 @@ class EventLog:
 
 
 class EventReader:
-    """Reads an event file while it grows: every call gives what came since the last one.
-
-    A line is given once it is whole; one that is not JSON was torn, and is left out.
-    """
+    """Reads an event file while it grows. Lines that are torn or not JSON are left out."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
     def read(self) -> list[dict[str, Any]]:
-        """The new whole events; none while the file does not exist."""
+        """Complete events since the last call; none while the file does not exist."""
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._offset)
@@ -248,7 +140,7 @@ class EventReader:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """All whole events of a file; a missing file has none."""
+    """All complete events of a file; none of a missing file."""
     return EventReader(path).read()
 
 

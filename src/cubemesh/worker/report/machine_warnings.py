@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cubemesh.measure.telemetry.base import Log
+from cubemesh.measure.log import Log
 from cubemesh.measure.telemetry.gpu_processes import Neighbours
 from cubemesh.measure.telemetry.telemetry import Telemetry
 from cubemesh.measure.validity import changing_clock, shared_gpu, throttled

@@ -16,7 +16,7 @@ from cubemesh.frameworks.api.framework import Profiles, Program, Unsupported
 from cubemesh.frameworks.api.gradient_sync import Group
 from cubemesh.measure.attribution.profile_windows import Attributed
 from cubemesh.measure.attribution.transfers import Transfers
-from cubemesh.measure.telemetry.base import Log
+from cubemesh.measure.log import Log
 from cubemesh.measure.timing.step_timestamps import StampedSteps
 from cubemesh.parallel.timed_group import STAMPED, TimedGroup
 from cubemesh.schema.spec import RunSpec

@@ -17,7 +17,7 @@ from cubemesh.errors import DataError, UsageError
 from cubemesh.frameworks.api.framework import Program, Unsupported
 from cubemesh.frameworks.api.gradient_sync import Group
 from cubemesh.frameworks.api.training import Snapshots
-from cubemesh.measure.telemetry.base import Log
+from cubemesh.measure.log import Log
 from cubemesh.networks.graph import Network
 from cubemesh.parallel.strategies import OUT_OF_STEP
 from cubemesh.schema.record import Figure

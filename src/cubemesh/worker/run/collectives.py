@@ -24,7 +24,7 @@ from cubemesh.frameworks.api.collectives import (
 )
 from cubemesh.frameworks.api.framework import Framework, OutOfMemory, Unsupported
 from cubemesh.frameworks.api.gradient_sync import Group
-from cubemesh.measure.telemetry.base import Log
+from cubemesh.measure.log import Log
 from cubemesh.schema.collective import Collective, SweepPoint
 from cubemesh.schema.spec import Budget, RunSpec
 from cubemesh.units import format_bytes

@@ -24,7 +24,7 @@ from cubemesh.data.source import Split
 from cubemesh.data.stage_benchmark import ReadOnly, decode_only
 from cubemesh.frameworks.api.framework import Decodes, Program, Unsupported, monotonic_s
 from cubemesh.frameworks.api.gradient_sync import Alone, Group
-from cubemesh.measure.telemetry.base import Log
+from cubemesh.measure.log import Log
 from cubemesh.measure.timing.timer import Measured
 from cubemesh.measure.validity import page_cache
 from cubemesh.networks.graph import Network

@@ -11,7 +11,7 @@ import math
 
 from cubemesh.batches import Batch
 from cubemesh.frameworks.api.framework import Diverged, Program
-from cubemesh.measure.telemetry.base import Log
+from cubemesh.measure.log import Log
 from cubemesh.schema.record import Curve
 
 CURVE = "first_losses"

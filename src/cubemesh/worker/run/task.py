@@ -21,8 +21,7 @@ from cubemesh.measure.attribution.profile_windows import Attributed
 from cubemesh.measure.energy.ranks import IDLE
 from cubemesh.measure.telemetry.gpu_processes import Neighbours
 from cubemesh.measure.telemetry.telemetry import Meter, Telemetry, idle_power, open_meters
-from cubemesh.measure.timing.lockstep import Apart, InStep, Pace
-from cubemesh.measure.timing.timer import Measured, measure
+from cubemesh.measure.timing.timer import FreeRunning, Lockstep, Measured, Pace, measure
 from cubemesh.networks.graph import Network
 from cubemesh.parallel.strategies import OUT_OF_STEP
 from cubemesh.schema.spec import RunSpec
@@ -94,8 +93,8 @@ def timed(
 def _pace(task: Task) -> Pace:
     """How the ranks of the run keep time."""
     if task.spec.program.sync in OUT_OF_STEP:
-        return Apart(task.group.rank, task.group.told)
-    return InStep(task.group.agree)
+        return FreeRunning(task.group.rank, task.group.told)
+    return Lockstep(task.group.agree)
 
 
 def network_of(work: NetworkWork) -> Network:

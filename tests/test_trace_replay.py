@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from cubemesh.errors import DataError
-from cubemesh.measure.telemetry.memory_log import KeptLog
 from cubemesh.measure.telemetry.telemetry import Telemetry, open_meters
-from cubemesh.measure.telemetry.trace_replay import ReplayedMeter, load, record
+from in_memory_log import InMemoryLog
+from trace_replay import ReplayedMeter, load, record
 
 
 def test_what_was_recorded_is_played(tmp_path: Path) -> None:
@@ -17,7 +17,7 @@ def test_what_was_recorded_is_played(tmp_path: Path) -> None:
     reader, meters = load(file)
     assert (meters[0].name, meters[0].generation, meters[0].power) == ("A", "hopper", "instant")
     assert meters[1].missing == open_meters(None)[0].missing
-    log = KeptLog()
+    log = InMemoryLog()
     with Telemetry(log, 1, every_s=0.002, reader=reader, meters=meters) as telemetry:
         while len(telemetry.readings) < 4:
             time.sleep(0.001)

@@ -21,12 +21,28 @@ from typing import Any
 
 from cubemesh.errors import DataError
 from cubemesh.measure.energy.sensors import Need, needed
-from cubemesh.measure.telemetry.host import HostReader, Reader, Reading, Replay
+from cubemesh.measure.telemetry.host import HostReader, Reader, Reading
 from cubemesh.measure.telemetry.telemetry import Meter
 
 SCHEMA = 1
 _SAID = ("name", "generation", "power")
 """What a GPU's meter says of itself."""
+
+
+class Replay:
+    """Plays recorded readings, the last one again and again, in place of a machine's."""
+
+    def __init__(self, readings: Sequence[Reading], cores: int = 1, host_cores: int = 1) -> None:
+        self.cores = cores
+        self.host_cores = host_cores
+        self._readings = list(readings)
+        self._next = 0
+
+    def read(self) -> Reading:
+        """See `Reader.read`."""
+        reading = self._readings[min(self._next, len(self._readings) - 1)]
+        self._next += 1
+        return reading
 
 
 class ReplayedMeter:
