@@ -32,7 +32,7 @@ MACHINE = Machine(
 )
 
 def specs(count, step_s):
-    effort = Effort(steps=4, seconds=0.0, windows=2, warmup_seconds=0.0)
+    effort = Budget(steps=4, seconds=0.0, windows=2, warmup_seconds=0.0)
     program = ProgramSettings(framework="null", script=f"real=1,step={step_s}")
     works = [TrainSteps(network="little-cnn", batch_per_device=8, seed=n) for n in range(count)]
     return [RunSpec(work=work, program=program, budget=effort) for work in works]

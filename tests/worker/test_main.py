@@ -66,7 +66,7 @@ def server():
 
 
 def wait_until(true):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -102,7 +102,6 @@ def test_a_job_runs_in_a_process_of_its_own(tmp_path):
     assert done.returncode == 0
     events = read_events(events_path(tmp_path / "run", 0))
     assert events[-1]["outcome"]["status"] == "ok"
-    assert events[0]["t"] < 1.0  # without an origin the clock starts with the job
 
 
 def test_a_server_forks_reaps_and_ends_with_its_stdin(tmp_path, server):

@@ -1,8 +1,10 @@
 """Every kind of work, run in a process of its own with the null framework, seen by its events."""
 
 import dataclasses
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -61,7 +63,7 @@ def phases(events):
 REPLAYED = """
 import sys
 from pathlib import Path
-from cubemesh.measure.telemetry import trace_replay as replay
+import trace_replay as replay
 from cubemesh.worker.run import task
 from cubemesh.worker.run.job import read_job
 from cubemesh.worker.run.run_job import run_job
@@ -79,9 +81,10 @@ def test_sensors_that_are_played_reach_the_record(tmp_path):
     replay.record(recording, [gpu], readings=2, every_s=0.01)
     settings = ProgramSettings(framework="null", script="step=0.01")
     spec = RunSpec(work=TrainSteps(**FEED), program=settings, budget=EFFORT)
-    path = Job(spec=spec, folder=str(tmp_path)).write()
-    command = [sys.executable, "-c", REPLAYED, recording, path]
-    subprocess.run(command, check=True, timeout=60)
+    job = Job(spec=spec, folder=str(tmp_path)).write()
+    command = [sys.executable, "-c", REPLAYED, recording, job]
+    path = os.pathsep.join([str(Path(replay.__file__).parent), os.environ.get("PYTHONPATH", "")])
+    subprocess.run(command, check=True, timeout=60, env={**os.environ, "PYTHONPATH": path})
     events = read_events(events_path(tmp_path, 0))
     assert outcome(events).ok, events[-1]
     series = {e["series"]["name"]: e["series"] for e in events if e["event"] == "series"}

@@ -138,14 +138,8 @@ def test_training_and_decoding_alone_say_what_was_left_to_the_host(tmp_path, pho
     assert "stage=copy is another stage" in ended.message
 
 
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        ("images", "null does not offer decode_on 'device' here; it offers host"),
-        ("synthetic", "null does not offer decode_on"),
-    ],
-)
-def test_a_framework_that_does_not_decode_says_so(tmp_path, photographs, data, words):
+@pytest.mark.parametrize("data", ["images", "synthetic"])
+def test_a_framework_that_does_not_decode_is_unsupported(tmp_path, photographs, data):
     path = str(photographs) if data == "images" else None
     work = TrainSteps(network="little-cnn", batch_per_device=4, data=data, data_path=path)
     program = ProgramSettings(framework="null", decode_location="device")
@@ -153,4 +147,4 @@ def test_a_framework_that_does_not_decode_says_so(tmp_path, photographs, data, w
     subprocess.run([sys.executable, "-c", BOTH, job], check=True, timeout=60)
     ended, _ = told(folder)
     assert ended.status is Status.UNSUPPORTED
-    assert words in ended.message
+    assert "decode_location" in ended.message
