@@ -1,0 +1,340 @@
+"""Additions: a new network, framework, strategy, experiment, warning or device needs the files that
+CONTRIBUTING.md names and no others.
+
+Each is added to a copy of the source and used there, in a process of its own.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "cubemesh"
+
+RUN = """
+import tempfile
+from pathlib import Path
+from cubemesh.runs import Executor
+from cubemesh.schema import *
+from cubemesh.store import Store
+
+MACHINE = Machine(
+    hostname="small",
+    cpu=Cpu(model="test", usable_cores=2),
+    memory=Memory(),
+    software=Software(python="3", system="Linux", packages={"numpy": "2.0"}),
+)
+BUDGET = Budget(steps=4, seconds=0.0, windows=2, warmup_seconds=0.0)
+FOLDER = Path(tempfile.mkdtemp())
+
+def train(network="little-cnn", framework="null", placement=Placement(), **program):
+    spec = RunSpec(
+        work=TrainSteps(network=network, batch_per_device=8),
+        placement=placement,
+        program=ProgramSettings(framework=framework, **program),
+        budget=BUDGET,
+    )
+    return run([spec])[0]
+
+def run(specs):
+    with (
+        Store.open(str(FOLDER / "results.db")) as store,
+        Executor(store, machine=MACHINE, runs_folder=FOLDER / "runs", wait_s=10.0) as executor,
+    ):
+        records = executor.run(specs)
+    for record in records:
+        assert record.outcome.status is Status.OK, record.outcome
+    return records
+"""
+"""What a proof may use: `train(network, framework, …)` and `run(specs)`, each with its record."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Addition:
+    """New files, lines inserted below a line of existing files, and code that uses the result."""
+
+    kind: str
+    """Its row in CONTRIBUTING.md."""
+    names: tuple[str, ...]
+    """What the documentation must describe."""
+    files: dict[str, str] = field(default_factory=dict)
+    lines: dict[str, tuple[tuple[str, str], ...]]
+    """File → (an existing line, what is inserted below it)."""
+    proof: str
+
+
+NETWORK = Addition(
+    kind="network",
+    names=("toy-net",),
+    files={
+        "networks/zoo/toy.py": """
+from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.networks.graph import Network
+
+def toy_net(image_size: int = 8, classes: int = 3) -> Network:
+    net = NetworkBuilder("toy-net")
+    x = net.flatten(net.input("image", (3, image_size, image_size)))
+    net.classify(net.linear(x, classes))
+    return net.build()
+"""
+    },
+    lines={
+        "networks/__init__.py": (
+            (
+                "from cubemesh.networks.zoo.resnet import ",
+                "from cubemesh.networks.zoo.toy import toy_net",
+            ),
+            (
+                "NETWORKS: dict[str, NetworkEntry] = {",
+                '    "toy-net": NetworkEntry(make=toy_net, image_size=8, smallest_image_size=1,'
+                ' classes=3, source="a test"),',
+            ),
+        )
+    },
+    proof="""
+from cubemesh.networks import build
+assert [p.shape for p in build("toy-net").parameters.values()] == [(3, 3 * 8 * 8), (3,)]
+assert train(network="toy-net").spec.work.network == "toy-net"
+""",
+)
+
+FRAMEWORK = Addition(
+    kind="framework",
+    names=("toy-framework",),
+    files={
+        "frameworks/toy.py": '''
+from cubemesh.frameworks.null import program as null
+from cubemesh.frameworks.null.program import build, build_ceiling, is_out_of_memory, preload
+
+def capabilities() -> null.Capabilities:
+    """Trains on a CPU."""
+    return null.Capabilities(
+        works=frozenset({"train_steps"}),
+        devices=("cpu",),
+        precisions={"cpu": frozenset({"fp32"})},
+        layouts=frozenset({"nchw"}),
+        optimizers=frozenset({"sgd"}),
+    )
+'''
+    },
+    lines={
+        "frameworks/__init__.py": (
+            (
+                "FRAMEWORKS: dict[str, FrameworkEntry] = {",
+                '    "toy-framework": FrameworkEntry(module="cubemesh.frameworks.toy",'
+                ' summary="a toy", packages=("numpy",)),',
+            ),
+        )
+    },
+    proof="""
+assert train(framework="toy-framework").figures["step_s"].value > 0
+""",
+)
+
+EXPERIMENT = Addition(
+    kind="experiment",
+    names=("toy-experiment", "batch_sizes"),
+    files={
+        "experiments/toy.py": '''
+"""Step time over batch size: an experiment to be tested with."""
+
+from dataclasses import dataclass
+
+from cubemesh.experiments.core.experiment import Experiment
+from cubemesh.schema import Answer, Finding, ProgramSettings, RunSpec, TrainSteps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    batch_sizes: tuple[int, ...] = (1, 2)
+    """Batch sizes per device."""
+
+
+def plan(settings, context):
+    yield [
+        RunSpec(
+            work=TrainSteps(network="little-cnn", batch_per_device=size),
+            program=ProgramSettings(framework="null"),
+            budget=context.budget,
+        )
+        for size in settings.batch_sizes
+    ]
+
+
+def answer(settings, records):
+    text = f"{len(records)} runs."
+    return Answer(
+        experiment="toy-experiment", question="Does it run?", title="A toy",
+        findings=(Finding(code="run-count", text=text),),
+    )
+
+
+EXPERIMENT = Experiment(
+    name="toy-experiment", question="Does it run?", settings=Settings, works=(TrainSteps,),
+    varies={"batch_per_device": "batch_sizes"}, plan=plan, answer=answer,
+)
+'''
+    },
+    lines={
+        "experiments/registry.py": (
+            ("from cubemesh.errors import ", "import cubemesh.experiments.toy"),
+            ("    for e in (", "        cubemesh.experiments.toy.EXPERIMENT,"),
+        )
+    },
+    proof="""
+import sys
+from cubemesh.cli import main
+words = "run toy-experiment --quick --set batch_sizes=4,8 --store"
+sys.argv = ["cubemesh", *words.split(), str(FOLDER / "results.db")]
+try:
+    main()
+except SystemExit as end:
+    assert end.code == 0
+with Store.open(str(FOLDER / "results.db")) as store:
+    assert sorted(r.spec.work.batch_per_device for r in store.records()) == [4, 8]
+""",
+)
+
+WARNING = Addition(
+    kind="warning",
+    names=("toy-warning",),
+    lines={
+        "schema/warning.py": (
+            ("WARNINGS: dict[str, str] = {", '    "toy-warning": "a toy was seen",'),
+        )
+    },
+    proof="""
+import sys
+from dataclasses import replace
+from cubemesh.cli import main
+from cubemesh.schema.warning import warn
+seen = warn("toy-warning", "One toy was seen on the desk.", "Put it away.")
+with Store.open(str(FOLDER / "other.db")) as store:
+    record = replace(train(), warnings=(seen,))
+    store.save_machine(MACHINE)
+    store.save(record)
+sys.argv = ["cubemesh", "results", record.run_id, "--store", str(FOLDER / "other.db")]
+try:
+    main()
+except SystemExit as end:
+    assert end.code == 0
+""",
+)
+
+DEVICE = Addition(
+    kind="device",
+    names=(),
+    lines={
+        "machines/catalogue/nvidia.toml": (
+            ("[sources]", 'a-test = "A test (2026)"'),
+            (
+                'vultr = "docs.vultr.com, B200"',
+                '[toy-1]\nname = "Toy 1"\nkind = "gpu"\nfamily = "Toy 1"\narchitecture = "Toy"\n'
+                'named = ["Toy 1"]\n[[toy-1.figures]]\nsource = "a-test"\nfp32 = 1e12\n',
+            ),
+        )
+    },
+    proof="""
+from cubemesh.machines.catalogue.names import find
+assert find("Toy 1").name == "Toy 1"
+""",
+)
+
+ADDITIONS = [NETWORK, FRAMEWORK, EXPERIMENT, WARNING, DEVICE]
+
+
+def insert_below(text: str, start: str, line: str) -> str:
+    """The text with `line` below the one line that begins with `start`."""
+    lines = text.splitlines()
+    (place,) = [n for n, old in enumerate(lines) if old.startswith(start)]
+    return "\n".join([*lines[: place + 1], line, *lines[place + 1 :], ""])
+
+
+def copy_with(addition: Addition, folder: Path) -> Path:
+    """A copy of the source with an addition; files that do not change are linked."""
+    source = folder / "src"
+    shutil.copytree(
+        PACKAGE,
+        source / "cubemesh",
+        copy_function=os.link,
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    for name, text in addition.files.items():
+        path = source / "cubemesh" / name
+        assert not path.exists()
+        path.write_text(text)
+    for name, insertions in addition.lines.items():
+        path = source / "cubemesh" / name
+        text = path.read_text()
+        for start, line in insertions:
+            text = insert_below(text, start, line)
+        path.unlink()  # a link to the original
+        path.write_text(text)
+    return source
+
+
+def run_in(source: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code with the package in `source`."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{Path(__file__).parent}"},
+        cwd=source,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def rows() -> dict[str, list[str]]:
+    """The table in CONTRIBUTING.md: addition → places of the new file, the entry, the page."""
+    table = re.findall(r"^\| ([^|]+) \|(.*)\|$", (ROOT / "CONTRIBUTING.md").read_text(), re.M)
+    return {
+        kind: [cell.strip().strip("`") for cell in cells.split("|")]
+        for kind, cells in table
+        if "`" in cells
+    }
+
+
+@pytest.mark.xfail(strict=False, reason="the registry of strategies is being made")
+def test_each_row_of_the_table_is_tested() -> None:
+    assert {addition.kind for addition in ADDITIONS} == set(rows())
+
+
+@pytest.mark.parametrize("addition", ADDITIONS, ids=lambda addition: addition.kind)
+def test_an_addition_touches_the_files_that_contributing_names(addition: Addition) -> None:
+    folder, registry, page = rows()[addition.kind]
+    assert [str(Path(name).parent) + "/" for name in addition.files] == ([folder] if folder else [])
+    assert list(addition.lines) == [registry]
+    assert bool(page) == bool(addition.names)
+    assert not page or (ROOT / page).is_file()
+
+
+@pytest.mark.parametrize("addition", ADDITIONS, ids=lambda addition: addition.kind)
+def test_an_addition_works_without_other_changes(addition: Addition, tmp_path: Path) -> None:
+    done = run_in(copy_with(addition, tmp_path), RUN + addition.proof)
+    assert done.returncode == 0, done.stderr
+    if addition is WARNING:
+        assert "One toy was seen" in done.stdout
+        assert "Put it away." in done.stdout
+
+
+@pytest.mark.parametrize(
+    "addition", [a for a in ADDITIONS if a.names], ids=lambda addition: addition.kind
+)
+def test_the_documentation_test_requires_its_description(
+    addition: Addition, tmp_path: Path
+) -> None:
+    page = Path(rows()[addition.kind][2]).name
+    wanted = run_in(
+        copy_with(addition, tmp_path),
+        "import test_docs; print(*test_docs.documented(), sep='\\n')",
+    )
+    assert wanted.returncode == 0, wanted.stderr
+    assert [n for n in addition.names if str((page, n)) not in wanted.stdout] == []
