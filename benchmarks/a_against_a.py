@@ -40,7 +40,7 @@ from typing import Any
 from cubemesh import networks
 from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.framework import BuildRequest
+from cubemesh.frameworks.api.program import BuildRequest
 from cubemesh.machines import probe
 from cubemesh.measure.timing.interleaved_ab import Side, alternate, ratio_of
 from cubemesh.parallel import strategies as exchanges

@@ -30,7 +30,7 @@ from typing import Any
 from cubemesh import networks
 from cubemesh.data import open_for
 from cubemesh.data.feed import Feed
-from cubemesh.frameworks.api.framework import BuildRequest
+from cubemesh.frameworks.api.program import BuildRequest
 from cubemesh.frameworks.pytorch import build, join, launch
 from cubemesh.machines import probe
 from cubemesh.measure.timing.timer import FreeRunning, Lockstep, measure
@@ -172,7 +172,7 @@ def slowed_rank(job: str) -> None:
         samples_per_step=given["batch"],
         budget=Budget(seconds=given["seconds"]),
         log=InMemoryLog(),
-        pace=FreeRunning(rank, group.told) if apart else Lockstep(group.agree),
+        pace=FreeRunning(rank, group.poll_flag) if apart else Lockstep(group.broadcast_object),
     ).windows
     rate = sum(w.samples for w in windows) / sum(w.elapsed_s for w in windows)
     Path(f"{job}-{rank}").write_text(json.dumps(rate))

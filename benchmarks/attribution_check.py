@@ -36,7 +36,7 @@ from cubemesh.batches import Batch
 from cubemesh.data import Source, open_for
 from cubemesh.data.feed import Feed
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.framework import BuildRequest, Compiles
+from cubemesh.frameworks.api.program import BuildRequest, SupportsCompilation
 from cubemesh.measure.attribution.profile_windows import Attributed
 from cubemesh.measure.timing.step_timestamps import StampedSteps
 from cubemesh.measure.timing.timer import measure
@@ -180,7 +180,7 @@ class Bench:
             self.network, "synthetic", None, "train", seed=0, samples_needed=point.batch
         )
         self.program: Any = entry(framework).load().build(request)
-        if isinstance(self.program, Compiles):
+        if isinstance(self.program, SupportsCompilation):
             self.program.compile(self.program.place(next(Feed(self.source, point.batch, 0))))
         self.program.load(self.network.draw(0))
 

@@ -21,8 +21,8 @@ from typing import NoReturn
 
 import numpy as np
 
-from cubemesh.frameworks.api.gradient_sync import Alone
-from cubemesh.frameworks.api.training import Snapshot
+from cubemesh.frameworks.api.group import SingleProcessGroup
+from cubemesh.frameworks.api.program import Snapshot
 from cubemesh.training.checkpoint import Checkpoint, newest_whole
 from cubemesh.training.checkpoint_writer import Saver
 
@@ -74,7 +74,7 @@ def kill_once(folder: Path, first: int, late_s: float) -> tuple[int, float]:
 
 def check(folder: Path, told: int) -> str:
     """What is wrong with what a kill has left; empty where nothing is."""
-    newest, damaged = newest_whole(folder, Alone())
+    newest, damaged = newest_whole(folder, SingleProcessGroup())
     if damaged:
         return f"damaged: {damaged[0]}"
     step = None if newest is None else newest.step
@@ -93,7 +93,7 @@ def kill_often(folder: Path, kills: int) -> list[str]:
         problem = check(folder, told)
         if problem:
             wrong.append(f"kill {kill + 1}, {share:.3f} into a save: {problem}")
-        newest, _ = newest_whole(folder, Alone())
+        newest, _ = newest_whole(folder, SingleProcessGroup())
         first = 1 + (0 if newest is None else newest.step)
     return wrong
 

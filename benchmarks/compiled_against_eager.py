@@ -19,7 +19,7 @@ import torch
 from cubemesh import networks
 from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.framework import BuildRequest, Compiles
+from cubemesh.frameworks.api.program import BuildRequest, SupportsCompilation
 from cubemesh.networks.graph import Network
 from cubemesh.parallel import strategies as exchanges
 from cubemesh.schema.spec import Placement, ProgramSettings
@@ -58,7 +58,7 @@ def make_side(
     """(the side, seconds that compiling took, whether it came from the cache)."""
     program = entry(framework).load().build(request)
     start, cached = time.perf_counter(), None
-    if isinstance(program, Compiles):
+    if isinstance(program, SupportsCompilation):
         cached = program.compile(program.place(batch))
     compile_s = time.perf_counter() - start
     program.load(network.draw(0))

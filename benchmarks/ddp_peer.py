@@ -123,7 +123,7 @@ def timed(
         window(step, args.warm_steps, "free")
         _, took = window(step, args.warm_steps, "free")
         most = args.seconds / len(programs) / len(MODES) / args.windows
-        steps[name] = group.agree(max(1, round(most / (took / args.warm_steps))))
+        steps[name] = group.broadcast_object(max(1, round(most / (took / args.warm_steps))))
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for _ in range(args.windows):
         for name, step in programs.items():

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from cubemesh import networks
 from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.framework import BuildRequest, Compiles
+from cubemesh.frameworks.api.program import BuildRequest, SupportsCompilation
 from cubemesh.parallel import strategies as exchanges
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
@@ -86,7 +86,7 @@ def our_step(args: Any, batch: Batch, device: str, group: Any) -> Callable[[], N
     )
     program = entry(framework).load().build(request)
     placed = program.place(batch)
-    if isinstance(program, Compiles):
+    if isinstance(program, SupportsCompilation):
         program.compile(placed)
     program.load(network.draw(0))
     return lambda: program.train_step(placed)

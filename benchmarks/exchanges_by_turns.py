@@ -38,8 +38,9 @@ import torch.distributed as dist
 
 from cubemesh import networks
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.framework import BuildRequest, Compiles
-from cubemesh.frameworks.api.gradient_sync import Alone, Bucket, GradientSync, Group
+from cubemesh.frameworks.api.gradient_sync import Bucket, GradientSync
+from cubemesh.frameworks.api.group import Group, SingleProcessGroup
+from cubemesh.frameworks.api.program import BuildRequest, SupportsCompilation
 from cubemesh.frameworks.pytorch import join, launch
 from cubemesh.parallel import strategies as exchanges
 from cubemesh.schema.spec import Placement, ProgramSettings
@@ -121,17 +122,17 @@ def points(args: Any, case: str, device: str, group: Group) -> Iterator[Point]:
     }
     program, placed = programs[NOTHING]
     a_step = timed(program, placed, WARM_STEPS) / WARM_STEPS
-    steps = group.agree(max(1, round(args.seconds / a_step)))
+    steps = group.broadcast_object(max(1, round(args.seconds / a_step)))
     per_s: dict[str, list[tuple[float, ...]]] = {sync: [] for sync in programs}
     order = list(programs)
     for _ in range(args.rounds):
         for sync in order:
             program, placed = programs[sync]
             own = batch * steps / timed(program, placed, steps)
-            per_s[sync].append(tuple(group.share(own)))
+            per_s[sync].append(tuple(group.all_gather_object(own)))
         order.append(order.pop(0))  # what runs before may leave a device warm
     for sync, (program, _) in programs.items():
-        marks = group.share(program.fingerprint())
+        marks = group.all_gather_object(program.fingerprint())
         rounds = zip(per_s[sync], per_s[NOTHING], strict=True)
         yield Point(
             network=name,
@@ -151,7 +152,7 @@ def built(
 ) -> tuple[Any, Any]:
     """A program that has made its first steps, and its minibatch."""
     network = networks.build(name)
-    among: Group = Alone() if sync == NOTHING else group
+    among: Group = SingleProcessGroup() if sync == NOTHING else group
     request = BuildRequest(
         network=network,
         work=TrainSteps(network=name, batch_per_device=batch, learning_rate=1e-4, momentum=0.9),
@@ -169,7 +170,7 @@ def built(
     )
     program: Any = entry(args.framework).load().build(request)
     placed = program.place(random_batch(network, batch))
-    if isinstance(program, Compiles):
+    if isinstance(program, SupportsCompilation):
         program.compile(placed)
     program.load(network.draw(0))
     timed(program, placed, WARM_STEPS)

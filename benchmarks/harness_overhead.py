@@ -17,7 +17,7 @@ import torch
 
 from cubemesh import networks
 from cubemesh.batches import Batch
-from cubemesh.frameworks.api.framework import BuildRequest
+from cubemesh.frameworks.api.program import BuildRequest
 from cubemesh.parallel import strategies as exchanges
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps

@@ -29,8 +29,12 @@ from cubemesh.data.feed import Feed
 from cubemesh.data.images import generated_jpegs as made_images
 from cubemesh.data.images.open_images import Reading, open_images
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.framework import BuildRequest, Compiles, Decodes
-from cubemesh.frameworks.api.process import ReadiesProcess
+from cubemesh.frameworks.api.program import (
+    BuildRequest,
+    SupportsCompilation,
+    SupportsDecoding,
+    SupportsProcessSetup,
+)
 from cubemesh.parallel import strategies as exchanges
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
@@ -65,12 +69,12 @@ class Result:
 class Watched:
     """A program whose `decode` is timed."""
 
-    def __init__(self, program: Decodes) -> None:
+    def __init__(self, program: SupportsDecoding) -> None:
         self._program = program
         self._took: list[tuple[float, float]] = []
 
     def decode(self, batch: EncodedBatch) -> Batch:
-        """See `Decodes` in cubemesh/data/base."""
+        """See `SupportsDecoding` in cubemesh/data/base."""
         start = time.perf_counter(), time.thread_time()
         made = self._program.decode(batch)
         self._took.append((time.perf_counter() - start[0], time.thread_time() - start[1]))
@@ -122,11 +126,11 @@ def measure(args: argparse.Namespace) -> Result:
     source = open_images(made_images.folder(), "train", shape, 10, reading)
     feed = Feed(source, args.batch, 0, threads=args.threads)
     framework = entry(args.framework).load()
-    if isinstance(framework, ReadiesProcess):
-        framework.ready_process(request.program)
+    if isinstance(framework, SupportsProcessSetup):
+        framework.setup_process(request.program)
     program = framework.build(request)
     lying = program.place(random_batch(request.network, args.batch))
-    if isinstance(program, Compiles):
+    if isinstance(program, SupportsCompilation):
         program.compile(lying)
     program.load(request.network.draw(0))
     watched = Watched(program)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from cubemesh import networks
 from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.framework import BuildRequest, Compiles
+from cubemesh.frameworks.api.program import BuildRequest, SupportsCompilation
 from cubemesh.networks.graph import Network
 from cubemesh.parallel import strategies as exchanges
 from cubemesh.schema.spec import Placement, ProgramSettings
@@ -72,7 +72,7 @@ def curve(framework: str, args: argparse.Namespace, seed: int) -> Curve:
     program = entry(framework).load().build(request)
     fed = batches(network, args.batch, args.steps, seed)
     first = next(fed)
-    if isinstance(program, Compiles):
+    if isinstance(program, SupportsCompilation):
         program.compile(program.place(first))
     program.load(network.draw(seed))
     losses = []

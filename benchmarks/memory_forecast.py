@@ -25,7 +25,7 @@ import torch
 
 from cubemesh import networks
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.framework import BuildRequest
+from cubemesh.frameworks.api.program import BuildRequest
 from cubemesh.networks.memory import forecast
 from cubemesh.parallel import strategies as exchanges
 from cubemesh.schema.spec import Placement, ProgramSettings

@@ -22,7 +22,7 @@ from against_handwritten import MOMENTUM, PEERS, RATE
 from cubemesh import networks
 from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.framework import BuildRequest, Compiles
+from cubemesh.frameworks.api.program import BuildRequest, SupportsCompilation
 from cubemesh.networks.graph import Network
 from cubemesh.parallel import strategies as exchanges
 from cubemesh.schema.spec import Placement, ProgramSettings
@@ -98,7 +98,7 @@ def ours(request: BuildRequest, batch: Batch) -> Side:
     """The program on a batch that lies on its device."""
     program = entry(request.program.framework).load().build(request)
     placed = program.place(batch)
-    if isinstance(program, Compiles):
+    if isinstance(program, SupportsCompilation):
         program.compile(placed)
     program.load(request.network.draw(0))
     return Side(step=lambda: program.train_step(placed), synchronize=program.synchronize)

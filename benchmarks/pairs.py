@@ -14,7 +14,7 @@ import numpy as np
 
 from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.framework import BuildRequest, Compiles
+from cubemesh.frameworks.api.program import BuildRequest, SupportsCompilation
 from cubemesh.measure.timing.interleaved_ab import Side, alternate
 from cubemesh.networks.graph import Network
 from cubemesh.schema import Budget
@@ -79,7 +79,7 @@ def random_batch(network: Network, samples: int) -> Batch:
 def cubemesh_side(framework: str, request: BuildRequest, batch: Batch) -> Side:
     """What cubemesh's measuring loop does for each step: place a batch, train on it."""
     program = entry(framework).load().build(request)
-    if isinstance(program, Compiles):
+    if isinstance(program, SupportsCompilation):
         program.compile(program.place(batch))
     program.load(request.network.draw(0))
 

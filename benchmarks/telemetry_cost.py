@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from cubemesh import networks
-from cubemesh.frameworks.api.framework import BuildRequest
+from cubemesh.frameworks.api.program import BuildRequest
 from cubemesh.measure.telemetry.gpu import GpuReader
 from cubemesh.measure.telemetry.host import HostReader
 from cubemesh.measure.telemetry.telemetry import EVERY_S, Meter, Telemetry, open_meters

@@ -11,7 +11,7 @@ from cubemesh.batches import Batch
 from cubemesh.data.feed import Feed, in_order, placed_batches
 from cubemesh.data.images.arrays import Ready
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.api.framework import Program
+from cubemesh.frameworks.api.program import Program
 
 SAMPLES = st.integers(1, 60)
 

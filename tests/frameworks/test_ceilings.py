@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from cubemesh.frameworks.api.framework import OutOfMemory, Unsupported
+from cubemesh.frameworks.api.program import OutOfMemory, Unsupported
 from cubemesh.frameworks.ceilings import check_operation, fastest, fastest_product, try_out
 from cubemesh.schema.work import Ceiling
 

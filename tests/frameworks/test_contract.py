@@ -10,8 +10,8 @@ import pytest
 
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS
-from cubemesh.frameworks.api.framework import OutOfMemory, Unsupported
-from cubemesh.frameworks.api.supported import check_supported
+from cubemesh.frameworks.api.program import OutOfMemory, Unsupported
+from cubemesh.frameworks.api.validation import check_supported
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import LAYERS, LocalResponseNorm
 from cubemesh.networks.sequence_builder import SequenceBuilder

@@ -23,7 +23,7 @@ pytest.importorskip("torch")
 
 from cubemesh import networks
 from cubemesh.frameworks import FRAMEWORKS
-from cubemesh.frameworks.api.framework import Unsupported
+from cubemesh.frameworks.api.program import Unsupported
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import BatchNorm, Convolution, LocalResponseNorm
 from cubemesh.networks.sequence_builder import SequenceBuilder

@@ -14,7 +14,8 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from cubemesh.frameworks.api.gradient_sync import Alone, Bucket
+from cubemesh.frameworks.api.gradient_sync import Bucket
+from cubemesh.frameworks.api.group import SingleProcessGroup
 from cubemesh.frameworks.api.rendezvous import wait_and_check
 from cubemesh.parallel import staleness
 from cubemesh.parallel.asynchronous import SERVER, Asynchronous, rate_factor
@@ -40,33 +41,33 @@ class PlayedMail:
     def __init__(self, post, rank):
         self.post, self.rank = post, rank
 
-    def tell(self, numbers, to):
+    def send_header(self, numbers, to):
         self.post.words[to, None].put((self.rank, list(numbers)))
 
-    def hear(self, source=None):
+    def recv_header(self, source=None):
         return self.post.words[self.rank, None].get(timeout=PATIENCE_S)
 
     def send(self, arrays, to):
         self.post.arrays[self.rank, to].put([a.copy() for a in arrays])
 
-    def receive(self, arrays, source):
+    def recv(self, arrays, source):
         for array, sent in zip(
             arrays, self.post.arrays[source, self.rank].get(timeout=PATIENCE_S), strict=True
         ):
             array[:] = sent
 
 
-class Ranks(Alone):
+class Ranks(SingleProcessGroup):
     """A group whose ranks are threads of the test."""
 
     def __init__(self, post, rank):
         self.post, self.rank, self.size = post, rank, post.size
         self.met = 0
 
-    def mail(self):
+    def point_to_point(self):
         return PlayedMail(self.post, self.rank)
 
-    def meet(self, check=None):
+    def barrier(self, check=None):
         self.met += 1
         with self.post.counting:
             self.post.came[self.met] += 1
@@ -85,7 +86,7 @@ class PlayedMaster:
         self.weight = weight.copy()
         self.incoming, self.outgoing = [np.zeros(1)], [np.zeros(1)]
 
-    def serving(self):
+    def server_stream(self):
         return nullcontext()
 
     def apply(self, gradients, rate_factor):
@@ -104,13 +105,13 @@ class Worker:
     """A rank with one weight, which begins at 100."""
 
     def __init__(self, post, rank, aware=False):
-        self.arriving, self.weight = [np.zeros(1)], np.array([100.0])
+        self.received, self.weight = [np.zeros(1)], np.array([100.0])
         self.sync = Asynchronous(Ranks(post, rank), aware)
 
-    def take(self):
-        self.weight[:] = self.arriving[0]
+    def load_received(self):
+        self.weight[:] = self.received[0]
 
-    def master(self):
+    def server_weights(self):
         self.kept = PlayedMaster(self.weight)
         return self.kept
 
@@ -136,7 +137,7 @@ def together(*calls):
 def workers(size=2, aware=False):
     post = Post(size)
     found = [Worker(post, rank, aware) for rank in range(size)]
-    together(*(lambda w=w: w.sync.keep(w) for w in found))
+    together(*(lambda w=w: w.sync.attach(w) for w in found))
     return found
 
 
@@ -178,7 +179,7 @@ def test_after_settling_all_have_the_latest_weights():
     first, second = workers()
     first.push(1)
     second.push(2)
-    together(first.sync.settle, second.sync.settle)
+    together(first.sync.synchronize_replicas, second.sync.synchronize_replicas)
     assert first.weight == second.weight == 97
     assert first.push(1) == 96
     assert first.sync.applied.staleness == [0, 1, 0]
@@ -200,7 +201,7 @@ def test_loading_again_begins_with_version_0():
     first, second = workers()
     first.push(1)
     first.weight[:] = second.weight[:] = 50
-    together(*(lambda w=w: w.sync.keep(w) for w in (second, first)))
+    together(*(lambda w=w: w.sync.attach(w) for w in (second, first)))
     assert second.push(1) == 49
     assert first.sync.applied.staleness == [0]
 
@@ -225,7 +226,7 @@ def test_a_server_that_fails_while_its_rank_waits_for_the_others_ends_the_waitin
 
     def settle():
         with pytest.raises(RuntimeError, match="serves the weights has failed") as told:
-            first.sync.settle()
+            first.sync.synchronize_replicas()
         raised.append(told.value.__cause__)
 
     def push():

@@ -5,11 +5,11 @@ import pytest
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.api.gradient_sync import (
     BUCKET_BYTES,
-    Alone,
+    AllocatesBuckets,
     Bucket,
     FinishesInOrder,
-    MakesRoom,
 )
+from cubemesh.frameworks.api.group import SingleProcessGroup
 from cubemesh.parallel import strategies as exchanges
 from cubemesh.parallel.strategies import AVERAGE_EVERY, STRATEGIES, LocalSgd
 
@@ -31,8 +31,8 @@ class Written:
 
         return Waited()
 
-    def all_reduce_mean(self, array, narrow=False):
-        return self._pending("all-reduce", array, *(["narrow"] if narrow else []))
+    def all_reduce_mean(self, array, low_precision=False):
+        return self._pending("all-reduce", array, *(["low_precision"] if low_precision else []))
 
     def reduce_mean(self, array, root):
         return self._pending("reduce", array, root)
@@ -40,7 +40,7 @@ class Written:
     def broadcast(self, arrays, root):
         return self._pending("broadcast", tuple(arrays), root)
 
-    def agree(self, value):
+    def broadcast_object(self, value):
         return value
 
     def close(self):
@@ -62,12 +62,17 @@ def one_step(sync, group):
     return group.said
 
 
-@pytest.mark.parametrize(("name", "narrow"), [("all-reduce", ()), ("all-reduce-16", ("narrow",))])
-def test_buckets_travel_while_the_backward_pass_goes_on(name, narrow):
+@pytest.mark.parametrize(
+    ("name", "rounded"), [("all-reduce", ()), ("all-reduce-16", ("low_precision",))]
+)
+def test_buckets_travel_while_the_backward_pass_goes_on(name, rounded):
     group = Written()
     sync = exchanges.make(name, group)
     assert sync.name == name
-    first, second = ("all-reduce", "gradients 0", *narrow), ("all-reduce", "gradients 1", *narrow)
+    first, second = (
+        ("all-reduce", "gradients 0", *rounded),
+        ("all-reduce", "gradients 1", *rounded),
+    )
     step = [
         first,
         ("backward goes on",),
@@ -83,24 +88,24 @@ def test_buckets_travel_while_the_backward_pass_goes_on(name, narrow):
 class Copying(Written):
     """One whose devices fetch from each other."""
 
-    def copies(self):
+    def peer_memory(self):
         group = self
 
-        class Copies:
-            def room(self, numbers, like):
+        class PeerMemory:
+            def allocate(self, numbers, like):
                 return f"room for {numbers} {like}"
 
             def all_reduce_mean(self, array):
                 return group._pending("fetch", array)
 
-        return Copies()
+        return PeerMemory()
 
 
 def test_buckets_are_fetched_while_the_backward_pass_goes_on():
     group = Copying()
     sync = exchanges.make("all-reduce-copied", group)
-    assert isinstance(sync, MakesRoom)
-    assert sync.room(5, "floats") == "room for 5 floats"
+    assert isinstance(sync, AllocatesBuckets)
+    assert sync.allocate(5, "floats") == "room for 5 floats"
     step = [
         ("fetch", "gradients 0"),
         ("backward goes on",),
@@ -140,13 +145,13 @@ def test_exchanges_that_round_alike_make_the_same_steps():
 
 
 def test_a_rank_alone_has_nobody_to_fetch_from():
-    sync = exchanges.make("all-reduce-copied", Alone())
+    sync = exchanges.make("all-reduce-copied", SingleProcessGroup())
     updates = []
     sync.ready(bucket(0))
     sync.finish()
     sync.update(lambda: updates.append(1), ["weights"])
     assert updates == [1]
-    assert sync.room(5, "floats") is None
+    assert sync.allocate(5, "floats") is None
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -209,7 +214,7 @@ def test_a_rank_alone_updates_once_a_step_under_every_exchange(name):
     assert len(updates) == 2 * AVERAGE_EVERY
     moves_none = ("none", "local-sgd", "model-parallel")
     assert sync.bucket_bytes == (None if name in moves_none else BUCKET_BYTES)
-    assert Alone().agree("what it says") == "what it says"
+    assert SingleProcessGroup().broadcast_object("what it says") == "what it says"
 
 
 def test_an_exchange_that_is_not_there_is_named_with_the_nearest():

@@ -348,7 +348,7 @@ def test_the_last_words_of_a_process_that_drives_several_devices(
     """A framework that starts no ranks, and aborts where memory is refused as C++ does."""
     (tmp_path / "abortinglib.py").write_text(
         "import os\n"
-        "from cubemesh.frameworks.null import *\n"
+        "from cubemesh.frameworks.null.program import *\n"
         "def capabilities():\n"
         "    print(\"terminate called after throwing an instance of 'std::bad_alloc'\")\n"
         "    os.abort()\n"

@@ -17,7 +17,7 @@ import pytest
 
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS
-from cubemesh.frameworks.api.rendezvous import Distributes
+from cubemesh.frameworks.api.rendezvous import SupportsDistributed
 from cubemesh.runs import Executor
 from cubemesh.schema import Budget, Collective, Gpu, Placement, RunSpec, Status
 from cubemesh.store import Store
@@ -158,7 +158,7 @@ def test_what_trains_across_hosts_launches_ranks(name):
     if not line.across_hosts:
         assert name in ("null", "jax", "tensorflow", "tensorflow-xla", "keras")
     elif line.installed:
-        assert isinstance(line.load(), Distributes)
+        assert isinstance(line.load(), SupportsDistributed)
 
 
 def two_hosts():

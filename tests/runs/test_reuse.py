@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cubemesh.frameworks.api.training import Snapshot
+from cubemesh.frameworks.api.program import Snapshot
 from cubemesh.runs.reuse import still_true
 from cubemesh.schema import (
     CheckpointSettings,

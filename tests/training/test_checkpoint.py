@@ -13,8 +13,8 @@ import pytest
 
 import in_memory_log
 from cubemesh.errors import DataError
-from cubemesh.frameworks.api.gradient_sync import Alone
-from cubemesh.frameworks.api.training import Snapshot
+from cubemesh.frameworks.api.group import SingleProcessGroup
+from cubemesh.frameworks.api.program import Snapshot
 from cubemesh.training import checkpoint as checkpoints
 from cubemesh.training import checkpoint_writer as saving
 from cubemesh.training.checkpoint import Checkpoint, load, newest_whole, path_of, save, steps_in
@@ -33,7 +33,7 @@ def made(step, size=8):
 
 def whole(folder):
     """The step of the newest, where none is damaged."""
-    found, damaged = newest_whole(folder, Alone())
+    found, damaged = newest_whole(folder, SingleProcessGroup())
     assert damaged == []
     return found.step
 
@@ -67,7 +67,7 @@ def test_a_damaged_one_is_told_and_the_one_before_is_used(tmp_path, harm):
             harm
         ]
     )
-    found, (told,) = newest_whole(tmp_path, Alone())
+    found, (told,) = newest_whole(tmp_path, SingleProcessGroup())
     assert found.step == 10
     assert str(path) in told
     checkpoints.remove_after(tmp_path, found.step)

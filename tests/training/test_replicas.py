@@ -17,9 +17,8 @@ torch = pytest.importorskip("torch")
 
 from cubemesh.data.feed import Feed, in_order
 from cubemesh.data.images.arrays import Ready
-from cubemesh.frameworks.api.framework import BuildRequest
-from cubemesh.frameworks.api.gradient_sync import Alone
-from cubemesh.frameworks.api.training import ReplicasDiffer
+from cubemesh.frameworks.api.group import SingleProcessGroup
+from cubemesh.frameworks.api.program import BuildRequest, ReplicasDiffer
 from cubemesh.frameworks.pytorch import build, join, launch
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.parallel import strategies as exchanges
@@ -132,11 +131,11 @@ def run_rank(folder):
         through, parted = Path(folder, sync), Path(folder, f"{sync}-parted")
         run(through, sync, group, every=every)
         run(parted, sync, group, every=every)
-        group.share("both are there")
+        group.all_gather_object("both are there")
         if group.rank == 0:
             for step in range(STOP + 1, 13):  # rank 1's are there, and do not count
                 path_of(parted, step, 0).unlink(missing_ok=every > 1)
-        group.share("gone")
+        group.all_gather_object("gone")
         run(parted, sync, group, resume=True, every=every)
     run(Path(folder, "none"), "none", group, epochs=1, every=EVERY)
     try:
@@ -200,7 +199,7 @@ def test_local_sgd_keeps_the_mean_of_the_ranks_weights(folder):
 def test_local_sgd_evaluates_what_it_keeps(folder):
     kept = load(Path(folder, "local-sgd"), 4, 0)
     work = Train(network="dropping", batch_per_device=BATCH)
-    program = made(RunSpec(work=work), Alone())
+    program = made(RunSpec(work=work), SingleProcessGroup())
     program.load(kept.snapshot.weights)
     scored = score_all(program, in_order(source(8), BATCH), InMemoryLog(), mark="")
     told = kept.stands["course"]["validation"][0]

@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 from cubemesh.data.feed import Feed
 from cubemesh.data.images.arrays import Ready
 from cubemesh.errors import DataError, UsageError
-from cubemesh.frameworks.api.framework import BuildRequest, Diverged
-from cubemesh.frameworks.api.gradient_sync import Alone
+from cubemesh.frameworks.api.group import SingleProcessGroup
+from cubemesh.frameworks.api.program import BuildRequest, Diverged
 from cubemesh.frameworks.pytorch import build
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.parallel import strategies as exchanges
@@ -50,7 +50,7 @@ def spec(folder, *, every, resume=False, program=None, **fields):
 
 def run(spec):
     """What a worker does, in this process."""
-    network, work, log, group = dropping(), spec.work, InMemoryLog(), Alone()
+    network, work, log, group = dropping(), spec.work, InMemoryLog(), SingleProcessGroup()
     begin = checkpointing.beginning(spec, group, log)
     feed = Feed(source(4 * EACH), 4, work.seed, epochs=work.epochs, start=begin.course.done)
     program = build(
@@ -157,15 +157,15 @@ def test_a_flipped_bit_changes_the_fingerprint():
 
 def test_the_first_layer_that_is_not_finite_is_named():
     program, placed = made()
-    assert program.first_not_finite(placed) == ""
+    assert program.first_nonfinite(placed) == ""
     linear = [m for m in program.module.modules() if isinstance(m, torch.nn.Linear)][-1]
     with torch.no_grad():
         linear.weight.fill_(3e38)
-    named = program.first_not_finite(placed)
+    named = program.first_nonfinite(placed)
     assert named.startswith("the output of "), named
     with torch.no_grad():
         linear.bias[0] = float("nan")
-    assert program.first_not_finite(placed).startswith("the bias of ")
+    assert program.first_nonfinite(placed).startswith("the bias of ")
 
 
 def test_a_loss_that_is_no_number_stops_and_the_last_good_checkpoint_is_kept(tmp_path):

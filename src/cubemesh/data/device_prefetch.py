@@ -1,6 +1,6 @@
 """How are minibatches decoded on a device while it trains on the ones before?
 
-    encoded minibatches ──▶ a thread: `Decodes.decode` ──▶ at most two of them ──▶ taker
+    encoded minibatches ──▶ a thread: `SupportsDecoding.decode` ──▶ at most two of them ──▶ taker
 
 A device that decodes has circuits of its own for it, or idle moments, so the decoding of the next
 minibatch and the step of this one go on at the same time. Order, errors and the seconds that the
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from cubemesh.batches import Batch, EncodedBatch
 from cubemesh.data.pipeline import Batches, Wanted
-from cubemesh.frameworks.api.framework import Decodes
+from cubemesh.frameworks.api.program import SupportsDecoding
 
 AHEAD = 2
 """Minibatches that wait for the taker: one that is next, and one for when decoding is late."""
@@ -25,7 +25,7 @@ AHEAD = 2
 class DecodedAhead:
     """`Batches` of what `encoded` makes, decoded by `program` in a thread of their own."""
 
-    def __init__(self, encoded: Batches, program: Decodes) -> None:
+    def __init__(self, encoded: Batches, program: SupportsDecoding) -> None:
         self.waited_s = 0.0
         self.taken: Wanted | None = None
         self._encoded, self._program = encoded, program

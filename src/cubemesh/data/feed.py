@@ -23,7 +23,7 @@ from cubemesh.data.device_prefetch import DecodedAhead
 from cubemesh.data.pipeline import Batches, Wanted, batches
 from cubemesh.data.source import Epoch, HasEpochs, Source
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.api.framework import Decodes, Program
+from cubemesh.frameworks.api.program import Program, SupportsDecoding
 from cubemesh.schema.spec import DataLocation
 from cubemesh.units import format_count
 
@@ -120,7 +120,7 @@ class Feed:
         self.tried[self.taken] = True
         return batch
 
-    def decode_by(self, program: Decodes) -> None:
+    def decode_by(self, program: SupportsDecoding) -> None:
         """From now on `program` decodes the minibatches, ahead of the step where they are made
         ahead. Without threads they stay as they are: `place` decodes each in its step."""
         if self.threads:

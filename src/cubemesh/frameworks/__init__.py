@@ -1,7 +1,7 @@
 """WITH WHAT a network is trained: one framework a module, loaded only when a run needs it.
 
 `FRAMEWORKS` is the table of all there are. What a framework's module offers is `Framework` in
-`frameworks/api/framework.py`.
+`frameworks/api/program.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from cubemesh.errors import unknown_name
-from cubemesh.frameworks.api.framework import Framework
+from cubemesh.frameworks.api.program import Framework
 from cubemesh.frameworks.null.script import read_script
 from cubemesh.schema.spec import Layout
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from cubemesh.frameworks.api.framework import CeilingProgram, Unsupported
+from cubemesh.frameworks.api.program import CeilingProgram, Unsupported
 from cubemesh.schema.work import Ceiling
 
 Shape = tuple[int, int, int]

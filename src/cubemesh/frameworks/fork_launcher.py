@@ -3,7 +3,7 @@ none.
 
     agent ──fork──▶ rank 0 … rank N − 1     RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
           ◀──exit── one fails: all others are ended
-          keeps the board by which they speak (board.py)
+          keeps the store by which they speak (store.py)
 
 The process that calls it must have no threads: they do not live through a fork.
 """
@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-from cubemesh.frameworks.api.kv_store import KEY_VARIABLE, put_up
+from cubemesh.frameworks.api.rendezvous import KEY_VARIABLE, serve_store
 
 HOST = "127.0.0.1"
 
@@ -31,7 +31,7 @@ def launch(
     ranks: int,
     environ_of: Callable[[int], Mapping[str, str]] = lambda rank: {},
 ) -> dict[int, int]:
-    """See `Distributes` in frameworks/meeting; `environ_of` says what else the environment of each
+    """See `SupportsDistributed`; `environ_of` says what else the environment of each
     rank holds."""
     (port,) = free_ports(1)
     key = secrets.token_hex(16)
@@ -50,7 +50,7 @@ def launch(
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **environ_of(rank)}
             _be_rank(run_rank, job, {**shared, **own})
         pids[pid] = rank
-    put_up((HOST, port), key)  # by threads, so after the last fork
+    serve_store((HOST, port), key)  # by threads, so after the last fork
     return _watch(pids)
 
 

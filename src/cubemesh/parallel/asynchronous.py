@@ -23,7 +23,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cubemesh.frameworks.api.gradient_sync import BUCKET_BYTES, Bucket, Group, Mail, Master, Replica
+from cubemesh.frameworks.api.gradient_sync import BUCKET_BYTES, Bucket, Replica, ServerWeights
+from cubemesh.frameworks.api.group import Group, PointToPoint
 
 SERVER = 0
 """The rank whose thread keeps the weights."""
@@ -43,22 +44,24 @@ class Asynchronous:
         self.applied = Updates()
         """Those the server has made; empty on the other ranks."""
         self._group, self._aware = group, aware
-        self._mail = group.mail() if group.size > 1 else None
+        self._p2p = group.point_to_point() if group.size > 1 else None
         self._gradients: list[Any] = []
         self._replica: Replica | None = None
         self._server: Server | None = None
         self._version = 0
 
-    def keep(self, replica: Replica) -> None:
+    def attach(self, replica: Replica) -> None:
         """Begin with the weights that have just been loaded, and with version 0."""
         self.close()
-        if self._mail is None:
+        if self._p2p is None:
             return
         self._replica, self._version, self.applied = replica, 0, Updates()
         if self._group.rank == SERVER:
             workers = self._group.size - 1
-            self._server = Server(replica.master(), self._mail, workers, self._aware, self.applied)
-        self._meet()
+            self._server = Server(
+                replica.server_weights(), self._p2p, workers, self._aware, self.applied
+            )
+        self._barrier()
 
     def ready(self, bucket: Bucket) -> None:
         """Remember it: the server takes all buckets of a gradient in one update."""
@@ -70,27 +73,27 @@ class Asynchronous:
     def update(self, apply: Callable[[], None], weights: Sequence[Any]) -> None:
         """Have the server apply the gradient, and go on with the weights it has then."""
         gradients, self._gradients = self._gradients, []
-        if self._mail is None:
+        if self._p2p is None:
             apply()
         elif self._server is not None:
             assert self._replica is not None
-            into = self._replica.arriving
+            into = self._replica.received
             self._version = self._server.push(SERVER, gradients, self._version, into)
-            self._replica.take()
+            self._replica.load_received()
         else:
             self._ask(_PUSH, gradients)
 
-    def settle(self) -> None:
+    def synchronize_replicas(self) -> None:
         """Wait for all ranks; then everyone has the weights of the same, latest version."""
         if self._replica is None:
             return
-        self._meet()
+        self._barrier()
         if self._server is not None:
-            self._version = self._server.pull(self._replica.arriving)
-            self._replica.take()
+            self._version = self._server.pull(self._replica.received)
+            self._replica.load_received()
         else:
             self._ask(_PULL, [])
-        self._meet()
+        self._barrier()
 
     def close(self) -> None:
         """A worker takes its leave; the server waits for that of every worker."""
@@ -100,24 +103,24 @@ class Asynchronous:
         if self._server is not None:
             self._server.join()
         else:
-            assert self._mail is not None
-            self._mail.tell((_LEAVE, self._version), SERVER)
+            assert self._p2p is not None
+            self._p2p.send_header((_LEAVE, self._version), SERVER)
 
-    def _meet(self) -> None:
+    def _barrier(self) -> None:
         """Wait for all ranks, which wait for the server: its rank must not wait for them where it
         has failed."""
-        self._group.meet(None if self._server is None else self._server.check)
+        self._group.barrier(None if self._server is None else self._server.check)
 
     def _ask(self, what: int, gradients: Sequence[Any]) -> None:
-        mail, replica = self._mail, self._replica
-        assert mail is not None, "a rank alone asks nobody"
+        p2p, replica = self._p2p, self._replica
+        assert p2p is not None, "a rank alone asks nobody"
         assert replica is not None, "weights are kept before steps are made"
-        mail.tell((what, self._version), SERVER)
+        p2p.send_header((what, self._version), SERVER)
         if gradients:
-            mail.send(gradients, SERVER)
-        _, (_, self._version) = mail.hear(SERVER)
-        mail.receive(replica.arriving, SERVER)
-        replica.take()
+            p2p.send(gradients, SERVER)
+        _, (_, self._version) = p2p.recv_header(SERVER)
+        p2p.recv(replica.received, SERVER)
+        replica.load_received()
 
 
 class Updates:
@@ -151,9 +154,9 @@ class Server:
     """The weights and their version, and a thread that serves `workers` other ranks."""
 
     def __init__(
-        self, master: Master, mail: Mail, workers: int, aware: bool, updates: Updates
+        self, master: ServerWeights, p2p: PointToPoint, workers: int, aware: bool, updates: Updates
     ) -> None:
-        self._master, self._mail, self._aware, self._updates = master, mail, aware, updates
+        self._master, self._p2p, self._aware, self._updates = master, p2p, aware, updates
         self._workers, self._version = workers, 0
         self._lock = threading.Lock()
         """Held by whoever updates the weights or copies them."""
@@ -191,25 +194,25 @@ class Server:
 
     def _serve(self) -> None:
         try:
-            with self._master.serving():
+            with self._master.server_stream():
                 while self._workers:
                     self._serve_one()
         except Exception as error:  # told by the rank's own thread, as soon as it looks
             self._failed = error
 
     def _serve_one(self) -> None:
-        master, mail = self._master, self._mail
-        worker, (what, carried) = mail.hear()
+        master, p2p = self._master, self._p2p
+        worker, (what, carried) = p2p.recv_header()
         if what == _LEAVE:
             self._workers -= 1
             return
         if what == _PUSH:
-            mail.receive(master.incoming, worker)
+            p2p.recv(master.incoming, worker)
             version = self.push(worker, master.incoming, carried, master.outgoing)
         else:
             version = self.pull(master.outgoing)
-        mail.tell((what, version), worker)
-        mail.send(master.outgoing, worker)
+        p2p.send_header((what, version), worker)
+        p2p.send(master.outgoing, worker)
 
 
 def rate_factor(staleness: int) -> float:

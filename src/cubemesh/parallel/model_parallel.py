@@ -17,8 +17,9 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from cubemesh.frameworks.api.framework import Unsupported
-from cubemesh.frameworks.api.gradient_sync import Bucket, Group
+from cubemesh.frameworks.api.gradient_sync import Bucket
+from cubemesh.frameworks.api.group import Group
+from cubemesh.frameworks.api.program import Unsupported
 from cubemesh.networks.cost import costs
 from cubemesh.networks.graph import Head, Input, Network, Segment
 

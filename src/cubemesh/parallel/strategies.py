@@ -23,15 +23,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from cubemesh.errors import unknown_name
-from cubemesh.frameworks.api.gradient_sync import (
-    BUCKET_BYTES,
-    Alone,
-    Bucket,
-    Copies,
-    CopiesBetween,
-    GradientSync,
+from cubemesh.frameworks.api.gradient_sync import BUCKET_BYTES, Bucket, GradientSync
+from cubemesh.frameworks.api.group import (
     Group,
-    Pending,
+    PeerMemory,
+    PeerMemoryGroup,
+    SingleProcessGroup,
+    TransferHandle,
 )
 from cubemesh.parallel.asynchronous import SERVER, Asynchronous
 from cubemesh.parallel.model_parallel import ModelParallel
@@ -67,14 +65,14 @@ class AllReduce:
     updates = True
     bucket_bytes: int | None = BUCKET_BYTES
 
-    def __init__(self, group: Group, narrow: bool = False) -> None:
-        self.name = "all-reduce-16" if narrow else "all-reduce"
-        self._group, self.narrow = group, narrow
-        self._under_way: list[Pending] = []
+    def __init__(self, group: Group, low_precision: bool = False) -> None:
+        self.name = "all-reduce-16" if low_precision else "all-reduce"
+        self._group, self.low_precision = group, low_precision
+        self._under_way: list[TransferHandle] = []
 
     def ready(self, bucket: Bucket) -> None:
         """Begin to reduce it."""
-        self._under_way.append(self._group.all_reduce_mean(bucket.gradients, self.narrow))
+        self._under_way.append(self._group.all_reduce_mean(bucket.gradients, self.low_precision))
 
     def finish(self) -> None:
         """Wait for every bucket."""
@@ -92,21 +90,21 @@ class AllReduce:
 class CopiedAllReduce(AllReduce):
     """The same, where devices fetch from each other's memory by themselves."""
 
-    def __init__(self, group: Group, narrow: bool = False) -> None:
-        super().__init__(group, narrow)
-        self.name = "all-reduce-copied-16" if narrow else "all-reduce-copied"
-        self._copies: Copies | None = None
+    def __init__(self, group: Group, low_precision: bool = False) -> None:
+        super().__init__(group, low_precision)
+        self.name = "all-reduce-copied-16" if low_precision else "all-reduce-copied"
+        self._peers: PeerMemory | None = None
         if group.size > 1:
-            self._copies = cast(CopiesBetween, group).copies()
+            self._peers = cast(PeerMemoryGroup, group).peer_memory()
 
-    def room(self, numbers: int, like: Any) -> Any:
-        """See `MakesRoom`."""
-        return None if self._copies is None else self._copies.room(numbers, like)
+    def allocate(self, numbers: int, like: Any) -> Any:
+        """See `AllocatesBuckets`."""
+        return None if self._peers is None else self._peers.allocate(numbers, like)
 
     def ready(self, bucket: Bucket) -> None:
         """Begin to average it."""
-        if self._copies is not None:
-            self._under_way.append(self._copies.all_reduce_mean(bucket.gradients))
+        if self._peers is not None:
+            self._under_way.append(self._peers.all_reduce_mean(bucket.gradients))
 
 
 class ParameterServer:
@@ -120,7 +118,7 @@ class ParameterServer:
 
     def __init__(self, group: Group) -> None:
         self._group, self.updates = group, group.rank == SERVER
-        self._under_way: list[Pending] = []
+        self._under_way: list[TransferHandle] = []
 
     def ready(self, bucket: Bucket) -> None:
         """Begin to send it to the server."""
@@ -166,17 +164,17 @@ class LocalSgd:
             self.average(weights)
 
     def average(self, weights: Sequence[Any]) -> None:
-        """See `AveragesWeights`."""
+        """See `WeightAveragingSync`."""
         if self._parted:
             _wait([self._group.all_reduce_mean(array) for array in weights])
         self._parted = False
 
     def state(self) -> dict[str, Any]:
-        """See `KeepsState`."""
+        """See `StatefulSync`."""
         return {"steps": self._steps}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """See `KeepsState`."""
+        """See `StatefulSync`."""
         self._steps = state["steps"]
 
 
@@ -194,9 +192,9 @@ ROUNDED = frozenset({"all-reduce-16", "all-reduce-copied-16"})
 STRATEGIES: dict[str, Callable[[Group], GradientSync]] = {
     "none": lambda group: NoExchange(),
     "all-reduce": AllReduce,
-    "all-reduce-16": lambda group: AllReduce(group, narrow=True),
+    "all-reduce-16": lambda group: AllReduce(group, low_precision=True),
     "all-reduce-copied": CopiedAllReduce,
-    "all-reduce-copied-16": lambda group: CopiedAllReduce(group, narrow=True),
+    "all-reduce-copied-16": lambda group: CopiedAllReduce(group, low_precision=True),
     "parameter-server": ParameterServer,
     "local-sgd": LocalSgd,
     "asynchronous": Asynchronous,
@@ -230,19 +228,19 @@ def make(name: str, group: Group | None = None, bucket_bytes: int | None = None)
     """The exchange called `name` between the ranks of `group` (None: one rank alone), with buckets
     of about `bucket_bytes` where it has any (None: as large as it makes them by itself)."""
     check(name)
-    sync = STRATEGIES[name](group or Alone())
+    sync = STRATEGIES[name](group or SingleProcessGroup())
     if bucket_bytes is not None and sync.bucket_bytes is not None:
         sync.bucket_bytes = bucket_bytes
     return sync
 
 
-def _wait_but_last(under_way: list[Pending]) -> list[Pending]:
+def _wait_but_last(under_way: list[TransferHandle]) -> list[TransferHandle]:
     """What is still under way."""
     _wait(under_way[:-1])
     return under_way[-1:]
 
 
-def _wait(under_way: list[Pending]) -> None:
+def _wait(under_way: list[TransferHandle]) -> None:
     for pending in under_way:
         pending.wait()
     under_way.clear()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cubemesh.frameworks.api.gradient_sync import Group, Pending
+from cubemesh.frameworks.api.group import Group, TransferHandle
 from cubemesh.measure.attribution.transfers import Transfer, Transfers
 
 STAMPED = frozenset({"none", "all-reduce", "all-reduce-16", "parameter-server", "local-sgd"})
@@ -20,7 +20,7 @@ NARROW_BYTES = 2
 
 
 class TimedGroup:
-    """See `Group` in frameworks/api/gradient_sync.py; each transfer is told to `transfers`."""
+    """See `Group`; each transfer is told to `transfers`."""
 
     def __init__(self, group: Group, transfers: Transfers) -> None:
         self._group, self._transfers = group, transfers
@@ -30,38 +30,38 @@ class TimedGroup:
         """What is not stamped is the group's own."""
         return getattr(self._group, name)
 
-    def all_reduce_mean(self, array: Any, narrow: bool = False) -> Pending:
+    def all_reduce_mean(self, array: Any, low_precision: bool = False) -> TransferHandle:
         """See `Group`."""
         issued = self._transfers.clock()
         size_bytes = _size_bytes(array)
-        if narrow:
+        if low_precision:
             size_bytes = min(size_bytes, NARROW_BYTES * _elements(array))
-        return self._begun(issued, self._group.all_reduce_mean(array, narrow), size_bytes)
+        return self._begun(issued, self._group.all_reduce_mean(array, low_precision), size_bytes)
 
-    def reduce_mean(self, array: Any, root: int) -> Pending:
+    def reduce_mean(self, array: Any, root: int) -> TransferHandle:
         """See `Group`."""
         issued = self._transfers.clock()
         return self._begun(issued, self._group.reduce_mean(array, root), _size_bytes(array))
 
-    def broadcast(self, arrays: Sequence[Any], root: int) -> Pending:
+    def broadcast(self, arrays: Sequence[Any], root: int) -> TransferHandle:
         """See `Group`."""
         issued = self._transfers.clock()
         size_bytes = sum(map(_size_bytes, arrays))
         return self._begun(issued, self._group.broadcast(arrays, root), size_bytes)
 
-    def _begun(self, issued: float, pending: Pending, size_bytes: int) -> Pending:
+    def _begun(self, issued: float, pending: TransferHandle, size_bytes: int) -> TransferHandle:
         return _Stamped(issued, pending, size_bytes, self._transfers)
 
 
 class _Stamped:
     def __init__(
-        self, issued: float, pending: Pending, size_bytes: int, transfers: Transfers
+        self, issued: float, pending: TransferHandle, size_bytes: int, transfers: Transfers
     ) -> None:
         self._issued, self._pending, self._size_bytes = issued, pending, size_bytes
         self._transfers = transfers
 
     def wait(self) -> None:
-        """See `Pending`."""
+        """See `TransferHandle`."""
         clock = self._transfers.clock
         waited = clock()
         self._pending.wait()

@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 
 from cubemesh.errors import DataError
-from cubemesh.frameworks.api.gradient_sync import Group
-from cubemesh.frameworks.api.training import Snapshot
+from cubemesh.frameworks.api.group import Group
+from cubemesh.frameworks.api.program import Snapshot
 from cubemesh.training import safetensors
 
 _STEP = re.compile(r"step-(\d{8,})")
@@ -122,11 +122,11 @@ def newest_whole(folder: Path, group: Group) -> tuple[Checkpoint | None, list[st
     where there is none; and what is wrong with each newer one. All ranks ask together: each reads
     its own file, and waits for the others however long theirs take to read."""
     damaged: list[str] = []
-    steps = group.agree(steps_in(folder, group.size) if group.rank == 0 else None)
+    steps = group.broadcast_object(steps_in(folder, group.size) if group.rank == 0 else None)
     for step in reversed(steps):
         found, wrong = _whole(folder, step, group.rank)
-        group.meet()
-        told = [text for text in group.share(wrong) if text]
+        group.barrier()
+        told = [text for text in group.all_gather_object(wrong) if text]
         if not told:
             return found, damaged
         damaged.append(told[0])

@@ -18,8 +18,14 @@ from numpy.typing import NDArray
 from cubemesh.batches import Array
 from cubemesh.data.feed import Feed, in_order
 from cubemesh.data.source import Source
-from cubemesh.frameworks.api.framework import Diverged, Program, ShowsSteps, Unsupported
-from cubemesh.frameworks.api.gradient_sync import Group, settle
+from cubemesh.frameworks.api.group import Group
+from cubemesh.frameworks.api.program import (
+    Diverged,
+    Program,
+    SupportsStepInspection,
+    Unsupported,
+    synchronize_replicas,
+)
 from cubemesh.measure.log import Log
 from cubemesh.schema.first_steps_trace import COUNTERS, Replica, Sketch
 from cubemesh.schema.record import Curve, Figure
@@ -42,7 +48,7 @@ def first_steps(
     """Make `work.iterations` steps and tell the log what this rank saw, the curve of its losses,
     and on rank 0 the accuracy that came of them. Unsupported for a program that cannot be looked
     into; Diverged for a loss that is no number."""
-    if not isinstance(program, ShowsSteps):
+    if not isinstance(program, SupportsStepInspection):
         raise Unsupported(
             "cubemesh cannot look into a step of this framework. Set framework=pytorch."
         )
@@ -57,7 +63,7 @@ def first_steps(
             y=replica.losses,
         )
     )
-    settle(program)
+    synchronize_replicas(program)
     if group.rank == 0:
         with log.phase("evaluate"):
             scored = _evaluated(program, validation)
@@ -65,7 +71,7 @@ def first_steps(
         log.figure("validation_loss", Figure(value=scored.loss, unit="", n=scored.samples))
 
 
-def _steps(program: ShowsSteps, feed: Feed, work: FirstSteps, group: Group) -> Replica:
+def _steps(program: SupportsStepInspection, feed: Feed, work: FirstSteps, group: Group) -> Replica:
     weights = _sketches(program.parameters())
     seen: dict[str, list[Sketch]] = {"output": [], "own gradient": [], "gradient": []}
 

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from cubemesh.frameworks.api.framework import Program
-from cubemesh.frameworks.api.gradient_sync import Group
-from cubemesh.frameworks.api.training import Snapshots
+from cubemesh.frameworks.api.group import Group
+from cubemesh.frameworks.api.program import Program, SupportsSnapshots
 from cubemesh.measure.log import Log
 from cubemesh.schema.warning import warn
 from cubemesh.training.checkpoint import Checkpoint
@@ -53,7 +52,7 @@ class Keeper:
         if self.saver is None or self._saved == course.done:
             return
         self._saved = course.done
-        snapshot = cast(Snapshots, program).snapshot()
+        snapshot = cast(SupportsSnapshots, program).snapshot()
         stands = {"course": course.plain(), "trains": dict(self.trains)}
         self.saver.save(Checkpoint(step=course.done, snapshot=snapshot, stands=stands))
 
@@ -87,7 +86,7 @@ class Keeper:
         """Return when every rank's last checkpoint is on its disk, and old ones are gone."""
         if self.saver is not None:
             self.saver.wait()
-            group.meet()
+            group.barrier()
             self.saver.prune()
 
     def tell(self, log: Log) -> None:

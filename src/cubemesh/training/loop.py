@@ -23,9 +23,16 @@ from cubemesh.batches import Batch
 from cubemesh.data.feed import Feed, in_order
 from cubemesh.data.pipeline import Batches
 from cubemesh.data.source import Source
-from cubemesh.frameworks.api.framework import Diverged, Program, Unsupported
-from cubemesh.frameworks.api.gradient_sync import Alone, Group, settle
-from cubemesh.frameworks.api.training import Inspects, SetsRate, Snapshots
+from cubemesh.frameworks.api.group import Group, SingleProcessGroup
+from cubemesh.frameworks.api.program import (
+    Diverged,
+    Program,
+    SupportsLearningRate,
+    SupportsSnapshots,
+    SupportsWeightInspection,
+    Unsupported,
+    synchronize_replicas,
+)
 from cubemesh.measure.log import Log
 from cubemesh.measure.timing.timer import Stopwatch
 from cubemesh.schema.record import Figure, Window
@@ -76,7 +83,7 @@ def train(
             "Training over epochs feeds every sample, so its batches are copied from the host one "
             "by one. Set data_location=host, or measure single steps with train_steps."
         )
-    group = group or Alone()
+    group = group or SingleProcessGroup()
     training = _Training(
         program=program,
         feed=feed,
@@ -124,12 +131,12 @@ class _Training:
 
     def check_offered(self) -> None:
         """Unsupported where the program lacks what the work or the keeper asks for."""
-        if self.schedule.changes and not isinstance(self.program, SetsRate):
+        if self.schedule.changes and not isinstance(self.program, SupportsLearningRate):
             raise Unsupported(
                 "This framework has one learning rate for all steps. Leave rate_scaling, "
                 "warmup_epochs and schedule out, or set framework=pytorch."
             )
-        if self.keeper.saver is not None and not isinstance(self.program, Snapshots):
+        if self.keeper.saver is not None and not isinstance(self.program, SupportsSnapshots):
             raise Unsupported(
                 "This framework cannot put a program back to where it was, so it has no "
                 "checkpoints. Leave them out, or set framework=pytorch."
@@ -144,7 +151,7 @@ class _Training:
             epoch = len(self.course.validation) + 1
             if self.course.done < epoch * each:
                 self._run_epoch(epoch)
-            settle(self.program)
+            synchronize_replicas(self.program)
             with self.log.phase("evaluate"), closing(self._in_order()) as batches:
                 self.course.validation.append(self._evaluate(batches, epoch))
             self.course.tell_training(self.log)
@@ -172,7 +179,7 @@ class _Training:
         target = self.work.target_accuracy
         if target is None or not scored:
             return False
-        return bool(self.group.agree(scored[-1].accuracy >= target))
+        return bool(self.group.broadcast_object(scored[-1].accuracy >= target))
 
     def _tell_target(self) -> None:
         target, scored = self.work.target_accuracy, self.course.validation
@@ -226,7 +233,7 @@ class _Training:
             self.log.progress(phase, end, window.step_s, fraction, self._note(epoch))
             ends_epoch = end == epoch * self.feed.steps_per_epoch
             if not ends_epoch and self.keeper.due(end, ends_epoch=False):
-                settle(program)
+                synchronize_replicas(program)
                 self._compare()
                 self.keeper.save(program, course)
 
@@ -240,7 +247,7 @@ class _Training:
             program.train_step(program.place(self._batch))
 
         def rated_step() -> None:
-            cast(SetsRate, program).set_learning_rate(schedule.rate(next(numbers)))
+            cast(SupportsLearningRate, program).set_learning_rate(schedule.rate(next(numbers)))
             step()
 
         return rated_step if schedule.changes else step
@@ -263,8 +270,8 @@ class _Training:
             step, last = next(reversed(self.course.losses.items()))
             before = f"it was {last:.4g} at step {step}"
         where = ""
-        if isinstance(self.program, Inspects) and self._batch is not None:
-            layer = self.program.first_not_finite(self.program.place(self._batch))
+        if isinstance(self.program, SupportsWeightInspection) and self._batch is not None:
+            layer = self.program.first_nonfinite(self.program.place(self._batch))
             where = f" The first that is no finite number now is {layer}." if layer else ""
         return (
             f"The training loss was {loss} at step {self.course.done}, in epoch {epoch} of "

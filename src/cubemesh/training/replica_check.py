@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from cubemesh.frameworks.api.gradient_sync import Group
-from cubemesh.frameworks.api.training import Inspects, ReplicasDiffer
+from cubemesh.frameworks.api.group import Group
+from cubemesh.frameworks.api.program import ReplicasDiffer, SupportsWeightInspection
 
 
 def check(program: object, group: Group, step: int, agreed_at: int) -> None:
     """ReplicasDiffer, on every rank, where the weights after `step` differ between them; they
     agreed after `agreed_at`. A program that cannot look at its weights is believed."""
-    if group.size == 1 or not isinstance(program, Inspects):
+    if group.size == 1 or not isinstance(program, SupportsWeightInspection):
         return
-    told = group.share(program.fingerprint())
+    told = group.all_gather_object(program.fingerprint())
     if len(set(told)) > 1:
         raise ReplicasDiffer(
             f"The ranks' weights differ after step {step}, and were the same after step "

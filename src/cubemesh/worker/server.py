@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 import psutil
 
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.rendezvous import Distributes
+from cubemesh.frameworks.api.rendezvous import SupportsDistributed
 from cubemesh.schema.outcome import Status
 from cubemesh.worker.launch import multi_host_launcher as hosts
 from cubemesh.worker.launch import ranks
@@ -170,7 +170,7 @@ def work(job_path: Path) -> int:
         return 0
     if own.ranks == 1 and ranks.can_launch(job):
         framework = entry(job.spec.program.framework).load()
-        if isinstance(framework, Distributes):
+        if isinstance(framework, SupportsDistributed):
             prepare(job.agent_output_path)
             signal.signal(signal.SIGUSR1, ask_ranks)
             ranks.launch(framework, job, work_as_rank)

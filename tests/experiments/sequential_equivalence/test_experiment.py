@@ -24,7 +24,7 @@ from cubemesh.experiments.sequential_equivalence.experiment import (
     _own_and_others,
 )
 from cubemesh.frameworks import pytorch
-from cubemesh.frameworks.api.gradient_sync import Alone
+from cubemesh.frameworks.api.group import SingleProcessGroup
 from cubemesh.measure.telemetry.gpu_processes import Neighbours
 from cubemesh.networks.graph import Network
 from cubemesh.papers.claims.evidence import Evidence
@@ -230,7 +230,7 @@ def folder(tmp_path_factory, request):
     for name in names:
         spec, plant = CASES[name]
         if spec.placement.devices == 1:
-            look(folder / name, spec, Alone(), plant)
+            look(folder / name, spec, SingleProcessGroup(), plant)
     return folder
 
 
@@ -248,7 +248,7 @@ def alone(tmp_path_factory):
             deterministic=program.deterministic,
         )
         if one.spec_id not in made:
-            look(folder / one.spec_id, one, Alone())
+            look(folder / one.spec_id, one, SingleProcessGroup())
             made[one.spec_id] = record(folder / one.spec_id, one)
         return made[one.spec_id]
 

@@ -11,7 +11,7 @@ import pytest
 jax = pytest.importorskip("jax")
 
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.api.framework import Unsupported
+from cubemesh.frameworks.api.program import Unsupported
 from cubemesh.frameworks.jax import build, is_out_of_memory
 from cubemesh.frameworks.jax.program import make_step
 from cubemesh.networks.builder import NetworkBuilder

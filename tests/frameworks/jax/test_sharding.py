@@ -12,7 +12,7 @@ import pytest
 jax = pytest.importorskip("jax")
 
 from cubemesh.batches import Batch
-from cubemesh.frameworks.api.framework import Unsupported
+from cubemesh.frameworks.api.program import Unsupported
 from cubemesh.frameworks.jax import build, capabilities
 from cubemesh.frameworks.jax.runtime import DEVICES_OPTION
 from cubemesh.networks.builder import NetworkBuilder

@@ -17,8 +17,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cubemesh.batches import Batch
-from cubemesh.frameworks.api.framework import BuildRequest, Unsupported
-from cubemesh.frameworks.api.gradient_sync import Alone
+from cubemesh.frameworks.api.group import SingleProcessGroup
+from cubemesh.frameworks.api.program import BuildRequest, Unsupported
 from cubemesh.frameworks.pytorch import build, join, launch
 from cubemesh.measure.timing.timer import FreeRunning, Lockstep, measure
 from cubemesh.networks.builder import NetworkBuilder
@@ -84,7 +84,7 @@ def rank(folder):
         program, sync = make(case, group)
         for step in range(STEPS):
             program.train_step(program.place(batch(group.rank, step)))
-        program.settle()
+        program.synchronize_replicas()
         updates = {"workers": sync.applied.workers, "carried": sync.applied.carried}
         np.savez(Path(folder, f"{number}-{group.rank}.npz"), **program.state(), **updates)
         program.close()
@@ -105,14 +105,14 @@ def fail_while_waiting(told, group):
 
         sync._server._master.apply = broken
         try:
-            program.settle()
+            program.synchronize_replicas()
         except RuntimeError as error:
             told.write_text(f"{error}: {error.__cause__}")
     else:
         time.sleep(0.5)  # rank 0 waits by now
-        sync._mail.tell((0, 0), 0)  # a gradient comes, whose sender waits for the weights
+        sync._mail.send_header((0, 0), 0)  # a gradient comes, whose sender waits for the weights
         sync._mail.send([bucket.gradients for bucket in program.buckets], 0)
-    group.share("told")
+    group.all_gather_object("told")
 
 
 def slowed(name, group):
@@ -134,7 +134,9 @@ def slowed(name, group):
         samples_per_step=4,
         budget=Budget(steps=12, windows=4, seconds=0.0, warmup_seconds=0.0),
         log=InMemoryLog(),
-        pace=FreeRunning(group.rank, group.told) if apart else Lockstep(group.agree),
+        pace=FreeRunning(group.rank, group.poll_flag)
+        if apart
+        else Lockstep(group.broadcast_object),
     )
     program.close()
     mean_s = sum(w.elapsed_s for w in found.windows) / sum(w.steps for w in found.windows)
@@ -160,8 +162,8 @@ def follow(case, workers, carried):
     gradient of its worker's next batch, computed with the weights of the version it carried."""
     name, layout, optimizer = case
     asked = ("none", layout, optimizer)
-    taught, _ = make(asked, Alone())  # updates
-    asked_for, _ = make(asked, Alone(), rate=0.0)  # computes gradients
+    taught, _ = make(asked, SingleProcessGroup())  # updates
+    asked_for, _ = make(asked, SingleProcessGroup(), rate=0.0)  # computes gradients
     steps = [0] * RANKS
     versions = [taught.state()]
     for applied, (worker, version) in enumerate(zip(workers, carried, strict=True)):
@@ -202,10 +204,10 @@ def test_a_slowed_rank_lowers_the_others_pace_only_where_they_wait_for_it(ranks)
 
 
 def test_scaled_losses_are_refused(make_request):
-    class Several(Alone):
+    class Several(SingleProcessGroup):
         size = 2
 
-        def mail(self):
+        def point_to_point(self):
             return None
 
     request = make_request(precision="fp16")

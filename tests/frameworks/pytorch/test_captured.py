@@ -8,10 +8,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cubemesh import networks
-from cubemesh.frameworks.api.captures import Captures
-from cubemesh.frameworks.api.framework import Unsupported
-from cubemesh.frameworks.api.gradient_sync import Alone
-from cubemesh.frameworks.api.supported import check_supported
+from cubemesh.frameworks.api.group import SingleProcessGroup
+from cubemesh.frameworks.api.program import SupportsCapture, Unsupported
+from cubemesh.frameworks.api.validation import check_supported
 from cubemesh.frameworks.pytorch import build, captured, compiled
 from cubemesh.frameworks.pytorch.program import PyTorchProgram
 from cubemesh.kernels.triton import conv1x1_bn_stats as summed_conv
@@ -46,7 +45,7 @@ def test_on_a_cpu_it_is_the_eager_program_and_says_so(make_request, make_batch):
     request = make_request(network, precision="fp64", learning_rate=0.01)
     batches = [make_batch(network, 2, seed) for seed in range(3)]
     ours = captured.build(request)
-    assert isinstance(ours, Captures)
+    assert isinstance(ours, SupportsCapture)
     assert "CPU" in ours.not_captured
     ours.close()
     losses, state = trained(captured.build, request, batches)
@@ -83,7 +82,7 @@ class Told:
     def __init__(self):
         self.rank, self.size, self.moved = 0, 2, []
 
-    def all_reduce_mean(self, array, narrow=False):
+    def all_reduce_mean(self, array, low_precision=False):
         told = self
 
         class Waited:
@@ -105,7 +104,7 @@ def test_all_but_the_last_bucket_are_updated_while_that_travels(
         request = make_request(network, learning_rate=0.01, optimizer=optimizer)
         return captured.build(dataclasses.replace(request, sync=made))
 
-    ours, plain = built(told), built(Alone())
+    ours, plain = built(told), built(SingleProcessGroup())
     ours._why_not = ""  # as on a GPU
     for program in (ours, plain):
         program.load(network.draw(0))

@@ -2,7 +2,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cubemesh.frameworks.api.framework import Unsupported, monotonic_s
+from cubemesh.frameworks.api.program import Unsupported, monotonic_s
 from cubemesh.frameworks.ceilings import REST_S, try_out
 from cubemesh.frameworks.pytorch import build_ceiling
 from cubemesh.frameworks.pytorch.ceiling import Copy, MatrixProduct

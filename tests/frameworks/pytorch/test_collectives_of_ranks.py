@@ -38,7 +38,7 @@ def wrong(program, work):
                 program.lay_out(of, in_place, pair)
                 for repetition in (1, 2):
                     program.fill(repetition)
-                    program.meet()
+                    program.barrier()
                     program.call()
                     found.append((of.size_bytes, in_place, pair, program.wrong(repetition)))
     return found
@@ -52,7 +52,7 @@ def spoilt(group):
     program.fill(1)
     if group.rank == 1:
         program._given[[5, 100, 101]] += 1
-    program.meet()
+    program.barrier()
     program.call()
     return program.wrong(1)
 

@@ -13,8 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cubemesh.frameworks.api.framework import Unsupported
-from cubemesh.frameworks.api.supported import check_supported
+from cubemesh.frameworks.api.program import Unsupported
+from cubemesh.frameworks.api.validation import check_supported
 from cubemesh.frameworks.pytorch import compiled
 from cubemesh.frameworks.pytorch import factory as programs
 from cubemesh.networks.builder import NetworkBuilder

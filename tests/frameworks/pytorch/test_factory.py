@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from cubemesh.frameworks.api.framework import Unsupported
+from cubemesh.frameworks.api.program import Unsupported
 from cubemesh.frameworks.pytorch import build
 from cubemesh.parallel import strategies as exchanges
 
@@ -15,7 +15,7 @@ from cubemesh.parallel import strategies as exchanges
 @pytest.mark.parametrize("sync", ["asynchronous", "model-parallel"])
 def test_a_global_normalisation_needs_ranks_in_step(make_request, sync):
     request = make_request("resnet-18")
-    group = SimpleNamespace(rank=0, size=2, mail=lambda: None)
+    group = SimpleNamespace(rank=0, size=2, point_to_point=lambda: None)
     request = dataclasses.replace(
         request,
         group=group,

@@ -13,8 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cubemesh.batches import Batch
-from cubemesh.frameworks.api.framework import BuildRequest
-from cubemesh.frameworks.api.gradient_sync import Alone
+from cubemesh.frameworks.api.group import SingleProcessGroup
+from cubemesh.frameworks.api.program import BuildRequest
 from cubemesh.frameworks.pytorch import build, captured, join, launch
 from cubemesh.frameworks.pytorch.distributed.p2p_all_reduce import average_into
 from cubemesh.networks.builder import NetworkBuilder
@@ -87,7 +87,7 @@ def train(name, group, device, part):
     program.synchronize()
     found = {}
     if name in STALE:
-        program.settle()
+        program.synchronize_replicas()
         found = {"workers": np.array(sync.applied.workers, dtype=np.int64)}
         found["staleness"] = np.array(sync.applied.staleness, dtype=np.int64)
     found |= program.state()
@@ -119,7 +119,7 @@ def found(tmp_path_factory):
 @pytest.mark.parametrize("sync", SAME)
 def test_two_gpus_make_the_steps_of_one(found, sync):
     own = sync if sync == NORMED else "none"  # eager
-    alone = train(own, Alone(), "cuda:0", slice(None))
+    alone = train(own, SingleProcessGroup(), "cuda:0", slice(None))
     for n in range(RANKS):
         for name, array in alone.items():
             np.testing.assert_allclose(
@@ -130,7 +130,9 @@ def test_two_gpus_make_the_steps_of_one(found, sync):
 @pytest.mark.parametrize("sync", ROUNDED)
 def test_gradients_sent_as_16_bits_are_near_and_the_same_everywhere(found, sync):
     begun = small().draw(1)
-    alone = train("none, bf16" if "bf16" in sync else "none", Alone(), "cuda:0", slice(None))
+    alone = train(
+        "none, bf16" if "bf16" in sync else "none", SingleProcessGroup(), "cuda:0", slice(None)
+    )
     first, second = found[sync, 0], found[sync, 1]
     for name, array in alone.items():
         np.testing.assert_array_equal(first[name], second[name], err_msg=name)

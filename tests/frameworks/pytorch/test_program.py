@@ -8,7 +8,7 @@ F = torch.nn.functional
 
 from cubemesh import networks
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.api.process import Resumes
+from cubemesh.frameworks.api.program import SupportsProcessSettings
 from cubemesh.frameworks.pytorch import build
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.schema.work import Forward
@@ -239,8 +239,8 @@ def test_a_program_sets_again_what_another_has_changed_for_the_process(make_requ
         one = build(dataclasses.replace(make_request(network), threads=1))
         build(dataclasses.replace(make_request(network), threads=2))
         assert torch.get_num_threads() == 2
-        assert isinstance(one, Resumes)
-        one.resume()
+        assert isinstance(one, SupportsProcessSettings)
+        one.apply_process_settings()
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)

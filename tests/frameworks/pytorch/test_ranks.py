@@ -18,8 +18,8 @@ torch = pytest.importorskip("torch")
 
 from cubemesh import networks
 from cubemesh.batches import Batch
-from cubemesh.frameworks.api.framework import BuildRequest, Compiles
-from cubemesh.frameworks.api.gradient_sync import Alone
+from cubemesh.frameworks.api.group import SingleProcessGroup
+from cubemesh.frameworks.api.program import BuildRequest, SupportsCompilation
 from cubemesh.frameworks.pytorch import build, captured, compiled, join, launch
 from cubemesh.kernels.cpu import cpu_kernels as host_kernels
 from cubemesh.networks.builder import NetworkBuilder
@@ -123,7 +123,7 @@ def rank(folder):
     compiled.BACKEND = "aot_eager"
     group = join("cpu", 60.0)
     assert group.size == RANKS
-    assert group.agree(["says", group.rank]) == ["says", 0]
+    assert group.broadcast_object(["says", group.rank]) == ["says", 0]
     for case in CASES:
         path = Path(folder, f"{CASES.index(case)}-{group.rank}.npz")
         part = slice(None) if case in SPLIT else own_part(group.rank)
@@ -155,7 +155,7 @@ def assert_close(found, expected, kind, tolerance):
 @pytest.mark.parametrize("case", SYNCHRONOUS, ids="-".join)
 def test_two_ranks_make_the_steps_of_one_with_the_same_global_minibatch(ranks, case):
     _, precision, layout = case
-    alone = train(("none", precision, layout), Alone())
+    alone = train(("none", precision, layout), SingleProcessGroup())
     for n in range(RANKS):
         found = ranks[case, n]
         assert found["buckets"] > 2
@@ -167,7 +167,7 @@ def test_two_ranks_make_the_steps_of_one_with_the_same_global_minibatch(ranks, c
 
 def test_where_one_rank_updates_all_have_its_loss_scale(ranks):
     """A gradient that overflows halves it; a rank that did not hear of that would count twice."""
-    alone = train(("none", *SCALED[1:]), Alone())
+    alone = train(("none", *SCALED[1:]), SingleProcessGroup())
     start = without_dropout(networks.build("little-cnn", 16, 10)).draw(1)
     assert 0 < alone["scale"] < 65536
     for n in range(RANKS):
@@ -180,7 +180,7 @@ def test_where_one_rank_updates_all_have_its_loss_scale(ranks):
 
 
 def test_compiled_ranks_make_the_steps_of_one_that_is_not(ranks):
-    alone = train(("none", "fp64", "nchw"), Alone())
+    alone = train(("none", "fp64", "nchw"), SingleProcessGroup())
     for n in range(RANKS):
         found = ranks[COMPILED, n]
         assert found["buckets"] > 2
@@ -191,11 +191,11 @@ def test_ranks_that_train_for_themselves_differ(ranks):
     first, second = ranks[INDEPENDENT, 0], ranks[INDEPENDENT, 1]
     weights = [name for name in first if name.startswith("w/")]
     assert any(np.abs(first[name] - second[name]).max() > 1e-6 for name in weights)
-    assert_close(first, train(INDEPENDENT, Alone(), own_part(0)), "w/", 0)
+    assert_close(first, train(INDEPENDENT, SingleProcessGroup(), own_part(0)), "w/", 0)
 
 
 def test_gradients_sent_as_16_bits_are_rounded_and_the_same_everywhere(ranks):
-    alone = train(("none", *ROUNDED[1:]), Alone())
+    alone = train(("none", *ROUNDED[1:]), SingleProcessGroup())
     for name in (n for n in alone if n.startswith("g/")):
         first, second = ranks[ROUNDED, 0][name], ranks[ROUNDED, 1][name]
         np.testing.assert_array_equal(first, second)
@@ -205,7 +205,9 @@ def test_gradients_sent_as_16_bits_are_rounded_and_the_same_everywhere(ranks):
 
 
 def test_local_sgd_leaves_the_mean_of_what_each_would_have_reached_alone(ranks):
-    reached = [train(INDEPENDENT, Alone(), own_part(n), AVERAGE_EVERY) for n in range(RANKS)]
+    reached = [
+        train(INDEPENDENT, SingleProcessGroup(), own_part(n), AVERAGE_EVERY) for n in range(RANKS)
+    ]
     mean = {name: (reached[0][name] + reached[1][name]) / 2 for name in reached[0]}
     for n in range(RANKS):
         assert_close(ranks[AVERAGED, n], mean, "w/", 1e-12)
@@ -214,7 +216,7 @@ def test_local_sgd_leaves_the_mean_of_what_each_would_have_reached_alone(ranks):
 @pytest.mark.parametrize("case", SPLIT, ids="-".join)
 def test_a_network_in_two_parts_makes_the_steps_of_the_whole(ranks, case):
     _, precision, layout = case
-    alone = train(("none", precision, layout), Alone())
+    alone = train(("none", precision, layout), SingleProcessGroup())
     parts = [{name for name in ranks[case, n] if name.startswith("g/")} for n in range(RANKS)]
     assert all(parts)
     assert parts[0].isdisjoint(parts[1])
@@ -241,7 +243,7 @@ def test_every_rank_draws_its_own_dropout(make, make_request, make_batch, monkey
     def loss(rank):
         group = SimpleNamespace(rank=rank, size=2)
         program = make(dataclasses.replace(request, group=group))
-        if isinstance(program, Compiles):
+        if isinstance(program, SupportsCompilation):
             program.compile(program.place(batch))
         program.load(request.network.draw(0))
         program.forward(program.place(batch))

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.framework import TellsOtherPrecision
+from cubemesh.frameworks.api.program import ReportsPrecision
 from cubemesh.frameworks.pytorch import runtime
 from cubemesh.networks.zoo.translator import translator
 from cubemesh.schema.spec import ProgramSettings
@@ -148,7 +148,7 @@ def test_where_a_decoder_works_beside_steps_streams_have_queues_of_their_own(
 ):
     name = "CUDA_DEVICE_MAX_CONNECTIONS"
     monkeypatch.setattr(os, "environ", {} if set_before is None else {name: set_before})
-    runtime.ready_process(ProgramSettings(decode_location=decode_location))
+    runtime.setup_process(ProgramSettings(decode_location=decode_location))
     assert os.environ.get(name) == set_after
 
 
@@ -156,7 +156,7 @@ def test_lstms_on_a_gpu_under_bf16_are_told_to_run_in_fp16(make_request):
     told_by = {
         name
         for name in ("pytorch", "pytorch-compiled", "pytorch-captured")
-        if isinstance(entry(name).load(), TellsOtherPrecision)
+        if isinstance(entry(name).load(), ReportsPrecision)
     }
     assert told_by == {"pytorch", "pytorch-captured"}, "compiled, an LSTM is taken apart"
     small = translator(sequence_length=4, vocabulary=32, hidden=8)

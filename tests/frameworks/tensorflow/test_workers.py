@@ -12,8 +12,8 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from cubemesh.batches import Batch
-from cubemesh.frameworks.api.framework import BuildRequest
-from cubemesh.frameworks.api.gradient_sync import Alone
+from cubemesh.frameworks.api.group import SingleProcessGroup
+from cubemesh.frameworks.api.program import BuildRequest
 from cubemesh.frameworks.tensorflow import build, join, launch
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.parallel import strategies as exchanges
@@ -61,13 +61,13 @@ def rank(folder):
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # a thread each
     group = join("cpu", 60.0)
     assert group.size == RANKS
-    assert group.agree(["says", group.rank]) == ["says", 0]
-    assert group.share(10 * group.rank) == [0, 10]
-    assert group.told("enough", False) is False
-    group.meet()
-    group.told("enough", True)
-    group.meet()
-    assert group.told("enough", group.rank == 0)
+    assert group.broadcast_object(["says", group.rank]) == ["says", 0]
+    assert group.all_gather_object(10 * group.rank) == [0, 10]
+    assert group.poll_flag("enough", False) is False
+    group.barrier()
+    group.poll_flag("enough", True)
+    group.barrier()
+    assert group.poll_flag("enough", group.rank == 0)
     each = GLOBAL_BATCH // RANKS
     part = slice(group.rank * each, (group.rank + 1) * each)
     for sync in ("all-reduce", "none"):
@@ -75,8 +75,8 @@ def rank(folder):
         np.savez(Path(folder, f"{sync}-{group.rank}.npz"), **found)
     if group.rank == 0:
         one = slice(0, each)
-        np.savez(Path(folder, "alone.npz"), **train(Alone(), "none"))
-        np.savez(Path(folder, "first.npz"), **train(Alone(), "none", one))
+        np.savez(Path(folder, "alone.npz"), **train(SingleProcessGroup(), "none"))
+        np.savez(Path(folder, "first.npz"), **train(SingleProcessGroup(), "none", one))
     group.close()
 
 

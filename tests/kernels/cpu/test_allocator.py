@@ -112,14 +112,14 @@ def test_sizes_that_come_and_go_do_not_add_up():
 def test_what_no_array_uses_goes_back_to_the_kernel_when_it_is_asked_for():
     told = told_by("""
         from cubemesh.frameworks import entry
-        from cubemesh.frameworks.api.process import KeepsFreed
+        from cubemesh.frameworks.api.process import SupportsMemoryRelease
         kept, freed = made(30, 5.0), made(50)
         del freed
         before = held()
         for name in ("pytorch", "pytorch-captured", "pytorch-compiled"):
             framework = entry(name).load()
-            assert isinstance(framework, KeepsFreed)
-            framework.return_freed()
+            assert isinstance(framework, SupportsMemoryRelease)
+            framework.release_freed_memory()
         print(before, held(), float(kept.mean()))
     """)
     assert told == ["82", "30", "5.0"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cubemesh.frameworks.api.framework import Unsupported
+from cubemesh.frameworks.api.program import Unsupported
 from cubemesh.schema import FirstSteps, Placement, RunSpec, TrainSteps
 from cubemesh.worker.launch.pinning import whole_cores
 from cubemesh.worker.launch.ranks import (

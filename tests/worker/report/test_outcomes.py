@@ -1,8 +1,7 @@
 import pytest
 
 from cubemesh.errors import DataError, UsageError
-from cubemesh.frameworks.api.framework import Diverged, OutOfMemory, Unsupported
-from cubemesh.frameworks.api.training import ReplicasDiffer
+from cubemesh.frameworks.api.program import Diverged, OutOfMemory, ReplicasDiffer, Unsupported
 from cubemesh.networks import build
 from cubemesh.networks.memory import forecast
 from cubemesh.schema import Ceiling, Forward, ProgramSettings, RunSpec, Status, TrainSteps

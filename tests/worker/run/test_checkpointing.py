@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from cubemesh.errors import DataError, UsageError
-from cubemesh.frameworks.api.framework import Unsupported
-from cubemesh.frameworks.api.gradient_sync import Alone
-from cubemesh.frameworks.api.training import Snapshot
+from cubemesh.frameworks.api.group import SingleProcessGroup
+from cubemesh.frameworks.api.program import Snapshot, Unsupported
 from cubemesh.schema import CheckpointSettings, Placement, RunSpec, Train
 from cubemesh.training import checkpoint as checkpoints
 from cubemesh.training.checkpoint import Checkpoint
@@ -26,22 +25,22 @@ WORD_S = 0.3
 """How long a rank waits for another's word."""
 
 
-class Ranks(Alone):
+class Ranks(SingleProcessGroup):
     """A group whose ranks are threads of the test, that wait long to meet and not for a word."""
 
     def __init__(self, rank, said, met):
         self.rank, self.size, self._said, self._met = rank, 2, said, met
 
-    def agree(self, value):
-        return self.share(value)[0]
+    def broadcast_object(self, value):
+        return self.all_gather_object(value)[0]
 
-    def share(self, value):
+    def all_gather_object(self, value):
         self._met.wait(WORD_S)
         self._said[self.rank] = json.dumps(value)
         self._met.wait(WORD_S)
         return [json.loads(self._said[rank]) for rank in range(self.size)]
 
-    def meet(self):
+    def barrier(self):
         self._met.wait(PATIENCE_S)
 
 
@@ -122,4 +121,4 @@ def test_gradients_under_way_are_in_no_checkpoint(tmp_path, sync):
     )
     spec = replace(spec, program=replace(spec.program, sync=sync))
     with pytest.raises(Unsupported, match="which no checkpoint holds"):
-        checkpointing.beginning(spec, Alone(), InMemoryLog())
+        checkpointing.beginning(spec, SingleProcessGroup(), InMemoryLog())

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from cubemesh.frameworks.api.framework import OutOfMemory, Unsupported
-from cubemesh.frameworks.api.gradient_sync import Alone
+from cubemesh.frameworks.api.group import SingleProcessGroup
+from cubemesh.frameworks.api.program import OutOfMemory, Unsupported
 from cubemesh.schema import Budget, Collective, Placement, RunSpec
 from cubemesh.worker.report.outcomes import outcome_of
 from cubemesh.worker.run.collectives import build, sweep
@@ -14,7 +14,7 @@ from in_memory_log import InMemoryLog
 KIB = 1 << 10
 
 
-class Three(Alone):
+class Three(SingleProcessGroup):
     """The first of three ranks."""
 
     size = 3
@@ -42,7 +42,7 @@ class Scripted:
     def synchronize(self):
         self.said.append("wait")
 
-    def meet(self):
+    def barrier(self):
         self.said.append("meet")
 
     def wrong(self, repetition):
@@ -115,7 +115,7 @@ def test_unchecked_results_have_no_count():
 def test_one_device_has_nobody_to_exchange_with():
     alone = dataclasses.replace(spec(), placement=Placement())
     with pytest.raises(Unsupported, match="Set devices=2"):
-        build(alone, object(), Alone(), "cpu", 1, None)
+        build(alone, object(), SingleProcessGroup(), "cpu", 1, None)
 
 
 def test_arrays_that_cannot_fit_are_refused_before_they_are_made():

@@ -9,7 +9,7 @@ import pytest
 
 from cubemesh import networks
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.gradient_sync import Alone
+from cubemesh.frameworks.api.group import SingleProcessGroup
 from cubemesh.schema import ProgramSettings, RunSpec, TrainSteps
 from cubemesh.worker.report.events import EventLog, read_events
 from cubemesh.worker.run.program_lifecycle import built
@@ -25,7 +25,7 @@ import numpy as np
 
 from cubemesh.frameworks import entry
 from cubemesh.batches import Batch
-from cubemesh.frameworks.api.gradient_sync import Alone
+from cubemesh.frameworks.api.gradient_sync import SingleProcessGroup
 from cubemesh.schema import ProgramSettings, RunSpec, TrainSteps
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.worker.run.program_lifecycle import built
@@ -46,7 +46,7 @@ for name in sys.argv[2:]:
         work=TrainSteps(network="wide", batch_per_device=BATCH),
         program=ProgramSettings(framework=name),
     )
-    log, alone = EventLog(path, 0, 0.0), Alone()
+    log, alone = EventLog(path, 0, 0.0), SingleProcessGroup()
     framework = entry(name).load()
     framework.preload()  # as the server of workers does
     with built(spec, framework, "cpu", 1, network, lambda: batch, log, alone) as program:
@@ -86,7 +86,7 @@ def test_layers_in_another_precision_than_asked_for_are_a_warning(tmp_path, monk
     def warnings(name):
         path = tmp_path / name
         log = EventLog(path, 0, 0.0)
-        with built(spec, framework, "cpu", 1, network, lambda: None, log, Alone()):
+        with built(spec, framework, "cpu", 1, network, lambda: None, log, SingleProcessGroup()):
             pass
         told = [e["warning"] for e in read_events(path) if "warning" in e]
         return [(warning["code"], warning["cause"]) for warning in told]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import trace_replay as replay
-from cubemesh.frameworks.api.framework import Unsupported
-from cubemesh.frameworks.api.gradient_sync import Alone
+from cubemesh.frameworks.api.group import SingleProcessGroup
+from cubemesh.frameworks.api.program import Unsupported
 from cubemesh.schema import (
     WORK_KINDS,
     Budget,
@@ -276,7 +276,7 @@ def test_a_framework_whose_profile_is_not_read_refuses_an_attribution(tmp_path):
         budget=dataclasses.replace(EFFORT, attribution=True),
     )
     with pytest.raises(Unsupported, match="pytorch or pytorch-compiled"):
-        attribute(spec, Plain(), None, None, None, "", Alone(), None)
+        attribute(spec, Plain(), None, None, None, "", SingleProcessGroup(), None)
 
 
 def test_first_losses_are_kept_before_anything_is_timed(tmp_path):

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from cubemesh.frameworks.api.framework import Unsupported
+from cubemesh.frameworks.api.program import Unsupported
 from cubemesh.schema.collective import ELEMENT_BYTES, PARTED, REDUCING, Collective
 
 ROOT = 0
@@ -96,7 +96,7 @@ class CollectiveProgram(Protocol):
     def synchronize(self) -> None:
         """Wait until everything queued is done."""
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait until every rank is here."""
 
     def wrong(self, repetition: int) -> int:
@@ -108,9 +108,9 @@ class CollectiveProgram(Protocol):
 
 
 @runtime_checkable
-class Collects(Protocol):
+class SupportsCollectives(Protocol):
     """A framework whose ranks' collectives are measured by themselves; others need not offer
-    this. The ranks have met already (`Distributes.join`)."""
+    this. The ranks have met already (`SupportsDistributed.join`)."""
 
     def build_collective(
         self, work: Collective, device: str, threads: int, largest: Extent

@@ -1,57 +1,144 @@
-"""What a framework offers so that its programs run on several devices, of one host or several."""
+"""Launch and rendezvous of ranks on one host or several, and the key-value store that they share.
+
+Where a framework has a store of its own (torch's TCPStore), it is used. Otherwise the launcher
+serves one by threads of its own (`multiprocessing.managers`, over TCP), since TensorFlow holds
+Python's lock while it connects, so that rank 0 could not serve it:
+
+    launcher   forks the ranks with MASTER_ADDR, MASTER_PORT and a key, then calls serve_store
+    rank       connect_store ─▶ a proxy of the store
+"""
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from multiprocessing.managers import BaseManager
+from typing import Any, Protocol, cast, runtime_checkable
 
-from cubemesh.frameworks.api.gradient_sync import Group
+from cubemesh.frameworks.api.group import Group
 
-LOOK_AGAIN_S = 0.01
-"""How often a rank that waits for others looks, where it has something to check meanwhile."""
+KEY_VARIABLE = "CUBEMESH_STORE_KEY"
+"""Environment variable: the store's authentication key."""
+POLL_S = 0.01
+"""Interval at which a rank that waits polls, where it has a check to call meanwhile."""
+_RETRY_S = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
-    """Where the agents of several hosts meet: what each must know to find the others."""
+class Rendezvous:
+    """How the launchers of several hosts find one another."""
 
     name: str
-    """The same on all hosts, and of this run alone."""
+    """The same on all hosts, and unique to this run."""
     hosts: int
     endpoint: str
-    """`address:port` of the first host, where the others report."""
+    """`address:port` of the first host, which the others contact."""
     is_first: bool
     """Whether this is that host."""
     address: str
-    """By which the other hosts reach this one."""
+    """The address at which the other hosts reach this one."""
 
 
 @runtime_checkable
-class Distributes(Protocol):
-    """A framework whose programs train on several devices; others need not offer this."""
+class SupportsDistributed(Protocol):
+    """A `Framework` whose programs train on several devices, one process each."""
 
     def launch(
         self,
         run_rank: Callable[[str], None],
         job: str,
         ranks: int,
-        meeting: Meeting | None = None,
+        rendezvous: Rendezvous | None = None,
     ) -> dict[int, int]:
-        """Call `run_rank(job)` in `ranks` forked processes of this host, each knowing itself by its
-        environment (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). The exit code of each
-        that failed, negative for a signal; the others are ended then. With a `meeting` there are as
-        many on each other host."""
+        """Call `run_rank(job)` in `ranks` forked processes of this host, each with its rank in its
+        environment (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Returns the exit code
+        of each that failed, negative for a signal; the others are ended then. With `rendezvous`,
+        the launcher of each other host starts as many."""
 
     def join(self, device: str, timeout_s: float, link: str = "auto") -> Group:
-        """Meet the other ranks, as the launcher's environment names them. A rank that does not come
+        """Connect to the other ranks, as the environment names them. A rank that does not join
         within `timeout_s`, or does not take part in an operation for so long, is an error.
         `link` is `Placement.link`; Unsupported where there is none of that name."""
 
 
-def wait_and_check(there: Callable[[], bool], check: Callable[[], None]) -> None:
-    """Return when `there` says so; what `check` raises ends the waiting."""
-    while not there():
+def wait_and_check(done: Callable[[], bool], check: Callable[[], None]) -> None:
+    """Return when `done()` is true; an exception from `check` ends the wait."""
+    while not done():
         check()
-        time.sleep(LOOK_AGAIN_S)
+        time.sleep(POLL_S)
+
+
+class KVStore:
+    """Plain values by key, for all ranks."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+        self._changed = threading.Condition()
+
+    def put(self, key: str, value: Any) -> None:
+        """Set a value."""
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def add(self, key: str) -> int:
+        """Increment the counter `key`; its new value."""
+        with self._changed:
+            self._values[key] = self._values.get(key, 0) + 1
+            return int(self._values[key])
+
+    def has(self, key: str) -> bool:
+        """Whether the key is set."""
+        with self._changed:
+            return key in self._values
+
+    def wait(self, key: str, timeout_s: float | None) -> Any:
+        """The value of a key once it is set; TimeoutError after `timeout_s`."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._values, timeout_s):
+                raise TimeoutError(f"no rank has set '{key}' within {timeout_s:g} s")
+            return self._values[key]
+
+
+class _Manager(BaseManager):
+    pass
+
+
+class _HasStore(Protocol):
+    def store(self) -> KVStore:
+        """The run's store."""
+
+
+def connect_store(timeout_s: float) -> KVStore:
+    """The store of this run's ranks. TimeoutError where it is not reachable within `timeout_s`."""
+    _Manager.register("store")
+    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    manager = _Manager(address, os.environ[KEY_VARIABLE].encode())
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            manager.connect()
+            return cast(_HasStore, manager).store()
+        except ConnectionRefusedError as error:
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"rendezvous store not reachable within {timeout_s:g} s"
+                ) from error
+            time.sleep(_RETRY_S)
+
+
+def serve_store(address: tuple[str, int], key: str) -> None:
+    """Serve a store as long as this process lives."""
+    store = KVStore()
+    _Manager.register("store", callable=lambda: store)
+    server = _Manager(address, key.encode()).get_server()
+    threading.Thread(target=_serve, args=(server,), name="store", daemon=True).start()
+
+
+def _serve(server: Any) -> None:
+    with suppress(SystemExit):  # raised by the server when it stops
+        server.serve_forever()

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cubemesh.frameworks.api.framework import CeilingProgram, monotonic_s
+from cubemesh.frameworks.api.program import CeilingProgram, monotonic_s
 from cubemesh.frameworks.ceilings import (
     COPY_GROWTH,
     COPY_SIZES,

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from numpy.typing import NDArray
 
-from cubemesh.frameworks.api.framework import Unsupported
+from cubemesh.frameworks.api.program import Unsupported
 from cubemesh.frameworks.jax.place import Place
 from cubemesh.frameworks.jax.sequence_lowerings import SEQUENCE_LOWERINGS
 from cubemesh.networks.layers import (

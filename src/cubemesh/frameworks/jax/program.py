@@ -18,8 +18,8 @@ import numpy as np
 
 from cubemesh.batches import Array, Batch
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.api.framework import BuildRequest, monotonic_s
 from cubemesh.frameworks.api.gradient_sync import Bucket
+from cubemesh.frameworks.api.program import BuildRequest, monotonic_s
 from cubemesh.frameworks.api.validation import check_weights
 from cubemesh.frameworks.jax.loss_scaling import Scaling, make_scaling
 from cubemesh.frameworks.jax.network import NetworkFunction
@@ -128,7 +128,7 @@ class JaxProgram:
         return float(self._loss)
 
     def loss_scale(self) -> tuple[float, str] | None:
-        """See `ScalesLoss` in frameworks/base."""
+        """See `SupportsLossScaling`."""
         if self._scaling is None or self._optimizer is None:
             return None
         return float(self._scaling.scale(self._loaded().scaling)), self._scaling.method

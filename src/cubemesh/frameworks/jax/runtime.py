@@ -23,7 +23,7 @@ import jax.extend.backend
 import jax.numpy as jnp
 from numpy.typing import DTypeLike
 
-from cubemesh.frameworks.api.framework import Capabilities, OutOfMemory, Unsupported
+from cubemesh.frameworks.api.program import Capabilities, OutOfMemory, Unsupported
 
 THREADS_VARIABLE = "NPROC"
 """Environment variable that XLA's client for the CPU, as it starts, takes its number of threads

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from cubemesh.frameworks.api.framework import BuildRequest, Unsupported
+from cubemesh.frameworks.api.program import BuildRequest, Unsupported
 from cubemesh.schema.work import Input, Train, TrainSteps
 
 _AXIS = "batch"

@@ -19,8 +19,8 @@ import tensorflow as tf
 
 from cubemesh.batches import Array, Batch
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.api.framework import BuildRequest, Capabilities, Unsupported, monotonic_s
 from cubemesh.frameworks.api.gradient_sync import Bucket
+from cubemesh.frameworks.api.program import BuildRequest, Capabilities, Unsupported, monotonic_s
 from cubemesh.frameworks.api.validation import check_weights
 from cubemesh.frameworks.keras.layers import LOWERINGS, Site, TorchRules
 from cubemesh.frameworks.tensorflow import runtime

@@ -12,9 +12,9 @@ from cubemesh.frameworks.pytorch.runtime import (
     is_out_of_memory,
     other_precision,
     preload,
-    ready_process,
+    setup_process,
 )
-from cubemesh.kernels.cpu.allocator import return_freed
+from cubemesh.kernels.cpu.allocator import release_freed_memory
 
 __all__ = [
     "build",
@@ -26,6 +26,6 @@ __all__ = [
     "launch",
     "other_precision",
     "preload",
-    "ready_process",
-    "return_freed",
+    "release_freed_memory",
+    "setup_process",
 ]

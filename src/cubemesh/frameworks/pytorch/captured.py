@@ -22,8 +22,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cubemesh.frameworks.api.framework import BuildRequest, Capabilities
 from cubemesh.frameworks.api.gradient_sync import FinishesInOrder
+from cubemesh.frameworks.api.program import BuildRequest, Capabilities
 from cubemesh.frameworks.pytorch import runtime
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
 from cubemesh.frameworks.pytorch.compiled import STRATEGIES, is_out_of_memory, preload
@@ -34,8 +34,8 @@ from cubemesh.frameworks.pytorch.fused.network import FusedNetwork
 from cubemesh.frameworks.pytorch.input.host_to_device import Placed, narrow_types
 from cubemesh.frameworks.pytorch.precision.loss_scaling import DynamicScaling
 from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
-from cubemesh.frameworks.pytorch.runtime import other_precision, ready_process
-from cubemesh.kernels.cpu.allocator import return_freed
+from cubemesh.frameworks.pytorch.runtime import other_precision, setup_process
+from cubemesh.kernels.cpu.allocator import release_freed_memory
 from cubemesh.schema.work import Train, TrainSteps
 
 __all__ = [
@@ -47,8 +47,8 @@ __all__ = [
     "launch",
     "other_precision",
     "preload",
-    "ready_process",
-    "return_freed",
+    "release_freed_memory",
+    "setup_process",
 ]
 
 STEPS_BEFORE = 2
@@ -80,7 +80,7 @@ class CapturedProgram(PyTorchProgram):
 
     @property
     def not_captured(self) -> str:
-        """See `Captures` in frameworks/captures."""
+        """See `SupportsCapture`."""
         if not self._why_not and self._rate_changed and self._graph is None:
             return "its learning rate changes from step to step, and a recorded step has one rate"
         return "; ".join(filter(None, (self._why_not, self.fused.lack)))
@@ -199,7 +199,7 @@ class CapturedProgram(PyTorchProgram):
             return total_loss(self._weights, self.fused(*inputs), labels)
 
     def set_learning_rate(self, rate: float) -> None:
-        """See `SetsRate` in frameworks/training. A step is captured anew once its rate has stood
+        """See `SupportsLearningRate`. A step is captured anew once its rate has stood
         still for as many steps as run before a capture."""
         assert self._optimizer is not None, "only what trains has a rate"
         if any(group["lr"] != rate for group in self._optimizer.param_groups):

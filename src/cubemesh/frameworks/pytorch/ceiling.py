@@ -14,7 +14,7 @@ import math
 
 import torch
 
-from cubemesh.frameworks.api.framework import CeilingProgram, monotonic_s
+from cubemesh.frameworks.api.program import CeilingProgram, monotonic_s
 from cubemesh.frameworks.ceilings import (
     COPY_GROWTH,
     COPY_SIZES,

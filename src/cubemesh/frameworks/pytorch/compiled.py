@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cubemesh.frameworks.api.framework import BuildRequest, Capabilities, Unsupported
+from cubemesh.frameworks.api.program import BuildRequest, Capabilities, Unsupported
 from cubemesh.frameworks.pytorch import runtime
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
 from cubemesh.frameworks.pytorch.distributed.graph_partition import build_stages
@@ -31,8 +31,8 @@ from cubemesh.frameworks.pytorch.distributed.group import join
 from cubemesh.frameworks.pytorch.distributed.launch import launch
 from cubemesh.frameworks.pytorch.input.host_to_device import Placed
 from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
-from cubemesh.frameworks.pytorch.runtime import ready_process
-from cubemesh.kernels.cpu.allocator import return_freed
+from cubemesh.frameworks.pytorch.runtime import setup_process
+from cubemesh.kernels.cpu.allocator import release_freed_memory
 from cubemesh.kernels.cpu.compiler import cache_folder, damaged_libraries, lacks_compiler
 
 __all__ = [
@@ -43,8 +43,8 @@ __all__ = [
     "join",
     "launch",
     "preload",
-    "ready_process",
-    "return_freed",
+    "release_freed_memory",
+    "setup_process",
 ]
 
 STRATEGIES = frozenset(

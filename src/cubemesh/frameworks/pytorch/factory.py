@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cubemesh.frameworks.api.framework import BuildRequest, Unsupported
-from cubemesh.frameworks.api.gradient_sync import KeepsWeights, SplitsNetwork
+from cubemesh.frameworks.api.gradient_sync import ModelParallelSync, WeightServerSync
+from cubemesh.frameworks.api.program import BuildRequest, Unsupported
 from cubemesh.frameworks.pytorch.distributed.model_parallel import SplitProgram
 from cubemesh.frameworks.pytorch.program import PyTorchProgram
 
@@ -12,12 +12,12 @@ def build(request: BuildRequest) -> PyTorchProgram:
     """The program for `request`. Unsupported for a normalisation over all ranks where they do not
     make the same steps together."""
     sync = request.sync
-    apart = isinstance(sync, (KeepsWeights, SplitsNetwork)) and request.group.size > 1
+    apart = isinstance(sync, (WeightServerSync, ModelParallelSync)) and request.group.size > 1
     if apart and request.program.batch_norm == "global":
         raise Unsupported(
             f"batch_norm=global: with sync={sync.name} the ranks do not pass through the "
             "same layers at the same time. Leave batch_norm out, or set sync=all-reduce."
         )
-    if isinstance(sync, SplitsNetwork) and sync.group.size > 1:
+    if isinstance(sync, ModelParallelSync) and sync.group.size > 1:
         return SplitProgram(request, sync)
     return PyTorchProgram(request)

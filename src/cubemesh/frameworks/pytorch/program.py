@@ -21,15 +21,14 @@ from torch import Tensor
 
 from cubemesh.batches import PADDING, Array, Batch, EncodedBatch
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.api.framework import BuildRequest, Unsupported, monotonic_s
 from cubemesh.frameworks.api.gradient_sync import (
-    RANK_SEEDS,
     Bucket,
-    KeepsState,
-    KeepsWeights,
-    rejoin,
+    StatefulSync,
+    WeightServerSync,
+    synchronize_weights,
 )
-from cubemesh.frameworks.api.training import Snapshot
+from cubemesh.frameworks.api.group import RANK_SEEDS
+from cubemesh.frameworks.api.program import BuildRequest, Snapshot, Unsupported, monotonic_s
 from cubemesh.frameworks.pytorch.distributed.buckets import GradientBuckets, buckets_for
 from cubemesh.frameworks.pytorch.distributed.sync_batch_norm import GlobalLayers
 from cubemesh.frameworks.pytorch.distributed.weight_server import TorchReplica
@@ -95,7 +94,7 @@ class PyTorchProgram:
         self._autocast = torch.autocast(self._kind, narrow) if narrow else nullcontext()
         self._settings = settings
         self._exchange = request.sync
-        if isinstance(self._exchange, KeepsWeights) and settings.precision == "fp16":
+        if isinstance(self._exchange, WeightServerSync) and settings.precision == "fp16":
             raise Unsupported(
                 f"sync={self._exchange.name} applies gradients away from the rank that scaled "
                 "their loss. Set precision=bf16 or fp32, or another exchange."
@@ -114,11 +113,11 @@ class PyTorchProgram:
         return self._gradients.buckets if self._gradients else ()
 
     def place(self, batch: Batch) -> Placed:
-        """See `Program` in frameworks/base."""
+        """See `Program`."""
         return self._placer.place(batch)
 
     def decode(self, batch: EncodedBatch) -> Batch:
-        """See `Decodes` in data/base."""
+        """See `SupportsDecoding`."""
         return self._placer.decode(batch)
 
     def train_step(self, placed: Placed) -> None:
@@ -127,7 +126,7 @@ class PyTorchProgram:
         update_weights(self._exchange, self._apply, self._weights_on_device, self._scaling)
 
     def inspected_step(self, placed: Placed, look: Look) -> None:
-        """See `ShowsSteps` in frameworks/base."""
+        """See `SupportsStepInspection`."""
         parameters = self._built.parameters
         with looking_at(self._built.layers, look):
             self._look = look
@@ -141,7 +140,7 @@ class PyTorchProgram:
         update_weights(self._exchange, self._apply, self._weights_on_device, self._scaling)
 
     def parameters(self) -> dict[str, Array]:
-        """See `ShowsSteps` in frameworks/base."""
+        """See `SupportsStepInspection`."""
         return {name: on_host(p) for name, p in self._built.parameters.items()}
 
     def _look_at_own(self, bucket: Bucket) -> None:
@@ -207,7 +206,7 @@ class PyTorchProgram:
         return float(self._loss.item())
 
     def loss_scale(self) -> tuple[float, str] | None:
-        """See `ScalesLoss` in frameworks/base."""
+        """See `SupportsLossScaling`."""
         scaling = self._scaling
         if scaling is None or self._optimizer is None:
             return None
@@ -221,8 +220,8 @@ class PyTorchProgram:
         """Copy `weights` to the device, in the program's layout, and start the optimizer anew."""
         self._built.load(weights)
         self._start_optimizer()
-        if isinstance(self._exchange, KeepsWeights) and self._optimizer is not None:
-            self._exchange.keep(self._replica(self._optimizer))
+        if isinstance(self._exchange, WeightServerSync) and self._optimizer is not None:
+            self._exchange.attach(self._replica(self._optimizer))
 
     def _replica(self, optimizer: torch.optim.Optimizer) -> TorchReplica:
         return TorchReplica(
@@ -232,9 +231,9 @@ class PyTorchProgram:
             lambda parameters: make_optimizer(self._work, parameters),
         )
 
-    def settle(self) -> None:
-        """See `Settles` in frameworks/exchange."""
-        rejoin(self._exchange, self._weights_on_device)
+    def synchronize_replicas(self) -> None:
+        """See `SupportsReplicaSync`."""
+        synchronize_weights(self._exchange, self._weights_on_device)
 
     def _start_optimizer(self) -> None:
         parameters = list(self._built.parameters.values())
@@ -246,46 +245,46 @@ class PyTorchProgram:
         return self._built.arrays()
 
     def snapshot(self) -> Snapshot:
-        """See `Snapshots` in frameworks/training."""
+        """See `SupportsSnapshots`."""
         assert self._optimizer is not None, "only what trains is taken a snapshot of"
         plain: dict[str, Any] = {}
         if self._scaling is not None:
             plain["scaling"] = self._scaling.state()
-        if isinstance(self._exchange, KeepsState):
+        if isinstance(self._exchange, StatefulSync):
             plain["sync"] = self._exchange.state()
         arrays = snapshots.take(self._optimizer, self._built.parameters, self.device)
         return Snapshot(weights=self.state(), arrays=arrays, plain=plain)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """See `Snapshots` in frameworks/training."""
+        """See `SupportsSnapshots`."""
         self.load(snapshot.weights)
         assert self._optimizer is not None, "only what trains goes on"
         snapshots.put_back(snapshot.arrays, self._optimizer, self._built.parameters, self.device)
         if self._scaling is not None:
             self._scaling.restore(snapshot.plain["scaling"])
-        if isinstance(self._exchange, KeepsState):
+        if isinstance(self._exchange, StatefulSync):
             self._exchange.restore(snapshot.plain["sync"])
 
     def set_learning_rate(self, rate: float) -> None:
-        """See `SetsRate` in frameworks/training."""
+        """See `SupportsLearningRate`."""
         assert self._optimizer is not None, "only what trains has a rate"
         for group in self._optimizer.param_groups:
             group["lr"] = rate
 
     def fingerprint(self) -> int:
-        """See `Inspects` in frameworks/training."""
+        """See `SupportsWeightInspection`."""
         return snapshots.fingerprint(self._built.parameters)
 
-    def first_not_finite(self, placed: Placed) -> str:
-        """See `Inspects` in frameworks/training."""
+    def first_nonfinite(self, placed: Placed) -> str:
+        """See `SupportsWeightInspection`."""
         with self._autocast:
             run = partial(self.module, *placed[:-1])
-            return snapshots.first_not_finite(self._built.layers, run)
+            return snapshots.first_nonfinite(self._built.layers, run)
 
     def profile(
         self, run: Callable[[], None], *, layers: bool = False, trace: str | None = None
     ) -> Callable[[], Profile]:
-        """See `Profiles` in frameworks/base."""
+        """See `SupportsProfiling`."""
         return profiling.profile(
             run,
             kind=self._kind,
@@ -304,8 +303,8 @@ class PyTorchProgram:
         """The process's monotonic clock."""
         return monotonic_s()
 
-    def resume(self) -> None:
-        """See `Resumes` in frameworks/process."""
+    def apply_process_settings(self) -> None:
+        """See `SupportsProcessSettings`."""
         prepare(
             self.device,
             self._settings.precision,
@@ -315,7 +314,7 @@ class PyTorchProgram:
 
     def close(self) -> None:
         """Drop every array; on a GPU, the allocator's cache as well."""
-        if isinstance(self._exchange, KeepsWeights):
+        if isinstance(self._exchange, WeightServerSync):
             self._exchange.close()
         if self._gradients is not None:
             self._gradients.close()

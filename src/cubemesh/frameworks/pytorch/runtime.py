@@ -18,7 +18,7 @@ from contextlib import contextmanager
 
 import torch
 
-from cubemesh.frameworks.api.framework import BuildRequest, Capabilities, OutOfMemory
+from cubemesh.frameworks.api.program import BuildRequest, Capabilities, OutOfMemory
 from cubemesh.kernels.cpu.allocator import keep_freed_memory
 from cubemesh.networks.recurrent_layers import LSTM
 from cubemesh.schema.spec import ProgramSettings
@@ -88,7 +88,7 @@ def capabilities() -> Capabilities:
 
 
 def other_precision(request: BuildRequest) -> str:
-    """See `TellsOtherPrecision`. Autocast hands cuDNN's recurrent layers float16 whatever type it
+    """See `ReportsPrecision`. Autocast hands cuDNN's recurrent layers float16 whatever type it
     was asked for (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
     recurrent = [n.name for n in request.network.nodes if isinstance(n.layer, LSTM)]
     if not recurrent or request.program.precision != "bf16" or request.device == "cpu":
@@ -160,8 +160,8 @@ def asking_the_driver() -> Iterator[None]:
             os.environ[_NVML_VARIABLE] = before
 
 
-def ready_process(program: ProgramSettings) -> None:
-    """See `ReadiesProcess` in frameworks/process. Streams share a few queues of the GPU, and what
+def setup_process(program: ProgramSettings) -> None:
+    """See `SupportsProcessSetup`. Streams share a few queues of the GPU, and what
     stands behind a replayed step in one waits for its end. A decoder has a dozen streams: where it
     works beside the steps, there are as many queues as CUDA makes (CUDA C++ Programming Guide,
     environment variables). On an H200 circuits decode 22,400 images/s beside a step, and 330 in the

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from cubemesh.frameworks.api.framework import Unsupported
+from cubemesh.frameworks.api.program import Unsupported
 from cubemesh.frameworks.tensorflow.place import Lowering, Place
 from cubemesh.frameworks.tensorflow.sequence_lowerings import SEQUENCE_LOWERINGS
 from cubemesh.networks.layers import (

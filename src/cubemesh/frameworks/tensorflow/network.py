@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from cubemesh.batches import PADDING, Array
-from cubemesh.frameworks.api.framework import Unsupported
+from cubemesh.frameworks.api.program import Unsupported
 from cubemesh.frameworks.api.validation import check_layers
 from cubemesh.frameworks.tensorflow.lowerings import LOWERINGS
 from cubemesh.frameworks.tensorflow.place import Place

@@ -16,8 +16,9 @@ import tensorflow as tf
 
 from cubemesh.batches import Array, Batch
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.api.framework import BuildRequest, monotonic_s
-from cubemesh.frameworks.api.gradient_sync import RANK_SEEDS, Bucket
+from cubemesh.frameworks.api.gradient_sync import Bucket
+from cubemesh.frameworks.api.group import RANK_SEEDS
+from cubemesh.frameworks.api.program import BuildRequest, monotonic_s
 from cubemesh.frameworks.api.validation import check_weights
 from cubemesh.frameworks.tensorflow.network import NetworkFunction
 from cubemesh.frameworks.tensorflow.optimizers import make_optimizer

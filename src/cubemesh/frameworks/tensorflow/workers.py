@@ -5,8 +5,8 @@
 
 Each process is a worker with one replica and variables of its own, which stay alike because they
 begin alike and are changed by the same gradients. TensorFlow reduces them itself, inside the traced
-step, over gRPC in a ring; so of the group here only words are asked, by a board (frameworks/
-board.py). https://www.tensorflow.org/tutorials/distribute/multi_worker_with_keras
+step, over gRPC in a ring; so of the group here only words are asked, by a store (frameworks/
+store.py). https://www.tensorflow.org/tutorials/distribute/multi_worker_with_keras
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from cubemesh.frameworks import fork_launcher as forked
-from cubemesh.frameworks.api.framework import Unsupported
-from cubemesh.frameworks.api.gradient_sync import Mail, Pending
-from cubemesh.frameworks.api.kv_store import open_board
-from cubemesh.frameworks.api.rendezvous import Meeting, wait_and_check
+from cubemesh.frameworks.api.group import PointToPoint, TransferHandle
+from cubemesh.frameworks.api.program import Unsupported
+from cubemesh.frameworks.api.rendezvous import Rendezvous, connect_store, wait_and_check
 from cubemesh.frameworks.tensorflow.runtime import prepare
 
 LEAVES_LAST_S = 0.5
@@ -36,12 +35,12 @@ _joined: list[Any] = []
 
 
 class WorkerGroup:
-    """See `Group` in gradient_sync.py: what goes through TensorFlow's own step is not
+    """See `Group`: what goes through TensorFlow's own step is not
     offered here."""
 
     def __init__(self, rank: int, size: int, timeout_s: float) -> None:
         self.rank, self.size, self._timeout_s = rank, size, timeout_s
-        self._board = open_board(timeout_s)
+        self._store = connect_store(timeout_s)
         self._agreed = self._shared = self._met = 0
         ring = tf.distribute.experimental.CommunicationImplementation.RING
         _joined.append(
@@ -52,69 +51,69 @@ class WorkerGroup:
             )
         )
 
-    def all_reduce_mean(self, array: Any, narrow: bool = False) -> Pending:
+    def all_reduce_mean(self, array: Any, low_precision: bool = False) -> TransferHandle:
         """Not offered."""
         _not_here()
 
-    def reduce_mean(self, array: Any, root: int) -> Pending:
+    def reduce_mean(self, array: Any, root: int) -> TransferHandle:
         """Not offered."""
         _not_here()
 
-    def broadcast(self, arrays: Sequence[Any], root: int) -> Pending:
+    def broadcast(self, arrays: Sequence[Any], root: int) -> TransferHandle:
         """Not offered."""
         _not_here()
 
-    def mail(self) -> Mail:
+    def point_to_point(self) -> PointToPoint:
         """Not offered."""
         _not_here()
 
-    def agree(self, value: Any) -> Any:
+    def broadcast_object(self, value: Any) -> Any:
         """See `Group`."""
         self._agreed += 1
         key = f"agreed/{self._agreed}"
         if self.rank == 0:
-            self._board.put(key, value)
+            self._store.put(key, value)
             return value
-        return self._board.wait(key, self._timeout_s)
+        return self._store.wait(key, self._timeout_s)
 
-    def share(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: Any) -> list[Any]:
         """See `Group`."""
         self._shared += 1
         keys = [f"shared/{self._shared}/{rank}" for rank in range(self.size)]
-        self._board.put(keys[self.rank], value)
-        return [self._board.wait(key, self._timeout_s) for key in keys]
+        self._store.put(keys[self.rank], value)
+        return [self._store.wait(key, self._timeout_s) for key in keys]
 
-    def told(self, word: str, value: bool) -> bool:
+    def poll_flag(self, name: str, value: bool) -> bool:
         """See `Group`."""
-        key = f"told/{word}"
+        key = f"flag/{name}"
         if self.rank == 0:
             if value:
-                self._board.put(key, True)
+                self._store.put(key, True)
             return value
-        return self._board.has(key)
+        return self._store.has(key)
 
-    def meet(self, check: Callable[[], None] | None = None) -> None:
+    def barrier(self, check: Callable[[], None] | None = None) -> None:
         """See `Group`."""
         self._met += 1
         key = f"met/{self._met}"
-        if self._board.add(f"{key}/ranks") == self.size:
-            self._board.put(key, True)
+        if self._store.add(f"{key}/ranks") == self.size:
+            self._store.put(key, True)
         if check is not None:
-            wait_and_check(lambda: self._board.has(key), check)
-        self._board.wait(key, None)
+            wait_and_check(lambda: self._store.has(key), check)
+        self._store.wait(key, None)
 
     def close(self) -> None:
         """Leave together, rank 0 last."""
-        self.meet()
+        self.barrier()
         if self.rank == 0:
             time.sleep(LEAVES_LAST_S)
 
 
 def launch(
-    run_rank: Callable[[str], None], job: str, ranks: int, meeting: Meeting | None = None
+    run_rank: Callable[[str], None], job: str, ranks: int, rendezvous: Rendezvous | None = None
 ) -> dict[int, int]:
-    """See `Distributes` in frameworks/meeting. Unsupported on several hosts."""
-    if meeting is not None:
+    """See `SupportsDistributed`. Unsupported on several hosts."""
+    if rendezvous is not None:
         raise Unsupported("tensorflow trains on the devices of one host. Set framework=pytorch.")
     workers = [f"{forked.HOST}:{port}" for port in forked.free_ports(ranks)]
 
@@ -126,7 +125,7 @@ def launch(
 
 
 def join(device: str, timeout_s: float, link: str = "auto") -> WorkerGroup:
-    """Meet the other ranks; see `Distributes` in frameworks/meeting. TensorFlow's threads are set
+    """Meet the other ranks; see `SupportsDistributed`. TensorFlow's threads are set
     before: joining starts them, one for each core this process may use."""
     if link != "auto":
         raise Unsupported(f"link={link}: tensorflow's workers take no choice. Leave link out.")

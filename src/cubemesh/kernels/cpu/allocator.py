@@ -61,7 +61,7 @@ def keep_freed_memory() -> bool:
     return told
 
 
-def return_freed() -> None:
+def release_freed_memory() -> None:
     """Give back to the kernel what no array uses, of what `keep_freed_memory` keeps by size."""
     for allocator in _keeping[:1]:
         allocator.release_unused()

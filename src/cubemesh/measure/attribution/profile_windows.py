@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from cubemesh.frameworks.api.framework import Profiles
+from cubemesh.frameworks.api.program import SupportsProfiling
 from cubemesh.measure.attribution.attribution import OTHER, mean_step_s, on_device, on_host
 from cubemesh.measure.attribution.breakdown import by_category, by_layer, by_runtime_call, occupancy
 from cubemesh.measure.attribution.timeline import record, talking
@@ -59,7 +59,7 @@ def _itself(decision: Any) -> Any:
     return decision
 
 
-class Profiled(Profiles, Protocol):
+class Profiled(SupportsProfiling, Protocol):
     """What is asked of a program here."""
 
     device: str

@@ -28,7 +28,7 @@ import psutil
 
 from cubemesh import __version__
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.rendezvous import Distributes, Meeting
+from cubemesh.frameworks.api.rendezvous import Rendezvous, SupportsDistributed
 from cubemesh.measure.telemetry.gpu_set import read_gpus, visible
 from cubemesh.schema.machine import Gpu
 from cubemesh.schema.serialization import from_plain
@@ -96,7 +96,7 @@ class Remote:
             job.write()
             pid = os.fork()
             if pid == 0:
-                _become_agent(job, framework, Meeting(**request["meeting"]))
+                _become_agent(job, framework, Rendezvous(**request["rendezvous"]))
             self._pass_on(pid, folder, gpus)
             self._say(exits=_exits(folder), outputs=_outputs(folder))
         finally:
@@ -145,7 +145,7 @@ class Remote:
             line = line[os.write(self._replies, line) :]
 
 
-def _become_agent(job: Job, framework: Distributes, meeting: Meeting) -> NoReturn:
+def _become_agent(job: Job, framework: SupportsDistributed, rendezvous: Rendezvous) -> NoReturn:
     """The rest of the life of the forked child: the framework's agent for this host's ranks."""
     code = 1
     try:
@@ -153,8 +153,8 @@ def _become_agent(job: Job, framework: Distributes, meeting: Meeting) -> NoRetur
         limits.die_with_parent(os.getppid())
         signal.signal(signal.SIGUSR1, ask_ranks)
         prepare(job.agent_output_path)
-        ranks = job.spec.placement.devices // meeting.hosts
-        failed = framework.launch(work_as_rank, str(job.path), ranks, meeting)
+        ranks = job.spec.placement.devices // rendezvous.hosts
+        failed = framework.launch(work_as_rank, str(job.path), ranks, rendezvous)
         Path(job.folder, EXITS_FILE).write_text(json.dumps(failed))
         code = 0
     finally:

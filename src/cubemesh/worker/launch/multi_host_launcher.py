@@ -135,7 +135,7 @@ def _start(hosts: Sequence[Host], greetings: Sequence[Greeting], job: Job) -> li
     for number, (host, greeting, offset) in enumerate(zip(hosts, greetings, offsets, strict=True)):
         host.say(
             job=to_plain(replace(job, origin=origin - offset)),
-            meeting={
+            rendezvous={
                 "name": name,
                 "hosts": len(hosts),
                 "endpoint": endpoint,

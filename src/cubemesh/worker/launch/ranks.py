@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cubemesh.frameworks.api.framework import Framework, Unsupported
-from cubemesh.frameworks.api.gradient_sync import Alone, Group
-from cubemesh.frameworks.api.rendezvous import Distributes
+from cubemesh.frameworks.api.group import Group, SingleProcessGroup
+from cubemesh.frameworks.api.program import Framework, Unsupported
+from cubemesh.frameworks.api.rendezvous import SupportsDistributed
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.warning import Warning, warn
 from cubemesh.schema.work import FirstSteps
@@ -67,7 +67,7 @@ def whoami() -> Self:
 
 def launch(framework: Framework, job: Job, run_rank: Callable[[str], None]) -> None:
     """Run `job` on all its devices and leave word of those that failed."""
-    assert isinstance(framework, Distributes)
+    assert isinstance(framework, SupportsDistributed)
     leave_word(job, framework.launch(run_rank, str(job.path), job.spec.placement.devices))
 
 
@@ -179,6 +179,6 @@ def join(framework: Framework, device: str, own: Self, link: str = "auto") -> Gr
                 f"link={link}: it is chosen between processes, and this run has one. Leave it out, "
                 "or set devices=2 or more with framework=pytorch."
             )
-        return Alone()
-    assert isinstance(framework, Distributes)
+        return SingleProcessGroup()
+    assert isinstance(framework, SupportsDistributed)
     return framework.join(device, JOIN_S, link)

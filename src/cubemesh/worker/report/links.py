@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from cubemesh.frameworks.api.gradient_sync import Group, Link, TellsLink
+from cubemesh.frameworks.api.group import Group, Link, ReportsLink
 from cubemesh.schema.warning import Warning, warn
 from cubemesh.worker.report.events import EventLog
 
@@ -28,9 +28,9 @@ FASTER = 1.5
 
 def tell_link(group: Group, log: EventLog) -> None:
     """Say what this rank exchanged over; nothing of a rank alone, or one whose group knows not."""
-    if group.size == 1 or not isinstance(group, TellsLink):
+    if group.size == 1 or not isinstance(group, ReportsLink):
         return
-    hosts = set(group.share(socket.gethostname()))
+    hosts = set(group.all_gather_object(socket.gethostname()))
     link = group.link()
     if link is None:
         return

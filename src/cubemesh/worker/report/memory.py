@@ -45,7 +45,7 @@ def reset_peak() -> bool:
     return True
 
 
-def return_freed() -> None:
+def release_freed_memory() -> None:
     """Have the C library give back to the kernel what was freed (malloc_trim(3); others than glibc
     have no such call). Freed memory that stays is held, and whoever takes it next seems to take
     none."""

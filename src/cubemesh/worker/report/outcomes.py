@@ -20,8 +20,7 @@ from cubemesh import networks
 from cubemesh.errors import DataError, UsageError
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.api.collectives import extent, needs_bytes
-from cubemesh.frameworks.api.framework import Diverged, OutOfMemory, Unsupported
-from cubemesh.frameworks.api.training import ReplicasDiffer
+from cubemesh.frameworks.api.program import Diverged, OutOfMemory, ReplicasDiffer, Unsupported
 from cubemesh.networks.memory import forecast, largest_batch, memory_settings
 from cubemesh.schema.collective import Collective
 from cubemesh.schema.outcome import Outcome, Status

@@ -18,15 +18,15 @@ from typing import cast
 from cubemesh.data.feed import Feed, placed_batches
 from cubemesh.data.source import Source
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.framework import (
+from cubemesh.frameworks.api.program import (
     BuildRequest,
-    Compiles,
     Framework,
     Program,
+    SupportsCompilation,
+    SupportsProcessSettings,
     Unsupported,
 )
-from cubemesh.frameworks.api.process import Resumes
-from cubemesh.frameworks.api.supported import check_supported
+from cubemesh.frameworks.api.validation import check_supported
 from cubemesh.measure.figures import figures
 from cubemesh.measure.telemetry.telemetry import Telemetry
 from cubemesh.measure.timing.interleaved_ab import Paired, Side, alternate
@@ -141,7 +141,7 @@ def _program(plan: _Plan, task: Task) -> Program:
                 threads=plan.threads,
             )
         )
-    if isinstance(program, Compiles):
+    if isinstance(program, SupportsCompilation):
         sample = next(iter(Feed(plan.source, plan.work.batch_per_device, plan.work.seed)))
         with task.log.phase("compile") as phase:
             phase.cached = program.compile(program.place(sample))
@@ -155,7 +155,9 @@ def _side(program: Program, plan: _Plan) -> Side:
     feed = Feed(plan.source, work.batch_per_device, work.seed)
     batches = placed_batches(program, feed, plan.spec.program.data_location)
     queue = program.forward if isinstance(work, Forward) else program.train_step
-    resume: Callable[[], None] = program.resume if isinstance(program, Resumes) else _nothing
+    resume: Callable[[], None] = (
+        program.apply_process_settings if isinstance(program, SupportsProcessSettings) else _nothing
+    )
     return Side(
         step=lambda: queue(next(batches)),
         synchronize=program.synchronize,
@@ -170,7 +172,9 @@ def _nothing() -> None:
 
 
 def _check_threads(plans: tuple[_Plan, _Plan], programs: list[Program]) -> None:
-    if plans[0].threads == plans[1].threads or all(isinstance(p, Resumes) for p in programs):
+    if plans[0].threads == plans[1].threads or all(
+        isinstance(p, SupportsProcessSettings) for p in programs
+    ):
         return
     name = plans[0].spec.program.framework
     raise Unsupported(

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from cubemesh.data.feed import Feed
-from cubemesh.frameworks.api.framework import Profiles, Program, Unsupported
-from cubemesh.frameworks.api.gradient_sync import Group
+from cubemesh.frameworks.api.group import Group
+from cubemesh.frameworks.api.program import Program, SupportsProfiling, Unsupported
 from cubemesh.measure.attribution.profile_windows import Attributed
 from cubemesh.measure.attribution.transfers import Transfers
 from cubemesh.measure.log import Log
@@ -44,7 +44,7 @@ def attribute(
             f"sync={sync}: a step is taken apart whose ranks keep step and wait in "
             f"collectives: {', '.join(sorted(STAMPED))}. Leave attribution and trace out."
         )
-    if not isinstance(program, Profiles):
+    if not isinstance(program, SupportsProfiling):
         raise Unsupported(
             f"cubemesh reads no profile of {spec.program.framework}, and an attribution needs one. "
             "Leave attribution out, or set framework=pytorch or pytorch-compiled."
@@ -65,8 +65,8 @@ def attribute(
         log=log,
         fed=fed,
         trace=os.path.join(folder, trace_file(group.rank)) if spec.budget.trace else None,
-        agree=group.agree,
-        share=group.share if group.size > 1 else None,
+        agree=group.broadcast_object,
+        share=group.all_gather_object if group.size > 1 else None,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from cubemesh.data import disk
-from cubemesh.frameworks.api.framework import CeilingProgram
+from cubemesh.frameworks.api.program import CeilingProgram
 from cubemesh.frameworks.ceilings import Trial
 from cubemesh.measure.figures import figures
 from cubemesh.schema.record import Figure, Window

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from cubemesh.errors import DataError, UsageError
-from cubemesh.frameworks.api.framework import Program, Unsupported
-from cubemesh.frameworks.api.gradient_sync import Group
-from cubemesh.frameworks.api.training import Snapshots
+from cubemesh.frameworks.api.group import Group
+from cubemesh.frameworks.api.program import Program, SupportsSnapshots, Unsupported
 from cubemesh.measure.log import Log
 from cubemesh.networks.graph import Network
 from cubemesh.parallel.strategies import OUT_OF_STEP
@@ -53,7 +52,7 @@ class Beginning:
         """Put the program where the checkpoint has it."""
         if self.checkpoint is None:
             return
-        if not isinstance(program, Snapshots):
+        if not isinstance(program, SupportsSnapshots):
             raise Unsupported("this framework's programs cannot go on from a checkpoint.")
         with log.phase("resume"):
             program.restore(self.checkpoint.snapshot)
@@ -95,11 +94,11 @@ def _check_shared(folder: Path, group: Group) -> None:
     the files of all of them."""
     if group.size == 1:
         return
-    mark = folder / f".seen-{group.agree(uuid.uuid4().hex)}"
+    mark = folder / f".seen-{group.broadcast_object(uuid.uuid4().hex)}"
     if group.rank == 0:
         mark.touch()
-    group.meet()
-    sees = group.share([socket.gethostname(), mark.exists()])
+    group.barrier()
+    sees = group.all_gather_object([socket.gethostname(), mark.exists()])
     if group.rank == 0:
         mark.unlink()
     blind = sorted({host for host, there in sees if not there})

@@ -17,13 +17,13 @@ from typing import Any, cast
 
 from cubemesh.frameworks.api.collectives import (
     CollectiveProgram,
-    Collects,
     Extent,
+    SupportsCollectives,
     extent,
     needs_bytes,
 )
-from cubemesh.frameworks.api.framework import Framework, OutOfMemory, Unsupported
-from cubemesh.frameworks.api.gradient_sync import Group
+from cubemesh.frameworks.api.group import Group
+from cubemesh.frameworks.api.program import Framework, OutOfMemory, Unsupported
 from cubemesh.measure.log import Log
 from cubemesh.schema.collective import Collective, SweepPoint
 from cubemesh.schema.spec import Budget, RunSpec
@@ -48,7 +48,7 @@ def build(
         raise Unsupported(
             "devices=1: a collective is between devices. Set devices=2, or as many as there are."
         )
-    if not isinstance(framework, Collects):
+    if not isinstance(framework, SupportsCollectives):
         raise Unsupported(f"{spec.program.framework} has no collectives to measure.")
     largest = extent(work, max(work.sizes_bytes), group.size)
     needed = needs_bytes(work, largest, device == "cpu")
@@ -69,7 +69,7 @@ def sweep(spec: RunSpec, program: CollectiveProgram, group: Group, log: Log) -> 
             for _ in range(work.warmup_iterations):
                 program.call()
             program.synchronize()
-            seconds = _groups(program, spec.budget, group.agree)
+            seconds = _groups(program, spec.budget, group.broadcast_object)
             point = SweepPoint(
                 size_bytes=of.size_bytes,
                 count=of.count,
@@ -103,7 +103,7 @@ def _groups(program: CollectiveProgram, budget: Budget, agree: Callable[[Any], A
     seconds: list[float] = []
     begun = program.clock()
     while True:
-        program.meet()
+        program.barrier()
         start = program.clock()
         for _ in range(budget.steps):
             program.call()
@@ -121,7 +121,7 @@ def _wrong(program: CollectiveProgram, work: Collective) -> int | None:
     found = 0
     for repetition in range(1, work.checks + 1):
         program.fill(repetition)
-        program.meet()
+        program.barrier()
         program.call()
         program.synchronize()
         found += program.wrong(repetition)

@@ -22,8 +22,8 @@ from cubemesh.data.images.open_images import Kept
 from cubemesh.data.images.skipped_images import Tally
 from cubemesh.data.source import Split
 from cubemesh.data.stage_benchmark import ReadOnly, decode_only
-from cubemesh.frameworks.api.framework import Decodes, Program, Unsupported, monotonic_s
-from cubemesh.frameworks.api.gradient_sync import Alone, Group
+from cubemesh.frameworks.api.group import Group, SingleProcessGroup
+from cubemesh.frameworks.api.program import Program, SupportsDecoding, Unsupported, monotonic_s
 from cubemesh.measure.log import Log
 from cubemesh.measure.timing.timer import Measured
 from cubemesh.measure.validity import page_cache
@@ -156,7 +156,7 @@ def feed(
     threads = input_threads(work.data, program.input_threads, usable_cores, program.decode_location)
     if program.data_location == "device":
         threads = 0
-    group = group or Alone()
+    group = group or SingleProcessGroup()
     whole = program.sync in ONE_REPLICA
     devices = 1 if isinstance(work, Input) else spec.placement.devices
     return Feed(
@@ -178,7 +178,7 @@ def decoded(spec: RunSpec, feed: Feed, program: Program) -> Iterator[None]:
     """Within it `program` decodes what the feed makes, where the spec says so. The feed is closed
     at the end, before the program is."""
     if spec.program.decode_location == "device":
-        assert isinstance(program, Decodes), "check_supported has seen to it"
+        assert isinstance(program, SupportsDecoding), "check_supported has seen to it"
         feed.decode_by(program)
     try:
         yield

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from cubemesh.batches import Batch
-from cubemesh.frameworks.api.framework import Diverged, Program
+from cubemesh.frameworks.api.program import Diverged, Program
 from cubemesh.measure.log import Log
 from cubemesh.schema.record import Curve
 

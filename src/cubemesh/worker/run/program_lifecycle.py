@@ -14,18 +14,18 @@ from contextlib import contextmanager
 from typing import cast
 
 from cubemesh.batches import Batch
-from cubemesh.frameworks.api.captures import Captures
-from cubemesh.frameworks.api.framework import (
+from cubemesh.frameworks.api.group import Group
+from cubemesh.frameworks.api.program import (
     BuildRequest,
-    Compiles,
     Framework,
     OutOfMemory,
     Program,
-    ScalesLoss,
-    TellsOtherPrecision,
+    ReportsPrecision,
+    SupportsCapture,
+    SupportsCompilation,
+    SupportsLossScaling,
+    SupportsMemoryRelease,
 )
-from cubemesh.frameworks.api.gradient_sync import Group
-from cubemesh.frameworks.api.process import KeepsFreed
 from cubemesh.networks.graph import Network
 from cubemesh.parallel import staleness
 from cubemesh.parallel import strategies as exchanges
@@ -67,13 +67,13 @@ def built(
             group=group,
         )
         program = framework.build(request)
-    if isinstance(framework, TellsOtherPrecision) and (other := framework.other_precision(request)):
+    if isinstance(framework, ReportsPrecision) and (other := framework.other_precision(request)):
         remedy = (
             "Say so where the figure is quoted, or set precision=fp16 and loss_scale=1024, which "
             "scales the loss."
         )
         log.warning(warn("other-precision", other, remedy))
-    if isinstance(program, Compiles):
+    if isinstance(program, SupportsCompilation):
         compiling_bytes = _compile(framework, program, sample, log)
         before_bytes = None if before_bytes is None else before_bytes + compiling_bytes
     with log.phase("weights"):
@@ -81,7 +81,7 @@ def built(
     since = "the weights were loaded" if memory.reset_peak() else "the process began"
     yield program
     _say_loss_scale(program, log)
-    if isinstance(program, Captures) and program.not_captured:
+    if isinstance(program, SupportsCapture) and program.not_captured:
         remedy = "Set framework=pytorch, or change what stands in the way."
         if device == "cpu":
             remedy = "Let it stand for the fusions of a CPU's step, or set framework=pytorch."
@@ -98,7 +98,7 @@ def built(
 
 def _say_loss_scale(program: Program, log: EventLog) -> None:
     """What the loss was multiplied by in the end, for a program that does so."""
-    if isinstance(program, ScalesLoss) and (scaled := program.loss_scale()) is not None:
+    if isinstance(program, SupportsLossScaling) and (scaled := program.loss_scale()) is not None:
         value, method = scaled
         log.figure("loss_scale", Figure(value=value, unit="", method=method))
 
@@ -114,7 +114,7 @@ def _compile(
     framework: Framework, program: Program, sample: Callable[[], Batch], log: EventLog
 ) -> int:
     """Compile a program that offers it; how many bytes more the process holds after it."""
-    assert isinstance(program, Compiles)
+    assert isinstance(program, SupportsCompilation)
     with log.phase("compile") as phase:
         placed = program.place(sample())
         before_bytes = _held_bytes(framework)
@@ -127,9 +127,9 @@ def _compile(
 
 def _held_bytes(framework: Framework) -> int | None:
     """What the process holds now, and still uses."""
-    if isinstance(framework, KeepsFreed):
-        framework.return_freed()
-    memory.return_freed()
+    if isinstance(framework, SupportsMemoryRelease):
+        framework.release_freed_memory()
+    memory.release_freed_memory()
     return memory.held_bytes()
 
 
@@ -141,6 +141,6 @@ def _peak_memory(program: Program, before_bytes: int | None, since: str) -> Figu
     if held_bytes is None or before_bytes is None:
         return None
     method = f"most that the process held since {since}, less what it held before building"
-    if isinstance(program, Compiles):
+    if isinstance(program, SupportsCompilation):
         method += " and what compiling has left"
     return Figure(value=max(0, held_bytes - before_bytes), unit="B", method=method)

@@ -16,9 +16,8 @@ from pathlib import Path
 
 from cubemesh.data import input_threads
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.framework import Capabilities, Unsupported
-from cubemesh.frameworks.api.process import ReadiesProcess
-from cubemesh.frameworks.api.supported import check_supported
+from cubemesh.frameworks.api.program import Capabilities, SupportsProcessSetup, Unsupported
+from cubemesh.frameworks.api.validation import check_supported
 from cubemesh.measure.telemetry.gpu_processes import Neighbours
 from cubemesh.schema.outcome import Outcome, Status
 from cubemesh.schema.spec import RunSpec
@@ -140,8 +139,8 @@ def _make_ready(spec: RunSpec) -> None:
         programs.append(spec.against.program)
     for program in programs:
         framework = entry(program.framework).load()
-        if isinstance(framework, ReadiesProcess):
-            framework.ready_process(program)
+        if isinstance(framework, SupportsProcessSetup):
+            framework.setup_process(program)
 
 
 def _input_threads(spec: RunSpec, usable_cores: float) -> int:

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 from cubemesh import networks
 from cubemesh.data.feed import Feed
-from cubemesh.frameworks.api.framework import (
+from cubemesh.frameworks.api.group import Group, SingleProcessGroup
+from cubemesh.frameworks.api.program import (
     CeilingProgram,
     Diverged,
     Framework,
     Program,
     Unsupported,
 )
-from cubemesh.frameworks.api.gradient_sync import Alone, Group
 from cubemesh.measure.attribution.profile_windows import Attributed
 from cubemesh.measure.energy.ranks import IDLE
 from cubemesh.measure.telemetry.gpu_processes import Neighbours
@@ -47,7 +47,7 @@ class Task:
     neighbours: Neighbours
     """Who else is on that GPU."""
     log: EventLog
-    group: Group = field(default_factory=Alone)
+    group: Group = field(default_factory=SingleProcessGroup)
     """The ranks of this run."""
     folder: str = ""
     """Where files to keep beside the record are written."""
@@ -93,8 +93,8 @@ def timed(
 def _pace(task: Task) -> Pace:
     """How the ranks of the run keep time."""
     if task.spec.program.sync in OUT_OF_STEP:
-        return FreeRunning(task.group.rank, task.group.told)
-    return Lockstep(task.group.agree)
+        return FreeRunning(task.group.rank, task.group.poll_flag)
+    return Lockstep(task.group.broadcast_object)
 
 
 def network_of(work: NetworkWork) -> Network:

@@ -23,7 +23,7 @@ from typing import cast
 
 from cubemesh.data.feed import Feed, placed_batches
 from cubemesh.data.text.sequences import Sequences
-from cubemesh.frameworks.api.framework import Program
+from cubemesh.frameworks.api.program import Program
 from cubemesh.frameworks.ceilings import REST_S, try_out
 from cubemesh.measure.telemetry.telemetry import Telemetry
 from cubemesh.measure.validity import judge

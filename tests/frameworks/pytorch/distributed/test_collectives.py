@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
 from cubemesh.frameworks.api.collectives import extent
-from cubemesh.frameworks.api.framework import Unsupported
+from cubemesh.frameworks.api.program import Unsupported
 from cubemesh.frameworks.pytorch.distributed.collectives import (
     TYPES,
     TorchCollective,

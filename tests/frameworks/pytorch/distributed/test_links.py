@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from cubemesh.frameworks.api.framework import Unsupported
-from cubemesh.frameworks.api.gradient_sync import Link
+from cubemesh.frameworks.api.group import Link
+from cubemesh.frameworks.api.program import Unsupported
 from cubemesh.frameworks.pytorch.distributed.links import (
     NcclLog,
     chosen,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from cubemesh.frameworks.api.framework import Unsupported
+from cubemesh.frameworks.api.program import Unsupported
 from cubemesh.frameworks.pytorch.distributed.group import TorchGroup
 from cubemesh.frameworks.pytorch.distributed.p2p_all_reduce import ALIGNED, average_into, parts
 
@@ -48,11 +48,11 @@ def test_ranks_on_a_cpu_are_refused():
     group = TorchGroup.__new__(TorchGroup)
     group._device, group._asked_link = torch.device("cpu"), "auto"
     with pytest.raises(Unsupported, match=r"ranks are on CPUs\. Set sync=all-reduce"):
-        group.copies()
+        group.peer_memory()
 
 
 def test_a_link_that_is_not_used_is_refused():
     group = TorchGroup.__new__(TorchGroup)
     group._device, group._asked_link = torch.device("cuda:0"), "network"
     with pytest.raises(Unsupported, match="link=network is a setting of NCCL"):
-        group.copies()
+        group.peer_memory()

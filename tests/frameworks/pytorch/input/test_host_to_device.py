@@ -13,7 +13,7 @@ Image = pytest.importorskip("PIL.Image")
 from cubemesh.batches import EncodedBatch, EncodedImage
 from cubemesh.data.feed import Feed
 from cubemesh.data.images.open_images import Reading, open_images
-from cubemesh.frameworks.api.framework import Decodes, Unsupported
+from cubemesh.frameworks.api.program import SupportsDecoding, Unsupported
 from cubemesh.frameworks.pytorch import build, captured
 from cubemesh.frameworks.pytorch.input import jpeg, nvjpeg
 from cubemesh.frameworks.pytorch.input.host_to_device import Placer, narrow_types
@@ -121,7 +121,7 @@ def test_a_training_on_files_goes_as_on_decoded_images(root, decoding, make_requ
     losses = {}
     for way, request in (("device", decoding()), ("host", make_request(network))):
         program = build(request)
-        assert isinstance(program, Decodes)
+        assert isinstance(program, SupportsDecoding)
         program.load(network.draw(0))
         feed = Feed(source(root, stays_encoded=way == "device"), 4, seed=3, threads=2, epochs=3)
         if way == "device":

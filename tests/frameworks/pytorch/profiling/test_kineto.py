@@ -11,7 +11,7 @@ import torch
 
 from cubemesh import networks
 from cubemesh.batches import Batch
-from cubemesh.frameworks.api.framework import BuildRequest, Profiles
+from cubemesh.frameworks.api.program import BuildRequest, SupportsProfiling
 from cubemesh.frameworks.pytorch import build
 from cubemesh.frameworks.pytorch.profiling.kineto import LAYER, read_trace
 from cubemesh.measure.attribution.breakdown import by_category, by_layer, by_runtime_call, occupancy
@@ -155,7 +155,7 @@ def stepped():
 
 def test_a_program_profiles(stepped):
     program, profile, times = stepped
-    assert isinstance(program, Profiles)
+    assert isinstance(program, SupportsProfiling)
     assert profile.by_layer
     assert times[0] - 1e-3 < profile.events[0].start_s
     assert max(e.end_s for e in profile.events) < times[1] + 1e-3

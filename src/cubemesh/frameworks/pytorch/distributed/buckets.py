@@ -21,7 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cubemesh.frameworks.api.gradient_sync import Bucket, GradientSync, MakesRoom, SendsNarrow
+from cubemesh.frameworks.api.gradient_sync import (
+    AllocatesBuckets,
+    Bucket,
+    GradientSync,
+    LowPrecisionSync,
+)
 from cubemesh.frameworks.pytorch.distributed.group import NARROW
 from cubemesh.frameworks.pytorch.precision.master_weight_cast import Place
 
@@ -174,8 +179,8 @@ def buckets_for(
         parameters,
         sync.bucket_bytes,
         sync.ready,
-        sync.room if isinstance(sync, MakesRoom) else anywhere,
-        NARROW if isinstance(sync, SendsNarrow) and sync.narrow else None,
+        sync.allocate if isinstance(sync, AllocatesBuckets) else anywhere,
+        NARROW if isinstance(sync, LowPrecisionSync) and sync.low_precision else None,
     )
 
 

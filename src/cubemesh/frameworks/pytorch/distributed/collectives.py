@@ -23,7 +23,7 @@ from cubemesh.frameworks.api.collectives import (
     pieces,
     span,
 )
-from cubemesh.frameworks.api.framework import Unsupported, monotonic_s
+from cubemesh.frameworks.api.program import Unsupported, monotonic_s
 from cubemesh.frameworks.pytorch.runtime import prepare, synchronize
 from cubemesh.schema.collective import REDUCING, Collective
 
@@ -120,7 +120,7 @@ class TorchCollective:
         """See `CollectiveProgram`."""
         synchronize(self._device)
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """See `CollectiveProgram`."""
         dist.barrier()
         synchronize(self._device)

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cubemesh.frameworks.api.framework import Unsupported
-from cubemesh.frameworks.api.gradient_sync import Copies, Link, Mail, Pending
+from cubemesh.frameworks.api.group import Link, PeerMemory, PointToPoint, TransferHandle
+from cubemesh.frameworks.api.program import Unsupported
 from cubemesh.frameworks.api.rendezvous import wait_and_check
 from cubemesh.frameworks.pytorch.distributed.links import (
     NcclLog,
@@ -25,8 +25,8 @@ from cubemesh.frameworks.pytorch.distributed.links import (
     gloo_link,
     interface_names,
 )
-from cubemesh.frameworks.pytorch.distributed.p2p import NEVER, TorchMail
-from cubemesh.frameworks.pytorch.distributed.p2p_all_reduce import REFUSED, PeerCopies
+from cubemesh.frameworks.pytorch.distributed.p2p import NEVER, TorchPointToPoint
+from cubemesh.frameworks.pytorch.distributed.p2p_all_reduce import REFUSED, TorchPeerMemory
 
 NARROW = torch.bfloat16
 """What gradients are rounded to on the way where that is asked for: fp32's range, so none of them
@@ -34,7 +34,7 @@ overflows, whatever the loss is scaled by."""
 
 
 class TorchGroup:
-    """See `Group` in frameworks/api/gradient_sync.py."""
+    """See `Group`."""
 
     def __init__(self, device: str, timeout_s: float, link: str = "auto") -> None:
         cuda = torch.device(device).type == "cuda"
@@ -49,28 +49,28 @@ class TorchGroup:
         self.size = dist.get_world_size()
         self._store = dist.distributed_c10d._get_default_store()
         self._device, self._timeout_s = torch.device(device), timeout_s
-        self._asked_link, self._copies = link, False
+        self._asked_link, self._uses_peer_memory = link, False
         self._agreed = self._shared = self._met = 0
 
-    def all_reduce_mean(self, array: Tensor, narrow: bool = False) -> Pending:
+    def all_reduce_mean(self, array: Tensor, low_precision: bool = False) -> TransferHandle:
         """See `Group`."""
-        sent = array.to(NARROW) if narrow else array
+        sent = array.to(NARROW) if low_precision else array
         op = dist.ReduceOp.AVG if self._averages else dist.ReduceOp.SUM
         work = dist.all_reduce(sent, op, async_op=True)
         return _Transfer(work, sent, array, 1 if self._averages else self.size)
 
-    def reduce_mean(self, array: Tensor, root: int) -> Pending:
+    def reduce_mean(self, array: Tensor, root: int) -> TransferHandle:
         """See `Group`."""
         op = dist.ReduceOp.AVG if self._averages else dist.ReduceOp.SUM
         work = dist.reduce(array, root, op, async_op=True)
         return _Transfer(work, array, array, 1 if self._averages else self.size)
 
-    def broadcast(self, arrays: Sequence[Tensor], root: int) -> Pending:
+    def broadcast(self, arrays: Sequence[Tensor], root: int) -> TransferHandle:
         """See `Group`."""
         return _Transfers([dist.broadcast(a, root, async_op=True) for a in arrays])
 
-    def copies(self) -> Copies:
-        """See `CopiesBetween`."""
+    def peer_memory(self) -> PeerMemory:
+        """See `PeerMemoryGroup`."""
         if self._device.type != "cuda":
             raise Unsupported(REFUSED.format("ranks are on CPUs"))
         if self._asked_link != "auto":
@@ -78,10 +78,10 @@ class TorchGroup:
                 f"link={self._asked_link} is a setting of NCCL, which has no part in exchanges by "
                 "copies. Leave link out, or set sync=all-reduce."
             )
-        self._copies = True
-        return PeerCopies(self._device, self._timeout_s)
+        self._uses_peer_memory = True
+        return TorchPeerMemory(self._device, self._timeout_s)
 
-    def agree(self, value: Any) -> Any:
+    def broadcast_object(self, value: Any) -> Any:
         """Rank 0's `value`, plain data, on every rank. It goes through the launcher's store, so no
         device waits for it."""
         self._agreed += 1
@@ -91,23 +91,23 @@ class TorchGroup:
             return value
         return json.loads(self._store.get(key))
 
-    def share(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: Any) -> list[Any]:
         """See `Group`. It goes through the launcher's store as well."""
         self._shared += 1
         keys = [f"cubemesh/shared/{self._shared}/{rank}" for rank in range(self.size)]
         self._store.set(keys[self.rank], json.dumps(value))
         return [json.loads(self._store.get(key)) for key in keys]
 
-    def told(self, word: str, value: bool) -> bool:
+    def poll_flag(self, name: str, value: bool) -> bool:
         """See `Group`."""
-        key = f"cubemesh/told/{word}"
+        key = f"cubemesh/flag/{name}"
         if self.rank == 0:
             if value:
                 self._store.set(key, "")
             return value
         return bool(self._store.check([key]))
 
-    def meet(self, check: Callable[[], None] | None = None) -> None:
+    def barrier(self, check: Callable[[], None] | None = None) -> None:
         """See `Group`. Through the launcher's store, like `agree`."""
         self._met += 1
         key = f"cubemesh/met/{self._met}"
@@ -117,13 +117,13 @@ class TorchGroup:
             wait_and_check(lambda: bool(self._store.check([key])), check)
         self._store.wait([key], NEVER)
 
-    def mail(self) -> Mail:
+    def point_to_point(self) -> PointToPoint:
         """See `Group`."""
-        return TorchMail(self._device)
+        return TorchPointToPoint(self._device)
 
     def link(self) -> Link | None:
-        """See `TellsLink`."""
-        if self._copies:
+        """See `ReportsLink`."""
+        if self._uses_peer_memory:
             return Link(transport="copies from GPU to GPU")
         return gloo_link() if self._log is None else self._log.link()
 
@@ -141,7 +141,7 @@ class _Transfer:
         self._work, self._sent, self._array, self._divisor = work, sent, array, divisor
 
     def wait(self) -> None:
-        """See `Pending`."""
+        """See `TransferHandle`."""
         self._work.wait()
         if self._divisor > 1:
             self._sent.div_(self._divisor)
@@ -154,12 +154,12 @@ class _Transfers:
         self._works = works
 
     def wait(self) -> None:
-        """See `Pending`."""
+        """See `TransferHandle`."""
         for work in self._works:
             work.wait()
 
 
 def join(device: str, timeout_s: float, link: str = "auto") -> TorchGroup:
-    """Meet the other ranks; see `Distributes` in frameworks/base."""
+    """Meet the other ranks; see `SupportsDistributed` in frameworks/base."""
     os.environ |= chosen(link, torch.device(device).type, interface_names())
     return TorchGroup(device, timeout_s, link)

@@ -15,7 +15,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from cubemesh.frameworks.api.rendezvous import Meeting
+from cubemesh.frameworks.api.rendezvous import Rendezvous
 from cubemesh.frameworks.pytorch.runtime import asking_the_driver
 
 MONITOR_S = 0.1
@@ -25,22 +25,22 @@ JOIN_S = 120
 
 
 def launch(
-    run_rank: Callable[[str], None], job: str, ranks: int, meeting: Meeting | None = None
+    run_rank: Callable[[str], None], job: str, ranks: int, rendezvous: Rendezvous | None = None
 ) -> dict[int, int]:
     """Call `run_rank(job)` in `ranks` processes; the exit code of each rank that failed, negative
     for a signal. The agent ends the others then, which are not in it unless they failed too. With
-    a `meeting` as many ranks are started by an agent on each other host."""
+    a `rendezvous` as many ranks are started by an agent on each other host."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
     with asking_the_driver():
         config = LaunchConfig(
-            min_nodes=1 if meeting is None else meeting.hosts,
-            max_nodes=1 if meeting is None else meeting.hosts,
+            min_nodes=1 if rendezvous is None else rendezvous.hosts,
+            max_nodes=1 if rendezvous is None else rendezvous.hosts,
             nproc_per_node=ranks,
-            run_id=uuid.uuid4().hex if meeting is None else meeting.name,
+            run_id=uuid.uuid4().hex if rendezvous is None else rendezvous.name,
             rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0" if meeting is None else meeting.endpoint,
-            rdzv_configs={} if meeting is None else _configs(meeting),
-            local_addr=None if meeting is None else meeting.address,
+            rdzv_endpoint="localhost:0" if rendezvous is None else rendezvous.endpoint,
+            rdzv_configs={} if rendezvous is None else _configs(rendezvous),
+            local_addr=None if rendezvous is None else rendezvous.address,
             max_restarts=0,
             monitor_interval=MONITOR_S,
             start_method="fork",
@@ -53,6 +53,6 @@ def launch(
     return {}
 
 
-def _configs(meeting: Meeting) -> dict[str, Any]:
+def _configs(rendezvous: Rendezvous) -> dict[str, Any]:
     # Who keeps the store is said, for hosts may have a name that is not their address's.
-    return {"is_host": meeting.is_first, "join_timeout": JOIN_S}
+    return {"is_host": rendezvous.is_first, "join_timeout": JOIN_S}

@@ -24,8 +24,8 @@ from pathlib import Path
 
 import psutil
 
-from cubemesh.frameworks.api.framework import Unsupported
-from cubemesh.frameworks.api.gradient_sync import Link
+from cubemesh.frameworks.api.group import Link
+from cubemesh.frameworks.api.program import Unsupported
 
 _VIA = re.compile(r" via (P2P|SHM|NET)/([\w-]+)")
 _USING = re.compile(r"NET/(?:Socket|IB) ?: Using (.+)")

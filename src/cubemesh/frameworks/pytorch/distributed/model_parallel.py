@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from cubemesh.batches import Array, Batch
-from cubemesh.frameworks.api.framework import BuildRequest, Unsupported
-from cubemesh.frameworks.api.gradient_sync import SplitsNetwork
+from cubemesh.frameworks.api.gradient_sync import ModelParallelSync
+from cubemesh.frameworks.api.program import BuildRequest, Unsupported
 from cubemesh.frameworks.api.validation import check_weights
 from cubemesh.frameworks.pytorch.input.host_to_device import Placed
 from cubemesh.frameworks.pytorch.precision import state_dict as snapshots
@@ -30,7 +30,7 @@ class SplitProgram(PyTorchProgram):
     """The part of this rank; see `Program` in frameworks/base. Every rank makes the same calls with
     the same batches."""
 
-    def __init__(self, request: BuildRequest, sync: SplitsNetwork) -> None:
+    def __init__(self, request: BuildRequest, sync: ModelParallelSync) -> None:
         settings = request.program
         if settings.precision == "fp16" or settings.precision_of:
             raise Unsupported(
@@ -44,7 +44,7 @@ class SplitProgram(PyTorchProgram):
             )
         self._parts = sync.parts(request.network)
         self._whole = request.network
-        self._group, self._mail = sync.group, sync.group.mail()
+        self._group, self._p2p = sync.group, sync.group.point_to_point()
         self._rank, self._last = sync.group.rank, sync.group.size - 1
         super().__init__(replace(request, network=self._parts[self._rank]))
 
@@ -103,9 +103,9 @@ class SplitProgram(PyTorchProgram):
         array: Array = self._told(scores).cpu().numpy()
         return array
 
-    def first_not_finite(self, placed: Placed) -> str:
+    def first_nonfinite(self, placed: Placed) -> str:
         """As far as weights tell: a forward pass would need the other ranks."""
-        return snapshots.first_not_finite(self._built.layers)
+        return snapshots.first_nonfinite(self._built.layers)
 
     def _given(self, placed: Placed) -> Placed:
         """What the rank's part is fed: its own batch, or what the rank before it sends."""
@@ -117,12 +117,12 @@ class SplitProgram(PyTorchProgram):
 
     def _send(self, value: Tensor, to: int) -> None:
         laid = value.to(self._dtype).contiguous(memory_format=self._layout(value.dim()))
-        self._mail.send([_flat(laid)], to)
+        self._p2p.send([_flat(laid)], to)
 
     def _received(self, shape: tuple[int, ...], source: int) -> Tensor:
         layout = self._layout(len(shape))
         value = torch.empty(shape, dtype=self._dtype, device=self.device, memory_format=layout)
-        self._mail.receive([_flat(value)], source)
+        self._p2p.recv([_flat(value)], source)
         return value
 
     def _layout(self, dimensions: int) -> torch.memory_format:

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cubemesh.frameworks.api.framework import Unsupported
+from cubemesh.frameworks.api.program import Unsupported
 from cubemesh.frameworks.pytorch.runtime import is_out_of_memory
 
 ALIGNED = 1024
@@ -37,8 +37,8 @@ REFUSED = (
 """With what is in the way."""
 
 
-class PeerCopies:
-    """See `Copies` in frameworks/exchange."""
+class TorchPeerMemory:
+    """See `PeerMemory`."""
 
     def __init__(self, device: torch.device, timeout_s: float) -> None:
         self._device, self._timeout_ms = device, round(1e3 * timeout_s)
@@ -48,8 +48,8 @@ class PeerCopies:
         self._arrived = torch.empty(0, dtype=torch.uint8, device=device)
         """What was fetched of one bucket: they come one after the other."""
 
-    def room(self, numbers: int, like: Tensor) -> Tensor:
-        """See `Copies`. Unsupported where the GPUs do not reach each other's memory."""
+    def allocate(self, numbers: int, like: Tensor) -> Tensor:
+        """See `PeerMemory`. Unsupported where the GPUs do not reach each other's memory."""
         room = _Room(numbers, like.dtype, self._device)
         self._rooms[room.own.data_ptr()] = room
         if room.arriving_bytes > self._arrived.numel():
@@ -57,7 +57,7 @@ class PeerCopies:
         return room.own
 
     def all_reduce_mean(self, array: Tensor) -> Fetched:
-        """See `Copies`."""
+        """See `PeerMemory`."""
         room = self._rooms[array.data_ptr()]
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
@@ -77,7 +77,7 @@ class Fetched:
         self._done = stream.record_event()
 
     def wait(self) -> None:
-        """See `Pending` in frameworks/exchange."""
+        """See `TransferHandle`."""
         torch.cuda.current_stream(self._stream.device).wait_event(self._done)
 
 

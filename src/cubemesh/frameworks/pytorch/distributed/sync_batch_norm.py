@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from cubemesh.frameworks.api.gradient_sync import Group
+from cubemesh.frameworks.api.group import Group
 
 
 class GlobalLayers:

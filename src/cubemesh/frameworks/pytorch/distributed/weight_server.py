@@ -1,7 +1,7 @@
-"""Where do weights lie that no program computes with? In flat arrays, with their own optimizer.
+"""The weight server's copy of a program's weights: flat arrays with an optimizer of their own.
 
-    program of a worker   ── gradients, by bucket ──▶ Master.incoming ─ apply ─▶ Master's weights
-                          ◀── Replica.arriving ─────  Master.outgoing ◀─ read ──┘
+    worker's program   ── gradients, by bucket ──▶ incoming ─ apply ─▶ server's weights
+                       ◀── Replica.received ─────  outgoing ◀─ read ──┘
 
 All flat arrays are cut as the buckets of gradients are, so that a few transfers carry everything.
 On a GPU the master has a stream of its own: its updates and transfers run beside the steps of the
@@ -16,14 +16,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn, optim
 
-from cubemesh.frameworks.api.gradient_sync import Bucket, Master
+from cubemesh.frameworks.api.gradient_sync import Bucket, ServerWeights
 from cubemesh.frameworks.pytorch.distributed.buckets import places
 
 MakeOptimizer = Callable[[list[nn.Parameter]], optim.Optimizer | None]
 
 
 class TorchReplica:
-    """See `Replica` in gradient_sync.py. `own_optimizer` says the learning rate of the
+    """See `Replica`. `own_optimizer` says the learning rate of the
     moment; `make_optimizer` makes another like it."""
 
     def __init__(
@@ -35,24 +35,24 @@ class TorchReplica:
     ) -> None:
         self._parameters, self._buckets = parameters, buckets
         self._own_optimizer, self._make_optimizer = own_optimizer, make_optimizer
-        self.arriving: Sequence[Tensor] = [torch.empty_like(b.gradients) for b in buckets]
-        arrived = _by_name(self.arriving, buckets, parameters)
+        self.received: Sequence[Tensor] = [torch.empty_like(b.gradients) for b in buckets]
+        arrived = _by_name(self.received, buckets, parameters)
         self._arrived = [arrived[name] for name in parameters]
         self._weights = [parameter.data for parameter in parameters.values()]
 
-    def take(self) -> None:
+    def load_received(self) -> None:
         """See `Replica`."""
         torch._foreach_copy_(self._weights, self._arrived)
 
-    def master(self) -> Master:
+    def server_weights(self) -> ServerWeights:
         """See `Replica`."""
-        return TorchMaster(
+        return TorchServerWeights(
             self._parameters, self._buckets, self._own_optimizer, self._make_optimizer
         )
 
 
-class TorchMaster:
-    """See `Master` in frameworks/api/gradient_sync.py."""
+class TorchServerWeights:
+    """See `ServerWeights`."""
 
     def __init__(
         self,
@@ -81,8 +81,8 @@ class TorchMaster:
         self._stream = torch.cuda.Stream(self._device) if cuda else None  # type: ignore[no-untyped-call]
 
     @contextmanager
-    def serving(self) -> Iterator[None]:
-        """See `Master`."""
+    def server_stream(self) -> Iterator[None]:
+        """See `ServerWeights`."""
         if self._stream is None:
             yield
             return
@@ -91,7 +91,7 @@ class TorchMaster:
             yield
 
     def apply(self, gradients: Sequence[Tensor], rate_factor: float) -> None:
-        """See `Master`."""
+        """See `ServerWeights`."""
         for group, own in zip(
             self._optimizer.param_groups, self._own_optimizer.param_groups, strict=True
         ):
@@ -101,7 +101,7 @@ class TorchMaster:
             self._optimizer.step()
 
     def read(self, into: Sequence[Tensor]) -> None:
-        """See `Master`."""
+        """See `ServerWeights`."""
         with self._in_turn():
             torch._foreach_copy_(list(into), list(self._weights))
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from cubemesh.batches import Array, Batch, EncodedBatch, EncodedImage, Pixels
-from cubemesh.frameworks.api.framework import BuildRequest
+from cubemesh.frameworks.api.program import BuildRequest
 from cubemesh.frameworks.pytorch.input.crops import WHITE, Crop, crop_into
 from cubemesh.frameworks.pytorch.input.jpeg import JpegDecoder, open_decoder
 from cubemesh.frameworks.pytorch.runtime import ARRAY_TYPES, MEMORY_FORMATS, NARROW_TYPES
@@ -61,7 +61,7 @@ class Placer:
                 self._stream = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
 
     def place(self, batch: Batch) -> Placed:
-        """See `Program.place` in frameworks/base."""
+        """See `Program.place`."""
         if isinstance(batch, EncodedBatch):
             batch = self.decode(batch)
         if isinstance(batch, Decoded):
@@ -84,7 +84,7 @@ class Placer:
         return placed.to(dtype, memory_format=layout) if self._converts else placed
 
     def decode(self, batch: EncodedBatch) -> Decoded:
-        """See `Decodes` in data/base. Returns when the device is done with it."""
+        """See `SupportsDecoding`. Returns when the device is done with it."""
         with self._lock, self._beside():
             images = torch.empty(
                 (batch.samples, *self._shape),

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from cubemesh.batches import EncodedImage
-from cubemesh.frameworks.api.framework import Unsupported
+from cubemesh.frameworks.api.program import Unsupported
 from cubemesh.frameworks.pytorch.input.crops import Bitmap
 from cubemesh.frameworks.pytorch.input.nvjpeg import NvJpeg
 from cubemesh.frameworks.pytorch.runtime import is_out_of_memory

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, optim
 
-from cubemesh.frameworks.api.gradient_sync import GradientSync, OneUpdates
+from cubemesh.frameworks.api.gradient_sync import GradientSync, SingleUpdaterSync
 from cubemesh.schema.spec import ProgramSettings
 
 
@@ -131,7 +131,7 @@ def update_weights(
 ) -> None:
     """Have the exchange bring `weights` to where the gradients lead; with a dynamic scale, and one
     rank that applies them for all, every rank's scale to that rank's."""
-    if not isinstance(scaling, DynamicScaling) or not isinstance(sync, OneUpdates):
+    if not isinstance(scaling, DynamicScaling) or not isinstance(sync, SingleUpdaterSync):
         sync.update(apply, weights)
         return
     dynamic, scale = scaling, torch.empty((), device=weights[0].device)

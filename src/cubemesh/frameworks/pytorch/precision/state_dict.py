@@ -90,10 +90,10 @@ def fingerprint(parameters: Mapping[str, nn.Parameter]) -> int:
     return int(total)
 
 
-def first_not_finite(
+def first_nonfinite(
     layers: Mapping[str, nn.Module], run: Callable[[], object] | None = None
 ) -> str:
-    """See `Inspects` in frameworks/training: in words, `the output of fc1`. `run` makes a forward
+    """See `SupportsWeightInspection`: in words, `the output of fc1`. `run` makes a forward
     pass; without it only weights are looked at."""
     for name, layer in layers.items():
         for role, parameter in layer.named_parameters(recurse=False):

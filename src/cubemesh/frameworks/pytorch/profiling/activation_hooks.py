@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from cubemesh.batches import Array
 
 Look = Callable[[str, str, Array], None]
-"""(what, of which node or parameter, the array on the host); see `ShowsSteps`."""
+"""(what, of which node or parameter, the array on the host); see `SupportsStepInspection`."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Where does the time of PyTorch's steps go? `Profiles` by torch.profiler (Kineto).
+"""Where does the time of PyTorch's steps go? `SupportsProfiling` by torch.profiler (Kineto).
 
 As little is recorded as tells what the device did: on a GPU kernels and calls into the runtime
 alone (CUPTI's activities), because recording each operator would slow the host that launches them;
@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, record_function
 
-from cubemesh.frameworks.api.framework import monotonic_s
+from cubemesh.frameworks.api.program import monotonic_s
 from cubemesh.frameworks.pytorch.profiling.kineto import LAYER, read_trace
 from cubemesh.schema.profile import Profile
 
