@@ -239,7 +239,7 @@ def test_report_is_written_from_the_store(ran, cubemesh, tmp_path: Path):
         (("run", "quick", "--set", "netwerk=a"), 2, "Nearest: network"),
         (("run", "minibatch", "--set", "batch_per_device=8"), 2, "Use --set batches="),
         (("run", "batch-accuracy", "--set", "epochs=0"), 2, "epochs"),
-        (("run", "batch-accuracy", "--set", "learning_rate=nan"), 2, "finite"),
+        (("run", "batch-accuracy", "--set", "learning_rates=nan"), 2, "finite"),
         (("run", "batch-accuracy", "--set", "data_location=device"), 2, "data_location"),
         (("run", "minibatch", *SCRIPTED[:2], "--set", "script=segfoult@5"), 2, "Nearest: segfault"),
         (("run", "minibatch", "--set", "script=step=1"), 2, "framework=null"),

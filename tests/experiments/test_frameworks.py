@@ -30,7 +30,7 @@ def test_a_cpu_gets_less_by_rule_and_named_settings_stay(machine, play, record_o
     assert {s.batch_per_device for s in asked} == {8}
     reduced = [w for w in EXPERIMENT.answer(Settings(), sent).warnings if w.code == "reduced"]
     assert len(reduced) == 1
-    named = Settings(networks=("alexnet",), frameworks=("null",), batch_per_device=16, runs=5)
+    named = Settings(networks=("alexnet",), frameworks=("null",), batch_sizes=(16,), steps=5)
     asked, _ = play(EXPERIMENT.plan(named, Context(machine=machine)), record_of)
     assert {(s.batch_per_device, s.budget.steps, s.budget.windows) for s in asked} == {(16, 5, 6)}
 
@@ -189,8 +189,8 @@ def test_a_small_matrix_for_real(tmp_path):
     texts = {
         "networks": "little-cnn",
         "frameworks": "pytorch,null",
-        "batch_per_device": "8",
-        "runs": "5",
+        "batch_sizes": "8",
+        "steps": "5",
         "seconds": "0.1",
         "warmup_seconds": "0.3",
         "threads": "1",

@@ -34,7 +34,7 @@ def test_a_cpu_takes_smaller_images_and_stops_where_runs_get_long(machine, play,
 
 
 def test_both_feeds_side_by_side(machine, play, record_of):
-    settings = Settings(sizes=(32,), batches=(16,), data_location="both")
+    settings = Settings(image_sizes=(32,), batch_sizes=(16,), data_location="both")
     asked, _ = play(EXPERIMENT.plan(settings, Context(machine=machine)), record_of)
     assert asked_for(asked) == [(32, 16, "host"), (32, 16, "device")]
 

@@ -21,7 +21,7 @@ def test_it_goes_up_to_all_cores_with_a_scaled_rate(machine, play, record_of):
     assert (one.work.rate_scaling, two.work.rate_scaling) == ("none", "linear")
     assert {s.work.target_accuracy for s in (one, two)} == {0.8}
     assert two.program.sync == "all-reduce"
-    (other,) = asked_of(play, record_of, machine, ranks=(4,), target=0.5, epochs=3)
+    (other,) = asked_of(play, record_of, machine, devices=(4,), target_accuracy=0.5, epochs=3)
     assert (other.placement.devices, other.work.target_accuracy, other.work.epochs) == (4, 0.5, 3)
 
 
@@ -29,7 +29,7 @@ def test_a_device_of_a_cpu_is_as_many_cores_alone_as_among_others(machine, play,
     one, two = asked_of(play, record_of, machine)
     assert {s.placement.threads for s in (one, two)} == {1}
     assert (one.placement.pinning, two.placement.pinning) == ("cores", "none")
-    (wide,) = asked_of(play, record_of, machine, threads=2)
+    (wide,) = asked_of(play, record_of, machine, threads=(2,))
     assert (wide.placement.devices, wide.placement.threads) == (1, 2)
 
 

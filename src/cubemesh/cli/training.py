@@ -60,7 +60,7 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a network. To an accuracy if asked, on several devices, through faults."""
-    given = {name: value for name, value in locals().items() if name not in _OF_THE_RUN}
+    given = {_SETTINGS.get(k, k): v for k, v in locals().items() if k not in _OF_THE_RUN}
     from cubemesh.experiments.session import run_names
     from cubemesh.views import json_output as plain
     from cubemesh.views import terminal
@@ -86,4 +86,6 @@ def train(
     raise typer.Exit(0 if record.ok else 1)
 
 
+_SETTINGS = {"network": "networks"}
+"""Option → setting of the experiment, where it is called otherwise."""
 _OF_THE_RUN = ("settings", "store", "fresh", "pythons", "as_json")

@@ -38,11 +38,10 @@ def tune(
     from cubemesh.views import terminal, tuning
 
     given = {
-        "network": network,
+        "networks": network,
         "devices": devices,
         "minutes": minutes,
-        "batch_per_device": batch_per_device,
-        "batches": batches,
+        "batch_sizes": ",".join(filter(None, (str(batch_per_device), batches))),
     }
     code = 0
     began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

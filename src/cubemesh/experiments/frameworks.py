@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from cubemesh.experiments.analysis.groups import Group, caveats
 from cubemesh.experiments.analysis.labels import titled
 from cubemesh.experiments.analysis.matrix import Key, Matrix, listed
+from cubemesh.experiments.analysis.per_workload import per_workload
 from cubemesh.experiments.analysis.published_rows import above_peak, time_rows, time_table
 from cubemesh.experiments.analysis.ratios import called, ratio, show_ratio
 from cubemesh.experiments.core import cpu_defaults as reduction
@@ -56,15 +57,15 @@ class Settings:
     """Networks to run; none given is document 000's seven, three with --quick."""
     frameworks: tuple[str, ...] = ()
     """Frameworks to run them with; none given is all that cubemesh knows."""
-    batch_per_device: int | None = None
-    """The minibatch; none given is the document's 64, less on a CPU."""
-    runs: int | None = None
-    """Steps to take the mean of, at least; none given is the document's 100, fewer on a CPU."""
+    batch_sizes: tuple[int, ...] = ()
+    """Batch sizes; default: the paper's 64, less on a CPU."""
+    steps: int | None = None
+    """Minimum number of steps to average; default: the paper's 100, fewer on a CPU."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:
     """Forward passes, then training steps, of each network with each framework."""
-    batch = settings.batch_per_device or reduction.batch(BATCH, context)
+    batches = settings.batch_sizes or (reduction.batch(BATCH, context),)
     networks = settings.networks or (QUICK_NETWORKS if _quick(context) else NETWORKS)
     budget = _effort(settings, context)
     yield [
@@ -78,6 +79,7 @@ def plan(settings: Settings, context: Context) -> Plan:
             budget=budget,
         )
         for network in dict.fromkeys(networks)
+        for batch in dict.fromkeys(batches)
         for framework in dict.fromkeys(settings.frameworks or known())
         for kind in (Forward, TrainSteps)
     ]
@@ -94,7 +96,7 @@ def _quick(context: Context) -> bool:
 
 def _effort(settings: Settings, context: Context) -> Budget:
     """As many windows as an interval needs, and no more than there are runs beyond that."""
-    runs = settings.runs
+    runs = settings.steps
     if runs is None:
         runs = REDUCED_RUNS if reduction.is_reduced(context) or _quick(context) else RUNS
     usual = context.budget
@@ -103,7 +105,15 @@ def _effort(settings: Settings, context: Context) -> Budget:
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
-    """Findings, tables and charts from the records of one `frameworks`."""
+    """Findings, tables and charts from the records of one `frameworks`, by batch size."""
+    return per_workload(
+        records,
+        lambda record: (f"batch size {record.spec.batch_per_device}",),
+        lambda own: _answer(settings, own),
+    )
+
+
+def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     forward, training = _matrix(records, Forward), _matrix(records, TrainSteps)
     beside = time_rows(training.groups)
     batches = sorted({b for r in records if (b := r.spec.batch_per_device)})
@@ -280,7 +290,11 @@ EXPERIMENT = Experiment(
     question="How fast does each framework run each network, forward and in training?",
     settings=Settings,
     works=(Forward, TrainSteps),
-    varies={"framework": "frameworks", "network": "networks", "steps": "runs"},
+    varies={
+        "framework": "frameworks",
+        "network": "networks",
+        "batch_per_device": "batch_sizes",
+    },
     plan=plan,
     answer=answer,
     documents="000 (its matrix and bar charts), 002 figure 14",

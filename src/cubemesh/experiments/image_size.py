@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by
 from cubemesh.experiments.analysis.labels import titled
+from cubemesh.experiments.analysis.per_workload import per_workload
 from cubemesh.experiments.analysis.ratios import called, ratio, show_ratio
 from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
@@ -56,13 +57,12 @@ BATCHES = (16, 32, 64, 128, 256)
 class Settings:
     """What can be set in `image-size` besides the fields of its specs."""
 
-    network: str = "little-cnn"
-    """The network to train; `cubemesh networks` lists them."""
-    sizes: tuple[int, ...] = ()
-    """Sides of the images in pixels; none given is the document's 32 and 224, 32 and 80 on a
-    CPU."""
-    batches: tuple[int, ...] = ()
-    """Minibatches; none given is the document's 16 to 256, as far as this machine can in reasonable
+    networks: tuple[str, ...] = ("little-cnn",)
+    """Networks to train; `cubemesh networks` lists them."""
+    image_sizes: tuple[int, ...] = ()
+    """Image sizes in pixels; default: the paper's 32 and 224, on a CPU 32 and 80."""
+    batch_sizes: tuple[int, ...] = ()
+    """Batch sizes; default: the paper's 16 to 256, as far as this machine gets in reasonable
     time."""
     data_location: Fed = "host"
     """Where the data lie: on the host (every batch is copied, as document 001 did), on the device,
@@ -74,18 +74,21 @@ Key = tuple[int, int, str]
 
 
 def plan(settings: Settings, context: Context) -> Plan:
-    """Size by size, from the smallest minibatch up."""
-    for size in sorted(set(settings.sizes or default_sizes(settings.network, context))):
-        batches = sorted(set(settings.batches or BATCHES))
+    """By network and image size, from the smallest batch size up."""
+    for network in dict.fromkeys(settings.networks):
+        yield from _network_plan(settings, context, network)
+
+
+def _network_plan(settings: Settings, context: Context, network: str) -> Plan:
+    for size in sorted(set(settings.image_sizes or default_sizes(network, context))):
+        batches = sorted(set(settings.batch_sizes or BATCHES))
         records: Sequence[RunRecord] = ()
         for batch in batches:
-            if not settings.batches and not all(may_double(r, context.scale) for r in records):
+            if not settings.batch_sizes and not all(may_double(r, context.scale) for r in records):
                 break
             records = yield [
                 RunSpec(
-                    work=TrainSteps(
-                        network=settings.network, batch_per_device=batch, image_size=size
-                    ),
+                    work=TrainSteps(network=network, batch_per_device=batch, image_size=size),
                     program=program,
                     budget=context.budget,
                 )
@@ -100,15 +103,20 @@ def default_sizes(network: str, context: Context) -> tuple[int, ...]:
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
-    """Findings, table and charts from the records of one `image-size`."""
+    """Findings, table and charts from the records of one `image-size`, by network."""
+    return per_workload(records, lambda r: (_network(r),), lambda own: _answer(settings, own))
+
+
+def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     groups = group_by(records, _key)
+    network = _network(records[0]) if records else settings.networks[0]
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
-        title=titled(f"{settings.network} against image size and minibatch", records),
-        findings=tuple(_findings(settings.network, groups)),
+        title=titled(f"{network} against image size and minibatch", records),
+        findings=tuple(_findings(network, groups)),
         tables=(_table(groups),),
-        charts=tuple(_charts(settings.network, groups)),
+        charts=tuple(_charts(network, groups)),
         warnings=(
             *_reduced(settings, groups),
             *(w for r in records for w in r.warnings),
@@ -120,6 +128,11 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
             "pixels (2.8 times with CIFAR-10's 32), and a GPU at work for over 70 % of the time.",
         ),
     )
+
+
+def _network(record: RunRecord) -> str:
+    assert isinstance(record.spec.work, NetworkWork)
+    return record.spec.work.network
 
 
 def _key(record: RunRecord) -> Key:
@@ -252,11 +265,11 @@ def _busy_point(group: Group[Key]) -> Point:
 def _reduced(settings: Settings, groups: list[Group[Key]]) -> Iterator[Warning]:
     told = []
     sizes = {g.key[0] for g in groups}
-    if groups and not settings.sizes and LARGE not in sizes:
+    if groups and not settings.image_sizes and LARGE not in sizes:
         told.append(f"images of {max(sizes)} pixels for {LARGE}")
     for size in sorted(sizes):
         last = max(g.key[1] for g in groups if g.key[0] == size)
-        if not settings.batches and last < BATCHES[-1]:
+        if not settings.batch_sizes and last < BATCHES[-1]:
             told.append(f"minibatches up to {last} for {BATCHES[-1]} at {size} pixels")
     if told:
         cause = f"Less than the document: {'; '.join(told)}."
@@ -268,7 +281,11 @@ EXPERIMENT = Experiment(
     question="How do throughput and utilisation change with the size of the images?",
     settings=Settings,
     works=(TrainSteps,),
-    varies={"batch_per_device": "batches", "image_size": "sizes"},
+    varies={
+        "network": "networks",
+        "batch_per_device": "batch_sizes",
+        "image_size": "image_sizes",
+    },
     plan=plan,
     answer=answer,
     documents="001 figure 2",

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by
 from cubemesh.experiments.analysis.labels import titled
 from cubemesh.experiments.analysis.matrix import listed
+from cubemesh.experiments.analysis.per_workload import per_workload
 from cubemesh.experiments.analysis.ratios import plus_minus
 from cubemesh.experiments.analysis.utilization import NOTE, ceilings, use_cells, use_columns, used
 from cubemesh.experiments.core import cpu_defaults as reduction
@@ -68,8 +69,8 @@ class Settings:
     """Networks to train, from small to large."""
     image_size: int | None = None
     """Side of the images in pixels; none given is the document's 224, on a CPU a third of it."""
-    batch_per_device: int | None = None
-    """The minibatch; none given is the document's 32, on a CPU an eighth of it."""
+    batch_sizes: tuple[int, ...] = ()
+    """Batch sizes; default: the paper's 32, on a CPU an eighth of it."""
     data_location: Fed = "host"
     """Where the data lie: on the host (every batch is copied, as document 001 did), on the device,
     or both, side by side."""
@@ -79,7 +80,7 @@ class Settings:
 
 def plan(settings: Settings, context: Context) -> Plan:
     """One run a network, two where the data lie on the host and on the device."""
-    batch = settings.batch_per_device or reduction.batch(BATCH, context)
+    batches = settings.batch_sizes or (reduction.batch(BATCH, context),)
     budget = replace(
         context.budget,
         steps=STEPS if context.scale is Scale.FULL else context.budget.steps,
@@ -96,14 +97,24 @@ def plan(settings: Settings, context: Context) -> Plan:
             program=program,
             budget=budget,
         )
+        for batch in dict.fromkeys(batches)
         for network in dict.fromkeys(settings.networks)
         for program in programs(settings.data_location)
     ]
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
-    """Findings, table and charts from the records of one `model-size`."""
+    """Findings, table and charts from the records of one `model-size`, by batch size."""
     steps = [r for r in records if isinstance(r.spec.work, NetworkWork)]
+    others = [r for r in records if not isinstance(r.spec.work, NetworkWork)]
+    return per_workload(
+        steps,
+        lambda record: (f"batch size {record.spec.batch_per_device}",),
+        lambda own: _answer(settings, own, [*others, *own]),
+    )
+
+
+def _answer(settings: Settings, steps: Sequence[RunRecord], records: Sequence[RunRecord]) -> Answer:
     groups = group_by(steps, _key)
     kinds = {f"minibatch {g.records[0].spec.batch_per_device}" for g in groups}
     return Answer(
@@ -255,7 +266,7 @@ EXPERIMENT = Experiment(
     question="How busy do small and deep networks keep the device?",
     settings=Settings,
     works=(TrainSteps,),
-    varies={"network": "networks"},
+    varies={"network": "networks", "batch_per_device": "batch_sizes"},
     plan=plan,
     answer=answer,
     documents="001 figure 3",

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by
 from cubemesh.experiments.analysis.labels import titled
 from cubemesh.experiments.analysis.matrix import Key, Matrix, listed
+from cubemesh.experiments.analysis.per_workload import per_workload
 from cubemesh.experiments.analysis.ratios import called, ratio, show_ratio
 from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
@@ -49,8 +50,8 @@ class Settings:
     """Networks to train."""
     precisions: tuple[Precision, ...] = PRECISIONS
     """Precisions to train them in; ratios are to fp32."""
-    batch_per_device: int | None = None
-    """The minibatch; none given is 64, on a CPU an eighth of it."""
+    batch_sizes: tuple[int, ...] = ()
+    """Batch sizes; default: 64, on a CPU an eighth of it."""
     ceiling: bool = True
     """Whether to measure this device's fastest matrix product in each precision too."""
 
@@ -58,7 +59,7 @@ class Settings:
 def plan(settings: Settings, context: Context) -> Plan:
     """The ceilings, then each network in each precision."""
     programs = [ProgramSettings(precision=p) for p in dict.fromkeys(settings.precisions)]
-    batch = settings.batch_per_device or reduction.batch(BATCH, context)
+    batches = settings.batch_sizes or (reduction.batch(BATCH, context),)
     ceilings = [
         RunSpec(work=Ceiling(), program=program, budget=context.budget)
         for program in programs
@@ -76,6 +77,7 @@ def plan(settings: Settings, context: Context) -> Plan:
                 program=program,
                 budget=context.budget,
             )
+            for batch in dict.fromkeys(batches)
             for network in dict.fromkeys(settings.networks)
             for program in programs
         ),
@@ -83,10 +85,21 @@ def plan(settings: Settings, context: Context) -> Plan:
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
-    """Findings, tables and chart from the records of one `precision`."""
+    """Findings, tables and chart from the records of one `precision`, by batch size."""
     steps = [r for r in records if isinstance(r.spec.work, NetworkWork)]
-    matrix = Matrix.of(steps, _key)
-    ceilings = group_by((r for r in records if isinstance(r.spec.work, Ceiling)), _precision)
+    products = [r for r in records if isinstance(r.spec.work, Ceiling)]
+    return per_workload(
+        steps,
+        lambda record: (f"batch size {record.spec.batch_per_device}",),
+        lambda own: _answer(settings, own, products),
+    )
+
+
+def _answer(
+    settings: Settings, steps: Sequence[RunRecord], products: Sequence[RunRecord]
+) -> Answer:
+    matrix, records = Matrix.of(steps, _key), [*products, *steps]
+    ceilings = group_by(products, _precision)
     batches = sorted({b for r in steps if (b := r.spec.batch_per_device)})
     tables = [matrix.table("Samples/s", "", _throughput)]
     if any(v != AGAINST for v in matrix.variants):
@@ -230,7 +243,11 @@ EXPERIMENT = Experiment(
     question="What do fewer bits gain, in speed and memory?",
     settings=Settings,
     works=(TrainSteps, Ceiling),
-    varies={"network": "networks", "precision": "precisions"},
+    varies={
+        "network": "networks",
+        "precision": "precisions",
+        "batch_per_device": "batch_sizes",
+    },
     plan=plan,
     answer=answer,
     documents="002 (mixed precision)",

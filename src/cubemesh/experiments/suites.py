@@ -41,8 +41,8 @@ SUITES: dict[str, Suite] = {
         asks=(
             Ask(experiment="minibatch", settings={"data": "digits"}),
             Ask(experiment="batch-accuracy"),
-            Ask(experiment="cpu-modes", settings={"data": "digits", "batch_per_device": "16"}),
-            Ask(experiment="time-breakdown", settings={"batches": "8"}),
+            Ask(experiment="cpu-modes", settings={"data": "digits", "batch_sizes": "16"}),
+            Ask(experiment="time-breakdown", settings={"batch_sizes": "8"}),
             Ask(experiment="input-pipeline", settings={"parts": "read,decode,disk,device"}),
             Ask(experiment="collectives"),
         ),

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from cubemesh.experiments.analysis.groups import Group, caveats, devices_said, group_by
 from cubemesh.experiments.analysis.labels import titled
+from cubemesh.experiments.analysis.per_workload import per_workload, training_workload
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
-from cubemesh.experiments.scaling.design import PLACED, on_cpu, placement
+from cubemesh.experiments.scaling.design import PLACED, DeviceSetting, on_cpu, placement
 from cubemesh.measure.energy.energy import WHAT as ENERGY
 from cubemesh.schema import (
     Answer,
@@ -55,13 +56,13 @@ NOTES = (
 class Settings:
     """What can be set in `time-to-accuracy` besides the fields of its specs."""
 
-    network: str = "little-cnn"
-    """The network to train; `cubemesh networks` lists them."""
-    ranks: tuple[int, ...] = ()
+    networks: tuple[str, ...] = ("little-cnn",)
+    """Networks to train; `cubemesh networks` lists them."""
+    devices: tuple[int, ...] = ()
     """Numbers of devices; none given is every power of two up to all GPUs, or to all cores."""
-    batch_per_device: int = 32
-    """Samples each device takes in a step."""
-    target: float | None = None
+    batch_sizes: tuple[int, ...] = (32,)
+    """Batch sizes per device."""
+    target_accuracy: float | None = None
     """Accuracy to reach, 0 to 1; none given is 0.95, with --quick 0.8."""
     epochs: int | None = None
     """Epochs after which it is given up; none given is 30, with --quick 5, with --full 90."""
@@ -73,18 +74,20 @@ class Settings:
     """`none` leaves the learning rate as it is on any number of devices."""
     device: Device = "auto"
     """What a device is: a GPU (`cuda`) or a group of cores (`cpu`)."""
-    threads: int = 1
-    """Cores that a device on a CPU has, of its own."""
+    threads: tuple[int, ...] = (1,)
+    """Cores of each device on a CPU."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:
     """One training for each number of devices."""
-    target = TARGETS[context.scale] if settings.target is None else settings.target
+    target = (
+        TARGETS[context.scale] if settings.target_accuracy is None else settings.target_accuracy
+    )
     yield [
         RunSpec(
             work=Train(
-                network=settings.network,
-                batch_per_device=settings.batch_per_device,
+                network=network,
+                batch_per_device=batch,
                 data=settings.data,
                 epochs=settings.epochs or EPOCHS[context.scale],
                 optimizer="rmsprop",
@@ -92,33 +95,41 @@ def plan(settings: Settings, context: Context) -> Plan:
                 rate_scaling=settings.rate_scaling if devices > 1 else "none",
                 target_accuracy=target,
             ),
-            placement=placement(settings, devices, context),
+            placement=placement(DeviceSetting(settings.device, threads), devices, context),
             program=ProgramSettings(sync="all-reduce" if devices > 1 else "none"),
             budget=context.budget,
         )
-        for devices in _ranks(settings, context)
+        for network in dict.fromkeys(settings.networks)
+        for batch in dict.fromkeys(settings.batch_sizes)
+        for threads in dict.fromkeys(settings.threads)
+        for devices in _counts(settings, context, threads)
     ]
 
 
-def _ranks(settings: Settings, context: Context) -> Sequence[int]:
-    if settings.ranks:
-        return sorted(set(settings.ranks))
+def _counts(settings: Settings, context: Context, threads: int) -> Sequence[int]:
+    if settings.devices:
+        return sorted(set(settings.devices))
     machine = context.machine
-    cores = int(machine.cpu.usable_cores or 1) // max(1, settings.threads)
+    cores = int(machine.cpu.usable_cores or 1) // max(1, threads)
     most = max(1, cores) if on_cpu(settings, context) else len(machine.gpus)
     return [2**n for n in range(most.bit_length()) if 2**n <= most]
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
-    """Findings, table and chart from the records of one `time-to-accuracy`."""
+    """Findings, table and chart from the records of one `time-to-accuracy`, by workload."""
+    return per_workload(records, training_workload, lambda own: _answer(settings, own))
+
+
+def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
+    network = training_workload(records[0])[0] if records else settings.networks[0]
     groups = sorted(group_by(records, lambda r: r.spec.placement.devices), key=lambda g: g.key)
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
-        title=titled(f"{settings.network} on {settings.data}: time to accuracy", records),
+        title=titled(f"{network} on {settings.data}: time to accuracy", records),
         findings=tuple(_findings(groups)),
         tables=(_table(groups),) if groups else (),
-        charts=tuple(_charts(groups, f"time-to-accuracy-{settings.network}-{settings.data}")),
+        charts=tuple(_charts(groups, f"time-to-accuracy-{network}-{settings.data}")),
         warnings=tuple(w for r in records for w in r.warnings),
         run_ids=tuple(r.run_id for r in records),
         notes=NOTES,
@@ -290,7 +301,7 @@ EXPERIMENT = Experiment(
     question="How long does a training take to an accuracy, on how many devices?",
     settings=Settings,
     works=(Train,),
-    varies={"devices": "ranks", "target_accuracy": "target", **PLACED},
+    varies={"network": "networks", "batch_per_device": "batch_sizes", **PLACED},
     plan=plan,
     answer=answer,
     documents="003 figure 6 and its text",

@@ -75,7 +75,8 @@ def replayed(suite: str, stored: Sequence[ExperimentRun], machine_id: str) -> li
     for run in sorted(stored, key=lambda q: q.started_utc):
         known = run.experiment in EXPERIMENTS and run.run_ids
         if known and (run.suite, run.machine_id) == (suite, machine_id):
-            newest[run.experiment, str(run.settings.get("network"))] = run
+            networks = run.settings.get("networks", run.settings.get("network"))
+            newest[run.experiment, str(networks)] = run
     return list(newest.values())
 
 

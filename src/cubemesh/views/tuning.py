@@ -93,7 +93,7 @@ def document(answered: Answered) -> dict[str, Any]:
         "tuning",
         experiment_run_id=answered.experiment_run.experiment_run_id,
         network=settings.network,
-        devices=settings.devices,
+        devices=settings.devices[0],
         batch_per_device=settings.batch_per_device,
         complete=not search.cut_short,
         best=None if search.best is None else _configuration(search, search.best),

@@ -22,7 +22,7 @@ def test_the_documents_settings_at_full_scale(machine, play, record_of):
 
 
 def test_settings_take_the_place_of_the_rule(machine, play, record_of):
-    settings = Settings(batches=(4,), epochs=2, learning_rate=0.1, network="cifarnet")
+    settings = Settings(batch_sizes=(4,), epochs=2, learning_rates=(0.1,), networks=("cifarnet",))
     asked, _ = play(EXPERIMENT.plan(settings, Context(machine=machine)), record_of)
     (work,) = [s.work for s in asked]
     assert (work.batch_per_device, work.epochs, work.learning_rate, work.network) == (
@@ -88,7 +88,7 @@ def grid_of(record_of, accuracies, **failed):
 
 
 def test_a_grid_asks_for_every_pair(machine, play, record_of):
-    settings = Settings(batches=(16, 64), learning_rates=(1e-3, 1e-4), epochs=2)
+    settings = Settings(batch_sizes=(16, 64), learning_rates=(1e-3, 1e-4), epochs=2)
     asked, _ = play(EXPERIMENT.plan(settings, Context(machine=machine)), record_of)
     assert {(s.batch_per_device, s.work.learning_rate) for s in asked} == {
         (b, r) for b in (16, 64) for r in (1e-3, 1e-4)

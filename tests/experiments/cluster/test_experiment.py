@@ -35,7 +35,7 @@ def test_table_1_and_what_the_next_system_needs():
 
 
 def test_a_row_for_each_size():
-    answer = EXPERIMENT.answer(Settings(systems=(4, 128, 129)), [])
+    answer = EXPERIMENT.answer(Settings(system_counts=(4, 128, 129)), [])
     narrow, wide = answer.tables[1:3]
     rows = {
         row[0].value: [c.value if c.value is not None else c.text for c in row]
@@ -51,14 +51,14 @@ def test_a_row_for_each_size():
 
 
 def test_too_many_systems_are_a_gap_with_its_reason():
-    answer = EXPERIMENT.answer(Settings(systems=(128, 99_999), ports_used=(36,)), [])
+    answer = EXPERIMENT.answer(Settings(system_counts=(128, 99_999), ports_used=(36,)), [])
     assert "more than three levels" in answer.tables[1].rows[1][2].reason
     assert "more than three levels" in answer.charts[0].lines[0].points[1].reason
 
 
 def test_four_thousand_devices_of_another_kind():
     settings = Settings(
-        system="hgx-h100", systems=(512,), fabrics=("ndr:8",), ports_used=(64,), compared_at=512
+        system="hgx-h100", system_counts=(512,), fabrics=("ndr:8",), ports_used=(64,), compared_at=512
     )
     answer = EXPERIMENT.answer(settings, [])
     assert answer.tables[1].rows[0][1].value == 4096
@@ -71,8 +71,8 @@ def test_four_thousand_devices_of_another_kind():
         ({"fabrics": "edrr:4"}, "Nearest: edr"),
         ({"fabrics": "edr"}, "its ports of one system"),
         ({"fabrics": "edr:20"}, "do not fit a switch"),
-        ({"systems": "0"}, "0 systems"),
-        ({"fabrics": ","}, "one entry each"),
+        ({"system_counts": "0"}, "0 systems"),
+        ({"fabrics": ","}, "one entry"),
     ],
 )
 def test_what_cannot_be_meant(settings, message):
@@ -85,7 +85,7 @@ def test_it_is_kept_and_answered_again_without_runs(tmp_path, machine):
         with Executor(store, machine=machine, runs_folder=tmp_path / "runs") as executor:
             asked = ask(
                 EXPERIMENT,
-                request(EXPERIMENT, {"systems": "128"}),
+                request(EXPERIMENT, {"system_counts": "128"}),
                 Context(machine=machine),
                 executor,
                 store,

@@ -6,7 +6,7 @@ import pytest
 
 from cubemesh.experiments.core.experiment import Context, Scale
 from cubemesh.experiments.cpu_modes.experiment import EXPERIMENT, Settings, modes
-from cubemesh.experiments.cpu_modes.report import Mode, gain
+from cubemesh.experiments.cpu_modes.report import CpuMode, gain
 from cubemesh.experiments.registry import SUITES
 from cubemesh.papers.claims import CHECKS
 from cubemesh.papers.claims.evidence import Evidence
@@ -34,15 +34,15 @@ def two_cores(machine):
 def test_two_cores_have_few_arrangements_and_the_usual_one_comes_first(two_cores):
     found = modes(Settings(layouts=("nchw",)), two_cores, Scale.DEFAULT)
     assert found == [
-        Mode(2, "none", None, "nchw"),
-        Mode(1, "none", None, "nchw"),
-        Mode(1, "compact", None, "nchw"),
+        CpuMode(2, "none", None, "nchw"),
+        CpuMode(1, "none", None, "nchw"),
+        CpuMode(1, "compact", None, "nchw"),
     ]
 
 
 def test_a_server_has_pinnings_layouts_and_a_node(server):
     found = modes(Settings(), server, Scale.DEFAULT)
-    assert found[0] == Mode(4, "none", None, "nchw")
+    assert found[0] == CpuMode(4, "none", None, "nchw")
     assert len(found) == len(set(found))
     assert {m.threads for m in found} == {1, 2, 4, 8}
     assert {m.pinning for m in found if m.threads == 8} == {"none"}

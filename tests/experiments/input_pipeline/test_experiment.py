@@ -143,7 +143,7 @@ def test_the_device_of_a_cpu_decodes_where_it_is_asked_for(machine, play, record
 
 
 def test_your_own_images_are_read_from_where_they_lie(machine, play, record_of):
-    chosen = Settings(data_path="/data/photos", network="alexnet")
+    chosen = Settings(data_path="/data/photos", networks=("alexnet",))
     asked, records = play(EXPERIMENT.plan(chosen, Context(machine=machine)), record_of)
     fed = {(s.work.data, s.work.data_path, s.work.image_size) for s in asked}
     assert fed == {("images", "/data/photos", None), ("synthetic", None, None)}

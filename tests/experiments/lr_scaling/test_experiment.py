@@ -33,7 +33,7 @@ def test_on_eight_gpus_the_documents_settings(machine, play, record_of):
 
 
 def test_a_cpu_shares_its_cores_between_four(machine, play, record_of):
-    asked = asked_of(play, record_of, machine, Scale.QUICK, batch_per_device=16)
+    asked = asked_of(play, record_of, machine, Scale.QUICK, batch_sizes=(16,))
     assert {s.placement.devices for s in asked} == {1, 2, 4}
     assert all(s.placement.oversubscribe for s in asked if s.placement.devices > 1)
     assert {(s.work.batch_per_device, s.work.epochs) for s in asked} == {(16, 4)}

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cubemesh.experiments.analysis.groups import Group
 from cubemesh.experiments.power.experiment import BATCHES, EXPERIMENT, Settings
-from cubemesh.experiments.power.pareto_front import Key, Measured, front
+from cubemesh.experiments.power.pareto_front import Key, PowerPoint, pareto_front
 from cubemesh.experiments.power.report import remedy
 from cubemesh.experiments.registry import Context, Scale
 from cubemesh.papers.claims import judge
@@ -72,7 +72,7 @@ def test_a_cpu_is_asked_less_with_half_its_cores_too(machine, play, record_of):
 
 def test_settings_go_through_what_is_named(machine, play, record_of):
     settings = Settings(
-        networks=("vgg16",), batches=(8, 8, 16), precisions=("fp32", "bf16"), threads=(1, 2)
+        networks=("vgg16",), batch_sizes=(8, 8, 16), precisions=("fp32", "bf16"), threads=(1, 2)
     )
     asked, sent = play(EXPERIMENT.plan(settings, Context(machine=machine)), record_of)
     assert [(s.batch_per_device, s.program.precision, s.placement.threads) for s in asked] == [
@@ -189,9 +189,9 @@ def test_parts_idle_power_and_failures_are_told(record_of):
 def test_the_front_holds_what_nothing_beats_and_nothing_else(points):
     group = Group(Key("resnet-50", 1, "fp32", None), ())
     settings = [
-        Measured(group, Figure(value=rate, unit="samples/s"), watts, "") for watts, rate in points
+        PowerPoint(group, Figure(value=rate, unit="samples/s"), watts, "") for watts, rate in points
     ]
-    chosen = front(settings)
+    chosen = pareto_front(settings)
 
     def beats(a, b):
         better = a.watts < b.watts or a.throughput.value > b.throughput.value

@@ -62,13 +62,13 @@ def test_a_list_ends_for_the_slow_attention_alone(machine, play, record_of):
         slow = spec.work.network == "translator" and spec.batch_per_device >= 8
         return record_of(spec, step_s=60.0 if slow else 0.01)
 
-    settings = Settings(widths=(64,))
+    settings = Settings(hidden_sizes=(64,))
     asked, _ = play(EXPERIMENT.plan(settings, Context(machine=machine)), make)
     ran = {"translator": [], "translator-plain": []}
     for spec in asked:
         ran[spec.work.network].append(spec.batch_per_device)
     assert ran == {"translator": [4, 8], "translator-plain": [4, 8, 16, 32]}
-    named = Settings(widths=(64,), batches=(4, 8, 16), attention=("mlp",))
+    named = Settings(hidden_sizes=(64,), batch_sizes=(4, 8, 16), attentions=("mlp",))
     asked, _ = play(EXPERIMENT.plan(named, Context(machine=machine)), make)
     assert [s.batch_per_device for s in asked] == [4, 8, 16]
 
@@ -152,10 +152,10 @@ def test_nothing_measured_is_no_error():
 
 
 def test_what_it_varies_itself_is_refused():
-    with pytest.raises(UsageError, match="--set widths="):
+    with pytest.raises(UsageError, match="--set hidden_sizes="):
         request(EXPERIMENT, {"hidden": "64"})
-    with pytest.raises(UsageError, match="attention=bahdanau"):
-        request(EXPERIMENT, {"attention": "bahdanau"})
+    with pytest.raises(UsageError, match="attentions=bahdanau"):
+        request(EXPERIMENT, {"attentions": "bahdanau"})
 
 
 def asked(tmp_path, given):
@@ -184,7 +184,7 @@ def tokens_each(answered):
 
 
 def test_the_scripted_framework_for_real(tmp_path):
-    given = {"widths": "8", "batches": "2,4", "framework": "null", "script": "step=0.01"}
+    given = {"hidden_sizes": "8", "batch_sizes": "2,4", "framework": "null", "script": "step=0.01"}
     answered = asked(tmp_path, given)
     assert [record.ok for record in answered.records] == [True] * 4
     assert all(3 < each <= 6 for each in tokens_each(answered))
@@ -195,7 +195,7 @@ def test_pytorch_on_real_text(tmp_path):
     lines = {"source.txt": "the cat sleeps\nthe dog\n", "target.txt": "die Katze schläft\nder\n"}
     for name, text in lines.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    given = {"widths": "8", "batches": "2", "attention": "mlp"}
+    given = {"hidden_sizes": "8", "batch_sizes": "2", "attentions": "mlp"}
     given |= {"data": "parallel-text", "data_path": str(tmp_path)}
     answered = asked(tmp_path, given)
     (record,) = answered.records

@@ -64,7 +64,7 @@ def test_quick_is_one_small_network_and_named_points_are_taken_as_named(machine,
     quick = Context(machine=machine, scale=Scale.QUICK)
     asked, _ = play(EXPERIMENT.plan(Settings(ceiling=False), quick), record_of)
     assert [(s.work.network, s.batch_per_device) for s in asked] == [("little-cnn", 8)]
-    settings = Settings(networks=("vgg16",), batches=(1, 256), ceiling=False)
+    settings = Settings(networks=("vgg16",), batch_sizes=(1, 256), ceiling=False)
     asked, _ = play(EXPERIMENT.plan(settings, quick), record_of)
     assert [(s.work.network, s.batch_per_device) for s in asked] == [("vgg16", 1), ("vgg16", 256)]
 

@@ -242,27 +242,27 @@ def test_a_reader_finds_the_same_end_from_the_records_of_any_beginning(machine, 
     """A tuning that was broken off has the ladder of what it had."""
     player = Machine(record_of, speed)
     asked, records, search = tuned(machine, play, player)
-    assert tune.found(asked, records).rungs == search.rungs
+    assert tune.found(asked, records).steps_taken == search.steps_taken
     lengths = []
     for known in range(len(records) + 1):
         part = tune.found(asked, records[:known])
-        lengths.append(len(part.rungs))
+        lengths.append(len(part.steps_taken))
         used = sum(map(len, part.tried.values())) + len(part.seeds) + (part.alternated is not None)
         assert used == known
     assert lengths[0] == 0
-    assert lengths[-1] == len(search.rungs) >= 2
+    assert lengths[-1] == len(search.steps_taken) >= 2
 
 
 def test_a_minibatch_varies_only_where_that_is_allowed(machine, play, record_of):
     player = Machine(record_of, lambda spec: 0.01)
-    _, _, search = tuned(machine, play, player, batches=(64, 128))
+    _, _, search = tuned(machine, play, player, batch_sizes=(64, 128))
     assert search.best.batch_per_device == 128
-    assert search.rungs[-1].lever == "minibatch"
+    assert search.steps_taken[-1].knob == "batch size"
 
 
 def test_several_devices_have_exchanges_and_buckets_and_no_threads(machine, play, record_of):
     player = Machine(record_of, lambda spec: 0.01 if spec.program.bucket_bytes is None else 0.008)
-    _, _, search = tuned(machine, play, player, devices=2)
+    _, _, search = tuned(machine, play, player, devices=(2,))
     assert {s.placement.devices for s in player.asked} == {2}
     assert {s.program.sync for s in player.asked} == {"all-reduce", "all-reduce-16"}
     assert {s.placement.threads for s in player.asked} == {None}
@@ -272,7 +272,7 @@ def test_several_devices_have_exchanges_and_buckets_and_no_threads(machine, play
 
 def test_several_gpus_exchange_by_copies_too(machine, play, record_of):
     player = Machine(record_of, lambda spec: 0.01, device="cuda:0")
-    tuned(machine, play, player, devices=2)
+    tuned(machine, play, player, devices=(2,))
     by_copies = {"all-reduce-copied", "all-reduce-copied-16"}
     assert {s.program.sync for s in player.asked} == {"all-reduce", "all-reduce-16"} | by_copies
 
@@ -325,7 +325,7 @@ def test_a_gpu_goes_through_all_again_only_where_something_was_held_back(
 ):
     """Both layouts are as fast, so a pass more measures them once more."""
     player = Machine(record_of, lambda spec: 0.01, device="cuda:0")
-    asked = {"precisions": precisions, "compiling": ("network",)}
+    asked = {"precisions": precisions, "compile_by": ("network",)}
     _, _, search = tuned(machine, play, player, **asked)
     by_layout = {c.layout for c in search.tried if c.precision == "fp32"}
     assert by_layout == {"nchw", "nhwc"}
@@ -348,7 +348,7 @@ def test_layouts_that_are_asked_for_hold_for_every_framework(machine, play, reco
         {"minutes": 0.0},
         {"losses": 2},
         {"layouts": ()},
-        {"batches": (0,)},
+        {"batch_sizes": (0,)},
         {"frameworks": ("pytroch",)},
     ],
 )
@@ -358,7 +358,7 @@ def test_what_cannot_be_meant_is_refused(wrong):
 
 
 def test_an_empty_search_is_nothing():
-    wishes = dataclasses.replace(tune.Settings().wishes(), frameworks=())
-    search = Search(wishes=wishes)
+    request = dataclasses.replace(tune.Settings().request(), frameworks=())
+    search = Search(request=request)
     assert list(search.walk()) == []
     assert search.best is None

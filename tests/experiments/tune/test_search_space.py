@@ -4,9 +4,9 @@ import dataclasses
 
 from cubemesh.experiments.tune import experiment as tune
 from cubemesh.experiments.tune.search_space import (
-    LEVERS,
+    KNOBS,
     Configuration,
-    Reach,
+    SearchSpace,
     configuration_of,
     usual_frameworks,
 )
@@ -15,22 +15,22 @@ from cubemesh.schema import RunSpec, TrainSteps
 
 def test_only_what_takes_a_loss_scale_is_given_one():
     now = Configuration(framework="pytorch", precision="fp16", loss_scale=1.0, batch_per_device=8)
-    asked = tune.Settings(frameworks=("pytorch", "jax", "tensorflow")).wishes()
-    reach = Reach(
+    asked = tune.Settings(frameworks=("pytorch", "jax", "tensorflow")).request()
+    space = SearchSpace(
         frameworks=asked.frameworks,
         precisions=("fp16",),
         layouts=asked.layouts,
-        compiling=asked.compiling,
-        exchanges=(),
+        compile_by=asked.compile_by,
+        strategies=(),
         buckets=(),
         threads=(),
         pinnings=(),
-        batches=(),
+        batch_sizes=(),
         on_gpu=True,
         usable_threads=None,
     )
-    (framework,) = (lever for lever in LEVERS if lever.name == "framework")
-    scales = {c.framework: c.loss_scale for c in framework.options(now, reach)}
+    (framework,) = (knob for knob in KNOBS if knob.name == "framework")
+    scales = {c.framework: c.loss_scale for c in framework.options(now, space)}
     assert scales == {"pytorch": 1024.0, "jax": 1024.0, "tensorflow": None}
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from cubemesh.experiments.analysis.groups import Group, group_by
 from cubemesh.experiments.analysis.labels import titled
+from cubemesh.experiments.analysis.per_workload import per_workload
 from cubemesh.experiments.batch_accuracy import grid as accuracy_grid
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.schema import (
@@ -50,18 +51,16 @@ BATCHES = {
 class Settings:
     """What can be set in `batch-accuracy` besides the fields of its specs."""
 
-    network: str = "little-cnn"
-    """The network to train; `cubemesh networks` lists them."""
-    batches: tuple[int, ...] = ()
-    """Minibatches to train with; none given is 16 to 1024, fewer with --quick."""
+    networks: tuple[str, ...] = ("little-cnn",)
+    """Networks to train; `cubemesh networks` lists them."""
+    batch_sizes: tuple[int, ...] = ()
+    """Batch sizes; default: 16 to 1024, fewer with --quick."""
     epochs: int | None = None
     """Epochs of each training; none given is the document's 30, fewer without --full."""
     data: str = "digits"
     """What is learned: digits, or cifar-10 with data_path."""
-    learning_rate: float = 1e-4
-    """The document's; the same at every minibatch."""
-    learning_rates: tuple[float, ...] = ()
-    """Learning rates to go through at every minibatch, in place of the one: a grid."""
+    learning_rates: tuple[float, ...] = (1e-4,)
+    """Learning rates at every batch size; default: the paper's."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:
@@ -70,7 +69,7 @@ def plan(settings: Settings, context: Context) -> Plan:
     yield [
         RunSpec(
             work=Train(
-                network=settings.network,
+                network=network,
                 batch_per_device=batch,
                 data=settings.data,
                 epochs=epochs,
@@ -79,23 +78,31 @@ def plan(settings: Settings, context: Context) -> Plan:
             ),
             budget=context.budget,
         )
-        for rate in sorted(set(settings.learning_rates)) or [settings.learning_rate]
-        for batch in sorted(set(settings.batches or BATCHES[context.scale]))
+        for network in dict.fromkeys(settings.networks)
+        for rate in sorted(set(settings.learning_rates))
+        for batch in sorted(set(settings.batch_sizes or BATCHES[context.scale]))
     ]
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
-    """Findings, table and charts from the records of one `batch-accuracy`."""
-    if len(settings.learning_rates) > 1:
-        return _grid(settings, records)
-    groups = group_by(records, _batch)
+    """Findings, table and charts from the records of one `batch-accuracy`, by network."""
+    one = _grid if len(settings.learning_rates) > 1 else _answer
+    return per_workload(records, lambda r: (_work(r).network,), lambda own: one(settings, own))
+
+
+def _named(settings: Settings, records: Sequence[RunRecord]) -> str:
+    return _work(records[0]).network if records else settings.networks[0]
+
+
+def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
+    groups, network = group_by(records, _batch), _named(settings, records)
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
-        title=titled(f"{settings.network} on {settings.data}: accuracy against minibatch", records),
+        title=titled(f"{network} on {settings.data}: accuracy against minibatch", records),
         findings=tuple(_findings(settings, groups)),
         tables=(_table(groups),),
-        charts=tuple(_charts(settings, groups)),
+        charts=tuple(_charts(network, settings.data, groups)),
         warnings=(*_reduced(groups), *(w for r in records for w in r.warnings)),
         run_ids=tuple(r.run_id for r in records),
         notes=(
@@ -108,15 +115,15 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
 
 def _grid(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """The answer where several learning rates were gone through at every minibatch."""
-    grid = accuracy_grid.grid(records)
-    what = f"{settings.network} on {settings.data}: accuracy against minibatch and learning rate"
+    grid, network = accuracy_grid.grid(records), _named(settings, records)
+    what = f"{network} on {settings.data}: accuracy against minibatch and learning rate"
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
         title=titled(what, records),
         findings=tuple(accuracy_grid.findings(grid)),
         tables=(accuracy_grid.table(grid),),
-        charts=accuracy_grid.chart(grid, f"batch-accuracy-{settings.network}-{settings.data}-grid"),
+        charts=accuracy_grid.chart(grid, f"batch-accuracy-{network}-{settings.data}-grid"),
         warnings=(
             *_reduced(group_by(records, _batch)),
             *(w for r in records for w in r.warnings),
@@ -226,21 +233,21 @@ def _row(group: Group[int]) -> tuple[Cell, ...]:
     )
 
 
-def _charts(settings: Settings, groups: list[Group[int]]) -> Iterator[Chart]:
+def _charts(network: str, data: str, groups: list[Group[int]]) -> Iterator[Chart]:
     if not groups:
         return
     yield Chart(
-        name=f"batch-accuracy-{settings.network}-{settings.data}",
+        name=f"batch-accuracy-{network}-{data}",
         title="Validation accuracy by minibatch",
         kind="line",
         x=Axis(name="minibatch", scale="log2"),
         y=Axis(name="accuracy", unit="%"),
-        lines=(Line(name=settings.network, points=tuple(map(_point, groups))),),
+        lines=(Line(name=network, points=tuple(map(_point, groups))),),
     )
     curves = tuple(c for g in groups if (c := _curve(g)) is not None)
     if curves:
         yield Chart(
-            name=f"batch-accuracy-{settings.network}-{settings.data}-epochs",
+            name=f"batch-accuracy-{network}-{data}-epochs",
             title="Validation accuracy by epoch",
             kind="line",
             x=Axis(name="epoch"),
@@ -286,7 +293,11 @@ EXPERIMENT = Experiment(
     question="What validation accuracy is reached after a fixed number of epochs, by minibatch?",
     settings=Settings,
     works=(Train,),
-    varies={"batch_per_device": "batches"},
+    varies={
+        "network": "networks",
+        "batch_per_device": "batch_sizes",
+        "learning_rate": "learning_rates",
+    },
     plan=plan,
     answer=answer,
     documents="001 figure 1",

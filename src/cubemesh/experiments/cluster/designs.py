@@ -16,7 +16,7 @@ class Settings:
 
     system: str = "dgx1-v100"
     """What is joined: a system of the catalogue, or a machine file. It tells the devices."""
-    systems: tuple[int, ...] = (16, 32, 64, 124, 128, 129, 144, 145)
+    system_counts: tuple[int, ...] = (16, 32, 64, 124, 128, 129, 144, 145)
     """How many of them."""
     fabrics: tuple[str, ...] = ("edr:4", "10gbe:2")
     """Networks to compare, each with its ports of one system; the first is laid out in full."""
@@ -26,30 +26,29 @@ class Settings:
     """Ports used at most of a switch of the first network, one design each."""
     compared_at: int = 124
     """Systems at which the networks are compared."""
-    trained: str = "resnet-50"
-    """The network whose throughput is forecast."""
-    minibatch: int = 64
-    """Samples of each device in a step of it."""
-    computed_in: Precision = "fp32"
-    """The precision of it."""
+    networks: tuple[str, ...] = ("resnet-50",)
+    """Neural networks whose training throughput is forecast."""
+    batch_sizes: tuple[int, ...] = (64,)
+    """Batch sizes per device."""
+    precisions: tuple[Precision, ...] = ("fp32",)
+    """Precisions to train in."""
     rate: float | None = None
-    """Samples per second that one device reaches; unset, from its datasheet."""
-    most_devices: int = 1024
-    """On how many devices at most."""
+    """Measured samples/s of one device; default: estimated from its datasheet."""
+    max_devices: int = 1024
+    """Largest number of devices to forecast."""
 
     def __post_init__(self) -> None:
-        if not self.systems or not self.fabrics:
-            raise UsageError("systems and fabrics need one entry each at least.")
-        for count in (*self.systems, self.compared_at):
+        if not self.system_counts or not self.fabrics:
+            raise UsageError("system_counts and fabrics need at least one entry each.")
+        for count in (*self.system_counts, self.compared_at):
             if count < 1:
                 raise UsageError(f"{count} systems: a cluster needs 1 or more.")
         for text in self.fabrics:
             fabric(text)
-        networks.entry(self.trained)
-        if self.minibatch < 1 or not 1 <= self.most_devices <= 1 << 20:
-            raise UsageError(
-                "minibatch and most_devices are 1 or more, most_devices 2**20 at most."
-            )
+        for network in self.networks:
+            networks.entry(network)
+        if min(self.batch_sizes, default=1) < 1 or not 1 <= self.max_devices <= 1 << 20:
+            raise UsageError("batch_sizes must be at least 1, max_devices between 1 and 2**20.")
         if self.rate is not None and not 0 < self.rate < float("inf"):
             raise UsageError(f"rate={self.rate}: samples per second are above 0.")
         designs(self)

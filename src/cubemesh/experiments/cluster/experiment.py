@@ -33,29 +33,38 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     system = load_system(settings.system)
     laid_out = designs(settings)
     compared = {named(d): tree(settings.compared_at, d) for d in fabrics(settings)}
-    job = Job(
-        network=networks.canonical_name(settings.trained),
-        batch_per_device=settings.minibatch,
-        precision=settings.computed_in,
-        rate=settings.rate,
-        most_devices=settings.most_devices,
-    )
+    jobs = [
+        Job(
+            network=networks.canonical_name(network),
+            batch_per_device=batch,
+            precision=precision,
+            rate=settings.rate,
+            max_devices=settings.max_devices,
+        )
+        for network in dict.fromkeys(settings.networks)
+        for batch in dict.fromkeys(settings.batch_sizes)
+        for precision in dict.fromkeys(settings.precisions)
+    ]
     compared_designs = {named(design): design for design in fabrics(settings)}
-    forecast = throughput.forecasts(replace(system, cluster=None), compared_designs, job)
+    single = replace(system, cluster=None)
+    forecasts = [(throughput.forecasts(single, compared_designs, job), job) for job in jobs]
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
         title=f"Clusters of {system.title} on fat trees",
         findings=(
             *shown.findings(settings, laid_out, compared),
-            *throughput.findings(forecast, job),
+            *(finding for f, job in forecasts for finding in throughput.findings(f, job)),
         ),
         tables=(
             shown.comparison(settings, compared),
             *(shown.sizes(settings, design, system.devices) for design in laid_out),
-            throughput.table(forecast, job),
+            *(throughput.table(f, job) for f, job in forecasts),
         ),
-        charts=(shown.chart(settings), throughput.chart(forecast, job)),
+        charts=(
+            shown.chart(settings),
+            *(throughput.chart(f, job, several=len(jobs) > 1) for f, job in forecasts),
+        ),
         notes=shown.notes(laid_out[0], compared),
     )
 

@@ -62,7 +62,7 @@ def _published(settings: Settings) -> dict[str, str]:
 
 def sizes(settings: Settings, design: Design, devices: int) -> Table:
     """A row for each number of systems."""
-    trees = {n: tree_of(n, design) for n in settings.systems}
+    trees = {n: tree_of(n, design) for n in settings.system_counts}
     deepest = max((len(t.levels) for t in trees.values() if not isinstance(t, str)), default=1)
     columns = [Column(name="systems"), Column(name="devices"), Column(name="systems a leaf")]
     for name in LEVELS[:deepest]:
@@ -144,7 +144,7 @@ def _used(tree: FatTree) -> str:
 
 def chart(settings: Settings) -> Chart:
     """Bisection over the number of systems."""
-    counts = sorted(set(settings.systems))
+    counts = sorted(set(settings.system_counts))
     lines = []
     for design in fabrics(settings):
         points = []

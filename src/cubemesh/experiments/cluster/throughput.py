@@ -32,7 +32,12 @@ class Job:
     precision: Precision
     rate: float | None
     """Samples per second of one device, where it was measured."""
-    most_devices: int
+    max_devices: int
+
+    @property
+    def name(self) -> str:
+        """Network, batch size and precision, for a file name."""
+        return f"{self.network}-{self.batch_per_device}-{self.precision}"
 
 
 def device_counts(system: System, most: int) -> tuple[int, ...]:
@@ -54,10 +59,10 @@ def forecasts(
 ) -> dict[str, tuple[Point, ...] | str]:
     """The points on each network, by its name; or why there are none."""
     found: dict[str, tuple[Point, ...] | str] = {}
-    counts = device_counts(system, job.most_devices)
+    counts = device_counts(system, job.max_devices)
     for name, design in designs.items():
         cluster = Cluster(
-            systems=-(-job.most_devices // system.devices),
+            systems=-(-job.max_devices // system.devices),
             network=design.network,
             ports_per_system=design.ports_per_system,
             switch_ports=design.switch_ports,
@@ -129,7 +134,9 @@ def findings(found: Mapping[str, tuple[Point, ...] | str], job: Job) -> Iterator
         yield Finding(text=f"{text}{where}.")
 
 
-def chart(found: Mapping[str, tuple[Point, ...] | str], job: Job) -> Chart:
+def chart(
+    found: Mapping[str, tuple[Point, ...] | str], job: Job, *, several: bool = False
+) -> Chart:
     """Throughput over devices, a line a network, with the ideal."""
     lines = []
     for name, points in found.items():
@@ -142,7 +149,7 @@ def chart(found: Mapping[str, tuple[Point, ...] | str], job: Job) -> Chart:
         if len(lines) == 1:
             lines.append(Line(name="as many single devices", points=ideal, role="reference"))
     return Chart(
-        name="cluster-throughput",
+        name=f"cluster-throughput-{job.name}" if several else "cluster-throughput",
         title=f"Forecast throughput of {job.network} by number of devices",
         kind="line",
         x=Axis(name="devices", scale="log2"),

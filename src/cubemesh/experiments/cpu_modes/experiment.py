@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cubemesh.experiments.analysis.groups import group_by
+from cubemesh.experiments.analysis.per_workload import per_workload
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
-from cubemesh.experiments.cpu_modes.report import Mode, charts, findings, mode_of, rate_of, table
+from cubemesh.experiments.cpu_modes.report import CpuMode, charts, findings, mode_of, rate_of, table
 from cubemesh.schema import (
     Answer,
     Machine,
@@ -40,10 +41,10 @@ REPEATS = {Scale.QUICK: 1, Scale.DEFAULT: 3, Scale.FULL: 5}
 class Settings:
     """What can be set in `cpu-modes` besides the fields of its specs."""
 
-    network: str = NETWORK
-    """The network to train."""
-    batch_per_device: int = BATCH
-    """The minibatch."""
+    networks: tuple[str, ...] = (NETWORK,)
+    """Networks to train."""
+    batch_sizes: tuple[int, ...] = (BATCH,)
+    """Batch sizes."""
     threads: tuple[int, ...] = ()
     """Counts of threads; none given is one, half of the usable cores, all of them, and a thread for
     every logical processor where there are more. --quick takes the half and all."""
@@ -59,18 +60,20 @@ def plan(settings: Settings, context: Context) -> Plan:
     budget = replace(context.budget, repeats=REPEATS[context.scale])
     yield [
         RunSpec(
-            work=TrainSteps(network=settings.network, batch_per_device=settings.batch_per_device),
+            work=TrainSteps(network=network, batch_per_device=batch),
             placement=Placement(
                 device="cpu", threads=mode.threads, pinning=mode.pinning, numa_node=mode.node
             ),
             program=ProgramSettings(layout=mode.layout),
             budget=budget,
         )
+        for network in dict.fromkeys(settings.networks)
+        for batch in dict.fromkeys(settings.batch_sizes)
         for mode in modes(settings, context.machine, context.scale)
     ]
 
 
-def modes(settings: Settings, machine: Machine, scale: Scale) -> list[Mode]:
+def modes(settings: Settings, machine: Machine, scale: Scale) -> list[CpuMode]:
     """The arrangements to measure, the usual one first."""
     cpu = machine.cpu
     usable = cpu.usable_cores
@@ -86,8 +89,8 @@ def modes(settings: Settings, machine: Machine, scale: Scale) -> list[Mode]:
                 # One thread is as far from the others as it is near.
                 if bound and (threads >= room or (threads == 1 and pinning != "compact")):
                     continue
-                found += [Mode(threads, pinning, node, layout) for layout in settings.layouts]
-    usual = Mode(usable, "none", None, "nchw")
+                found += [CpuMode(threads, pinning, node, layout) for layout in settings.layouts]
+    usual = CpuMode(usable, "none", None, "nchw")
     return sorted(dict.fromkeys(found), key=lambda mode: mode != usual)  # keeps the others' order
 
 
@@ -105,7 +108,19 @@ def _nodes(machine: Machine) -> list[tuple[int, int]]:
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
-    """Findings, table and chart from the records of one `cpu-modes`."""
+    """Findings, table and chart from the records of one `cpu-modes`, by workload."""
+    return per_workload(records, _workload, lambda own: _answer(settings, own))
+
+
+def _workload(record: RunRecord) -> tuple[str, str]:
+    work = record.spec.work
+    assert isinstance(work, TrainSteps)
+    return work.network, f"batch size {work.batch_per_device}"
+
+
+def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
+    network = _workload(records[0])[0] if records else settings.networks[0]
+    batch = records[0].spec.batch_per_device if records else settings.batch_sizes[0]
     groups = group_by(records, mode_of)
     done = [g for g in groups if g.throughput is not None]
     ranked = sorted(done, key=lambda g: -rate_of(g).value)
@@ -113,10 +128,10 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
-        title=f"Arrangements of {settings.network}, minibatch {settings.batch_per_device}",
-        findings=tuple(findings(settings.network, groups, ranked)),
+        title=f"Arrangements of {network}, minibatch {batch}",
+        findings=tuple(findings(network, groups, ranked)),
         tables=(table(groups, ranked),) if groups else (),
-        charts=tuple(charts(settings.network, ranked)),
+        charts=tuple(charts(network, ranked)),
         warnings=(*_reduced(steps), *(w for r in records for w in r.warnings)),
         run_ids=tuple(r.run_id for r in records),
         notes=(
@@ -150,6 +165,8 @@ EXPERIMENT = Experiment(
     settings=Settings,
     works=(TrainSteps,),
     varies={
+        "network": "networks",
+        "batch_per_device": "batch_sizes",
         "pinning": "pinnings",
         "numa_node": "pinnings",
         "layout": "layouts",

@@ -13,7 +13,7 @@ from cubemesh.schema.spec import Layout, Pinning
 
 
 @dataclass(frozen=True)
-class Mode:
+class CpuMode:
     """One arrangement."""
 
     threads: int
@@ -32,21 +32,21 @@ class Mode:
         return ", ".join([*parts, self.layout])
 
 
-def mode_of(record: RunRecord) -> Mode:
+def mode_of(record: RunRecord) -> CpuMode:
     """The arrangement a record was measured in."""
     place = record.spec.placement
     threads = place.threads or (record.ranks[0].threads if record.ranks else None) or 0
-    return Mode(threads, place.pinning, place.numa_node, record.spec.program.layout)
+    return CpuMode(threads, place.pinning, place.numa_node, record.spec.program.layout)
 
 
-def rate_of(group: Group[Mode]) -> Figure:
+def rate_of(group: Group[CpuMode]) -> Figure:
     """The throughput of an arrangement that was measured."""
     figure = group.throughput
     assert figure is not None, "only arrangements that were measured are ranked"
     return figure
 
 
-def table(groups: Sequence[Group[Mode]], ranked: Sequence[Group[Mode]]) -> Table:
+def table(groups: Sequence[Group[CpuMode]], ranked: Sequence[Group[CpuMode]]) -> Table:
     """A row an arrangement, the fastest first; what was not measured last, with its reason."""
     columns = (
         Column(name="threads"),
@@ -85,7 +85,7 @@ def table(groups: Sequence[Group[Mode]], ranked: Sequence[Group[Mode]]) -> Table
     return Table(title="", columns=columns, rows=tuple(rows))
 
 
-def charts(network: str, ranked: Sequence[Group[Mode]]) -> Iterator[Chart]:
+def charts(network: str, ranked: Sequence[Group[CpuMode]]) -> Iterator[Chart]:
     """A bar for each arrangement that was measured, the fastest first."""
     if ranked:
         yield Chart(
@@ -104,7 +104,7 @@ def charts(network: str, ranked: Sequence[Group[Mode]]) -> Iterator[Chart]:
 
 
 def findings(
-    network: str, groups: Sequence[Group[Mode]], ranked: Sequence[Group[Mode]]
+    network: str, groups: Sequence[Group[CpuMode]], ranked: Sequence[Group[CpuMode]]
 ) -> Iterator[Finding]:
     """Which arrangement wins and by how much, what is level with it, and what each choice does."""
     if not ranked:
@@ -135,7 +135,7 @@ def findings(
             yield Finding(text=f"{group.key.words}: {group.why}.")
 
 
-def usual_of(groups: Sequence[Group[Mode]]) -> Group[Mode] | None:
+def usual_of(groups: Sequence[Group[CpuMode]]) -> Group[CpuMode] | None:
     """The arrangement that a plan asks for first, which is the usual one where that was among the
     settings; None where it was not measured, or something in it was named."""
     first = groups[0] if groups else None
@@ -156,7 +156,7 @@ def gain(records: Sequence[RunRecord]) -> tuple[str, Figure] | None:
     return best.key.words, ratio(rate_of(best), rate_of(usual))
 
 
-def _against_usual(network: str, best: Group[Mode], usual: Group[Mode]) -> Finding:
+def _against_usual(network: str, best: Group[CpuMode], usual: Group[CpuMode]) -> Finding:
     found = ratio(rate_of(best), rate_of(usual))
     disturbed = caveats(best, usual)
     if disturbed:
@@ -191,7 +191,7 @@ def _against_usual(network: str, best: Group[Mode], usual: Group[Mode]) -> Findi
     )
 
 
-def _remedy(mode: Mode) -> str:
+def _remedy(mode: CpuMode) -> str:
     told = [f"threads={mode.threads}"]
     if mode.pinning != "none":
         told.append(f"pinning={mode.pinning}")
@@ -202,7 +202,7 @@ def _remedy(mode: Mode) -> str:
     return f"Train with --set {' --set '.join(told)}."
 
 
-def _effects(ranked: Sequence[Group[Mode]]) -> Iterator[Finding]:
+def _effects(ranked: Sequence[Group[CpuMode]]) -> Iterator[Finding]:
     """What each choice alone does, beside the fastest arrangement that differs in nothing else."""
     best = ranked[0]
     choices: dict[str, tuple[str, str]] = {
@@ -225,6 +225,6 @@ def _effects(ranked: Sequence[Group[Mode]]) -> Iterator[Finding]:
             )
 
 
-def _only(name: str, mode: Mode, best: Mode) -> bool:
+def _only(name: str, mode: CpuMode, best: CpuMode) -> bool:
     """Whether two arrangements differ in `name` and nothing else."""
     return mode != best and replace(mode, **{name: getattr(best, name)}) == best

@@ -16,11 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal
 
 from cubemesh.data.images.generated_jpegs import NAME as MADE
 from cubemesh.experiments.analysis.groups import group_by
 from cubemesh.experiments.analysis.labels import titled
+from cubemesh.experiments.analysis.per_workload import per_workload
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.experiments.input_pipeline.report import (
     BY_DEVICE,
@@ -72,12 +74,12 @@ OF_A_GPU = (BY_DEVICE, MEMORY_BY_DEVICE)
 class Settings:
     """What can be set in `input-pipeline` besides the fields of its specs."""
 
-    network: str | None = None
-    """The network to feed; none given is resnet-50 on a GPU and little-cnn on a CPU."""
+    networks: tuple[str, ...] = ()
+    """Networks to train; default: resnet-50 on a GPU, little-cnn on a CPU."""
     image_size: int | None = None
     """Side of the images in pixels; none given is the network's own."""
-    batch_per_device: int | None = None
-    """The minibatch; none given is 64 on a GPU and 16 on a CPU."""
+    batch_sizes: tuple[int, ...] = ()
+    """Batch sizes; default: 64 on a GPU, 16 on a CPU."""
     parts: tuple[Part, ...] = ()
     """What is measured; none given is all there is (what the device decodes on a GPU alone), with
     `--quick` all but page-cache, page-cache-by-device and synthetic."""
@@ -88,8 +90,13 @@ class Settings:
 def plan(settings: Settings, context: Context) -> Plan:
     """The stages, then the trainings. What is read from the disk comes before what may leave it in
     the page cache."""
-    network = settings.network or ("resnet-50" if context.has_gpu else "little-cnn")
-    batch = settings.batch_per_device or (64 if context.has_gpu else 16)
+    networks = settings.networks or ("resnet-50" if context.has_gpu else "little-cnn",)
+    batches = settings.batch_sizes or (64 if context.has_gpu else 16,)
+    for network, batch in product(dict.fromkeys(networks), dict.fromkeys(batches)):
+        yield from _plan_of(settings, context, network, batch)
+
+
+def _plan_of(settings: Settings, context: Context, network: str, batch: int) -> Plan:
     data = "images" if settings.data_path else MADE
     common = {"network": network, "image_size": settings.image_size, "batch_per_device": batch}
     files = {**common, "data": data, "data_path": settings.data_path}
@@ -128,7 +135,17 @@ def plan(settings: Settings, context: Context) -> Plan:
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
-    """Findings, tables and chart from the records of one `input-pipeline`."""
+    """Findings, tables and chart from the records of one `input-pipeline`, by workload."""
+    return per_workload(records, _workload, _answer)
+
+
+def _workload(record: RunRecord) -> tuple[str, str]:
+    work = record.spec.work
+    assert isinstance(work, NetworkWork)
+    return work.network, f"batch size {work.batch_per_device}"
+
+
+def _answer(records: Sequence[RunRecord]) -> Answer:
     groups = {g.key: g for g in group_by(records, _key)}
     networks = {r.spec.work.network for r in records if isinstance(r.spec.work, NetworkWork)}
     batches = {b for r in records if (b := r.spec.batch_per_device)}
@@ -170,6 +187,8 @@ EXPERIMENT = Experiment(
     settings=Settings,
     works=(Input, TrainSteps),
     varies={
+        "network": "networks",
+        "batch_per_device": "batch_sizes",
         "data": "data_path",
         "stage": "parts",
         "cache_decoded": "parts",

@@ -1,4 +1,4 @@
-"""How the answer of `lr-scaling` reads: document 001's two pictures, as numbers and as charts."""
+"""How the answer of `lr-scaling` reads: document 001's two policies, as numbers and as charts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NOTES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
+class RatePolicy:
     """The trainings with one way to choose the learning rate, by number of devices."""
 
     scaling: RateScaling
@@ -84,18 +84,18 @@ def _devices(record: RunRecord) -> int:
     return record.spec.placement.devices
 
 
-def pictures(records: Sequence[RunRecord]) -> list[Picture]:
+def policies(records: Sequence[RunRecord]) -> list[RatePolicy]:
     """Constant and scaled; one device stands in both, for there the two are the same."""
     found = []
     for scaling in NAMES:
         own = [r for r in records if _devices(r) == 1 or _work(r).rate_scaling == scaling]
         groups = sorted(group_by(own, _devices), key=lambda g: g.key)
-        found.append(Picture(scaling=scaling, groups=tuple(groups)))
+        found.append(RatePolicy(scaling=scaling, groups=tuple(groups)))
     return found
 
 
-def findings(found: Sequence[Picture]) -> Iterator[Finding]:
-    """What each picture shows, and whether scaling helps."""
+def findings(found: Sequence[RatePolicy]) -> Iterator[Finding]:
+    """What each policy shows, and whether scaling helps."""
     constant, scaled = found
     both = constant.worst(), scaled.worst()
     if both[0] is not None:
@@ -117,32 +117,32 @@ def findings(found: Sequence[Picture]) -> Iterator[Finding]:
             unit=scaled.unit(),
             remedy="" if equal else _longer(scaled),
         )
-    for picture in found:
-        for group in picture.groups:
-            if not group.ok and (picture is constant or group.key > 1):
+    for policy in found:
+        for group in policy.groups:
+            if not group.ok and (policy is constant or group.key > 1):
                 where = devices_said(group.key)
-                yield Finding(text=f"{where}, {picture.name} rate: {group.why}.")
+                yield Finding(text=f"{where}, {policy.name} rate: {group.why}.")
 
 
-def _longer(picture: Picture) -> str:
+def _longer(policy: RatePolicy) -> str:
     """What to do about losses that are not equal: where little was learned, learn more."""
-    epochs = max(_work(r).epochs for g in picture.groups for r in g.ok)
+    epochs = max(_work(r).epochs for g in policy.groups for r in g.ok)
     if epochs >= DOCUMENT_EPOCHS:
         return ""
-    made = [f"{_updates(g.ok[0])} on {g.key}" for g in picture.groups if g.ok]
+    made = [f"{_updates(g.ok[0])} on {g.key}" for g in policy.groups if g.ok]
     return (
         f"Train for longer (set epochs={DOCUMENT_EPOCHS}): updates made in these {epochs} epochs "
         f"are {listed(made)}."
     )
 
 
-def told(picture: Picture) -> str:
+def told(policy: RatePolicy) -> str:
     """The losses, each with its number of devices."""
-    ends = [f"{loss:.3g} on {devices}" for devices, loss in picture.losses().items()]
+    ends = [f"{loss:.3g} on {devices}" for devices, loss in policy.losses().items()]
     return listed(ends)
 
 
-def tables(found: Sequence[Picture]) -> tuple[Table, ...]:
+def tables(found: Sequence[RatePolicy]) -> tuple[Table, ...]:
     """A row for each training."""
     columns = (
         Column(name="learning rate"),
@@ -153,16 +153,16 @@ def tables(found: Sequence[Picture]) -> tuple[Table, ...]:
         Column(name="validation loss"),
         Column(name="accuracy", unit="%"),
     )
-    rows = tuple(_row(picture, group) for picture in found for group in picture.groups)
+    rows = tuple(_row(policy, group) for policy in found for group in policy.groups)
     return (Table(title="After the last epoch", columns=columns, rows=rows),) if rows else ()
 
 
-def _row(picture: Picture, group: Group[int]) -> tuple[Cell, ...]:
+def _row(policy: RatePolicy, group: Group[int]) -> tuple[Cell, ...]:
     record = (group.ok or group.records)[0]
     work = _work(record)
-    rate = work.learning_rate * (group.key if picture.scaling == "linear" else 1)
+    rate = work.learning_rate * (group.key if policy.scaling == "linear" else 1)
     head = (
-        Cell(text=picture.name, run_id=group.run_id),
+        Cell(text=policy.name, run_id=group.run_id),
         Cell(value=group.key),
         Cell(value=record.spec.global_batch),
         Cell(text=f"{rate:g}"),
@@ -188,19 +188,19 @@ def _percent(share: Figure) -> Figure:
     return Figure(value=100 * share.value, unit="%", low=low, high=high, n=share.n)
 
 
-def charts(found: Sequence[Picture], name: str) -> Iterator[Chart]:
-    """The document's two pictures by epoch; and by time, where every device has cores of its own.
+def charts(found: Sequence[RatePolicy], name: str) -> Iterator[Chart]:
+    """The document's two policies by epoch; and by time, where every device has cores of its own.
     Then the end of each curve by number of devices."""
-    for picture in found:
-        yield from _curves(picture, f"{name}-{picture.name}")
+    for policy in found:
+        yield from _curves(policy, f"{name}-{policy.name}")
     ends = tuple(
         Line(
-            name=f"{picture.name} rate",
+            name=f"{policy.name} rate",
             points=tuple(
-                Point(x=str(devices), y=loss) for devices, loss in picture.losses().items()
+                Point(x=str(devices), y=loss) for devices, loss in policy.losses().items()
             ),
         )
-        for picture in found
+        for policy in found
     )
     if any(len(line.points) > 1 for line in ends):
         yield Chart(
@@ -213,15 +213,15 @@ def charts(found: Sequence[Picture], name: str) -> Iterator[Chart]:
         )
 
 
-def _curves(picture: Picture, name: str) -> Iterator[Chart]:
-    good = [g for g in picture.groups if g.ok]
+def _curves(policy: RatePolicy, name: str) -> Iterator[Chart]:
+    good = [g for g in policy.groups if g.ok]
     timed = not any(w.code == "shared-cores" for g in good for r in g.ok for w in r.warnings)
     for axis, by_time in (("epoch", False), ("time", True)):
         if not good or (by_time and not timed):
             continue
         yield Chart(
             name=f"{name}-{axis}",
-            title=f"Validation loss by {axis}, {picture.name} learning rate",
+            title=f"Validation loss by {axis}, {policy.name} learning rate",
             kind="line",
             x=Axis(name=axis, unit="s" if by_time else ""),
             y=Axis(name="validation loss"),

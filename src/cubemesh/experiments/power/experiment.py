@@ -20,7 +20,7 @@ from cubemesh.experiments.analysis.labels import titled
 from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.experiments.power import report as power_shown
-from cubemesh.experiments.power.pareto_front import Shown, key_of
+from cubemesh.experiments.power.pareto_front import PowerData, key_of
 from cubemesh.schema import (
     Answer,
     Placement,
@@ -52,8 +52,8 @@ class Settings:
 
     networks: tuple[str, ...] | None = None
     """Networks to train; none given is the document's four, two of them with `--quick`."""
-    batches: tuple[int, ...] | None = None
-    """Minibatches; none given is the document's two of each network, on a CPU an eighth of them."""
+    batch_sizes: tuple[int, ...] | None = None
+    """Batch sizes; default: the paper's two for each network, on a CPU an eighth of them."""
     precisions: tuple[Precision, ...] = ("fp32",)
     """Precisions to train in."""
     threads: tuple[int, ...] | None = None
@@ -84,8 +84,8 @@ def plan(settings: Settings, context: Context) -> Plan:
 
 
 def _batches(settings: Settings, network: str, context: Context) -> Sequence[int]:
-    if settings.batches:
-        return list(dict.fromkeys(settings.batches))
+    if settings.batch_sizes:
+        return list(dict.fromkeys(settings.batch_sizes))
     documented = BATCHES.get(network, OTHERS)
     return list(dict.fromkeys(reduction.batch(b, context) for b in documented))
 
@@ -101,7 +101,7 @@ def _threads(settings: Settings, context: Context) -> Sequence[int | None]:
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, table and charts from the records of one `power`."""
     groups = group_by(records, key_of)
-    shown = Shown(groups=tuple(groups))
+    shown = PowerData(groups=tuple(groups))
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
@@ -125,7 +125,7 @@ def _reductions(settings: Settings, records: Sequence[RunRecord]) -> Iterator[Wa
         [] if settings.networks else [n for n in BATCHES if n not in {g.key for g in by_network}]
     )
     for group in by_network:
-        documented = () if settings.batches else BATCHES.get(group.key, ())
+        documented = () if settings.batch_sizes else BATCHES.get(group.key, ())
         yield from reduction.reductions(
             group.records, batch_per_device=min(documented, default=0), steps=0, missing=missing
         )
@@ -139,7 +139,7 @@ EXPERIMENT = Experiment(
     works=(TrainSteps,),
     varies={
         "network": "networks",
-        "batch_per_device": "batches",
+        "batch_per_device": "batch_sizes",
         "precision": "precisions",
     },
     plan=plan,

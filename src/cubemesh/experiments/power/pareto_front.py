@@ -56,7 +56,7 @@ def _threads_of(record: RunRecord) -> int | None:
 
 
 @dataclass(frozen=True)
-class Measured:
+class PowerPoint:
     """A setting with its performance and its power."""
 
     group: Group[Key]
@@ -71,19 +71,19 @@ class Measured:
         return self.watts / self.throughput.value
 
 
-def measured(group: Group[Key]) -> Measured | None:
+def measured(group: Group[Key]) -> PowerPoint | None:
     """None where the setting has no throughput or no power."""
     throughput, watts = group.throughput, group.median_of("mean_power_watts")
     if throughput is None or not watts:
         return None
     figures = (r.figures.get("mean_power_watts") for r in group.ok)
     covered = next(f.method for f in figures if f is not None)
-    return Measured(group, throughput, watts, covered)
+    return PowerPoint(group, throughput, watts, covered)
 
 
-def front(settings: Sequence[Measured]) -> list[Measured]:
+def pareto_front(settings: Sequence[PowerPoint]) -> list[PowerPoint]:
     """Those that no other matches in speed for as little power, from the least power up."""
-    best: list[Measured] = []
+    best: list[PowerPoint] = []
     for one in sorted(settings, key=lambda m: (m.watts, -m.throughput.value)):
         if not best or one.throughput.value > best[-1].throughput.value:
             best.append(one)
@@ -91,7 +91,7 @@ def front(settings: Sequence[Measured]) -> list[Measured]:
 
 
 @dataclass(frozen=True)
-class Shown:
+class PowerData:
     """Everything that was measured, by setting."""
 
     groups: tuple[Group[Key], ...]
@@ -102,18 +102,18 @@ class Shown:
         return tuple(dict.fromkeys(g.key.network for g in self.groups))
 
     @cached_property
-    def measured(self) -> tuple[Measured, ...]:
+    def measured(self) -> tuple[PowerPoint, ...]:
         """The settings whose power is known, of one coverage: that of the most of them."""
         found = [m for g in self.groups if (m := measured(g)) is not None]
         kinds = [m.covered for m in found]
         usual = max(dict.fromkeys(kinds), key=kinds.count, default="")
         return tuple(m for m in found if m.covered == usual)
 
-    def of(self, network: str) -> list[Measured]:
+    def of(self, network: str) -> list[PowerPoint]:
         """The settings of a network whose power is known."""
         return [m for m in self.measured if m.group.key.network == network]
 
     @cached_property
     def on_front(self) -> frozenset[Key]:
         """The settings on the fronts of their networks."""
-        return frozenset(m.group.key for n in self.networks for m in front(self.of(n)))
+        return frozenset(m.group.key for n in self.networks for m in pareto_front(self.of(n)))

@@ -6,7 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from cubemesh.experiments.analysis.groups import Group, caveats
 from cubemesh.experiments.analysis.matrix import listed
-from cubemesh.experiments.power.pareto_front import Key, Measured, Shown, front, measured
+from cubemesh.experiments.power.pareto_front import (
+    Key,
+    PowerData,
+    PowerPoint,
+    measured,
+    pareto_front,
+)
 from cubemesh.measure.energy.energy import INTEGRATED
 from cubemesh.measure.energy.rapl import READABLE
 from cubemesh.schema import Axis, Cell, Chart, Column, Finding, Line, Point, Table
@@ -17,7 +23,7 @@ DOCUMENT_COST = 4.0
 """Percent of performance that document 004 let sampling cost."""
 
 
-def findings(shown: Shown) -> Iterator[Finding]:
+def findings(shown: PowerData) -> Iterator[Finding]:
     """The most sparing setting of each network, its front, what sampling cost, and what could not
     be measured."""
     card = True
@@ -34,7 +40,7 @@ def findings(shown: Shown) -> Iterator[Finding]:
             yield Finding(text=f"{group.key.network} at {group.key.words}: {group.why}.")
 
 
-def _front_of(network: str, settings: Sequence[Measured], *, card: bool) -> Iterator[Finding]:
+def _front_of(network: str, settings: Sequence[PowerPoint], *, card: bool) -> Iterator[Finding]:
     if not settings:
         return
     best = min(settings, key=lambda m: m.joules)
@@ -58,9 +64,9 @@ def _front_of(network: str, settings: Sequence[Measured], *, card: bool) -> Iter
         yield Finding(text=_front_words(network, settings))
 
 
-def _front_words(network: str, settings: Sequence[Measured]) -> str:
+def _front_words(network: str, settings: Sequence[PowerPoint]) -> str:
     chosen: dict[str, list[str]] = {}
-    for one in front(settings):
+    for one in pareto_front(settings):
         chosen.setdefault(one.group.key.variant, []).append(str(one.group.key.batch))
     told = listed(f"{v} at minibatch {listed(batches)}" for v, batches in chosen.items())
     beaten = len(settings) - sum(map(len, chosen.values()))
@@ -73,7 +79,7 @@ def _front_words(network: str, settings: Sequence[Measured]) -> str:
     )
 
 
-def _agreement(shown: Shown) -> Iterator[Finding]:
+def _agreement(shown: PowerData) -> Iterator[Finding]:
     """Between the two ways to know a GPU's energy."""
     records = [r for m in shown.measured for r in m.group.ok]
     both = [(r.figure("gpu_energy_joules"), r.figure(INTEGRATED)) for r in records]
@@ -85,7 +91,7 @@ def _agreement(shown: Shown) -> Iterator[Finding]:
         )
 
 
-def _idle(shown: Shown) -> Iterator[Finding]:
+def _idle(shown: PowerData) -> Iterator[Finding]:
     idle = [v for m in shown.measured for r in m.group.ok if (v := r.figure("gpu_idle_watts"))]
     board = [v for m in shown.measured if (v := m.group.median_of("gpu_power_watts"))]
     if idle and board:
@@ -96,7 +102,7 @@ def _idle(shown: Shown) -> Iterator[Finding]:
         )
 
 
-def _cost(shown: Shown) -> Iterator[Finding]:
+def _cost(shown: PowerData) -> Iterator[Finding]:
     costs = [v for g in shown.groups for r in g.ok if (v := r.figure("telemetry_cpu_percent"))]
     if costs:
         yield Finding(
@@ -105,7 +111,7 @@ def _cost(shown: Shown) -> Iterator[Finding]:
         )
 
 
-def _without_power(shown: Shown) -> Iterator[Finding]:
+def _without_power(shown: PowerData) -> Iterator[Finding]:
     known = {m.group.key for m in shown.measured}
     lacking = [g for g in shown.groups if g.throughput is not None and g.key not in known]
     why: dict[str, list[Group[Key]]] = {}
@@ -138,7 +144,7 @@ def remedy(reason: str) -> str:
     )
 
 
-def table(shown: Shown) -> Table:
+def table(shown: PowerData) -> Table:
     """A row a setting; the columns of power only where some power is known."""
     found = {m.group.key: m for m in shown.measured}
     parts = {
@@ -177,7 +183,7 @@ def table(shown: Shown) -> Table:
 
 
 def _power_cells(
-    group: Group[Key], one: Measured | None, parts: dict[str, str], shown: Shown
+    group: Group[Key], one: PowerPoint | None, parts: dict[str, str], shown: PowerData
 ) -> list[Cell]:
     if one is None:
         why = group.ending if group.throughput is None else "not measurable"
@@ -191,7 +197,7 @@ def _power_cells(
     ]
 
 
-def charts(shown: Shown) -> Iterator[Chart]:
+def charts(shown: PowerData) -> Iterator[Chart]:
     """Performance against power, network by network; bars of performance where none is known."""
     for network in shown.networks:
         settings = shown.of(network)
@@ -201,7 +207,7 @@ def charts(shown: Shown) -> Iterator[Chart]:
             yield _bars(network, [g for g in shown.groups if g.key.network == network])
 
 
-def _scatter(network: str, settings: Sequence[Measured]) -> Chart:
+def _scatter(network: str, settings: Sequence[PowerPoint]) -> Chart:
     variants = dict.fromkeys(m.group.key.variant for m in settings)
     lines = [
         Line(
@@ -210,7 +216,7 @@ def _scatter(network: str, settings: Sequence[Measured]) -> Chart:
         )
         for variant in variants
     ]
-    best = front(settings)
+    best = pareto_front(settings)
     if len(best) > 1:
         points = tuple(Point(x=round(m.watts, 2), y=m.throughput.value) for m in best)
         lines.insert(0, Line(name="Pareto front", points=points, role="reference"))
@@ -224,7 +230,7 @@ def _scatter(network: str, settings: Sequence[Measured]) -> Chart:
     )
 
 
-def _point(one: Measured) -> Point:
+def _point(one: PowerPoint) -> Point:
     figure = one.throughput
     return Point(
         x=round(one.watts, 2),
@@ -258,7 +264,7 @@ def _bars(network: str, groups: Sequence[Group[Key]]) -> Chart:
     )
 
 
-def notes(shown: Shown) -> Iterator[str]:
+def notes(shown: PowerData) -> Iterator[str]:
     """What the power is of, and how it was found."""
     if not shown.measured:
         return
@@ -275,7 +281,7 @@ def notes(shown: Shown) -> Iterator[str]:
     )
 
 
-def _speed(one: Measured) -> str:
+def _speed(one: PowerPoint) -> str:
     figure = one.throughput
     return f"{format_interval(figure.value, figure.low, figure.high)} samples/s"
 

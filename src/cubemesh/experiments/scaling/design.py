@@ -149,19 +149,30 @@ PLACED = {"pinning": "threads", "numa_node": "threads"}
 """Fields of a placement that are set here → the setting to use instead."""
 
 
-class SaysDevice(Protocol):
+class HasDevice(Protocol):
     """Settings that say what a device is."""
 
     @property
     def device(self) -> Device:
         """A GPU (`cuda`) or a group of cores (`cpu`)."""
 
+
+class SaysDevice(HasDevice, Protocol):
+    """Settings with the cores of a device, too."""
+
     @property
     def threads(self) -> int:
         """Cores that a device on a CPU has, of its own."""
 
 
-def on_cpu(settings: SaysDevice, context: Context) -> bool:
+class DeviceSetting(NamedTuple):
+    """What a device is, and its cores on a CPU."""
+
+    device: Device
+    threads: int
+
+
+def on_cpu(settings: HasDevice, context: Context) -> bool:
     """Whether a device is a group of cores."""
     return settings.device == "cpu" or (settings.device == "auto" and not context.has_gpu)
 

@@ -59,24 +59,24 @@ NARROWER = 4
 class Settings:
     """What can be set in `seq2seq` besides the fields of its specs."""
 
-    attention: tuple[Attention, ...] = ("mlp", "plain")
+    attentions: tuple[Attention, ...] = ("mlp", "plain")
     """`mlp` is `translator`, `plain` is `translator-plain`."""
-    widths: tuple[int, ...] = ()
-    """Widths of vectors, LSTMs and attention; none given is the document's 512, 1024 and 2048, on a
-    CPU a quarter of them."""
-    batches: tuple[int, ...] = ()
-    """Minibatches in sentences; none given is 32 to 256, on a CPU an eighth of them, as far as this
-    machine can in reasonable time."""
+    hidden_sizes: tuple[int, ...] = ()
+    """Sizes of embeddings, LSTMs and attention; default: the paper's 512, 1024 and 2048, on a CPU
+    a quarter of them."""
+    batch_sizes: tuple[int, ...] = ()
+    """Batch sizes in sentences; default: 32 to 256, on a CPU an eighth of them, as far as this
+    machine gets in reasonable time."""
     precisions: tuple[Precision, ...] = ("fp32",)
     """Precisions to train in; ratios are to the first."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:
     """Width by width, from the smallest minibatch up, the attentions side by side."""
-    batches = sorted({*settings.batches} or {reduction.batch(b, context) for b in BATCHES})
+    batches = sorted({*settings.batch_sizes} or {reduction.batch(b, context) for b in BATCHES})
     precisions = dict.fromkeys(settings.precisions)
     for width, precision in product(default_widths(settings, context), precisions):
-        going = [NETWORKS[a] for a in dict.fromkeys(settings.attention)]
+        going = [NETWORKS[a] for a in dict.fromkeys(settings.attentions)]
         for batch in batches:
             if not going:
                 break
@@ -88,15 +88,15 @@ def plan(settings: Settings, context: Context) -> Plan:
                 )
                 for network in going
             ]
-            if not settings.batches:
+            if not settings.batch_sizes:
                 ended = {_key(r).network for r in records if not may_double(r, context.scale)}
                 going = [network for network in going if network not in ended]
 
 
 def default_widths(settings: Settings, context: Context) -> list[int]:
     """The widths named; else the document's, a quarter of them on a CPU, two with `--quick`."""
-    if settings.widths:
-        return sorted(set(settings.widths))
+    if settings.hidden_sizes:
+        return sorted(set(settings.hidden_sizes))
     narrower = NARROWER if reduction.is_reduced(context) else 1
     many = 2 if context.scale is Scale.QUICK else len(WIDTHS)
     return [width // narrower for width in WIDTHS[:many]]
@@ -245,7 +245,7 @@ def _growth(name: str, done: list[Done]) -> Finding:
         if level is last:
             text = f"{name}: throughput still grows at minibatch {level.key.batch}, {gain}."
             larger = 2 * level.key.batch, 4 * level.key.batch
-            remedy = f"Try larger ones: --set batches={larger[0]},{larger[1]}"
+            remedy = f"Try larger ones: --set batch_sizes={larger[0]},{larger[1]}"
         else:
             text = f"{name}: throughput levels off at minibatch {level.key.batch}, {gain}."
     return Finding(text=text, remedy=remedy, caveats=caveats(*(g for g, _ in done)))
@@ -253,9 +253,9 @@ def _growth(name: str, done: list[Done]) -> Finding:
 
 def _reduced(settings: Settings, groups: Groups) -> Iterator[Warning]:
     told = []
-    if groups and not settings.widths and (most := groups[-1].key.width) < WIDTHS[-1]:
+    if groups and not settings.hidden_sizes and (most := groups[-1].key.width) < WIDTHS[-1]:
         told.append(f"widths up to {most} for {WIDTHS[-1]}")
-    if not settings.batches:
+    if not settings.batch_sizes:
         ends = {c[-1].key.batch for c in curves(groups).values() if c[-1].throughput is not None}
         if ends and min(ends) < BATCHES[-1]:
             told.append(f"minibatches up to {min(ends)} for {BATCHES[-1]}")
@@ -274,9 +274,9 @@ EXPERIMENT = Experiment(
     settings=Settings,
     works=(TrainSteps,),
     varies={
-        "network": "attention",
-        "hidden": "widths",
-        "batch_per_device": "batches",
+        "network": "attentions",
+        "hidden": "hidden_sizes",
+        "batch_per_device": "batch_sizes",
         "precision": "precisions",
     },
     plan=plan,

@@ -60,9 +60,8 @@ class Settings:
     networks: tuple[str, ...] = ()
     """Networks to take apart; none given is document 004's four and LittleCNN, LittleCNN alone with
     --quick."""
-    batches: tuple[int, ...] = ()
-    """Minibatches of each; none given is the document's (8 of a network it has not), less on a
-    CPU."""
+    batch_sizes: tuple[int, ...] = ()
+    """Batch sizes for each; default: the paper's (8 for other networks), less on a CPU."""
     ceiling: bool = True
     """Whether to measure the fastest matrix product and copy too, to hold the layers against."""
 
@@ -89,8 +88,8 @@ def _points(settings: Settings, context: Context) -> Sequence[Key]:
     """(network, minibatch), each once."""
     usual = SMALL if context.scale is Scale.QUICK else (*SMALL, *DOCUMENTED)
     networks = settings.networks or tuple(network for network, _ in usual)
-    if settings.batches:
-        return tuple(dict.fromkeys((n, b) for n in networks for b in settings.batches))
+    if settings.batch_sizes:
+        return tuple(dict.fromkeys((n, b) for n in networks for b in settings.batch_sizes))
     known: dict[str, list[int]] = {}
     for network, batch in (*SMALL, *DOCUMENTED):
         known.setdefault(network, []).append(max(LEAST, reduction.batch(batch, context)))
@@ -171,7 +170,7 @@ EXPERIMENT = Experiment(
     question="Where does the time of a training step go, and what is lost?",
     settings=Settings,
     works=(TrainSteps,),
-    varies={"network": "networks", "batch_per_device": "batches"},
+    varies={"network": "networks", "batch_per_device": "batch_sizes"},
     plan=plan,
     answer=answer,
     documents="004 figures 7, 9, 11 and 13",

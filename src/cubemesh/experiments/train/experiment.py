@@ -28,8 +28,8 @@ TIME_LIMIT_S = 30 * 86_400.0
 class Settings:
     """What can be set in `train` besides the fields of its spec."""
 
-    network: str = "little-cnn"
-    """The network to train; `cubemesh networks` lists them."""
+    networks: tuple[str, ...] = ("little-cnn",)
+    """The network to train, one; `cubemesh networks` lists them."""
     checkpoints: str | None = None
     """Folder of the checkpoints; none given is `cubemesh-checkpoints`, where they are asked for."""
     checkpoint_every: int | None = None
@@ -42,6 +42,15 @@ class Settings:
     """How often a run that was killed, crashed or fell silent goes on from its last checkpoint."""
     tensorboard: str | None = None
     """Folder of event files for TensorBoard; none given writes none."""
+
+    def __post_init__(self) -> None:
+        if len(self.networks) != 1:
+            raise UsageError(f"networks={','.join(self.networks)}: train one network at a time.")
+
+    @property
+    def network(self) -> str:
+        """The network to train."""
+        return self.networks[0]
 
     @property
     def checkpointing(self) -> CheckpointSettings:
@@ -142,7 +151,7 @@ EXPERIMENT = Experiment(
     question="What does this network learn, and how fast?",
     settings=Settings,
     works=(Train,),
-    varies={},
+    varies={"network": "networks"},
     plan=plan,
     answer=answer,
     documents="001 section 3, 003",

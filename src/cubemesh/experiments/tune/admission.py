@@ -40,7 +40,7 @@ Means = tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class Admission:
     """What became of a comparison."""
 
     admitted: bool
@@ -84,28 +84,28 @@ def departs(stock: Means, found: Means, runs: Sequence[Means] = ()) -> bool:
 
 def judge(
     stock: Means | None, found: Means | None, runs: Sequence[Means], *, fewer_digits: bool
-) -> Judged:
+) -> Admission:
     """Whether a setting is admitted; `runs` are the stock setting's from several seeds, the first
     of them `stock`, or none where the spread is not known."""
     if stock is None or found is None:
-        return Judged(admitted=False, why="it told no losses to judge it by")
+        return Admission(admitted=False, why="it told no losses to judge it by")
     if fewer_digits and descent(stock) < 2 * ROUNDING * abs(stock[0]):
-        return Judged(
+        return Admission(
             admitted=False,
             why=f"the stock loss fell from {stock[0]:.4g} to {stock[-1]:.4g} only, too little to "
             "judge fewer digits by; raise learning_rate, or losses",
         )
     if not departs(stock, found, runs):
-        return Judged(admitted=True)
+        return Admission(admitted=True)
     limits = allowed(stock, runs)
     worst = max(range(len(stock)), key=lambda q: abs(found[q] - stock[q]) / (limits[q] or 1.0))
     if len(runs) > 1 and max(spread(runs)) > max(descent(stock) / 2, ROUNDING * abs(stock[0])):
-        return Judged(
+        return Admission(
             admitted=False,
             why=f"stock runs are {max(spread(runs)):.2g} apart themselves in the first steps, in "
             f"which the stock loss fell by {descent(stock):.2g}, {TOO_FEW}",
         )
-    return Judged(
+    return Admission(
         admitted=False,
         why=f"its loss departs: {found[worst]:.4g} in quarter {worst + 1} of the first steps, "
         f"where the stock setting's is {stock[worst]:.4g} ± {limits[worst]:.2g}",

@@ -32,7 +32,7 @@ _PLACE = ("devices", "device", "hosts")
 
 
 @dataclass(frozen=True)
-class Winner:
+class BestTrial:
     """What a stored tuning found."""
 
     experiment_run: ExperimentRun
@@ -54,14 +54,14 @@ class Winner:
         ) == _some(spec.placement, _PLACE)
 
 
-def winner_of(experiment_run: ExperimentRun, store: Store) -> Winner | None:
+def best_trial(experiment_run: ExperimentRun, store: Store) -> BestTrial | None:
     """What a tuning found; None where nothing ran."""
     settings = from_plain(tune.Settings, experiment_run.settings)
     search = tune.found(settings, store.records(experiment_run.run_ids))
     if search.stock is None or search.best is None:
         return None
     record = search.group(search.best).ok[0]
-    return Winner(
+    return BestTrial(
         experiment_run=experiment_run, stock=search.stock, best=search.best, record=record
     )
 
@@ -114,13 +114,13 @@ class Tunings:
         return replace(chosen.of(spec), tuned=tuned)
 
     @cached_property
-    def _all(self) -> list[Winner]:
+    def _all(self) -> list[BestTrial]:
         """Every tuning that found something, the newest first."""
         experiment_runs = reversed(self._store.experiment_runs(tune.EXPERIMENT.name))
-        found = (winner_of(experiment_run, self._store) for experiment_run in experiment_runs)
+        found = (best_trial(experiment_run, self._store) for experiment_run in experiment_runs)
         return [winner for winner in found if winner is not None]
 
-    def _winner(self, spec: RunSpec) -> Winner:
+    def _winner(self, spec: RunSpec) -> BestTrial:
         fitting = [winner for winner in self._all if winner.fits(spec)]
         usable = [winner for winner in fitting if not self._strange(winner)]
         if usable:
@@ -132,7 +132,7 @@ class Tunings:
             what = f"{_said(spec)} was tuned {self._strange(newest)}, and not since"
         raise UsageError(f"{TUNED}=true: {what}. Tune it first: {_command(spec)}")
 
-    def _distance(self, winner: Winner, batch: int | None) -> int:
+    def _distance(self, winner: BestTrial, batch: int | None) -> int:
         """How far a tuning is from a run at this minibatch: 0 where it won there, 1 where it began
         there and won at another, 2 elsewhere. Where the minibatch may be taken over as well, one
         that began there is as good."""
@@ -142,7 +142,7 @@ class Tunings:
             return 1 if self._batch_is_set else 0
         return 2
 
-    def _strange(self, winner: Winner) -> str:
+    def _strange(self, winner: BestTrial) -> str:
         """In what a tuning is not of here and now; empty where it is."""
         then, now = winner.record.key, self._key(winner.record.spec)
         day = winner.experiment_run.started_utc[:10]

@@ -24,7 +24,7 @@ from cubemesh.experiments.tune.report import charts, findings, notes, tables, ti
 from cubemesh.experiments.tune.search import Search, Trial
 from cubemesh.experiments.tune.search_space import (
     Configuration,
-    Wishes,
+    SearchRequest,
     configuration_of,
     usual_frameworks,
 )
@@ -46,40 +46,45 @@ LEAST_LOSSES = 8
 class Settings:
     """What can be set in `tune` besides the fields of its specs."""
 
-    network: str = "little-cnn"
-    """The network to train."""
-    batch_per_device: int = 64
-    """The minibatch, which stays."""
-    devices: int = 1
-    """How many devices train together."""
+    networks: tuple[str, ...] = ("little-cnn",)
+    """The network to train; one."""
+    batch_sizes: tuple[int, ...] = (64,)
+    """Batch sizes per device: the first is the baseline; the others are tried last."""
+    devices: tuple[int, ...] = (1,)
+    """Number of devices that train together; one number."""
     minutes: float | None = None
-    """The most it may take; none given is 3 minutes on a CPU, 5 on a GPU."""
+    """Time limit in minutes; default: 3 on a CPU, 5 on a GPU."""
     frameworks: tuple[str, ...] = ()
-    """Frameworks to choose among, the stock one first; none given is all that compute."""
+    """Frameworks to choose from, the baseline first; default: all that compute."""
     precisions: tuple[Precision, ...] = ()
-    """Precisions to choose among, the stock one first; none given is fp32 and bf16, on a GPU tf32
-    and fp16 too."""
+    """Precisions to choose from, the baseline first; default: fp32 and bf16, on a GPU also tf32
+    and fp16."""
     layouts: tuple[Layout, ...] = ("nchw", "nhwc")
-    """Orders of the image axes in memory, the stock one first."""
+    """Memory layouts of images to choose from, the baseline first."""
     threads: tuple[int, ...] = ()
-    """Counts of CPU threads besides one for each usable core; none given is one, and half."""
+    """Numbers of CPU threads to try besides one per usable core; default: 1 and half of the
+    cores."""
     pinnings: tuple[Pinning, ...] = ("none", "compact")
-    """How threads are bound to processors, where there are fewer of them."""
-    compiling: tuple[CompileBy, ...] = ("network", "segment")
-    """What a compiler sees at once."""
-    exchanges: tuple[str, ...] = ()
-    """Of several devices, how they come to the same weights, the stock way first; none given is
-    all-reduce and all-reduce-16, between GPUs by copies too."""
+    """Thread pinnings to choose from, where there are fewer threads than cores."""
+    compile_by: tuple[CompileBy, ...] = ("network", "segment")
+    """Units of compilation to choose from."""
+    strategies: tuple[str, ...] = ()
+    """Gradient synchronisation strategies of several devices to choose from, the baseline first;
+    default: all-reduce and all-reduce-16, between GPUs also by copies."""
     buckets_mib: tuple[int, ...] = (1, 4, 100)
-    """Of several devices, MiB of gradients that travel together, besides 25."""
-    batches: tuple[int, ...] = ()
-    """Minibatches to choose among in the end; none given leaves it as it is."""
+    """Gradient bucket sizes of several devices in MiB, besides 25."""
     losses: int = 12
-    """First steps whose losses a setting is judged by."""
+    """Number of first steps whose losses are compared with the baseline."""
     seed: int = 0
-    """Of the weights and the order of samples; the run-to-run spread takes those after it."""
+    """Random seed of weights and sample order; the run-to-run spread uses the seeds after it."""
 
     def __post_init__(self) -> None:
+        for name, unit in (("networks", "network"), ("devices", "number of devices")):
+            if len(getattr(self, name)) != 1:
+                values = ",".join(map(str, getattr(self, name)))
+                raise UsageError(
+                    f"{name}={values}: tune searches for one {unit}. Run it once for each."
+                )
         for name in self.frameworks:
             entry(name)
         if self.minutes is not None and not self.minutes > 0:
@@ -89,27 +94,37 @@ class Settings:
                 f"losses={self.losses} are too few to judge a setting by: set {LEAST_LOSSES} or "
                 "more."
             )
-        for name in ("layouts", "compiling"):
+        for name in ("batch_sizes", "layouts", "compile_by"):
             if not getattr(self, name):
                 raise UsageError(f"{name} must name one at least.")
-        for name in ("threads", "buckets_mib", "batches"):
+        for name in ("threads", "buckets_mib", "batch_sizes", "devices"):
             if min(getattr(self, name), default=1) < 1:
                 raise UsageError(f"{name} must be 1 or more.")
 
-    def wishes(self) -> Wishes:
+    @property
+    def network(self) -> str:
+        """The network to train."""
+        return self.networks[0]
+
+    @property
+    def batch_per_device(self) -> int:
+        """The batch size of the baseline."""
+        return self.batch_sizes[0]
+
+    def request(self) -> SearchRequest:
         """As the search reads them."""
-        return Wishes(
+        return SearchRequest(
             batch_per_device=self.batch_per_device,
-            devices=self.devices,
+            devices=self.devices[0],
             frameworks=self.frameworks or usual_frameworks(),
             precisions=self.precisions,
             layouts=self.layouts,
             threads=self.threads,
             pinnings=self.pinnings,
-            compiling=self.compiling,
-            exchanges=self.exchanges,
+            compile_by=self.compile_by,
+            strategies=self.strategies,
             buckets=tuple(mib << 20 for mib in self.buckets_mib),
-            batches=self.batches,
+            batch_sizes=self.batch_sizes[1:] and self.batch_sizes,
         )
 
     def seconds(self, on_gpu: bool) -> float:
@@ -121,7 +136,7 @@ class Settings:
 def plan(settings: Settings, context: Context) -> Plan:
     """One trial after the other, as the search asks for them and as time allows."""
     time_left = TrialBudget(settings.seconds(context.has_gpu), context.clock)
-    search = Search(wishes=settings.wishes())
+    search = Search(request=settings.request())
     walk = search.walk()
     came: RunRecord | None = None
     while True:
@@ -151,7 +166,7 @@ def _spec(settings: Settings, trial: Trial, budget: Budget, limit_s: float) -> R
             seed=settings.seed + trial.seed,
             losses=settings.losses if first and trial.against is None else 0,
         ),
-        placement=Placement(devices=settings.devices),
+        placement=Placement(devices=settings.devices[0]),
         budget=replace(
             budget, seconds=budget.seconds * (1 + trial.number / 2), time_limit_s=limit_s
         ),
@@ -172,7 +187,7 @@ def found(settings: Settings, records: Sequence[RunRecord]) -> Search:
     stored: dict[object, list[RunRecord]] = defaultdict(list)
     for record in records:
         stored[_kind(settings, record.spec)].append(record)
-    search = Search(wishes=settings.wishes())
+    search = Search(request=settings.request())
     walk = search.walk()
     came: RunRecord | None = None
     while True:
@@ -195,7 +210,7 @@ def _kind(settings: Settings, spec: RunSpec) -> tuple[Configuration, int, Config
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """The ladder from the records of one `tune`."""
     search = found(settings, records)
-    devices = "" if settings.devices == 1 else f" on {settings.devices} devices"
+    devices = "" if settings.devices == (1,) else f" on {settings.devices[0]} devices"
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
@@ -216,13 +231,14 @@ EXPERIMENT = Experiment(
     settings=Settings,
     works=(TrainSteps,),
     varies={
+        "network": "networks",
+        "batch_per_device": "batch_sizes",
         "framework": "frameworks",
         "precision": "precisions",
         "loss_scale": "precisions",
         "layout": "layouts",
         "pinning": "pinnings",
-        "compile_by": "compiling",
-        "sync": "exchanges",
+        "sync": "strategies",
         "bucket_bytes": "buckets_mib",
         "hosts": "devices",
     },

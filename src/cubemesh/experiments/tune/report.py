@@ -30,7 +30,7 @@ MOST_UNTRIED = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class StepResult:
     """A rung of the ladder."""
 
     changes: tuple[str, ...]
@@ -54,19 +54,21 @@ def rate_of(search: Search, configuration: Configuration) -> Figure | None:
     return search.group(configuration).throughput if configuration in search.tried else None
 
 
-def ladder(search: Search) -> list[Step]:
+def ladder(search: Search) -> list[StepResult]:
     """Its rungs, the stock setting first; none where nothing ran."""
     stock = search.stock
     top = None if stock is None else rate_of(search, stock)
     if stock is None or top is None:
         return []
     first = search.group(stock)
-    steps = [Step(changes=(), said="stock", group=first, rate=top, to_before=None, to_stock=None)]
-    for rung in search.rungs:
+    steps = [
+        StepResult(changes=(), said="stock", group=first, rate=top, to_before=None, to_stock=None)
+    ]
+    for rung in search.steps_taken:
         rate = rate_of(search, rung.after)
         assert rate is not None, "only what ran is climbed to"
         steps.append(
-            Step(
+            StepResult(
                 changes=rung.after.changes(rung.before),
                 said=rung.after.words(rung.before),
                 group=search.group(rung.after),
@@ -115,7 +117,7 @@ def tables(search: Search) -> Iterator[Table]:
         )
 
 
-def _ladder_row(step: Step) -> tuple[Cell, ...]:
+def _ladder_row(step: StepResult) -> tuple[Cell, ...]:
     group = step.group
     return (
         Cell(text=step.name, run_id=group.run_id),
@@ -233,7 +235,7 @@ def _paired(search: Search) -> Figure | None:
     return Figure(value=paired.value, unit="×", low=paired.low, high=paired.high)
 
 
-def _fastest(network: str, search: Search, steps: list[Step]) -> Finding:
+def _fastest(network: str, search: Search, steps: list[StepResult]) -> Finding:
     best, stock, gained = search.best, search.stock, gain(search)
     assert best is not None
     assert stock is not None

@@ -22,18 +22,18 @@ from dataclasses import dataclass, field, replace
 from cubemesh.experiments.analysis.groups import Group
 from cubemesh.experiments.tune.admission import Means, departs, judge, means_of
 from cubemesh.experiments.tune.search_space import (
-    LEVERS,
-    MINIBATCH,
+    BATCH_SIZE,
+    KNOBS,
     STOCK_EXCHANGE,
     Configuration,
     Options,
-    Reach,
-    Wishes,
+    SearchRequest,
+    SearchSpace,
     device_of,
     loss_scale_of,
     prefers_nhwc,
-    usual_exchanges,
     usual_precisions,
+    usual_strategies,
     usual_threads,
 )
 from cubemesh.frameworks import entry
@@ -71,10 +71,10 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rung:
+class Step:
     """A step up: the lever that was turned, from where, to where."""
 
-    lever: str
+    knob: str
     before: Configuration
     after: Configuration
 
@@ -86,11 +86,11 @@ Walk = Generator[Trial, RunRecord | None, None]
 class Search:
     """A search under way, or done; see above."""
 
-    wishes: Wishes
+    request: SearchRequest
     stock: Configuration | None = None
     """The first that ran: PyTorch's defaults, where PyTorch is among the frameworks."""
     best: Configuration | None = None
-    rungs: list[Rung] = field(default_factory=list)
+    steps_taken: list[Step] = field(default_factory=list)
     tried: dict[Configuration, list[RunRecord]] = field(default_factory=dict)
     refused: dict[Configuration, str] = field(default_factory=dict)
     """Those whose loss curve departs, and how."""
@@ -125,24 +125,24 @@ class Search:
         yield from self._find_stock()
         if self.stock is None:
             return
-        reach = self._reach()
+        space = self._space()
         for number in range(PASSES):
             before, held_back = self.best, False
-            for lever in LEVERS:
-                offers, now = lever.options, self._now()
-                if number == 0 and lever.first is not None:
-                    offers = lever.first
-                    held_back |= len(offers(now, reach)) < len(lever.options(now, reach))
-                yield from self._turn(lever.name, offers, reach)
+            for knob in KNOBS:
+                offers, now = knob.options, self._now()
+                if number == 0 and knob.first is not None:
+                    offers = knob.first
+                    held_back |= len(offers(now, space)) < len(knob.options(now, space))
+                yield from self._turn(knob.name, offers, space)
             if self.best == before and not held_back:
                 break
         yield from self._settle()
-        if reach.batches:
-            yield from self._turn(MINIBATCH.name, MINIBATCH.options, reach)
+        if space.batch_sizes:
+            yield from self._turn(BATCH_SIZE.name, BATCH_SIZE.options, space)
         yield from self._alternate()
 
     def _find_stock(self) -> Walk:
-        asked = self.wishes
+        asked = self.request
         precision = asked.precisions[0] if asked.precisions else "fp32"
         for name in asked.frameworks:
             own: Layout = "nhwc" if prefers_nhwc(name, asked.layouts) else asked.layouts[0]
@@ -151,7 +151,7 @@ class Search:
                 precision=precision,
                 loss_scale=loss_scale_of(name, precision),
                 layout=own,
-                sync=(*asked.exchanges, STOCK_EXCHANGE)[0] if asked.devices > 1 else "none",
+                sync=(*asked.strategies, STOCK_EXCHANGE)[0] if asked.devices > 1 else "none",
                 batch_per_device=asked.batch_per_device,
             )
             yield from self._measure(configuration)
@@ -160,38 +160,38 @@ class Search:
                 self._judged.add(configuration)
                 return
 
-    def _reach(self) -> Reach:
+    def _space(self) -> SearchSpace:
         assert self.stock is not None
-        asked = self.wishes
+        asked = self.request
         on_gpu, usable = device_of(self.tried[self.stock][0])
         set_already = on_gpu or asked.devices > 1  # a device of several has its own cores
-        return Reach(
+        return SearchSpace(
             frameworks=asked.frameworks,
             precisions=asked.precisions or usual_precisions(on_gpu),
             layouts=asked.layouts,
-            compiling=asked.compiling,
-            exchanges=(asked.exchanges or usual_exchanges(on_gpu)) if asked.devices > 1 else (),
+            compile_by=asked.compile_by,
+            strategies=(asked.strategies or usual_strategies(on_gpu)) if asked.devices > 1 else (),
             buckets=asked.buckets,
             threads=() if set_already else asked.threads or usual_threads(usable),
             pinnings=asked.pinnings,
-            batches=asked.batches,
+            batch_sizes=asked.batch_sizes,
             on_gpu=on_gpu,
             usable_threads=usable,
         )
 
-    def _turn(self, lever: str, offers: Options, reach: Reach) -> Walk:
+    def _turn(self, knob: str, offers: Options, space: SearchSpace) -> Walk:
         """Measure what a lever offers, and leave it at the fastest that learns as stock does."""
         now = self._now()
         options = [
             option
-            for option in dict.fromkeys(offers(now, reach))
+            for option in dict.fromkeys(offers(now, space))
             if option != now and option.framework not in self._left
         ]
         for option in options:
             if option not in self.tried:
                 yield from self._measure(option)
             self._leave(option, now)
-        yield from self._halve([now, *options], NEAR, ROUNDS, lever)
+        yield from self._halve([now, *options], NEAR, ROUNDS, knob)
 
     def _leave(self, option: Configuration, now: Configuration) -> None:
         """No more of a framework that is not there, or far behind."""
@@ -225,7 +225,7 @@ class Search:
         return record
 
     def _halve(
-        self, contenders: Sequence[Configuration], near: float, rounds: int, lever: str
+        self, contenders: Sequence[Configuration], near: float, rounds: int, knob: str
     ) -> Walk:
         """Compare the nearest of `contenders` again and again, and take the fastest."""
         alive = yield from self._nearest(contenders, near)
@@ -237,7 +237,7 @@ class Search:
             kept = max(2, -(-len(alive) // 2)) if number + 1 < rounds else len(alive)
             alive = (yield from self._nearest(alive, near))[:kept]
         if alive:
-            self._climb(alive[0], lever)
+            self._climb(alive[0], knob)
 
     def _nearest(
         self, contenders: Sequence[Configuration], near: float
@@ -286,12 +286,12 @@ class Search:
         found = [means_of(record) for record in self.seeds]
         return [stock, *(means for means in found if means is not None)]
 
-    def _climb(self, winner: Configuration, lever: str) -> None:
+    def _climb(self, winner: Configuration, knob: str) -> None:
         now = self._now()
         mine, its = self.speed(now), self.speed(winner)
         better = its is not None and (mine is None or its >= (1 + LEAST) * mine)
         if winner != now and better:
-            self.rungs.append(Rung(lever=lever, before=now, after=winner))
+            self.steps_taken.append(Step(knob=knob, before=now, after=winner))
             self.best = winner
 
     def _settle(self) -> Walk:
@@ -309,7 +309,7 @@ class Search:
         assert stock is not None
         shared = entry(best.framework).requires == entry(stock.framework).requires
         bound = best.pinning != stock.pinning  # the process is, for both of them
-        if best == stock or not shared or bound or self.wishes.devices > 1:
+        if best == stock or not shared or bound or self.request.devices > 1:
             return
         trial = Trial(configuration=stock, number=len(self.tried[stock]), against=best)
         self.alternated = yield from self._ask(trial)

@@ -13,12 +13,12 @@ from itertools import product
 
 from cubemesh.experiments.analysis.labels import spoken
 from cubemesh.frameworks import FRAMEWORKS, entry
-from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel import strategies
 from cubemesh.schema import NetworkWork, RunRecord, RunSpec
 from cubemesh.schema.spec import CompileBy, Layout, LossScale, Pinning, Precision
 from cubemesh.units import format_bytes
 
-IN_BUCKETS = exchanges.SAME_WEIGHTS
+IN_BUCKETS = strategies.SAME_WEIGHTS
 """Exchanges under which `bucket_bytes` counts."""
 
 
@@ -78,7 +78,7 @@ class Configuration:
 
     def counts_as(self, other: Configuration) -> bool:
         """Whether it computes with as many digits as `other`."""
-        same_steps = exchanges.same_steps(self.sync, other.sync)
+        same_steps = strategies.same_steps(self.sync, other.sync)
         return self.precision == other.precision and same_steps
 
 
@@ -112,7 +112,7 @@ def configuration_of(spec: RunSpec) -> Configuration:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
+class SearchRequest:
     """What a tuning was asked for; an empty list is what is usual on the device."""
 
     batch_per_device: int
@@ -122,38 +122,38 @@ class Wishes:
     layouts: Sequence[Layout]
     threads: Sequence[int]
     pinnings: Sequence[Pinning]
-    compiling: Sequence[CompileBy]
-    exchanges: Sequence[str]
+    compile_by: Sequence[CompileBy]
+    strategies: Sequence[str]
     buckets: Sequence[int]
     """Bytes."""
-    batches: Sequence[int]
+    batch_sizes: Sequence[int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reach:
+class SearchSpace:
     """How far the levers go: what was asked for, and what the stock run told of the device."""
 
     frameworks: Sequence[str]
     precisions: Sequence[Precision]
     layouts: Sequence[Layout]
-    compiling: Sequence[CompileBy]
-    exchanges: Sequence[str]
+    compile_by: Sequence[CompileBy]
+    strategies: Sequence[str]
     """None on one device."""
     buckets: Sequence[int]
     threads: Sequence[int]
     """None where threads are not to be set."""
     pinnings: Sequence[Pinning]
-    batches: Sequence[int]
+    batch_sizes: Sequence[int]
     on_gpu: bool
     usable_threads: int | None
     """What no setting of threads is; None where nothing told."""
 
 
-Options = Callable[[Configuration, Reach], list[Configuration]]
+Options = Callable[[Configuration, SearchSpace], list[Configuration]]
 
 
 @dataclass(frozen=True)
-class Lever:
+class Knob:
     """One line of the table: what it turns, and where to from a configuration."""
 
     name: str
@@ -162,17 +162,17 @@ class Lever:
     """In the first pass, where some of them promise more than the others."""
 
 
-def _frameworks(now: Configuration, reach: Reach) -> list[Configuration]:
+def _frameworks(now: Configuration, space: SearchSpace) -> list[Configuration]:
     """Another framework, with images as its users lay them out where it has an order of its own."""
     return [
         replace(
             now,
             framework=name,
             loss_scale=loss_scale_of(name, now.precision),
-            layout="nhwc" if prefers_nhwc(name, reach.layouts) else now.layout,
+            layout="nhwc" if prefers_nhwc(name, space.layouts) else now.layout,
             compile_by="network",
         )
-        for name in reach.frameworks
+        for name in space.frameworks
     ]
 
 
@@ -181,7 +181,7 @@ def prefers_nhwc(framework: str, layouts: Sequence[Layout]) -> bool:
     return entry(framework).layout == "nhwc" and "nhwc" in layouts
 
 
-def _numbers(now: Configuration, reach: Reach) -> list[Configuration]:
+def _numbers(now: Configuration, space: SearchSpace) -> list[Configuration]:
     """Every precision with every layout, those that promise most first."""
     every = [
         replace(
@@ -190,22 +190,22 @@ def _numbers(now: Configuration, reach: Reach) -> list[Configuration]:
             loss_scale=loss_scale_of(now.framework, precision),
             layout=layout,
         )
-        for precision, layout in product(reach.precisions, reach.layouts)
+        for precision, layout in product(space.precisions, space.layouts)
     ]
-    return sorted(every, key=lambda option: not _promises(option, reach))
+    return sorted(every, key=lambda option: not _promises(option, space))
 
 
-def _promising_numbers(now: Configuration, reach: Reach) -> list[Configuration]:
+def _promising_numbers(now: Configuration, space: SearchSpace) -> list[Configuration]:
     """Those alone; all where none of them is asked for."""
-    every = _numbers(now, reach)
-    return [option for option in every if _promises(option, reach)] or every
+    every = _numbers(now, space)
+    return [option for option in every if _promises(option, space)] or every
 
 
-def _promises(option: Configuration, reach: Reach) -> bool:
+def _promises(option: Configuration, space: SearchSpace) -> bool:
     """On a GPU 16 bits, with images as its tensor cores read them: cuDNN takes up to a minute to
     find its algorithms for wide numbers, and they are slower then."""
-    fits = option.layout == "nhwc" or "nhwc" not in reach.layouts
-    return not reach.on_gpu or (option.precision in SIXTEEN_BITS and fits)
+    fits = option.layout == "nhwc" or "nhwc" not in space.layouts
+    return not space.on_gpu or (option.precision in SIXTEEN_BITS and fits)
 
 
 def loss_scale_of(framework: str, precision: Precision) -> LossScale | None:
@@ -213,50 +213,50 @@ def loss_scale_of(framework: str, precision: Precision) -> LossScale | None:
     return LOSS_SCALE if precision == "fp16" and entry(framework).static_scale else None
 
 
-def _compiling(now: Configuration, reach: Reach) -> list[Configuration]:
+def _compiling(now: Configuration, space: SearchSpace) -> list[Configuration]:
     if entry(now.framework).compiles is None:
         return []
-    return [replace(now, compile_by=by) for by in reach.compiling]
+    return [replace(now, compile_by=by) for by in space.compile_by]
 
 
-def _exchange(now: Configuration, reach: Reach) -> list[Configuration]:
-    return [replace(now, sync=name) for name in reach.exchanges]
+def _strategy(now: Configuration, space: SearchSpace) -> list[Configuration]:
+    return [replace(now, sync=name) for name in space.strategies]
 
 
-def _buckets(now: Configuration, reach: Reach) -> list[Configuration]:
+def _buckets(now: Configuration, space: SearchSpace) -> list[Configuration]:
     if now.sync not in IN_BUCKETS:
         return []
-    return [replace(now, bucket_bytes=size) for size in (None, *reach.buckets)]
+    return [replace(now, bucket_bytes=size) for size in (None, *space.buckets)]
 
 
-def _threads(now: Configuration, reach: Reach) -> list[Configuration]:
+def _threads(now: Configuration, space: SearchSpace) -> list[Configuration]:
     """Another number of threads; as many as there are usable cores is what `None` is."""
-    own = [n for n in reach.threads if n != reach.usable_threads]
+    own = [n for n in space.threads if n != space.usable_threads]
     return [replace(now, threads=n, pinning="none") for n in (None, *own)]
 
 
-def _pinning(now: Configuration, reach: Reach) -> list[Configuration]:
+def _pinning(now: Configuration, space: SearchSpace) -> list[Configuration]:
     """As many threads as cores, bound to all of them, are as free as before."""
     if now.threads is None:
         return []
-    return [replace(now, pinning=pinning) for pinning in reach.pinnings]
+    return [replace(now, pinning=pinning) for pinning in space.pinnings]
 
 
-def _batches(now: Configuration, reach: Reach) -> list[Configuration]:
-    return [replace(now, batch_per_device=batch) for batch in reach.batches]
+def _batches(now: Configuration, space: SearchSpace) -> list[Configuration]:
+    return [replace(now, batch_per_device=batch) for batch in space.batch_sizes]
 
 
-LEVERS = (
-    Lever("precision and layout", _numbers, first=_promising_numbers),
-    Lever("framework", _frameworks),
-    Lever("compiling", _compiling),
-    Lever("sync", _exchange),
-    Lever("buckets", _buckets),
-    Lever("threads", _threads),
-    Lever("pinning", _pinning),
+KNOBS = (
+    Knob("precision and layout", _numbers, first=_promising_numbers),
+    Knob("framework", _frameworks),
+    Knob("compile_by", _compiling),
+    Knob("sync", _strategy),
+    Knob("buckets", _buckets),
+    Knob("threads", _threads),
+    Knob("pinning", _pinning),
 )
 """In the order they are turned: those that gain most for the time they take come first."""
-MINIBATCH = Lever("minibatch", _batches)
+BATCH_SIZE = Knob("batch size", _batches)
 """Turned last, and only where it may vary: with another minibatch another curve is trained."""
 
 
@@ -271,7 +271,7 @@ def usual_precisions(on_gpu: bool) -> tuple[Precision, ...]:
     return ("fp32", "tf32", "bf16", "fp16") if on_gpu else ("fp32", "bf16")
 
 
-def usual_exchanges(on_gpu: bool) -> tuple[str, ...]:
+def usual_strategies(on_gpu: bool) -> tuple[str, ...]:
     """Those after each step of which all devices have the same weights, and where none updates for
     the others."""
     by_copies = ("all-reduce-copied", "all-reduce-copied-16") if on_gpu else ()

@@ -13,7 +13,7 @@ from dataclasses import replace
 from cubemesh import networks
 from cubemesh.experiments.analysis.matrix import listed
 from cubemesh.experiments.lr_scaling import report as lr_scaling_shown
-from cubemesh.experiments.lr_scaling.report import EQUAL, pictures
+from cubemesh.experiments.lr_scaling.report import EQUAL, policies
 from cubemesh.experiments.sequential_equivalence.compare import apart, comparable, error_rate
 from cubemesh.experiments.sequential_equivalence.experiment import comparisons
 from cubemesh.papers.claims.evidence import Check, Evidence
@@ -26,11 +26,11 @@ def loss_by_rate(claim: Claim, evidence: Evidence) -> Verdict:
     """001-22: with a constant rate the loss grows with the devices, with a scaled one it does not:
     it holds where both do."""
     trained = [r for r in evidence.records if isinstance(r.spec.work, Train)]
-    constant, scaled = pictures(trained)
+    constant, scaled = policies(trained)
     grows, equals = constant.worst(), scaled.worst()
     if grows is None or equals is None:
         return untested(claim, "no two numbers of devices were trained with either rate")
-    told = [f"{picture.name}: {lr_scaling_shown.told(picture)}" for picture in (constant, scaled)]
+    told = [f"{policy.name}: {lr_scaling_shown.told(policy)}" for policy in (constant, scaled)]
     holds = constant.rises() and 1 / EQUAL <= equals <= EQUAL
     return Verdict(
         claim=claim,

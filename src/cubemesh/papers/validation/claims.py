@@ -27,17 +27,17 @@ GB, US = 1e9, 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checked:
+class ClaimForecast:
     """A claim with the forecasts of its values, in its unit and their order."""
 
     claim: Claim
     forecasts: tuple[float, ...]
 
 
-def checked_claims() -> tuple[Checked, ...]:
+def checked_claims() -> tuple[ClaimForecast, ...]:
     """Every claim that the model has a forecast for, in the order of the documents."""
     return tuple(
-        Checked(claim=claim, forecasts=FORECASTS[claim.id]())
+        ClaimForecast(claim=claim, forecasts=FORECASTS[claim.id]())
         for claim in claims()
         if claim.id in FORECASTS
     )

@@ -16,7 +16,14 @@ from cubemesh.errors import UsageError
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.experiments.scaling.forecast import predicted_for
 from cubemesh.papers.validation.claims import checked_claims
-from cubemesh.papers.validation.report import Shown, Stored, charts, findings, notes, tables
+from cubemesh.papers.validation.report import (
+    StoredForecast,
+    ValidationData,
+    charts,
+    findings,
+    notes,
+    tables,
+)
 from cubemesh.papers.validation.rows import published_alone, published_several
 from cubemesh.schema import Answer, RunRecord
 from cubemesh.schema.work import TrainSteps
@@ -68,7 +75,7 @@ def _alike(record: RunRecord) -> tuple[object, ...]:
     )
 
 
-def stored(records: Sequence[RunRecord]) -> tuple[Stored, ...]:
+def stored(records: Sequence[RunRecord]) -> tuple[StoredForecast, ...]:
     """Forecasts of stored runs of several devices; those that cannot be made are left out."""
     alone = {_alike(r): r for r in records if r.spec.placement.devices == 1}
     found = []
@@ -78,13 +85,13 @@ def stored(records: Sequence[RunRecord]) -> tuple[Stored, ...]:
             continue
         point = predicted_for(record, one)
         if not isinstance(point, str):
-            found.append(Stored(record=record, rate=rate, point=point))
+            found.append(StoredForecast(record=record, rate=rate, point=point))
     return tuple(found)
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, tables and scatters: of what is published, and of these records."""
-    shown = Shown(
+    shown = ValidationData(
         several=published_several(),
         alone=published_alone(),
         claims=checked_claims(),

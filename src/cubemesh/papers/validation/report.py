@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from cubemesh.forecast.calibration import defaults
 from cubemesh.forecast.request import Point as Forecast
 from cubemesh.papers.published import claims
-from cubemesh.papers.validation.claims import Checked
-from cubemesh.papers.validation.rows import Alone, Judged, mean_and_ninth, rows
+from cubemesh.papers.validation.claims import ClaimForecast
+from cubemesh.papers.validation.rows import RowForecast, SingleForecast, mean_and_ninth, rows
 from cubemesh.schema import Axis, Cell, Chart, Column, Finding, Line, Point, RunRecord, Table
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
+class StoredForecast:
     """A stored run of several devices, and its forecast from that of one."""
 
     record: RunRecord
@@ -28,22 +28,22 @@ class Stored:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class ValidationData:
     """All that was held against a forecast."""
 
-    several: tuple[Judged, ...]
-    alone: tuple[Alone, ...]
-    claims: tuple[Checked, ...]
-    stored: tuple[Stored, ...]
+    several: tuple[RowForecast, ...]
+    alone: tuple[SingleForecast, ...]
+    claims: tuple[ClaimForecast, ...]
+    stored: tuple[StoredForecast, ...]
     worst: int
 
     @property
-    def local(self) -> list[Judged]:
+    def local(self) -> list[RowForecast]:
         """Two to eight devices in one machine."""
         return [j for j in self.several if j.row.one_machine and j.row.devices <= 8]
 
 
-def findings(shown: Shown) -> Iterator[Finding]:
+def findings(shown: ValidationData) -> Iterator[Finding]:
     """One sentence for each kind of forecast."""
     unseen = [j for j in shown.local if not j.fitted]
     kinds = dict.fromkeys(j.row.kind for j in unseen)
@@ -82,7 +82,7 @@ def findings(shown: Shown) -> Iterator[Finding]:
         )
 
 
-def tables(shown: Shown) -> Iterator[Table]:
+def tables(shown: ValidationData) -> Iterator[Table]:
     """Errors by class, system, exchange and number of devices; the worst; claims; runs."""
     yield _by(shown.local, "Errors by class of network", "networks", lambda j: j.row.kind)
     yield _by(shown.several, "Errors by system", "system", lambda j: j.row.family)
@@ -96,7 +96,7 @@ def tables(shown: Shown) -> Iterator[Table]:
 
 
 def _by(
-    judged: Sequence[Judged], title: str, name: str, key: Callable[[Judged], str | int]
+    judged: Sequence[RowForecast], title: str, name: str, key: Callable[[RowForecast], str | int]
 ) -> Table:
     """A row for each value of `key`, the fitted half beside the other."""
     found = []
@@ -122,7 +122,7 @@ def _by(
     return Table(title=title, columns=tuple(columns), rows=tuple(found))
 
 
-def _worst(shown: Shown) -> Table:
+def _worst(shown: ValidationData) -> Table:
     columns = (
         *(Column(name=name) for name in ("system", "network", "precision", "devices", "half")),
         Column(name="published efficiency", unit="%"),
@@ -146,7 +146,7 @@ def _worst(shown: Shown) -> Table:
     return Table(title=f"The {len(found)} that are farthest off", columns=columns, rows=lines)
 
 
-def _claims(checked: Sequence[Checked]) -> Table:
+def _claims(checked: Sequence[ClaimForecast]) -> Table:
     columns = (
         *(Column(name=name) for name in ("claim", "place", "of", "what")),
         Column(name="claimed"),
@@ -172,7 +172,7 @@ def _claims(checked: Sequence[Checked]) -> Table:
     return Table(title=title, columns=columns, rows=tuple(lines))
 
 
-def _stored(stored: Sequence[Stored]) -> Table:
+def _stored(stored: Sequence[StoredForecast]) -> Table:
     columns = (
         *(Column(name=name) for name in ("network", "devices", "sync", "minibatch")),
         Column(name="measured", unit="samples/s"),
@@ -208,7 +208,7 @@ def _sources(figures: Sequence[object]) -> list[str]:
     return sorted({str(getattr(f, "source", "")) for f in figures})
 
 
-def charts(shown: Shown) -> Iterator[Chart]:
+def charts(shown: ValidationData) -> Iterator[Chart]:
     """Forecast against published, of several devices and of one; and against stored runs."""
     names = {True: "fitted half", False: "other half"}
     lines = []
@@ -266,7 +266,7 @@ def _scatter(
     )
 
 
-def notes(shown: Shown) -> Iterator[str]:
+def notes(shown: ValidationData) -> Iterator[str]:
     """What the figures rest on."""
     yield (
         "A forecast of several devices knows the published rate of one of the same source, system, "
@@ -286,5 +286,5 @@ def notes(shown: Shown) -> Iterator[str]:
     yield "Claims are forecast from datasheets and links alone."
 
 
-def _percent(judged: Sequence[Judged]) -> str:
+def _percent(judged: Sequence[RowForecast]) -> str:
     return f"{100 * mean_and_ninth([j.error for j in judged])[0]:.1f} %"

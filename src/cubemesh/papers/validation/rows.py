@@ -115,7 +115,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class RowForecast:
     """A row with the efficiency that was forecast."""
 
     row: Row
@@ -137,7 +137,7 @@ class Judged:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alone:
+class SingleForecast:
     """A published rate of one device, with the forecast from its datasheet alone."""
 
     figure: PublishedFigure
@@ -219,12 +219,12 @@ def mean_and_ninth(errors: Iterable[float]) -> tuple[float, float]:
 
 
 @cache
-def published_several() -> tuple[Judged, ...]:
+def published_several() -> tuple[RowForecast, ...]:
     """Every row with its forecast by the factors as they are."""
     found = rows()[0]
     fitted_on = halves(found)[0]
     return tuple(
-        Judged(
+        RowForecast(
             row=row,
             forecast=point.efficiency,
             band=point.high / point.samples_per_s,
@@ -235,11 +235,11 @@ def published_several() -> tuple[Judged, ...]:
 
 
 @cache
-def published_alone() -> tuple[Alone, ...]:
+def published_alone() -> tuple[SingleForecast, ...]:
     """Every published rate of one device whose datasheet is known."""
     known = defaults()
     pairs = [(f, forecast_alone(f, known)) for f in (*figures(), *stock_figures())]
-    return tuple(Alone(figure=f, forecast=rate) for f, rate in pairs if rate is not None)
+    return tuple(SingleForecast(figure=f, forecast=rate) for f, rate in pairs if rate is not None)
 
 
 def _why_not(f: PublishedFigure, one: float | None) -> str:
