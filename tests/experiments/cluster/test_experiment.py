@@ -58,7 +58,11 @@ def test_too_many_systems_are_a_gap_with_its_reason():
 
 def test_four_thousand_devices_of_another_kind():
     settings = Settings(
-        system="hgx-h100", system_counts=(512,), fabrics=("ndr:8",), ports_used=(64,), compared_at=512
+        system="hgx-h100",
+        system_counts=(512,),
+        fabrics=("ndr:8",),
+        ports_used=(64,),
+        compared_at=512,
     )
     answer = EXPERIMENT.answer(settings, [])
     assert answer.tables[1].rows[0][1].value == 4096
