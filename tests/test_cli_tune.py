@@ -126,13 +126,15 @@ def test_a_later_run_takes_it_over_and_says_so(store):
     assert record.spec.tuned.settings == ("framework=null", "precision=bf16")
     told = dict(run_facts(record))["tuned"]
     assert told.startswith("framework=null, precision=bf16 (tuning ")
-    assert record.warnings == () or "tuned-for-another" not in {w.code for w in record.warnings}
+    assert record.warnings == () or "tuned-for-other-batch-size" not in {
+        w.code for w in record.warnings
+    }
 
 
 def test_at_another_minibatch_it_warns(store):
     (answered,) = run(store, "tuned=true", "batches=16", "ceiling=false", "seconds=0.1")
     (record,) = answered.records
-    assert "tuned-for-another" in {w.code for w in record.warnings}
+    assert "tuned-for-other-batch-size" in {w.code for w in record.warnings}
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_the_record_tells_reasons_and_names(hostile, tmp_path: Path) -> None:
     (warning,) = (
         e["warning"]
         for e in events
-        if e["event"] == "warning" and e["warning"]["code"] == "images-set-aside"
+        if e["event"] == "warning" and e["warning"]["code"] == "images-skipped"
     )
     assert "1 truncated (class-0/00040.jpg)" in warning["cause"]
     assert "2 too many pixels (" in warning["cause"]

@@ -71,7 +71,7 @@ def test_one_and_several_devices_tell_their_rates(trained: RunRecord) -> None:
 
 
 def test_another_exchange_is_another_run(trained: RunRecord) -> None:
-    with pytest.raises(UsageError, match="its exchange is local-sgd, and all-reduce is asked for"):
+    with pytest.raises(UsageError, match="its sync is local-sgd"):
         told_by(several(trained, 8, "local-sgd"), "resnet-50", ASKED)
 
 

@@ -39,7 +39,7 @@ def test_enough_or_unknown_memory_gives_no_warning(memory, gpus):
 
 def test_less_than_twice_is_told_with_its_figures():
     (warning,) = advice(machine(total(255), *(16,) * 8))
-    assert warning.code == "few-host-memory"
+    assert warning.code == "low-host-memory"
     assert warning.code in WARNINGS
     assert "255 GiB" in warning.cause
     assert "128 GiB" in warning.cause

@@ -28,10 +28,10 @@ def test_claims_that_rest_on_a_script_say_so(steps, machine):
     records = steps("little-cnn", {16: 0.016, 64: 0.064 / 1.2})
     null = ProgramSettings(framework="null")
     played = [replace(r, spec=replace(r.spec, program=null)) for r in records]
-    assert not replay("doc-001", [("minibatch", records)], machine).scripted
+    assert not replay("doc-001", [("minibatch", records)], machine).simulated
     answer = replay("doc-001", [("minibatch", played)], machine)
-    assert answer.scripted
-    assert all("scripted" in finding.caveats for finding in answer.findings)
+    assert answer.simulated
+    assert all("simulated" in finding.caveats for finding in answer.findings)
 
 
 def experiment_run(asked, suite="doc-001", **more):

@@ -42,7 +42,7 @@ def test_nvlink_that_was_not_used_is_a_warning(small_machine, transport, kind, w
     found = idle_nvlink(ranks(transport), machine, GPUS)
     assert (found is not None) == warned
     if found is not None:
-        assert found.code == "idle-link"
+        assert found.code == "faster-link-unused"
         assert transport.removeprefix("NCCL ") in found.cause
 
 

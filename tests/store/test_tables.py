@@ -7,7 +7,8 @@ from sqlalchemy import Connection, create_mock_engine, text
 
 from cubemesh.errors import StoreError
 from cubemesh.store import Store
-from cubemesh.store.tables import MIGRATIONS, metadata
+from cubemesh.store.migrations import MIGRATIONS
+from cubemesh.store.tables import metadata
 
 
 def add_note(connection: Connection) -> None:

@@ -32,7 +32,7 @@ def _few_host_memory(machine: Machine) -> Warning | None:
     limit, installed = machine.memory.cgroup_limit_bytes, machine.memory.installed_bytes
     limited = limit is not None and installed is not None and limit < installed
     return warn(
-        "few-host-memory",
+        "low-host-memory",
         f"{'The control group grants' if limited else 'The host has'} {format_bytes(times * gpu)} "
         f"of memory; the GPUs have {format_bytes(gpu)}: {format_number(times)} times as much, "
         f"where {format_number(ENOUGH)} times is normally enough and a DGX-1 has 4.",

@@ -23,8 +23,8 @@ def with_idle_links(record: RunRecord, machine: Machine, gpus: Sequence[Gpu]) ->
 
 
 def idle_nvlink(ranks: Sequence[Rank], machine: Machine, gpus: Sequence[Gpu]) -> Warning | None:
-    """The warning `idle-link` where two ranks' GPUs are joined by NVLink and none of the ranks says
-    that another's memory was reached; None where that is not so, or no rank told its transport."""
+    """The warning `faster-link-unused` if two ranks' GPUs are joined by NVLink and no rank reports
+    peer access; None otherwise, or if no rank reports its transport."""
     told = {rank.transport for rank in ranks if rank.transport.startswith("NCCL ")}
     if not told or any("P2P" in transport for transport in told):
         return None
@@ -38,7 +38,7 @@ def idle_nvlink(ranks: Sequence[Rank], machine: Machine, gpus: Sequence[Gpu]) ->
     if not joined:
         return None
     return warn(
-        "idle-link",
+        "faster-link-unused",
         f"{len(joined)} of {pairs} pairs of these GPUs are joined by NVLink, and NCCL went over "
         f"{', '.join(sorted(t.removeprefix('NCCL ') for t in told))}.",
         "Unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL; in a container give it all GPUs and "

@@ -11,13 +11,13 @@ from cubemesh.schema import RunRecord, warn
 
 
 def with_tuning(record: RunRecord) -> RunRecord:
-    """`record`, with the warning `tuned-for-another` where it ran at another minibatch than its
-    settings were tuned at."""
+    """`record`, with the warning `tuned-for-other-batch-size` if its settings were tuned at another
+    batch size."""
     tuned, batch = record.spec.tuned, record.spec.batch_per_device
     if tuned is None or batch is None or batch == tuned.batch_per_device:
         return record
     doubt = warn(
-        "tuned-for-another",
+        "tuned-for-other-batch-size",
         f"The settings were tuned at minibatch {tuned.batch_per_device}, and this is {batch}: "
         "another setting may be faster here.",
         f"Tune at this one: cubemesh tune NETWORK --batch-per-device {batch}.",

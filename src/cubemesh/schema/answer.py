@@ -1,6 +1,6 @@
-"""The answer to a question, computed from records alone: findings, tables, charts as data.
+"""Answer of an experiment, computed from records alone: findings, tables and charts as data.
 
-An answer knows nothing of colours or file formats; every view draws the same one.
+It holds no colours or file formats; every view renders the same answer.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from cubemesh.schema.warning import SCRIPTED, Warning
+from cubemesh.schema.warning import SIMULATED, Warning
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was found out, as a sentence with figures.
+    """A result as a sentence with figures.
 
-    With a `question` it can also stand alone as a card: the question, `value` with its unit and
-    interval in large, the sentence below.
+    With a `question` it can also be shown as a card: the question, `value` with unit and interval
+    in large type, and the sentence.
     """
 
     text: str
@@ -28,7 +28,7 @@ class Finding:
     low: float | None = None
     high: float | None = None
     remedy: str = ""
-    """What to do about it, if anything."""
+    """What to do about it; empty for nothing."""
     caveats: tuple[str, ...] = ()
     """Codes of the warnings that the runs behind it carry."""
 
@@ -53,7 +53,7 @@ class Cell:
     text: str = ""
     reason: str = ""
     run_id: str = ""
-    """The run the figure comes from."""
+    """Source run of the figure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,18 +67,18 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """What a chart counts along one side."""
+    """One axis of a chart."""
 
     name: str
     unit: str = ""
     scale: Literal["linear", "log2", "log10", "category"] = "linear"
     from_zero: bool = False
-    """Whether the axis must begin at zero, because what it shows is compared by ratio."""
+    """Whether the axis must start at zero, because its values are compared by ratio."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A point of a chart; without `y` it is missing, for the `reason` given."""
+    """A point of a chart; without `y` it is missing, with its `reason`."""
 
     x: float | str
     y: float | None = None
@@ -87,7 +87,7 @@ class Point:
     reason: str = ""
     run_id: str = ""
     label: str = ""
-    """What stands beside the point of a scatter chart."""
+    """Text next to the point of a scatter chart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +101,10 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A picture as data."""
+    """A chart as data."""
 
     name: str
-    """Letters, digits and dashes: the name of its file."""
+    """File name: letters, digits and dashes."""
     title: str
     kind: Literal["line", "bar", "heat", "scatter"]
     """In a scatter chart the points of a measured line are not joined, those of a reference are."""
@@ -112,29 +112,29 @@ class Chart:
     y: Axis
     lines: tuple[Line, ...]
     rows: str = ""
-    """What the lines of a heat map go through, the lowest row first; `y` is what cells say."""
+    """Name of the rows of a heat map (its lines, lowest first); `y` is the value of the cells."""
     stacked: bool = False
-    """Of bars: whether the lines of a category stand on one another, being parts of a whole."""
+    """Whether bars of a category are stacked, as parts of a whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What an experiment says about its question."""
+    """The result of an experiment."""
 
     experiment: str
     question: str
     title: str
-    """What was compared, in a few words: the heading of its section."""
+    """Heading of its section: what was compared."""
     findings: tuple[Finding, ...]
     tables: tuple[Table, ...] = ()
     charts: tuple[Chart, ...] = ()
     warnings: tuple[Warning, ...] = ()
-    """Those of the records, and of the answer itself."""
+    """Warnings of the records and of the answer itself."""
     run_ids: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    """What a reader must know to read the figures right: reductions, sources, definitions."""
+    """Definitions, sources and reductions needed to interpret the figures."""
 
     @property
-    def scripted(self) -> bool:
-        """Whether a script played any of the runs behind it."""
-        return any(warning.code == SCRIPTED for warning in self.warnings)
+    def simulated(self) -> bool:
+        """Whether any of its runs was simulated (null framework)."""
+        return any(warning.code == SIMULATED for warning in self.warnings)

@@ -18,7 +18,7 @@ from cubemesh.schema.serialization import digest
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.warning import Warning
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the record's plain form."""
 AGAINST = "against"
 """Phase of the windows of the other program, where two alternate."""

@@ -41,8 +41,9 @@ from cubemesh.store.db_errors import explained
 from cubemesh.store.engine import connect
 from cubemesh.store.json_text import from_text
 from cubemesh.store.location import Location, locate, make_folder, move_beside
+from cubemesh.store.migrations import MIGRATIONS, Migration
 from cubemesh.store.series_chunks import Chunk, from_chunks, to_chunks
-from cubemesh.store.tables import MIGRATIONS, Migration, experiment_runs, machines, records
+from cubemesh.store.tables import experiment_runs, machines, records
 
 _REUSABLE = [status.value for status in Status if status.expected]
 

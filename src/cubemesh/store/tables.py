@@ -1,15 +1,14 @@
-"""What do the tables look like, which version are they, and how does an older store catch up?
+"""Tables of the store, their schema version, and the upgrade of an older store.
 
-Only types every database knows are used. The record itself is one JSON text; the columns beside it
-are what is searched for. `MIGRATIONS[i]` lifts a store from version i + 1 to i + 2, and a store
-is lifted in one transaction: all the way or not at all.
+Only types that every database has are used. The record itself is one JSON text; the columns next to
+it are for queries. An older store is upgraded in one transaction: completely or not at all.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
+from dataclasses import replace
 
 from sqlalchemy import (
     Boolean,
@@ -32,11 +31,10 @@ from sqlalchemy import (
 )
 
 from cubemesh.errors import StoreError
-
-Migration: TypeAlias = Callable[[Connection], None]
-
-MIGRATIONS: tuple[Migration, ...] = ()
-"""In order, never changed once released. A new one comes with a change to the tables below."""
+from cubemesh.schema import RunRecord
+from cubemesh.store.columns import record_row
+from cubemesh.store.json_text import from_text
+from cubemesh.store.migrations import MIGRATIONS, Migration
 
 _OPENING_LOCK = 0x63756265
 """Any number that no other program is likely to lock in PostgreSQL: "cube" in ASCII."""
@@ -136,10 +134,10 @@ def refuse_newer(version: int, migrations: Sequence[Migration] = MIGRATIONS) -> 
 
 
 def prepare(connection: Connection, migrations: Sequence[Migration] = MIGRATIONS) -> None:
-    """Make the tables, or lift an older store to the latest version, in the open transaction.
+    """Create the tables, or upgrade an older store to the latest version, in the open transaction.
 
-    It always writes, so that a store that cannot be written is found out here and not after the
-    first measurement.
+    It always writes, so that a store that cannot be written fails here and not after the first
+    measurement.
     """
     if connection.dialect.name == "postgresql":  # two that open a new store at once take turns
         connection.execute(select(func.pg_advisory_xact_lock(_OPENING_LOCK)))
@@ -151,6 +149,18 @@ def prepare(connection: Connection, migrations: Sequence[Migration] = MIGRATIONS
         connection.execute(insert(about).values(version=latest, opened_utc=now))
         return
     refuse_newer(version, migrations)
-    for migrate in migrations[version - 1 :]:
-        migrate(connection)
+    if version < latest:
+        for migrate in migrations[version - 1 :]:
+            migrate(connection)
+        _compute_ids(connection)
     connection.execute(update(about).values(version=latest, opened_utc=now))
+
+
+def _compute_ids(connection: Connection) -> None:
+    """Compute spec and workload ids again, which hash the field names, with their columns."""
+    for sequence in connection.execute(select(records.c.sequence)).scalars().all():
+        this = records.c.sequence == sequence
+        row = connection.execute(select(records.c.run_id, records.c.record).where(this)).one()
+        record = from_text(RunRecord, row.record, f"Run {row.run_id}")
+        record = replace(record, key=replace(record.key, spec_id=record.spec.spec_id))
+        connection.execute(update(records).where(this).values(record_row(record)))

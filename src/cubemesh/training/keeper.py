@@ -98,4 +98,4 @@ class Keeper:
         if self._board_failed:
             cause = f"TensorBoard's event file could not be written: {self._board_failed}."
             remedy = "Make room on its disk, or name a folder on another."
-            log.warning(warn("events-failed", cause, remedy))
+            log.warning(warn("event-file-failed", cause, remedy))

@@ -26,13 +26,13 @@ def runs(record_of, *frameworks):
 def test_what_was_measured_stays_as_it_is(record_of):
     assert told(FOUND, runs(record_of, "pytorch", "jax")) == FOUND
     assert told(FOUND, []) == FOUND
-    assert not FOUND.scripted
+    assert not FOUND.simulated
 
 
 def test_every_finding_of_a_script_is_in_doubt(record_of):
     answer = told(FOUND, runs(record_of, "null"))
-    assert answer.scripted
-    assert [f.caveats for f in answer.findings] == [("scripted", "drift"), ("scripted",)]
+    assert answer.simulated
+    assert [f.caveats for f in answer.findings] == [("simulated", "drift"), ("simulated",)]
     assert answer.warnings[0].cause.startswith("This run was played by a script")
     both = told(FOUND, runs(record_of, "null", "null"))
     assert both.warnings[0].cause.startswith("These 2 runs were played by a script")
@@ -41,4 +41,4 @@ def test_every_finding_of_a_script_is_in_doubt(record_of):
 
 
 def test_a_framework_that_is_no_more_is_no_script(record_of):
-    assert not told(FOUND, runs(record_of, "caffe")).scripted
+    assert not told(FOUND, runs(record_of, "caffe")).simulated

@@ -101,10 +101,10 @@ def test_the_pictures_are_drawn_by_epoch_and_by_time(trained):
     assert [(p.x, p.y) for p in by_epoch.lines[1].points] == [(1.0, 2.0), (2.0, 1.0)]
     # Twelve windows of ten steps of 10 ms, six an epoch.
     assert [p.x for p in by_time.lines[0].points] == [pytest.approx(0.6), pytest.approx(1.2)]
-    shared = (warn("shared-cores", "4 devices shared 2 cores.", ""),)
+    shared = (warn("oversubscribed", "4 devices shared 2 cores.", ""),)
     answer = trained({**GROWING, (2, "linear"): 0.52, (4, "linear"): 0.6}, shared)
     assert not any(chart.x.name == "time" for chart in answer.charts)
-    assert "shared-cores" in {w.code for w in answer.warnings}
+    assert "oversubscribed" in {w.code for w in answer.warnings}
 
 
 def test_losses_are_multiples_of_that_of_the_fewest_devices_there_are(trained):

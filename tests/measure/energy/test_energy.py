@@ -124,7 +124,7 @@ def test_the_counter_stands_and_a_disagreement_is_told() -> None:
     found = gpu_run(5.0, power=360.0)
     assert found.figures["mean_power_watts"].value == pytest.approx(400.0)
     (warning,) = found.warnings
-    assert warning.code == "energy-disagrees"
+    assert warning.code == "energy-mismatch"
     assert "10.0 % less" in warning.cause
     assert not gpu_run(5.0, power=385.0).warnings
 

@@ -190,7 +190,7 @@ def test_headline_is_the_first_finding_and_its_card_does_not_say_it_again(sample
 
 def test_what_a_script_played_is_no_headline(sample):
     first, *rest = sample.answers
-    warning = warn("scripted", "This run was played by a script.", "Measure.")
+    warning = warn("simulated", "This run was played by a script.", "Measure.")
     played = replace(first, warnings=(warning,))
     measured = next(answer for answer in rest if answer.findings)
     assert headline([played, measured], ()) == headline([measured], ())

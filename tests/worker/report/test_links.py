@@ -27,7 +27,7 @@ GLOO = Link(transport="gloo TCP", interface="eth0")
 def test_a_faster_interface_that_was_up_is_a_warning(link, speeds, ports, cause):
     found = idle_interface(link, speeds, ports)
     if cause:
-        assert found.code == "idle-link"
+        assert found.code == "faster-link-unused"
         assert cause in found.cause
         assert found.remedy
     else:

@@ -94,4 +94,4 @@ def test_layers_in_another_precision_than_asked_for_are_a_warning(tmp_path, monk
     assert warnings("as-asked") == []
     told = "PyTorch computes lstm in fp16."
     monkeypatch.setattr(framework, "other_precision", lambda request: told, raising=False)
-    assert warnings("otherwise") == [("other-precision", told)]
+    assert warnings("otherwise") == [("precision-mismatch", told)]

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.schema import Answer, RunRecord, warn
-from cubemesh.schema.warning import SCRIPTED
+from cubemesh.schema.warning import SIMULATED
 
 
 def told(answer: Answer, records: Sequence[RunRecord]) -> Answer:
@@ -24,14 +24,14 @@ def told(answer: Answer, records: Sequence[RunRecord]) -> Answer:
     if played < len(records):
         runs = f"{played} of these {len(records)} runs were"
     warning = warn(
-        SCRIPTED,
+        SIMULATED,
         f"{runs} played by a script: nothing was computed, and the figures say nothing of this "
         "machine.",
         "Leave framework=null out to measure.",
     )
     return replace(
         answer,
-        findings=tuple(replace(f, caveats=(SCRIPTED, *f.caveats)) for f in answer.findings),
+        findings=tuple(replace(f, caveats=(SIMULATED, *f.caveats)) for f in answer.findings),
         warnings=(warning, *answer.warnings),
     )
 

@@ -215,7 +215,7 @@ def charts(found: Sequence[RatePolicy], name: str) -> Iterator[Chart]:
 
 def _curves(policy: RatePolicy, name: str) -> Iterator[Chart]:
     good = [g for g in policy.groups if g.ok]
-    timed = not any(w.code == "shared-cores" for g in good for r in g.ok for w in r.warnings)
+    timed = not any(w.code == "oversubscribed" for g in good for r in g.ok for w in r.warnings)
     for axis, by_time in (("epoch", False), ("time", True)):
         if not good or (by_time and not timed):
             continue

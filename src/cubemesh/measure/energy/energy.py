@@ -249,7 +249,7 @@ def _disagreement(own: Mapping[str, Figure]) -> list[Warning]:
         return []
     return [
         warn(
-            "energy-disagrees",
+            "energy-mismatch",
             f"The GPU's power, integrated over {own[INTEGRATED].n} readings, is "
             f"{100 * abs(share):.1f} % {'more' if share > 0 else 'less'} than its energy counter "
             f"says; up to {100 * AGREE:.0f} % is usual.",

@@ -221,7 +221,9 @@ CHECKS: dict[str, Check] = {
     "003-6": speed_up("inception-bn", 16),
     "003-7": efficiency_of("inception-bn", 8, (64,)),
     "003-8": link_gain("googlenet", "network", _TWO_FABRICS),
-    "003-9": never("it speaks of MXNet; here a faster link that sat idle is the warning idle-link"),
+    "003-9": never(
+        "it speaks of MXNet; here a faster link that sat idle is the warning faster-link-unused"
+    ),
     "004-1": efficiency_of("resnet-50", 8, (32, 64)),
     "004-2": never("it speaks of KNLs of several hosts"),
     "004-5": super_linear("cifarnet", 192, 2),

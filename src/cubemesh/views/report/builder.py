@@ -94,7 +94,7 @@ def report(
     made = Report(
         machine=machine,
         answers=[
-            *sorted((a.answer for a in answered), key=lambda answer: answer.scripted),
+            *sorted((a.answer for a in answered), key=lambda answer: answer.simulated),
             *_replays(store, machine, names),
         ],
         records=records,

@@ -101,7 +101,7 @@ def headline(answers: Sequence[Answer], records: Iterable[RunRecord]) -> str:
     first = next(_measured(answers), None)
     if first is not None:
         return wording.clean(first.text)
-    if any(answer.scripted for answer in answers):
+    if any(answer.simulated for answer in answers):
         return "A script played all of this: nothing has been measured."
     ended = [record.ok for record in records]
     if not ended:
@@ -119,7 +119,7 @@ def lead(answers: Sequence[Answer]) -> str:
 
 
 def _measured(answers: Iterable[Answer]) -> Iterator[Finding]:
-    return (f for answer in answers if not answer.scripted for f in answer.findings)
+    return (f for answer in answers if not answer.simulated for f in answer.findings)
 
 
 def cards(answers: Sequence[Answer]) -> tuple[Card, ...]:

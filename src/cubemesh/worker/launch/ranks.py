@@ -118,7 +118,7 @@ def shared_cores(spec: RunSpec, cores: int) -> Warning | None:
     if devices <= cores or isinstance(spec.work, FirstSteps):
         return None
     return warn(
-        "shared-cores",
+        "oversubscribed",
         f"{devices} devices shared {cores} cores, as oversubscribe=true allows.",
         f"Look at what was computed, not at how fast; with {devices} cores both mean something.",
     )

@@ -42,8 +42,8 @@ def tell_link(group: Group, log: EventLog) -> None:
 def idle_interface(
     link: Link, speeds_bits_per_s: Mapping[str, float], ports: Mapping[str, float]
 ) -> Warning | None:
-    """The warning `idle-link` where a faster interface, or an InfiniBand port, was up and not used;
-    None where there was none, or where no speed is known to compare."""
+    """The warning `faster-link-unused` if a faster interface, or an InfiniBand port, was up and not
+    used; None if there was none, or if no speed is known to compare."""
     used = [speeds_bits_per_s[i] for i in link.interface.split(", ") if i in speeds_bits_per_s]
     others = {n: s for n, s in speeds_bits_per_s.items() if n not in link.interface.split(", ")}
     if "NET/IB" not in link.transport:
@@ -62,7 +62,7 @@ def idle_interface(
         else f"Set GLOO_SOCKET_IFNAME={best} (NCCL_SOCKET_IFNAME={best} with GPUs) on every host."
     )
     return warn(
-        "idle-link",
+        "faster-link-unused",
         f"{link.transport} went through {own}, while {best} ({others[best] / 1e9:g} Gb/s) was up.",
         remedy,
     )

@@ -243,7 +243,7 @@ def _say_staged(log: Log, read: Sequence[Images]) -> None:
 
 
 def set_aside(tally: Tally) -> Warning | None:
-    """The warning `images-set-aside`, with each reason, its count and some names; None where every
+    """The warning `images-skipped`, with each reason, its count and some names; None where every
     image could be used and nothing else lay among them."""
     if not tally.aside and not tally.ignored:
         return None
@@ -266,7 +266,7 @@ def set_aside(tally: Tally) -> Warning | None:
         if told
         else "Nothing, where this was meant; docs/data.md says what is taken for an image."
     )
-    return warn("images-set-aside", cause, remedy)
+    return warn("images-skipped", cause, remedy)
 
 
 def by_kind(counts: Mapping[str, int]) -> str:

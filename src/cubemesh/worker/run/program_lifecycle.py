@@ -72,7 +72,7 @@ def built(
             "Say so where the figure is quoted, or set precision=fp16 and loss_scale=1024, which "
             "scales the loss."
         )
-        log.warning(warn("other-precision", other, remedy))
+        log.warning(warn("precision-mismatch", other, remedy))
     if isinstance(program, SupportsCompilation):
         compiling_bytes = _compile(framework, program, sample, log)
         before_bytes = None if before_bytes is None else before_bytes + compiling_bytes

@@ -1,0 +1,135 @@
+"""Migration of a store of version 1, as it was written before fields were renamed."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection
+
+from cubemesh.experiments.registry import EXPERIMENTS
+from cubemesh.experiments.runner import answer_again
+from cubemesh.store import Store
+from cubemesh.store.migrations import SETTINGS, _settings, rename_fields
+
+VERSION_1 = Path(__file__).with_name("version_1.sql")
+"""Two experiment runs with four records: one alternating, one on two devices, one with warnings and
+a tuning."""
+
+
+@pytest.fixture
+def old(path):
+    with sqlite3.connect(path) as plain:
+        plain.executescript(VERSION_1.read_text())
+    return path
+
+
+def version(path) -> int:
+    with sqlite3.connect(path) as plain:
+        return plain.execute("select version from cubemesh_store").fetchone()[0]
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_records_of_version_1_are_rewritten(old, read_only):
+    with Store.open(str(old), read_only=read_only) as store:
+        alternating, one, two, tuned = store.records()
+        series = store.series(alternating.run_id)
+    assert alternating.spec.budget.target_ci == 0.5
+    assert alternating.spec.budget.heartbeat_timeout_s == 20
+    assert alternating.spec.budget.max_seconds == 0.3
+    assert alternating.spec.against.program.data_location == "device"
+    assert [r.spec.program.sync for r in (one, two)] == ["none", "all-reduce"]
+    assert two.spec.placement.oversubscribe
+    assert (tuned.spec.program.decode_location, tuned.spec.program.cache_decoded) == (
+        "device",
+        True,
+    )
+    assert tuned.spec.tuned.experiment_run_id == "1627f9dd99ee"
+    assert tuned.spec.tuned.settings == ("sync=all-reduce", "data_location=device")
+    assert [w.code for w in tuned.warnings] == [
+        "images-skipped",
+        "precision-mismatch",
+        "tuned-for-other-batch-size",
+        "oversubscribed",
+        "low-host-memory",
+    ]
+    assert {s.name for s in series} == set(alternating.series)
+
+
+def test_ids_are_computed_again_where_they_stand(old):
+    with Store.open(str(old)) as store:
+        records = store.records()
+        assert all(store.find(r.key) is not None for r in records)
+    assert all(r.key.spec_id == r.spec.spec_id for r in records)
+    with sqlite3.connect(old) as plain:
+        columns = plain.execute("select spec_id, workload_id from records order by sequence")
+        assert columns.fetchall() == [(r.key.spec_id, r.spec.workload_id) for r in records]
+
+
+def test_experiment_runs_of_version_1_are_answered(old):
+    with Store.open(str(old)) as store:
+        batch_sizes, scaling = store.experiment_runs()
+        for run in (batch_sizes, scaling):
+            answered = answer_again(EXPERIMENTS[run.experiment], run, store)
+            assert answered.answer.findings
+            assert answered.answer.simulated
+    assert batch_sizes.settings["batch_sizes"] == [8]
+    assert batch_sizes.settings["data_location"] == "device"
+    assert batch_sizes.overrides["target_ci"] == 0.5
+    assert batch_sizes.started_utc == "2026-11-22T18:03:56+00:00"
+    assert scaling.overrides["oversubscribe"] is True
+
+
+def killed_in_the_middle(connection: Connection) -> None:
+    rename_fields(connection)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_migration_that_is_killed_changes_nothing(old):
+    with sqlite3.connect(old) as plain:
+        before = list(plain.iterdump())
+    child = subprocess.run([sys.executable, __file__, old], check=False)
+    assert child.returncode == -signal.SIGKILL
+    assert version(old) == 1
+    with sqlite3.connect(old) as plain:
+        assert list(plain.iterdump()) == before
+    with Store.open(str(old)) as store:
+        store.check()
+        assert len(store.records()) == 4
+
+
+@pytest.mark.parametrize(
+    ("experiment", "old_settings", "new_settings"),
+    [
+        ("tune", {"batch_per_device": 64, "batches": []}, {"batch_sizes": [64]}),
+        ("tune", {"batch_per_device": 64, "batches": [32, 64]}, {"batch_sizes": [64, 32]}),
+        (
+            "batch-accuracy",
+            {"learning_rate": 0.1, "learning_rates": []},
+            {"learning_rates": [0.1]},
+        ),
+        (
+            "batch-accuracy",
+            {"learning_rate": 0.1, "learning_rates": [0.2]},
+            {"learning_rates": [0.2]},
+        ),
+        ("frameworks", {"batch_per_device": None, "runs": 5}, {"batch_sizes": [], "steps": 5}),
+        ("interconnect", {"alone": True, "links": []}, {"links": []}),
+        ("model-size", {"data_on": "both"}, {"data_location": "both"}),
+    ],
+)
+def test_settings_are_renamed(experiment, old_settings, new_settings):
+    assert _settings(experiment, old_settings) == new_settings
+
+
+def test_settings_are_renamed_to_those_that_exist():
+    for name, names in SETTINGS.items():
+        known = EXPERIMENTS[name].settings.__dataclass_fields__
+        assert {new.removesuffix("[]") for new in names.values() if new} <= set(known)
+
+
+if __name__ == "__main__":
+    Store.open(sys.argv[1], migrations=(killed_in_the_middle,))
