@@ -37,7 +37,7 @@ from cubemesh.data import Source, open_for
 from cubemesh.data.feed import Feed
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.api.program import BuildRequest, SupportsCompilation
-from cubemesh.measure.attribution.profile_windows import Attributed
+from cubemesh.measure.attribution.profile_windows import StepProfiler
 from cubemesh.measure.timing.step_timestamps import StampedSteps
 from cubemesh.measure.timing.timer import measure
 from cubemesh.parallel import strategies as exchanges
@@ -210,7 +210,7 @@ class Bench:
             steps = StampedSteps(
                 take=take, place=place, queue=self.program.train_step, clock=self.program.clock
             )
-            attributed = Attributed(
+            attributed = StepProfiler(
                 program=self.program, steps=steps, samples_per_step=point.batch, log=log
             )
             measured = measure(

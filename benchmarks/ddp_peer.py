@@ -39,7 +39,7 @@ import torch.distributed as dist
 
 from cubemesh import networks
 from cubemesh.frameworks.pytorch import join, launch
-from cubemesh.measure.merge_ranks import together
+from cubemesh.measure.merge_ranks import merge_lockstep
 from cubemesh.schema import Window
 from cubemesh.statistics import median, throughput, throughput_interval
 from ddp_programs import NARROW, our_step, stock_step
@@ -152,7 +152,7 @@ def points(args: Any, devices: int, one: dict[tuple[str, str], float]) -> Iterat
             slowest = min(alone)
         for name in names:
             ranks = [own[f"{name}|{mode}"] for own in told]
-            windows = together(
+            windows = merge_lockstep(
                 [
                     Window(
                         rank=rank,

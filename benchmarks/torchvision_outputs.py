@@ -71,7 +71,7 @@ RENAMED = {
     "in_proj_weight": "in_proj.weight",
     "in_proj_bias": "in_proj.bias",
 }
-"""Ending of a name in torchvision → in the graph."""
+"""WorkerExit of a name in torchvision → in the graph."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cubemesh.measure.merge_ranks import alongside, together
+from cubemesh.measure.merge_ranks import merge_free_running, merge_lockstep
 from cubemesh.schema import Window
 
 
@@ -16,11 +16,11 @@ def window(rank, start_s, elapsed_s, phase="measure", samples=8):
 
 def test_a_rank_alone_keeps_its_windows():
     windows = [window(0, 1.0, 0.5), window(0, 1.5, 0.5)]
-    assert together(windows) == windows
+    assert merge_lockstep(windows) == windows
 
 
 def test_windows_of_two_ranks_last_from_the_first_start_to_the_last_end():
-    found = together(
+    found = merge_lockstep(
         [
             window(0, 1.0, 0.5),
             window(1, 1.1, 0.6),
@@ -36,7 +36,7 @@ def test_windows_of_two_ranks_last_from_the_first_start_to_the_last_end():
 
 def test_phases_stay_apart_and_what_one_rank_did_more_is_left_out():
     windows = [window(0, 0.0, 1.0, "warm-up"), window(0, 1.0, 1.0), window(0, 2.0, 1.0)]
-    found = together([*windows, window(1, 0.0, 1.0, "warm-up"), window(1, 1.0, 1.0)])
+    found = merge_lockstep([*windows, window(1, 0.0, 1.0, "warm-up"), window(1, 1.0, 1.0)])
     assert [(w.phase, w.start_s) for w in found] == [("warm-up", 0.0), ("measure", 1.0)]
 
 
@@ -47,7 +47,7 @@ def test_phases_stay_apart_and_what_one_rank_did_more_is_left_out():
 )
 def test_no_rank_was_faster_than_the_run_says_of_all(timed):
     windows = [window(n, *times, samples=s) for n, (*times, s) in enumerate(timed)]
-    (run,) = together(windows)
+    (run,) = merge_lockstep(windows)
     assert run.samples == sum(w.samples for w in windows)
     assert run.elapsed_s >= max(w.elapsed_s for w in windows) - 1e-9
 
@@ -60,7 +60,7 @@ def test_apart_a_window_of_rank_0_holds_what_all_did_meanwhile():
         window(1, 1.5, 2.0, samples=16),  # 8 a second
         window(1, 2.0, 1.0, "evaluate", samples=999),
     ]
-    found = alongside(windows)
+    found = merge_free_running(windows)
     assert [(w.rank, w.start_s, w.elapsed_s, w.steps) for w in found] == [
         (0, 1.0, 1.0, 2),
         (0, 2.0, 1.0, 2),
@@ -69,9 +69,11 @@ def test_apart_a_window_of_rank_0_holds_what_all_did_meanwhile():
 
 
 def test_apart_a_rank_without_a_window_at_that_time_counts_with_all_of_its_own():
-    (found,) = alongside([window(0, 10.0, 2.0, samples=10), window(1, 0.0, 4.0, samples=12)])
+    (found,) = merge_free_running(
+        [window(0, 10.0, 2.0, samples=10), window(1, 0.0, 4.0, samples=12)]
+    )
     assert found.samples == 10 + 6
-    assert alongside([window(0, 0.0, 1.0)]) == [window(0, 0.0, 1.0)]
+    assert merge_free_running([window(0, 0.0, 1.0)]) == [window(0, 0.0, 1.0)]
 
 
 @given(st.lists(st.floats(0.1, 2.0), min_size=1, max_size=9), st.integers(1, 50))
@@ -81,5 +83,5 @@ def test_apart_the_rate_of_ranks_at_a_constant_speed_is_the_sum_of_theirs(length
         theirs.append((start_s, elapsed_s))
         start_s += elapsed_s
     windows = [window(1, s, e, samples=1000 * rate * e) for s, e in theirs]
-    (found,) = alongside([window(0, 0.05, start_s, samples=0), *windows])
+    (found,) = merge_free_running([window(0, 0.05, start_s, samples=0), *windows])
     assert found.samples == pytest.approx(1000 * rate * start_s, abs=1)

@@ -6,11 +6,11 @@ from cubemesh.measure.telemetry.gpu_processes import GpuProcess
 from cubemesh.measure.validity import (
     busy_host,
     changing_clock,
-    judge,
     page_cache,
     shared_gpu,
     throttled,
     wide_interval,
+    window_warnings,
 )
 from cubemesh.schema.record import Window
 
@@ -20,7 +20,7 @@ def windows(step_times: Sequence[float], steps: int = 10) -> list[Window]:
 
 
 def codes(step_times: Sequence[float], steps: int = 10) -> list[str]:
-    return [w.code for w in judge(windows(step_times, steps))]
+    return [w.code for w in window_warnings(windows(step_times, steps))]
 
 
 QUIET = [0.010, 0.0101, 0.0099, 0.0100, 0.0102, 0.0098, 0.0100, 0.0101, 0.0099, 0.0100]
@@ -36,7 +36,7 @@ def test_drift_needs_both_certainty_and_size() -> None:
 
 
 def test_faster_is_said_as_such() -> None:
-    (warning,) = judge(windows([0.012 - 0.0002 * n for n in range(12)]))
+    (warning,) = window_warnings(windows([0.012 - 0.0002 * n for n in range(12)]))
     assert "faster over 12 windows" in warning.cause
 
 

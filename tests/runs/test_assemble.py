@@ -1,7 +1,7 @@
 import pytest
 
 from cubemesh.runs.assemble import assemble, join
-from cubemesh.runs.exit_status import Ending
+from cubemesh.runs.exit_status import WorkerExit
 from cubemesh.schema import (
     Budget,
     Ceiling,
@@ -33,7 +33,7 @@ def told(status):
 
 
 def record_of(events, work=STEPS, exit_code=0, devices=1):
-    ending = Ending(exit_code=exit_code, elapsed_s=12.0, phase="measure")
+    ending = WorkerExit(exit_code=exit_code, elapsed_s=12.0, phase="measure")
     spec = RunSpec(work=work, placement=Placement(devices=devices), budget=Budget())
     return assemble(spec, KEY, events, ending, started_utc="2026-01-01T00:00:00Z", attempt=2)[0]
 
@@ -117,7 +117,7 @@ def test_a_rank_says_what_it_ran_on():
         spec,
         KEY,
         [rank, told(Status.OK)],
-        Ending(exit_code=0, elapsed_s=1.0),
+        WorkerExit(exit_code=0, elapsed_s=1.0),
         started_utc="2026-01-01T00:00:00Z",
         attempt=1,
         uuid_of={"cuda:1": "GPU-77"}.get,

@@ -1,6 +1,6 @@
 import pytest
 
-from cubemesh.runs.exit_status import Ending, innermost, judge, signal_name
+from cubemesh.runs.exit_status import WorkerExit, innermost, outcome_from_exit, signal_name
 from cubemesh.schema import Status
 
 STACKS = """\
@@ -15,7 +15,9 @@ Current thread 0x00007e (most recent call first):
 
 
 def end(code, **facts):
-    return judge(Ending(exit_code=code, elapsed_s=1.0, phase="measure", steps=40, **facts))
+    return outcome_from_exit(
+        WorkerExit(exit_code=code, elapsed_s=1.0, phase="measure", steps=40, **facts)
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The first rank that failed by itself is the reason for the others, and for the run."""
 
-from cubemesh.runs.exit_status import Ending
+from cubemesh.runs.exit_status import WorkerExit
 from cubemesh.runs.rank_outcomes import of_ranks, of_run
 from cubemesh.schema import Outcome, Status
 
@@ -10,7 +10,7 @@ LOST = Outcome(status=Status.CRASHED, message="connection closed by peer.")
 
 
 def ending(failed=None, exit_code=0, **fields):
-    return Ending(
+    return WorkerExit(
         exit_code=exit_code,
         elapsed_s=1.0,
         phase="measure",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cubemesh.frameworks.api.program import Snapshot
-from cubemesh.runs.reuse import still_true
+from cubemesh.runs.reuse import is_reusable
 from cubemesh.schema import (
     CheckpointSettings,
     Figure,
@@ -25,7 +25,7 @@ OK = Outcome(status=Status.OK)
 
 @pytest.fixture
 def stands(small_machine):
-    return lambda record: still_true(record, small_machine, lambda name: True)
+    return lambda record: is_reusable(record, small_machine, lambda name: True)
 
 
 def trained(folder, status=Status.OK, resumed_at=0, steps=20):

@@ -176,8 +176,8 @@ def test_the_tasks_of_a_real_step_are_ranks(slurm):
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("two tasks need two processors")
     code = (
-        "import os; from cubemesh.worker.launch.launcher_env import introduce; "
-        "introduce(os.environ); "
+        "import os; from cubemesh.worker.launch.launcher_env import export_torch_env; "
+        "export_torch_env(os.environ); "
         "print(*(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR')))"
     )
     said = subprocess.run(

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from cubemesh.schema.record import Window
 
 
-def together(windows: Sequence[Window]) -> list[Window]:
+def merge_lockstep(windows: Sequence[Window]) -> list[Window]:
     """The windows of a run from those of its ranks, phase by phase and in their order; as they are
     where there is one rank. What a rank did more than another is left out."""
     ranks = sorted({w.rank for w in windows})
@@ -35,7 +35,7 @@ def together(windows: Sequence[Window]) -> list[Window]:
     return found
 
 
-def alongside(windows: Sequence[Window], phase: str = "measure") -> list[Window]:
+def merge_free_running(windows: Sequence[Window], phase: str = "measure") -> list[Window]:
     """The windows of a run whose ranks make their steps apart: rank 0's of `phase`, with what the
     others did meanwhile, in whatever phase they trained. Steps are rank 0's."""
     others: dict[int, list[Window]] = {}

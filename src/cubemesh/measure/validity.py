@@ -36,7 +36,7 @@ CACHED_SHARE = 0.05
 """Share of the files in the page cache before that is told."""
 
 
-def judge(windows: Sequence[Window]) -> list[Warning]:
+def window_warnings(windows: Sequence[Window]) -> list[Warning]:
     """Warnings about measured windows, in the order of `WARNINGS`; none when nothing is amiss."""
     found = (_few(windows), _drift(windows), _outliers(windows), _short(windows))
     return [w for w in found if w is not None]

@@ -14,10 +14,10 @@ from cubemesh.measure.collective_sweep import merged, sweep_figures, wrong_resul
 from cubemesh.measure.energy.ranks import NAMES as ENERGY_NAMES
 from cubemesh.measure.energy.ranks import energy_of_ranks
 from cubemesh.measure.figures import figures
-from cubemesh.measure.merge_ranks import alongside, together
+from cubemesh.measure.merge_ranks import merge_free_running, merge_lockstep
 from cubemesh.parallel.strategies import SIDE_BY_SIDE
 from cubemesh.runs import rank_outcomes
-from cubemesh.runs.exit_status import Ending
+from cubemesh.runs.exit_status import WorkerExit
 from cubemesh.schema.collective import Collective, SweepPoint
 from cubemesh.schema.first_steps_trace import Replica
 from cubemesh.schema.machine import Unknown
@@ -48,7 +48,7 @@ def assemble(
     spec: RunSpec,
     key: RunKey,
     events: Sequence[Event],
-    ending: Ending,
+    ending: WorkerExit,
     *,
     started_utc: str,
     attempt: int,
@@ -127,9 +127,9 @@ def assemble(
 def _figures(spec: RunSpec, windows: Sequence[Window], wall_s: float) -> dict[str, Figure]:
     """The figures of the measured windows, as far as they mean something for this work."""
     if spec.placement.devices > 1 and spec.program.sync in SIDE_BY_SIDE:
-        measured = alongside(windows)
+        measured = merge_free_running(windows)
     else:
-        measured = together([w for w in windows if w.phase == "measure"])
+        measured = merge_lockstep([w for w in windows if w.phase == "measure"])
     found = figures(measured, wall_s)
     if not isinstance(spec.work, (TrainSteps, Train)):
         found.pop("projected_90_epochs_days", None)  # nothing is trained

@@ -28,12 +28,12 @@ from cubemesh.runs import run_dirs as folders
 from cubemesh.runs.assemble import assemble
 from cubemesh.runs.code_version import code_version
 from cubemesh.runs.devices import gpus_of, lock_names, visible_gpus
-from cubemesh.runs.exit_status import Ending
+from cubemesh.runs.exit_status import WorkerExit
 from cubemesh.runs.forkserver import Forkserver, ServerDied
 from cubemesh.runs.idle_links import with_idle_links
 from cubemesh.runs.locks import DeviceLocks
 from cubemesh.runs.progress import Observer, Silent
-from cubemesh.runs.reuse import still_true
+from cubemesh.runs.reuse import is_reusable
 from cubemesh.runs.run_dirs import RunFolders, default_runs_folder
 from cubemesh.runs.tuning_fit import with_tuning
 from cubemesh.runs.watch import watch
@@ -52,7 +52,7 @@ MOST_START_S = 3600.0
 """And at most, however long the run itself may take."""
 
 
-class Keeper(Protocol):
+class RunStore(Protocol):
     """What the executor asks of a store (`results.Store` is one)."""
 
     def find(self, key: RunKey) -> RunRecord | None:
@@ -87,7 +87,7 @@ class Executor:
 
     def __init__(
         self,
-        store: Keeper,
+        store: RunStore,
         *,
         machine: Machine,
         observer: Observer | None = None,
@@ -172,7 +172,7 @@ class Executor:
     def _record(self, spec: RunSpec, key: RunKey) -> RunRecord:
         may_stand = not self._fresh or key in self._measured
         stored = self._store.find(key) if may_stand else None
-        if stored is not None and still_true(stored, self._machine, self._installed):
+        if stored is not None and is_reusable(stored, self._machine, self._installed):
             self._observer.finish(stored, reused=True)
             return stored
         if not self._machine_saved:
@@ -244,7 +244,7 @@ class Executor:
 
     def _send(
         self, spec: RunSpec, folder: Path, own_folder: Path
-    ) -> tuple[list[dict[str, Any]], Ending]:
+    ) -> tuple[list[dict[str, Any]], WorkerExit]:
         """Run `spec` in a worker; its events and how it ended. The run begins when the framework's
         server is ready: importing a framework is paid once a suite, and is no part of a run."""
         framework = spec.program.framework
@@ -261,7 +261,7 @@ class Executor:
                 )
             server.start(min(max(START_S, spec.budget.time_limit_s), MOST_START_S))
         except ServerDied as death:
-            ending = Ending(
+            ending = WorkerExit(
                 exit_code=death.exit_code,
                 elapsed_s=time.perf_counter() - start,
                 time_limit_s=death.limit_s,

@@ -39,7 +39,7 @@ STACK_LINES = 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ending:
+class WorkerExit:
     """How a worker ended, as far as it can be seen from outside."""
 
     exit_code: int
@@ -69,7 +69,7 @@ class Ending:
     """Where the threads of those ranks stood that could still tell."""
 
 
-def judge(ending: Ending) -> Outcome:
+def outcome_from_exit(ending: WorkerExit) -> Outcome:
     """The outcome of a worker that told none."""
     printed, stacks = ending.output, ending.stacks
     if not stacks:
@@ -91,7 +91,7 @@ def judge(ending: Ending) -> Outcome:
     return Outcome(status=status, message=message, origin="runner", facts=facts)
 
 
-def _where(ending: Ending, stacks: str) -> str:
+def _where(ending: WorkerExit, stacks: str) -> str:
     where = f"during {ending.phase}"
     if ending.steps:
         where += f", after {ending.steps:,d} steps"
@@ -99,7 +99,7 @@ def _where(ending: Ending, stacks: str) -> str:
     return f"{where}, at {at}" if at else where
 
 
-def _status(ending: Ending, where: str) -> tuple[Status, str]:
+def _status(ending: WorkerExit, where: str) -> tuple[Status, str]:
     whose = "the worker's server" if ending.server_died else "the worker"
     if ending.silent:
         for_s = format_seconds(max(ending.silent.values()))

@@ -21,14 +21,14 @@ import dataclasses
 import signal
 from collections.abc import Mapping
 
-from cubemesh.runs.exit_status import STACK_LINES, Ending, innermost, judge
+from cubemesh.runs.exit_status import STACK_LINES, WorkerExit, innermost, outcome_from_exit
 from cubemesh.schema.outcome import Outcome, Status
 
 
-def of_ranks(told: Mapping[int, Outcome], ending: Ending, ranks: int) -> list[Outcome]:
+def of_ranks(told: Mapping[int, Outcome], ending: WorkerExit, ranks: int) -> list[Outcome]:
     """The outcome of each rank: `told` has those that the ranks told themselves."""
     if ranks == 1:
-        return [told.get(0) or judge(ending)]
+        return [told.get(0) or outcome_from_exit(ending)]
     return [told.get(rank) or _judged(rank, ending) for rank in range(ranks)]
 
 
@@ -50,7 +50,7 @@ def of_run(outcomes: list[Outcome], told: Mapping[int, Outcome]) -> Outcome:
     return dataclasses.replace(reason, message=message, facts={**reason.facts, "rank": rank})
 
 
-def _judged(rank: int, ending: Ending) -> Outcome:
+def _judged(rank: int, ending: WorkerExit) -> Outcome:
     failed = _failed(ending)
     if ending.silent:
         return _silent(rank, ending)
@@ -58,9 +58,9 @@ def _judged(rank: int, ending: Ending) -> Outcome:
         own = dataclasses.replace(
             ending, exit_code=failed[rank], output=ending.rank_outputs.get(rank, "")
         )
-        return judge(own)
+        return outcome_from_exit(own)
     if not failed:  # the agent itself was ended
-        return judge(ending)
+        return outcome_from_exit(ending)
     others = ", ".join(map(str, sorted(failed)))
     return Outcome(
         status=Status.KILLED,
@@ -70,7 +70,7 @@ def _judged(rank: int, ending: Ending) -> Outcome:
     )
 
 
-def _silent(rank: int, ending: Ending) -> Outcome:
+def _silent(rank: int, ending: WorkerExit) -> Outcome:
     """Of a rank whose run was ended because this rank, or another, fell silent."""
     stacks = ending.rank_stacks
     if rank not in ending.silent:
@@ -81,7 +81,7 @@ def _silent(rank: int, ending: Ending) -> Outcome:
         message = f"ended with the run, because rank {others} gave no sign of life."
         return Outcome(status=Status.KILLED, message=message, origin="runner", facts=facts)
     own = {rank: ending.silent[rank]}
-    judged = judge(dataclasses.replace(ending, silent=own, stacks=stacks.get(rank, "")))
+    judged = outcome_from_exit(dataclasses.replace(ending, silent=own, stacks=stacks.get(rank, "")))
     waiting = {r: text for r, text in stacks.items() if r not in ending.silent}
     if not waiting:
         return judged
@@ -93,7 +93,7 @@ def _silent(rank: int, ending: Ending) -> Outcome:
     )
 
 
-def _failed(ending: Ending) -> dict[int, int]:
+def _failed(ending: WorkerExit) -> dict[int, int]:
     """The ranks that failed by themselves, and their exit codes: the agent ends the others with
     SIGTERM."""
     ended = -signal.SIGTERM

@@ -24,7 +24,7 @@ from cubemesh.training.checkpoint import steps_in
 from cubemesh.training.tensorboard import event_files
 
 
-def still_true(record: RunRecord, machine: Machine, installed: Callable[[str], bool]) -> bool:
+def is_reusable(record: RunRecord, machine: Machine, installed: Callable[[str], bool]) -> bool:
     """Whether what was found then is so now; `installed` tells of a framework by its name."""
     spec, status = record.spec, record.outcome.status
     if status is Status.NOT_INSTALLED:

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cubemesh.runs.exit_status import Ending
+from cubemesh.runs.exit_status import WorkerExit
 from cubemesh.runs.forkserver import Forkserver, ServerDied
 from cubemesh.runs.progress import Observer, Progress
 from cubemesh.worker.launch.ranks import EXITS_FILE
@@ -37,7 +37,9 @@ STACKS_S = 1.0
 """How long a worker may take to write its stacks."""
 
 
-def watch(server: Forkserver, job: Job, observer: Observer) -> tuple[list[dict[str, Any]], Ending]:
+def watch(
+    server: Forkserver, job: Job, observer: Observer
+) -> tuple[list[dict[str, Any]], WorkerExit]:
     """Run `job` in a worker of a server that is ready, to its end; its events and how it ended.
 
     `job.origin` is when the run began, from which its time limit counts.
@@ -73,7 +75,7 @@ def watch(server: Forkserver, job: Job, observer: Observer) -> tuple[list[dict[s
         watcher.look()
     kills_after = oom_kills()
     failed = _failed_ranks(Path(job.folder, EXITS_FILE))
-    ending = Ending(
+    ending = WorkerExit(
         exit_code=exit_code,
         elapsed_s=time.perf_counter() - job.origin,
         time_limit_s=limit_s,

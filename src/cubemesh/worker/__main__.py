@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cubemesh.errors import CubemeshError
-from cubemesh.worker.launch.host_agent import Remote
-from cubemesh.worker.launch.launcher_env import introduce
+from cubemesh.worker.launch.host_agent import HostAgent
+from cubemesh.worker.launch.launcher_env import export_torch_env
 from cubemesh.worker.server import serve, work
 
 
@@ -35,10 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         if given.verb == "run":
-            introduce(os.environ)
+            export_torch_env(os.environ)
             return work(given.job)
         if given.verb == "host":
-            return Remote().serve()
+            return HostAgent().serve()
         serve(given.framework, given.parent)
     except CubemeshError as error:
         print(f"cubemesh.worker: {error}", file=sys.stderr)

@@ -163,16 +163,16 @@ def work(job_path: Path) -> int:
     A job on several devices is run by as many processes, started here, unless a launcher has
     started this one as a rank already; of a rank 0 means that its outcome is ok.
     """
-    job, own = read_job(job_path), ranks.whoami()
+    job, own = read_job(job_path), ranks.rank_from_env()
     if own.ranks == 1 and job.spec.placement.hosts:
         prepare(job.agent_output_path)
-        ranks.leave_word(job, hosts.launch(job))
+        ranks.write_exit_codes(job, hosts.launch(job))
         return 0
     if own.ranks == 1 and ranks.can_launch(job):
         framework = entry(job.spec.program.framework).load()
         if isinstance(framework, SupportsDistributed):
             prepare(job.agent_output_path)
-            signal.signal(signal.SIGUSR1, ask_ranks)
+            signal.signal(signal.SIGUSR1, forward_stack_request)
             ranks.launch(framework, job, work_as_rank)
             return 0
     job = ranks.as_rank(job)
@@ -182,7 +182,7 @@ def work(job_path: Path) -> int:
     return 0 if own.ranks == 1 or outcome.status is Status.OK else ranks.FAILED
 
 
-def ask_ranks(number: int, frame: object) -> None:
+def forward_stack_request(number: int, frame: object) -> None:
     """The agent is asked for stacks: those of its ranks are meant."""
     for rank in psutil.Process().children():
         with contextlib.suppress(ProcessLookupError):

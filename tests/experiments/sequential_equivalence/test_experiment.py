@@ -25,14 +25,14 @@ from cubemesh.experiments.sequential_equivalence.experiment import (
 )
 from cubemesh.frameworks import pytorch
 from cubemesh.frameworks.api.group import SingleProcessGroup
-from cubemesh.measure.telemetry.gpu_processes import Neighbours
+from cubemesh.measure.telemetry.gpu_processes import GpuProcessWatch
 from cubemesh.networks.graph import Network
 from cubemesh.papers.claims.evidence import Evidence
 from cubemesh.papers.claims.several_devices import same_error_rates
 from cubemesh.papers.published import claims
 from cubemesh.parallel import strategies as exchanges
 from cubemesh.runs.assemble import assemble
-from cubemesh.runs.exit_status import Ending
+from cubemesh.runs.exit_status import WorkerExit
 from cubemesh.schema import (
     FirstSteps,
     Outcome,
@@ -187,7 +187,7 @@ def look(folder, spec, group, plant=None):
                 device="cpu",
                 threads=1,
                 usable_cores=1,
-                neighbours=Neighbours(None),
+                gpu_processes=GpuProcessWatch(None),
                 log=log,
                 group=group,
             )
@@ -214,7 +214,7 @@ def record(folder, spec):
         for event in read_events(events_path(folder, n))
     ]
     key = RunKey(spec_id=spec.spec_id, machine_id="m", software_id="s", code_version="c")
-    ending = Ending(exit_code=0, elapsed_s=1.0)
+    ending = WorkerExit(exit_code=0, elapsed_s=1.0)
     return assemble(spec, key, events, ending, started_utc="2026-01-01", attempt=1)[0]
 
 

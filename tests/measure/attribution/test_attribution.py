@@ -14,7 +14,7 @@ from cubemesh.measure.attribution.attribution import (
     on_device,
     on_host,
 )
-from cubemesh.measure.attribution.timeline import Launch, Recorded, play, record, talking
+from cubemesh.measure.attribution.timeline import Launch, RecordedSteps, play, record, talking
 from cubemesh.measure.attribution.transfers import Transfer, last_arrivals, waited
 from cubemesh.measure.timing.step_timestamps import Stamp, StampedWindow
 from cubemesh.schema import Profile, ProfileEvent
@@ -46,7 +46,7 @@ def launched(fraction, ms, stretch="step", use="compute", lane=7, wait=0.0, join
 
 
 def recorded(*steps, latency=0.0, turnaround=0.0):
-    return Recorded(steps=steps, latency_s=latency * MS, turnaround_s=turnaround * MS)
+    return RecordedSteps(steps=steps, latency_s=latency * MS, turnaround_s=turnaround * MS)
 
 
 def ms(found):

@@ -1,7 +1,7 @@
 import pytest
 
 from cubemesh.measure.attribution.attribution import PARTS
-from cubemesh.measure.attribution.bottlenecks import biggest_loss
+from cubemesh.measure.attribution.bottlenecks import largest_bottleneck
 from cubemesh.schema import RunSpec, TrainSteps
 from cubemesh.schema.record import Part
 
@@ -13,22 +13,22 @@ def parts(**ms):
 
 
 def test_the_biggest_loss_has_a_share_and_a_remedy():
-    found = biggest_loss(parts(compute=6.9, launch_gaps=3.1, host=0.5, other=-0.5), SPEC)
+    found = largest_bottleneck(parts(compute=6.9, launch_gaps=3.1, host=0.5, other=-0.5), SPEC)
     assert found.text == "31 % launch gaps at minibatch 8"
     assert found.remedy.startswith("raise the minibatch or capture the step")
     assert found.share == pytest.approx(0.31)
 
 
 def test_what_is_hardly_lost_needs_no_remedy():
-    found = biggest_loss(parts(compute=99.6, host=0.2, other=0.2), SPEC)
+    found = largest_bottleneck(parts(compute=99.6, host=0.2, other=0.2), SPEC)
     assert (found.name, found.remedy) == ("", "")
     assert "Nothing much is lost at minibatch 8" in found.text
 
 
 def test_without_an_attribution_there_is_no_loss():
-    assert biggest_loss([], SPEC) is None
+    assert largest_bottleneck([], SPEC) is None
 
 
 @pytest.mark.parametrize("name", [name for name in PARTS if name != "compute"])
 def test_every_part_but_computing_has_a_remedy(name):
-    assert biggest_loss(parts(compute=1, **{name: 9}), SPEC).remedy
+    assert largest_bottleneck(parts(compute=1, **{name: 9}), SPEC).remedy

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from cubemesh.measure.attribution.profile_windows import Attributed
+from cubemesh.measure.attribution.profile_windows import StepProfiler
 from cubemesh.measure.timing.step_timestamps import StampedSteps
 from cubemesh.measure.timing.timer import measure
 from cubemesh.schema import Budget, Profile, ProfileEvent
@@ -68,7 +68,7 @@ class Scripted:
 def taken_apart(program, take=lambda: None, place=lambda batch: batch):
     log = InMemoryLog()
     steps = StampedSteps(take=take, place=place, queue=program.step, clock=program.clock)
-    attributed = Attributed(program=program, steps=steps, samples_per_step=1, log=log)
+    attributed = StepProfiler(program=program, steps=steps, samples_per_step=1, log=log)
     measured = measure(
         steps,
         program.synchronize,

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from cubemesh.measure.telemetry.gpu_processes import GpuProcess, Neighbours
+from cubemesh.measure.telemetry.gpu_processes import GpuProcess, GpuProcessWatch
 
 OWN = 77
 UNKNOWN = 2**64 - 1
@@ -38,7 +38,7 @@ class Library:
 
 
 def others(*lists, own=OWN, **more):
-    return Neighbours("GPU-1", Library(*lists, **more)).others(own)
+    return GpuProcessWatch("GPU-1", Library(*lists, **more)).others(own)
 
 
 def test_alone_on_the_gpu():
@@ -68,8 +68,8 @@ def test_older_drivers_have_an_older_call(versions):
 def test_what_nvml_does_not_tell_is_not_known():
     assert others([], code=3) is None
     assert others(versions=()) is None
-    assert Neighbours("GPU-2", Library()).others() is None
-    assert Neighbours(None).others() is None
+    assert GpuProcessWatch("GPU-2", Library()).others() is None
+    assert GpuProcessWatch(None).others() is None
 
 
 @pytest.mark.gpu
@@ -87,7 +87,7 @@ def test_another_process_on_the_gpu_is_seen():
         text=True,
     ) as other:
         assert other.stdout.readline().strip() == "there"
-        found = Neighbours(probe().gpus[0].uuid).others(os.getpid())
+        found = GpuProcessWatch(probe().gpus[0].uuid).others(os.getpid())
         other.stdin.close()
         other.wait(timeout=30)
     if not found:

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from cubemesh.measure.telemetry.io_counters import TrafficReader
+from cubemesh.measure.telemetry.io_counters import IoCounterReader
 
 
 def machine(root: Path) -> Path:
@@ -26,7 +26,7 @@ def machine(root: Path) -> Path:
 
 
 def test_whole_disks_every_network_but_the_loopback_and_memory_in_use(tmp_path: Path) -> None:
-    reader = TrafficReader(machine(tmp_path))
+    reader = IoCounterReader(machine(tmp_path))
     assert reader.missing == {}
     assert reader.read() == {
         "disk_read_bytes": 512_000.0,
@@ -38,12 +38,12 @@ def test_whole_disks_every_network_but_the_loopback_and_memory_in_use(tmp_path: 
 
 
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
-    reader = TrafficReader(tmp_path)
+    reader = IoCounterReader(tmp_path)
     assert reader.read() == {}
     assert set(reader.missing) == {"disk_read_bytes", "network_receive_bytes", "memory_used_bytes"}
 
 
 def test_this_machine(tmp_path: Path) -> None:
-    said = TrafficReader().read()
+    said = IoCounterReader().read()
     assert said["memory_used_bytes"] > 1e6
     assert said["network_receive_bytes"] >= 0

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from cubemesh.errors import UsageError
 from cubemesh.schema import CheckpointSettings, Placement, ProgramSettings, RunSpec, Train
 from cubemesh.training.checkpoint import steps_in
-from cubemesh.worker.launch.launcher_env import first_node, introduce
-from cubemesh.worker.launch.ranks import Self, whoami
+from cubemesh.worker.launch.launcher_env import export_torch_env, first_node
+from cubemesh.worker.launch.ranks import RankInfo, rank_from_env
 from cubemesh.worker.report.events import events_path, read_events
 from cubemesh.worker.run.job import Job
 
@@ -36,7 +36,7 @@ OPEN_MPI = {
 
 def introduced(environ):
     environ = dict(environ)
-    introduce(environ)
+    export_torch_env(environ)
     return {k: v for k, v in environ.items() if not k.startswith(("SLURM", "OMPI", "PMI", "MPI"))}
 
 
@@ -138,4 +138,4 @@ def test_ranks_that_mpirun_started_train_and_keep_checkpoints(tmp_path):
 def test_a_rank_knows_how_many_are_on_its_host(monkeypatch):
     for name, value in introduced(SLURM).items():
         monkeypatch.setenv(name, value)
-    assert whoami() == Self(rank=3, local_rank=1, ranks=4, local_ranks=2)
+    assert rank_from_env() == RankInfo(rank=3, local_rank=1, ranks=4, local_ranks=2)

@@ -12,7 +12,7 @@ from cubemesh.frameworks.api.program import Unsupported
 from cubemesh.schema import FirstSteps, Placement, RunSpec, TrainSteps
 from cubemesh.worker.launch.pinning import whole_cores
 from cubemesh.worker.launch.ranks import (
-    Self,
+    RankInfo,
     can_launch,
     check_devices,
     driven_devices,
@@ -47,7 +47,7 @@ def test_ranks_share_no_core_and_have_as_many_each(ranks, threads):
     own = [
         own_cores(
             spec(devices=ranks, threads=threads),
-            Self(rank=r, local_rank=r, ranks=ranks, local_ranks=ranks),
+            RankInfo(rank=r, local_rank=r, ranks=ranks, local_ranks=ranks),
             cores,
         )
         for r in range(ranks)
@@ -57,7 +57,7 @@ def test_ranks_share_no_core_and_have_as_many_each(ranks, threads):
 
 
 def test_more_cores_than_there_are_and_a_binding_of_another_kind_are_refused():
-    own = Self(rank=0, local_rank=0, ranks=2, local_ranks=2)
+    own = RankInfo(rank=0, local_rank=0, ranks=2, local_ranks=2)
     with pytest.raises(Unsupported, match="Set threads=1 or fewer devices"):
         own_cores(spec(devices=2, threads=2), own, (0, 1, 2))
     with pytest.raises(Unsupported, match="Leave pinning and numa_node out"):
@@ -65,7 +65,7 @@ def test_more_cores_than_there_are_and_a_binding_of_another_kind_are_refused():
 
 
 def test_each_rank_has_a_gpu_of_its_own():
-    own = Self(rank=5, local_rank=1, ranks=8, local_ranks=4)
+    own = RankInfo(rank=5, local_rank=1, ranks=8, local_ranks=4)
     assert own_device("cuda", own, 2) == "cuda:1"
     assert own_device("cpu", own, 0) == "cpu"
     with pytest.raises(Unsupported, match="1 GPU"):
@@ -74,7 +74,7 @@ def test_each_rank_has_a_gpu_of_its_own():
 
 def test_ranks_take_cores_by_turns_where_they_may_share_them():
     asked = spec(devices=4, oversubscribe=True)
-    selves = [Self(rank=r, local_rank=r, ranks=4, local_ranks=4) for r in range(4)]
+    selves = [RankInfo(rank=r, local_rank=r, ranks=4, local_ranks=4) for r in range(4)]
     own = [own_cores(asked, one, (5, 7)) for one in selves]
     assert own == [(5,), (7,), (5,), (7,)]
     assert can_launch(job(devices=4, oversubscribe=True))

@@ -5,13 +5,15 @@ from cubemesh.frameworks.api.program import Diverged, OutOfMemory, ReplicasDiffe
 from cubemesh.networks import build
 from cubemesh.networks.memory import forecast
 from cubemesh.schema import Ceiling, Forward, ProgramSettings, RunSpec, Status, TrainSteps
-from cubemesh.worker.report.outcomes import outcome_of
+from cubemesh.worker.report.outcomes import outcome_from_error
 
 SPEC = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=512, optimizer="adam"))
 
 
 def outcome(error, spec=SPEC, limit_bytes=None, is_out_of_memory=lambda error: False):
-    return outcome_of(error, spec, limit_bytes=limit_bytes, is_out_of_memory=is_out_of_memory)
+    return outcome_from_error(
+        error, spec, limit_bytes=limit_bytes, is_out_of_memory=is_out_of_memory
+    )
 
 
 def raised(error):

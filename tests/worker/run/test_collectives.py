@@ -7,7 +7,7 @@ import pytest
 from cubemesh.frameworks.api.group import SingleProcessGroup
 from cubemesh.frameworks.api.program import OutOfMemory, Unsupported
 from cubemesh.schema import Budget, Collective, Placement, RunSpec
-from cubemesh.worker.report.outcomes import outcome_of
+from cubemesh.worker.report.outcomes import outcome_from_error
 from cubemesh.worker.run.collectives import build, sweep
 from in_memory_log import InMemoryLog
 
@@ -127,7 +127,7 @@ def test_arrays_that_cannot_fit_are_refused_before_they_are_made():
     limit = 4 << 30
     with pytest.raises(OutOfMemory) as refused:
         build(large, Framework(), Three(), "cpu", 1, limit)
-    told = outcome_of(
+    told = outcome_from_error(
         refused.value, large, limit_bytes=limit, is_out_of_memory=lambda error: False, device="cpu"
     )
     assert told.status == "oom"

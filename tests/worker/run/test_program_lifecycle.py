@@ -12,7 +12,6 @@ from cubemesh.frameworks import entry
 from cubemesh.frameworks.api.group import SingleProcessGroup
 from cubemesh.schema import ProgramSettings, RunSpec, TrainSteps
 from cubemesh.worker.report.events import EventLog, read_events
-from cubemesh.worker.run.program_lifecycle import built
 
 pytest.importorskip("torch")
 
@@ -28,7 +27,7 @@ from cubemesh.batches import Batch
 from cubemesh.frameworks.api.gradient_sync import SingleProcessGroup
 from cubemesh.schema import ProgramSettings, RunSpec, TrainSteps
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.worker.run.program_lifecycle import built
+from cubemesh.worker.run.program_lifecycle import ready_program
 from cubemesh.worker.report.events import EventLog, read_events
 
 BATCH = 64
@@ -49,7 +48,7 @@ for name in sys.argv[2:]:
     log, alone = EventLog(path, 0, 0.0), SingleProcessGroup()
     framework = entry(name).load()
     framework.preload()  # as the server of workers does
-    with built(spec, framework, "cpu", 1, network, lambda: batch, log, alone) as program:
+    with ready_program(spec, framework, "cpu", 1, network, lambda: batch, log, alone) as program:
         program.train_step(program.place(batch))
     told = [e["figure"] for e in read_events(path) if e.get("name") == "peak_memory_bytes"]
     (peaks[name],) = (figure["value"] for figure in told)

@@ -27,7 +27,7 @@ from cubemesh.experiments.time_breakdown.report import (
     why,
     work_by,
 )
-from cubemesh.measure.attribution.bottlenecks import biggest_loss
+from cubemesh.measure.attribution.bottlenecks import largest_bottleneck
 from cubemesh.schema import (
     Answer,
     Finding,
@@ -147,7 +147,7 @@ def _findings(groups: Sequence[Group[Key]]) -> Iterator[Finding]:
     found = [
         (group, loss)
         for group in groups
-        if (record := told_by(group)) and (loss := biggest_loss(record.parts, record.spec))
+        if (record := told_by(group)) and (loss := largest_bottleneck(record.parts, record.spec))
     ]
     worst = max(found, key=lambda pair: pair[1].share, default=None)
     for group, loss in found:

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cubemesh.measure.attribution.operator_gaps import inside_steps
-from cubemesh.measure.attribution.timeline import Busy, Recorded, play
+from cubemesh.measure.attribution.timeline import DeviceWork, RecordedSteps, play
 from cubemesh.measure.attribution.transfers import Waited
 from cubemesh.measure.timing.intervals import length, outside, union
 from cubemesh.measure.timing.step_timestamps import StampedWindow, boundaries
@@ -113,7 +113,7 @@ class DeviceTime:
 
 
 def on_device(
-    windows: Sequence[StampedWindow], recorded: Recorded
+    windows: Sequence[StampedWindow], recorded: RecordedSteps
 ) -> tuple[tuple[Part, ...], float]:
     """The parts of a step that a device computes while the host runs ahead, and the share of the
     time in which the device is at work."""
@@ -140,7 +140,7 @@ def on_device(
     return _with_other(mean_step_s(windows), tuple(parts)), busy
 
 
-def device_time(window: StampedWindow, work: Sequence[Busy]) -> DeviceTime:
+def device_time(window: StampedWindow, work: Sequence[DeviceWork]) -> DeviceTime:
     """The time of a window by part, from what the device did in it and when the host stamped."""
     compute = union((b.start_s, b.end_s) for b in work if b.use == "compute")
     talking = union((b.start_s, b.end_s) for b in work if b.use == "communication")
@@ -198,7 +198,7 @@ def _with_other(step_s: float, parts: tuple[Part, ...]) -> tuple[Part, ...]:
     return (*ordered, left)
 
 
-def _evenly(windows: Sequence[StampedWindow], recorded: Recorded) -> Sequence[StampedWindow]:
+def _evenly(windows: Sequence[StampedWindow], recorded: RecordedSteps) -> Sequence[StampedWindow]:
     launches = sum(map(len, recorded.steps)) / len(recorded.steps)
     total = launches * sum(len(w.stamps) for w in windows)
     return windows[:: max(1, math.ceil(total / MOST_LAUNCHES))]

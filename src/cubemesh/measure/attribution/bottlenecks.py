@@ -33,7 +33,7 @@ _REMEDIES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loss:
+class Bottleneck:
     """The part in which most is lost."""
 
     name: str
@@ -46,7 +46,7 @@ class Loss:
     """What to do about it; empty where there is nothing to do."""
 
 
-def biggest_loss(parts: Sequence[Part], spec: RunSpec) -> Loss | None:
+def largest_bottleneck(parts: Sequence[Part], spec: RunSpec) -> Bottleneck | None:
     """The biggest loss of an attribution; None where there is no attribution."""
     step_s = math.fsum(part.seconds for part in parts)
     if not parts or step_s <= 0:
@@ -57,9 +57,9 @@ def biggest_loss(parts: Sequence[Part], spec: RunSpec) -> Loss | None:
     at = f"at minibatch {spec.batch_per_device}"
     if share < LEAST:
         text = f"Nothing much is lost {at}: no loss takes 1 % of the step"
-        return Loss(name="", share=share, text=text, remedy="")
+        return Bottleneck(name="", share=share, text=text, remedy="")
     text = f"{100 * share:.0f} % {worst.name.replace('_', ' ')} {at}"
-    return Loss(name=worst.name, share=share, text=text, remedy=_REMEDIES[worst.name])
+    return Bottleneck(name=worst.name, share=share, text=text, remedy=_REMEDIES[worst.name])
 
 
 def remedy_of(name: str) -> str:

@@ -72,7 +72,7 @@ class Profiled(SupportsProfiling, Protocol):
 
 
 @dataclass
-class Attributed:
+class StepProfiler:
     """The profiled side of one measurement: `beside` it while it runs, `finish` it after."""
 
     program: Profiled

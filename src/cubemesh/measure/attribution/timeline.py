@@ -54,7 +54,7 @@ class Launch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorded:
+class RecordedSteps:
     """What the profiled steps launched, and how the device takes up its work."""
 
     steps: tuple[tuple[Launch, ...], ...]
@@ -65,7 +65,7 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Busy:
+class DeviceWork:
     """The device at work."""
 
     launched_s: float
@@ -77,7 +77,7 @@ class Busy:
 def record(
     windows: Sequence[tuple[StampedWindow, Profile]],
     arrivals: Sequence[Sequence[float] | None] | None = None,
-) -> Recorded:
+) -> RecordedSteps:
     """What can be played of profiled windows; ValueError where they hold no work of a device.
     `arrivals` are, of each window, when the last rank began each communication kernel; None where
     that is not known."""
@@ -92,14 +92,14 @@ def record(
         _delays(work, called, latencies, turnarounds)
     if not any(steps):
         raise ValueError("the profile holds no kernel of a device")
-    return Recorded(
+    return RecordedSteps(
         steps=tuple(steps),
         latency_s=median(latencies) if latencies else 0.0,
         turnaround_s=median(turnarounds) if turnarounds else 0.0,
     )
 
 
-def play(window: StampedWindow, recorded: Recorded, first: int = 0) -> tuple[Busy, ...]:
+def play(window: StampedWindow, recorded: RecordedSteps, first: int = 0) -> tuple[DeviceWork, ...]:
     """The device's work in `window`, by its begin. Step i does what recorded step `first` + i did,
     going round."""
     streams = _Streams(recorded)
@@ -120,11 +120,11 @@ def play(window: StampedWindow, recorded: Recorded, first: int = 0) -> tuple[Bus
 class _Streams:
     """The device's streams, and until when each has work."""
 
-    def __init__(self, recorded: Recorded) -> None:
+    def __init__(self, recorded: RecordedSteps) -> None:
         self._recorded = recorded
         self._free: dict[int, float] = {}
         self._computed = self._communicated = -math.inf
-        self.found: list[Busy] = []
+        self.found: list[DeviceWork] = []
 
     def launch(self, launch: Launch, at: float) -> None:
         """One more piece of work, launched at that time, after all that were before it."""
@@ -146,7 +146,7 @@ class _Streams:
         self._add(at, start + launch.wait_s, end, launch.use)
 
     def _add(self, launched_s: float, start_s: float, end_s: float, use: Use) -> None:
-        self.found.append(Busy(launched_s=launched_s, start_s=start_s, end_s=end_s, use=use))
+        self.found.append(DeviceWork(launched_s=launched_s, start_s=start_s, end_s=end_s, use=use))
 
 
 def use_of(event: ProfileEvent) -> Use:

@@ -42,7 +42,7 @@ class GpuProcess:
     """Memory of the GPU that it holds; None where the driver does not say."""
 
 
-class Neighbours:
+class GpuProcessWatch:
     """Watches who else is on the GPU with this UUID. Make it before the run touches the GPU;
     `nvml` is the loaded library, or what answers as it does."""
 

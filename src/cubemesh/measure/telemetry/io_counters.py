@@ -16,7 +16,7 @@ _SECTOR_BYTES = 512
 _STACKED = ("loop", "ram", "dm-", "md", "zram", "sr", "fd")
 
 
-class TrafficReader:
+class IoCounterReader:
     """Reads the counters of disks, network and memory under `root` ("/" is this machine)."""
 
     device = "host"

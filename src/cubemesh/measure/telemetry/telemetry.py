@@ -37,7 +37,7 @@ from cubemesh.measure.telemetry.counter_series import (
 from cubemesh.measure.telemetry.gpu import POWER, open_gpu
 from cubemesh.measure.telemetry.gpu import UTILISATION as GPU
 from cubemesh.measure.telemetry.host import HostReader, Reader, Reading
-from cubemesh.measure.telemetry.io_counters import TrafficReader
+from cubemesh.measure.telemetry.io_counters import IoCounterReader
 from cubemesh.measure.validity import busy_host
 from cubemesh.schema.record import Figure, Window
 from cubemesh.schema.series import Series
@@ -67,7 +67,7 @@ def open_meters(gpu_uuid: str | None) -> tuple[Meter, ...]:
     """Everything that can be read beside a run: the GPU with this UUID, where there is one, and
     this machine."""
     gpu = open_gpu(gpu_uuid)
-    return (*([gpu] if gpu else []), RaplReader(), TrafficReader())
+    return (*([gpu] if gpu else []), RaplReader(), IoCounterReader())
 
 
 def idle_power(meters: Sequence[Meter]) -> Figure | None:

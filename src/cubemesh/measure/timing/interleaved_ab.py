@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cubemesh.measure.log import Log
-from cubemesh.measure.timing.stopping_rule import Patience
+from cubemesh.measure.timing.stopping_rule import StoppingRule
 from cubemesh.measure.timing.timer import Stopwatch
 from cubemesh.measure.validity import not_steady
 from cubemesh.schema.comparison import Ratio, classify_ratio
@@ -67,7 +67,7 @@ class Side:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Paired:
+class InterleavedResult:
     """What `alternate` found."""
 
     windows: tuple[Window, ...]
@@ -87,7 +87,7 @@ class Paired:
 
 def alternate(
     instances: Sequence[tuple[Side, Side]], *, budget: Budget, log: Log, seed: int = 0
-) -> Paired:
+) -> InterleavedResult:
     """Warm all programs up, then alternate windows until each side has at least `effort.steps`
     steps, `effort.seconds` seconds and `effort.windows` windows, and every instance as many blocks
     of either order; with `effort.target_ci`, until the interval is that narrow as well, or each
@@ -104,7 +104,9 @@ def alternate(
         started = time.perf_counter()
         course.measure()
         ended = time.perf_counter()
-    return Paired(windows=tuple(course.windows), steady=steady, started=started, ended=ended)
+    return InterleavedResult(
+        windows=tuple(course.windows), steady=steady, started=started, ended=ended
+    )
 
 
 class _Course:
@@ -158,7 +160,7 @@ class _Course:
 
     def measure(self) -> None:
         """Blocks, two of every instance at a time."""
-        patience = Patience(self._effort, lambda: ratio_of(self.windows).half_width)
+        patience = StoppingRule(self._effort, lambda: ratio_of(self.windows).half_width)
         fraction = 0.0
         while fraction < 1 or patience.wants_more(len(self.windows), self._seconds(0)):
             self._two_blocks_of_each()

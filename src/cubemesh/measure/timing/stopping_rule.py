@@ -17,7 +17,7 @@ from cubemesh.schema.warning import Warning
 GROWTH = 1.25
 
 
-class Patience:
+class StoppingRule:
     """Asked after every window (or group of them), once the rest of the effort is done.
 
     `half_width` gives half of the interval as a share of its figure, None where there is none yet.

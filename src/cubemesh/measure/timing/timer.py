@@ -25,8 +25,8 @@ from typing import Any, Protocol
 
 from cubemesh.measure.figures import half_width
 from cubemesh.measure.log import Log
-from cubemesh.measure.timing.stopping_rule import Patience
-from cubemesh.measure.validity import judge, not_steady
+from cubemesh.measure.timing.stopping_rule import StoppingRule
+from cubemesh.measure.validity import not_steady, window_warnings
 from cubemesh.schema.record import Window
 from cubemesh.schema.spec import Budget
 from cubemesh.statistics import is_steady
@@ -194,7 +194,7 @@ def measure(
         started = time.perf_counter()
         windows = _measure(watch, budget, pace, warm[-1].step_s, beside)
         ended = time.perf_counter()
-    for warning in judge(windows):
+    for warning in window_warnings(windows):
         log.warning(warning)
     return Measured(windows=windows, steady=steady, started=started, ended=ended)
 
@@ -246,7 +246,7 @@ def _measure(
     length = pace.length(steps_per_window(budget, step_s), step_s)
     windows: list[Window] = []
     done, elapsed_s, over = 0, 0.0, False
-    patience = Patience(budget, lambda: half_width(windows))
+    patience = StoppingRule(budget, lambda: half_width(windows))
     while not over:
         window = pace.window(watch, "measure", length)
         windows.append(window)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cubemesh.experiments.analysis.comparison import changes, ratio_of_record
 from cubemesh.frameworks import entry
-from cubemesh.measure.attribution.bottlenecks import biggest_loss
+from cubemesh.measure.attribution.bottlenecks import largest_bottleneck
 from cubemesh.parallel.staleness import FIRST_UPDATES, HISTOGRAM
 from cubemesh.schema import Breakdown, Figure, Part, Rank, RunRecord, Series
 from cubemesh.units import format_seconds
@@ -190,7 +190,7 @@ def part_shares(record: RunRecord) -> tuple[PartShare, ...]:
 
 def loss_sentence(record: RunRecord) -> str:
     """The biggest loss of the step and its remedy; empty where the step was not taken apart."""
-    loss = biggest_loss(record.parts, record.spec)
+    loss = largest_bottleneck(record.parts, record.spec)
     if loss is None:
         return ""
     return wording.clean(f"{loss.text}: {loss.remedy}." if loss.remedy else f"{loss.text}.")

@@ -36,7 +36,7 @@ from cubemesh.worker.launch.ranks import EXITS_FILE
 from cubemesh.worker.report import limits
 from cubemesh.worker.report.events import EventReader
 from cubemesh.worker.run.job import Job
-from cubemesh.worker.server import ask_ranks, prepare, work_as_rank
+from cubemesh.worker.server import forward_stack_request, prepare, work_as_rank
 
 POLL_S = 0.05
 OUTPUT_CHARACTERS = 4000
@@ -45,7 +45,7 @@ CPUINFO = Path("/proc/cpuinfo")
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
-class Remote:
+class HostAgent:
     """One job, from greeting to end."""
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ def _become_agent(job: Job, framework: SupportsDistributed, rendezvous: Rendezvo
     try:
         os.setpgid(0, 0)
         limits.die_with_parent(os.getppid())
-        signal.signal(signal.SIGUSR1, ask_ranks)
+        signal.signal(signal.SIGUSR1, forward_stack_request)
         prepare(job.agent_output_path)
         ranks = job.spec.placement.devices // rendezvous.hosts
         failed = framework.launch(work_as_rank, str(job.path), ranks, rendezvous)

@@ -34,7 +34,7 @@ _FIRST_PORT, _PORTS = 20_000, 10_000
 _FIRST_NODE = re.compile(r"([^,\[\]]+)(?:\[(\d+)[^\]]*\])?")
 
 
-def introduce(environ: MutableMapping[str, str]) -> None:
+def export_torch_env(environ: MutableMapping[str, str]) -> None:
     """Add what torch.distributed reads, from what the launcher says; as it is where nothing
     launched. UsageError where the first host cannot be known."""
     if "RANK" in environ and "WORLD_SIZE" in environ:

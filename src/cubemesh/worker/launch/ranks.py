@@ -41,7 +41,7 @@ JOIN_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Self:
+class RankInfo:
     """Which rank this process is."""
 
     rank: int = 0
@@ -51,13 +51,13 @@ class Self:
     """Those on this host."""
 
 
-def whoami() -> Self:
+def rank_from_env() -> RankInfo:
     """As the launcher's environment says; one rank alone where nobody launched."""
     environ = os.environ
     if "RANK" not in environ or "WORLD_SIZE" not in environ:
-        return Self()
+        return RankInfo()
     rank = int(environ["RANK"])
-    return Self(
+    return RankInfo(
         rank=rank,
         local_rank=int(environ.get("LOCAL_RANK", rank)),
         ranks=int(environ["WORLD_SIZE"]),
@@ -68,17 +68,17 @@ def whoami() -> Self:
 def launch(framework: Framework, job: Job, run_rank: Callable[[str], None]) -> None:
     """Run `job` on all its devices and leave word of those that failed."""
     assert isinstance(framework, SupportsDistributed)
-    leave_word(job, framework.launch(run_rank, str(job.path), job.spec.placement.devices))
+    write_exit_codes(job, framework.launch(run_rank, str(job.path), job.spec.placement.devices))
 
 
-def leave_word(job: Job, failed: Mapping[int, int]) -> None:
+def write_exit_codes(job: Job, failed: Mapping[int, int]) -> None:
     """Write down which ranks failed, for the runner."""
     Path(job.folder, EXITS_FILE).write_text(json.dumps(failed))
 
 
 def as_rank(job: Job) -> Job:
     """The job as this process, one of the ranks, has to do it."""
-    own = whoami()
+    own = rank_from_env()
     uuid = job.gpu_uuids[own.local_rank] if own.local_rank < len(job.gpu_uuids) else job.gpu_uuid
     return dataclasses.replace(job, rank=own.rank, gpu_uuid=uuid)
 
@@ -124,7 +124,7 @@ def shared_cores(spec: RunSpec, cores: int) -> Warning | None:
     )
 
 
-def own_device(kind: str, own: Self, available: int) -> str:
+def own_device(kind: str, own: RankInfo, available: int) -> str:
     """The device of this rank, of `available` GPUs; every CPU rank's is `cpu`."""
     if kind != "cuda":
         return "cpu"
@@ -148,7 +148,7 @@ def driven_devices(kind: str, devices: int, available: int) -> tuple[str, ...]:
     return tuple(f"cuda:{n}" for n in range(devices))
 
 
-def own_cores(spec: RunSpec, own: Self, cores: tuple[int, ...]) -> tuple[int, ...]:
+def own_cores(spec: RunSpec, own: RankInfo, cores: tuple[int, ...]) -> tuple[int, ...]:
     """The cores of this rank, of the `cores` there are (`processors_of`): `threads` of them, or an
     even share, each by the number of the one hardware thread that is used. Where
     there are too few and they may be shared, ranks take them by turns."""
@@ -171,7 +171,7 @@ def own_cores(spec: RunSpec, own: Self, cores: tuple[int, ...]) -> tuple[int, ..
     return cores[own.local_rank * each : (own.local_rank + 1) * each]
 
 
-def join(framework: Framework, device: str, own: Self, link: str = "auto") -> Group:
+def join(framework: Framework, device: str, own: RankInfo, link: str = "auto") -> Group:
     """The group of all ranks; a rank alone has nobody to meet, and no link to choose."""
     if own.ranks == 1:
         if link != "auto":

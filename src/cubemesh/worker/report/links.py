@@ -26,7 +26,7 @@ FASTER = 1.5
 """How many times as fast another interface must be to be told."""
 
 
-def tell_link(group: Group, log: EventLog) -> None:
+def log_link(group: Group, log: EventLog) -> None:
     """Say what this rank exchanged over; nothing of a rank alone, or one whose group knows not."""
     if group.size == 1 or not isinstance(group, ReportsLink):
         return

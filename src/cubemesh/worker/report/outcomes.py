@@ -31,7 +31,7 @@ from cubemesh.units import format_bytes
 TRACEBACK_LINES = 12
 
 
-def outcome_of(
+def outcome_from_error(
     error: BaseException,
     spec: RunSpec,
     *,

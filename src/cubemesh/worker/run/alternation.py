@@ -29,8 +29,8 @@ from cubemesh.frameworks.api.program import (
 from cubemesh.frameworks.api.validation import check_supported
 from cubemesh.measure.figures import figures
 from cubemesh.measure.telemetry.telemetry import Telemetry
-from cubemesh.measure.timing.interleaved_ab import Paired, Side, alternate
-from cubemesh.measure.validity import judge
+from cubemesh.measure.timing.interleaved_ab import InterleavedResult, Side, alternate
+from cubemesh.measure.validity import window_warnings
 from cubemesh.networks.graph import Network
 from cubemesh.parallel import strategies as exchanges
 from cubemesh.schema.comparison import RATIO
@@ -38,9 +38,9 @@ from cubemesh.schema.record import AGAINST, Figure
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.work import Forward, NetworkWork, Train
 from cubemesh.worker.report.events import EventLog
-from cubemesh.worker.report.machine_warnings import say_doubts
+from cubemesh.worker.report.machine_warnings import log_machine_warnings
 from cubemesh.worker.run import inputs
-from cubemesh.worker.run.task import Task, check_loss, meters_of, network_of
+from cubemesh.worker.run.task import Task, check_loss, network_of, start_meters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ def alternate_programs(task: Task) -> None:
     check_alternating(task.spec)
     framework = entry(other.program.framework).load()
     check_supported(other, framework.capabilities())
-    meters = meters_of(task)
+    meters = start_meters(task)
     with log.phase("data"):
         plans = (
             _plan(task.spec, task.framework, task),
@@ -81,7 +81,7 @@ def alternate_programs(task: Task) -> None:
     _check_threads(plans, programs)
     with Telemetry(log, task.usable_cores, meters=meters) as telemetry:
         found = alternate(instances, budget=task.spec.budget, log=log)
-    say_doubts(telemetry, task.neighbours, log, found.started, found.ended)
+    log_machine_warnings(telemetry, task.gpu_processes, log, found.started, found.ended)
     telemetry.keep_utilisation(found.started, found.ended)
     _tell(found, log)
     for program in programs:
@@ -184,7 +184,7 @@ def _check_threads(plans: tuple[_Plan, _Plan], programs: list[Program]) -> None:
     )
 
 
-def _tell(found: Paired, log: EventLog) -> None:
+def _tell(found: InterleavedResult, log: EventLog) -> None:
     """The figures of B, the ratio, and what makes the windows of either doubtful."""
     ratio = found.ratio
     log.figure(
@@ -202,7 +202,7 @@ def _tell(found: Paired, log: EventLog) -> None:
     for name, figure in figures(second, wall_s=0.0).items():
         if name in ("throughput_per_s", "step_s"):
             log.figure(f"against_{name}", figure)
-    for warning in judge([w for w in found.windows if w.phase != AGAINST]):
+    for warning in window_warnings([w for w in found.windows if w.phase != AGAINST]):
         log.warning(warning)
-    for warning in judge(second):
+    for warning in window_warnings(second):
         log.warning(dataclasses.replace(warning, cause=f"The program against it: {warning.cause}"))

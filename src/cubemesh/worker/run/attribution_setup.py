@@ -14,7 +14,7 @@ from typing import Any
 from cubemesh.data.feed import Feed
 from cubemesh.frameworks.api.group import Group
 from cubemesh.frameworks.api.program import Program, SupportsProfiling, Unsupported
-from cubemesh.measure.attribution.profile_windows import Attributed
+from cubemesh.measure.attribution.profile_windows import StepProfiler
 from cubemesh.measure.attribution.transfers import Transfers
 from cubemesh.measure.log import Log
 from cubemesh.measure.timing.step_timestamps import StampedSteps
@@ -31,12 +31,12 @@ def attribute(
     folder: str,
     group: Group,
     transfers: Transfers,
-) -> Attributed | None:
+) -> StepProfiler | None:
     """What stamps and profiles the steps of `spec`; None where no attribution is asked for.
     Unsupported where the framework has no profiler that cubemesh reads, or where what travels
     cannot be stamped. On several devices each rank tells its own, and `transfers` are what it
     exchanges."""
-    if not is_taken_apart(spec):
+    if not is_attributed(spec):
         return None
     sync = spec.program.sync
     if group.size > 1 and sync not in STAMPED:
@@ -56,7 +56,7 @@ def attribute(
         placed = program.place(next(feed))
         feed.close()
         take, place = lambda: placed, lambda batch: batch
-    return Attributed(
+    return StepProfiler(
         program=program,
         steps=StampedSteps(
             take=take, place=place, queue=queue, clock=program.clock, exchanged=transfers.cut
@@ -70,7 +70,7 @@ def attribute(
     )
 
 
-def is_taken_apart(spec: RunSpec) -> bool:
+def is_attributed(spec: RunSpec) -> bool:
     """Whether an attribution of its steps is asked for."""
     return spec.budget.attribution or spec.budget.trace
 
@@ -79,7 +79,7 @@ def stamped(spec: RunSpec, group: Group) -> tuple[Group, Transfers]:
     """The group that the steps of `spec` exchange through, and what is told of it: nothing, where
     they are not taken apart or there is nobody to exchange with."""
     transfers = Transfers(clock=time.perf_counter)
-    if group.size == 1 or not is_taken_apart(spec):
+    if group.size == 1 or not is_attributed(spec):
         return group, transfers
     return TimedGroup(group, transfers), transfers
 

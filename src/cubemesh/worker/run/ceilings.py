@@ -32,7 +32,9 @@ def build(spec: RunSpec, by_framework: Build, device: str, threads: int) -> Ceil
     return by_framework(work, spec.program, device, threads)
 
 
-def say(log: EventLog, program: CeilingProgram, trial: Trial, windows: Sequence[Window]) -> None:
+def log_rates(
+    log: EventLog, program: CeilingProgram, trial: Trial, windows: Sequence[Window]
+) -> None:
     """The rate that went on over `windows`, and the fastest seen in them and in the trial before;
     why either is not the disk's, where a disk was read."""
     calls = figures(windows, wall_s=0.0)["throughput_per_s"]

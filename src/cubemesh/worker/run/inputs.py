@@ -112,7 +112,7 @@ def discard(made: object) -> None:
     """What a stage makes is wanted by nobody."""
 
 
-def say_files(log: Log, source: Source, threads: int) -> None:
+def log_files(log: Log, source: Source, threads: int) -> None:
     """The threads that make minibatches; of images read from files, the mean size of one, and how
     much of them is in memory before anything is timed."""
     if threads:
@@ -127,7 +127,7 @@ def say_files(log: Log, source: Source, threads: int) -> None:
             log.figure("page_cache_share", Figure(value=share, unit="", method=method))
 
 
-def say_dropped(spec: RunSpec, log: Log, source: Source) -> None:
+def warn_if_still_cached(spec: RunSpec, log: Log, source: Source) -> None:
     """A warning where files that were to be dropped from memory are there all the same."""
     if not spec.program.drop_page_cache or not isinstance(source, Images | ReadOnly):
         return
@@ -194,7 +194,7 @@ def wait(measured: Measured, fed: Feed) -> Figure:
     return Figure(value=waited_s / steps, unit="s", n=steps, method=method)
 
 
-def say(log: Log, *read: tuple[Source, NDArray[np.bool_] | None]) -> None:
+def log_images(log: Log, *read: tuple[Source, NDArray[np.bool_] | None]) -> None:
     """The figures `images_set_aside` and `images_converted` over all that was read, pairs of a
     source and the samples that were tried (None: all); `images_decoded_by_host` where that was the
     device's part; and a warning where any was set aside. Nothing for data that are not decoded."""

@@ -18,7 +18,7 @@ CURVE = "first_losses"
 """Name of the curve."""
 
 
-def tell_losses(program: Program, batch: Batch, steps: int, log: Log) -> None:
+def log_losses(program: Program, batch: Batch, steps: int, log: Log) -> None:
     """Make `steps` steps on `batch`, and tell the log the loss of each. Diverged where one is no
     finite number."""
     placed, losses = program.place(batch), []

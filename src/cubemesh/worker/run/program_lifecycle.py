@@ -39,7 +39,7 @@ from cubemesh.worker.report.events import EventLog
 
 
 @contextmanager
-def built(
+def ready_program(
     spec: RunSpec,
     framework: Framework,
     device: str,

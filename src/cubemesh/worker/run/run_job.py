@@ -18,7 +18,7 @@ from cubemesh.data import input_threads
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.api.program import Capabilities, SupportsProcessSetup, Unsupported
 from cubemesh.frameworks.api.validation import check_supported
-from cubemesh.measure.telemetry.gpu_processes import Neighbours
+from cubemesh.measure.telemetry.gpu_processes import GpuProcessWatch
 from cubemesh.schema.outcome import Outcome, Status
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.work import Ceiling, NetworkWork, Train
@@ -27,9 +27,9 @@ from cubemesh.worker.launch.pinning import pin
 from cubemesh.worker.report.events import EventLog, events_path
 from cubemesh.worker.report.heartbeat import Heartbeat
 from cubemesh.worker.report.limits import MemoryLimit
-from cubemesh.worker.report.links import tell_link
+from cubemesh.worker.report.links import log_link
 from cubemesh.worker.report.memory import available_bytes, private_writable_bytes
-from cubemesh.worker.report.outcomes import outcome_of
+from cubemesh.worker.report.outcomes import outcome_from_error
 from cubemesh.worker.run.alternation import alternate_programs
 from cubemesh.worker.run.job import Job
 from cubemesh.worker.run.task import Task
@@ -45,14 +45,14 @@ def run_job(job: Job) -> Outcome:
         with Heartbeat(log) if _is_watched(job.spec) else nullcontext():
             _run(job, log, known)
     except (Exception, SystemExit) as error:
-        outcome = outcome_of(
+        outcome = outcome_from_error(
             error,
             job.spec,
             limit_bytes=known.limit_bytes,
             is_out_of_memory=known.is_out_of_memory,
             device=known.device,
         )
-        if outcome.status is Status.CRASHED and ranks.whoami().ranks > 1:
+        if outcome.status is Status.CRASHED and ranks.rank_from_env().ranks > 1:
             time.sleep(ranks.LOST_S)
     else:
         outcome = Outcome(status=Status.OK)
@@ -78,14 +78,14 @@ class _Known:
 
 def _run(job: Job, log: EventLog, known: _Known) -> None:
     spec = job.spec
-    neighbours = Neighbours(job.gpu_uuid)  # before the framework wakes the GPU
+    gpu_processes = GpuProcessWatch(job.gpu_uuid)  # before the framework wakes the GPU
     with log.phase("import"):
         framework = entry(spec.program.framework).load()
         known.is_out_of_memory = framework.is_out_of_memory
         _make_ready(spec)
         able = framework.capabilities()
     check_supported(spec, able)
-    own = ranks.whoami()
+    own = ranks.rank_from_env()
     device = known.device = _own_device(spec, able, own)
     shared_out = ranks.processors_of(job, on_cpu=device == "cpu")
     here = own.local_ranks if own.ranks > 1 else spec.placement.devices
@@ -121,14 +121,14 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
             threads=threads,
             usable_cores=usable_cores,
             gpu_uuid=None if device == "cpu" else job.gpu_uuid,
-            neighbours=neighbours if device != "cpu" else Neighbours(None),
+            gpu_processes=gpu_processes if device != "cpu" else GpuProcessWatch(None),
             log=log,
             folder=job.folder,
             limit_bytes=known.limit_bytes,
             group=group,
         )
         (alternate_programs if spec.against else TASKS[spec.work.kind])(task)
-        tell_link(group, log)
+        log_link(group, log)
         group.close()
 
 
@@ -154,7 +154,7 @@ def _input_threads(spec: RunSpec, usable_cores: float) -> int:
     return (program.decode_location == "device") + 2 * threads
 
 
-def _own_device(spec: RunSpec, able: Capabilities, own: ranks.Self) -> str:
+def _own_device(spec: RunSpec, able: Capabilities, own: ranks.RankInfo) -> str:
     device = choose_device(spec, able)
     if own.ranks == 1:
         return device
@@ -162,7 +162,7 @@ def _own_device(spec: RunSpec, able: Capabilities, own: ranks.Self) -> str:
     return ranks.own_device(kind, own, sum(d.startswith("cuda") for d in able.devices))
 
 
-def _driven(spec: RunSpec, able: Capabilities, own: ranks.Self) -> tuple[str, ...]:
+def _driven(spec: RunSpec, able: Capabilities, own: ranks.RankInfo) -> tuple[str, ...]:
     """The devices of this process, where it drives several: its framework starts no ranks."""
     devices = spec.placement.devices
     if own.ranks > 1 or devices == 1:
@@ -171,12 +171,15 @@ def _driven(spec: RunSpec, able: Capabilities, own: ranks.Self) -> tuple[str, ..
     return ranks.driven_devices(kind, devices, sum(d.startswith("cuda") for d in able.devices))
 
 
-def _cores(spec: RunSpec, own: ranks.Self, driven: int, cores: tuple[int, ...]) -> tuple[int, ...]:
+def _cores(
+    spec: RunSpec, own: ranks.RankInfo, driven: int, cores: tuple[int, ...]
+) -> tuple[int, ...]:
     """Which of the `cores` are this process's: of its rank, or of all the devices it drives."""
     if not driven:
         return ranks.own_cores(spec, own, cores)
     each = (
-        ranks.Self(rank=n, local_rank=n, ranks=driven, local_ranks=driven) for n in range(driven)
+        ranks.RankInfo(rank=n, local_rank=n, ranks=driven, local_ranks=driven)
+        for n in range(driven)
     )
     return tuple(sorted({core for one in each for core in ranks.own_cores(spec, one, cores)}))
 
@@ -211,6 +214,6 @@ def _memory_limit(
             )
         return None, nullcontext()
     # More than there is would end with a kill, not with a refusal.
-    free_bytes = available_bytes() // ranks.whoami().local_ranks
+    free_bytes = available_bytes() // ranks.rank_from_env().local_ranks
     limit_bytes = free_bytes if asked is None else min(asked, free_bytes)
     return limit_bytes, MemoryLimit(limit_bytes, stacks)

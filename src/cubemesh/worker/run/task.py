@@ -17,9 +17,9 @@ from cubemesh.frameworks.api.program import (
     Program,
     Unsupported,
 )
-from cubemesh.measure.attribution.profile_windows import Attributed
+from cubemesh.measure.attribution.profile_windows import StepProfiler
 from cubemesh.measure.energy.ranks import IDLE
-from cubemesh.measure.telemetry.gpu_processes import Neighbours
+from cubemesh.measure.telemetry.gpu_processes import GpuProcessWatch
 from cubemesh.measure.telemetry.telemetry import Meter, Telemetry, idle_power, open_meters
 from cubemesh.measure.timing.timer import FreeRunning, Lockstep, Measured, Pace, measure
 from cubemesh.networks.graph import Network
@@ -27,9 +27,9 @@ from cubemesh.parallel.strategies import OUT_OF_STEP
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.work import NetworkWork
 from cubemesh.worker.report.events import EventLog
-from cubemesh.worker.report.machine_warnings import say_doubts
+from cubemesh.worker.report.machine_warnings import log_machine_warnings
 from cubemesh.worker.run import inputs
-from cubemesh.worker.run.program_lifecycle import built
+from cubemesh.worker.run.program_lifecycle import ready_program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Task:
     """Cores' worth of time this process is granted."""
     gpu_uuid: str | None = None
     """The GPU whose utilisation is sampled; None for none."""
-    neighbours: Neighbours
+    gpu_processes: GpuProcessWatch
     """Who else is on that GPU."""
     log: EventLog
     group: Group = field(default_factory=SingleProcessGroup)
@@ -55,7 +55,7 @@ class Task:
     """Memory there is for the run, where that is known."""
 
 
-def meters_of(task: Task) -> tuple[Meter, ...]:
+def start_meters(task: Task) -> tuple[Meter, ...]:
     """What is read beside the run. A GPU's power is read here already, before the run touches it:
     where it has no work, that is its idle power."""
     meters = open_meters(task.gpu_uuid)
@@ -71,7 +71,7 @@ def timed(
     program: Program | CeilingProgram | inputs.Host,
     step: Callable[[], None],
     samples_per_step: int,
-    attributed: Attributed | None = None,
+    attributed: StepProfiler | None = None,
 ) -> tuple[Measured, Telemetry]:
     """Time `step`, with the machine watched beside it."""
     with Telemetry(task.log, task.usable_cores, meters=meters) as telemetry:
@@ -85,7 +85,7 @@ def timed(
             beside=None if attributed is None else attributed.beside,
             pace=_pace(task),
         )
-    say_doubts(telemetry, task.neighbours, task.log, measured.started, measured.ended)
+    log_machine_warnings(telemetry, task.gpu_processes, task.log, measured.started, measured.ended)
     telemetry.keep_utilisation(measured.started, measured.ended)
     return measured, telemetry
 
@@ -110,12 +110,12 @@ def network_of(work: NetworkWork) -> Network:
 
 
 @contextmanager
-def built_for(task: Task, network: Network, feed: Feed) -> Iterator[Program]:
+def program_for(task: Task, network: Network, feed: Feed) -> Iterator[Program]:
     """A program of `network`, for what `feed` makes: it decodes that where the spec says so. The
     feed is closed at the end."""
     with (
         closing(feed),
-        built(
+        ready_program(
             task.spec,
             task.framework,
             task.device,

@@ -26,18 +26,18 @@ from cubemesh.data.text.sequences import Sequences
 from cubemesh.frameworks.api.program import Program
 from cubemesh.frameworks.ceilings import REST_S, try_out
 from cubemesh.measure.telemetry.telemetry import Telemetry
-from cubemesh.measure.validity import judge
+from cubemesh.measure.validity import window_warnings
 from cubemesh.parallel.strategies import SAME_WEIGHTS
 from cubemesh.schema.work import FirstSteps, Input, NetworkWork, Stage, Train, TrainSteps
 from cubemesh.training.first_steps import first_steps as look_at_first_steps
 from cubemesh.training.loop import train as train_epochs
-from cubemesh.worker.report.machine_warnings import say_doubts
+from cubemesh.worker.report.machine_warnings import log_machine_warnings
 from cubemesh.worker.run import ceilings, collectives, inputs
 from cubemesh.worker.run import checkpointing as checkpointing
 from cubemesh.worker.run.attribution_setup import attribute, stamped
-from cubemesh.worker.run.loss_probe import tell_losses
+from cubemesh.worker.run.loss_probe import log_losses
 from cubemesh.worker.run.step_figures import tokens
-from cubemesh.worker.run.task import Task, built_for, check_loss, meters_of, network_of, timed
+from cubemesh.worker.run.task import Task, check_loss, network_of, program_for, start_meters, timed
 
 
 def train_steps(task: Task) -> None:
@@ -53,7 +53,7 @@ def forward(task: Task) -> None:
 def train(task: Task) -> None:
     """Train over epochs, with an evaluation after each."""
     work, log = cast(Train, task.spec.work), task.log
-    meters = meters_of(task)
+    meters = start_meters(task)
     network = network_of(work)
     with log.phase("data"):
         source = inputs.open_split(task.spec, network, "train")
@@ -68,7 +68,7 @@ def train(task: Task) -> None:
             start=begin.course.done,
         )
 
-    with built_for(task, network, feed) as program:
+    with program_for(task, network, feed) as program:
         begin.restore(program, log)
         keeper = checkpointing.keeper(task.spec, network, task.group)
         with Telemetry(log, task.usable_cores, meters=meters) as telemetry:
@@ -87,11 +87,11 @@ def train(task: Task) -> None:
                 same_weights=task.spec.program.sync in SAME_WEIGHTS,
             )
             ended = time.perf_counter()
-        say_doubts(telemetry, task.neighbours, log, started, ended)
+        log_machine_warnings(telemetry, task.gpu_processes, log, started, ended)
         if windows:  # none where it went on from its very end
             telemetry.keep_energy(windows, sum(w.samples for w in windows))
-        inputs.say(log, (source, feed.tried), (validation, None))
-        for warning in judge(windows) if windows else ():
+        inputs.log_images(log, (source, feed.tried), (validation, None))
+        for warning in window_warnings(windows) if windows else ():
             log.warning(warning)
 
 
@@ -103,30 +103,30 @@ def first_steps(task: Task) -> None:
         source = inputs.open_split(task.spec, network, "train")
         validation = inputs.open_split(task.spec, network, "validation")
         feed = inputs.feed(task.spec, source, task.usable_cores, group=task.group)
-    with built_for(task, network, feed) as program:
+    with program_for(task, network, feed) as program:
         look_at_first_steps(program, feed, validation, work, log, task.group)
 
 
 def input_stage(task: Task) -> None:
     """Measure one stage of what feeds a network: a step is a minibatch going through it."""
     work, log = cast(Input, task.spec.work), task.log
-    meters = meters_of(task)
+    meters = start_meters(task)
     network = network_of(work)
     with log.phase("data"):
         source = inputs.open_stage(task.spec, network)
         feed = inputs.feed(task.spec, source, task.usable_cores)
-        inputs.say_files(log, source, feed.threads)
+        inputs.log_files(log, source, feed.threads)
     samples = work.batch_per_device
     if work.stage == "copy" or task.spec.program.decode_location == "device":
-        with built_for(task, network, feed) as program:
+        with program_for(task, network, feed) as program:
             host, step = inputs.Host(program.synchronize), _placing(program, feed, work.stage)
             timed(task, meters, host, step, samples)
     else:
         with closing(feed):
             timed(task, meters, inputs.Host(), lambda: inputs.discard(next(feed)), samples)
     if work.stage != "copy":
-        inputs.say(log, (source, feed.tried))
-        inputs.say_dropped(task.spec, log, source)
+        inputs.log_images(log, (source, feed.tried))
+        inputs.warn_if_still_cached(task.spec, log, source)
 
 
 def _placing(program: Program, feed: Feed, stage: Stage) -> Callable[[], None]:
@@ -140,7 +140,7 @@ def _placing(program: Program, feed: Feed, stage: Stage) -> Callable[[], None]:
 def ceiling(task: Task) -> None:
     """Measure the rate of one elementary operation: at its fastest, in the first moments, and as
     it goes on."""
-    meters = meters_of(task)
+    meters = start_meters(task)
     with task.log.phase("build"):
         program = ceilings.build(task.spec, task.framework.build_ceiling, task.device, task.threads)
         trial = try_out(program, 0.0 if task.device == "cpu" else REST_S)
@@ -151,7 +151,7 @@ def ceiling(task: Task) -> None:
 
 def collective(task: Task) -> None:
     """Measure one operation between all devices, at each of its sizes."""
-    meters = meters_of(task)
+    meters = start_meters(task)
     with task.log.phase("build"):
         program = collectives.build(
             task.spec, task.framework, task.group, task.device, task.threads, task.limit_bytes
@@ -159,7 +159,7 @@ def collective(task: Task) -> None:
     task.log.library(program.library)
     with Telemetry(task.log, task.usable_cores, meters=meters) as telemetry:
         started, ended = collectives.sweep(task.spec, program, task.group, task.log)
-    say_doubts(telemetry, task.neighbours, task.log, started, ended)
+    log_machine_warnings(telemetry, task.gpu_processes, task.log, started, ended)
     telemetry.keep_utilisation(started, ended)
 
 
@@ -177,19 +177,19 @@ TASKS: dict[str, Callable[[Task], None]] = {
 
 def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -> None:
     work, log = cast(NetworkWork, task.spec.work), task.log
-    meters = meters_of(task)
+    meters = start_meters(task)
     network = network_of(work)
     with log.phase("data"):
         source = inputs.open_split(task.spec, network, "train")
         feed = inputs.feed(task.spec, source, task.usable_cores, group=task.group)
-        inputs.say_files(log, source, feed.threads)
+        inputs.log_files(log, source, feed.threads)
     group, transfers = stamped(task.spec, task.group)
     exchanging = replace(task, group=group)
-    with built_for(exchanging, network, feed) as program:
+    with program_for(exchanging, network, feed) as program:
         queue = step_of(program)
         if isinstance(work, TrainSteps) and work.losses:
             with log.phase("losses"):
-                tell_losses(program, next(feed.epoch(0)), work.losses, log)
+                log_losses(program, next(feed.epoch(0)), work.losses, log)
         attributed = attribute(
             task.spec, program, feed, queue, log, task.folder, task.group, transfers
         )
@@ -211,8 +211,8 @@ def _steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -
         telemetry.keep_energy(measured.windows, sum(w.samples for w in measured.windows))
         if task.spec.program.data_location == "host" and attributed is None:
             log.figure("input_wait_s", inputs.wait(measured, feed))
-        inputs.say(log, (source, feed.tried))
-        inputs.say_dropped(task.spec, log, source)
+        inputs.log_images(log, (source, feed.tried))
+        inputs.warn_if_still_cached(task.spec, log, source)
         if isinstance(feed.source, Sequences):
             log.figure("tokens_per_s", tokens(measured, feed.source))
         # Once, at the end: reading a loss waits for the device, and a loss that has stopped being
