@@ -146,7 +146,7 @@ def ceiling(task: Task) -> None:
         trial = try_out(program, 0.0 if task.device == "cpu" else REST_S)
     measured, telemetry = timed(task, meters, program, program.call, samples_per_step=1)
     telemetry.keep_energy(measured.windows, None)
-    ceilings.say(task.log, program, trial, measured.windows)
+    ceilings.log_rates(task.log, program, trial, measured.windows)
 
 
 def collective(task: Task) -> None:
