@@ -85,7 +85,9 @@ def test_layers_in_another_precision_than_asked_for_are_a_warning(tmp_path, monk
     def warnings(name):
         path = tmp_path / name
         log = EventLog(path, 0, 0.0)
-        with ready_program(spec, framework, "cpu", 1, network, lambda: None, log, SingleProcessGroup()):
+        with ready_program(
+            spec, framework, "cpu", 1, network, lambda: None, log, SingleProcessGroup()
+        ):
             pass
         told = [e["warning"] for e in read_events(path) if "warning" in e]
         return [(warning["code"], warning["cause"]) for warning in told]
