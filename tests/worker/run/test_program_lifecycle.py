@@ -12,6 +12,7 @@ from cubemesh.frameworks import entry
 from cubemesh.frameworks.api.group import SingleProcessGroup
 from cubemesh.schema import ProgramSettings, RunSpec, TrainSteps
 from cubemesh.worker.report.events import EventLog, read_events
+from cubemesh.worker.run.program_lifecycle import ready_program
 
 pytest.importorskip("torch")
 
@@ -24,7 +25,7 @@ import numpy as np
 
 from cubemesh.frameworks import entry
 from cubemesh.batches import Batch
-from cubemesh.frameworks.api.gradient_sync import SingleProcessGroup
+from cubemesh.frameworks.api.group import SingleProcessGroup
 from cubemesh.schema import ProgramSettings, RunSpec, TrainSteps
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.worker.run.program_lifecycle import ready_program
