@@ -14,7 +14,7 @@ from cubemesh.cli import app
 from cubemesh.experiments.registry import SUITES
 
 SCRIPTED = ("--set", "framework=null", "--set", "script=step=0.002,per_sample=0.0001,jitter=0.02")
-MINIBATCH = ("run", "minibatch", "--set", "batches=8,16,32", *SCRIPTED)
+MINIBATCH = ("run", "minibatch", "--set", "batch_sizes=8,16,32", *SCRIPTED)
 
 
 @pytest.fixture(scope="module")
@@ -231,13 +231,13 @@ def test_report_is_written_from_the_store(ran, cubemesh, tmp_path: Path):
         (("run", "minibatch", "--set", "network=resnet-5O"), 2, "Nearest: resnet-50"),
         (("run", "minibatch", "--set", "framework=pytorhc"), 2, "Nearest: pytorch"),
         (("run", "minibatch", "--set", "data=digts"), 2, "Nearest: digits"),
-        (("run", "minibatch", "--set", "batches=0"), 2, "batch_per_device"),
-        (("run", "minibatch", "--set", "batches=-8"), 2, "batch_per_device"),
+        (("run", "minibatch", "--set", "batch_sizes=0"), 2, "batch_per_device"),
+        (("run", "minibatch", "--set", "batch_sizes=-8"), 2, "batch_per_device"),
         (("run", "minibatch", "--set", "colour=red"), 2, "colour"),
         (("run", "minibtach"), 2, "Nearest: minibatch"),
         (("run", "quick", "--set", "colour=red"), 2, "setting of minibatch or batch-accuracy"),
         (("run", "quick", "--set", "netwerk=a"), 2, "Nearest: network"),
-        (("run", "minibatch", "--set", "batch_per_device=8"), 2, "Use --set batches="),
+        (("run", "minibatch", "--set", "batch_per_device=8"), 2, "Use --set batch_sizes="),
         (("run", "batch-accuracy", "--set", "epochs=0"), 2, "epochs"),
         (("run", "batch-accuracy", "--set", "learning_rates=nan"), 2, "finite"),
         (("run", "batch-accuracy", "--set", "data_location=device"), 2, "data_location"),
@@ -263,7 +263,10 @@ def test_wrong_use_says_what_is_right(cubemesh, arguments, code, says, tmp_path:
 
 def test_an_empty_store_says_how_to_fill_it(cubemesh, tmp_path: Path):
     store = tmp_path / "s.sqlite"
-    assert cubemesh("run", "minibatch", "--set", "batches=0", "--store", str(store)).returncode == 2
+    assert (
+        cubemesh("run", "minibatch", "--set", "batch_sizes=0", "--store", str(store)).returncode
+        == 2
+    )
     result = cubemesh("report", "--store", str(store), "--output", str(tmp_path / "p.html"))
     assert result.returncode == 2
     assert "cubemesh run quick" in result.stderr
@@ -273,7 +276,7 @@ def test_a_run_that_crashes_is_recorded_and_the_others_go_on(cubemesh, tmp_path:
     result = cubemesh(
         "run",
         "minibatch",
-        *("--set", "batches=8,16", "--set", "ceiling=false", "--set", "framework=null"),
+        *("--set", "batch_sizes=8,16", "--set", "ceiling=false", "--set", "framework=null"),
         *("--set", "script=segfault@5", "--json", "--store", str(tmp_path / "s.sqlite")),
     )
     said = document(result, code=1)
@@ -283,7 +286,7 @@ def test_a_run_that_crashes_is_recorded_and_the_others_go_on(cubemesh, tmp_path:
 
 def test_what_is_not_offered_is_an_outcome_with_its_reason(cubemesh, tmp_path: Path):
     result = cubemesh(
-        *("run", "minibatch", "--set", "batches=8", "--set", "devices=2", *SCRIPTED),
+        *("run", "minibatch", "--set", "batch_sizes=8", "--set", "devices=2", *SCRIPTED),
         *("--json", "--store", str(tmp_path / "s.sqlite")),
     )
     said = document(result, code=1)
@@ -295,7 +298,7 @@ def test_a_document_is_replayed_and_its_claims_are_marked_again_by_the_report(
     cubemesh, tmp_path: Path
 ):
     store, page = str(tmp_path / "results.sqlite"), tmp_path / "page.html"
-    sets = ("batches=16,64", "epochs=1", "ceiling=false", "framework=null", "seconds=0.05")
+    sets = ("batch_sizes=16,64", "epochs=1", "ceiling=false", "framework=null", "seconds=0.05")
     sets += ("networks=little-cnn", "sizes=32", "data_location=host", "warmup_seconds=0")
     script = "script=step=0.002,per_sample=0.0001,jitter=0.02"
     options = [word for text in (*sets, script) for word in ("--set", text)]

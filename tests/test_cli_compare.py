@@ -13,7 +13,7 @@ from cubemesh.errors import UsageError
 SCRIPT = "script=step=0.01,jitter=0.02"
 RUN = (
     *("run", "minibatch", "--quick", "--set", "framework=null", "--set", SCRIPT),
-    *("--set", "ceiling=false", "--set", "forward=false", "--set", "batches=8"),
+    *("--set", "ceiling=false", "--set", "forward=false", "--set", "batch_sizes=8"),
 )
 
 

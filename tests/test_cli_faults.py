@@ -18,7 +18,7 @@ from cubemesh.store import Store
 
 NULL = ("--set", "framework=null", "--set", "ceiling=false")
 SLOW = (
-    *("run", "minibatch", *NULL, "--set", "batches=1,2,3,4,5,6"),
+    *("run", "minibatch", *NULL, "--set", "batch_sizes=1,2,3,4,5,6"),
     *("--set", "script=real=1,step=0.01", "--set", "steps=8", "--set", "seconds=0"),
     *("--set", "windows=2", "--set", "warmup_seconds=0.1"),
 )
@@ -121,7 +121,7 @@ def test_ctrl_c_keeps_what_is_done_and_exits_130(tmp_path: Path, own_folders: Pa
 
 def test_after_an_upgrade_the_same_command_measures_again(tmp_path: Path):
     arguments = (
-        *("run", "minibatch", *NULL, "--set", "batches=8", "--json"),
+        *("run", "minibatch", *NULL, "--set", "batch_sizes=8", "--json"),
         *("--store", str(tmp_path / "s.sqlite")),
     )
     first = json.loads(run(*arguments).stdout)
@@ -146,7 +146,7 @@ def test_after_an_upgrade_the_same_command_measures_again(tmp_path: Path):
 )
 def test_faults_are_outcomes_with_their_reason(cubemesh, script, status, says, tmp_path: Path):
     result = cubemesh(
-        *("run", "minibatch", *NULL, "--set", "batches=8", "--set", f"script={script}"),
+        *("run", "minibatch", *NULL, "--set", "batch_sizes=8", "--set", f"script={script}"),
         *("--set", "time_limit_s=1", "--json", "--store", str(tmp_path / "s.sqlite")),
     )
     assert result.returncode == 1
@@ -160,7 +160,14 @@ def test_a_batch_past_its_memory_limit_is_told_by_the_worker(cubemesh, tmp_path:
     """The limit lies below the forecast, and above what the smaller batch takes."""
     result = cubemesh(
         *("run", "minibatch", "--quick", "--set", "network=little-cnn", "--set", "ceiling=false"),
-        *("--set", "batches=8,4096", "--set", "memory_limit_bytes=600MiB", "--set", "threads=1"),
+        *(
+            "--set",
+            "batch_sizes=8,4096",
+            "--set",
+            "memory_limit_bytes=600MiB",
+            "--set",
+            "threads=1",
+        ),
         *("--set", "steps=1", "--set", "seconds=0.1", "--set", "warmup_seconds=0.1"),
         *("--json", "--store", str(tmp_path / "s.sqlite")),
     )
@@ -214,7 +221,7 @@ def test_a_store_that_fills_up_loses_nothing_and_says_so(small_disk: Path):
     store = small_disk / "s.sqlite"
     batches = ",".join(map(str, range(1, 200)))
     result = run(
-        *("run", "minibatch", *NULL, "--set", f"batches={batches}", "--store", str(store)),
+        *("run", "minibatch", *NULL, "--set", f"batch_sizes={batches}", "--store", str(store)),
     )
     assert result.returncode == 1
     assert "full" in result.stderr
@@ -227,7 +234,7 @@ def test_a_store_that_fills_up_loses_nothing_and_says_so(small_disk: Path):
 def test_a_read_only_store_is_said_before_anything_runs(small_disk: Path):
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     store = small_disk / "s.sqlite"
-    result = run("run", "minibatch", *NULL, "--set", "batches=8", "--store", str(store))
+    result = run("run", "minibatch", *NULL, "--set", "batch_sizes=8", "--store", str(store))
     assert result.returncode == 1
     assert str(store) in result.stderr
     assert "Traceback" not in result.stderr
@@ -253,7 +260,7 @@ def test_sigterm_ends_the_workers_and_says_so(tmp_path: Path, own_folders: Path)
 def test_a_limit_below_what_a_small_batch_holds_is_kept_too(cubemesh, tmp_path: Path):
     """Stacks that are allowed on top of the limit are no room for arrays."""
     result = cubemesh(
-        *("run", "minibatch", "--quick", "--set", "ceiling=false", "--set", "batches=8"),
+        *("run", "minibatch", "--quick", "--set", "ceiling=false", "--set", "batch_sizes=8"),
         *("--set", "memory_limit_bytes=20MiB", "--set", "steps=1", "--set", "seconds=0.1"),
         *("--set", "warmup_seconds=0.1", "--json", "--store", str(tmp_path / "s.sqlite")),
     )

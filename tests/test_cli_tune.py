@@ -119,7 +119,7 @@ def test_a_later_run_takes_it_over_and_says_so(store):
     pytest.importorskip("rich")
     from cubemesh.views.facts.run import run_facts
 
-    (answered,) = run(store, "tuned=true", "batches=64", "ceiling=false", "seconds=0.1")
+    (answered,) = run(store, "tuned=true", "batch_sizes=64", "ceiling=false", "seconds=0.1")
     (record,) = answered.records
     assert record.ok
     assert (record.spec.program.framework, record.spec.program.precision) == ("null", "bf16")
@@ -132,7 +132,7 @@ def test_a_later_run_takes_it_over_and_says_so(store):
 
 
 def test_at_another_minibatch_it_warns(store):
-    (answered,) = run(store, "tuned=true", "batches=16", "ceiling=false", "seconds=0.1")
+    (answered,) = run(store, "tuned=true", "batch_sizes=16", "ceiling=false", "seconds=0.1")
     (record,) = answered.records
     assert "tuned-for-other-batch-size" in {w.code for w in record.warnings}
 
@@ -140,9 +140,17 @@ def test_at_another_minibatch_it_warns(store):
 @pytest.mark.parametrize(
     ("settings", "name", "said"),
     [
-        (["network=vgg11", "batches=64"], "minibatch", "nothing was tuned for vgg11 on 1 device"),
-        (["device=cpu", "batches=64"], "minibatch", "cubemesh tune little-cnn .* --set device=cpu"),
-        (["batches=64", "precision=fp32"], "minibatch", "sets precision=bf16 here"),
+        (
+            ["network=vgg11", "batch_sizes=64"],
+            "minibatch",
+            "nothing was tuned for vgg11 on 1 device",
+        ),
+        (
+            ["device=cpu", "batch_sizes=64"],
+            "minibatch",
+            "cubemesh tune little-cnn .* --set device=cpu",
+        ),
+        (["batch_sizes=64", "precision=fp32"], "minibatch", "sets precision=bf16 here"),
         ([], "frameworks", "chooses framework, .*frameworks goes through"),
     ],
 )
@@ -275,7 +283,7 @@ def specs(store, *settings, against=()):
     (answered,) = run_names(
         ["minibatch"],
         [
-            *("tuned=true", "batches=64", "ceiling=false", "seconds=0.1", "windows=6"),
+            *("tuned=true", "batch_sizes=64", "ceiling=false", "seconds=0.1", "windows=6"),
             *("instances=2", "script=step=0.01", *settings),
         ],
         scale=None,

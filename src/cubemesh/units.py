@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from decimal import Context, Decimal
 
 from cubemesh.errors import UsageError
@@ -146,6 +147,17 @@ _DURATION_UNITS = {
     **dict.fromkeys(("h", "hour", "hours"), Decimal(3600)),
     **dict.fromkeys(("d", "day", "days"), Decimal(86400)),
 }
+
+
+def format_list(words: Iterable[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    *most, last = list(words)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def format_devices(devices: int) -> str:
+    """`1 device`, `4 devices`."""
+    return f"{devices} device{'' if devices == 1 else 's'}"
 
 
 def parse_size(text: str) -> int:

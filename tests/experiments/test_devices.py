@@ -6,7 +6,7 @@ from cubemesh.errors import UsageError
 from cubemesh.experiments.core.settings import request
 from cubemesh.experiments.devices import EXPERIMENT, Settings
 from cubemesh.experiments.registry import Context
-from cubemesh.experiments.runner import answer_again, ask
+from cubemesh.experiments.runner import run_experiment, stored_result
 from cubemesh.runs import Executor
 from cubemesh.schema import Outcome, Rank, RunSpec, Status, TrainSteps
 from cubemesh.store import Store
@@ -85,7 +85,7 @@ def test_records_of_another_store_are_read_and_kept(on, machine, tmp_path):
         store.save(on(CPU, 2.0, batch=64))
         with Executor(store, machine=machine, runs_folder=tmp_path / "runs") as executor:
             for _ in range(2):  # reading it again changes nothing
-                answered = ask(
+                answered = run_experiment(
                     EXPERIMENT,
                     request(EXPERIMENT, texts),
                     Context(machine=machine),
@@ -97,7 +97,7 @@ def test_records_of_another_store_are_read_and_kept(on, machine, tmp_path):
             "small-cpu-resnet-50-32",
         ]
         assert answered.experiment_run.complete
-        again = answer_again(EXPERIMENT, answered.experiment_run, store)
+        again = stored_result(EXPERIMENT, answered.experiment_run, store)
         assert again.answer == answered.answer
         assert "200×" in again.answer.findings[0].text
 

@@ -181,7 +181,7 @@ def test_compiled_frameworks_name_one_that_exists():
 def test_a_small_matrix_for_real(tmp_path):
     """PyTorch forward and in training on this CPU, beside the scripted framework."""
     pytest.importorskip("torch")
-    from cubemesh.experiments.runner import ask
+    from cubemesh.experiments.runner import run_experiment
     from cubemesh.machines import probe
     from cubemesh.store import Store
 
@@ -200,7 +200,7 @@ def test_a_small_matrix_for_real(tmp_path):
         Executor(store, machine=machine, runs_folder=tmp_path / "runs") as executor,
     ):
         context = Context(machine=machine, scale=Scale.QUICK)
-        answered = ask(EXPERIMENT, request(EXPERIMENT, texts), context, executor, store)
+        answered = run_experiment(EXPERIMENT, request(EXPERIMENT, texts), context, executor, store)
     forward, training = answered.answer.tables  # nobody published times of little-cnn
     kinds = {record.run_id: record.spec.work.kind for record in answered.records}
     for table, kind in ((forward, "forward"), (training, "train_steps")):

@@ -3,7 +3,7 @@ import dataclasses
 from cubemesh.experiments.core.settings import request
 from cubemesh.experiments.model_size import EXPERIMENT, Settings
 from cubemesh.experiments.registry import Context, Scale
-from cubemesh.experiments.runner import ask
+from cubemesh.experiments.runner import run_experiment
 from cubemesh.machines import probe
 from cubemesh.runs import Executor
 from cubemesh.schema import Curve, Figure, ProgramSettings, RunSpec, TrainSteps
@@ -83,7 +83,7 @@ def test_a_run_for_real_samples_utilisation_over_time(tmp_path):
         Executor(store, machine=machine, runs_folder=tmp_path / "runs") as executor,
     ):
         context = Context(machine=machine, scale=Scale.QUICK)
-        answered = ask(EXPERIMENT, request(EXPERIMENT, texts), context, executor, store)
+        answered = run_experiment(EXPERIMENT, request(EXPERIMENT, texts), context, executor, store)
     (record,) = answered.records
     assert 0 <= record.figures["cpu_utilisation_percent"].value < 100
     (line,) = answered.answer.charts[1].lines

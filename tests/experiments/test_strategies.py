@@ -52,7 +52,7 @@ def by_column(table, row):
 
 def test_strategies_are_held_against_all_reduce_on_the_same_devices(machine, play, measured):
     exchanges = ("all-reduce", "all-reduce-16", "asynchronous")
-    settings = strategies.Settings(exchanges=exchanges, batches=(32,))
+    settings = strategies.Settings(strategies=exchanges, batch_sizes=(32,))
     asked, sent = play(STRATEGIES.plan(settings, Context(machine=machine)), measured)
     assert [(s.placement.devices, s.program.sync) for s in asked] == [
         (1, "none"),
@@ -87,7 +87,7 @@ def test_an_exchange_that_did_not_run_says_why(machine, play, measured, record_o
             return record_of(spec, status=Status.UNSUPPORTED, message="no chain of segments")
         return measured(spec)
 
-    settings = strategies.Settings(exchanges=("all-reduce", "model-parallel"), alone=False)
+    settings = strategies.Settings(strategies=("all-reduce", "model-parallel"), independent=False)
     _, sent = play(STRATEGIES.plan(settings, Context(machine=machine)), refused)
     texts = [f.text for f in STRATEGIES.answer(settings, sent).findings]
     refusals = [text for text in texts if "not supported" in text]
@@ -130,7 +130,9 @@ def test_links_are_compared_network_by_network_on_gpus(machine, play, measured):
 
 
 def test_translators_are_compared_by_width_and_one_link_compares_nothing(machine, play, measured):
-    settings = interconnect.Settings(networks=("translator",), widths=(64, 128), batches=(4,))
+    settings = interconnect.Settings(
+        networks=("translator",), hidden_sizes=(64, 128), batch_sizes=(4,)
+    )
     asked, sent = play(INTERCONNECT.plan(settings, Context(machine=machine)), measured)
     assert [(s.work.hidden, s.batch_per_device, s.placement.link) for s in asked] == [
         (64, 4, "auto"),

@@ -148,7 +148,7 @@ def slurm(tmp_path_factory):
 def test_a_real_slurm_runs_what_is_launched(slurm, tmp_path):
     store = tmp_path / "r.db"
     words = ["run", "minibatch", "--set", "framework=null", "--set", "script=step=0.001"]
-    words += ["--set", "batches=8", "--set", "ceiling=false", "--quick", "--store", str(store)]
+    words += ["--set", "batch_sizes=8", "--set", "ceiling=false", "--quick", "--store", str(store)]
     launched = subprocess.run(
         [
             *(sys.executable, "-m", "cubemesh", "launch", "--slurm", "--time", "5", "--json"),

@@ -14,7 +14,7 @@ import pytest
 
 from cubemesh.experiments.core.experiment import Context
 from cubemesh.experiments.core.settings import request
-from cubemesh.experiments.runner import ask
+from cubemesh.experiments.runner import run_experiment
 from cubemesh.experiments.train.experiment import EXPERIMENT
 from cubemesh.runs import Executor, Silent
 from cubemesh.schema import Status
@@ -108,7 +108,7 @@ def trained(tmp_path_factory, small_machine, living, nobody_left):
                 saboteur.arm(number, core)
                 asked = request(EXPERIMENT, SETTINGS | more | {"checkpoints": str(folder / name)})
                 context = Context(machine=small_machine)
-                found[name] = ask(EXPERIMENT, asked, context, executor, store)
+                found[name] = run_experiment(EXPERIMENT, asked, context, executor, store)
                 found[f"{name}_took_s"] = time.monotonic() - saboteur.at
                 assert workers() == [], "every rank is gone when the run is"
             whole = steps_in(folder / "full", 2)

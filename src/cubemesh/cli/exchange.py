@@ -90,8 +90,8 @@ def collectives(
     on_cpu = device == "cpu"
     given = {
         "operations": None if "all" in names else ",".join(names),
-        "smallest_bytes": minbytes,
-        "largest_bytes": maxbytes or ("16M" if on_cpu else None),
+        "min_bytes": minbytes,
+        "max_bytes": maxbytes or ("16M" if on_cpu else None),
         "step_bytes": stepbytes,
         "factor": stepfactor,
         "steps": iters,

@@ -52,7 +52,7 @@ def run(
 ) -> None:
     """Ask questions, print the answers. What is stored already is not measured again."""
     from cubemesh.experiments.analysis.comparison import gate_of
-    from cubemesh.experiments.session import replays, run_names
+    from cubemesh.experiments.session import replay_papers, run_names
     from cubemesh.views import json_output as plain
     from cubemesh.views import terminal
     from cubemesh.views.progress import TerminalProgress
@@ -75,7 +75,7 @@ def run(
             pythons=pythons or [],
             against=against or [],
         )
-        answers = [*(a.answer for a in answered), *replays(answered, opened)]
+        answers = [*(a.answer for a in answered), *replay_papers(answered, opened)]
     show(
         plain.run_json(answered, answers),
         as_json,

@@ -33,7 +33,7 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Find the fastest setting for a network here. `--set tuned=true` then uses it."""
-    from cubemesh.experiments.session import broken_off, run_names
+    from cubemesh.experiments.session import latest_result, run_names
     from cubemesh.machines import probe
     from cubemesh.views import terminal, tuning
 
@@ -59,7 +59,7 @@ def tune(
                 pythons=pythons or [],
             )
         except KeyboardInterrupt:
-            found = broken_off("tune", opened, since_utc=began)
+            found = latest_result("tune", opened, since_utc=began)
             if found is None:
                 raise
             answered, code = found, _INTERRUPTED

@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from cubemesh.experiments.analysis.groups import Group, group_by
-from cubemesh.experiments.analysis.labels import titled
+from cubemesh.experiments.analysis.groups import Group, group_by, titled
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.machines.catalogue import Datasheet, Peak, find
 from cubemesh.schema import (

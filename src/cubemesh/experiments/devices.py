@@ -17,11 +17,9 @@ from dataclasses import dataclass, fields
 from itertools import combinations
 
 from cubemesh.errors import UsageError
-from cubemesh.experiments.analysis.groups import Group, caveats, group_by
-from cubemesh.experiments.analysis.labels import spoken
-from cubemesh.experiments.analysis.matrix import Key, Matrix
-from cubemesh.experiments.core.experiment import Context, Experiment, Plan
-from cubemesh.experiments.core.import_records import take_in
+from cubemesh.experiments.analysis.groups import Group, caveats, group_by, setting_label
+from cubemesh.experiments.analysis.matrix import CellKey, Matrix
+from cubemesh.experiments.core.experiment import Context, Experiment, Plan, import_records
 from cubemesh.schema import (
     Answer,
     Axis,
@@ -79,7 +77,7 @@ def plan(settings: Settings, context: Context) -> Plan:
 
 def gather(settings: Settings, store: Store) -> list[RunRecord]:
     """Of every workload that two devices or more have run: the latest record of each device."""
-    take_in(store, settings.stores)
+    import_records(store, settings.stores)
     latest: dict[tuple[object, ...], dict[str, RunRecord]] = {}
     for record in store.records():
         work, program = record.spec.work, record.spec.program
@@ -156,13 +154,13 @@ def _workload(record: RunRecord) -> str:
         for field in fields(part):
             value = getattr(part, field.name)
             if field.name not in said and value != getattr(other, field.name):
-                parts.append(spoken(field.name, value))
+                parts.append(setting_label(field.name, value))
     if record.spec.placement.devices > 1:
         parts.append(f"{record.spec.placement.devices} devices")
     return " · ".join(parts)
 
 
-def _throughput(group: Group[Key]) -> Figure | None:
+def _throughput(group: Group[CellKey]) -> Figure | None:
     return group.throughput
 
 
@@ -182,13 +180,13 @@ def _prices(settings: Settings, matrix: Matrix) -> dict[str, float]:
 def _money_table(matrix: Matrix, prices: dict[str, float]) -> Table:
     own = Matrix(tuple(g for g in matrix.groups if g.key[1] in prices), matrix.row_name)
 
-    def reading(group: Group[Key]) -> Figure | None:
+    def reading(group: Group[CellKey]) -> Figure | None:
         return _per_money(group, prices[group.key[1]])
 
     return own.table("Samples per unit of money", "", reading)
 
 
-def _per_money(group: Group[Key], price: float) -> Figure | None:
+def _per_money(group: Group[CellKey], price: float) -> Figure | None:
     rate = group.throughput
     if rate is None:
         return None
@@ -227,7 +225,7 @@ def _findings(settings: Settings, matrix: Matrix, prices: dict[str, float]) -> I
 
 
 def _comparison(
-    fast: str, slow: str, shares: Sequence[tuple[str, Figure, tuple[Group[Key], ...]]]
+    fast: str, slow: str, shares: Sequence[tuple[str, Figure, tuple[Group[CellKey], ...]]]
 ) -> Finding:
     mean = math.exp(math.fsum(math.log(r.value) for _, r, _ in shares) / len(shares))
     least, most = (pick(shares, key=lambda s: s[1].value) for pick in (min, max))

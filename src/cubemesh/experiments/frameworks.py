@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from cubemesh.experiments.analysis.groups import Group, caveats
-from cubemesh.experiments.analysis.labels import titled
-from cubemesh.experiments.analysis.matrix import Key, Matrix, listed
+from cubemesh.experiments.analysis.groups import Group, caveats, titled
+from cubemesh.experiments.analysis.matrix import CellKey, Matrix
 from cubemesh.experiments.analysis.per_workload import per_workload
 from cubemesh.experiments.analysis.published_rows import above_peak, time_rows, time_table
-from cubemesh.experiments.analysis.ratios import called, ratio, show_ratio
+from cubemesh.experiments.analysis.ratios import format_ratio, ratio, significance
 from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.frameworks import FRAMEWORKS, entry
@@ -36,6 +35,7 @@ from cubemesh.schema import (
     TrainSteps,
 )
 from cubemesh.statistics import FEWEST_FOR_INTERVAL
+from cubemesh.units import format_list
 
 NETWORKS = (
     *("alexnet", "overfeat", "vgg16", "googlenet"),
@@ -167,7 +167,7 @@ def _layouts(records: Sequence[RunRecord]) -> Iterator[str]:
         program = record.spec.program
         found.setdefault(program.layout, {})[program.framework] = None
     if len(found) > 1:
-        told = "; ".join(f"{layout} in {listed(names)}" for layout, names in found.items())
+        told = "; ".join(f"{layout} in {format_list(names)}" for layout, names in found.items())
         yield (
             f"Images lie as each framework's users lay them: {told}. --set layout=nhwc gives all "
             "of them the same."
@@ -178,12 +178,12 @@ def _matrix(records: Sequence[RunRecord], kind: type[NetworkWork]) -> Matrix:
     return Matrix.of((r for r in records if isinstance(r.spec.work, kind)), _key)
 
 
-def _key(record: RunRecord) -> Key:
+def _key(record: RunRecord) -> CellKey:
     assert isinstance(record.spec.work, NetworkWork)
     return record.spec.work.network, record.spec.program.framework
 
 
-def _step_ms(group: Group[Key]) -> Figure | None:
+def _step_ms(group: Group[CellKey]) -> Figure | None:
     return group.step_ms
 
 
@@ -218,11 +218,11 @@ def _fastest(training: Matrix) -> Iterator[Finding]:
         (first, fast), (second, slow) = row[:2]
         found = ratio(fast, slow)
         a, b = first.key[1], second.key[1]
-        if called(found) > 0:
+        if significance(found) > 0:
             wins[a] = wins.get(a, 0) + 1
-            text = f"{network} trains fastest with {a}: {show_ratio(found)} the speed of {b}."
+            text = f"{network} trains fastest with {a}: {format_ratio(found)} the speed of {b}."
         else:
-            text = f"{network}: {a} and {b} are level, {show_ratio(found)}."
+            text = f"{network}: {a} and {b} are level, {format_ratio(found)}."
         lines.append(
             Finding(
                 text=text, value=found.value, unit=f"× {b}: {a}", low=found.low, high=found.high
@@ -236,9 +236,9 @@ def _fastest(training: Matrix) -> Iterator[Finding]:
         yield Finding(text="No framework trains any network surely fastest.")
     yield from lines
     if disturbed:
-        where = [f"{n} ({listed(g.key[1] for g in slips)})" for n, slips in disturbed]
+        where = [f"{n} ({format_list(g.key[1] for g in slips)})" for n, slips in disturbed]
         yield Finding(
-            text=f"Not ranked, because a run was disturbed: {listed(where)}.",
+            text=f"Not ranked, because a run was disturbed: {format_list(where)}.",
             remedy="Measure again on a quiet machine, with --fresh.",
             caveats=caveats(*(group for _, slips in disturbed for group in slips)),
         )
@@ -246,7 +246,7 @@ def _fastest(training: Matrix) -> Iterator[Finding]:
 
 def _winners(wins: dict[str, int], ranked: int) -> Finding:
     most = max(wins.values())
-    best = listed(name for name, times in wins.items() if times == most)
+    best = format_list(name for name, times in wins.items() if times == most)
     several = list(wins.values()).count(most) > 1
     each = " each" if several else ""
     return Finding(
@@ -281,7 +281,7 @@ def _forward_share(forward: Matrix, training: Matrix) -> Iterator[Finding]:
 
 def _gaps(training: Matrix) -> Iterator[Finding]:
     for variant, why, networks in training.gaps():
-        where = "" if variant in why else f"{variant}, {listed(networks)}: "
+        where = "" if variant in why else f"{variant}, {format_list(networks)}: "
         yield Finding(text=f"{where}{why}.")
 
 

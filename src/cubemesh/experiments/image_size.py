@@ -11,22 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cubemesh.experiments.analysis.groups import Group, caveats, group_by
-from cubemesh.experiments.analysis.labels import titled
+from cubemesh.experiments.analysis.groups import Group, caveats, group_by, titled
 from cubemesh.experiments.analysis.per_workload import per_workload
-from cubemesh.experiments.analysis.ratios import called, ratio, show_ratio
+from cubemesh.experiments.analysis.ratios import format_ratio, ratio, significance
 from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.experiments.minibatch.batch_sweep import may_double
 from cubemesh.experiments.minibatch.input_starvation import (
     SPEED_COLUMNS,
     UTILISATION_NOTE,
-    Fed,
+    DataLocations,
     data_location,
-    programs,
+    device_utilisation,
+    input_bound_findings,
+    programs_by_location,
     speed_cells,
-    starving,
-    utilisation,
     utilisation_cell,
 )
 from cubemesh.networks import entry
@@ -64,7 +63,7 @@ class Settings:
     batch_sizes: tuple[int, ...] = ()
     """Batch sizes; default: the paper's 16 to 256, as far as this machine gets in reasonable
     time."""
-    data_location: Fed = "host"
+    data_location: DataLocations = "host"
     """Where the data lie: on the host (every batch is copied, as document 001 did), on the device,
     or both, side by side."""
 
@@ -92,7 +91,7 @@ def _network_plan(settings: Settings, context: Context, network: str) -> Plan:
                     program=program,
                     budget=context.budget,
                 )
-                for program in programs(settings.data_location)
+                for program in programs_by_location(settings.data_location)
             ]
 
 
@@ -158,7 +157,7 @@ def _findings(network: str, groups: list[Group[Key]]) -> Iterator[Finding]:
         where = f"images of {size} pixels" + (", data on the device" if fed == "device" else "")
         if len(done) > 1:
             yield from _growth(where, done)
-        busy = [(g.key[1], *found) for g, _ in done if (found := utilisation(g)) is not None]
+        busy = [(g.key[1], *found) for g, _ in done if (found := device_utilisation(g)) is not None]
         if busy:
             low, high = min(busy, key=lambda b: b[2]), max(busy, key=lambda b: b[2])
             yield Finding(
@@ -171,7 +170,7 @@ def _findings(network: str, groups: list[Group[Key]]) -> Iterator[Finding]:
         for (size, batch, fed), group in places.items()
         if fed == "host" and (size, batch, "device") in places
     ]
-    yield from starving(network, pairs)
+    yield from input_bound_findings(network, pairs)
     for group in groups:
         if group.throughput is None:
             size, batch, _ = group.key
@@ -188,9 +187,9 @@ def _growth(where: str, done: list[tuple[Group[Key], Figure]]) -> Iterator[Findi
         )
         yield Finding(text=text, caveats=slips)
         return
-    if called(found) > 0:
+    if significance(found) > 0:
         text = (
-            f"With {where} minibatch {last.key[1]} trains {show_ratio(found)} as many samples a "
+            f"With {where} minibatch {last.key[1]} trains {format_ratio(found)} as many samples a "
             f"second as {first.key[1]}."
         )
     else:
@@ -237,7 +236,7 @@ def _charts(network: str, groups: list[Group[Key]]) -> Iterator[Chart]:
             for key, curve in curves.items()
         ),
     )
-    if any(utilisation(g) for g in groups):
+    if any(device_utilisation(g) for g in groups):
         yield Chart(
             name=f"image-size-{network}-utilisation",
             title=f"{network}: utilisation by image size and minibatch",

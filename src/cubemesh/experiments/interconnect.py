@@ -20,10 +20,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from cubemesh.experiments.analysis.groups import Group, caveats
-from cubemesh.experiments.analysis.labels import titled
-from cubemesh.experiments.analysis.matrix import Key, Matrix, listed
-from cubemesh.experiments.analysis.ratios import called, ratio, show_ratio
+from cubemesh.experiments.analysis.groups import Group, caveats, titled
+from cubemesh.experiments.analysis.matrix import CellKey, Matrix
+from cubemesh.experiments.analysis.ratios import format_ratio, ratio, significance
 from cubemesh.experiments.core.cpu_defaults import batch as reduced_batch
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.experiments.scaling.analysis import VARIES
@@ -34,7 +33,7 @@ from cubemesh.experiments.scaling.design import (
     on_cpu,
     placement,
 )
-from cubemesh.experiments.scaling.losses import mean_parts, taken_apart
+from cubemesh.experiments.scaling.losses import mean_parts, profiled_record
 from cubemesh.frameworks import entry
 from cubemesh.measure.attribution.attribution import COMMUNICATION
 from cubemesh.networks import entry as entry_of
@@ -53,9 +52,10 @@ from cubemesh.schema import (
     Table,
     TrainSteps,
 )
+from cubemesh.units import format_list
 
 
-class Wanted(NamedTuple):
+class LinkCase(NamedTuple):
     """A network, what each device takes, and the width of one that has it."""
 
     network: str
@@ -64,14 +64,14 @@ class Wanted(NamedTuple):
 
 
 DOCUMENTED = (
-    Wanted("inception-v3", 128),
-    Wanted("alexnet", 256),
-    Wanted("googlenet", 256),
-    Wanted("translator", 256, 512),
-    Wanted("translator", 128, 1024),
-    Wanted("translator", 64, 2048),
+    LinkCase("inception-v3", 128),
+    LinkCase("alexnet", 256),
+    LinkCase("googlenet", 256),
+    LinkCase("translator", 256, 512),
+    LinkCase("translator", 128, 1024),
+    LinkCase("translator", 64, 2048),
 )
-SMALL = (Wanted("little-cnn", 64), Wanted("cifarnet", 64))
+SMALL = (LinkCase("little-cnn", 64), LinkCase("cifarnet", 64))
 GPU_LINKS = ("auto", "shared-memory", "network")
 
 
@@ -79,25 +79,25 @@ GPU_LINKS = ("auto", "shared-memory", "network")
 class Settings(ScalingSettings):
     """What can be set in `interconnect` besides the fields of its specs."""
 
-    exchanges: tuple[str, ...] = ("all-reduce",)
+    strategies: tuple[str, ...] = ("all-reduce",)
     """The exchange; the first alone is taken."""
     links: tuple[str, ...] = ()
     """Links to compare, the first is what the others are held against: auto, shared-memory,
     network, or names of interfaces. None given is the three of GPUs; auto alone on a CPU."""
     devices: tuple[int, ...] = ()
     """How many devices; none given is as many as there are, 8 at most. The largest is taken."""
-    batches: tuple[int, ...] = ()
+    batch_sizes: tuple[int, ...] = ()
     """The minibatch of a device, for every network; none given is the documents' of each."""
-    widths: tuple[int, ...] = ()
+    hidden_sizes: tuple[int, ...] = ()
     """Widths of the translators; none given is document 002's."""
-    alone: bool = False
+    independent: bool = False
     """Not measured here: weak-scaling does."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:
     """Each network over each link."""
     devices = device_counts(settings, context)[-1]
-    framework, sync = settings.frameworks[0], settings.exchanges[0]
+    framework, sync = settings.frameworks[0], settings.strategies[0]
     where = placement(settings, devices, context)
     apart = settings.attribution and entry(framework).profiles and sync in STAMPED
     links = settings.links or (("auto",) if on_cpu(settings, context) else GPU_LINKS)
@@ -113,7 +113,7 @@ def plan(settings: Settings, context: Context) -> Plan:
     ]
 
 
-def wanted(settings: Settings, context: Context) -> list[Wanted]:
+def wanted(settings: Settings, context: Context) -> list[LinkCase]:
     """The networks named, at the minibatches named; else the documents', the small ones where these
     would take too long."""
     usual = SMALL if is_small(settings, context) else DOCUMENTED
@@ -121,13 +121,13 @@ def wanted(settings: Settings, context: Context) -> list[Wanted]:
     for network in dict.fromkeys(settings.networks or (want.network for want in usual)):
         own = [w for w in usual if w.network == network]
         if not own:
-            known = [w for w in DOCUMENTED if w.network == network] or [Wanted(network, 64)]
+            known = [w for w in DOCUMENTED if w.network == network] or [LinkCase(network, 64)]
             own = [w._replace(batch=reduced_batch(w.batch, context)) for w in known]
-        if settings.widths and entry_of(network).hidden:
+        if settings.hidden_sizes and entry_of(network).hidden:
             least = min(w.batch for w in own)
-            own = [Wanted(network, least, width) for width in settings.widths]
-        if settings.batches:
-            own = [w._replace(batch=batch) for w in own for batch in settings.batches]
+            own = [LinkCase(network, least, width) for width in settings.hidden_sizes]
+        if settings.batch_sizes:
+            own = [w._replace(batch=batch) for w in own for batch in settings.batch_sizes]
         found += own
     return list(dict.fromkeys(found))
 
@@ -161,20 +161,20 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     )
 
 
-def _key(record: RunRecord) -> Key:
+def _key(record: RunRecord) -> CellKey:
     work = record.spec.work
     assert isinstance(work, NetworkWork)
     width = f", {work.hidden} wide" if work.hidden else ""
     return f"{work.network}{width}, {work.batch_per_device}", record.spec.placement.link
 
 
-def _rate(group: Group[Key]) -> Figure | None:
+def _rate(group: Group[CellKey]) -> Figure | None:
     return group.throughput
 
 
-def _waiting(group: Group[Key]) -> Figure | None:
+def _waiting(group: Group[CellKey]) -> Figure | None:
     """Exposed communication in percent of the step, the mean over the ranks."""
-    record = taken_apart(group)
+    record = profiled_record(group)
     if record is None:
         return None
     parts = mean_parts(record)
@@ -197,17 +197,17 @@ def _findings(matrix: Matrix) -> Iterator[Finding]:
             "interfaces: --set hosts=a,b --set links=eth0,eth1.",
         )
     for link, why, networks in matrix.gaps():
-        yield Finding(text=f"{link}, {listed(networks)}: {why}.")
+        yield Finding(text=f"{link}, {format_list(networks)}: {why}.")
 
 
 def _gains(
-    best: str, other: str, told: list[tuple[Figure, str, tuple[Group[Key], ...]]]
+    best: str, other: str, told: list[tuple[Figure, str, tuple[Group[CellKey], ...]]]
 ) -> Finding:
     """Who gains most by the first link, in order."""
     told = sorted(told, key=lambda t: -t[0].value)
     found, network, _ = told[0]
-    surely = "" if called(found) else ", but not surely: the intervals hold 1"
-    each = listed(f"{name} {show_ratio(f)}" for f, name, _ in told)
+    surely = "" if significance(found) else ", but not surely: the intervals hold 1"
+    each = format_list(f"{name} {format_ratio(f)}" for f, name, _ in told)
     differs = f" {network} gains most{surely}." if len(told) > 1 else ""
     return Finding(
         question="What does the link cost?",
@@ -217,7 +217,7 @@ def _gains(
         low=found.low,
         high=found.high,
         caveats=caveats(*(g for *_, own in told for g in own)),
-        remedy="" if called(found) <= 0 else f"Keep {network} on {best}.",
+        remedy="" if significance(found) <= 0 else f"Keep {network} on {best}.",
     )
 
 
@@ -237,7 +237,7 @@ def _table(matrix: Matrix) -> Table:
     return Table(title="Links", columns=columns, rows=rows)
 
 
-def _row(matrix: Matrix, group: Group[Key]) -> tuple[Cell, ...]:
+def _row(matrix: Matrix, group: Group[CellKey]) -> tuple[Cell, ...]:
     network, link = group.key
     record = group.records[0]
     ways = dict.fromkeys(
@@ -275,7 +275,7 @@ EXPERIMENT = Experiment(
     question="What does the link between devices cost, by network?",
     settings=Settings,
     works=(TrainSteps,),
-    varies=VARIES | {"batch_per_device": "batches", "hidden": "widths", "link": "links"},
+    varies=VARIES | {"batch_per_device": "batch_sizes", "hidden": "hidden_sizes", "link": "links"},
     plan=plan,
     answer=answer,
     documents="002 figures 5 to 7, 003, 004",

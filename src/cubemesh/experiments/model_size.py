@@ -12,24 +12,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from cubemesh.experiments.analysis.groups import Group, caveats, group_by
-from cubemesh.experiments.analysis.labels import titled
-from cubemesh.experiments.analysis.matrix import listed
+from cubemesh.experiments.analysis.groups import Group, caveats, group_by, titled
 from cubemesh.experiments.analysis.per_workload import per_workload
 from cubemesh.experiments.analysis.ratios import plus_minus
-from cubemesh.experiments.analysis.utilization import NOTE, ceilings, use_cells, use_columns, used
+from cubemesh.experiments.analysis.utilization import (
+    NOTE,
+    ceiling_specs,
+    known_figures,
+    utilization_cells,
+    utilization_columns,
+)
 from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.experiments.minibatch.input_starvation import (
-    FULL,
+    BUSY_PERCENT,
     SPEED_COLUMNS,
     UTILISATION_NOTE,
-    Fed,
+    DataLocations,
     data_location,
-    programs,
+    device_utilisation,
+    input_bound_findings,
+    programs_by_location,
     speed_cells,
-    starving,
-    utilisation,
 )
 from cubemesh.networks import build_for
 from cubemesh.schema import (
@@ -48,6 +52,7 @@ from cubemesh.schema import (
     Table,
     TrainSteps,
 )
+from cubemesh.units import format_list
 
 NETWORKS = ("little-cnn", "resnet-50", "vgg16")
 SIDE = 224
@@ -71,7 +76,7 @@ class Settings:
     """Side of the images in pixels; none given is the document's 224, on a CPU a third of it."""
     batch_sizes: tuple[int, ...] = ()
     """Batch sizes; default: the paper's 32, on a CPU an eighth of it."""
-    data_location: Fed = "host"
+    data_location: DataLocations = "host"
     """Where the data lie: on the host (every batch is copied, as document 001 did), on the device,
     or both, side by side."""
     ceiling: bool = True
@@ -86,7 +91,7 @@ def plan(settings: Settings, context: Context) -> Plan:
         steps=STEPS if context.scale is Scale.FULL else context.budget.steps,
         seconds=SECONDS[context.scale],
     )
-    first = ceilings(ProgramSettings(), context.budget) if settings.ceiling else []
+    first = ceiling_specs(ProgramSettings(), context.budget) if settings.ceiling else []
     yield first + [
         RunSpec(
             work=TrainSteps(
@@ -99,7 +104,7 @@ def plan(settings: Settings, context: Context) -> Plan:
         )
         for batch in dict.fromkeys(batches)
         for network in dict.fromkeys(settings.networks)
-        for program in programs(settings.data_location)
+        for program in programs_by_location(settings.data_location)
     ]
 
 
@@ -136,7 +141,7 @@ def _answer(settings: Settings, steps: Sequence[RunRecord], records: Sequence[Ru
         ),
         run_ids=tuple(r.run_id for r in records),
         notes=(
-            *([NOTE] if used(groups) else []),
+            *([NOTE] if known_figures(groups) else []),
             UTILISATION_NOTE,
             "Document 001 figure 3 (one V100, Keras, images of 224 pixels copied every step): "
             "442, 192 and 156 images/s and 82, 88 and 92 % for LittleCNN, ResNet-50 and VGG-16.",
@@ -152,20 +157,21 @@ def _key(record: RunRecord) -> Key:
 def _findings(groups: list[Group[Key]]) -> Iterator[Finding]:
     done = [(g, f) for g in groups if (f := g.throughput) is not None]
     fed = "host" if any(g.key[1] == "host" for g, _ in done) else "device"
-    busy = [(g, u) for g, _ in done if g.key[1] == fed and (u := utilisation(g)) is not None]
+    busy = [(g, u) for g, _ in done if g.key[1] == fed and (u := device_utilisation(g)) is not None]
     if busy:
         kind = busy[0][1][0]
-        full = [f"{g.key[0]} ({u:.0f} %)" for g, (_, u) in busy if u >= FULL]
-        less = [f"{g.key[0]} ({u:.0f} %)" for g, (_, u) in busy if u < FULL]
+        full = [f"{g.key[0]} ({u:.0f} %)" for g, (_, u) in busy if u >= BUSY_PERCENT]
+        less = [f"{g.key[0]} ({u:.0f} %)" for g, (_, u) in busy if u < BUSY_PERCENT]
         told = []
         if full:
-            told.append(f"{listed(full)} {'keeps' if len(full) == 1 else 'keep'} it full")
+            told.append(f"{format_list(full)} {'keeps' if len(full) == 1 else 'keep'} it full")
         if less:
-            told.append(f"{listed(less)} {'does' if len(less) == 1 else 'do'} not")
+            told.append(f"{format_list(less)} {'does' if len(less) == 1 else 'do'} not")
         lowest = min(u for _, (_, u) in busy)
         yield Finding(
             question=f"How busy is the {kind}?",
-            text=f"{kind} utilisation of {FULL:.0f} % and more counts as full: {'; '.join(told)}.",
+            text=f"{kind} utilisation of {BUSY_PERCENT:.0f} % and more counts as full: "
+            f"{'; '.join(told)}.",
             value=lowest,
             unit="% at least",
             caveats=caveats(*(g for g, _ in busy)),
@@ -179,7 +185,7 @@ def _findings(groups: list[Group[Key]]) -> Iterator[Finding]:
         host, device = places.get((network, "host")), places.get((network, "device"))
         if host and device:
             where = f"minibatch {host.records[0].spec.batch_per_device}"
-            yield from starving(network, [(where, host, device)])
+            yield from input_bound_findings(network, [(where, host, device)])
     for group in groups:
         if group.throughput is None:
             yield Finding(text=f"{_name(group)}: {group.why}.")
@@ -191,13 +197,13 @@ def _name(group: Group[Key]) -> str:
 
 
 def _table(groups: list[Group[Key]]) -> Table:
-    shares = used(groups)
+    shares = known_figures(groups)
     columns = (
         Column(name="network"),
         Column(name="data on"),
         Column(name="parameters", digits=12),
         *SPEED_COLUMNS,
-        *use_columns(shares),
+        *utilization_columns(shares),
     )
     return Table(title="", columns=columns, rows=tuple(_row(g, shares) for g in groups))
 
@@ -211,7 +217,7 @@ def _row(group: Group[Key], shares: list[str]) -> tuple[Cell, ...]:
         Cell(text=group.key[1]),
         Cell(value=count),
         *speed_cells(group),
-        *use_cells(group, shares),
+        *utilization_cells(group, shares),
     )
 
 

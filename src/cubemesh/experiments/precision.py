@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from cubemesh.experiments.analysis.groups import Group, caveats, group_by
-from cubemesh.experiments.analysis.labels import titled
-from cubemesh.experiments.analysis.matrix import Key, Matrix, listed
+from cubemesh.experiments.analysis.groups import Group, caveats, group_by, titled
+from cubemesh.experiments.analysis.matrix import CellKey, Matrix
 from cubemesh.experiments.analysis.per_workload import per_workload
-from cubemesh.experiments.analysis.ratios import called, ratio, show_ratio
+from cubemesh.experiments.analysis.ratios import format_ratio, ratio, significance
 from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.schema import (
@@ -34,7 +33,7 @@ from cubemesh.schema import (
     TrainSteps,
 )
 from cubemesh.schema.spec import Precision
-from cubemesh.units import format_quantity
+from cubemesh.units import format_list, format_quantity
 
 NETWORKS = ("alexnet", "vgg16", "inception-v3", "resnet-50")
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "fp16", "bf16")
@@ -136,7 +135,7 @@ def _answer(
     )
 
 
-def _key(record: RunRecord) -> Key:
+def _key(record: RunRecord) -> CellKey:
     assert isinstance(record.spec.work, NetworkWork)
     return record.spec.work.network, record.spec.program.precision
 
@@ -145,11 +144,11 @@ def _precision(record: RunRecord) -> str:
     return record.spec.program.precision
 
 
-def _throughput(group: Group[Key]) -> Figure | None:
+def _throughput(group: Group[CellKey]) -> Figure | None:
     return group.throughput
 
 
-def _memory(group: Group[Key]) -> Figure | None:
+def _memory(group: Group[CellKey]) -> Figure | None:
     held = group.median_of("peak_memory_bytes")
     return None if held is None else Figure(value=held / 2**20, unit="MiB")
 
@@ -209,11 +208,11 @@ def _findings(matrix: Matrix, ceilings: list[Group[str]]) -> Iterator[Finding]:
     rates = {g.key: rate for g in ceilings if (rate := _rate(g))}
     for precision in (v for v in matrix.variants if v != AGAINST):
         for network, found, groups in matrix.ratios(precision, AGAINST):
-            if caveats(*groups) or called(found) <= 0 or (best and found.value <= best[0]):
+            if caveats(*groups) or significance(found) <= 0 or (best and found.value <= best[0]):
                 continue
             card = Finding(
                 question="What do fewer bits gain?",
-                text=f"{network} trains {show_ratio(found)} as fast in {precision} as in "
+                text=f"{network} trains {format_ratio(found)} as fast in {precision} as in "
                 f"{AGAINST}.",
                 value=found.value,
                 unit="× the speed",
@@ -227,7 +226,7 @@ def _findings(matrix: Matrix, ceilings: list[Group[str]]) -> Iterator[Finding]:
         yield best[1]
     yield from lines
     for precision, why, networks in matrix.gaps():
-        yield Finding(text=f"{precision}, {listed(networks)}: {why}.")
+        yield Finding(text=f"{precision}, {format_list(networks)}: {why}.")
 
 
 def _most(precision: str, rates: dict[str, Figure]) -> str:

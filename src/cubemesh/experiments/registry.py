@@ -1,4 +1,4 @@
-"""ASKED WHAT: one question a file, answered from records.
+"""Registry of experiments and suites.
 
 To add an experiment: write a file with a `plan`, an `answer` and an `EXPERIMENT`, and add one line
 to `EXPERIMENTS`.
@@ -31,7 +31,7 @@ from cubemesh.experiments.scaling import strong as strong_scaling
 from cubemesh.experiments.scaling import weak as weak_scaling
 from cubemesh.experiments.seq2seq import experiment as seq2seq
 from cubemesh.experiments.sequential_equivalence import experiment as sequential_equivalence
-from cubemesh.experiments.suites import SUITES, Ask, Suite
+from cubemesh.experiments.suites import SUITES, Suite
 from cubemesh.experiments.time_breakdown import experiment as time_breakdown
 from cubemesh.experiments.train import experiment as training
 from cubemesh.experiments.tune import experiment as tune
@@ -40,7 +40,6 @@ from cubemesh.papers.validation import experiment as validation
 __all__ = [
     "EXPERIMENTS",
     "SUITES",
-    "Ask",
     "Context",
     "Experiment",
     "Scale",
@@ -73,7 +72,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         strong_scaling.EXPERIMENT,
         strategies.EXPERIMENT,
         interconnect.EXPERIMENT,
-        training.EXPERIMENT,
         sequential_equivalence.EXPERIMENT,
         lr_scaling.EXPERIMENT,
         time_to_accuracy.EXPERIMENT,

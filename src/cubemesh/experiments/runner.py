@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cubemesh.experiments.analysis.caveats import mark_simulated
 from cubemesh.experiments.analysis.comparison import with_comparisons
-from cubemesh.experiments.core import scripted_runs as played
 from cubemesh.experiments.core.ab_overrides import alternating
 from cubemesh.experiments.core.experiment import Context, Experiment
 from cubemesh.experiments.core.preflight import check
@@ -33,7 +33,7 @@ from cubemesh.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answered:
+class ExperimentResult:
     """A question with its records and what they say."""
 
     experiment_run: ExperimentRun
@@ -41,7 +41,7 @@ class Answered:
     answer: Answer
 
 
-def ask(
+def run_experiment(
     experiment: Experiment,
     request: Request,
     context: Context,
@@ -50,7 +50,7 @@ def ask(
     *,
     suite: str | None = None,
     place: str = "",
-) -> Answered:
+) -> ExperimentResult:
     """Run what `experiment` asks for and answer it. What is stored already is not run again.
 
     Raises UsageError or DataError before the first run when a spec cannot be meant.
@@ -94,18 +94,20 @@ def ask(
         if not experiment.measures:
             store.save_machine(context.machine)  # as the executor does before the first run
         experiment_run = _kept(store, experiment_run, records, complete=True)
-    return Answered(
+    return ExperimentResult(
         experiment_run=experiment_run,
         records=tuple(records),
         answer=_shown(experiment, request.settings, experiment_run, records),
     )
 
 
-def answer_again(experiment: Experiment, experiment_run: ExperimentRun, store: Store) -> Answered:
+def stored_result(
+    experiment: Experiment, experiment_run: ExperimentRun, store: Store
+) -> ExperimentResult:
     """The answer to a stored question, from its records as they stand in the store."""
     records = store.records(experiment_run.run_ids)
     settings = from_plain(experiment.settings, experiment_run.settings)
-    return Answered(
+    return ExperimentResult(
         experiment_run=experiment_run,
         records=tuple(records),
         answer=_shown(experiment, settings, experiment_run, records),
@@ -123,7 +125,7 @@ def _shown(
     answer = experiment.answer(settings, records)
     if experiment.alternates:
         answer = with_comparisons(answer, records)
-    answer = played.told(answer, records)
+    answer = mark_simulated(answer, records)
     if not experiment_run.reproduces:
         return answer
     return dataclasses.replace(answer, title=f"{experiment_run.reproduces} · {answer.title}")

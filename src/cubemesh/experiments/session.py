@@ -15,7 +15,7 @@ from cubemesh.errors import unknown_name
 from cubemesh.experiments.core.ab_overrides import parse_against
 from cubemesh.experiments.core.settings import Request, request, settable, split, takes
 from cubemesh.experiments.registry import EXPERIMENTS, SUITES, Context, Experiment, Scale, entry
-from cubemesh.experiments.runner import Answered, answer_again, ask
+from cubemesh.experiments.runner import ExperimentResult, run_experiment, stored_result
 from cubemesh.machines import probe
 from cubemesh.papers.replay import documents, replay
 from cubemesh.runs import Executor, Observer
@@ -25,7 +25,7 @@ from cubemesh.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class PlannedExperiment:
     """One experiment of a run, with what it is asked for."""
 
     experiment: Experiment
@@ -51,7 +51,7 @@ def run_names(
     fresh: bool = False,
     pythons: Sequence[str] = (),
     against: Sequence[str] = (),
-) -> list[Answered]:
+) -> list[ExperimentResult]:
     """Ask everything `names` stand for, in order. `pythons` are lines FRAMEWORK=PATH
     (runs/interpreters.py), `against` lines KEY=VALUE that differ in a program to
     alternate with (against.py). Raises UsageError before anything runs when a name or a setting is
@@ -63,7 +63,7 @@ def run_names(
         store, machine=machine, observer=observer, fresh=fresh, environments=others
     ) as executor:
         return [
-            ask(
+            run_experiment(
                 one.experiment,
                 one.request,
                 Context(machine=machine, scale=one.scale, hosts=one.hosts),
@@ -76,16 +76,16 @@ def run_names(
         ]
 
 
-def broken_off(experiment: str, store: Store, *, since_utc: str) -> Answered | None:
+def latest_result(experiment: str, store: Store, *, since_utc: str) -> ExperimentResult | None:
     """The question of `experiment` that was asked last, not before `since_utc`, with the answer as
     far as its runs tell; None where none has a run."""
     asked = [
         q for q in store.experiment_runs(experiment) if q.run_ids and q.started_utc >= since_utc
     ]
-    return answer_again(entry(experiment), asked[-1], store) if asked else None
+    return stored_result(entry(experiment), asked[-1], store) if asked else None
 
 
-def replays(answered: Sequence[Answered], store: Store) -> list[Answer]:
+def replay_papers(answered: Sequence[ExperimentResult], store: Store) -> list[Answer]:
     """For each suite among `answered` that replays a document: its claims and their verdicts."""
     found = []
     for suite in documents():
@@ -101,7 +101,7 @@ def resolve(
     settings: Sequence[str],
     scale: Scale | None,
     against: Sequence[str] = (),
-) -> list[Asked]:
+) -> list[PlannedExperiment]:
     """Each experiment that `names` stand for, with its request, its scale and its suite."""
     texts, other = split(settings), split(against, "--against")
     lines = [line for name in names for line in _lines(name, scale)]
@@ -115,7 +115,7 @@ def resolve(
             hint = "`cubemesh experiments NAME` lists them."
             raise unknown_name(f"setting of {asked}", key, known, hint, "settings")
     return [
-        Asked(
+        PlannedExperiment(
             experiment=experiment,
             request=dataclasses.replace(
                 request(experiment, own | {k: v for k, v in texts.items() if takes(experiment, k)}),

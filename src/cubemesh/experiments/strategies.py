@@ -14,17 +14,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cubemesh.experiments.analysis.groups import caveats
-from cubemesh.experiments.analysis.labels import titled
-from cubemesh.experiments.analysis.matrix import listed
-from cubemesh.experiments.analysis.ratios import called, ratio, show_ratio
+from cubemesh.experiments.analysis.groups import caveats, titled
+from cubemesh.experiments.analysis.ratios import format_ratio, ratio, significance
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.experiments.scaling.analysis import VARIES
 from cubemesh.experiments.scaling.design import (
     ALONE,
-    Scaled,
+    ScalingCase,
+    ScalingCurve,
     ScalingSettings,
-    Wanted,
     chosen,
     curves,
     device_counts,
@@ -32,11 +30,12 @@ from cubemesh.experiments.scaling.design import (
 )
 from cubemesh.experiments.scaling.efficiency import efficiency, efficiency_alone
 from cubemesh.experiments.scaling.findings import not_run
-from cubemesh.experiments.scaling.losses import mean_parts, taken_apart
-from cubemesh.experiments.scaling.modes import Regime
-from cubemesh.experiments.scaling.report import Measured, Shown, charts, parts_table
+from cubemesh.experiments.scaling.losses import mean_parts, profiled_record
+from cubemesh.experiments.scaling.modes import ScalingMode
+from cubemesh.experiments.scaling.report import ScalingData, ScalingGroup, charts, parts_table
 from cubemesh.measure.attribution.attribution import COMMUNICATION, STRAGGLER
 from cubemesh.schema import Answer, Cell, Column, Figure, Finding, RunRecord, Table, TrainSteps
+from cubemesh.units import format_list
 
 USUAL = "all-reduce"
 """What the others are held against."""
@@ -44,20 +43,24 @@ STRATEGIES = (
     *(USUAL, "all-reduce-16", "parameter-server", "local-sgd"),
     *("asynchronous", "asynchronous-aware"),
 )
-DOCUMENTED = (Wanted("resnet-50", 32), Wanted("vgg16", 32), Wanted("little-cnn", 32, 224))
-SMALL = (Wanted("little-cnn", 64),)
+DOCUMENTED = (
+    ScalingCase("resnet-50", 32),
+    ScalingCase("vgg16", 32),
+    ScalingCase("little-cnn", 32, 224),
+)
+SMALL = (ScalingCase("little-cnn", 64),)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(ScalingSettings):
     """What can be set in `strategies` besides the fields of its specs."""
 
-    exchanges: tuple[str, ...] = STRATEGIES
+    strategies: tuple[str, ...] = STRATEGIES
     """Exchanges to hold against one another; `model-parallel` is there for networks that are a
     chain of segments."""
     devices: tuple[int, ...] = ()
     """Numbers of devices; one is always measured. None given is as many as there are, 8 at most."""
-    batches: tuple[int, ...] = ()
+    batch_sizes: tuple[int, ...] = ()
     """Minibatches of a device; none given is the document's 32, 64 on a CPU."""
 
 
@@ -66,13 +69,13 @@ def plan(settings: Settings, context: Context) -> Plan:
     counts = device_counts(settings, context)
     if not settings.devices:
         counts = sorted({1, counts[-1]})
-    wanted = chosen(settings, settings.batches, DOCUMENTED, SMALL, context)
-    yield from specs(settings, Regime.WEAK, wanted, context, counts)
+    wanted = chosen(settings, settings.batch_sizes, DOCUMENTED, SMALL, context)
+    yield from specs(settings, ScalingMode.WEAK, wanted, context, counts)
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, tables and charts from the records of one `strategies`."""
-    shown = Shown(regime=Regime.WEAK, scaled=tuple(curves(records, Regime.WEAK)))
+    shown = ScalingData(regime=ScalingMode.WEAK, scaled=tuple(curves(records, ScalingMode.WEAK)))
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
@@ -93,7 +96,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     )
 
 
-def _findings(shown: Shown) -> Iterator[Finding]:
+def _findings(shown: ScalingData) -> Iterator[Finding]:
     card = True
     for scaled in shown.scaled:
         for devices in dict.fromkeys(g.key[0] for g in scaled.together):
@@ -110,7 +113,7 @@ def _findings(shown: Shown) -> Iterator[Finding]:
 
 
 def _of_devices(
-    shown: Shown, scaled: Scaled, devices: int, ran: list[Measured], card: bool
+    shown: ScalingData, scaled: ScalingCurve, devices: int, ran: list[ScalingGroup], card: bool
 ) -> Iterator[Finding]:
     ranked = sorted(ran, key=lambda g: -_rate(g).value)
     best = ranked[0]
@@ -133,13 +136,13 @@ def _of_devices(
     if usual is not None and not disturbed:
         words_of = {1: "faster than", -1: "slower than", 0: "level with"}
         told = [
-            f"{g.key[1]} is {words_of[called(found)]} it, {show_ratio(found)}"
+            f"{g.key[1]} is {words_of[significance(found)]} it, {format_ratio(found)}"
             for g in ranked
             if g is not usual
             for found in [ratio(_rate(g), _rate(usual))]
         ]
         if told:
-            yield Finding(text=f"{where}, against {USUAL}: {listed(told)}.")
+            yield Finding(text=f"{where}, against {USUAL}: {format_list(told)}.")
     yield from _waits(where, ran)
     for group in ran:
         stale = group.median_of("staleness")
@@ -151,7 +154,7 @@ def _of_devices(
             )
 
 
-def _waits(where: str, ran: Sequence[Measured]) -> Iterator[Finding]:
+def _waits(where: str, ran: Sequence[ScalingGroup]) -> Iterator[Finding]:
     """Which exchange a step waits for longest, and for whom."""
     told = []
     for group in ran:
@@ -169,9 +172,9 @@ def _waits(where: str, ran: Sequence[Measured]) -> Iterator[Finding]:
     )
 
 
-def _shares(group: Measured) -> tuple[float, float] | None:
+def _shares(group: ScalingGroup) -> tuple[float, float] | None:
     """Exposed communication and straggler wait as shares of the step; None where not told."""
-    record = taken_apart(group)
+    record = profiled_record(group)
     if record is None:
         return None
     parts = mean_parts(record)
@@ -179,13 +182,13 @@ def _shares(group: Measured) -> tuple[float, float] | None:
     return parts.get(COMMUNICATION, 0.0) / step_s, parts.get(STRAGGLER, 0.0) / step_s
 
 
-def _rate(group: Measured) -> Figure:
+def _rate(group: ScalingGroup) -> Figure:
     figure = group.throughput
     assert figure is not None
     return figure
 
 
-def _table(shown: Shown) -> Table:
+def _table(shown: ScalingData) -> Table:
     columns = (
         Column(name="network, minibatch"),
         Column(name="devices"),
@@ -204,7 +207,7 @@ def _table(shown: Shown) -> Table:
     return Table(title="Exchanges", columns=columns, rows=rows)
 
 
-def _row(shown: Shown, scaled: Scaled, group: Measured) -> tuple[Cell, ...]:
+def _row(shown: ScalingData, scaled: ScalingCurve, group: ScalingGroup) -> tuple[Cell, ...]:
     devices, sync = group.key
     alone = sync == ALONE
     name = sync if not alone else "–" if devices == 1 else "each alone"
@@ -231,11 +234,11 @@ def _row(shown: Shown, scaled: Scaled, group: Measured) -> tuple[Cell, ...]:
     )
 
 
-def _or_dash(group: Measured, figure: Figure | None) -> Cell:
+def _or_dash(group: ScalingGroup, figure: Figure | None) -> Cell:
     return Cell(text="–") if figure is None else group.cell(figure)
 
 
-def _median(group: Measured, name: str, unit: float) -> Cell:
+def _median(group: ScalingGroup, name: str, unit: float) -> Cell:
     value = group.median_of(name)
     return Cell(text="–") if value is None else Cell(value=value / unit, run_id=group.run_id)
 
@@ -245,7 +248,7 @@ EXPERIMENT = Experiment(
     question="Which way of training on several devices is fastest, and what does each cost?",
     settings=Settings,
     works=(TrainSteps,),
-    varies=VARIES | {"batch_per_device": "batches"},
+    varies=VARIES | {"batch_per_device": "batch_sizes"},
     plan=plan,
     answer=answer,
     documents="001 figure 4, 002 section 3.2",

@@ -10,7 +10,7 @@ from cubemesh.experiments.frameworks import NETWORKS, QUICK_NETWORKS
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
+class SuiteEntry:
     """One experiment of a suite, with the settings it has there."""
 
     experiment: str
@@ -27,7 +27,7 @@ class Suite:
     """A line of the table of suites."""
 
     summary: str
-    asks: tuple[Ask, ...]
+    asks: tuple[SuiteEntry, ...]
     scale: Scale = Scale.DEFAULT
     """Used unless the command says --quick or --full."""
     document: str = ""
@@ -39,36 +39,36 @@ SUITES: dict[str, Suite] = {
         summary="a first look at this machine, in under three minutes on two cores",
         scale=Scale.QUICK,
         asks=(
-            Ask(experiment="minibatch", settings={"data": "digits"}),
-            Ask(experiment="batch-accuracy"),
-            Ask(experiment="cpu-modes", settings={"data": "digits", "batch_sizes": "16"}),
-            Ask(experiment="time-breakdown", settings={"batch_sizes": "8"}),
-            Ask(experiment="input-pipeline", settings={"parts": "read,decode,disk,device"}),
-            Ask(experiment="collectives"),
+            SuiteEntry(experiment="minibatch", settings={"data": "digits"}),
+            SuiteEntry(experiment="batch-accuracy"),
+            SuiteEntry(experiment="cpu-modes", settings={"data": "digits", "batch_sizes": "16"}),
+            SuiteEntry(experiment="time-breakdown", settings={"batch_sizes": "8"}),
+            SuiteEntry(experiment="input-pipeline", settings={"parts": "read,decode,disk,device"}),
+            SuiteEntry(experiment="collectives"),
         ),
     ),
     "full": Suite(
         summary="everything this version can find out about one machine, in hours",
         scale=Scale.FULL,
         asks=(
-            Ask(experiment="ceilings"),
-            Ask(experiment="collectives"),
-            Ask(experiment="minibatch", settings={"data_location": "both"}),
-            Ask(experiment="model-size", settings={"data_location": "both"}),
-            Ask(experiment="precision"),
-            Ask(experiment="frameworks"),
-            Ask(experiment="time-breakdown"),
-            Ask(experiment="power"),
-            Ask(experiment="cpu-modes"),
-            Ask(experiment="input-pipeline"),
-            Ask(experiment="batch-accuracy"),
-            Ask(experiment="weak-scaling"),
-            Ask(experiment="strong-scaling"),
-            Ask(experiment="strategies"),
-            Ask(experiment="interconnect"),
-            Ask(experiment="sequential-equivalence"),
-            Ask(experiment="lr-scaling"),
-            Ask(experiment="time-to-accuracy"),
+            SuiteEntry(experiment="ceilings"),
+            SuiteEntry(experiment="collectives"),
+            SuiteEntry(experiment="minibatch", settings={"data_location": "both"}),
+            SuiteEntry(experiment="model-size", settings={"data_location": "both"}),
+            SuiteEntry(experiment="precision"),
+            SuiteEntry(experiment="frameworks"),
+            SuiteEntry(experiment="time-breakdown"),
+            SuiteEntry(experiment="power"),
+            SuiteEntry(experiment="cpu-modes"),
+            SuiteEntry(experiment="input-pipeline"),
+            SuiteEntry(experiment="batch-accuracy"),
+            SuiteEntry(experiment="weak-scaling"),
+            SuiteEntry(experiment="strong-scaling"),
+            SuiteEntry(experiment="strategies"),
+            SuiteEntry(experiment="interconnect"),
+            SuiteEntry(experiment="sequential-equivalence"),
+            SuiteEntry(experiment="lr-scaling"),
+            SuiteEntry(experiment="time-to-accuracy"),
         ),
     ),
     "doc-000": Suite(
@@ -76,12 +76,16 @@ SUITES: dict[str, Suite] = {
         "claims",
         document="000",
         asks=(
-            Ask(experiment="frameworks", place="000, framework and network"),
+            SuiteEntry(experiment="frameworks", place="000, framework and network"),
             *(
-                Ask(
+                SuiteEntry(
                     experiment="minibatch",
-                    settings={"network": network, "smallest": "4", "largest": "128"}
-                    | ({"always": "16"} if network == "alexnet" else {"ceiling": "false"}),
+                    settings={"network": network, "min_batch_size": "4", "max_batch_size": "128"}
+                    | (
+                        {"min_largest_batch": "16"}
+                        if network == "alexnet"
+                        else {"ceiling": "false"}
+                    ),
                     place="000, minibatch efficiency",
                     quick=network in QUICK_NETWORKS,
                 )
@@ -93,52 +97,58 @@ SUITES: dict[str, Suite] = {
         summary="document 001: figures 1 to 6, of one device and of several, and its claims",
         document="001",
         asks=(
-            Ask(experiment="minibatch", settings={"data_location": "both"}, place="001 figure 1"),
-            Ask(experiment="batch-accuracy", place="001 figure 1"),
-            Ask(experiment="image-size", settings={"data_location": "both"}, place="001 figure 2"),
-            Ask(experiment="model-size", settings={"data_location": "both"}, place="001 figure 3"),
-            Ask(
+            SuiteEntry(
+                experiment="minibatch", settings={"data_location": "both"}, place="001 figure 1"
+            ),
+            SuiteEntry(experiment="batch-accuracy", place="001 figure 1"),
+            SuiteEntry(
+                experiment="image-size", settings={"data_location": "both"}, place="001 figure 2"
+            ),
+            SuiteEntry(
+                experiment="model-size", settings={"data_location": "both"}, place="001 figure 3"
+            ),
+            SuiteEntry(
                 experiment="weak-scaling",
                 settings={"networks": "little-cnn,resnet-50,vgg16"},
                 place="001 figure 4",
                 quick=False,
             ),
-            Ask(
+            SuiteEntry(
                 experiment="strategies",
                 settings={"networks": "resnet-50"},
                 place="001 figure 4",
                 quick=False,
             ),
-            Ask(experiment="lr-scaling", place="001 figures 5 and 6"),
+            SuiteEntry(experiment="lr-scaling", place="001 figures 5 and 6"),
         ),
     ),
     "doc-002": Suite(
         summary="document 002: links, collectives, translators and its cluster, and its claims",
         document="002",
         asks=(
-            Ask(experiment="cluster", place="002 table 1"),
-            Ask(experiment="collectives", place="002 section 4.4"),
-            Ask(experiment="interconnect", place="002 figures 5 to 7", quick=False),
-            Ask(experiment="seq2seq", place="002 figure 15", quick=False),
+            SuiteEntry(experiment="cluster", place="002 table 1"),
+            SuiteEntry(experiment="collectives", place="002 section 4.4"),
+            SuiteEntry(experiment="interconnect", place="002 figures 5 to 7", quick=False),
+            SuiteEntry(experiment="seq2seq", place="002 figure 15", quick=False),
         ),
     ),
     "doc-003": Suite(
         summary="document 003: scaling over devices and what the network costs it, and its claims",
         document="003",
         asks=(
-            Ask(
+            SuiteEntry(
                 experiment="weak-scaling",
                 settings={"networks": "googlenet,inception-v3,inception-bn"},
                 place="003 figures 2 to 6",
                 quick=False,
             ),
-            Ask(
+            SuiteEntry(
                 experiment="interconnect",
                 settings={"networks": "googlenet,inception-bn"},
                 place="003, testing methodology",
                 quick=False,
             ),
-            Ask(experiment="time-to-accuracy", place="003, time to train", quick=False),
+            SuiteEntry(experiment="time-to-accuracy", place="003, time to train", quick=False),
         ),
     ),
     "doc-004": Suite(
@@ -146,24 +156,24 @@ SUITES: dict[str, Suite] = {
         "devices against one, and its claims",
         document="004",
         asks=(
-            Ask(experiment="cpu-modes", place="004 figure 5"),
-            Ask(experiment="time-breakdown", place="004 figures 7, 9, 11 and 13"),
-            Ask(experiment="power", place="004 figures 16 to 19"),
-            Ask(experiment="strong-scaling", place="004 section 5.3", quick=False),
-            Ask(experiment="collectives", place="004 figure 14"),
-            Ask(
+            SuiteEntry(experiment="cpu-modes", place="004 figure 5"),
+            SuiteEntry(experiment="time-breakdown", place="004 figures 7, 9, 11 and 13"),
+            SuiteEntry(experiment="power", place="004 figures 16 to 19"),
+            SuiteEntry(experiment="strong-scaling", place="004 section 5.3", quick=False),
+            SuiteEntry(experiment="collectives", place="004 figure 14"),
+            SuiteEntry(
                 experiment="weak-scaling",
                 settings={"networks": "resnet-50"},
                 place="004 section 5.4",
                 quick=False,
             ),
-            Ask(
+            SuiteEntry(
                 experiment="interconnect",
                 settings={"networks": "alexnet,googlenet"},
                 place="004 abstract",
                 quick=False,
             ),
-            Ask(experiment="sequential-equivalence", place="004 section 5.1"),
+            SuiteEntry(experiment="sequential-equivalence", place="004 section 5.1"),
         ),
     ),
 }

@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cubemesh.experiments.analysis.groups import Group, caveats, devices_said, group_by
-from cubemesh.experiments.analysis.labels import titled
+from cubemesh.experiments.analysis.groups import Group, caveats, group_by, titled
 from cubemesh.experiments.analysis.per_workload import per_workload, training_workload
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.experiments.scaling.design import PLACED, DeviceSetting, on_cpu, placement
@@ -38,7 +37,7 @@ from cubemesh.schema import (
 from cubemesh.schema.spec import Device
 from cubemesh.schema.work import RateScaling
 from cubemesh.statistics import median
-from cubemesh.units import format_quantity, format_seconds
+from cubemesh.units import format_devices, format_quantity, format_seconds
 
 EPOCHS = {Scale.QUICK: 5, Scale.DEFAULT: 30, Scale.FULL: 90}
 TARGETS = {Scale.QUICK: 0.8, Scale.DEFAULT: 0.95, Scale.FULL: 0.95}
@@ -190,7 +189,7 @@ def _epochs_said(group: Group[int]) -> str:
 
 
 def _name(group: Group[int]) -> str:
-    return devices_said(group.key)
+    return format_devices(group.key)
 
 
 def _findings(groups: Sequence[Group[int]]) -> Iterator[Finding]:

@@ -9,8 +9,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from cubemesh.experiments.analysis.matrix import listed
-from cubemesh.experiments.core.scripted_runs import told
+from cubemesh.experiments.analysis.caveats import mark_simulated
 from cubemesh.experiments.registry import EXPERIMENTS, SUITES
 from cubemesh.papers.claims import CHECKS, judge
 from cubemesh.papers.claims.evidence import Evidence
@@ -28,7 +27,7 @@ from cubemesh.schema import (
     Table,
     Verdict,
 )
-from cubemesh.units import format_interval
+from cubemesh.units import format_interval, format_list
 
 SHOWN = 72
 """Characters of a claim's conditions in the table; the data have all of them."""
@@ -65,7 +64,7 @@ def replay(
             "the document's.",
         ),
     )
-    return told(answer, [record for own in kept.values() for record in own.values()])
+    return mark_simulated(answer, [record for own in kept.values() for record in own.values()])
 
 
 def replayed(suite: str, stored: Sequence[ExperimentRun], machine_id: str) -> list[ExperimentRun]:
@@ -96,7 +95,7 @@ def _findings(document: str, verdicts: list[Verdict]) -> Iterable[Finding]:
     )
     if disturbed := [v for v in verdicts if _in_doubt(v)]:
         yield Finding(
-            text=f"{listed(v.claim.id for v in disturbed)} "
+            text=f"{format_list(v.claim.id for v in disturbed)} "
             f"{'rests' if len(disturbed) == 1 else 'rest'} on runs that were disturbed, so "
             "other programs may have made the verdict.",
             remedy="Measure again on a quiet machine, with --fresh.",

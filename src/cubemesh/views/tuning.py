@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from cubemesh.experiments.runner import Answered
+from cubemesh.experiments.runner import ExperimentResult
 from cubemesh.experiments.tune import experiment as tune
 from cubemesh.experiments.tune.report import gain, ladder, words
 from cubemesh.experiments.tune.search import Search
@@ -85,7 +85,7 @@ def budget_s(minutes: float | None, *, on_gpu: bool) -> float:
     return tune.Settings(minutes=minutes).seconds(on_gpu)
 
 
-def document(answered: Answered) -> dict[str, Any]:
+def document(answered: ExperimentResult) -> dict[str, Any]:
     """The JSON of `cubemesh tune`: the best setting, the ladder, and what became of all others."""
     settings = from_plain(tune.Settings, answered.experiment_run.settings)
     search = tune.found(settings, answered.records)

@@ -18,7 +18,7 @@ def answer(record_of, rate, network="resnet-50"):
     """`minibatch` of a machine that trains `rate` samples/s at every minibatch."""
     batches = (8, 16, 32, 64)
     records = [record_of(spec(b, network), step_s=b / rate) for b in batches]
-    return EXPERIMENT.answer(Settings(network=network, batches=batches), records)
+    return EXPERIMENT.answer(Settings(network=network, batch_sizes=batches), records)
 
 
 def test_nearest_published_rows_stand_in_a_table_of_their_own(record_of):

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cubemesh.experiments.analysis.ratios import bounds, called, ratio, show_ratio
+from cubemesh.experiments.analysis.ratios import bounds, format_ratio, ratio, significance
 from cubemesh.schema import Figure
 
 sizes = st.floats(0.1, 1e6)
@@ -23,7 +23,7 @@ def test_a_ratio_lies_in_its_interval_and_turns_over(a, da, b, db):
     assert high >= found.value * (1 - 1e-12)
     assert other.value == pytest.approx(1 / found.value)
     assert bounds(other) == pytest.approx((1 / high, 1 / low))
-    assert called(found) in (0, -called(other))
+    assert significance(found) in (0, -significance(other))
 
 
 @pytest.mark.parametrize(
@@ -37,8 +37,8 @@ def test_a_ratio_lies_in_its_interval_and_turns_over(a, da, b, db):
     ],
 )
 def test_a_difference_needs_its_intervals_apart_and_three_percent(a, b, share, side):
-    assert called(ratio(figure(a, share), figure(b, share))) == side
+    assert significance(ratio(figure(a, share), figure(b, share))) == side
 
 
 def test_how_a_ratio_reads():
-    assert show_ratio(ratio(figure(132, 0.01), figure(100, 0.01))) == "1.32× (1.29–1.35)"
+    assert format_ratio(ratio(figure(132, 0.01), figure(100, 0.01))) == "1.32× (1.29–1.35)"

@@ -7,7 +7,7 @@ from cubemesh.experiments.cluster.designs import fabrics
 from cubemesh.experiments.cluster.experiment import EXPERIMENT, Settings
 from cubemesh.experiments.core.settings import request
 from cubemesh.experiments.registry import Context
-from cubemesh.experiments.runner import answer_again, ask
+from cubemesh.experiments.runner import run_experiment, stored_result
 from cubemesh.runs import Executor
 from cubemesh.store import Store
 from cubemesh.views.report.builder import latest
@@ -87,7 +87,7 @@ def test_what_cannot_be_meant(settings, message):
 def test_it_is_kept_and_answered_again_without_runs(tmp_path, machine):
     with Store.open(str(tmp_path / "s.sqlite")) as store:
         with Executor(store, machine=machine, runs_folder=tmp_path / "runs") as executor:
-            asked = ask(
+            asked = run_experiment(
                 EXPERIMENT,
                 request(EXPERIMENT, {"system_counts": "128"}),
                 Context(machine=machine),
@@ -95,7 +95,7 @@ def test_it_is_kept_and_answered_again_without_runs(tmp_path, machine):
                 store,
             )
             with pytest.raises(UsageError, match="not a system of the catalogue"):
-                ask(
+                run_experiment(
                     EXPERIMENT,
                     request(EXPERIMENT, {"system": "dgx-9"}),
                     Context(machine=machine),
@@ -104,7 +104,7 @@ def test_it_is_kept_and_answered_again_without_runs(tmp_path, machine):
                 )
         assert store.machine(machine.machine_id) is not None
         (experiment_run,) = latest(store.experiment_runs(), [])
-        assert answer_again(EXPERIMENT, experiment_run, store).answer == asked.answer
+        assert stored_result(EXPERIMENT, experiment_run, store).answer == asked.answer
 
 
 def test_the_design_that_is_compared_has_the_fewest_ports_used():

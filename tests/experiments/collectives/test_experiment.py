@@ -87,24 +87,24 @@ def test_one_device_is_asked_for_two_which_becomes_an_outcome(context, play, swe
 
 
 def test_sizes_grow_by_a_factor_or_a_step(context):
-    assert sizes_of(Settings(smallest_bytes=8, largest_bytes=100, factor=3), context()) == (
+    assert sizes_of(Settings(min_bytes=8, max_bytes=100, factor=3), context()) == (
         8,
         24,
         72,
     )
-    by_step = Settings(smallest_bytes=10, largest_bytes=30, step_bytes=10)
+    by_step = Settings(min_bytes=10, max_bytes=30, step_bytes=10)
     assert sizes_of(by_step, context()) == (10, 20, 30)
-    beyond = Settings(smallest_bytes=64 * MIB)
+    beyond = Settings(min_bytes=64 * MIB)
     assert sizes_of(beyond, context()) == (64 * MIB,)
     with pytest.raises(UsageError, match="more than 1,000 sizes"):
-        sizes_of(Settings(smallest_bytes=1, largest_bytes=1 << 30, step_bytes=1), context())
+        sizes_of(Settings(min_bytes=1, max_bytes=1 << 30, step_bytes=1), context())
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"smallest_bytes": 0},
-        {"smallest_bytes": 8, "largest_bytes": 4},
+        {"min_bytes": 0},
+        {"min_bytes": 8, "max_bytes": 4},
         {"factor": 2, "step_bytes": 8},
         {"factor": 1},
         {"step_bytes": 0},
@@ -116,7 +116,7 @@ def test_sizes_that_cannot_be_meant_are_refused(wrong):
 
 
 def test_the_answer_tells_bandwidth_latency_and_that_all_was_right(context, play, swept):
-    settings = Settings(operations=("all-reduce",), largest_bytes=4096)
+    settings = Settings(operations=("all-reduce",), max_bytes=4096)
     _, records = asked(settings, context(), play, swept)
     answer = EXPERIMENT.answer(settings, records)
     assert answer.title.startswith("Collectives of gloo")
@@ -151,7 +151,7 @@ def test_pairs_are_a_matrix_and_a_heat_map(context, play, swept):
 
 
 def test_wrong_elements_and_failures_are_said(context, play, swept):
-    settings = Settings(operations=("all-reduce", "reduce"), largest_bytes=1024)
+    settings = Settings(operations=("all-reduce", "reduce"), max_bytes=1024)
     specs, _ = asked(settings, context(), play, swept)
     bad = swept(specs[0], wrong=5)
     refused = dataclasses.replace(

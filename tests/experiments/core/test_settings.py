@@ -17,8 +17,10 @@ def ask(*pairs: str):
 
 
 def test_own_settings_and_spec_fields_are_told_apart():
-    wanted = ask("batches=8,16", "network=little-cnn", "framework=null", "seconds=2m", "threads=1")
-    assert wanted.settings.batches == (8, 16)
+    wanted = ask(
+        "batch_sizes=8,16", "network=little-cnn", "framework=null", "seconds=2m", "threads=1"
+    )
+    assert wanted.settings.batch_sizes == (8, 16)
     assert wanted.overrides == {"framework": "null", "seconds": 120.0, "threads": 1}
 
 
@@ -43,11 +45,11 @@ def test_a_network_is_known_by_its_usual_spellings():
 @pytest.mark.parametrize(
     ("pair", "says"),
     [
-        ("batchs=8", "Nearest: batches"),
+        ("batch_size=8", "Nearest: batch_sizes"),
         ("framwork=null", "Nearest: framework"),
         ("network=resnet-5O", "Nearest: resnet-50"),
-        ("batch_per_device=8", "Use --set batches="),
-        ("batches=8,x", "valid integer"),
+        ("batch_per_device=8", "Use --set batch_sizes="),
+        ("batch_sizes=8,x", "valid integer"),
         ("precision=fp12", "fp32"),
         ("loss_scale=big", "does not fit"),
         ("seconds=soon", "soon"),
@@ -88,7 +90,7 @@ def test_zero_and_negative_are_refused_when_the_spec_is_made(key, value):
 @given(st.lists(st.integers(min_value=1, max_value=10**6), min_size=1, max_size=8))
 def test_lists_survive_the_command_line(batches):
     text = ",".join(map(str, batches))
-    assert ask(f"batches={text}").settings.batches == tuple(batches)
+    assert ask(f"batch_sizes={text}").settings.batch_sizes == tuple(batches)
 
 
 @given(st.text(max_size=20), st.text(max_size=20))

@@ -36,13 +36,13 @@ def steps(asked):
 
 
 def test_named_minibatches_are_all_asked_for_after_the_ceiling(context, play, record_of):
-    asked, _ = play(EXPERIMENT.plan(Settings(batches=(32, 8, 8)), context), record_of)
+    asked, _ = play(EXPERIMENT.plan(Settings(batch_sizes=(32, 8, 8)), context), record_of)
     assert isinstance(asked[0].work, Ceiling)
     assert steps(asked) == [8, 32]
 
 
 def test_no_ceiling_when_it_is_switched_off(context, play, record_of):
-    asked, _ = play(EXPERIMENT.plan(Settings(batches=(8,), ceiling=False), context), record_of)
+    asked, _ = play(EXPERIMENT.plan(Settings(batch_sizes=(8,), ceiling=False), context), record_of)
     assert [type(s.work) for s in asked] == [TrainSteps]
 
 
@@ -66,13 +66,13 @@ def test_the_default_list_ends_where_a_run_would_take_too_long(machine, play, re
 
 def test_a_list_goes_as_far_as_it_must_however_long_that_takes(machine, play, record_of):
     quick = Context(machine=machine, scale=Scale.QUICK)
-    settings = Settings(smallest=4, largest=64, always=16)
+    settings = Settings(min_batch_size=4, max_batch_size=64, min_largest_batch=16)
     asked, sent = play(EXPERIMENT.plan(settings, quick), lambda s: record_of(s, step_s=30.0))
     assert steps(asked) == [4, 8, 16]
     (warning,) = [w for w in EXPERIMENT.answer(settings, sent).warnings if w.code == "reduced"]
     assert "end at 16 and were to go on to 64" in warning.cause
-    with pytest.raises(UsageError, match="smallest=0"):
-        Settings(smallest=0)
+    with pytest.raises(UsageError, match="min_batch_size=0"):
+        Settings(min_batch_size=0)
 
 
 def test_the_default_list_ends_where_memory_does(context, play, record_of):
@@ -92,7 +92,7 @@ def test_the_default_list_ends_where_memory_does(context, play, record_of):
 
 def answer_for(record_of, step_s, **settings):
     """The answer when minibatch `b` takes `step_s[b]` seconds a step."""
-    wanted = Settings(batches=tuple(step_s), **settings)
+    wanted = Settings(batch_sizes=tuple(step_s), **settings)
     specs = [RunSpec(work=TrainSteps(network=wanted.network, batch_per_device=b)) for b in step_s]
     return EXPERIMENT.answer(wanted, [record_of(s, step_s=step_s[batch_of(s)]) for s in specs])
 
@@ -126,7 +126,7 @@ def test_a_doubling_that_costs_more_than_double_as_document_000_saw(record_of):
 def test_a_doubling_within_its_interval_is_not_called(record_of):
     specs = [RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=b)) for b in (64, 128)]
     records = [record_of(s, step_s=t, spread=0.2) for s, t in zip(specs, (0.42, 0.90), strict=True)]
-    answer = EXPERIMENT.answer(Settings(batches=(64, 128)), records)
+    answer = EXPERIMENT.answer(Settings(batch_sizes=(64, 128)), records)
     assert not any("more than double" in f.text for f in answer.findings)
 
 
@@ -140,7 +140,7 @@ def test_matrix_use_is_flops_per_second_over_the_ceiling(record_of):
         record_of(RunSpec(work=Ceiling()), rate=flops * 1600),
         record_of(RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=8)), step_s=0.01),
     ]
-    answer = EXPERIMENT.answer(Settings(batches=(8,)), records)
+    answer = EXPERIMENT.answer(Settings(batch_sizes=(8,)), records)
     used = next(f for f in answer.findings if f.question == "How much of its matrix rate?")
     assert used.value == pytest.approx(50.0)
     assert answer.tables[0].rows[0][-1].value == pytest.approx(50.0)
@@ -149,7 +149,7 @@ def test_matrix_use_is_flops_per_second_over_the_ceiling(record_of):
 def test_every_failure_leaves_a_reason(record_of):
     specs = [RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=b)) for b in (8, 16)]
     records = [record_of(s, status=Status.CRASHED, message="segmentation fault") for s in specs]
-    answer = EXPERIMENT.answer(Settings(batches=(8, 16)), records)
+    answer = EXPERIMENT.answer(Settings(batch_sizes=(8, 16)), records)
     assert "ran at no minibatch" in answer.findings[0].text
     assert all(row[1].reason == "crashed: segmentation fault" for row in answer.tables[0].rows)
 
@@ -157,7 +157,7 @@ def test_every_failure_leaves_a_reason(record_of):
 def test_repeats_are_pooled_into_one_point(record_of):
     spec = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=8))
     records = [record_of(spec, step_s=0.01), record_of(spec, step_s=0.02)]
-    answer = EXPERIMENT.answer(Settings(batches=(8,)), records)
+    answer = EXPERIMENT.answer(Settings(batch_sizes=(8,)), records)
     cell = answer.tables[0].rows[0][1]
     assert len(answer.tables[0].rows) == 1
     assert cell.value == pytest.approx(2 * 8 / 0.03, rel=0.02)
@@ -168,7 +168,7 @@ def test_repeats_are_pooled_into_one_point(record_of):
 def test_more_than_the_ceiling_is_a_warning_with_its_cause(record_of):
     spec = RunSpec(work=TrainSteps(network="vgg16", batch_per_device=64))
     records = [record_of(RunSpec(work=Ceiling()), rate=50e12), record_of(spec, step_s=0.05)]
-    answer = EXPERIMENT.answer(Settings(network="vgg16", batches=(64,)), records)
+    answer = EXPERIMENT.answer(Settings(network="vgg16", batch_sizes=(64,)), records)
     (warning,) = [w for w in answer.warnings if w.code == "above-ceiling"]
     assert "Winograd" in warning.cause
     assert "At minibatch 64" in warning.cause
@@ -178,18 +178,18 @@ def test_a_disturbed_run_is_marked_and_not_compared(record_of):
     specs = [RunSpec(work=TrainSteps(network="vgg16", batch_per_device=b)) for b in (64, 128)]
     calm, loaded = record_of(specs[0], step_s=0.42), record_of(specs[1], step_s=0.90)
     loaded = replace(loaded, warnings=(warn("busy-host", "others", "stop them"),))
-    answer = EXPERIMENT.answer(Settings(network="vgg16", batches=(64, 128)), [calm, loaded])
+    answer = EXPERIMENT.answer(Settings(network="vgg16", batch_sizes=(64, 128)), [calm, loaded])
     assert not any("more than double" in f.text for f in answer.findings)
-    assert EXPERIMENT.answer(Settings(batches=(64,)), [calm]).findings[0].caveats == ()
-    alone = EXPERIMENT.answer(Settings(batches=(128,)), [loaded])
+    assert EXPERIMENT.answer(Settings(batch_sizes=(64,)), [calm]).findings[0].caveats == ()
+    alone = EXPERIMENT.answer(Settings(batch_sizes=(128,)), [loaded])
     assert alone.findings[0].caveats == ("busy-host",)
 
 
 def test_full_measures_the_forward_pass_too(machine, play, record_of):
     full = Context(machine=machine, scale=Scale.FULL)
-    asked, sent = play(EXPERIMENT.plan(Settings(batches=(8,), ceiling=False), full), record_of)
+    asked, sent = play(EXPERIMENT.plan(Settings(batch_sizes=(8,), ceiling=False), full), record_of)
     assert [type(s.work) for s in asked] == [Forward, TrainSteps]
-    answer = EXPERIMENT.answer(Settings(batches=(8,)), sent)
+    answer = EXPERIMENT.answer(Settings(batch_sizes=(8,)), sent)
     names = [c.name for c in answer.tables[0].columns]
     assert answer.tables[0].rows[0][names.index("forward alone")].value == pytest.approx(10)
     assert [line.name for line in answer.charts[0].lines][:2] == [
@@ -214,7 +214,7 @@ def fed(record_of, on, step_s, utilisation):
 
 
 def test_a_starving_gpu_is_said_to_starve(record_of):
-    settings = Settings(batches=(16, 256), data_location="both")
+    settings = Settings(batch_sizes=(16, 256), data_location="both")
     records = [
         *fed(record_of, "host", {16: 0.02, 256: 0.05}, {16: 35.0, 256: 97.0}),
         *fed(record_of, "device", {16: 0.01, 256: 0.05}, {16: 90.0, 256: 98.0}),
@@ -232,7 +232,7 @@ def test_a_starving_gpu_is_said_to_starve(record_of):
 
 
 def test_a_busy_gpu_pays_for_the_copy_and_does_not_starve(record_of):
-    settings = Settings(batches=(256,), data_location="both")
+    settings = Settings(batch_sizes=(256,), data_location="both")
     records = [
         *fed(record_of, "host", {256: 0.06}, {256: 95.0}),
         *fed(record_of, "device", {256: 0.05}, {256: 98.0}),
@@ -252,7 +252,7 @@ def test_a_disturbed_run_starves_nobody(record_of):
     (host,) = fed(record_of, "host", {16: 0.02}, {16: 35.0})
     device = fed(record_of, "device", {16: 0.01}, {16: 90.0})
     host = replace(host, warnings=(warn("busy-host", "others", "stop them"),))
-    answer = EXPERIMENT.answer(Settings(batches=(16,), data_location="both"), [host, *device])
+    answer = EXPERIMENT.answer(Settings(batch_sizes=(16,), data_location="both"), [host, *device])
     assert not any("starves" in f.text for f in answer.findings)
     (said,) = [f for f in answer.findings if "was disturbed" in f.text]
     assert "at minibatch 16" in said.text
@@ -288,7 +288,7 @@ def test_several_devices_are_held_against_all_their_products(record_of):
             record_of(RunSpec(work=Ceiling(), placement=place), rate=1e11),
             record_of(RunSpec(work=work, placement=place), step_s=step_s),
         ]
-        return EXPERIMENT.answer(Settings(batches=(8,)), records)
+        return EXPERIMENT.answer(Settings(batch_sizes=(8,)), records)
 
     def share(shown):
         (found,) = [f for f in shown.findings if f.question == "How much of its matrix rate?"]
@@ -324,7 +324,7 @@ def taken_apart(record_of, spec):
 
 
 def test_the_sides_of_a_bend_are_taken_apart_and_it_is_divided(machine, record_of):
-    wanted = Settings(batches=(8, 16, 32), ceiling=False)
+    wanted = Settings(batch_sizes=(8, 16, 32), ceiling=False)
     plan = EXPERIMENT.plan(wanted, Context(machine=machine))
     records = [timed(record_of, s) for s in next(plan)]
     asked = plan.send(records)
@@ -351,7 +351,7 @@ def test_the_sides_of_a_bend_are_taken_apart_and_it_is_divided(machine, record_o
 def test_sides_are_left_alone_where_it_is_not_wanted_or_not_possible(machine, record_of, settings):
     framework = settings.get("framework", "pytorch")
     own = {name: value for name, value in settings.items() if name != "framework"}
-    wanted = Settings(batches=(8, 16, 32), ceiling=False, **own)
+    wanted = Settings(batch_sizes=(8, 16, 32), ceiling=False, **own)
     plan = EXPERIMENT.plan(wanted, Context(machine=machine))
     asked = [replace(s, program=ProgramSettings(framework=framework)) for s in next(plan)]
     with pytest.raises(StopIteration):

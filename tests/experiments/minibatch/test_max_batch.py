@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from cubemesh.experiments.core.settings import request
 from cubemesh.experiments.minibatch.experiment import Settings
-from cubemesh.experiments.minibatch.max_batch import FIRST, largest, search
+from cubemesh.experiments.minibatch.max_batch import FIRST, max_batch, search
 from cubemesh.experiments.registry import EXPERIMENTS, Context
 from cubemesh.networks import build
 from cubemesh.networks.memory import forecast
@@ -33,7 +33,7 @@ def holding(record_of, most, **facts):
 @given(most=st.integers(1, 3000))
 def test_what_is_found_fits_and_an_eighth_more_does_not(most, machine, play, record_of):
     asked, sent = play(search(specs_of, machine), holding(record_of, most))
-    (found,) = largest(sent)
+    (found,) = max_batch(sent)
     assert found.fits <= most < found.refused
     assert found.refused - found.fits <= max(1, found.fits // 8)
     assert len(asked) <= 16
@@ -49,19 +49,19 @@ def test_what_the_refusal_forecasts_is_tried_next(machine, play, record_of):
 def test_nothing_fits(machine, play, record_of):
     asked, sent = play(search(specs_of, machine), holding(record_of, 0))
     assert [s.batch_per_device for s in asked] == [FIRST, 4, 2, 1]
-    assert largest(sent)[0].finding().text.startswith("No minibatch fits; of those tried, 1 was")
+    assert max_batch(sent)[0].finding().text.startswith("No minibatch fits; of those tried, 1 was")
 
 
 def test_the_samples_there_are_end_the_search(machine, play, record_of):
     asked, sent = play(search(specs_of, machine, most=20), holding(record_of, 10**6))
     assert [s.batch_per_device for s in asked] == [8, 16, 20]
-    assert "measured is 20" in largest(sent)[0].finding().text
+    assert "measured is 20" in max_batch(sent)[0].finding().text
 
 
 def test_where_nothing_ran_it_is_not_said_that_nothing_fits(record_of):
     spec = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=8))
     crashed = record_of(spec, status=Status.CRASHED, message="segmentation fault")
-    (found,) = largest([crashed])
+    (found,) = max_batch([crashed])
     assert found.finding().text == "No minibatch ran, and none was refused memory."
 
 
@@ -84,8 +84,8 @@ def test_a_crash_ends_the_search(machine, play, record_of):
 
 def test_minibatch_takes_auto_and_says_what_fits(machine, play, record_of):
     experiment = EXPERIMENTS["minibatch"]
-    wanted = request(experiment, {"batches": "auto"}).settings
-    assert wanted == Settings(batches="auto")
+    wanted = request(experiment, {"batch_sizes": "auto"}).settings
+    assert wanted == Settings(batch_sizes="auto")
     _, sent = play(experiment.plan(wanted, Context(machine=machine)), holding(record_of, 100))
     answer = experiment.answer(wanted, sent)
     said = [f.text for f in answer.findings if "largest minibatch that fits" in f.text]

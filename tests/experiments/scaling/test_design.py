@@ -12,7 +12,7 @@ from cubemesh.experiments.scaling import strong as strong_scaling
 from cubemesh.experiments.scaling import weak as weak_scaling
 from cubemesh.experiments.scaling.design import curves
 from cubemesh.experiments.scaling.efficiency import alone_rates, efficiency, efficiency_alone
-from cubemesh.experiments.scaling.modes import Regime, batch_per_device, fixed_batch
+from cubemesh.experiments.scaling.modes import ScalingMode, batch_per_device, fixed_batch
 from cubemesh.schema import Gpu, Part, Placement, ProgramSettings, Rank, RunSpec, Status, TrainSteps
 
 WEAK, STRONG = weak_scaling.EXPERIMENT, strong_scaling.EXPERIMENT
@@ -64,12 +64,12 @@ def spec(devices=1, sync="none", batch=64):
 @pytest.mark.parametrize(
     ("regime", "devices", "hosts", "each"),
     [
-        (Regime.WEAK, 4, 1, 32),
-        (Regime.STRONG, 4, 1, 8),
-        (Regime.STRONG, 3, 1, None),
-        (Regime.STRONG, 64, 1, None),
-        (Regime.CONSTANT_BATCH, 4, 1, 8),
-        (Regime.CONSTANT_BATCH, 8, 4, 16),
+        (ScalingMode.WEAK, 4, 1, 32),
+        (ScalingMode.STRONG, 4, 1, 8),
+        (ScalingMode.STRONG, 3, 1, None),
+        (ScalingMode.STRONG, 64, 1, None),
+        (ScalingMode.CONSTANT_BATCH, 4, 1, 8),
+        (ScalingMode.CONSTANT_BATCH, 8, 4, 16),
     ],
 )
 def test_a_regime_says_what_each_device_takes(regime, devices, hosts, each):
@@ -111,7 +111,7 @@ def test_too_few_windows_give_no_interval(several):
 
 
 def test_a_weak_scaling_asks_for_one_several_and_each_alone(machine, play, several):
-    settings = weak_scaling.Settings(devices=(2,), batches=(32,))
+    settings = weak_scaling.Settings(devices=(2,), batch_sizes=(32,))
     asked, _ = play(WEAK.plan(settings, Context(machine=machine)), several)
     told = [(s.placement.devices, s.program.sync, s.batch_per_device) for s in asked]
     assert told == [(1, "none", 32), (2, "all-reduce", 32), (2, "none", 32)]
@@ -121,7 +121,9 @@ def test_a_weak_scaling_asks_for_one_several_and_each_alone(machine, play, sever
 
 
 def test_a_strong_scaling_shares_the_global_minibatch_where_it_can(machine, play, several):
-    settings = strong_scaling.Settings(devices=(2, 3, 4), global_batches=(64,), alone=False)
+    settings = strong_scaling.Settings(
+        devices=(2, 3, 4), global_batch_sizes=(64,), independent=False
+    )
     asked, _ = play(STRONG.plan(settings, Context(machine=machine)), several)
     assert [(s.placement.devices, s.batch_per_device) for s in asked] == [(1, 64), (2, 32), (4, 16)]
     assert {s.global_batch for s in asked} == {64}
@@ -137,16 +139,16 @@ def test_of_several_hosts_each_has_as_many_devices(machine, play, several):
         return several(on_hosts(spec))
 
     settings = weak_scaling.Settings(
-        devices=(2, 4), batches=(32,), regime=Regime.CONSTANT_BATCH, alone=False
+        devices=(2, 4), batch_sizes=(32,), mode="constant-batch", independent=False
     )
     asked, records = play(WEAK.plan(settings, Context(machine=machine, hosts=2)), make)
     specs = [record.spec for record in records]
     told = [(s.placement.devices, s.placement.hosts, s.batch_per_device) for s in specs]
     assert told == [(1, (), 32), (2, ("a", "b"), 32), (4, ("a", "b"), 16)]
-    (curve,) = curves(records, Regime.CONSTANT_BATCH)
+    (curve,) = curves(records, ScalingMode.CONSTANT_BATCH)
     assert curve.curve.batch == 32, "of a host"
     assert curve.one is not None
-    usual = weak_scaling.Settings(batches=(32,), alone=False)
+    usual = weak_scaling.Settings(batch_sizes=(32,), independent=False)
     asked, _ = play(WEAK.plan(usual, Context(machine=machine, hosts=3)), several)
     assert [s.placement.devices for s in asked] == [1, 3, 6], "this one has two cores"
 
@@ -180,7 +182,7 @@ def test_the_answer_names_the_regime_and_says_why_efficiency_falls(machine, play
             return several(asked, step_s=0.010, slower=0.05)
         return several(asked, step_s=0.012, parts=parts)
 
-    settings = weak_scaling.Settings(devices=(2,), batches=(64,))
+    settings = weak_scaling.Settings(devices=(2,), batch_sizes=(64,))
     _, sent = play(WEAK.plan(settings, Context(machine=machine)), measured)
     answer = WEAK.answer(settings, sent)
     card, alone, why = answer.findings
@@ -211,7 +213,7 @@ def test_strong_scaling_loses_what_does_not_shrink_with_the_minibatch(machine, p
             return several(asked, step_s=0.010)
         return several(asked, step_s=0.008, parts={"compute": 0.007, "straggler_wait": 0.001})
 
-    settings = strong_scaling.Settings(devices=(2,), global_batches=(64,), alone=False)
+    settings = strong_scaling.Settings(devices=(2,), global_batch_sizes=(64,), independent=False)
     _, sent = play(STRONG.plan(settings, Context(machine=machine)), measured)
     card, why = STRONG.answer(settings, sent).findings
     assert card.value == pytest.approx(100 * 10 / 16)
@@ -237,8 +239,8 @@ def test_what_did_not_run_says_why_and_a_single_device_scales_nothing(machine, p
 
 
 def test_settings_that_cannot_be_meant_are_refused():
-    with pytest.raises(UsageError, match="alone=true"):
-        weak_scaling.Settings(exchanges=("none",))
+    with pytest.raises(UsageError, match="independent=true"):
+        weak_scaling.Settings(strategies=("none",))
     with pytest.raises(UsageError, match="1 or more"):
         strong_scaling.Settings(devices=(0,))
 

@@ -7,7 +7,7 @@ import pytest
 from cubemesh.errors import UsageError
 from cubemesh.experiments.core.settings import request
 from cubemesh.experiments.registry import Context, Scale
-from cubemesh.experiments.runner import ask
+from cubemesh.experiments.runner import run_experiment
 from cubemesh.experiments.seq2seq.experiment import EXPERIMENT, Settings
 from cubemesh.machines import probe
 from cubemesh.runs import Executor
@@ -172,7 +172,7 @@ def asked(tmp_path, given):
         Executor(store, machine=machine, runs_folder=tmp_path / "runs") as executor,
     ):
         context = Context(machine=machine, scale=Scale.QUICK)
-        return ask(EXPERIMENT, request(EXPERIMENT, given), context, executor, store)
+        return run_experiment(EXPERIMENT, request(EXPERIMENT, given), context, executor, store)
 
 
 def tokens_each(answered):

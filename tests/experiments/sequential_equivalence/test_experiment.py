@@ -364,7 +364,7 @@ def test_the_claim_of_equal_error_rates_is_held_against_the_runs(folder, alone):
 def test_what_is_asked_for_twice_is_asked_once(machine, play, record_of):
     """A spec that comes again would be taken for the first of another store."""
     context = Context(machine=machine, scale=Scale.QUICK)
-    settings = Settings(exchanges=("none", "all-reduce", "all-reduce"), ranks=(1, 2, 2))
+    settings = Settings(strategies=("none", "all-reduce", "all-reduce"), devices=(1, 2, 2))
     asked, records = play(EXPERIMENT.plan(settings, context), record_of)
     assert [(s.placement.devices, s.program.sync) for s in asked] == [
         (1, "none"),

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from cubemesh.errors import UsageError
-from cubemesh.experiments.scaling.forecast import predicted_for
+from cubemesh.experiments.scaling.forecast import forecast_for
 from cubemesh.papers.published import claims
 from cubemesh.papers.validation.claims import FORECASTS, checked_claims
 from cubemesh.papers.validation.experiment import EXPERIMENT, Settings, gather, stored
@@ -168,8 +168,8 @@ def test_what_joins_the_devices_of_a_run_must_be_known(record_of) -> None:  # ty
         return dataclasses.replace(record, ranks=ranks)
 
     one = run()
-    assert not isinstance(predicted_for(run(("here", "here")), one), str)
-    assert not isinstance(predicted_for(run(hosts=("here",)), one), str)
+    assert not isinstance(forecast_for(run(("here", "here")), one), str)
+    assert not isinstance(forecast_for(run(hosts=("here",)), one), str)
     for far in (run(("here", "there")), run(hosts=("here", "there"))):
-        assert predicted_for(far, one) == "it ran on 2 hosts, and what joins them is not known"
-    assert predicted_for(run(link="network"), one) == "link=network is not modelled"
+        assert forecast_for(far, one) == "it ran on 2 hosts, and what joins them is not known"
+    assert forecast_for(run(link="network"), one) == "link=network is not modelled"

@@ -12,7 +12,7 @@ from cubemesh.errors import UsageError
 from cubemesh.experiments.core.experiment import Context
 from cubemesh.experiments.core.settings import request
 from cubemesh.experiments.registry import EXPERIMENTS
-from cubemesh.experiments.runner import ask
+from cubemesh.experiments.runner import run_experiment
 from cubemesh.machines import probe
 from cubemesh.runs import Executor
 from cubemesh.schema import Machine
@@ -27,7 +27,7 @@ def store(tmp_path_factory: pytest.TempPathFactory):
         for machine in machines():
             executor = Executor(opened, machine=machine)
             cluster = EXPERIMENTS["cluster"]
-            ask(
+            run_experiment(
                 cluster,
                 request(cluster, {"systems": "128"}),
                 Context(machine=machine),

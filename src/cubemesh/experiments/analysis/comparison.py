@@ -9,8 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cubemesh.experiments.analysis.groups import DOUBTS
-from cubemesh.experiments.core.scripted_runs import told
+from cubemesh.experiments.analysis.caveats import mark_simulated, noise_codes
 from cubemesh.measure.timing.interleaved_ab import ratio_of
 from cubemesh.schema import Answer, Cell, Column, Figure, Finding, NetworkWork, RunRecord, Table
 from cubemesh.schema.comparison import Difference, Ratio
@@ -135,13 +134,8 @@ def _finding(record: RunRecord) -> Finding:
         unit="×",
         low=ratio.low,
         high=ratio.high,
-        caveats=_doubts([record]),
+        caveats=noise_codes([record]),
     )
-
-
-def _doubts(records: Sequence[RunRecord]) -> tuple[str, ...]:
-    codes = dict.fromkeys(w.code for record in records for w in record.warnings)
-    return tuple(code for code in codes if code in DOUBTS)
 
 
 def _name(record: RunRecord) -> str:
@@ -227,7 +221,7 @@ def comparison_answer(found: Compared, gate: Gate | None = None) -> Answer:
                 unit="×",
                 low=ratio.low,
                 high=ratio.high,
-                caveats=_doubts((*found.first.records, *found.second.records)),
+                caveats=noise_codes((*found.first.records, *found.second.records)),
             ),
         ),
         tables=(_sides(found), *_different(found)),
@@ -239,7 +233,7 @@ def comparison_answer(found: Compared, gate: Gate | None = None) -> Answer:
         run_ids=tuple(r.run_id for s in (found.first, found.second) for r in s.records),
         notes=tuple(notes),
     )
-    return told(answer, [*found.first.records, *found.second.records])
+    return mark_simulated(answer, [*found.first.records, *found.second.records])
 
 
 def _sides(found: Compared) -> Table:

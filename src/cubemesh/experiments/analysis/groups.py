@@ -7,21 +7,19 @@ than the windows of one. A group in which nothing was measured keeps the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
+from cubemesh.experiments.analysis.caveats import noise_codes
 from cubemesh.experiments.analysis.ratios import bounds
-from cubemesh.schema import Cell, Figure, Point, RunRecord
+from cubemesh.schema import Cell, Figure, Placement, Point, ProgramSettings, RunRecord
 from cubemesh.schema.outcome import STATUS_WORDS
 from cubemesh.statistics import median, nested_throughput_interval
 from cubemesh.store.windows import run_windows
 
 K = TypeVar("K", bound=Hashable)
-
-DOUBTS = ("not-steady", "drift", "busy-host", "shared-gpu")
-"""Warnings of a run whose speed may have been another's doing."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,7 @@ class Group(Generic[K]):
     @property
     def caveats(self) -> tuple[str, ...]:
         """Codes of the warnings its runs carry that forbid to compare them closely."""
-        codes = dict.fromkeys(w.code for r in self.ok for w in r.warnings)
-        return tuple(code for code in codes if code in DOUBTS)
+        return noise_codes(self.ok)
 
     @property
     def ending(self) -> str:
@@ -113,7 +110,7 @@ class Group(Generic[K]):
 
 
 def caveats(*groups: Group[Any]) -> tuple[str, ...]:
-    """The doubts of all of them, each once."""
+    """The caveats of all of them, each once."""
     return tuple(dict.fromkeys(code for group in groups for code in group.caveats))
 
 
@@ -125,6 +122,34 @@ def group_by(records: Iterable[RunRecord], key: Callable[[RunRecord], K]) -> lis
     return [Group(k, tuple(r)) for k, r in groups.items()]
 
 
-def devices_said(devices: int) -> str:
-    """`1 device`, `4 devices`."""
-    return f"{devices} device{'' if devices == 1 else 's'}"
+_SPOKEN = {"data_location": "data on the {}", "script": "scripted", "threads": "{} threads"}
+_BARE = ("framework", "precision", "layout", "device")
+
+
+def conditions(records: Sequence[RunRecord]) -> str:
+    """`bf16, nhwc, data on the device`: the settings of program and placement that all `records`
+    share and that are not the defaults; empty where there are none."""
+    words = []
+    for part, usual in (("program", ProgramSettings()), ("placement", Placement())):
+        for field in fields(usual):
+            values = {getattr(getattr(r.spec, part), field.name) for r in records}
+            if len(values) == 1 and (value := values.pop()) != getattr(usual, field.name):
+                words.append(setting_label(field.name, value))
+    return ", ".join(words)
+
+
+def titled(title: str, records: Sequence[RunRecord]) -> str:
+    """`title` with the conditions of its records behind it."""
+    under = conditions(records)
+    return f"{title} · {under}" if under else title
+
+
+def setting_label(name: str, value: object) -> str:
+    """A setting in words: `bf16`, `data on the device`, `optimizer adam`."""
+    if isinstance(value, tuple):
+        value = ", ".join(map(str, value))
+    if name in _BARE:
+        return str(value)
+    if name == "threads" and value == 1:
+        return "1 thread"
+    return _SPOKEN.get(name, f"{name} {{}}").format(value)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by
-from cubemesh.experiments.analysis.ratios import called, ratio, show_ratio
+from cubemesh.experiments.analysis.ratios import format_ratio, ratio, significance
 from cubemesh.schema import (
     Axis,
     Cell,
@@ -23,23 +23,24 @@ from cubemesh.schema import (
     RunRecord,
     Table,
 )
+from cubemesh.units import format_list
 
-Key = tuple[str, str]
+CellKey = tuple[str, str]
 """(network, variant)."""
-Found = tuple[Group[Key], Figure]
-Reading = Callable[[Group[Key]], Figure | None]
+Found = tuple[Group[CellKey], Figure]
+Reading = Callable[[Group[CellKey]], Figure | None]
 
 
 @dataclass(frozen=True)
 class Matrix:
     """Groups of records by network and variant."""
 
-    groups: tuple[Group[Key], ...]
+    groups: tuple[Group[CellKey], ...]
     row_name: str = "network"
     """What a row is called."""
 
     @classmethod
-    def of(cls, records: Iterable[RunRecord], key: Callable[[RunRecord], Key]) -> Matrix:
+    def of(cls, records: Iterable[RunRecord], key: Callable[[RunRecord], CellKey]) -> Matrix:
         """The matrix of `records`; rows and columns stand in the order they first came."""
         return cls(tuple(group_by(records, key)))
 
@@ -53,7 +54,7 @@ class Matrix:
         """Its columns."""
         return tuple(dict.fromkeys(g.key[1] for g in self.groups))
 
-    def at(self, network: str, variant: str) -> Group[Key] | None:
+    def at(self, network: str, variant: str) -> Group[CellKey] | None:
         """The records of one cell; None where nothing was asked for."""
         return next((g for g in self.groups if g.key == (network, variant)), None)
 
@@ -68,7 +69,9 @@ class Matrix:
         found = [f for v in self.variants if (f := self.found(network, v)) is not None]
         return sorted(found, key=lambda pair: -pair[1].value)
 
-    def ratios(self, over: str, under: str) -> Iterator[tuple[str, Figure, tuple[Group[Key], ...]]]:
+    def ratios(
+        self, over: str, under: str
+    ) -> Iterator[tuple[str, Figure, tuple[Group[CellKey], ...]]]:
         """For each network that has both: throughput with variant `over` as a multiple of that with
         `under`, and the two groups."""
         for network in self.networks:
@@ -88,11 +91,11 @@ class Matrix:
                 disturbed.append(network)
                 codes += doubted
                 continue
-            words = {1: "gains on", -1: "loses on", 0: "is level on"}[called(found)]
-            told[words].append(f"{network} {show_ratio(found)}")
-        parts = [f"{words} {listed(where)}" for words, where in told.items() if where]
+            words = {1: "gains on", -1: "loses on", 0: "is level on"}[significance(found)]
+            told[words].append(f"{network} {format_ratio(found)}")
+        parts = [f"{words} {format_list(where)}" for words, where in told.items() if where]
         if disturbed:
-            parts.append(f"was not compared on {listed(disturbed)}, where a run was disturbed")
+            parts.append(f"was not compared on {format_list(disturbed)}, where a run was disturbed")
         if not parts:
             return None
         text = f"{over} against {under}: it {'; '.join(parts)}."
@@ -127,7 +130,7 @@ class Matrix:
 
     def gaps(self) -> Iterator[tuple[str, str, list[str]]]:
         """(variant, why, networks) of everything that has no figure, told once for each reason."""
-        places: dict[Key, list[str]] = {}
+        places: dict[CellKey, list[str]] = {}
         for group in self.groups:
             if group.throughput is None:
                 places.setdefault((group.key[1], group.why), []).append(group.key[0])
@@ -135,7 +138,7 @@ class Matrix:
             yield variant, why, list(dict.fromkeys(networks))
 
     @staticmethod
-    def _cell(group: Group[Key] | None, reading: Reading) -> Cell:
+    def _cell(group: Group[CellKey] | None, reading: Reading) -> Cell:
         if group is None:
             return Cell(text="–")
         figure = reading(group)
@@ -145,11 +148,5 @@ class Matrix:
         return group.cell(figure)
 
 
-def _point(group: Group[Key], reading: Reading) -> Point:
+def _point(group: Group[CellKey], reading: Reading) -> Point:
     return group.point(group.key[0], reading(group))
-
-
-def listed(names: Iterable[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    *most, last = list(names)
-    return f"{', '.join(most)} and {last}" if most else last

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from cubemesh.experiments.analysis.labels import spoken
+from cubemesh.experiments.analysis.groups import setting_label
 from cubemesh.schema import Answer, NetworkWork, RunRecord
 
 
@@ -36,7 +36,7 @@ def training_workload(record: RunRecord) -> tuple[str, ...]:
     """Network, batch size per device, and threads per device where they are set."""
     work, threads = record.spec.work, record.spec.placement.threads
     assert isinstance(work, NetworkWork)
-    cores = () if threads is None else (spoken("threads", threads),)
+    cores = () if threads is None else (setting_label("threads", threads),)
     return work.network, f"batch size {work.batch_per_device}", *cores
 
 

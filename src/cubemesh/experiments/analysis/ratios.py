@@ -34,7 +34,7 @@ def ratio(over: Figure, under: Figure) -> Figure:
     )
 
 
-def called(found: Figure) -> int:
+def significance(found: Figure) -> int:
     """1 for a ratio surely above 1, -1 for one surely below, 0 for level. Where either figure had
     no interval nothing is sure."""
     low, high = bounds(found)
@@ -45,7 +45,7 @@ def called(found: Figure) -> int:
     return -1 if high < 1 and found.value <= 1 - MATTERS else 0
 
 
-def show_ratio(found: Figure) -> str:
+def format_ratio(found: Figure) -> str:
     """`1.32× (1.28–1.37)`."""
     low, high = bounds(found)
     return f"{found.value:.2f}× ({low:.2f}–{high:.2f})"

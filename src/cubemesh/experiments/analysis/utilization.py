@@ -26,18 +26,18 @@ NOTE = (
 )
 
 
-def used(groups: Iterable[Group[Any]], names: Sequence[str] = tuple(COLUMNS)) -> list[str]:
+def known_figures(groups: Iterable[Group[Any]], names: Sequence[str] = tuple(COLUMNS)) -> list[str]:
     """Those of `names` that any of the groups has."""
     known = {name for g in groups for record in g.ok for name in record.figures}
     return [name for name in names if name in known]
 
 
-def use_columns(names: Iterable[str]) -> tuple[Column, ...]:
+def utilization_columns(names: Iterable[str]) -> tuple[Column, ...]:
     """The columns of these figures."""
     return tuple(Column(name=COLUMNS[name], unit="%", digits=2) for name in names)
 
 
-def use_cells(group: Group[Any], names: Iterable[str]) -> tuple[Cell, ...]:
+def utilization_cells(group: Group[Any], names: Iterable[str]) -> tuple[Cell, ...]:
     """What stands in them for one point: the median over its runs."""
     cells = []
     for name in names:
@@ -49,7 +49,7 @@ def use_cells(group: Group[Any], names: Iterable[str]) -> tuple[Cell, ...]:
     return tuple(cells)
 
 
-def ceilings(
+def ceiling_specs(
     program: ProgramSettings, budget: Budget, placement: Placement | None = None
 ) -> list[RunSpec]:
     """The product and the copy that a program's runs are held against."""

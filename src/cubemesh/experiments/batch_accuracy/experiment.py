@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cubemesh.experiments.analysis.groups import Group, group_by
-from cubemesh.experiments.analysis.labels import titled
+from cubemesh.experiments.analysis.groups import Group, group_by, titled
 from cubemesh.experiments.analysis.per_workload import per_workload
 from cubemesh.experiments.batch_accuracy import grid as accuracy_grid
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale

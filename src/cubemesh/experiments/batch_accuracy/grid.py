@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from cubemesh.experiments.analysis.groups import Group, group_by
-from cubemesh.experiments.analysis.matrix import listed
 from cubemesh.schema import (
     Axis,
     Cell,
@@ -22,6 +21,7 @@ from cubemesh.schema import (
     Table,
     Train,
 )
+from cubemesh.units import format_list
 
 Spot = tuple[int, float]
 """(minibatch, learning rate)."""
@@ -61,7 +61,7 @@ def findings(found: Grid) -> Iterator[Finding]:
         batch, rate = best.key
         equal = [g for g, a in done if g is not best and _overlap(a, top)]
         others = (
-            f"; {listed(map(_name, equal))} cannot be told from it by {top.n} samples"
+            f"; {format_list(map(_name, equal))} cannot be told from it by {top.n} samples"
             if 0 < len(equal) <= 3
             else f"; {len(equal)} others cannot be told from it by {top.n} samples"
             if equal
@@ -83,7 +83,7 @@ def findings(found: Grid) -> Iterator[Finding]:
             )
             told.append(f"{winner.key[1]:g} at minibatch {batch} ({figure.value:.1f} %)")
         if len(told) > 1:
-            yield Finding(text=f"The best learning rate is {listed(told)}.")
+            yield Finding(text=f"The best learning rate is {format_list(told)}.")
     for group in found:
         if accuracy(group) is None:
             yield Finding(text=f"{_name(group)[0].upper()}{_name(group)[1:]}: {group.why}.")

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cubemesh.errors import UsageError
-from cubemesh.experiments.analysis.groups import group_by
-from cubemesh.experiments.analysis.labels import titled
+from cubemesh.experiments.analysis.groups import group_by, titled
 from cubemesh.experiments.collectives.report import charts, findings, group_key, tables
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.schema import Answer, Collective, Placement, RunRecord, RunSpec
@@ -39,9 +38,9 @@ class Settings:
 
     operations: tuple[CollectiveName, ...] | None = None
     """Which collectives; None is all of them, with --quick all-reduce."""
-    smallest_bytes: int = 1024
+    min_bytes: int = 1024
     """The first size."""
-    largest_bytes: int | None = None
+    max_bytes: int | None = None
     """The last; None is 1 GiB between GPUs and 16 MiB between processors, less with --quick."""
     factor: int | None = None
     """By what each size is multiplied for the next; None is 2, with --quick 4."""
@@ -52,12 +51,12 @@ class Settings:
     up to all."""
 
     def __post_init__(self) -> None:
-        if self.smallest_bytes < 1 or (self.largest_bytes or self.smallest_bytes) < 1:
-            raise UsageError("smallest_bytes and largest_bytes must be 1 or more.")
-        if self.largest_bytes is not None and self.largest_bytes < self.smallest_bytes:
+        if self.min_bytes < 1 or (self.max_bytes or self.min_bytes) < 1:
+            raise UsageError("min_bytes and max_bytes must be 1 or more.")
+        if self.max_bytes is not None and self.max_bytes < self.min_bytes:
             raise UsageError(
-                f"largest_bytes={self.largest_bytes} (-e) is below smallest_bytes="
-                f"{self.smallest_bytes} (-b). Give a larger one, or the same for a single size."
+                f"max_bytes={self.max_bytes} (-e) is below min_bytes="
+                f"{self.min_bytes} (-b). Give a larger one, or the same for a single size."
             )
         if self.factor is not None and self.step_bytes is not None:
             raise UsageError("factor and step_bytes exclude one another: give one of them.")
@@ -89,16 +88,16 @@ def plan(settings: Settings, context: Context) -> Plan:
 def sizes_of(settings: Settings, context: Context) -> tuple[int, ...]:
     """The sizes of a sweep, rising; UsageError for more than `MOST_SIZES`."""
     scale = Scale.QUICK if context.scale is Scale.QUICK else Scale.DEFAULT
-    last = settings.largest_bytes
+    last = settings.max_bytes
     if last is None:
-        last = max(LARGEST_BYTES[context.has_gpu, scale], settings.smallest_bytes)
+        last = max(LARGEST_BYTES[context.has_gpu, scale], settings.min_bytes)
     factor = settings.factor or (4 if scale is Scale.QUICK else 2)
-    found, size = [], settings.smallest_bytes
+    found, size = [], settings.min_bytes
     while size <= last:
         found.append(size)
         if len(found) > MOST_SIZES:
             raise UsageError(
-                f"From {settings.smallest_bytes} to {last} bytes there would be more than "
+                f"From {settings.min_bytes} to {last} bytes there would be more than "
                 f"{MOST_SIZES:,} sizes. Take a larger step_bytes, or a factor."
             )
         size = size + settings.step_bytes if settings.step_bytes else size * factor
@@ -153,7 +152,7 @@ EXPERIMENT = Experiment(
     question="How fast do devices exchange, by operation and size?",
     settings=Settings,
     works=(Collective,),
-    varies={"collective": "operations", "sizes_bytes": "smallest_bytes"},
+    varies={"collective": "operations", "sizes_bytes": "min_bytes"},
     plan=plan,
     answer=answer,
     documents="002 (collectives of its communication libraries), 004 (bandwidth by message size)",

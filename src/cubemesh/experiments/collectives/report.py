@@ -26,9 +26,9 @@ from cubemesh.schema import (
 from cubemesh.schema.collective import REDUCING
 from cubemesh.units import format_bytes, format_count, format_quantity, format_seconds
 
-Key = tuple[str, int]
+CollectiveKey = tuple[str, int]
 """(collective, devices)."""
-Groups = Sequence[Group[Key]]
+Groups = Sequence[Group[CollectiveKey]]
 _WAY = (
     Column(name="time", unit="s"),
     Column(name="algbw", unit="B/s"),
@@ -37,7 +37,7 @@ _WAY = (
 )
 
 
-def group_key(record: RunRecord) -> Key:
+def group_key(record: RunRecord) -> CollectiveKey:
     """What a record of a collective measured."""
     return collective_of(record).collective, record.spec.placement.devices
 
@@ -70,7 +70,7 @@ def findings(groups: Groups) -> Iterator[Finding]:
     yield from _checked([r for g in groups for r in g.ok])
 
 
-def _speed(group: Group[Key], *, card: bool) -> Finding:
+def _speed(group: Group[CollectiveKey], *, card: bool) -> Finding:
     record, (collective, devices) = group.ok[0], group.key
     found = sweep_figures(record.sweep, collective, devices)
     bus, latency = found["bus_bytes_per_s"], found["latency_s"]
@@ -89,7 +89,7 @@ def _speed(group: Group[Key], *, card: bool) -> Finding:
     )
 
 
-def _pairs(group: Group[Key]) -> Iterator[Finding]:
+def _pairs(group: Group[CollectiveKey]) -> Iterator[Finding]:
     pairs = [p for p in group.ok[0].sweep if p.pair is not None]
     if len(pairs) < 3:
         return
@@ -252,7 +252,7 @@ def _giga(end: float | None) -> float | None:
     return None if end is None else end / 1e9
 
 
-def _heat(group: Group[Key]) -> Iterator[Chart]:
+def _heat(group: Group[CollectiveKey]) -> Iterator[Chart]:
     record = group.ok[0]
     pairs = {p.pair: p for p in record.sweep if p.pair is not None}
     if len(pairs) < 3:
@@ -284,7 +284,7 @@ def _heat(group: Group[Key]) -> Iterator[Chart]:
     )
 
 
-def _name(key: Key) -> str:
+def _name(key: CollectiveKey) -> str:
     return f"{key[0]} on {key[1]} devices"
 
 

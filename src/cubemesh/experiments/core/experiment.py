@@ -87,3 +87,22 @@ class Experiment:
     def plans_devices(self) -> bool:
         """Whether its plan says of each run on how many devices it is, and how they exchange."""
         return "devices" in self.varies or "devices" in field_types(self.settings)
+
+
+def import_records(store: Store, locations: Sequence[str]) -> list[RunRecord]:
+    """Copy machines and records that `store` lacks from the stores at `locations` (paths or URLs);
+    return all records of those stores. Raises DataError if there is no store."""
+    known = {r.run_id for r in store.records()}
+    held = []
+    for location in locations:
+        with Store.open(location, must_exist=True, read_only=True) as other:
+            machines = {m.machine_id for m in store.machines()}
+            for machine in other.machines():
+                if machine.machine_id not in machines:
+                    store.save_machine(machine)
+            for record in other.records():
+                held.append(record)
+                if record.run_id not in known:
+                    known.add(record.run_id)
+                    store.save(record, other.series(record.run_id))
+    return held

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by
-from cubemesh.experiments.analysis.matrix import listed
-from cubemesh.experiments.analysis.ratios import called, plus_minus, ratio, show_ratio
+from cubemesh.experiments.analysis.ratios import format_ratio, plus_minus, ratio, significance
 from cubemesh.schema import Axis, Cell, Chart, Column, Figure, Finding, Line, RunRecord, Table
 from cubemesh.schema.spec import Layout, Pinning
+from cubemesh.units import format_list
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def findings(
         return
     best, top = ranked[0], rate_of(ranked[0])
     usual = usual_of(groups)
-    level = [g for g in ranked[1:] if called(ratio(top, rate_of(g))) <= 0]
+    level = [g for g in ranked[1:] if significance(ratio(top, rate_of(g))) <= 0]
     if usual is None:
         text = f"{best.key.words} trains {network} fastest here, at {plus_minus(top)} samples/s"
         yield Finding(
@@ -122,7 +122,7 @@ def findings(
     else:
         yield _against_usual(network, best, usual)
     if level:
-        names = listed(g.key.words for g in level[:4])
+        names = format_list(g.key.words for g in level[:4])
         more = f" and {len(level) - 4} more" if len(level) > 4 else ""
         yield Finding(
             text=f"Level with the fastest ({best.key.words}), as far as the intervals can tell: "
@@ -162,16 +162,16 @@ def _against_usual(network: str, best: Group[CpuMode], usual: Group[CpuMode]) ->
     if disturbed:
         return Finding(
             text=f"Which arrangement is fastest cannot be told: {best.key.words} ran at "
-            f"{show_ratio(found)} of the unbound {usual.key.words}, but a run of the two was "
+            f"{format_ratio(found)} of the unbound {usual.key.words}, but a run of the two was "
             "disturbed.",
             remedy="Measure again on a quiet machine (--fresh).",
             caveats=disturbed,
         )
-    if called(found) > 0:
+    if significance(found) > 0:
         remedy = _remedy(best.key)
         return Finding(
             question="Which arrangement?",
-            text=f"{best.key.words} trains {network} {show_ratio(found)} as fast as the "
+            text=f"{best.key.words} trains {network} {format_ratio(found)} as fast as the "
             f"unbound {usual.key.words}.",
             value=found.value,
             unit="× the speed",
@@ -183,7 +183,7 @@ def _against_usual(network: str, best: Group[CpuMode], usual: Group[CpuMode]) ->
         question="Which arrangement?",
         text=f"No arrangement trains {network} faster than the unbound {usual.key.words}, "
         f"as far as the intervals can tell: the fastest, {best.key.words}, is at "
-        f"{show_ratio(found)} of it.",
+        f"{format_ratio(found)} of it.",
         value=found.value,
         unit="× the speed",
         low=found.low,
@@ -214,13 +214,13 @@ def _effects(ranked: Sequence[Group[CpuMode]]) -> Iterator[Finding]:
         others = [g for g in ranked[1:] if _only(name, g.key, best.key)]
         told = [
             f"{spoken.format(getattr(g.key, name))} "
-            f"{show_ratio(ratio(rate_of(g), rate_of(best)))} as fast"
+            f"{format_ratio(ratio(rate_of(g), rate_of(best)))} as fast"
             for g in others
         ]
         if told:
             base = spoken.format(getattr(best.key, name))
             yield Finding(
-                text=f"{words}, all else being the same: against {base}, {listed(told)}.",
+                text=f"{words}, all else being the same: against {base}, {format_list(told)}.",
                 caveats=caveats(best, *others),
             )
 

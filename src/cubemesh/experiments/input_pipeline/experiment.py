@@ -20,8 +20,7 @@ from itertools import product
 from typing import Literal
 
 from cubemesh.data.images.generated_jpegs import NAME as MADE
-from cubemesh.experiments.analysis.groups import group_by
-from cubemesh.experiments.analysis.labels import titled
+from cubemesh.experiments.analysis.groups import group_by, titled
 from cubemesh.experiments.analysis.per_workload import per_workload
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.experiments.input_pipeline.report import (

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from cubemesh.data.images.generated_jpegs import NAME as MADE
 from cubemesh.experiments.analysis.groups import Group, caveats
-from cubemesh.experiments.analysis.ratios import called, plus_minus, ratio, show_ratio
+from cubemesh.experiments.analysis.ratios import format_ratio, plus_minus, ratio, significance
 from cubemesh.schema import (
     Axis,
     Cell,
@@ -81,7 +81,7 @@ def _bottleneck(
     name = min(rates, key=lambda n: rates[n].value)
     share = ratio(rates[name], device)
     sure = caveats(groups[name], groups[DEVICE])
-    if called(share) < 0:
+    if significance(share) < 0:
         text = (
             f"{_begun(how, _STAGE[name])} is the bottleneck: {plus_minus(rates[name])} images/s, "
             f"and the device trains {plus_minus(device)} when feeding it costs nothing."
@@ -99,7 +99,7 @@ def _bottleneck(
         unit="× what the device takes",
         low=share.low,
         high=share.high,
-        remedy=_REMEDY[name] if called(share) < 0 else "",
+        remedy=_REMEDY[name] if significance(share) < 0 else "",
         caveats=sure,
     )
 
@@ -159,7 +159,7 @@ def _loss(groups: Groups) -> Iterator[Finding]:
             waits = (
                 f"; {min(100, 1e5 * wait_s / step_ms.value):.0f} % of a step waits for its input"
             )
-        level = "as fast as" if called(share) == 0 else f"{show_ratio(share)} as fast as"
+        level = "as fast as" if significance(share) == 0 else f"{format_ratio(share)} as fast as"
         yield Finding(
             text=f"Training on {LABELS[name]} is {level} on one batch that lies on the device"
             f"{waits}.",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cubemesh.experiments.analysis.labels import titled
+from cubemesh.experiments.analysis.groups import titled
 from cubemesh.experiments.analysis.per_workload import per_workload, training_workload
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.experiments.lr_scaling import report as shown

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cubemesh.experiments.analysis.groups import Group, devices_said, group_by
-from cubemesh.experiments.analysis.matrix import listed
+from cubemesh.experiments.analysis.groups import Group, group_by
 from cubemesh.schema import (
     Axis,
     Cell,
@@ -25,6 +24,7 @@ from cubemesh.schema import (
     warn,
 )
 from cubemesh.schema.work import RateScaling
+from cubemesh.units import format_devices, format_list
 
 DOCUMENT_EPOCHS = 30
 DOCUMENT_BATCH = 128
@@ -59,7 +59,7 @@ class RatePolicy:
 
     def unit(self) -> str:
         """Of a multiple of the loss of the fewest devices."""
-        return f"× the loss of {devices_said(min(self.losses()))}"
+        return f"× the loss of {format_devices(min(self.losses()))}"
 
     def worst(self) -> float | None:
         """The loss that differs most from that of the fewest devices, as a multiple of it; None
@@ -120,7 +120,7 @@ def findings(found: Sequence[RatePolicy]) -> Iterator[Finding]:
     for policy in found:
         for group in policy.groups:
             if not group.ok and (policy is constant or group.key > 1):
-                where = devices_said(group.key)
+                where = format_devices(group.key)
                 yield Finding(text=f"{where}, {policy.name} rate: {group.why}.")
 
 
@@ -132,14 +132,14 @@ def _longer(policy: RatePolicy) -> str:
     made = [f"{_updates(g.ok[0])} on {g.key}" for g in policy.groups if g.ok]
     return (
         f"Train for longer (set epochs={DOCUMENT_EPOCHS}): updates made in these {epochs} epochs "
-        f"are {listed(made)}."
+        f"are {format_list(made)}."
     )
 
 
 def told(policy: RatePolicy) -> str:
     """The losses, each with its number of devices."""
     ends = [f"{loss:.3g} on {devices}" for devices, loss in policy.losses().items()]
-    return listed(ends)
+    return format_list(ends)
 
 
 def tables(found: Sequence[RatePolicy]) -> tuple[Table, ...]:
@@ -234,7 +234,7 @@ def _curve(group: Group[int], by_time: bool) -> Line:
     curve = next(c for c in record.curves if c.name == "validation_loss")
     ended = _epoch_ends(record) if by_time else {}
     return Line(
-        name=devices_said(group.key),
+        name=format_devices(group.key),
         points=tuple(
             Point(x=ended.get(int(x), x), y=y, run_id=record.run_id)
             for x, y in zip(curve.x, curve.y, strict=True)

@@ -15,9 +15,12 @@ RUN_BUDGET_S = {Scale.QUICK: 8.0, Scale.DEFAULT: 40.0, Scale.FULL: float("inf")}
 def may_double(record: RunRecord, scale: Scale) -> bool:
     """Whether a run at twice the minibatch of `record` fits the time of one run."""
     step_s = record.figure("step_s")
-    return step_s is not None and run_s(2 * step_s, record.spec.budget) <= RUN_BUDGET_S[scale]
+    return (
+        step_s is not None
+        and estimated_run_s(2 * step_s, record.spec.budget) <= RUN_BUDGET_S[scale]
+    )
 
 
-def run_s(step_s: float, budget: Budget) -> float:
+def estimated_run_s(step_s: float, budget: Budget) -> float:
     """What a run at this step time takes, roughly: its steps, and half as many to warm up."""
     return max(budget.seconds, step_s * max(budget.steps, budget.windows)) * 1.5

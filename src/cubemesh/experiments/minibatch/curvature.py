@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from cubemesh.experiments.analysis.groups import Group
-from cubemesh.experiments.analysis.matrix import listed
-from cubemesh.experiments.analysis.ratios import bounds, called, ratio
-from cubemesh.experiments.minibatch.input_starvation import utilisation
+from cubemesh.experiments.analysis.ratios import bounds, ratio, significance
+from cubemesh.experiments.minibatch.input_starvation import device_utilisation
 from cubemesh.schema import Cell, Column, Figure, Finding, Table
+from cubemesh.units import format_list
 
 WORDS = {1: "up", -1: "down", 0: "straight"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bend:
+class Curvature:
     """The curves at one minibatch, with its neighbours half and twice as large."""
 
     batch: int
@@ -64,7 +64,7 @@ def sample_ms(group: Group[int]) -> Figure | None:
     return Figure(value=1e3 / rate.value, unit="ms", low=1e3 / high, high=1e3 / low)
 
 
-def bends(groups: Sequence[Group[int]]) -> list[Bend]:
+def curvatures(groups: Sequence[Group[int]]) -> list[Curvature]:
     """A bend for each minibatch whose half and double were measured too."""
     measured = {g.key: g for g in groups if g.throughput is not None}
     found = []
@@ -76,7 +76,7 @@ def bends(groups: Sequence[Group[int]]) -> list[Bend]:
         rates = [f for g in three if (f := g.throughput) is not None]
         times = [f for g in three if (f := sample_ms(g)) is not None]
         found.append(
-            Bend(
+            Curvature(
                 batch=batch,
                 throughput=second_difference(rates, "samples/s"),
                 sample_ms=second_difference(times, "ms"),
@@ -88,7 +88,7 @@ def bends(groups: Sequence[Group[int]]) -> list[Bend]:
     return found
 
 
-def bends_table(found: Sequence[Bend]) -> tuple[Table, ...]:
+def curvature_table(found: Sequence[Curvature]) -> tuple[Table, ...]:
     """Every bend with its sign, and where it is known how busy the device was on both sides; none
     for none."""
     if not found:
@@ -102,24 +102,24 @@ def bends_table(found: Sequence[Bend]) -> tuple[Table, ...]:
     )
     busy = (Column(name="utilisation before", unit="%"), Column(name="after", unit="%"))
     sides = (side for bend in found for side in (bend.before, bend.after))
-    columns += busy if any(utilisation(side) for side in sides) else ()
+    columns += busy if any(device_utilisation(side) for side in sides) else ()
     rows = tuple(_row(bend)[: len(columns)] for bend in found)
     return (Table(title="Bends", columns=columns, rows=rows),)
 
 
-def _row(bend: Bend) -> tuple[Cell, ...]:
+def _row(bend: Curvature) -> tuple[Cell, ...]:
     cells = [Cell(text=str(bend.batch))]
     for figure in (bend.throughput, bend.sample_ms):
         cells.append(Cell(value=figure.value, low=figure.low, high=figure.high))
         word = "disturbed" if bend.disturbed else WORDS[bend.sign(figure)]
         cells.append(Cell(text=word))
     for side in (bend.before, bend.after):
-        busy = utilisation(side)
+        busy = device_utilisation(side)
         cells.append(Cell(text="–") if busy is None else Cell(value=round(busy[1], 1)))
     return tuple(cells)
 
 
-def bend_findings(found: Sequence[Bend]) -> Iterator[Finding]:
+def curvature_findings(found: Sequence[Curvature]) -> Iterator[Finding]:
     """Where throughput and the time per sample surely bend, in a sentence each."""
     if not found:
         return
@@ -131,7 +131,7 @@ def bend_findings(found: Sequence[Bend]) -> Iterator[Finding]:
             side: [str(b.batch) for b, s in zip(found, signs, strict=True) if s == side]
             for side in (1, -1)
         }
-        told = [f"{WORDS[side]} at {listed(at)}" for side, at in places.items() if at]
+        told = [f"{WORDS[side]} at {format_list(at)}" for side, at in places.items() if at]
         if told:
             yield Finding(
                 text=f"{name} over doublings of the minibatch bends {' and '.join(told)}."
@@ -140,7 +140,7 @@ def bend_findings(found: Sequence[Bend]) -> Iterator[Finding]:
             yield Finding(text=f"{name} bends at no minibatch that the intervals can tell.")
 
 
-def dear_doublings(groups: Sequence[Group[int]], what: str) -> Iterator[Finding]:
+def superlinear_doublings(groups: Sequence[Group[int]], what: str) -> Iterator[Finding]:
     """Every doubling that surely costs more than double. Document 000 saw by eye that VGG at 128
     takes more than twice the time of 64. A machine disturbed during one of the two looks just the
     same, so disturbed runs are not compared."""
@@ -150,7 +150,7 @@ def dear_doublings(groups: Sequence[Group[int]], what: str) -> Iterator[Finding]
             continue
         if small.caveats or large.caveats:
             continue
-        if called(ratio(b, a)) < 0:
+        if significance(ratio(b, a)) < 0:
             yield Finding(
                 text=f"Doubling the minibatch from {small.key} to {large.key} costs "
                 f"{2 * a.value / b.value:.2f}× the time of {what}: more than double."

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from cubemesh.experiments.analysis.groups import group_by
 from cubemesh.experiments.core.experiment import Plan
-from cubemesh.experiments.minibatch.curvature import Bend, bends
+from cubemesh.experiments.minibatch.curvature import Curvature, curvatures
 from cubemesh.frameworks import entry
 from cubemesh.parallel.timed_group import STAMPED
 from cubemesh.schema import Cell, Column, Finding, RunRecord, RunSpec, Table, TrainSteps
@@ -68,7 +68,7 @@ def parted(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[RunRecor
     return list(records), []
 
 
-def profiles_table(found: Sequence[Bend], apart: Sequence[RunRecord]) -> tuple[Table, ...]:
+def profiles_table(found: Sequence[Curvature], apart: Sequence[RunRecord]) -> tuple[Table, ...]:
     """Milliseconds a sample by part, at each bend and on its sides; none where nothing was taken
     apart."""
     rows = []
@@ -97,7 +97,7 @@ def profiles_table(found: Sequence[Bend], apart: Sequence[RunRecord]) -> tuple[T
     return (Table(title="Both sides of the bends", columns=columns, rows=tuple(rows)),)
 
 
-def profile_findings(found: Sequence[Bend], apart: Sequence[RunRecord]) -> Iterator[Finding]:
+def profile_findings(found: Sequence[Curvature], apart: Sequence[RunRecord]) -> Iterator[Finding]:
     """What bends the time per sample at each bend that was taken apart."""
     for bend, (before, there, after) in _profiled(found, apart):
         differences = {
@@ -121,8 +121,8 @@ def profile_findings(found: Sequence[Bend], apart: Sequence[RunRecord]) -> Itera
 
 
 def _profiled(
-    found: Sequence[Bend], apart: Sequence[RunRecord]
-) -> Iterator[tuple[Bend, tuple[Parts, Parts, Parts]]]:
+    found: Sequence[Curvature], apart: Sequence[RunRecord]
+) -> Iterator[tuple[Curvature, tuple[Parts, Parts, Parts]]]:
     by_batch = {r.spec.batch_per_device: _parts(r) for r in apart if r.parts}
     for bend in found:
         if bend.sign(bend.sample_ms) and all(n in by_batch for n in _sides(bend)):
@@ -139,13 +139,13 @@ def _parts(record: RunRecord) -> Parts:
     }
 
 
-def _certain(steps: Sequence[RunRecord]) -> list[Bend]:
+def _certain(steps: Sequence[RunRecord]) -> list[Curvature]:
     groups = group_by(steps, lambda r: r.spec.batch_per_device or 0)
-    found = bends(sorted(groups, key=lambda group: group.key))
+    found = curvatures(sorted(groups, key=lambda group: group.key))
     return [bend for bend in found if bend.sign(bend.sample_ms)]
 
 
-def _sides(bend: Bend) -> tuple[int, int, int]:
+def _sides(bend: Curvature) -> tuple[int, int, int]:
     return bend.batch // 2, bend.batch, 2 * bend.batch
 
 

@@ -15,8 +15,7 @@ from typing import Literal
 
 from cubemesh.data import entry
 from cubemesh.errors import UsageError
-from cubemesh.experiments.analysis.groups import group_by
-from cubemesh.experiments.analysis.labels import titled
+from cubemesh.experiments.analysis.groups import group_by, titled
 from cubemesh.experiments.analysis.published_rows import (
     above_peak,
     nearest_rows,
@@ -28,11 +27,15 @@ from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scal
 from cubemesh.experiments.minibatch import curvature_profiles as bend_profiles
 from cubemesh.experiments.minibatch import findings as minibatch_findings
 from cubemesh.experiments.minibatch import report as minibatch_shown
-from cubemesh.experiments.minibatch.batch_sweep import may_double, run_s
-from cubemesh.experiments.minibatch.curvature import bends, bends_table
-from cubemesh.experiments.minibatch.input_starvation import Fed, data_location, programs
-from cubemesh.experiments.minibatch.max_batch import largest, search
-from cubemesh.experiments.minibatch.report import Groups, Shown
+from cubemesh.experiments.minibatch.batch_sweep import estimated_run_s, may_double
+from cubemesh.experiments.minibatch.curvature import curvature_table, curvatures
+from cubemesh.experiments.minibatch.input_starvation import (
+    DataLocations,
+    data_location,
+    programs_by_location,
+)
+from cubemesh.experiments.minibatch.max_batch import max_batch, search
+from cubemesh.experiments.minibatch.report import Groups, MinibatchData
 from cubemesh.schema import (
     Answer,
     Ceiling,
@@ -56,18 +59,18 @@ class Settings:
 
     network: str = "little-cnn"
     """The network to train; `cubemesh networks` lists them."""
-    batches: tuple[int, ...] | Literal["auto"] = ()
+    batch_sizes: tuple[int, ...] | Literal["auto"] = ()
     """Minibatches to measure; `auto` looks for the largest that fits into memory; none given
     doubles from the smallest to the largest, as far as this machine can in reasonable time."""
-    smallest: int = DOCUMENT_BATCHES[0]
+    min_batch_size: int = DOCUMENT_BATCHES[0]
     """Where that list begins; document 000 looks at 4 too."""
-    largest: int = DOCUMENT_BATCHES[-1]
+    max_batch_size: int = DOCUMENT_BATCHES[-1]
     """Where it ends at the latest."""
-    always: int = 0
+    min_largest_batch: int = 0
     """The list goes up to this minibatch, however long a run takes."""
     data: str = "synthetic"
     """What the network is fed: synthetic, digits, cifar-10."""
-    data_location: Fed = "host"
+    data_location: DataLocations = "host"
     """Where the data lie: on the host (every batch is copied, as document 001 did), on the device,
     or both, side by side."""
     forward: bool | None = None
@@ -78,8 +81,10 @@ class Settings:
     """Whether to take steps apart on both sides of every bend; not said is yes but with --quick."""
 
     def __post_init__(self) -> None:
-        if self.smallest < 1:
-            raise UsageError(f"smallest={self.smallest} is too small: a minibatch has 1 or more.")
+        if self.min_batch_size < 1:
+            raise UsageError(
+                f"min_batch_size={self.min_batch_size} is too small: a minibatch has 1 or more."
+            )
 
 
 def plan(settings: Settings, context: Context) -> Plan:
@@ -99,7 +104,7 @@ def _curve(settings: Settings, context: Context) -> Plan:
     """
     batches = default_batches(settings)
     ceiling = [RunSpec(work=Ceiling(), budget=context.budget)] if settings.ceiling else []
-    if settings.batches == "auto":
+    if settings.batch_sizes == "auto":
         yield from search(
             lambda batch: _specs(settings, batch, context),
             context.machine,
@@ -108,14 +113,14 @@ def _curve(settings: Settings, context: Context) -> Plan:
             also=ceiling,
         )
         return
-    if settings.batches:
-        named = sorted(set(settings.batches))
+    if settings.batch_sizes:
+        named = sorted(set(settings.batch_sizes))
         yield [*ceiling, *(s for batch in named for s in _specs(settings, batch, context))]
         return
     records = yield [*ceiling, *_specs(settings, batches[0], context)]
     for batch in batches[1:]:
         steps = [r for r in records if isinstance(r.spec.work, TrainSteps)]
-        scale = Scale.FULL if batch <= settings.always else context.scale
+        scale = Scale.FULL if batch <= settings.min_largest_batch else context.scale
         if not all(may_double(r, scale) for r in steps):
             return
         records = yield _specs(settings, batch, context)
@@ -125,8 +130,8 @@ def default_batches(settings: Settings) -> tuple[int, ...]:
     """Doublings from the smallest minibatch to the largest, as far as one pass over the training
     data holds them; the smallest is always there."""
     samples = entry(settings.data).train_samples
-    end = settings.largest if samples is None else min(settings.largest, samples)
-    batches = [settings.smallest]
+    end = settings.max_batch_size if samples is None else min(settings.max_batch_size, samples)
+    batches = [settings.min_batch_size]
     while 2 * batches[-1] <= end:
         batches.append(2 * batches[-1])
     return tuple(batches)
@@ -134,7 +139,7 @@ def default_batches(settings: Settings) -> tuple[int, ...]:
 
 def _specs(settings: Settings, batch: int, context: Context) -> list[RunSpec]:
     """The forward pass alone is measured once, fed from the host where both are asked for."""
-    fed = programs(settings.data_location)
+    fed = programs_by_location(settings.data_location)
     forward = context.scale is Scale.FULL if settings.forward is None else settings.forward
     works: list[tuple[type[TrainSteps | Forward], int]] = [(TrainSteps, len(fed))]
     if forward:
@@ -156,8 +161,8 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     shown = _shown(settings, timed)
     steps = [r for r in timed if isinstance(r.spec.work, NetworkWork)]
     groups = shown.training
-    found_bends = bends(groups)
-    found = largest(steps) if settings.batches == "auto" else []
+    found_bends = curvatures(groups)
+    found = max_batch(steps) if settings.batch_sizes == "auto" else []
     beside = nearest_rows(settings.network, groups)
     return Answer(
         experiment=EXPERIMENT.name,
@@ -171,7 +176,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         tables=(
             minibatch_shown.table(shown),
             *nearest_table(beside),
-            *bends_table(found_bends),
+            *curvature_table(found_bends),
             *bend_profiles.profiles_table(found_bends, apart),
         ),
         charts=tuple(minibatch_shown.charts(shown)),
@@ -189,7 +194,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     )
 
 
-def _shown(settings: Settings, records: Sequence[RunRecord]) -> Shown:
+def _shown(settings: Settings, records: Sequence[RunRecord]) -> MinibatchData:
     def by_batch(kind: type[NetworkWork], fed: tuple[str, ...]) -> Groups:
         own = (r for r in records if isinstance(r.spec.work, kind) and data_location(r) in fed)
         groups = group_by(own, lambda r: r.spec.batch_per_device or 0)
@@ -199,7 +204,7 @@ def _shown(settings: Settings, records: Sequence[RunRecord]) -> Shown:
     ceiling = group_by((r for r in records if isinstance(r.spec.work, Ceiling)), lambda r: "")
     rate = ceiling[0].median_of("rate_flops_per_s") if ceiling else None
     devices = max((r.spec.placement.devices for r in records), default=1)
-    return Shown(
+    return MinibatchData(
         network=settings.network,
         training=by_batch(TrainSteps, ("host",) if both else ("host", "device")),
         device=by_batch(TrainSteps, ("device",)) if both else (),
@@ -210,24 +215,24 @@ def _shown(settings: Settings, records: Sequence[RunRecord]) -> Shown:
 
 
 def _reduced(settings: Settings, groups: Groups) -> Iterator[Warning]:
-    if settings.batches or not groups or groups[-1].throughput is None:
+    if settings.batch_sizes or not groups or groups[-1].throughput is None:
         return
     last = groups[-1]
-    asked = Settings(smallest=settings.smallest, largest=settings.largest)
+    asked = Settings(min_batch_size=settings.min_batch_size, max_batch_size=settings.max_batch_size)
     if last.key == default_batches(asked)[-1]:
         return
-    ends = f"The minibatches end at {last.key} and were to go on to {settings.largest}."
+    ends = f"The minibatches end at {last.key} and were to go on to {settings.max_batch_size}."
     if last.key == default_batches(settings)[-1]:
         samples = entry(settings.data).train_samples
         why = f"{settings.data} has {samples:,} samples to train with."
         yield warn("reduced", f"{ends} {why}", "Use data=synthetic for larger minibatches.")
         return
     step_s = last.median_of("step_s") or 0.0
-    takes = format_seconds(run_s(2 * step_s, last.records[0].spec.budget))
+    takes = format_seconds(estimated_run_s(2 * step_s, last.records[0].spec.budget))
     yield warn(
         "reduced",
         f"{ends} A run at {2 * last.key} would take some {takes} here.",
-        f"Use --full, or name the minibatches: --set batches={last.key},{2 * last.key}",
+        f"Use --full, or name the minibatches: --set batch_sizes={last.key},{2 * last.key}",
     )
 
 
@@ -236,7 +241,7 @@ EXPERIMENT = Experiment(
     question="How do throughput, time per sample and memory change with the minibatch?",
     settings=Settings,
     works=(TrainSteps, Forward),
-    varies={"batch_per_device": "batches"},
+    varies={"batch_per_device": "batch_sizes"},
     plan=plan,
     answer=answer,
     documents="000 (minibatch study), 001 figure 1",

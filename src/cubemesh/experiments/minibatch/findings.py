@@ -11,17 +11,21 @@ from collections.abc import Iterator
 
 from cubemesh.experiments.analysis.groups import Group, caveats
 from cubemesh.experiments.analysis.ratios import plus_minus
-from cubemesh.experiments.minibatch.curvature import bend_findings, bends, dear_doublings
-from cubemesh.experiments.minibatch.input_starvation import starving
-from cubemesh.experiments.minibatch.report import Shown
+from cubemesh.experiments.minibatch.curvature import (
+    curvature_findings,
+    curvatures,
+    superlinear_doublings,
+)
+from cubemesh.experiments.minibatch.input_starvation import input_bound_findings
+from cubemesh.experiments.minibatch.report import MinibatchData
 from cubemesh.schema import Figure, Finding
 from cubemesh.units import format_quantity
 
-LEVEL = 0.97
+KNEE_FRACTION = 0.97
 """Share of the best throughput from which on it no longer grows."""
 
 
-def findings(shown: Shown) -> Iterator[Finding]:
+def findings(shown: MinibatchData) -> Iterator[Finding]:
     """How fast, where it stops growing, what bends, how much of the matrix rate, who starves."""
     network, groups = shown.network, shown.training
     done = [(g, g.throughput) for g in groups if g.throughput is not None]
@@ -42,14 +46,14 @@ def findings(shown: Shown) -> Iterator[Finding]:
     )
     if len(done) > 1:
         yield from _growth(done, top)
-        yield from dear_doublings(groups, "a step")
-        yield from dear_doublings(shown.forward, "a forward pass")
-    yield from bend_findings(bends(groups))
+        yield from superlinear_doublings(groups, "a step")
+        yield from superlinear_doublings(shown.forward, "a forward pass")
+    yield from curvature_findings(curvatures(groups))
     if shown.rate:
         yield _matrix_use(shown, best, top)
     on_device = {g.key: g for g in shown.device}
     pairs = [(f"minibatch {g.key}", g, on_device[g.key]) for g in groups if g.key in on_device]
-    yield from starving(network, pairs)
+    yield from input_bound_findings(network, pairs)
     for group in groups:
         if group.throughput is None:
             yield Finding(text=f"Minibatch {group.key}: {group.why}.")
@@ -57,7 +61,7 @@ def findings(shown: Shown) -> Iterator[Finding]:
 
 def _growth(done: list[tuple[Group[int], Figure]], top: Figure) -> Iterator[Finding]:
     first, slow = done[0]
-    level, figure = next(p for p in done if p[1].value >= LEVEL * top.value)
+    level, figure = next(p for p in done if p[1].value >= KNEE_FRACTION * top.value)
     if level.key == first.key:
         yield Finding(text=f"Throughput does not grow with the minibatch from {first.key} on.")
         return
@@ -65,7 +69,7 @@ def _growth(done: list[tuple[Group[int], Figure]], top: Figure) -> Iterator[Find
     grown = f"{plus_minus(figure)} samples/s, {gain:.2g}× minibatch {first.key}"
     if level.key == done[-1][0].key:
         text = f"Throughput still grows at minibatch {level.key}, the largest measured: {grown}."
-        remedy = f"Try larger ones: --set batches={2 * level.key},{4 * level.key}"
+        remedy = f"Try larger ones: --set batch_sizes={2 * level.key},{4 * level.key}"
     else:
         text, remedy = f"Throughput stops growing at minibatch {level.key}: {grown}.", ""
     yield Finding(text=text, remedy=remedy, caveats=caveats(*(g for g, _ in done)))
@@ -79,7 +83,7 @@ def _growth(done: list[tuple[Group[int], Figure]], top: Figure) -> Iterator[Find
     )
 
 
-def _matrix_use(shown: Shown, best: Group[int], top: Figure) -> Finding:
+def _matrix_use(shown: MinibatchData, best: Group[int], top: Figure) -> Finding:
     share = shown.share(best, top)
     return Finding(
         question="How much of its matrix rate?",

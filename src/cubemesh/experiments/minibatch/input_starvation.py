@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from cubemesh.experiments.analysis.groups import Group, caveats
-from cubemesh.experiments.analysis.matrix import listed
-from cubemesh.experiments.analysis.ratios import called, ratio
+from cubemesh.experiments.analysis.ratios import ratio, significance
 from cubemesh.schema import Cell, Column, Finding, ProgramSettings, RunRecord
+from cubemesh.units import format_list
 
-Fed = Literal["host", "device", "both"]
-FULL = 80.0
+DataLocations = Literal["host", "device", "both"]
+BUSY_PERCENT = 80.0
 """Percent of the time with work that count as full (document 001)."""
 UTILISATION_NOTE = (
     "Utilisation is the percent of the measured time in which the GPU had work (NVML); on a CPU, "
@@ -30,11 +30,11 @@ SPEED_COLUMNS = (
     Column(name="utilisation", unit="%"),
 )
 """What tables of studies of how a device is fed end with; `speed_cells` fills them."""
-Pair = tuple[str, Group[Any], Group[Any]]
+LocationPair = tuple[str, Group[Any], Group[Any]]
 """(where, fed from the host, fed from the device)."""
 
 
-def programs(fed: Fed) -> tuple[ProgramSettings, ...]:
+def programs_by_location(fed: DataLocations) -> tuple[ProgramSettings, ...]:
     """The programs a run goes through, the host's first."""
     if fed == "both":
         return ProgramSettings(data_location="host"), ProgramSettings(data_location="device")
@@ -46,7 +46,7 @@ def data_location(record: RunRecord) -> str:
     return record.spec.program.data_location
 
 
-def utilisation(group: Group[Any]) -> tuple[str, float] | None:
+def device_utilisation(group: Group[Any]) -> tuple[str, float] | None:
     """The device that trained ("GPU", "CPU") and the percent of the measured time it had work, the
     median over the runs; None where it was not sampled."""
     for kind in ("gpu", "cpu"):
@@ -58,7 +58,7 @@ def utilisation(group: Group[Any]) -> tuple[str, float] | None:
 
 def utilisation_cell(group: Group[Any]) -> Cell:
     """The same in a table."""
-    found = utilisation(group)
+    found = device_utilisation(group)
     if group.throughput is None:
         return group.cell(None)
     if found is None:
@@ -71,17 +71,17 @@ def speed_cells(group: Group[Any]) -> tuple[Cell, ...]:
     return group.cell(group.throughput), group.cell(group.step_ms), utilisation_cell(group)
 
 
-def device_word(groups: Iterable[Group[Any]]) -> str:
+def device_kind(groups: Iterable[Group[Any]]) -> str:
     """ "GPU" or "CPU", whichever the groups ran on; "device" where neither was sampled."""
-    kinds = [found[0] for group in groups if (found := utilisation(group)) is not None]
+    kinds = [found[0] for group in groups if (found := device_utilisation(group)) is not None]
     return kinds[0] if kinds else "device"
 
 
-def starving(network: str, pairs: Sequence[Pair]) -> Iterator[Finding]:
+def input_bound_findings(network: str, pairs: Sequence[LocationPair]) -> Iterator[Finding]:
     """What feeding from the host costs `network`: where the device starves, where only the copy
     has a price, and where there is no difference; with the utilisation when fed from the host.
     Disturbed runs are not compared: they look just the same."""
-    told: dict[str, list[tuple[str, Pair]]] = {
+    told: dict[str, list[tuple[str, LocationPair]]] = {
         "starves": [],
         "pays": [],
         "level": [],
@@ -95,12 +95,12 @@ def starving(network: str, pairs: Sequence[Pair]) -> Iterator[Finding]:
             told["disturbed"].append((where, (where, host, device)))
             continue
         found = ratio(b, a)
-        word = "level" if called(found) <= 0 else "starves" if _waits(host) else "pays"
+        word = "level" if significance(found) <= 0 else "starves" if _waits(host) else "pays"
         text = f"{found.value:.2f}× as fast at {where}{_percent(host)}"
         told[word].append((text, (where, host, device)))
     if not any(told.values()):
         return
-    kind = device_word(host for _, host, _ in pairs)
+    kind = device_kind(host for _, host, _ in pairs)
     leads = {
         "starves": (
             f"The {kind} starves when fed from the host",
@@ -110,7 +110,7 @@ def starving(network: str, pairs: Sequence[Pair]) -> Iterator[Finding]:
     }
     for word, (lead, remedy) in leads.items():
         if told[word]:
-            places = listed(text for text, _ in told[word])
+            places = format_list(text for text, _ in told[word])
             yield Finding(
                 text=f"{lead}: with its data on the device, {network} trains {places}.",
                 remedy=remedy,
@@ -123,20 +123,20 @@ def starving(network: str, pairs: Sequence[Pair]) -> Iterator[Finding]:
     if told["disturbed"]:
         yield Finding(
             text=f"{network} fed from the host was not held against data on the device at "
-            f"{listed(text for text, _ in told['disturbed'])}: a run of the two was disturbed.",
+            f"{format_list(text for text, _ in told['disturbed'])}: a run of the two was noisy.",
             caveats=_doubts(told["disturbed"]),
         )
 
 
 def _waits(host: Group[Any]) -> bool:
-    found = utilisation(host)
-    return found is not None and found[1] < FULL
+    found = device_utilisation(host)
+    return found is not None and found[1] < BUSY_PERCENT
 
 
 def _percent(host: Group[Any]) -> str:
-    found = utilisation(host)
+    found = device_utilisation(host)
     return f" ({found[1]:.0f} % utilisation)" if found else ""
 
 
-def _doubts(told: Iterable[tuple[str, Pair]]) -> tuple[str, ...]:
+def _doubts(told: Iterable[tuple[str, LocationPair]]) -> tuple[str, ...]:
     return caveats(*(group for _, (_, host, device) in told for group in (host, device)))

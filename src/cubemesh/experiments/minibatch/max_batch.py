@@ -1,6 +1,6 @@
 """What is the largest minibatch that fits, found without hurting the machine?
 
-`batches=auto`: the minibatch is doubled from 8 on; the first that is refused memory is the upper
+`batch_sizes=auto`: the batch size is doubled from 8 on; the first refused memory is the upper
 end, the last that fitted the lower one, and the gap is halved until it is an eighth of the power of
 two below it. Where the refused run forecast what should fit (outcomes.py), that is tried
 first. Each one is tried in a worker under its memory limit, so a refusal is an outcome. A doubling
@@ -101,7 +101,7 @@ def forecast_bytes(spec: RunSpec, batch: int, device: str) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Largest:
+class MaxBatch:
     """What the records of a search say."""
 
     fits: int | None
@@ -128,7 +128,7 @@ class Largest:
         return Finding(text=text, value=self.fits, unit="samples")
 
 
-def largest(records: Sequence[RunRecord]) -> list[Largest]:
+def max_batch(records: Sequence[RunRecord]) -> list[MaxBatch]:
     """What a search over minibatches found, from its records; nothing where there are none."""
     tried: dict[int, list[RunRecord]] = {}
     for record in records:
@@ -138,7 +138,7 @@ def largest(records: Sequence[RunRecord]) -> list[Largest]:
         return []
     refused = [b for b, own in tried.items() if any(r.outcome.status is Status.OOM for r in own)]
     fits = [b for b, own in tried.items() if all(r.outcome.status in _FITS for r in own)]
-    found = Largest(
+    found = MaxBatch(
         fits=max(fits, default=None),
         refused=min(refused, default=None),
         spec=records[-1].spec,

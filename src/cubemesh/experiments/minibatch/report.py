@@ -7,10 +7,16 @@ from dataclasses import dataclass
 
 from cubemesh.experiments.analysis.groups import Group
 from cubemesh.experiments.analysis.published_rows import published_line, published_sweep
-from cubemesh.experiments.analysis.utilization import COLUMNS, NOTE, use_cells, use_columns, used
+from cubemesh.experiments.analysis.utilization import (
+    COLUMNS,
+    NOTE,
+    known_figures,
+    utilization_cells,
+    utilization_columns,
+)
 from cubemesh.experiments.minibatch.input_starvation import (
-    device_word,
-    utilisation,
+    device_kind,
+    device_utilisation,
     utilisation_cell,
 )
 from cubemesh.forecast.compute import utilisation as matrix_share
@@ -35,7 +41,7 @@ Groups = Sequence[Group[int]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class MinibatchData:
     """What was measured at each minibatch."""
 
     network: str
@@ -62,7 +68,7 @@ class Shown:
         return matrix_share(net, group.key, group.key / figure.value, self.rate)
 
 
-def table(shown: Shown) -> Table:
+def table(shown: MinibatchData) -> Table:
     """A row a minibatch; the reason where there is no figure."""
     columns = [
         Column(name="minibatch"),
@@ -71,7 +77,7 @@ def table(shown: Shown) -> Table:
         Column(name="a sample", unit="ms"),
         Column(name="memory", unit="MiB"),
     ]
-    if any(utilisation(g) for g in shown.training):
+    if any(device_utilisation(g) for g in shown.training):
         columns.append(Column(name="utilisation", unit="%"))
     if shown.forward:
         columns.append(Column(name="forward alone", unit="ms"))
@@ -82,17 +88,19 @@ def table(shown: Shown) -> Table:
     names = [c.name for c in columns]
     shares = _shares(shown)
     rows = tuple(
-        (*_row(group, shown, names), *use_cells(group, shares)) for group in shown.training
+        (*_row(group, shown, names), *utilization_cells(group, shares)) for group in shown.training
     )
-    return Table(title="", columns=(*columns, *use_columns(shares)), rows=rows)
+    return Table(title="", columns=(*columns, *utilization_columns(shares)), rows=rows)
 
 
-def _shares(shown: Shown) -> list[str]:
+def _shares(shown: MinibatchData) -> list[str]:
     """Shares beside "matrix use", which is told here against the ceiling of the same question."""
-    return used(shown.training, [name for name in COLUMNS if name != "ceiling_mfu_percent"])
+    return known_figures(
+        shown.training, [name for name in COLUMNS if name != "ceiling_mfu_percent"]
+    )
 
 
-def _row(group: Group[int], shown: Shown, names: list[str]) -> tuple[Cell, ...]:
+def _row(group: Group[int], shown: MinibatchData, names: list[str]) -> tuple[Cell, ...]:
     figure = group.throughput
     name = Cell(text=str(group.key), run_id=group.run_id)
     if figure is None:
@@ -122,7 +130,7 @@ def _beside(groups: Groups, batch: int, *, milliseconds: bool) -> Cell:
     return group.cell(group.step_ms if milliseconds else group.throughput)
 
 
-def charts(shown: Shown) -> Iterator[Chart]:
+def charts(shown: MinibatchData) -> Iterator[Chart]:
     """Samples/s, and a GPU's utilisation, by minibatch; none where nothing was asked."""
     network = shown.network
     points = tuple(g.point(g.key, g.throughput) for g in shown.training)
@@ -142,7 +150,7 @@ def charts(shown: Shown) -> Iterator[Chart]:
         y=Axis(name="throughput", unit="samples/s", from_zero=True),
         lines=(*lines, *published),
     )
-    if device_word(shown.training) == "GPU":  # a CPU is never starved by its own memory
+    if device_kind(shown.training) == "GPU":  # a CPU is never starved by its own memory
         busy = tuple(_busy_point(g) for g in shown.training)
         yield Chart(
             name=f"minibatch-{network}-utilisation",
@@ -155,13 +163,13 @@ def charts(shown: Shown) -> Iterator[Chart]:
 
 
 def _busy_point(group: Group[int]) -> Point:
-    found = utilisation(group)
+    found = device_utilisation(group)
     if found is None:
         return Point(x=group.key, reason=group.why if not group.ok else "not sampled")
     return Point(x=group.key, y=round(found[1], 1), run_id=group.run_id)
 
 
-def above_ceiling(shown: Shown) -> Iterator[Warning]:
+def above_ceiling(shown: MinibatchData) -> Iterator[Warning]:
     """More than all of a ceiling is an error of one of the two figures, or a fast algorithm."""
     done = [(g, f) for g in shown.training if (f := g.throughput) is not None]
     if not shown.rate or not done:
@@ -177,7 +185,7 @@ def above_ceiling(shown: Shown) -> Iterator[Warning]:
         )
 
 
-def notes(shown: Shown) -> tuple[str, ...]:
+def notes(shown: MinibatchData) -> tuple[str, ...]:
     """What a reader must know to read the figures right."""
     told = [
         "Forward, backward and update; samples over elapsed time. ± is the 95 % interval over the "

@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from cubemesh.experiments.analysis.groups import group_by
-from cubemesh.experiments.analysis.labels import titled
+from cubemesh.experiments.analysis.groups import group_by, titled
 from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.experiments.power import report as power_shown

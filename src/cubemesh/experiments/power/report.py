@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from cubemesh.experiments.analysis.groups import Group, caveats
-from cubemesh.experiments.analysis.matrix import listed
 from cubemesh.experiments.power.pareto_front import (
     Key,
     PowerData,
@@ -16,7 +15,7 @@ from cubemesh.experiments.power.pareto_front import (
 from cubemesh.measure.energy.energy import INTEGRATED
 from cubemesh.measure.energy.rapl import READABLE
 from cubemesh.schema import Axis, Cell, Chart, Column, Finding, Line, Point, Table
-from cubemesh.units import format_interval, format_number
+from cubemesh.units import format_interval, format_list, format_number
 
 PARTS = {"gpu_power_watts": "GPU", "cpu_package_watts": "CPU", "dram_watts": "DRAM"}
 DOCUMENT_COST = 4.0
@@ -68,7 +67,7 @@ def _front_words(network: str, settings: Sequence[PowerPoint]) -> str:
     chosen: dict[str, list[str]] = {}
     for one in pareto_front(settings):
         chosen.setdefault(one.group.key.variant, []).append(str(one.group.key.batch))
-    told = listed(f"{v} at minibatch {listed(batches)}" for v, batches in chosen.items())
+    told = format_list(f"{v} at minibatch {format_list(batches)}" for v, batches in chosen.items())
     beaten = len(settings) - sum(map(len, chosen.values()))
     if not beaten:
         return f"{network}'s Pareto front is {told}: all of them."
@@ -123,7 +122,7 @@ def _without_power(shown: PowerData) -> Iterator[Finding]:
         why.setdefault(reasons[0] if reasons else usual, []).append(group)
     for reason, groups in why.items():
         everything = len(groups) == len(shown.groups)
-        where = "here" if everything else f"of {listed(_name(g) for g in groups)}"
+        where = "here" if everything else f"of {format_list(_name(g) for g in groups)}"
         yield Finding(
             text=f"Power {where} is {reason}. Performance is shown without it.",
             remedy=remedy(reason),

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from cubemesh.experiments.analysis.groups import devices_said
-from cubemesh.experiments.analysis.labels import titled
+from cubemesh.experiments.analysis.groups import titled
 from cubemesh.experiments.core.experiment import Experiment
 from cubemesh.experiments.scaling.design import (
     MOST_DEVICES,
     PLACED,
+    ScalingCase,
     ScalingSettings,
-    Wanted,
     curves,
 )
 from cubemesh.experiments.scaling.findings import findings
 from cubemesh.experiments.scaling.forecast import forecast_finding, forecast_table
-from cubemesh.experiments.scaling.modes import Regime
-from cubemesh.experiments.scaling.report import Shown, charts, parts_table, points_table
+from cubemesh.experiments.scaling.modes import ScalingMode
+from cubemesh.experiments.scaling.report import ScalingData, charts, parts_table, points_table
 from cubemesh.schema import Answer, RunRecord, Table, Warning, warn
+from cubemesh.units import format_devices
 
 VARIES = {
     "network": "networks",
     "framework": "frameworks",
-    "sync": "exchanges",
+    "sync": "strategies",
     "trace": "attribution",
     **PLACED,
 }
@@ -36,13 +36,13 @@ RULE = (
 
 def scaling_answer(
     experiment: Experiment,
-    regime: Regime,
+    regime: ScalingMode,
     settings: ScalingSettings,
-    documented: Sequence[Wanted],
+    documented: Sequence[ScalingCase],
     records: Sequence[RunRecord],
 ) -> Answer:
     """Findings, tables and charts from the records of one scaling."""
-    shown = Shown(regime=regime, scaled=tuple(curves(records, regime)))
+    shown = ScalingData(regime=regime, scaled=tuple(curves(records, regime)))
     return Answer(
         experiment=experiment.name,
         question=experiment.question,
@@ -59,7 +59,7 @@ def scaling_answer(
     )
 
 
-def _tables(shown: Shown) -> Iterator[Table]:
+def _tables(shown: ScalingData) -> Iterator[Table]:
     if shown.scaled:
         yield points_table(shown)
     yield from parts_table(shown)
@@ -68,11 +68,11 @@ def _tables(shown: Shown) -> Iterator[Table]:
 
 
 def _reduced(
-    shown: Shown, settings: ScalingSettings, documented: Sequence[Wanted]
+    shown: ScalingData, settings: ScalingSettings, documented: Sequence[ScalingCase]
 ) -> Iterator[Warning]:
     if not shown.scaled:
         return
-    there = {Wanted(s.curve.network, s.curve.batch, s.curve.image_size) for s in shown.scaled}
+    there = {ScalingCase(s.curve.network, s.curve.batch, s.curve.image_size) for s in shown.scaled}
     told = []
     missing = [w for w in documented if w not in there]
     if not settings.networks and missing:
@@ -80,17 +80,17 @@ def _reduced(
         told.append(f"without {', '.join(names)}")
     most = max(group.key[0] for s in shown.scaled for group in s.groups)
     if not settings.devices and most < MOST_DEVICES:
-        told.append(f"{devices_said(most)} for {MOST_DEVICES}")
+        told.append(f"{format_devices(most)} for {MOST_DEVICES}")
     if told:
         cause = f"Less than the documents: {'; '.join(told)}. {RULE}"
         yield warn("reduced", cause, "Use --full, or name networks, minibatches and devices.")
 
 
-def _notes(shown: Shown, records: Sequence[RunRecord]) -> Iterator[str]:
+def _notes(shown: ScalingData, records: Sequence[RunRecord]) -> Iterator[str]:
     yield {
-        Regime.WEAK: "Weak scaling: each device keeps its minibatch, so the global one grows.",
-        Regime.STRONG: "Strong scaling: the global minibatch stays, so each device has less.",
-        Regime.CONSTANT_BATCH: "Constant-batch scaling: a host keeps its minibatch, which its "
+        ScalingMode.WEAK: "Weak scaling: each device keeps its minibatch, so the global one grows.",
+        ScalingMode.STRONG: "Strong scaling: the global minibatch stays, so each device has less.",
+        ScalingMode.CONSTANT_BATCH: "Constant-batch scaling: a host keeps its minibatch, which its "
         "devices share; on one host that is strong scaling.",
     }[shown.regime]
     yield (

@@ -21,7 +21,7 @@ from cubemesh.errors import UsageError
 from cubemesh.experiments.analysis.groups import Group, group_by
 from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Plan, Scale
-from cubemesh.experiments.scaling.modes import Regime, batch_per_device, fixed_batch
+from cubemesh.experiments.scaling.modes import ScalingMode, batch_per_device, fixed_batch
 from cubemesh.frameworks import entry
 from cubemesh.parallel.timed_group import STAMPED
 from cubemesh.schema import (
@@ -41,7 +41,7 @@ MOST_DEVICES = 8
 """Of those that are chosen: what the documents' systems have."""
 
 
-class Wanted(NamedTuple):
+class ScalingCase(NamedTuple):
     """A network with what the regime keeps the same."""
 
     network: str
@@ -50,7 +50,7 @@ class Wanted(NamedTuple):
     """Height and width in pixels; None is the network's own."""
 
 
-class Curve(NamedTuple):
+class CurveKey(NamedTuple):
     """What stays the same along a curve over devices."""
 
     network: str
@@ -68,7 +68,7 @@ class ScalingSettings:
     """Networks to train; none given is the documents', LittleCNN alone on a CPU."""
     frameworks: tuple[str, ...] = ("pytorch",)
     """Frameworks to train them with."""
-    exchanges: tuple[str, ...] = ("all-reduce",)
+    strategies: tuple[str, ...] = ("all-reduce",)
     """How the devices come to the same weights: exchanges, side by side."""
     devices: tuple[int, ...] = ()
     """Numbers of devices; one is always measured. None given doubles up to what the machine has,
@@ -77,15 +77,15 @@ class ScalingSettings:
     """What a device is: a GPU (`cuda`) or a group of cores (`cpu`)."""
     threads: int = 1
     """Cores that a device on a CPU has, of its own."""
-    alone: bool = True
+    independent: bool = True
     """Whether to measure the devices each by itself, all at once, too."""
     attribution: bool = True
     """Whether to take the steps apart, so that the answer can say what is lost to what."""
 
     def __post_init__(self) -> None:
-        if ALONE in self.exchanges:
+        if ALONE in self.strategies:
             raise UsageError(
-                "exchanges=none trains devices each by itself: that is measured with alone=true. "
+                "strategies=none trains without synchronisation: independent=true measures that. "
                 "Name exchanges that train together, as all-reduce."
             )
         if any(n < 1 for n in self.devices) or self.threads < 1:
@@ -94,8 +94,8 @@ class ScalingSettings:
 
 def specs(
     settings: ScalingSettings,
-    regime: Regime,
-    wanted: Sequence[Wanted],
+    regime: ScalingMode,
+    wanted: Sequence[ScalingCase],
     context: Context,
     counts: Sequence[int] = (),
 ) -> Plan:
@@ -112,8 +112,8 @@ def specs(
 
 def _curve(
     settings: ScalingSettings,
-    regime: Regime,
-    want: Wanted,
+    regime: ScalingMode,
+    want: ScalingCase,
     framework: str,
     counts: Sequence[int],
     context: Context,
@@ -124,8 +124,8 @@ def _curve(
         batch = batch_per_device(regime, want.batch, devices, hosts)
         if batch is None:
             continue
-        together = settings.exchanges if devices > 1 else (ALONE,)
-        alone = (ALONE,) if devices > 1 and settings.alone else ()
+        together = settings.strategies if devices > 1 else (ALONE,)
+        alone = (ALONE,) if devices > 1 and settings.independent else ()
         for sync in (*dict.fromkeys(together), *alone):
             apart = settings.attribution and entry(framework).profiles and sync in STAMPED
             apart = apart and (devices == 1 or sync != ALONE)
@@ -212,10 +212,10 @@ def is_small(settings: ScalingSettings, context: Context) -> bool:
 def chosen(
     settings: ScalingSettings,
     batches: Sequence[int],
-    documented: Sequence[Wanted],
-    small: Sequence[Wanted],
+    documented: Sequence[ScalingCase],
+    small: Sequence[ScalingCase],
     context: Context,
-) -> list[Wanted]:
+) -> list[ScalingCase]:
     """Networks with what the regime keeps. Those named, else the documents', or the small ones
     where these would take too long; at the minibatches named, else at the documents' (those of
     their smallest, for a network they have not), reduced on a CPU."""
@@ -225,7 +225,7 @@ def chosen(
     for network in dict.fromkeys(settings.networks or (want.network for want in usual)):
         own = [w for w in usual if w.network == network]
         if not own:
-            known = [w for w in documented if w.network == network] or [Wanted(network, least)]
+            known = [w for w in documented if w.network == network] or [ScalingCase(network, least)]
             own = [_reduced(want, context) for want in known]
         if batches:
             own = [own[0]._replace(batch=batch) for batch in batches]
@@ -233,28 +233,28 @@ def chosen(
     return found
 
 
-def _reduced(want: Wanted, context: Context) -> Wanted:
-    return Wanted(
+def _reduced(want: ScalingCase, context: Context) -> ScalingCase:
+    return ScalingCase(
         want.network,
         reduction.batch(want.batch, context),
         reduction.image_size(want.network, context, want.image_size),
     )
 
 
-def curve_of(record: RunRecord, regime: Regime) -> Curve:
+def curve_of(record: RunRecord, regime: ScalingMode) -> CurveKey:
     """The curve that a run stands on."""
     work, spec = record.spec.work, record.spec
     assert isinstance(work, NetworkWork)
     devices, hosts = spec.placement.devices, max(1, len(spec.placement.hosts))
     fixed = fixed_batch(regime, work.batch_per_device, devices, hosts)
-    return Curve(work.network, work.image_size, fixed, spec.program.framework)
+    return CurveKey(work.network, work.image_size, fixed, spec.program.framework)
 
 
 @dataclass(frozen=True)
-class Scaled:
+class ScalingCurve:
     """The points of one curve."""
 
-    curve: Curve
+    curve: CurveKey
     groups: tuple[Group[tuple[int, str]], ...]
     """By number of devices and exchange."""
 
@@ -278,13 +278,13 @@ class Scaled:
         return tuple(dict.fromkeys(g.key[1] for g in self.together))
 
 
-def curves(records: Sequence[RunRecord], regime: Regime) -> list[Scaled]:
+def curves(records: Sequence[RunRecord], regime: ScalingMode) -> list[ScalingCurve]:
     """The curves that records stand on, in the order they first came."""
-    found: dict[Curve, list[RunRecord]] = {}
+    found: dict[CurveKey, list[RunRecord]] = {}
     for record in records:
         if isinstance(record.spec.work, TrainSteps):
             found.setdefault(curve_of(record, regime), []).append(record)
-    return [Scaled(curve, tuple(group_by(own, _key))) for curve, own in found.items()]
+    return [ScalingCurve(curve, tuple(group_by(own, _key))) for curve, own in found.items()]
 
 
 def _key(record: RunRecord) -> tuple[int, str]:

@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from cubemesh.experiments.analysis.groups import caveats, devices_said
-from cubemesh.experiments.analysis.matrix import listed
-from cubemesh.experiments.analysis.ratios import called, ratio
-from cubemesh.experiments.scaling.design import ALONE, Scaled
+from cubemesh.experiments.analysis.groups import caveats
+from cubemesh.experiments.analysis.ratios import ratio, significance
+from cubemesh.experiments.scaling.design import ALONE, ScalingCurve
 from cubemesh.experiments.scaling.efficiency import alone_rates, efficiency, efficiency_alone
-from cubemesh.experiments.scaling.losses import Lost, lost
-from cubemesh.experiments.scaling.modes import Regime
-from cubemesh.experiments.scaling.report import Measured, Shown
+from cubemesh.experiments.scaling.losses import StepOverhead, step_overhead
+from cubemesh.experiments.scaling.modes import ScalingMode
+from cubemesh.experiments.scaling.report import ScalingData, ScalingGroup
 from cubemesh.schema import Finding
-from cubemesh.units import format_interval, format_seconds
+from cubemesh.units import format_devices, format_interval, format_list, format_seconds
 
 MOST_NAMED = 3
 """Parts that are named as losses."""
 
 
-def findings(shown: Shown) -> Iterator[Finding]:
+def findings(shown: ScalingData) -> Iterator[Finding]:
     """Curve by curve: how far the largest number of devices comes, what the machine gives so many
     that work alone, what is lost to what, and what did not run."""
     card = True
@@ -39,17 +38,21 @@ def findings(shown: Shown) -> Iterator[Finding]:
         )
 
 
-def not_run(shown: Shown, scaled: Scaled) -> Iterator[Finding]:
+def not_run(shown: ScalingData, scaled: ScalingCurve) -> Iterator[Finding]:
     """Why points of a curve are missing."""
     for group in scaled.groups:
         if group.throughput is None:
             devices, sync = group.key
-            where = f"{shown.name(scaled)} on {devices_said(devices)}, {sync}"
+            where = f"{shown.name(scaled)} on {format_devices(devices)}, {sync}"
             yield Finding(text=f"{where}: {group.why}.")
 
 
 def _of_curve(
-    shown: Shown, scaled: Scaled, one: Measured, done: list[Measured], card: bool
+    shown: ScalingData,
+    scaled: ScalingCurve,
+    one: ScalingGroup,
+    done: list[ScalingGroup],
+    card: bool,
 ) -> Iterator[Finding]:
     last = done[-1]
     devices, sync = last.key
@@ -70,29 +73,30 @@ def _of_curve(
     )
     if (alone := scaled.at(devices, ALONE)) is not None:
         yield from _against_alone(last, one, alone)
-    if (found := lost(last, one)) is not None:
+    if (found := step_overhead(last, one)) is not None:
         yield _why(found, last, one)
     for fewer, more in pairwise(done):
         a, b = fewer.throughput, more.throughput
-        if a and b and called(ratio(b, a)) < 0:
+        if a and b and significance(ratio(b, a)) < 0:
             yield Finding(
-                text=f"{devices_said(more.key[0])} train slower than {devices_said(fewer.key[0])}.",
+                text=f"{format_devices(more.key[0])} train slower than "
+                f"{format_devices(fewer.key[0])}.",
                 caveats=caveats(more, fewer),
             )
 
 
-def _regime(shown: Shown, group: Measured) -> str:
+def _regime(shown: ScalingData, group: ScalingGroup) -> str:
     spec = group.records[0].spec
     each, every = spec.batch_per_device, spec.global_batch
     fixed = {
-        Regime.WEAK: f"{each} a device, {every} in all",
-        Regime.STRONG: f"{every} in all, {each} a device",
-        Regime.CONSTANT_BATCH: f"{every} a host, {each} a device",
+        ScalingMode.WEAK: f"{each} a device, {every} in all",
+        ScalingMode.STRONG: f"{every} in all, {each} a device",
+        ScalingMode.CONSTANT_BATCH: f"{every} a host, {each} a device",
     }[shown.regime]
     return f"{shown.regime} scaling ({fixed})"
 
 
-def _against_alone(last: Measured, one: Measured, alone: Measured) -> Iterator[Finding]:
+def _against_alone(last: ScalingGroup, one: ScalingGroup, alone: ScalingGroup) -> Iterator[Finding]:
     """What is lost to working at the same time, and what to training together."""
     rates, found = alone_rates(alone), efficiency_alone(last, alone)
     if not rates or found is None:
@@ -113,7 +117,7 @@ def _against_alone(last: Measured, one: Measured, alone: Measured) -> Iterator[F
     yield Finding(text=text, caveats=caveats(last, alone))
 
 
-def _why(found: Lost, last: Measured, one: Measured) -> Finding:
+def _why(found: StepOverhead, last: ScalingGroup, one: ScalingGroup) -> Finding:
     devices = last.key[0]
     ideal = "one device's" if last.records[0].spec.batch_per_device == _batch(one) else "its share"
     if not found.biggest:
@@ -131,7 +135,8 @@ def _why(found: Lost, last: Measured, one: Measured) -> Finding:
     longer = "longer" if found.extra_s >= 0 else "shorter"
     text = (
         f"A step on {devices} devices takes {format_seconds(found.step_s)}, "
-        f"{format_seconds(abs(found.extra_s))} {longer} than {ideal}. It has {listed(named)} more. "
+        f"{format_seconds(abs(found.extra_s))} {longer} than {ideal}. It has "
+        f"{format_list(named)} more. "
         f"The biggest loss is {found.biggest.replace('_', ' ')}, {share:.1f} % of the step."
     )
     remedy = found.remedy
@@ -142,5 +147,5 @@ def _why(found: Lost, last: Measured, one: Measured) -> Finding:
     )
 
 
-def _batch(group: Measured) -> int | None:
+def _batch(group: ScalingGroup) -> int | None:
     return group.records[0].spec.batch_per_device

@@ -26,13 +26,13 @@ from cubemesh.machines.topology.make import smp
 from cubemesh.schema import Cell, Column, Finding, RunRecord, Table
 from cubemesh.schema.work import NetworkWork
 
-Measured = Group[tuple[int, str]]
-Forecast = tuple[str, Measured, Point | str]
+ScalingGroup = Group[tuple[int, str]]
+ForecastPoint = tuple[str, ScalingGroup, Point | str]
 """The name of a curve, a point of it, and its forecast or why there is none."""
 MOST_GROUPS = 64
 
 
-def predicted_for(run: RunRecord, one: RunRecord, rate: float | None = None) -> Point | str:
+def forecast_for(run: RunRecord, one: RunRecord, rate: float | None = None) -> Point | str:
     """The forecast for a run of several devices from that of one; or why there is none. `rate`
     stands for what the one reached. Where a device of several has a smaller minibatch, all share
     that of the one."""
@@ -63,20 +63,20 @@ def predicted_for(run: RunRecord, one: RunRecord, rate: float | None = None) -> 
         return str(error)
 
 
-def beside(
-    one: Measured | None, together: Sequence[Measured]
-) -> tuple[tuple[Measured, Point | str], ...]:
+def forecast_points(
+    one: ScalingGroup | None, together: Sequence[ScalingGroup]
+) -> tuple[tuple[ScalingGroup, Point | str], ...]:
     """The points of several devices that train together, each with its forecast or why there is
     none; `one` are the runs on one device."""
     if one is None or one.throughput is None:
         return ()
     rate = one.throughput.value
     return tuple(
-        (group, predicted_for(group.records[0], one.records[0], rate)) for group in together
+        (group, forecast_for(group.records[0], one.records[0], rate)) for group in together
     )
 
 
-def forecast_table(found: Sequence[Forecast]) -> Table:
+def forecast_table(found: Sequence[ForecastPoint]) -> Table:
     """Forecast beside measured, a row for each number of several devices."""
     rows = []
     for name, group, point in found:
@@ -112,7 +112,7 @@ def forecast_table(found: Sequence[Forecast]) -> Table:
     )
 
 
-def forecast_finding(found: Sequence[Forecast]) -> tuple[Finding, ...]:
+def forecast_finding(found: Sequence[ForecastPoint]) -> tuple[Finding, ...]:
     """How far forecasts were off; none where none could be held against a measurement."""
     off = [
         abs(point.samples_per_s / group.throughput.value - 1)

@@ -28,7 +28,7 @@ _SLOWER = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lost:
+class StepOverhead:
     """What a step on several devices takes beyond its share of one device's."""
 
     step_s: float
@@ -51,23 +51,23 @@ class Lost:
         return _SLOWER if self.biggest == COMPUTE else remedy_of(self.biggest)
 
 
-def lost(several: Group[Any], one: Group[Any]) -> Lost | None:
+def step_overhead(several: Group[Any], one: Group[Any]) -> StepOverhead | None:
     """What `several` devices lose against `one`; None where either was not taken apart."""
-    apart, alone = taken_apart(several), taken_apart(one)
+    apart, alone = profiled_record(several), profiled_record(one)
     if apart is None or alone is None:
         return None
     batches = [r.spec.batch_per_device or 1 for r in (apart, alone)]
     share = batches[0] / batches[1]
     parts, own = mean_parts(apart), mean_parts(alone)
     extra = {name: parts.get(name, 0.0) - share * own.get(name, 0.0) for name in {*parts, *own}}
-    return Lost(
+    return StepOverhead(
         step_s=math.fsum(parts.values()),
         extra_s=math.fsum(extra.values()),
         by_part=dict(sorted(extra.items(), key=lambda pair: -pair[1])),
     )
 
 
-def taken_apart(group: Group[Any]) -> RunRecord | None:
+def profiled_record(group: Group[Any]) -> RunRecord | None:
     """The first run of a point whose step was taken apart."""
     return next((r for r in group.ok if r.parts), None)
 

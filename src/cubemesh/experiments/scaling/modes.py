@@ -16,7 +16,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class Regime(StrEnum):
+class ScalingMode(StrEnum):
     """What stays the same while devices are added."""
 
     WEAK = "weak"
@@ -27,24 +27,24 @@ class Regime(StrEnum):
     def fixed(self) -> str:
         """What the minibatch that stays the same is called."""
         return {
-            Regime.WEAK: "minibatch per device",
-            Regime.STRONG: "global minibatch",
-            Regime.CONSTANT_BATCH: "minibatch of a host",
+            ScalingMode.WEAK: "minibatch per device",
+            ScalingMode.STRONG: "global minibatch",
+            ScalingMode.CONSTANT_BATCH: "minibatch of a host",
         }[self]
 
 
-def batch_per_device(regime: Regime, batch: int, devices: int, hosts: int = 1) -> int | None:
+def batch_per_device(regime: ScalingMode, batch: int, devices: int, hosts: int = 1) -> int | None:
     """What each of `devices` on `hosts` takes where `batch` is what stays the same; None where it
     cannot be shared out evenly."""
-    if regime is Regime.WEAK:
+    if regime is ScalingMode.WEAK:
         return batch
-    sharing = devices if regime is Regime.STRONG else devices // hosts
+    sharing = devices if regime is ScalingMode.STRONG else devices // hosts
     each, left = divmod(batch, sharing)
     return None if left or each < 1 else each
 
 
-def fixed_batch(regime: Regime, batch_per_device: int, devices: int, hosts: int = 1) -> int:
+def fixed_batch(regime: ScalingMode, batch_per_device: int, devices: int, hosts: int = 1) -> int:
     """What stays the same, of a device that takes `batch_per_device`."""
-    if regime is Regime.WEAK:
+    if regime is ScalingMode.WEAK:
         return batch_per_device
-    return batch_per_device * (devices if regime is Regime.STRONG else devices // hosts)
+    return batch_per_device * (devices if regime is ScalingMode.STRONG else devices // hosts)

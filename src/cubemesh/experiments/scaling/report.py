@@ -9,23 +9,28 @@ from functools import cached_property
 from typing import Any
 
 from cubemesh.experiments.analysis.groups import Group
-from cubemesh.experiments.scaling.design import ALONE, Scaled
+from cubemesh.experiments.scaling.design import ALONE, ScalingCurve
 from cubemesh.experiments.scaling.efficiency import efficiency, efficiency_alone
-from cubemesh.experiments.scaling.forecast import Forecast, beside
-from cubemesh.experiments.scaling.losses import lost, mean_parts, parts_by_rank, taken_apart
-from cubemesh.experiments.scaling.modes import Regime
+from cubemesh.experiments.scaling.forecast import ForecastPoint, forecast_points
+from cubemesh.experiments.scaling.losses import (
+    mean_parts,
+    parts_by_rank,
+    profiled_record,
+    step_overhead,
+)
+from cubemesh.experiments.scaling.modes import ScalingMode
 from cubemesh.measure.attribution.attribution import OTHER, PARTS
 from cubemesh.schema import Axis, Cell, Chart, Column, Figure, Line, Point, Table
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class ScalingData:
     """The curves of a scaling."""
 
-    regime: Regime
-    scaled: tuple[Scaled, ...]
+    regime: ScalingMode
+    scaled: tuple[ScalingCurve, ...]
 
-    def name(self, scaled: Scaled, sync: str = "") -> str:
+    def name(self, scaled: ScalingCurve, sync: str = "") -> str:
         """What tells a curve from the others: the network, the minibatch, and what else differs."""
         curve = scaled.curve
         words = [curve.network, str(curve.batch)]
@@ -38,12 +43,12 @@ class Shown:
         return ", ".join(words)
 
     @cached_property
-    def forecasts(self) -> tuple[Forecast, ...]:
+    def forecasts(self) -> tuple[ForecastPoint, ...]:
         """Of every point of several devices that has one device beside it."""
         return tuple(
             (self.name(s), group, point)
             for s in self.scaled
-            for group, point in beside(s.one, s.together)
+            for group, point in forecast_points(s.one, s.together)
         )
 
     @property
@@ -52,10 +57,10 @@ class Shown:
         return tuple(dict.fromkeys(e for s in self.scaled for e in s.exchanges))
 
 
-Measured = Group[tuple[int, str]]
+ScalingGroup = Group[tuple[int, str]]
 
 
-def points_table(shown: Shown) -> Table:
+def points_table(shown: ScalingData) -> Table:
     """A row for each number of devices of each curve, with the regime in it."""
     columns = (
         Column(name="network"),
@@ -78,7 +83,7 @@ def points_table(shown: Shown) -> Table:
     return Table(title=f"{str(shown.regime).capitalize()} scaling", columns=columns, rows=rows)
 
 
-def _row(shown: Shown, scaled: Scaled, group: Measured) -> tuple[Cell, ...]:
+def _row(shown: ScalingData, scaled: ScalingCurve, group: ScalingGroup) -> tuple[Cell, ...]:
     devices, sync = group.key
     spec = group.records[0].spec
     alone = devices > 1 and sync == ALONE
@@ -96,8 +101,12 @@ def _row(shown: Shown, scaled: Scaled, group: Measured) -> tuple[Cell, ...]:
         return (*head, *[group.cell(None)] * 8)
     one = scaled.one
     found = efficiency(group, one) if one and devices > 1 else None
-    beside = scaled.at(devices, ALONE)
-    against = efficiency_alone(group, beside) if beside and not alone and devices > 1 else None
+    forecast_points = scaled.at(devices, ALONE)
+    against = (
+        efficiency_alone(group, forecast_points)
+        if forecast_points and not alone and devices > 1
+        else None
+    )
     return (
         *head,
         group.cell(figure),
@@ -111,20 +120,20 @@ def _row(shown: Shown, scaled: Scaled, group: Measured) -> tuple[Cell, ...]:
     )
 
 
-def _scaled(figure: Figure | None, factor: float, group: Measured) -> Cell:
+def _scaled(figure: Figure | None, factor: float, group: ScalingGroup) -> Cell:
     if figure is None:
         return Cell(text="–")
     low, high = (None if x is None else factor * x for x in (figure.low, figure.high))
     return Cell(value=factor * figure.value, low=low, high=high, run_id=group.run_id)
 
 
-def _median(group: Measured, name: str, unit: float) -> Cell:
+def _median(group: ScalingGroup, name: str, unit: float) -> Cell:
     value = group.median_of(name)
     return Cell(text="–") if value is None else Cell(value=value / unit, run_id=group.run_id)
 
 
-def _loss(group: Measured, one: Measured | None, devices: int) -> str:
-    found = lost(group, one) if one and devices > 1 else None
+def _loss(group: ScalingGroup, one: ScalingGroup | None, devices: int) -> str:
+    found = step_overhead(group, one) if one and devices > 1 else None
     if found is None:
         return "–"
     if not found.biggest:
@@ -133,13 +142,13 @@ def _loss(group: Measured, one: Measured | None, devices: int) -> str:
     return f"{found.biggest.replace('_', ' ')}, {share:.1f} % of the step"
 
 
-def parts_table(shown: Shown) -> Iterator[Table]:
+def parts_table(shown: ScalingData) -> Iterator[Table]:
     """The step of each rank of each point as a sum; none where no step was taken apart."""
     told = [
         (scaled, group, record)
         for scaled in shown.scaled
         for group in scaled.groups
-        if (record := taken_apart(group)) is not None
+        if (record := profiled_record(group)) is not None
     ]
     if not told:
         return
@@ -172,7 +181,7 @@ def parts_table(shown: Shown) -> Iterator[Table]:
     yield Table(title="The mean step of each rank as a sum", columns=columns, rows=tuple(rows))
 
 
-def charts(shown: Shown, name: str = "") -> Iterator[Chart]:
+def charts(shown: ScalingData, name: str = "") -> Iterator[Chart]:
     """For each network throughput against devices with the ideal line, and where the step goes;
     and the efficiencies of all. `name` begins the names of their files, else the regime does."""
     name = name or f"{shown.regime}-scaling"
@@ -183,13 +192,13 @@ def charts(shown: Shown, name: str = "") -> Iterator[Chart]:
         yield from _parts_chart(shown, scaled, name)
 
 
-def _slug(name: str, scaled: Scaled) -> str:
+def _slug(name: str, scaled: ScalingCurve) -> str:
     curve = scaled.curve
     size = f"-{curve.image_size}" if curve.image_size else ""
     return f"{name}-{curve.network}-{curve.batch}{size}-{curve.framework}"
 
 
-def _throughput_chart(shown: Shown, scaled: Scaled, name: str) -> Iterator[Chart]:
+def _throughput_chart(shown: ScalingData, scaled: ScalingCurve, name: str) -> Iterator[Chart]:
     one = scaled.one
     if one is None or not scaled.together:
         return
@@ -218,7 +227,7 @@ def _throughput_chart(shown: Shown, scaled: Scaled, name: str) -> Iterator[Chart
     )
 
 
-def _forecast_lines(shown: Shown, scaled: Scaled) -> Iterator[Line]:
+def _forecast_lines(shown: ScalingData, scaled: ScalingCurve) -> Iterator[Line]:
     for sync in scaled.exchanges:
         points = tuple(
             Point(x=group.key[0], y=found.samples_per_s, low=found.low, high=found.high)
@@ -229,7 +238,7 @@ def _forecast_lines(shown: Shown, scaled: Scaled) -> Iterator[Line]:
             yield Line(name=f"{sync}, forecast", points=points, role="forecast")
 
 
-def _efficiency_chart(shown: Shown, name: str) -> Iterator[Chart]:
+def _efficiency_chart(shown: ScalingData, name: str) -> Iterator[Chart]:
     """Bars by devices: against one device, and against the slowest of the devices alone."""
     against_one: list[Point] = []
     against_alone: list[Point] = []
@@ -257,10 +266,10 @@ def _efficiency_chart(shown: Shown, name: str) -> Iterator[Chart]:
     )
 
 
-def _parts_chart(shown: Shown, scaled: Scaled, name: str) -> Iterator[Chart]:
+def _parts_chart(shown: ScalingData, scaled: ScalingCurve, name: str) -> Iterator[Chart]:
     told: list[tuple[str, Any, dict[str, float]]] = []
     for group in scaled.groups:
-        record = taken_apart(group)
+        record = profiled_record(group)
         if record is not None:
             devices, sync = group.key
             x = f"{devices} devices, {sync}" if devices > 1 else "1 device"

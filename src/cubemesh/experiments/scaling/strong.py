@@ -12,39 +12,39 @@ from dataclasses import dataclass
 
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.experiments.scaling.analysis import VARIES, scaling_answer
-from cubemesh.experiments.scaling.design import ScalingSettings, Wanted, chosen, specs
-from cubemesh.experiments.scaling.modes import Regime
+from cubemesh.experiments.scaling.design import ScalingCase, ScalingSettings, chosen, specs
+from cubemesh.experiments.scaling.modes import ScalingMode
 from cubemesh.schema import Answer, RunRecord, TrainSteps
 
 DOCUMENTED = (
-    Wanted("cifarnet", 96),
-    Wanted("cifarnet", 192),
-    Wanted("alexnet", 256),
-    Wanted("alexnet", 512),
-    Wanted("googlenet", 256),
-    Wanted("googlenet", 512),
+    ScalingCase("cifarnet", 96),
+    ScalingCase("cifarnet", 192),
+    ScalingCase("alexnet", 256),
+    ScalingCase("alexnet", 512),
+    ScalingCase("googlenet", 256),
+    ScalingCase("googlenet", 512),
 )
-SMALL = (Wanted("little-cnn", 64),)
+SMALL = (ScalingCase("little-cnn", 64),)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(ScalingSettings):
     """What can be set in `strong-scaling` besides the fields of its specs."""
 
-    global_batches: tuple[int, ...] = ()
+    global_batch_sizes: tuple[int, ...] = ()
     """Minibatches of all devices together; none given is the document's. Where so many devices
     cannot share one evenly, that point is left out."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:
     """Each network at each global minibatch, on more and more devices."""
-    wanted = chosen(settings, settings.global_batches, DOCUMENTED, SMALL, context)
-    yield from specs(settings, Regime.STRONG, wanted, context)
+    wanted = chosen(settings, settings.global_batch_sizes, DOCUMENTED, SMALL, context)
+    yield from specs(settings, ScalingMode.STRONG, wanted, context)
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, tables and charts from the records of one `strong-scaling`."""
-    return scaling_answer(EXPERIMENT, Regime.STRONG, settings, DOCUMENTED, records)
+    return scaling_answer(EXPERIMENT, ScalingMode.STRONG, settings, DOCUMENTED, records)
 
 
 EXPERIMENT = Experiment(
@@ -52,7 +52,7 @@ EXPERIMENT = Experiment(
     question="How does throughput grow with the devices when they share one global minibatch?",
     settings=Settings,
     works=(TrainSteps,),
-    varies=VARIES | {"batch_per_device": "global_batches"},
+    varies=VARIES | {"batch_per_device": "global_batch_sizes"},
     plan=plan,
     answer=answer,
     documents="004 section 5.3",

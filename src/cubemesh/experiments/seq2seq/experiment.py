@@ -14,13 +14,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
 
-from cubemesh.experiments.analysis.groups import Group, caveats, group_by
-from cubemesh.experiments.analysis.labels import titled
-from cubemesh.experiments.analysis.ratios import called, plus_minus, ratio, show_ratio
+from cubemesh.experiments.analysis.groups import Group, caveats, group_by, titled
+from cubemesh.experiments.analysis.ratios import format_ratio, plus_minus, ratio, significance
 from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.experiments.minibatch.batch_sweep import may_double
-from cubemesh.experiments.minibatch.findings import LEVEL
+from cubemesh.experiments.minibatch.findings import KNEE_FRACTION
 from cubemesh.experiments.seq2seq.report import (
     NETWORKS,
     Groups,
@@ -210,10 +209,10 @@ def _compared(over: Done, under: Done, *, precision: bool, operations: bool) -> 
     found = ratio(rate, base_rate)
     one, other = name_of(group.key, precision), name_of(base.key, precision)
     at = f"At minibatch {base.key.batch}"
-    if called(found):
-        text = f"{at} {one} trains {show_ratio(found)} as many sentences a second as {other}."
+    if significance(found):
+        text = f"{at} {one} trains {format_ratio(found)} as many sentences a second as {other}."
     else:
-        text = f"{at} {one} and {other} are level: {show_ratio(found)}."
+        text = f"{at} {one} and {other} are level: {format_ratio(found)}."
     if operations:
         text += f" A sentence takes {_flops(group) / _flops(base):.2g} times the operations."
     return Finding(
@@ -236,12 +235,12 @@ def _growth(name: str, done: list[Done]) -> Finding:
     """Where throughput levels off: the first minibatch within 3 % of the fastest."""
     top = max(figure.value for _, figure in done)
     (first, slow), (last, _) = done[0], done[-1]
-    level, figure = next(pair for pair in done if pair[1].value >= LEVEL * top)
+    level, figure = next(pair for pair in done if pair[1].value >= KNEE_FRACTION * top)
     remedy = ""
     if level is first:
         text = f"{name}: throughput does not grow with the minibatch from {first.key.batch} on."
     else:
-        gain = f"{show_ratio(ratio(figure, slow))} that of {first.key.batch}"
+        gain = f"{format_ratio(ratio(figure, slow))} that of {first.key.batch}"
         if level is last:
             text = f"{name}: throughput still grows at minibatch {level.key.batch}, {gain}."
             larger = 2 * level.key.batch, 4 * level.key.batch

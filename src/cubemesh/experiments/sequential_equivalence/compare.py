@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from cubemesh.experiments.sequential_equivalence.divergence_causes import (
-    Cause,
+    DivergenceCause,
     of_exchange,
     of_gradients,
     of_replicas,
@@ -44,7 +44,7 @@ FINER = {"fp64": 3, "fp32": 2, "tf32": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
+class CheckStep:
     """One link of the chain."""
 
     name: str
@@ -59,13 +59,13 @@ class Link:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class EquivalenceCheck:
     """A training on several devices held against one on one device."""
 
     run: RunRecord
     reference: RunRecord
-    links: tuple[Link, ...]
-    cause: Cause | None
+    links: tuple[CheckStep, ...]
+    cause: DivergenceCause | None
     """Why it is not the same; None where it is."""
     finer: tuple[RunRecord, ...] = ()
     """The same on one device in finer precisions: how far rounding alone moves an error rate."""
@@ -79,7 +79,7 @@ class Comparison:
     def passes_by_rounding(self) -> bool:
         """Whether its error rate is not one device's in its own precision, but lies between that
         and what one device comes to in a finer one."""
-        own = apart(error_rate(self.run), error_rate(self.reference))
+        own = interval_gap(error_rate(self.run), error_rate(self.reference))
         return self.passes and own > 0
 
 
@@ -88,23 +88,25 @@ def tolerance(run: RunRecord) -> float:
     return TOLERANCES.get(run.spec.program.precision, ROUNDED)
 
 
-def compare(run: RunRecord, reference: RunRecord, finer: Sequence[RunRecord] = ()) -> Comparison:
+def compare(
+    run: RunRecord, reference: RunRecord, finer: Sequence[RunRecord] = ()
+) -> EquivalenceCheck:
     """Hold `run`, on any number of devices, against `reference`, on one, and its error rate against
     those in `finer` precisions on one, too; all have ended well."""
     (one,) = reference.replicas
     ranks, limit = run.replicas, tolerance(run)
     server = ranks[0]
-    steps: list[tuple[Link, Callable[[], Cause]]] = [
+    steps: list[tuple[CheckStep, Callable[[], DivergenceCause]]] = [
         (
-            Link(name="weights before", distance=_start(ranks, one), limit=limit),
+            CheckStep(name="weights before", distance=_start(ranks, one), limit=limit),
             lambda: of_start(ranks, one, limit),
         ),
         (
-            Link(name="samples fed", distance=_fed(ranks, one), limit=0.0),
+            CheckStep(name="samples fed", distance=_fed(ranks, one), limit=0.0),
             lambda: of_start(ranks, one, limit),
         ),
         (
-            Link(
+            CheckStep(
                 name="own gradients",
                 distance=relative(mean_of(r.own_gradients for r in ranks), one.own_gradients),
                 limit=limit,
@@ -112,7 +114,7 @@ def compare(run: RunRecord, reference: RunRecord, finer: Sequence[RunRecord] = (
             lambda: of_gradients(run, one, limit),
         ),
         (
-            Link(
+            CheckStep(
                 name="exchanged gradient",
                 distance=relative(server.gradients, one.gradients),
                 limit=limit,
@@ -120,15 +122,15 @@ def compare(run: RunRecord, reference: RunRecord, finer: Sequence[RunRecord] = (
             lambda: of_exchange(ranks),
         ),
         (
-            Link(name="losses", distance=_losses(run, one), limit=limit),
-            lambda: Cause(
+            CheckStep(name="losses", distance=_losses(run, one), limit=limit),
+            lambda: DivergenceCause(
                 name="the update",
                 text="the first gradients agree, and the losses after them do not",
                 remedy="The optimizer does not do the same on every device.",
             ),
         ),
         (
-            Link(
+            CheckStep(
                 name="ranks apart",
                 distance=max(relative(r.final_weights, server.final_weights) for r in ranks),
                 limit=limit,
@@ -136,8 +138,8 @@ def compare(run: RunRecord, reference: RunRecord, finer: Sequence[RunRecord] = (
             lambda: of_replicas(ranks, limit),
         ),
         (
-            Link(name="error rate", distance=_errors(run, (reference, *finer)), limit=0.0),
-            lambda: Cause(
+            CheckStep(name="error rate", distance=_errors(run, (reference, *finer)), limit=0.0),
+            lambda: DivergenceCause(
                 name="later steps",
                 text="the first steps agree, and the error rates after the last one do not",
                 remedy=FEWER,
@@ -146,7 +148,9 @@ def compare(run: RunRecord, reference: RunRecord, finer: Sequence[RunRecord] = (
     ]
     links = tuple(link for link, _ in steps)
     cause = next((why() for link, why in steps if not link.passes), None)
-    return Comparison(run=run, reference=reference, links=links, cause=cause, finer=tuple(finer))
+    return EquivalenceCheck(
+        run=run, reference=reference, links=links, cause=cause, finer=tuple(finer)
+    )
 
 
 def _start(ranks: Sequence[Replica], one: Replica) -> float:
@@ -173,7 +177,7 @@ def _errors(run: RunRecord, ones: Sequence[RunRecord]) -> float:
     from the least of its intervals to the most, in this precision and in finer ones."""
     ends = [end for one in ones for end in _ends(error_rate(one))]
     whole = Figure(value=ends[0], unit="%", low=min(ends), high=max(ends))
-    return apart(error_rate(run), whole)
+    return interval_gap(error_rate(run), whole)
 
 
 def is_finer(one: RunRecord, run: RunRecord) -> bool:
@@ -195,7 +199,7 @@ def error_rate(run: RunRecord) -> Figure:
     )
 
 
-def apart(a: Figure, b: Figure) -> float:
+def interval_gap(a: Figure, b: Figure) -> float:
     """The gap between the intervals of two figures; 0 where they overlap."""
     lows, highs = zip(_ends(a), _ends(b), strict=True)
     return max(0.0, max(lows) - min(highs))

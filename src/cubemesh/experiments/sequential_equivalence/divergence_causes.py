@@ -22,7 +22,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cubemesh import networks
-from cubemesh.experiments.analysis.matrix import listed
 from cubemesh.experiments.sequential_equivalence.sketch_distance import (
     distances,
     mean_of,
@@ -32,6 +31,7 @@ from cubemesh.experiments.sequential_equivalence.sketch_distance import (
 )
 from cubemesh.networks.layers import BatchNorm, Dropout
 from cubemesh.schema import NetworkWork, Replica, RunRecord
+from cubemesh.units import format_list
 
 NEAR = 0.02
 """How near a weight cᵣ must be to 1/N, 1 or 0 to be called that."""
@@ -40,7 +40,7 @@ SIXTEEN_BITS = 2.0**-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cause:
+class DivergenceCause:
     """Why two trainings part."""
 
     name: str
@@ -50,19 +50,19 @@ class Cause:
     remedy: str
 
 
-def of_start(ranks: Sequence[Replica], one: Replica, limit: float) -> Cause:
+def of_start(ranks: Sequence[Replica], one: Replica, limit: float) -> DivergenceCause:
     """Ranks that began from other weights or were fed other samples."""
     other_weights = {r.rank for r in ranks if relative(r.weights, one.weights) > limit}
     other_samples = {r.rank for r in ranks if r.fed != _part(r, one, len(ranks))}
     if other_weights:
         who = _ranks(other_weights)
         if other_weights <= other_samples:
-            return Cause(
+            return DivergenceCause(
                 name="different seeds",
                 text=f"{who} began from other weights and took other samples",
                 remedy="Give every rank the same seed.",
             )
-        return Cause(
+        return DivergenceCause(
             name="different initial weights",
             text=f"{who} began from other weights",
             remedy="Give every rank the same seed, or send one rank's weights to all.",
@@ -72,13 +72,13 @@ def of_start(ranks: Sequence[Replica], one: Replica, limit: float) -> Cause:
         if skip is not None:
             step, ahead = skip
             count = "a batch" if ahead == 1 else f"{ahead} batches"
-            return Cause(
+            return DivergenceCause(
                 name="a skipped batch",
                 text=f"rank {replica.rank} skipped {count}: in step {step + 1} it was fed what "
                 f"belongs to step {step + 1 + ahead}",
                 remedy="Every rank must take its part of every global minibatch.",
             )
-    return Cause(
+    return DivergenceCause(
         name="data order",
         text=f"{_ranks(other_samples)} took other samples than their parts of the global minibatch",
         remedy="Give every rank the same seed and order of samples.",
@@ -105,7 +105,7 @@ def _skipped(replica: Replica, one: Replica, ranks: int) -> tuple[int, int] | No
     return None
 
 
-def of_gradients(run: RunRecord, one: Replica, limit: float) -> Cause:
+def of_gradients(run: RunRecord, one: Replica, limit: float) -> DivergenceCause:
     """Own gradients whose mean is another, though weights and samples are the same."""
     ranks = run.replicas
     found = distances(sum_of(r.outputs for r in ranks), one.outputs)
@@ -115,7 +115,7 @@ def of_gradients(run: RunRecord, one: Replica, limit: float) -> Cause:
             distances(mean_of(r.own_gradients for r in ranks), one.own_gradients),
             key=lambda pair: pair[1],
         )
-        return Cause(
+        return DivergenceCause(
             name="the backward pass",
             text=f"every layer's result agrees, and the gradient of {worst} is off by {far:.1g}",
             remedy="Look for a layer whose backward pass takes each device's samples alone.",
@@ -124,37 +124,37 @@ def of_gradients(run: RunRecord, one: Replica, limit: float) -> Cause:
     return _of_layer(run, name, far)
 
 
-def _of_layer(run: RunRecord, name: str, far: float) -> Cause:
+def _of_layer(run: RunRecord, name: str, far: float) -> DivergenceCause:
     work = run.spec.work
     assert isinstance(work, NetworkWork)
     layer = next(n.layer for n in networks.build_for(work).nodes if n.name == name)
     seen = f"{name} is the first layer whose result is off, by {far:.1g}"
     if isinstance(layer, BatchNorm):
-        return Cause(
+        return DivergenceCause(
             name="per-device batch normalisation",
             text=f"{seen}: it normalises over each device's {work.batch_per_device} samples, not "
             f"over all {run.spec.global_batch}",
             remedy="Set batch_norm=global, or give each device more samples.",
         )
     if isinstance(layer, Dropout):
-        return Cause(
+        return DivergenceCause(
             name="dropout",
             text=f"{seen}: every rank draws what it drops by itself",
             remedy="Set deterministic=true, which draws it for the global minibatch.",
         )
-    return Cause(
+    return DivergenceCause(
         name="the forward pass",
         text=f"{seen}, though it sees each sample alone ({type(layer).__name__})",
         remedy="Compare the precision and the software of the two runs.",
     )
 
 
-def of_exchange(ranks: Sequence[Replica]) -> Cause:
+def of_exchange(ranks: Sequence[Replica]) -> DivergenceCause:
     """An exchanged gradient that is not the mean of the ranks' own."""
     count = len(ranks)
     shares, rest = weights_in(ranks[0].gradients, [r.own_gradients for r in ranks])
     if rest > SIXTEEN_BITS:
-        return Cause(
+        return DivergenceCause(
             name="the exchange",
             text=f"{rest:.0%} of the exchanged gradient is no combination of the ranks' own",
             remedy="Look for a transfer that is not waited for, or an array written over.",
@@ -163,13 +163,17 @@ def of_exchange(ranks: Sequence[Replica]) -> Cause:
     missing = {r.rank for r, share in zip(ranks, shares, strict=True) if abs(share) < NEAR}
     if missing:
         text = f"the gradient of {_ranks(missing)} is not in the exchanged one (weights {told})"
-        return Cause(name="a missing rank", text=text, remedy="Every rank must take part.")
+        return DivergenceCause(
+            name="a missing rank", text=text, remedy="Every rank must take part."
+        )
     level = sum(shares) / count
     if any(abs(share - level) > NEAR * level for share in shares):
         text = f"the ranks' gradients enter with unequal weights ({told})"
-        return Cause(name="unequal weights", text=text, remedy=f"Each must count 1/{count}.")
+        return DivergenceCause(
+            name="unequal weights", text=text, remedy=f"Each must count 1/{count}."
+        )
     if abs(level - 1) < NEAR:
-        return Cause(
+        return DivergenceCause(
             name="sum, not mean",
             text=f"gradients were summed, not averaged: the exchanged one is {level * count:.3g} "
             "times the mean",
@@ -177,8 +181,10 @@ def of_exchange(ranks: Sequence[Replica]) -> Cause:
         )
     if abs(level * count - 1) > NEAR:
         text = f"the exchanged gradient is {level * count:.3g} times the mean of the ranks' own"
-        return Cause(name="another divisor", text=text, remedy=f"Divide the sum by {count}.")
-    return Cause(
+        return DivergenceCause(
+            name="another divisor", text=text, remedy=f"Divide the sum by {count}."
+        )
+    return DivergenceCause(
         name="rounding",
         text=f"the exchanged gradient is the mean but for {rest:.1g} of it, about what rounding to "
         "16 bits leaves",
@@ -186,10 +192,10 @@ def of_exchange(ranks: Sequence[Replica]) -> Cause:
     )
 
 
-def of_replicas(ranks: Sequence[Replica], limit: float) -> Cause:
+def of_replicas(ranks: Sequence[Replica], limit: float) -> DivergenceCause:
     """Ranks that hold other weights than the first in the end."""
     away = {r.rank for r in ranks if relative(r.final_weights, ranks[0].final_weights) > limit}
-    return Cause(
+    return DivergenceCause(
         name="ranks apart",
         text=f"{_ranks(away)} ended with other weights than rank 0",
         remedy="Every rank must make the same update, or be sent the weights.",
@@ -198,4 +204,4 @@ def of_replicas(ranks: Sequence[Replica], limit: float) -> Cause:
 
 def _ranks(numbers: Iterable[int]) -> str:
     own = sorted(numbers)
-    return f"rank {own[0]}" if len(own) == 1 else f"ranks {listed(map(str, own))}"
+    return f"rank {own[0]}" if len(own) == 1 else f"ranks {format_list(map(str, own))}"

@@ -14,12 +14,10 @@ from dataclasses import dataclass, replace
 
 from cubemesh import networks
 from cubemesh.errors import UsageError
-from cubemesh.experiments.analysis.matrix import listed
-from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
-from cubemesh.experiments.core.import_records import take_in
+from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale, import_records
 from cubemesh.experiments.sequential_equivalence import report as shown
 from cubemesh.experiments.sequential_equivalence.compare import (
-    Comparison,
+    EquivalenceCheck,
     comparable,
     compare,
     is_finer,
@@ -28,6 +26,7 @@ from cubemesh.parallel.strategies import SAME_WEIGHTS
 from cubemesh.schema import Answer, FirstSteps, Placement, ProgramSettings, RunRecord, RunSpec
 from cubemesh.schema.spec import BatchNormOver, Precision
 from cubemesh.store import Store
+from cubemesh.units import format_list
 
 ITERATIONS = {Scale.QUICK: 10, Scale.DEFAULT: 30, Scale.FULL: 300}
 NETWORKS = {Scale.QUICK: ("little-cnn",)}
@@ -44,9 +43,9 @@ class Settings:
 
     networks: tuple[str, ...] = ()
     """Networks to train; none given is little-cnn and resnet-18, with --quick the first alone."""
-    ranks: tuple[int, ...] = ()
+    devices: tuple[int, ...] = ()
     """Numbers of devices; none given is 1, 2 and 4, with --quick 1 and 2."""
-    exchanges: tuple[str, ...] = ("all-reduce", "parameter-server")
+    strategies: tuple[str, ...] = ("all-reduce", "parameter-server")
     """Exchanges to hold against one device."""
     precisions: tuple[Precision, ...] = ()
     """Precisions to compute in; none given is fp64 and fp32, with --quick fp64."""
@@ -65,16 +64,16 @@ class Settings:
     """Stores of other machines (paths or addresses), whose error rates are held against these."""
 
     def __post_init__(self) -> None:
-        for sync in self.exchanges:
+        for sync in self.strategies:
             if sync not in SAME_STEPS:
                 raise UsageError(
-                    f"exchanges={sync} makes no step that one device makes too. Name some of "
-                    f"{listed(SAME_STEPS)}."
+                    f"strategies={sync} makes no step that one device makes too. Name some of "
+                    f"{format_list(SAME_STEPS)}."
                 )
-        for devices in self.ranks:
+        for devices in self.devices:
             if devices < 1 or self.global_batch % devices:
                 raise UsageError(
-                    f"ranks={devices} does not divide global_batch={self.global_batch}. Set "
+                    f"devices={devices} does not divide global_batch={self.global_batch}. Set "
                     f"global_batch to a multiple of {max(devices, 1)}."
                 )
 
@@ -88,7 +87,7 @@ def plan(settings: Settings, context: Context) -> Plan:
         for network in settings.networks or NETWORKS.get(scale, ("little-cnn", "resnet-18"))
         for precision in settings.precisions or PRECISIONS.get(scale, ("fp64", "fp32"))
         for spec in _specs(
-            settings, context, network, precision, settings.ranks or RANKS.get(scale, (1, 2, 4))
+            settings, context, network, precision, settings.devices or RANKS.get(scale, (1, 2, 4))
         )
     ]
 
@@ -101,7 +100,7 @@ def _specs(
     ranks: Sequence[int],
 ) -> Iterator[RunSpec]:
     size = max(settings.image_size, networks.entry(network).smallest_image_size)
-    pairs = ((devices, sync) for sync in settings.exchanges for devices in ranks)
+    pairs = ((devices, sync) for sync in settings.strategies for devices in ranks)
     for devices, sync in dict.fromkeys([(1, "none"), *pairs]):
         yield RunSpec(
             work=FirstSteps(
@@ -125,7 +124,9 @@ def _specs(
 
 def gather(settings: Settings, store: Store) -> list[RunRecord]:
     """The records of first steps that the stores which are named hold."""
-    return [r for r in take_in(store, settings.stores) if isinstance(r.spec.work, FirstSteps)]
+    return [
+        r for r in import_records(store, settings.stores) if isinstance(r.spec.work, FirstSteps)
+    ]
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
@@ -176,7 +177,7 @@ def task(record: RunRecord) -> tuple[FirstSteps, ProgramSettings]:
     return whole, replace(program, sync="none")
 
 
-def comparisons(records: Sequence[RunRecord]) -> Iterator[Comparison]:
+def comparisons(records: Sequence[RunRecord]) -> Iterator[EquivalenceCheck]:
     """Every training against that of the same task on one device without an exchange."""
     good = comparable(records)
     alone = {
@@ -206,8 +207,7 @@ EXPERIMENT = Experiment(
     works=(FirstSteps,),
     varies={
         "network": "networks",
-        "devices": "ranks",
-        "sync": "exchanges",
+        "sync": "strategies",
         "precision": "precisions",
         "batch_per_device": "global_batch",
         "classes": "networks",

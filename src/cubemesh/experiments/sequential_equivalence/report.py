@@ -6,13 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cubemesh.experiments.analysis.groups import Group
-from cubemesh.experiments.analysis.matrix import listed
 from cubemesh.experiments.sequential_equivalence.compare import (
     FEWER,
     FIRST_LOSSES,
-    Comparison,
-    apart,
+    EquivalenceCheck,
     error_rate,
+    interval_gap,
     tolerance,
 )
 from cubemesh.experiments.sequential_equivalence.sketch_distance import relative
@@ -28,7 +27,7 @@ from cubemesh.schema import (
     RunRecord,
     Table,
 )
-from cubemesh.units import format_interval
+from cubemesh.units import format_interval, format_list
 
 NOTES = (
     "The distance of two gradients is ‖a - b‖ / ‖b‖ of the parameter where it is largest, from "
@@ -44,7 +43,7 @@ SMALLEST = 1e-17
 
 
 @dataclass(frozen=True, kw_only=True)
-class Elsewhere:
+class MachinePair:
     """A training here and the same one of another store."""
 
     own: RunRecord
@@ -53,7 +52,7 @@ class Elsewhere:
     @property
     def agrees(self) -> bool:
         """Whether the two error rates lie within one another's intervals."""
-        return apart(error_rate(self.own), error_rate(self.other)) == 0
+        return interval_gap(error_rate(self.own), error_rate(self.other)) == 0
 
 
 def _work(record: RunRecord) -> FirstSteps:
@@ -70,7 +69,7 @@ def _name(record: RunRecord) -> str:
     return f"{_work(record).network}, {spec.program.precision}, {devices}{by}"
 
 
-def findings(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
+def findings(comparisons: Sequence[EquivalenceCheck]) -> Iterator[Finding]:
     """How many pass, the largest distance, and of each that fails why."""
     if not comparisons:
         return
@@ -93,7 +92,7 @@ def findings(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
             yield Finding(text=_by_rounding(comparison), remedy=FEWER)
 
 
-def _by_rounding(comparison: Comparison) -> str:
+def _by_rounding(comparison: EquivalenceCheck) -> str:
     """What the error rates say, where one device's own differ more than theirs from them."""
     ones = (
         f"{_percent(one)} in {one.spec.program.precision}"
@@ -101,7 +100,7 @@ def _by_rounding(comparison: Comparison) -> str:
     )
     return (
         f"{_name(comparison.run)}: an error rate of {_percent(comparison.run)} says nothing of the "
-        f"devices, for one device comes to {listed(list(ones))}"
+        f"devices, for one device comes to {format_list(list(ones))}"
     )
 
 
@@ -110,17 +109,19 @@ def _percent(record: RunRecord) -> str:
     return f"{format_interval(error.value, error.low, error.high)} %"
 
 
-def _farthest(passed: Sequence[Comparison]) -> str:
+def _farthest(passed: Sequence[EquivalenceCheck]) -> str:
     """The largest distance of a gradient in each precision."""
     worst: dict[str, float] = {}
     for comparison in passed:
         precision = comparison.run.spec.program.precision
         worst[precision] = max(worst.get(precision, 0.0), _of(comparison, "exchanged gradient"))
     told = [f"{distance:.1e} in {precision}" for precision, distance in worst.items()]
-    return f": their first gradients are at most {listed(told)} from one device's" if told else ""
+    return (
+        f": their first gradients are at most {format_list(told)} from one device's" if told else ""
+    )
 
 
-def _of(comparison: Comparison, name: str) -> float:
+def _of(comparison: EquivalenceCheck, name: str) -> float:
     return next(link.distance for link in comparison.links if link.name == name)
 
 
@@ -130,7 +131,9 @@ def failures(records: Iterable[RunRecord]) -> Iterator[Finding]:
         yield Finding(text=f"{_name(record)} is not compared: {Group('', (record,)).why}.")
 
 
-def tables(comparisons: Sequence[Comparison], machines: Sequence[Elsewhere]) -> tuple[Table, ...]:
+def tables(
+    comparisons: Sequence[EquivalenceCheck], machines: Sequence[MachinePair]
+) -> tuple[Table, ...]:
     """A row for each training on several devices; another table for other machines."""
     found = []
     if comparisons:
@@ -153,7 +156,7 @@ def tables(comparisons: Sequence[Comparison], machines: Sequence[Elsewhere]) -> 
     return tuple(found)
 
 
-def _row(comparison: Comparison) -> tuple[Cell, ...]:
+def _row(comparison: EquivalenceCheck) -> tuple[Cell, ...]:
     run = comparison.run
     links = [link for link in comparison.links if link.name != "error rate"]
     return (
@@ -176,7 +179,7 @@ def _error_cell(record: RunRecord) -> Cell:
     return Cell(value=error.value, low=error.low, high=error.high, run_id=record.run_id)
 
 
-def charts(comparisons: Sequence[Comparison]) -> tuple[Chart, ...]:
+def charts(comparisons: Sequence[EquivalenceCheck]) -> tuple[Chart, ...]:
     """The distance of the first gradient of each training, beside what passes."""
     if not comparisons:
         return ()
@@ -210,18 +213,20 @@ def charts(comparisons: Sequence[Comparison]) -> tuple[Chart, ...]:
     )
 
 
-def across_machines(own: Sequence[RunRecord], others: Sequence[RunRecord]) -> tuple[Elsewhere, ...]:
+def across_machines(
+    own: Sequence[RunRecord], others: Sequence[RunRecord]
+) -> tuple[MachinePair, ...]:
     """Each training here beside the same of every other store, as far as they have it: the same
     network, samples, iterations, devices and precision."""
     return tuple(
-        Elsewhere(own=record, other=other)
+        MachinePair(own=record, other=other)
         for record in own
         for other in others
         if other.key.spec_id == record.key.spec_id
     )
 
 
-def machine_findings(machines: Sequence[Elsewhere]) -> Iterator[Finding]:
+def machine_findings(machines: Sequence[MachinePair]) -> Iterator[Finding]:
     """Whether the error rates of two stores agree; those that do not, by name."""
     if not machines:
         return
@@ -253,7 +258,7 @@ def _where(record: RunRecord) -> str:
     return f"{rank.device_name or rank.device} of {rank.host}"
 
 
-def _machines_table(machines: Sequence[Elsewhere]) -> Table:
+def _machines_table(machines: Sequence[MachinePair]) -> Table:
     return Table(
         title="The same training on another machine",
         columns=(
@@ -280,5 +285,5 @@ def _machines_table(machines: Sequence[Elsewhere]) -> Table:
     )
 
 
-def _gradient(machine: Elsewhere) -> float:
+def _gradient(machine: MachinePair) -> float:
     return relative(machine.other.replicas[0].gradients, machine.own.replicas[0].gradients)

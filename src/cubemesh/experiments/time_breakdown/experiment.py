@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from cubemesh.experiments.analysis.groups import Group, caveats, group_by
-from cubemesh.experiments.analysis.labels import titled
+from cubemesh.experiments.analysis.groups import Group, caveats, group_by, titled
 from cubemesh.experiments.analysis.roofline import NOTE, rooflines
-from cubemesh.experiments.analysis.utilization import ceilings
+from cubemesh.experiments.analysis.utilization import ceiling_specs
 from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.experiments.time_breakdown.report import (
@@ -70,7 +69,7 @@ def plan(settings: Settings, context: Context) -> Plan:
     """The ceilings that layers are held against, then a run with attribution for each network and
     minibatch."""
     budget = replace(context.budget, repeats=1)
-    roof = ceilings(ProgramSettings(), budget) if settings.ceiling else []
+    roof = ceiling_specs(ProgramSettings(), budget) if settings.ceiling else []
     yield roof + [
         RunSpec(
             work=TrainSteps(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cubemesh.errors import UsageError
-from cubemesh.experiments.analysis.labels import titled
+from cubemesh.experiments.analysis.groups import titled
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.experiments.train.report import charts, findings, table
 from cubemesh.schema import Answer, CheckpointSettings, RunRecord, RunSpec, Status, Train, Warning

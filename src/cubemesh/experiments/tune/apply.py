@@ -16,7 +16,6 @@ from functools import cached_property
 from typing import Any
 
 from cubemesh.errors import UsageError
-from cubemesh.experiments.analysis.groups import devices_said
 from cubemesh.experiments.core.experiment import Experiment
 from cubemesh.experiments.core.settings import TUNED
 from cubemesh.experiments.tune import experiment as tune
@@ -24,6 +23,7 @@ from cubemesh.experiments.tune.search_space import FIELDS, Configuration
 from cubemesh.schema import ExperimentRun, Input, NetworkWork, RunKey, RunRecord, RunSpec, Tuned
 from cubemesh.schema.serialization import from_plain
 from cubemesh.store import Store
+from cubemesh.units import format_devices
 
 BATCH = "batch_per_device"
 CHOSEN = tuple(name for name in FIELDS if name != BATCH)
@@ -178,7 +178,7 @@ def _shown(value: object) -> str:
 def _said(spec: RunSpec) -> str:
     work, devices = spec.work, spec.placement.devices
     assert isinstance(work, NetworkWork), "only networks are tuned"
-    return f"{work.network} on {devices_said(devices)}"
+    return f"{work.network} on {format_devices(devices)}"
 
 
 def _command(spec: RunSpec) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cubemesh.experiments.analysis.comparison import ratio_of_record
 from cubemesh.experiments.analysis.groups import Group
-from cubemesh.experiments.analysis.ratios import ratio, show_ratio
+from cubemesh.experiments.analysis.ratios import format_ratio, ratio
 from cubemesh.experiments.tune.admission import ROUNDING
 from cubemesh.experiments.tune.search import SEEDS, Search
 from cubemesh.experiments.tune.search_space import Configuration
@@ -260,7 +260,7 @@ def _fastest(network: str, search: Search, steps: list[StepResult]) -> Finding:
     settings = " ".join(f"--set {change}" for change in best.changes(stock))
     return Finding(
         question=question,
-        text=f"{best.words(stock)} trains {network} at {speed}, {show_ratio(gained)} as fast as "
+        text=f"{best.words(stock)} trains {network} at {speed}, {format_ratio(gained)} as fast as "
         f"stock ({how}).",
         value=gained.value,
         unit="× stock",

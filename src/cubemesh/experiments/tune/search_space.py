@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
 
-from cubemesh.experiments.analysis.labels import spoken
+from cubemesh.experiments.analysis.groups import setting_label
 from cubemesh.frameworks import FRAMEWORKS, entry
 from cubemesh.parallel import strategies
 from cubemesh.schema import NetworkWork, RunRecord, RunSpec
@@ -86,7 +86,7 @@ def _spoken(name: str, value: object) -> str:
     if name == "bucket_bytes" and isinstance(value, int):
         return f"buckets of {format_bytes(value)}"
     words = {"compile_by": f"compiled by {value}", "batch_per_device": f"minibatch {value}"}
-    return words.get(name) or spoken(name, value)
+    return words.get(name) or setting_label(name, value)
 
 
 FIELDS = tuple(f.name for f in fields(Configuration))

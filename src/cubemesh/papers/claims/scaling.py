@@ -11,10 +11,10 @@ from dataclasses import replace
 from cubemesh.experiments.analysis.groups import caveats
 from cubemesh.experiments.analysis.matrix import Matrix
 from cubemesh.experiments.analysis.ratios import bounds, ratio
-from cubemesh.experiments.scaling.design import Scaled, curves
+from cubemesh.experiments.scaling.design import ScalingCurve, curves
 from cubemesh.experiments.scaling.efficiency import efficiency
-from cubemesh.experiments.scaling.modes import Regime
-from cubemesh.experiments.scaling.report import Measured
+from cubemesh.experiments.scaling.modes import ScalingMode
+from cubemesh.experiments.scaling.report import ScalingGroup
 from cubemesh.papers.claims.evidence import Check, Evidence
 from cubemesh.papers.claims.verdicts import close, every, never, sided, untested
 from cubemesh.schema import Claim, Figure, NetworkWork, RunRecord, State, Verdict
@@ -27,7 +27,7 @@ def speed_up(network: str, devices: int, batch: int | None = None) -> Check:
     """Throughput of so many devices as a multiple of one's, in weak scaling."""
 
     def check(claim: Claim, evidence: Evidence) -> Verdict:
-        found = _found(evidence, Regime.WEAK, network, devices, batch)
+        found = _found(evidence, ScalingMode.WEAK, network, devices, batch)
         if isinstance(found, str):
             return untested(claim, found)
         figure, groups, what = found
@@ -43,7 +43,7 @@ def under(networks: tuple[str, ...], devices: int) -> Check:
         return every(claim, networks, lambda network: one(claim, evidence, network))
 
     def one(claim: Claim, evidence: Evidence, network: str) -> Verdict:
-        found = _found(evidence, Regime.WEAK, network, devices)
+        found = _found(evidence, ScalingMode.WEAK, network, devices)
         if isinstance(found, str):
             return untested(claim, found)
         figure, groups, what = found
@@ -60,8 +60,8 @@ def slower_with_more(networks: tuple[str, ...], devices: int, fewer: int) -> Che
         return every(claim, networks, lambda network: one(claim, evidence, network))
 
     def one(claim: Claim, evidence: Evidence, network: str) -> Verdict:
-        more = _found(evidence, Regime.WEAK, network, devices)
-        less = _found(evidence, Regime.WEAK, network, fewer)
+        more = _found(evidence, ScalingMode.WEAK, network, devices)
+        less = _found(evidence, ScalingMode.WEAK, network, fewer)
         for found in (more, less):
             if isinstance(found, str):
                 return untested(claim, found)
@@ -78,7 +78,7 @@ def slower_with_more(networks: tuple[str, ...], devices: int, fewer: int) -> Che
 
 
 def efficiency_of(
-    network: str, devices: int, batches: tuple[int, ...], regime: Regime = Regime.WEAK
+    network: str, devices: int, batches: tuple[int, ...], regime: ScalingMode = ScalingMode.WEAK
 ) -> Check:
     """Efficiency at each of a claim's minibatches, its values in their order."""
 
@@ -100,7 +100,7 @@ def super_linear(network: str, batch: int, devices: int) -> Check:
     """Whether so many devices are more than so many times one, in strong scaling."""
 
     def check(claim: Claim, evidence: Evidence) -> Verdict:
-        found = _found(evidence, Regime.STRONG, network, devices, batch)
+        found = _found(evidence, ScalingMode.STRONG, network, devices, batch)
         if isinstance(found, str):
             return untested(claim, found)
         figure, groups, what = found
@@ -113,7 +113,7 @@ def near_linear(network: str, sync: str) -> Check:
     """Whether an exchange comes near N times one device, on the most devices measured."""
 
     def check(claim: Claim, evidence: Evidence) -> Verdict:
-        for scaled in curves(evidence.records, Regime.WEAK):
+        for scaled in curves(evidence.records, ScalingMode.WEAK):
             own = [g for g in scaled.together if g.key[1] == sync and g.throughput]
             if scaled.curve.network != network or not own or scaled.one is None:
                 continue
@@ -154,11 +154,11 @@ def suffers_more(network: str, than: str, other: str) -> Check:
     return check
 
 
-Found = tuple[Figure, tuple[Measured, Measured], str]
+Found = tuple[Figure, tuple[ScalingGroup, ScalingGroup], str]
 
 
 def _found(
-    evidence: Evidence, regime: Regime, network: str, devices: int, batch: int | None = None
+    evidence: Evidence, regime: ScalingMode, network: str, devices: int, batch: int | None = None
 ) -> Found | str:
     """Efficiency of a point, its runs and what it is; or why there is none."""
     for scaled in curves(evidence.records, regime):
@@ -173,7 +173,7 @@ def _found(
     return f"{network}{at} was not measured on {devices} devices"
 
 
-def _at(scaled: Scaled, devices: int) -> Measured | None:
+def _at(scaled: ScalingCurve, devices: int) -> ScalingGroup | None:
     return next((g for g in scaled.together if g.key[0] == devices and g.throughput), None)
 
 
@@ -200,7 +200,7 @@ def _times(figure: Figure, factor: float, unit: str) -> Figure:
     )
 
 
-def _from(verdict: Verdict, groups: tuple[Measured, ...]) -> Verdict:
+def _from(verdict: Verdict, groups: tuple[ScalingGroup, ...]) -> Verdict:
     return replace(verdict, run_id=groups[0].run_id, caveats=caveats(*groups))
 
 

@@ -11,15 +11,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cubemesh import networks
-from cubemesh.experiments.analysis.matrix import listed
 from cubemesh.experiments.lr_scaling import report as lr_scaling_shown
 from cubemesh.experiments.lr_scaling.report import EQUAL, policies
-from cubemesh.experiments.sequential_equivalence.compare import apart, comparable, error_rate
+from cubemesh.experiments.sequential_equivalence.compare import comparable, error_rate, interval_gap
 from cubemesh.experiments.sequential_equivalence.experiment import comparisons
 from cubemesh.papers.claims.evidence import Check, Evidence
 from cubemesh.papers.claims.verdicts import close, never, untested
 from cubemesh.schema import Claim, Collective, Figure, FirstSteps, State, Train, Verdict
-from cubemesh.units import format_count
+from cubemesh.units import format_count, format_list
 
 
 def loss_by_rate(claim: Claim, evidence: Evidence) -> Verdict:
@@ -48,7 +47,7 @@ def same_error_rates(claim: Claim, evidence: Evidence) -> Verdict:
     ]
     if not several:
         return untested(claim, "no training on several devices was held against one")
-    off = [c for c in several if apart(error_rate(c.run), error_rate(c.reference)) > 0]
+    off = [c for c in several if interval_gap(error_rate(c.run), error_rate(c.reference)) > 0]
     works = [c.run.spec.work for c in several]
     told = sorted({f"{w.network} after {w.iterations}" for w in works if isinstance(w, FirstSteps)})
     run = (off or several)[0].run
@@ -57,7 +56,7 @@ def same_error_rates(claim: Claim, evidence: Evidence) -> Verdict:
         state=State.DOES_NOT_HOLD if off else State.HOLDS,
         measured=error_rate(run),
         reason=f"error rates of {len(several)} trainings on several devices against one: "
-        f"{listed(told)} iterations",
+        f"{format_list(told)} iterations",
         run_id=run.run_id,
     )
 
@@ -93,7 +92,7 @@ def bus_bandwidth(operations: Sequence[str], whose: str) -> Check:
             and "bus_bytes_per_s" in r.figures
         ]
         if not own:
-            return untested(claim, f"{reason}; here {listed(operations)} were not measured")
+            return untested(claim, f"{reason}; here {format_list(operations)} were not measured")
         best = max(own, key=lambda r: r.figures["bus_bytes_per_s"].value)
         found = best.figures["bus_bytes_per_s"]
         ends = (None if end is None else end / 1e9 for end in (found.low, found.high))

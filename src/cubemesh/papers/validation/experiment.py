@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from cubemesh.errors import UsageError
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
-from cubemesh.experiments.scaling.forecast import predicted_for
+from cubemesh.experiments.scaling.forecast import forecast_for
 from cubemesh.papers.validation.claims import checked_claims
 from cubemesh.papers.validation.report import (
     StoredForecast,
@@ -83,7 +83,7 @@ def stored(records: Sequence[RunRecord]) -> tuple[StoredForecast, ...]:
         one, rate = alone.get(_alike(record)), record.figure("throughput_per_s")
         if record.spec.placement.devices == 1 or one is None or rate is None:
             continue
-        point = predicted_for(record, one)
+        point = forecast_for(record, one)
         if not isinstance(point, str):
             found.append(StoredForecast(record=record, rate=rate, point=point))
     return tuple(found)

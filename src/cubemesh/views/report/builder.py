@@ -18,7 +18,7 @@ from rich.console import Console
 from cubemesh import __version__
 from cubemesh.errors import CubemeshError, UsageError
 from cubemesh.experiments.registry import EXPERIMENTS, entry
-from cubemesh.experiments.runner import answer_again
+from cubemesh.experiments.runner import stored_result
 from cubemesh.papers.replay import documents, replay, replayed
 from cubemesh.schema import Answer, ExperimentRun, Machine
 from cubemesh.schema.serialization import canonical_json
@@ -89,7 +89,7 @@ def report(
     machine = known.get(latest_runs[0].machine_id)
     if machine is None:
         raise CubemeshError(f"the store does not know machine {latest_runs[0].machine_id}.")
-    answered = [answer_again(EXPERIMENTS[q.experiment], q, store) for q in latest_runs]
+    answered = [stored_result(EXPERIMENTS[q.experiment], q, store) for q in latest_runs]
     records = {r.run_id: r for a in answered for r in a.records}
     made = Report(
         machine=machine,

@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from cubemesh.experiments.analysis.labels import conditions, titled
+from cubemesh.experiments.analysis.groups import conditions, titled
 from cubemesh.schema import Placement, ProgramSettings, RunSpec, TrainSteps
 
 SPEC = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=8))

@@ -1,0 +1,41 @@
+"""Answers of simulated runs carry the warning `simulated`."""
+
+import dataclasses
+
+from cubemesh.experiments.analysis.caveats import mark_simulated
+from cubemesh.schema import Answer, Finding, ProgramSettings, RunSpec, TrainSteps
+
+FOUND = Answer(
+    experiment="minibatch",
+    question="How fast?",
+    title="little-cnn",
+    findings=(Finding(text="Fast.", caveats=("drift",)), Finding(text="Still.")),
+)
+
+
+def runs(record_of, *frameworks):
+    spec = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=8))
+    return [
+        record_of(
+            dataclasses.replace(spec, program=ProgramSettings(framework=framework)), step_s=0.01
+        )
+        for framework in frameworks
+    ]
+
+
+def test_measured_runs_leave_an_answer_unchanged(record_of):
+    assert mark_simulated(FOUND, runs(record_of, "pytorch", "jax")) == FOUND
+    assert mark_simulated(FOUND, []) == FOUND
+
+
+def test_every_finding_of_a_simulated_run_has_the_caveat(record_of):
+    answer = mark_simulated(FOUND, runs(record_of, "null"))
+    assert answer.simulated
+    assert [f.caveats for f in answer.findings] == [("simulated", "drift"), ("simulated",)]
+    assert [w.code for w in answer.warnings] == ["simulated"]
+    mixed = mark_simulated(FOUND, runs(record_of, "pytorch", "null", "null"))
+    assert "2 of these 3 runs" in mixed.warnings[0].cause
+
+
+def test_a_framework_that_was_removed_is_not_simulated(record_of):
+    assert not mark_simulated(FOUND, runs(record_of, "caffe")).simulated
