@@ -128,12 +128,12 @@ def machine() -> Machine:
 
 
 @pytest.fixture(name="record_of")
-def _record_of() -> Callable[..., RunRecord]:
+def record_of_fixture() -> Callable[..., RunRecord]:
     return record_of
 
 
 @pytest.fixture(name="play")
-def _play() -> Callable[..., tuple[list[RunSpec], list[RunRecord]]]:
+def play_fixture() -> Callable[..., tuple[list[RunSpec], list[RunRecord]]]:
     return play
 
 
