@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection
 
 from cubemesh.experiments.registry import EXPERIMENTS
-from cubemesh.experiments.runner import answer_again
+from cubemesh.experiments.runner import stored_result
 from cubemesh.store import Store
 from cubemesh.store.migrations import SETTINGS, _settings, rename_fields
 
@@ -73,7 +73,7 @@ def test_experiment_runs_of_version_1_are_answered(old):
     with Store.open(str(old)) as store:
         batch_sizes, scaling = store.experiment_runs()
         for run in (batch_sizes, scaling):
-            answered = answer_again(EXPERIMENTS[run.experiment], run, store)
+            answered = stored_result(EXPERIMENTS[run.experiment], run, store)
             assert answered.answer.findings
             assert answered.answer.simulated
     assert batch_sizes.settings["batch_sizes"] == [8]
