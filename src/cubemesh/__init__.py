@@ -1,3 +1,73 @@
-"""cubemesh: how fast a machine trains neural networks, what it loses, how far it scales."""
+"""cubemesh: how fast a machine trains neural networks, what it loses, how far it scales.
+
+    import cubemesh
+    result = cubemesh.run("minibatch", networks=["resnet-18"])
+
+Each function of the interface is in `cubemesh.api`, in the file of its verb, and is imported when
+it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cubemesh.api.collectives import collectives
+    from cubemesh.api.compare import compare
+    from cubemesh.api.experiments import experiment_settings, list_experiments
+    from cubemesh.api.import_ import import_measurements
+    from cubemesh.api.launch import launch
+    from cubemesh.api.networks import list_networks, network_layers
+    from cubemesh.api.predict import predict
+    from cubemesh.api.probe import probe, topology
+    from cubemesh.api.published import published_figures
+    from cubemesh.api.report import report
+    from cubemesh.api.results import record, results
+    from cubemesh.api.run import run
+    from cubemesh.api.train import train
+    from cubemesh.api.tune import tune
 
 __version__ = "0.1.0"
+__all__ = [
+    "__version__",
+    "collectives",
+    "compare",
+    "experiment_settings",
+    "import_measurements",
+    "launch",
+    "list_experiments",
+    "list_networks",
+    "network_layers",
+    "predict",
+    "probe",
+    "published_figures",
+    "record",
+    "report",
+    "results",
+    "run",
+    "topology",
+    "train",
+    "tune",
+]
+_FILES = {
+    "experiment_settings": "experiments",
+    "import_measurements": "import_",
+    "list_experiments": "experiments",
+    "list_networks": "networks",
+    "network_layers": "networks",
+    "published_figures": "published",
+    "record": "results",
+    "topology": "probe",
+}
+"""Function → its file, where that has another name."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'cubemesh' has no attribute {name!r}")
+    value = getattr(import_module(f"cubemesh.api.{_FILES.get(name, name)}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,4 +1,4 @@
-"""The verb that hands a command to a cluster."""
+"""`cubemesh launch`."""
 
 from __future__ import annotations
 
@@ -16,40 +16,42 @@ def launch(
         typer.Argument(metavar="COMMAND", help="A command of cubemesh, after `--`."),
     ] = None,
     slurm: Annotated[bool, typer.Option("--slurm", help="Write and submit a Slurm job.")] = False,
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes; the command gets them as hosts.")] = 1,
-    gpus_per_node: Annotated[int, typer.Option(min=0, help="GPUs of each node.")] = 0,
+    nodes: Annotated[
+        int, typer.Option(min=1, help="Number of nodes, which become the hosts of the command.")
+    ] = 1,
+    gpus_per_node: Annotated[int, typer.Option(min=0, help="GPUs per node.")] = 0,
     cpus_per_task: Annotated[
-        int, typer.Option(min=1, help="Processors of each node's task: one a device at least.")
+        int, typer.Option(min=1, help="CPUs per node (Slurm task); at least one per device.")
     ] = 1,
     time: Annotated[str, typer.Option(help="Time limit, such as 1:30:00.")] = "1:00:00",
-    partition: Annotated[str | None, typer.Option(help="Slurm's partition.")] = None,
-    account: Annotated[str | None, typer.Option(help="Who is charged.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Slurm partition.")] = None,
+    account: Annotated[str | None, typer.Option(help="Slurm account.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the script and submit nothing.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a command of cubemesh as a Slurm job. What it needs is named one by one."""
-    from cubemesh.runs.slurm import Resources, own_script, submit
+    """Run a command of cubemesh as a Slurm job."""
+    from cubemesh.api.launch import launch as submit
     from cubemesh.views.json_output import envelope
 
     if not slurm:
-        raise UsageError("Jobs are launched by Slurm: add --slurm.")
-    resources = Resources(
+        raise UsageError("Jobs are submitted to Slurm: add --slurm.")
+    found = submit(
+        command or [],
         nodes=nodes,
         gpus_per_node=gpus_per_node,
         cpus_per_task=cpus_per_task,
         time=time,
         partition=partition,
         account=account,
+        dry_run=dry_run,
     )
-    text = own_script(resources, command or [])
     if dry_run and not as_json:
-        typer.echo(text, nl=False)
+        typer.echo(found.script, nl=False)
         return
-    job = None if dry_run else submit(text)
     show(
-        envelope("launch", job=job, script=text),
+        envelope("launch", job=found.job, script=found.script),
         as_json,
-        lambda console: console.print(f"Submitted job {job}; it writes cubemesh-{job}.out."),
+        lambda c: c.print(f"Submitted job {found.job}; output: cubemesh-{found.job}.out"),
     )

@@ -1,38 +1,42 @@
-"""What verbs share: options, the store they open, and how they show what they found."""
+"""Options that several verbs share, and the output of every verb."""
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from cubemesh.store import Store
+    from rich.console import Console
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object with its schema.")]
 StoreAt = Annotated[
     str | None,
-    typer.Option("--store", metavar="PATH|URL", help="Where results are kept; default: XDG data."),
+    typer.Option(
+        "--store",
+        metavar="PATH|URL",
+        help="Result store; default: $XDG_DATA_HOME/cubemesh.",
+    ),
 ]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated."),
 ]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Measure again what is stored already.")]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Measure again what is stored.")]
 Pythons = Annotated[
     list[str] | None,
     typer.Option(
         "--python",
         metavar="FRAMEWORK=PATH",
-        help="The Python that runs this framework's workers; may be repeated.",
+        help="Python interpreter for the workers of this framework; may be repeated.",
     ),
 ]
 Hosts = Annotated[
     str | None,
-    typer.Option(
-        metavar="A,B,…", help="Share the devices among these hosts, reached by ssh (or srun)."
-    ),
+    typer.Option(metavar="A,B,…", help="Distribute the devices over these hosts (ssh or srun)."),
 ]
 FailBelow = Annotated[
     float | None,
@@ -40,31 +44,17 @@ FailBelow = Annotated[
         "--fail-below",
         min=0.0,
         metavar="RATIO",
-        help="Exit with 99 where the whole 95 % interval of B's throughput over A's is lower.",
+        help="Exit with 99 if the whole 95 % interval of B's throughput over A's is below RATIO.",
     ),
 ]
 
 
-def open_store(location: str | None, *, reading: bool = False) -> Store:
-    """The store at `location`; one that is only read must exist."""
-    from cubemesh.store import Store
-
-    return Store.open(location, must_exist=reading, read_only=reading)
-
-
-def on_hosts(hosts: str | None) -> list[str]:
-    """The setting that `--hosts` stands for."""
-    return [] if hosts is None else [f"hosts={hosts}"]
-
-
-def show(plain: Any, as_json: bool, draw: Any) -> None:
-    """One JSON object on stdout, or the same for people."""
+def show(document: Any, as_json: bool, draw: Callable[[Console], None]) -> None:
+    """Print the document as one JSON object, or draw the page."""
     if as_json:
-        import json
-
-        json.dump(plain, sys.stdout, indent=1, allow_nan=False)
+        json.dump(document, sys.stdout, indent=1, allow_nan=False)
         sys.stdout.write("\n")
         return
-    from cubemesh.views import terminal
+    from cubemesh.views.terminal import stdout_console
 
-    draw(terminal.stdout_console())
+    draw(stdout_console())

@@ -39,8 +39,30 @@ class LayerRow:
     segment: str
 
 
-def summary(name: str, image_size: int | None = None, classes: int | None = None) -> dict[str, Any]:
-    """One network as plain values, at its own size unless told otherwise.
+@dataclass(frozen=True, kw_only=True)
+class NetworkSummary:
+    """The size of a network. Operations and bytes are those of one sample, in fp32."""
+
+    name: str
+    parameters: int
+    evaluation_parameters: int
+    """Without the auxiliary heads, which only training has."""
+    forward_flops: int
+    forward_other_flops: int
+    backward_flops: int
+    backward_other_flops: int
+    saved_bytes: int
+    input_shape: Shape
+    classes: int
+    layers: int
+    smallest_image_size: int | None
+    source: str
+    differs: str
+    """From its source."""
+
+
+def summary(name: str, image_size: int | None = None, classes: int | None = None) -> NetworkSummary:
+    """The size of one network, by default for its own images and classes.
 
     Raises UsageError as `build` does.
     """
@@ -48,22 +70,22 @@ def summary(name: str, image_size: int | None = None, classes: int | None = None
     line = NETWORKS[name]
     network = build(name, image_size, classes)
     cost = totals(network)
-    return {
-        "name": name,
-        "parameters": network.parameter_count,
-        "evaluation_parameters": network.evaluation_parameter_count,
-        "forward_flops": cost.forward.matrix_flops,
-        "forward_other_flops": cost.forward.other_flops,
-        "backward_flops": cost.backward.matrix_flops,
-        "backward_other_flops": cost.backward.other_flops,
-        "saved_bytes": cost.forward.saved_bytes,
-        "input_shape": list(network.inputs[0].shape),
-        "classes": network.targets[0].classes,
-        "layers": len(network.nodes),
-        "smallest_image_size": line.smallest_image_size or None,
-        "source": line.source,
-        "differs": line.differs,
-    }
+    return NetworkSummary(
+        name=name,
+        parameters=network.parameter_count,
+        evaluation_parameters=network.evaluation_parameter_count,
+        forward_flops=cost.forward.matrix_flops,
+        forward_other_flops=cost.forward.other_flops,
+        backward_flops=cost.backward.matrix_flops,
+        backward_other_flops=cost.backward.other_flops,
+        saved_bytes=cost.forward.saved_bytes,
+        input_shape=network.inputs[0].shape,
+        classes=network.targets[0].classes,
+        layers=len(network.nodes),
+        smallest_image_size=line.smallest_image_size or None,
+        source=line.source,
+        differs=line.differs,
+    )
 
 
 def layer_rows(network: Network) -> list[LayerRow]:

@@ -1,8 +1,7 @@
-"""Sweeps of collectives in the columns of nccl-tests, as text and as JSON.
+"""Sweeps of collectives in the output format of nccl-tests, and as JSON.
 
-Whatever reads nccl-tests' output reads this: a line for each size with size, count, type, redop and
-root, then time, algbw, busbw and #wrong out of place and in place, and `N/A` where a way is not
-offered.
+A line for each size has size, count, type, redop and root, then time, algbw, busbw and #wrong out
+of place and in place, `N/A` where one is not supported.
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ from typing import Any
 
 from rich.console import Console
 
-from cubemesh.experiments.collectives.report import collective_of, redop, together
-from cubemesh.measure.collective_sweep import bus_bandwidth
-from cubemesh.schema import Rank, RunRecord, SweepPoint
-from cubemesh.schema.collective import ROOTED
+from cubemesh.api.collectives import Sweeps, pair_rows, sweep_rows
+from cubemesh.experiments.collectives.report import collective_of
+from cubemesh.schema import Rank, RunRecord
 from cubemesh.views import formatting as wording
-from cubemesh.views import json_output as plain
+from cubemesh.views.json_output import envelope
 
 _HEADINGS = ("size", "count", "type", "redop", "root")
 _UNITS = ("(B)", "(elements)", "", "", "")
@@ -26,13 +24,13 @@ _WAY = (("time", "(us)", 7), ("algbw", "(GB/s)", 6), ("busbw", "(GB/s)", 6), ("#
 _WAYS = (False, True)
 
 
-def document(records: Sequence[RunRecord]) -> dict[str, Any]:
+def document(sweeps: Sweeps) -> dict[str, Any]:
     """The JSON of `cubemesh collectives`: `rows`, one for each operation and size; `pairs`, one for
-    each pair of ranks; and `runs`, how each sweep ended."""
-    return plain.envelope(
+    each pair of ranks; and `runs`, the outcome of each sweep."""
+    return envelope(
         "collectives",
-        rows=[row for record in records for row in rows(record)],
-        pairs=[pair for record in records for pair in _pairs(record)],
+        rows=sweeps.rows,
+        pairs=sweeps.pairs,
         runs=[
             {
                 "run_id": r.run_id,
@@ -43,7 +41,7 @@ def document(records: Sequence[RunRecord]) -> dict[str, Any]:
                 "message": r.outcome.message,
                 "ranks": [_rank(rank) for rank in r.ranks],
             }
-            for r in records
+            for r in sweeps.records
         ],
     )
 
@@ -57,65 +55,9 @@ def _rank(rank: Rank) -> dict[str, Any]:
     }
 
 
-def rows(record: RunRecord) -> list[dict[str, Any]]:
-    """A line for each size; `out_of_place` and `in_place` are null where they were not measured."""
-    work, devices = collective_of(record), record.spec.placement.devices
-    points = together(record)
-    found = []
-    for size in dict.fromkeys(p.size_bytes for p in points):
-        own = {p.in_place: p for p in points if p.size_bytes == size}
-        found.append(
-            {
-                "operation": work.collective,
-                "devices": devices,
-                "size": size,
-                "count": next(iter(own.values())).count,
-                "type": work.data_type,
-                "redop": redop(work),
-                "root": 0 if work.collective in ROOTED else -1,
-                "out_of_place": _way(own.get(False), work.collective, devices),
-                "in_place": _way(own.get(True), work.collective, devices),
-                "run_id": record.run_id,
-            }
-        )
-    return found
-
-
-def _way(point: SweepPoint | None, collective: str, devices: int) -> dict[str, Any] | None:
-    if point is None:
-        return None
-    bus = bus_bandwidth(point, collective, devices)
-    return {
-        "time_us": 1e6 * point.time_s,
-        "algbw_gb_per_s": point.algorithm_bytes_per_s / 1e9,
-        "busbw_gb_per_s": bus.value / 1e9,
-        "busbw_low_gb_per_s": None if bus.low is None else bus.low / 1e9,
-        "busbw_high_gb_per_s": None if bus.high is None else bus.high / 1e9,
-        "wrong": point.wrong,
-        "iterations": point.iterations,
-        "groups": len(point.seconds),
-    }
-
-
-def _pairs(record: RunRecord) -> Iterator[dict[str, Any]]:
-    for point in record.sweep:
-        if point.pair is not None:
-            yield {
-                "operation": collective_of(record).collective,
-                "devices": record.spec.placement.devices,
-                "from": point.pair[0],
-                "to": point.pair[1],
-                "size": point.size_bytes,
-                "time_us": 1e6 * point.time_s,
-                "algbw_gb_per_s": point.algorithm_bytes_per_s / 1e9,
-                "wrong": point.wrong,
-                "run_id": record.run_id,
-            }
-
-
-def print_sweeps(console: Console, records: Sequence[RunRecord]) -> None:
-    """Every sweep, one below the other."""
-    for number, record in enumerate(records):
+def print_sweeps(console: Console, sweeps: Sweeps) -> None:
+    """Every sweep."""
+    for number, record in enumerate(sweeps.records):
         if number:
             console.print()
         for line in lines(record):
@@ -132,7 +74,7 @@ def lines(record: RunRecord) -> Iterator[str]:
         yield wording.clean(f"#  Rank {rank.rank:2} on {rank.host} device {rank.device}{name}")
     if not record.ok:
         yield f"# {wording.outcome_text(record)}"
-    found = rows(record)
+    found = sweep_rows(record)
     if not found:
         return
     yield "#"
@@ -140,7 +82,7 @@ def lines(record: RunRecord) -> Iterator[str]:
     yield _heading(0)
     yield _heading(1)
     yield from (_line(row) for row in found)
-    for pair in _pairs(record):
+    for pair in pair_rows(record):
         yield (
             f"# Pair {pair['from']} -> {pair['to']}, {pair['size']} B: {pair['time_us']:.2f} us, "
             f"{pair['algbw_gb_per_s']:.2f} GB/s, {_wrong(pair['wrong'])} wrong"

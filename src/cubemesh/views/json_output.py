@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from cubemesh.experiments.analysis.comparison import Gate, ratio_of_record
+from cubemesh.experiments.analysis.comparison import ratio_of_record
+from cubemesh.experiments.tune.report import words
+from cubemesh.experiments.tune.search import Search
+from cubemesh.experiments.tune.search_space import FIELDS, Configuration
 from cubemesh.forecast.roofline import measured_roof, points_of
-from cubemesh.schema import Answer, Machine, NetworkWork, RunRecord, RunSpec
+from cubemesh.schema import Answer, Figure, Machine, NetworkWork, RunRecord, RunSpec
 from cubemesh.schema.comparison import Ratio
 from cubemesh.schema.serialization import to_plain
 from cubemesh.statistics import FEWEST_FOR_INTERVAL, bootstrap_interval, mad, median, percentile
-from cubemesh.store.compare import Compared
+
+if TYPE_CHECKING:
+    from cubemesh.api.compare import Comparison
+    from cubemesh.api.run import RunResult
+    from cubemesh.api.tune import TuneResult
 
 SCHEMA = 1
 """Version of the documents made here; it rises when a field changes its meaning or goes."""
@@ -166,23 +172,24 @@ def machine_json(machine: Machine) -> dict[str, Any]:
     )
 
 
-def comparison_json(found: Compared, answer: Answer, gate: Gate | None) -> dict[str, Any]:
+def comparison_json(found: Comparison) -> dict[str, Any]:
     """The document of `cubemesh compare`."""
+    gate, compared = found.gate, found.compared
     sides = {
         name: {
             "asked": side.text,
             "run_ids": [r.run_id for r in side.records],
             "records": [record_json(r) for r in side.records],
         }
-        for name, side in (("a", found.first), ("b", found.second))
+        for name, side in (("a", compared.first), ("b", compared.second))
     }
     return envelope(
         "comparison",
         ratio=ratio_json(found.ratio),
         fail_below=None if gate is None else gate.below,
         breached=None if gate is None else found.ratio.breaches(gate.below),
-        differences=[to_plain(d) for d in found.differences],
-        answer=answer_json(answer),
+        differences=[to_plain(d) for d in compared.differences],
+        answer=answer_json(found.answer),
         **sides,
     )
 
@@ -195,33 +202,70 @@ def ratio_json(ratio: Ratio | None) -> dict[str, Any] | None:
 def _topology(machine: Machine) -> dict[str, Any] | None:
     if len(machine.gpus) < 2:
         return None
-    from cubemesh.views.facts.topology import seen_of  # only several GPUs need graphs
+    from cubemesh.machines.topology.analysis import analysis_of  # only several GPUs need graphs
+    from cubemesh.views.facts.topology import topology_json
 
-    seen = seen_of(machine)
-    return None if seen is None else seen.plain()
-
-
-class Answered(Protocol):
-    """A question that was asked, with what came of it."""
-
-    @property
-    def answer(self) -> Answer:
-        """What was found."""
-
-    @property
-    def records(self) -> Sequence[RunRecord]:
-        """The runs it was found in."""
+    found = analysis_of(machine)
+    return None if found is None else topology_json(found)
 
 
-def run_json(answered: Sequence[Answered], answers: Sequence[Answer]) -> dict[str, Any]:
-    """The document of `cubemesh run`: every record once, those of networks before ceilings, every
-    answer, and the first by itself."""
-    found = {record.run_id: record for one in answered for record in one.records}
-    records = sorted(found.values(), key=lambda r: r.spec.batch_per_device is None)
-    shown = [answer_json(answer) for answer in answers]
+def run_json(found: RunResult) -> dict[str, Any]:
+    """The document of `cubemesh run`: every record once, every answer, and the first by itself."""
+    answers = [answer_json(answer) for answer in found.answers]
     return envelope(
         "run",
-        records=[record_json(record) for record in records],
-        answer=shown[0] if shown else None,
-        answers=shown,
+        records=[record_json(record) for record in found.records],
+        answer=answers[0] if answers else None,
+        answers=answers,
     )
+
+
+def tuning_json(found: TuneResult) -> dict[str, Any]:
+    """The document of `cubemesh tune`: the best setting, the steps to it, and every trial."""
+    search, settings = found.search, found.settings
+    return envelope(
+        "tuning",
+        experiment_run_id=found.answered.experiment_run.experiment_run_id,
+        network=settings.network,
+        devices=settings.devices[0],
+        batch_per_device=settings.batch_per_device,
+        complete=found.complete,
+        best=None if search.best is None else _configuration(search, search.best),
+        to_stock=_figure(found.speedup),
+        ladder=[
+            {
+                "set": list(step.changes),
+                "throughput_per_s": _figure(step.rate),
+                "to_before": _figure(step.to_before),
+                "to_stock": _figure(step.to_stock),
+                "run_ids": [r.run_id for r in step.group.records],
+            }
+            for step in found.steps
+        ],
+        tried=[_tried(search, configuration) for configuration in search.tried],
+        untried=[_configuration(search, configuration) for configuration in search.untried],
+        answer=answer_json(found.answer),
+    )
+
+
+def _configuration(search: Search, configuration: Configuration) -> dict[str, Any]:
+    return {
+        "name": words(search, configuration),
+        "settings": {name: getattr(configuration, name) for name in FIELDS},
+    }
+
+
+def _tried(search: Search, configuration: Configuration) -> dict[str, Any]:
+    group = search.group(configuration)
+    return {
+        **_configuration(search, configuration),
+        "outcome": group.records[0].outcome.status.value,
+        "message": group.records[0].outcome.message,
+        "throughput_per_s": _figure(group.throughput),
+        "refused": search.refused.get(configuration),
+        "run_ids": [r.run_id for r in group.records],
+    }
+
+
+def _figure(figure: Figure | None) -> dict[str, Any] | None:
+    return None if figure is None else to_plain(figure)

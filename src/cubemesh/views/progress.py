@@ -177,6 +177,58 @@ class TerminalProgress:
         return "  ".join(parts)
 
 
+class TuningProgress(TerminalProgress):
+    """An observer of trials, over at `seconds` from the first of them."""
+
+    def __init__(self, seconds: float, console: Console | None = None) -> None:
+        super().__init__(console)
+        self._seconds = seconds
+        self._began: float | None = None
+        self._first: float | None = None
+        """Samples per second of the first trial that came to its end."""
+
+    def start(self, spec: RunSpec) -> None:
+        """A trial begins."""
+        if self._began is None:
+            self._began = time.monotonic()
+        super().start(spec)
+
+    def finish(self, record: RunRecord, *, reused: bool) -> None:
+        """A trial is over; another may follow, so that the live line stays."""
+        self._planned = self._finished + 2
+        super().finish(record, reused=reused)
+
+    def time_left_s(self) -> float | None:
+        """What is left of the budget."""
+        if self._began is None:
+            return None
+        return max(0.0, self._began + self._seconds - time.monotonic())
+
+    def line(self, record: RunRecord, *, reused: bool) -> Text:
+        """`  12 s  little-cnn · minibatch 64 · bf16  5,120 ± 30 samples/s  1.31× the first`."""
+        left = self.time_left_s()
+        spent = 0.0 if left is None else self._seconds - left
+        text = Text(f"  {format_seconds(round(spent)):>5}  ", style="dim")
+        text.append(f"{wording.run_name(record.spec)}  ", style="not dim")
+        result = wording.result_text(record) if record.ok else ""
+        text.append(result or self._ending(record), style=f"not dim {outcome_style(record)}")
+        text.append(self._beside_the_first(record), style="not dim")
+        if reused:
+            text.append("  measured before")
+        return text
+
+    def _beside_the_first(self, record: RunRecord) -> str:
+        rate = record.figure("throughput_per_s") if record.ok else None
+        if rate is None or record.spec.against is not None:
+            return ""
+        if record.spec.budget.seconds == 0:
+            return "  for its losses from another seed"
+        if self._first is None:
+            self._first = rate
+            return ""
+        return f"  {rate / self._first:.2f}× the first"
+
+
 def step_speed(step_s: float) -> str:
     """`0.81 s/step`, or `45 steps/s` where steps are short."""
     if step_s >= 0.1:

@@ -1,72 +1,36 @@
-"""What did others publish, and how much of their devices' peaks did they reach? A line a figure.
-
-Gives the document of `--json` and a function that prints the same on a console.
-"""
+"""Published figures as a table, a line each, and as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from cubemesh.errors import UsageError, unknown_name
-from cubemesh.networks import canonical_name
-from cubemesh.papers.published import PeakShare, figures, peak_share
+from cubemesh.api.published import PublishedFigures
+from cubemesh.papers.published import PeakShare
 from cubemesh.schema import Cell, Column, PublishedFigure, Table
 from cubemesh.schema.serialization import to_plain
 from cubemesh.units import format_count, format_number
 from cubemesh.views import terminal
 from cubemesh.views.json_output import envelope
 
-Judged = tuple[PublishedFigure, PeakShare]
-
 _COLUMNS = (
-    *("network", "figure", "unit", "devices", "precision", "minibatch", "framework"),
-    *("of peak (%)", "source"),
+    *("network", "figure", "unit", "devices", "precision", "batch size", "framework"),
+    *("MFU (%)", "source"),
 )
 
 
-def published(
-    network: str | None = None,
-    device: str | None = None,
-    *,
-    above_peak: bool = False,
-    limit: int | None = None,
-) -> tuple[dict[str, Any], Callable[[Console], None]]:
-    """The published figures of a network (by cubemesh's name or a source's own), of devices whose
-    name holds `device`, those above their device's peak alone, the first `limit` of them.
-
-    UsageError where no figure is like that.
-    """
-    found = [(f, peak_share(f)) for f in _chosen(network, device)]
-    if above_peak:
-        found = [pair for pair in found if pair[1].warning is not None]
-    shown = found if limit is None else found[:limit]
-    plain = envelope(
-        "published", matching=len(found), figures=[_plain(figure, use) for figure, use in shown]
+def document(found: PublishedFigures) -> dict[str, Any]:
+    """The JSON of `cubemesh published`."""
+    return envelope(
+        "published",
+        matching=found.matching,
+        figures=[_figure_json(figure, use) for figure, use in found.figures],
     )
-    return plain, lambda console: _print(console, found, shown)
 
 
-def _chosen(network: str | None, device: str | None) -> list[PublishedFigure]:
-    chosen = list(figures())
-    if network is not None:
-        names = {f.network for f in chosen} | {f.canonical for f in chosen if f.canonical}
-        name = network if network in names else canonical_name(network)
-        chosen = [f for f in chosen if name in (f.network, f.canonical)]
-        if not chosen:
-            raise UsageError(f"Nothing is published of {name} that cubemesh carries.")
-    if device is not None:
-        devices = sorted({f.device for f in chosen})
-        chosen = [f for f in chosen if device.casefold() in f.device.casefold()]
-        if not chosen:
-            raise unknown_name("device of these figures", device, devices, plural="devices")
-    return chosen
-
-
-def _plain(figure: PublishedFigure, use: PeakShare) -> dict[str, Any]:
+def _figure_json(figure: PublishedFigure, use: PeakShare) -> dict[str, Any]:
     return {
         **to_plain(figure),
         "peak_share": use.share,
@@ -78,22 +42,21 @@ def _plain(figure: PublishedFigure, use: PeakShare) -> dict[str, Any]:
     }
 
 
-def _print(console: Console, found: Sequence[Judged], shown: Sequence[Judged]) -> None:
+def print_figures(console: Console, found: PublishedFigures) -> None:
+    """A line for each figure, the warnings, and how the MFU was computed."""
     columns = tuple(Column(name=name) for name in _COLUMNS)
-    rows = tuple(_row(figure, use) for figure, use in shown)
+    rows = tuple(_row(figure, use) for figure, use in found.figures)
     terminal.print_table(console, Table(title="Published figures", columns=columns, rows=rows))
-    warnings = [use.warning for _, use in shown if use.warning is not None]
+    warnings = [use.warning for _, use in found.figures if use.warning is not None]
     terminal.print_warnings(console, warnings)
-    judged = sum(use.share is not None for _, use in found)
-    above = sum(use.warning is not None for _, use in found)
     text = (
-        f"{format_count(len(found))} figures, {format_count(judged)} of them with a known peak, "
-        f"{format_count(above)} above it. Of peak: matrix operations over time over the dense peak "
-        "of the datasheet; ≥ where the form of the device is not stated, – where it cannot be told "
-        "(--json says why)."
+        f"{format_count(found.matching)} figures, {format_count(found.with_peak)} with a known "
+        f"peak, {format_count(found.above_peak)} above it. MFU: FLOP/s of matrix operations "
+        "over the dense peak of the datasheet; ≥ where the variant of the device is not stated, "
+        "– where it is unknown (--json has the reason)."
     )
-    if len(shown) < len(found):
-        text += f" The first {len(shown)} are shown (--limit)."
+    if len(found.figures) < found.matching:
+        text += f" The first {len(found.figures)} are shown (--limit)."
     console.print(Text(text, style=terminal.SOFT), soft_wrap=True)
 
 

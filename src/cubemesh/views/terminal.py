@@ -117,13 +117,14 @@ def _print_topology(console: Console, machine: Machine) -> None:
     """Rings and bisection of a machine of several GPUs."""
     if len(machine.gpus) < 2:
         return
-    from cubemesh.views.facts.topology import seen_of  # only here does a terminal need graphs
+    from cubemesh.machines.topology.analysis import analysis_of  # only several GPUs need graphs
+    from cubemesh.views.facts.topology import topology_facts
 
-    seen = seen_of(machine)
-    if seen is not None:
+    found = analysis_of(machine)
+    if found is not None:
         console.print()
         print_heading(console, "Topology")
-        print_facts(console, seen.facts())
+        print_facts(console, topology_facts(found))
 
 
 def print_record(console: Console, record: RunRecord, series: Sequence[Series] = ()) -> None:

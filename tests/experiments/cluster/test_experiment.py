@@ -1,6 +1,7 @@
 """The experiment that lays out fat trees: document 002's table 1 from settings alone."""
 
 import pytest
+from cubemesh.views.report.builder import latest
 
 from cubemesh.errors import UsageError
 from cubemesh.experiments.cluster.designs import fabrics
@@ -10,7 +11,6 @@ from cubemesh.experiments.registry import Context
 from cubemesh.experiments.runner import run_experiment, stored_result
 from cubemesh.runs import Executor
 from cubemesh.store import Store
-from cubemesh.views.report.builder import latest
 
 
 def test_table_1_and_what_the_next_system_needs():

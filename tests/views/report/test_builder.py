@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cubemesh.views.report.builder import report
 from rich.console import Console
 
 from cubemesh.errors import UsageError
@@ -17,7 +18,6 @@ from cubemesh.machines import probe
 from cubemesh.runs import Executor
 from cubemesh.schema import Machine
 from cubemesh.store import Store
-from cubemesh.views.report.builder import report
 
 
 @pytest.fixture(scope="module")

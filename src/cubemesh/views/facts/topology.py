@@ -1,153 +1,89 @@
-"""What is told about a topology, in a terminal, a page or JSON?
-
-Its links by kind, its rings, its bisection, the steps of a broadcast, and for a cluster its fat
-tree. Everything is computed from the graph when it is asked for; nothing is stored.
-"""
+"""Facts, tables and JSON of a topology: links by kind, rings, bisection, broadcast, fat tree."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import combinations
 from typing import Any
 
-from cubemesh.errors import CubemeshError
 from cubemesh.machines.catalogue.system import Cluster, System
-from cubemesh.machines.topology import (
-    NETWORKS,
-    Bisection,
-    Link,
-    RingSet,
-    Step,
-    Topology,
-    bisection,
-    broadcast_steps,
-    fat_tree,
-    find_rings,
-    hops,
-)
-from cubemesh.machines.topology.probed import topology_of
+from cubemesh.machines.topology import NETWORKS, Link, Topology, fat_tree
+from cubemesh.machines.topology.analysis import TopologyAnalysis
 from cubemesh.machines.topology.routes import describe
-from cubemesh.schema import Cell, Column, Machine, Table
+from cubemesh.schema import Cell, Column, Table
 from cubemesh.schema.serialization import to_plain
 from cubemesh.units import format_number, format_quantity
 from cubemesh.views.formatting import clean
-from cubemesh.views.topology.drawing import bandwidth_words, draw_topology
+from cubemesh.views.topology.drawing import bandwidth_words
 
 Facts = tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True)
-class Seen:
-    """A topology with what is computed of it, each thing once."""
+def topology_facts(found: TopologyAnalysis) -> Facts:
+    """Rings, bisection and broadcast in words."""
+    rings, cut, graph = found.rings, found.bisection, found.topology
+    if cut is None:
+        return (("rings", "none: a single device"),)
+    facts = [
+        ("rings", f"{_count(len(rings.rings), 'directed ring')}, {bandwidth_words(rings)}"),
+        ("longest hop", f"over {describe(rings.reach or 'system')}"),
+        (
+            "bisection",
+            f"{format_quantity(cut.bandwidth_bytes_per_s, 'B/s')} one way"
+            + ("" if cut.exact else " at most")
+            + f", between {_numbers(graph, cut.half)} and the others",
+        ),
+    ]
+    if found.max_hops is not None:
+        facts.append(("NVLink hops", f"{found.max_hops} at most between two GPUs"))
+    sends = "; ".join(
+        ", ".join(f"{_bare(a)}→{_bare(b)}" for a, b in step.transfers)
+        + f" at {format_quantity(step.slowest_bytes_per_s, 'B/s')}"
+        for step in found.broadcast
+    )
+    facts.append(("broadcast", sends))
+    if not rings.complete:
+        facts.append(("ring search", f"stopped early; at most {rings.most} rings are possible"))
+    return tuple(facts)
 
-    topology: Topology
 
-    @cached_property
-    def rings(self) -> RingSet:
-        """Through all of its GPUs."""
-        return find_rings(self.topology)
-
-    @cached_property
-    def cut(self) -> Bisection | None:
-        """None for a single device."""
-        return bisection(self.topology) if len(self.topology.devices) > 1 else None
-
-    @cached_property
-    def steps(self) -> tuple[Step, ...]:
-        """Of a broadcast from the first device."""
-        return broadcast_steps(self.topology)
-
-    @cached_property
-    def hops(self) -> int | None:
-        """NVLinks between the two GPUs that are farthest apart; None where it does not join all."""
-        names = [node.name for node in self.topology.gpus]
-        found = [hops(self.topology, a, b) for a, b in combinations(names, 2)]
-        return None if not found or None in found else max(n for n in found if n is not None)
-
-    def facts(self) -> Facts:
-        """Rings, bisection and the rest in words."""
-        rings, cut = self.rings, self.cut
-        if cut is None:
-            return (("rings", "none: a single device"),)
-        facts = [
-            ("rings", f"{_count(len(rings.rings), 'directed ring')}, {bandwidth_words(rings)}"),
-            ("farthest hop", f"over {describe(rings.reach or 'system')}"),
-            (
-                "bisection",
-                f"{format_quantity(cut.bandwidth_bytes_per_s, 'B/s')} one way"
-                + ("" if cut.exact else " at most")
-                + f", between {_numbers(self.topology, cut.half)} and the others",
-            ),
-        ]
-        if self.hops is not None:
-            facts.append(("NVLink hops", f"{self.hops} at most between two GPUs"))
-        sends = "; ".join(
-            ", ".join(f"{_bare(a)}→{_bare(b)}" for a, b in step.transfers)
-            + f" at {format_quantity(step.slowest_bytes_per_s, 'B/s')}"
-            for step in self.steps
-        )
-        facts.append(("broadcast", sends))
-        if not rings.complete:
-            facts.append(("search", f"stopped early; {rings.most} rings at most may fit"))
-        return tuple(facts)
-
-    def plain(self) -> dict[str, Any]:
-        """As data; see docs/topology.md."""
-        index = {n.name: n.index for n in self.topology.devices}
-        cut = self.cut
-        return {
-            "name": self.topology.name,
-            "nodes": to_plain(self.topology.nodes),
-            "links": to_plain(self.topology.links),
-            "rings": {
-                "count": len(self.rings.rings),
-                "bandwidth_bytes_per_s": self.rings.bandwidth_bytes_per_s,
-                "farthest": self.rings.reach,
-                "most": self.rings.most,
-                "complete": self.rings.complete,
-                "rings": [
-                    {
-                        "order": [index[name] for name in ring.order],
-                        "bandwidth_bytes_per_s": ring.bandwidth_bytes_per_s,
-                    }
-                    for ring in self.rings.rings
-                ],
-            },
-            "bisection": None
-            if cut is None
-            else {
-                "bandwidth_bytes_per_s": cut.bandwidth_bytes_per_s,
-                "half": [index[name] for name in cut.half],
-                "exact": cut.exact,
-            },
-            "most_hops": self.hops,
-            "broadcast": [
+def topology_json(found: TopologyAnalysis) -> dict[str, Any]:
+    """As data; see docs/topology.md."""
+    graph, rings, cut = found.topology, found.rings, found.bisection
+    index = {n.name: n.index for n in graph.devices}
+    return {
+        "name": graph.name,
+        "nodes": to_plain(graph.nodes),
+        "links": to_plain(graph.links),
+        "rings": {
+            "count": len(rings.rings),
+            "bandwidth_bytes_per_s": rings.bandwidth_bytes_per_s,
+            "farthest": rings.reach,
+            "most": rings.most,
+            "complete": rings.complete,
+            "rings": [
                 {
-                    "transfers": [[index[a], index[b]] for a, b in step.transfers],
-                    "slowest_bytes_per_s": step.slowest_bytes_per_s,
+                    "order": [index[name] for name in ring.order],
+                    "bandwidth_bytes_per_s": ring.bandwidth_bytes_per_s,
                 }
-                for step in self.steps
+                for ring in rings.rings
             ],
-            "notes": list(self.topology.notes),
-        }
-
-    def draw(self, *, title: str = "", in_page: bool = False) -> str:
-        """As SVG, with its rings."""
-        return draw_topology(self.topology, self.rings, title=title, in_page=in_page)
-
-
-def seen_of(machine: Machine) -> Seen | None:
-    """The topology of a probed machine of two GPUs or more; None where it is not known, for which
-    `machine.unknown` has the reason."""
-    if len(machine.gpus) < 2:
-        return None
-    try:
-        seen = Seen(topology_of(machine))
-        _ = seen.rings
-    except CubemeshError:
-        return None
-    return seen
+        },
+        "bisection": None
+        if cut is None
+        else {
+            "bandwidth_bytes_per_s": cut.bandwidth_bytes_per_s,
+            "half": [index[name] for name in cut.half],
+            "exact": cut.exact,
+        },
+        "most_hops": found.max_hops,
+        "broadcast": [
+            {
+                "transfers": [[index[a], index[b]] for a, b in step.transfers],
+                "slowest_bytes_per_s": step.slowest_bytes_per_s,
+            }
+            for step in found.broadcast
+        ],
+        "notes": list(graph.notes),
+    }
 
 
 def link_table(topology: Topology) -> Table:
@@ -158,13 +94,15 @@ def link_table(topology: Topology) -> Table:
     rows = []
     for (name, count), links in kinds.items():
         one = links[0]
-        kept = one.sustained_bytes_per_s
+        sustained = one.sustained_bytes_per_s
         rows.append(
             (
                 Cell(text=f"{count} × {name}" if count > 1 else name),
                 Cell(value=len(links)),
                 Cell(value=one.bandwidth_bytes_per_s / 1e9),
-                Cell(reason="NCCL has no figure") if kept is None else Cell(value=kept / 1e9),
+                Cell(reason="no figure in NCCL")
+                if sustained is None
+                else Cell(value=sustained / 1e9),
                 Cell(value=one.latency_s * 1e6),
             )
         )
@@ -172,7 +110,7 @@ def link_table(topology: Topology) -> Table:
         title="Links, one way",
         columns=(
             Column(name="link"),
-            Column(name="times"),
+            Column(name="count"),
             Column(name="peak", unit="GB/s"),
             Column(name="NCCL expects", unit="GB/s"),
             Column(name="latency", unit="µs"),
@@ -181,21 +119,21 @@ def link_table(topology: Topology) -> Table:
     )
 
 
-def ring_table(seen: Seen) -> Table:
+def ring_table(found: TopologyAnalysis) -> Table:
     """One row for each order of GPUs."""
     rows: dict[tuple[str, ...], list[int]] = {}
-    for there, back in seen.rings.pairs:
+    for there, back in found.rings.pairs:
         counts = rows.setdefault(there.order, [0, 0])
         counts[0] += 1
         counts[1] += back is not None
-    one = seen.rings.rings[0].bandwidth_bytes_per_s if seen.rings.rings else 0.0
+    one = found.rings.rings[0].bandwidth_bytes_per_s if found.rings.rings else 0.0
     return Table(
         title="Rings",
         columns=(
             Column(name="order"),
-            Column(name="that way"),
-            Column(name="the other way"),
-            Column(name="each", unit="GB/s"),
+            Column(name="forward"),
+            Column(name="backward"),
+            Column(name="bandwidth each", unit="GB/s"),
         ),
         rows=tuple(
             (
@@ -210,7 +148,7 @@ def ring_table(seen: Seen) -> Table:
 
 
 def system_facts(system: System) -> Facts:
-    """What the catalogue or a file says of a system."""
+    """The catalogue entry or file of a system."""
     facts = [
         ("name", system.name),
         ("devices", _devices(system)),
@@ -240,7 +178,7 @@ def cluster_facts(cluster: Cluster) -> Facts:
         ("switches", levels),
         (
             "bisection",
-            f"{format_number(tree.bisection_bytes_per_s / 1e9, 4)} GB/s, both ways added",
+            f"{format_number(tree.bisection_bytes_per_s / 1e9, 4)} GB/s in both directions",
         ),
         (
             "latency",
@@ -249,7 +187,7 @@ def cluster_facts(cluster: Cluster) -> Facts:
     )
 
 
-def cluster_plain(cluster: Cluster) -> dict[str, Any]:
+def cluster_json(cluster: Cluster) -> dict[str, Any]:
     """A cluster's fat tree as data."""
     tree = fat_tree(cluster.systems, cluster.design())
     return {

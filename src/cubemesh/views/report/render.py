@@ -12,14 +12,16 @@ import base64
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
+from cubemesh.api.report import Report
 from cubemesh.errors import UsageError
-from cubemesh.schema import Answer, Machine, RunRecord, Series
+from cubemesh.schema import Machine
 from cubemesh.schema.serialization import to_plain
 from cubemesh.views import formatting as wording
 from cubemesh.views.charts.files import browser_bundle
@@ -39,22 +41,6 @@ except ImportError as error:
     ) from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """What a page is made of."""
-
-    machine: Machine
-    answers: Sequence[Answer] = ()
-    records: Mapping[str, RunRecord] = field(default_factory=dict)
-    """The runs the page shows, by run id, in the order they are listed."""
-    series: Mapping[str, Sequence[Series]] = field(default_factory=dict)
-    """What was sampled beside each run, by run id."""
-    made_utc: str
-    """ISO 8601, UTC."""
-    version: str
-    """Of cubemesh."""
-
-
 def write_report(path: Path, report: Report) -> Path:
     """Write the page to `path` (its folder is made where it is missing) and return the path.
 
@@ -64,6 +50,29 @@ def write_report(path: Path, report: Report) -> Path:
     # Names from outside may hold halves of surrogate pairs, which UTF-8 cannot.
     path.write_text(render(report), encoding="utf-8", errors="backslashreplace")
     return path
+
+
+def document(report: Report, page: Path, charts: Sequence[Path]) -> dict[str, Any]:
+    """The JSON of `cubemesh report`: the files it wrote."""
+    return envelope(
+        "report",
+        page=str(page.resolve()),
+        charts=[str(chart.resolve()) for chart in charts],
+        experiments=[q.experiment for q in report.experiment_runs],
+        other_machines=[m.machine_id for m in report.other_machines],
+    )
+
+
+def print_files(console: Console, report: Report, page: Path, charts: Sequence[Path]) -> None:
+    """The files, and how to report on the other machines of the store."""
+    lines = [f"chart   {chart}" for chart in charts]
+    lines.append(f"report  {page.resolve()}")
+    lines += [
+        f"other machine: {wording.machine_line(machine)} (--machine-id {machine.machine_id})"
+        for machine in report.other_machines
+    ]
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def render(report: Report) -> str:
@@ -105,15 +114,18 @@ def _topology(machine: Machine) -> dict[str, Any] | None:
     """The drawing of several GPUs with its rings, and what they carry in words."""
     if len(machine.gpus) < 2:
         return None
-    from cubemesh.views.facts.topology import seen_of  # only several GPUs need graphs
+    # only several GPUs need graphs
+    from cubemesh.machines.topology.analysis import analysis_of
+    from cubemesh.views.facts.topology import topology_facts
+    from cubemesh.views.topology.drawing import draw_topology
 
-    seen = seen_of(machine)
-    if seen is None:
+    found = analysis_of(machine)
+    if found is None:
         return None
     return {
-        "svg": Markup(seen.draw(in_page=True)),
-        "facts": seen.facts(),
-        "notes": seen.topology.notes,
+        "svg": Markup(draw_topology(found.topology, found.rings, in_page=True)),
+        "facts": topology_facts(found),
+        "notes": found.topology.notes,
     }
 
 

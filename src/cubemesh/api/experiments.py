@@ -1,0 +1,155 @@
+"""Experiments, suites and frameworks, and the settings of an experiment."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+import types
+import typing
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+from cubemesh.experiments.registry import EXPERIMENTS, SUITES, entry
+from cubemesh.frameworks import FRAMEWORKS
+from cubemesh.schema import Budget, Placement, ProgramSettings
+from cubemesh.schema.serialization import field_types, to_plain
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentSummary:
+    """A line of the list of experiments."""
+
+    name: str
+    question: str
+    documents: str
+    """Where the papers run it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteSummary:
+    """A line of the list of suites."""
+
+    name: str
+    summary: str
+    experiments: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameworkSummary:
+    """A line of the list of frameworks."""
+
+    name: str
+    summary: str
+    installed: bool
+    install: str
+    """The command that installs it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Catalogue:
+    """Everything that can be run, and with what."""
+
+    frameworks: tuple[FrameworkSummary, ...]
+    experiments: tuple[ExperimentSummary, ...]
+    suites: tuple[SuiteSummary, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A setting, with the text under its field in the code."""
+
+    name: str
+    type: str
+    """As its values are typed: `cpu | cuda`, `integer,integer,…`."""
+    default: Any
+    """As plain data; None where there is none."""
+    means: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentSettings:
+    """Everything that can be set in an experiment."""
+
+    name: str
+    question: str
+    settings: tuple[Setting, ...]
+    """The experiment's own."""
+    fields: tuple[Setting, ...]
+    """Fields of the specs it runs."""
+
+
+def list_experiments() -> Catalogue:
+    """Every experiment, suite and framework."""
+    return Catalogue(
+        frameworks=tuple(
+            FrameworkSummary(name=n, summary=f.summary, installed=f.installed, install=f.install)
+            for n, f in FRAMEWORKS.items()
+        ),
+        experiments=tuple(
+            ExperimentSummary(name=e.name, question=e.question, documents=e.documents)
+            for e in EXPERIMENTS.values()
+        ),
+        suites=tuple(
+            SuiteSummary(name=n, summary=s.summary, experiments=tuple(a.experiment for a in s.asks))
+            for n, s in SUITES.items()
+        ),
+    )
+
+
+def experiment_settings(name: str) -> ExperimentSettings:
+    """The settings of one experiment; UsageError naming the nearest for an unknown one."""
+    found = entry(name)
+    own = fields_of(found.settings)
+    others: dict[str, Setting] = {}
+    for part in (*found.works, Placement, ProgramSettings, Budget):
+        others |= fields_of(part)
+    others = {n: f for n, f in others.items() if n not in own and n not in found.varies}
+    return ExperimentSettings(
+        name=found.name,
+        question=found.question,
+        settings=tuple(own.values()),
+        fields=tuple(others.values()),
+    )
+
+
+def fields_of(kind: type[Any]) -> dict[str, Setting]:
+    """Every field of a dataclass but its `kind`, in order, by name."""
+    hints, texts = field_types(kind), _docstrings(kind)
+    return {
+        f.name: Setting(
+            name=f.name,
+            type=_type_text(hints[f.name]),
+            default=None if f.default is MISSING else to_plain(f.default),
+            means=texts.get(f.name, ""),
+        )
+        for f in fields(kind)
+        if f.name != "kind"
+    }
+
+
+def _type_text(kind: Any) -> str:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(_type_text(a) for a in arguments if a is not type(None))
+    if origin is typing.Literal:
+        return " | ".join(map(str, arguments))
+    if origin is tuple:
+        one = _type_text(arguments[0])
+        return f"{one},{one},…"
+    names = {int: "integer", float: "number", str: "text", bool: "true | false"}
+    return names.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+def _docstrings(kind: type[Any]) -> dict[str, str]:
+    """The string under each field, of the class and of those it inherits from."""
+    found: dict[str, str] = {}
+    for owner in reversed(kind.__mro__[:-1]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, line in zip(body.body, body.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                text = line.value if isinstance(line, ast.Expr) else None
+                if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                    found[field.target.id] = " ".join(text.value.split())
+    return found

@@ -1,0 +1,211 @@
+"""Forecast of training throughput on a number of devices, with its parts and its interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import get_args
+
+from cubemesh import networks
+from cubemesh.api.arguments import AnyStore, Settings, open_store, setting_lines
+from cubemesh.errors import DataError, UsageError, unknown_name
+from cubemesh.forecast.calibration import Calibration, defaults, read_sweeps
+from cubemesh.forecast.energy import BusyPower, busy_power, device_watts, sample_joules
+from cubemesh.forecast.from_records import told_by
+from cubemesh.forecast.gradient_sync import STRATEGIES
+from cubemesh.forecast.request import Forecast, ForecastRequest, Point, Regime
+from cubemesh.forecast.step import predict as forecast_steps
+from cubemesh.forecast.what_if import Change, changed, read_changes
+from cubemesh.machines.catalogue import datasheets
+from cubemesh.machines.catalogue.systems import load_system
+from cubemesh.networks.memory import forecast as forecast_memory
+from cubemesh.schema import RunRecord
+from cubemesh.schema.spec import Precision
+
+MAX_SWEEP_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictedPoint:
+    """The forecast for one number of devices, with memory and power."""
+
+    point: Point
+    memory_bytes: int
+    """Of one device."""
+    fits: bool | None
+    """Whether a device's memory is enough; None where its size is not known."""
+    power_watts: float | None
+    """Of all devices."""
+    joules_per_sample: float | None
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Prediction:
+    """A forecast, and what it is based on."""
+
+    network: str
+    request: ForecastRequest = field(repr=False)
+    """What was predicted, with the changes of `what_if`."""
+    machine: str
+    """The system before any change."""
+    forecast: Forecast
+    points: tuple[PredictedPoint, ...]
+    before: tuple[PredictedPoint, ...]
+    """Without the changes of `what_if`; empty where there are none."""
+    changes: tuple[Change, ...]
+    measured: Mapping[int, float]
+    """Devices → samples per second that the forecast was fitted to."""
+    power: BusyPower | None
+    device_memory_bytes: float | None
+
+    def __repr__(self) -> str:
+        lines = [f"Prediction({self.network} on {self.request.system.name})"]
+        for one in self.points:
+            p = one.point
+            lines.append(
+                f"  {p.devices} devices: {p.samples_per_s:,.0f} samples/s "
+                f"({p.low:,.0f} to {p.high:,.0f}), {100 * p.efficiency:.0f} % efficiency, "
+                f"limited by {p.limit}"
+            )
+        return "\n".join(lines)
+
+
+def predict(
+    network: str,
+    machine: str,
+    *,
+    devices: Iterable[int] = (1, 2, 4, 8),
+    batch_per_device: int = 64,
+    precision: Precision = "fp32",
+    regime: Regime = "weak",
+    sync: str = "all-reduce",
+    measured: Mapping[int, float] | None = None,
+    calibrate: Iterable[str | Path | RunRecord] = (),
+    what_if: Settings = (),
+    store: AnyStore = None,
+) -> Prediction:
+    """Predict how fast `devices` of a machine train a network, and what limits them.
+
+    `machine` is a system of the catalogue or a file (`topology`). `measured` maps a number of
+    devices to samples per second. `calibrate` are stored runs (records, ids or prefixes) and CSV
+    files of measured collectives; of two for one quantity the later counts. `what_if` changes the
+    machine or the program after calibration.
+
+    UsageError for a value that is not possible, DataError for a file that cannot be read.
+    """
+    if sync not in STRATEGIES:
+        raise unknown_name("sync", sync, STRATEGIES)
+    changes = read_changes(setting_lines(what_if))
+    if precision not in get_args(Precision):
+        raise unknown_name("precision", precision, get_args(Precision), "", "precisions")
+    if regime not in get_args(Regime):
+        raise unknown_name("regime", regime, get_args(Regime))
+    counts, measured = list(devices), dict(measured or {})
+    _check_counts([*counts, *measured], measured.values())
+    request = ForecastRequest(
+        network=networks.build(network),
+        system=load_system(machine),
+        batch_per_device=batch_per_device,
+        precision=precision,
+        regime=regime,
+        sync=sync,  # type: ignore[arg-type]
+    )
+    rates, known, watts = _calibrated(_sources(calibrate, store), network, request)
+    rates |= measured
+    found = forecast_steps(request, counts, known, rates, changes)
+    asked = changed(request, known, changes)[0]
+    sheet = datasheets().get(asked.system.device)
+    memory = None if sheet is None else sheet.value("memory_bytes")
+    power_before = busy_power(request.system.device, watts)
+    same = asked.system.device == request.system.device
+    power = power_before if same else busy_power(asked.system.device)
+    return Prediction(
+        network=networks.canonical_name(network),
+        request=asked,
+        machine=request.system.name,
+        forecast=found,
+        points=tuple(_point(asked, p, memory, power, found.calibration) for p in found.points),
+        before=tuple(_point(request, p, None, power_before, known) for p in found.before),
+        changes=changes,
+        measured=rates,
+        power=power,
+        device_memory_bytes=memory,
+    )
+
+
+def _check_counts(counts: Iterable[int], rates: Iterable[float]) -> None:
+    for count in counts:
+        if count < 1:
+            raise UsageError(f"devices: {count} is not a number of devices; give 1 or more.")
+    for rate in rates:
+        if not (math.isfinite(rate) and rate > 0):
+            raise UsageError(f"measured: {rate} is not a rate in samples/s; give one above 0.")
+
+
+def _sources(given: Iterable[str | Path | RunRecord], store: AnyStore) -> list[RunRecord | Path]:
+    """Records as they are, files as paths, ids looked up in the store."""
+    found: list[RunRecord | Path] = []
+    for one in given:
+        if isinstance(one, (RunRecord, Path)):
+            found.append(one)
+        elif one.lower().endswith(".csv"):
+            found.append(Path(one))
+        else:
+            with open_store(store, reading=True) as opened:
+                found.append(opened.record(one))
+    return found
+
+
+def _calibrated(
+    sources: Iterable[RunRecord | Path], network: str, request: ForecastRequest
+) -> tuple[dict[int, float], Calibration, float | None]:
+    """(rates by number of devices, factors and sweeps, watts of one device) of all sources."""
+    rates: dict[int, float] = {}
+    known, watts = defaults(), None
+    for source in sources:
+        if isinstance(source, Path):
+            known = known.with_sweeps(*read_sweeps(_text(source), str(source)))
+            continue
+        told = told_by(source, network, request)
+        rates |= told.rates
+        known = known.with_sweeps(*told.sweeps)
+        watts = told.device_watts or watts
+    return rates, known, watts
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_SWEEP_BYTES + 1)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
+    if len(data) > MAX_SWEEP_BYTES:
+        raise DataError(f"{path} is larger than {MAX_SWEEP_BYTES >> 20} MiB: not a sweep.")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not text: byte {error.start} is not UTF-8.") from None
+
+
+def _point(
+    request: ForecastRequest,
+    point: Point,
+    device_memory: float | None,
+    power: BusyPower | None,
+    known: Calibration,
+) -> PredictedPoint:
+    needed = forecast_memory(
+        request.network,
+        point.batch_per_device,
+        request.precision,
+        device="cuda" if request.system.topology.gpus else "cpu",
+    ).total_bytes
+    return PredictedPoint(
+        point=point,
+        memory_bytes=needed,
+        fits=None if device_memory is None else needed <= device_memory,
+        power_watts=None if power is None else point.devices * device_watts(point, power, known),
+        joules_per_sample=None if power is None else sample_joules(point, power, known),
+    )

@@ -1,0 +1,143 @@
+"""Reports: the latest answers on one machine, computed from stored records.
+
+`cubemesh.views.report.render.write_report` writes a report as an HTML page.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cubemesh import __version__
+from cubemesh.api.arguments import AnyStore, open_store
+from cubemesh.errors import CubemeshError, UsageError
+from cubemesh.experiments.registry import EXPERIMENTS, entry
+from cubemesh.experiments.runner import stored_result
+from cubemesh.papers.replay import documents, replay, replayed
+from cubemesh.schema import Answer, ExperimentRun, Machine, RunRecord, Series
+from cubemesh.schema.serialization import canonical_json
+from cubemesh.store import Store
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Report:
+    """Answers of one machine with their records."""
+
+    machine: Machine
+    answers: Sequence[Answer] = ()
+    records: Mapping[str, RunRecord] = field(default_factory=dict)
+    """By run id, in the order they are listed."""
+    series: Mapping[str, Sequence[Series]] = field(default_factory=dict)
+    """Telemetry of the runs, by run id."""
+    made_utc: str
+    """ISO 8601, UTC."""
+    version: str
+    """Of cubemesh."""
+    experiment_runs: Sequence[ExperimentRun] = ()
+    """The experiment runs that it holds."""
+    other_machines: Sequence[Machine] = ()
+    """Machines that the store has answers of, too."""
+
+    def __repr__(self) -> str:
+        lines = [f"Report({self.machine.hostname}, {len(self.records)} runs)"]
+        return "\n".join([*lines, *(f"  {answer.title}" for answer in self.answers)])
+
+
+def report(*names: str, machine_id: str = "", store: AnyStore = None) -> Report:
+    """The latest answer of each experiment on one machine: the one with this id or unique prefix,
+    or the one measured last. `names` restricts it to these experiments or suites.
+
+    UsageError where the store has no such answer.
+    """
+    for name in names:
+        if name not in documents():
+            entry(name)
+    with open_store(store, reading=True) as opened:
+        return _report(opened, names, machine_id)
+
+
+def _report(store: Store, names: Sequence[str], machine_id: str) -> Report:
+    stored = answerable(store.experiment_runs(), names)
+    known = {m.machine_id: m for m in store.machines()}
+    experiment_runs = latest(
+        [q for q in stored if q.machine_id.startswith(machine_id.lower())], names
+    )
+    if stored and not experiment_runs:
+        ids = dict.fromkeys(q.machine_id for q in stored)
+        listed = "; ".join(f"{i}: {known[i].hostname}" if i in known else i for i in ids)
+        raise UsageError(
+            f"No results of a machine with id '{machine_id}' are stored. There are {listed}."
+        )
+    if not experiment_runs:
+        asked = " or ".join(names) or "any experiment"
+        raise UsageError(
+            f"No results of {asked} are stored here. "
+            f"Run: cubemesh run {names[0] if names else 'quick'}"
+        )
+    machine = known.get(experiment_runs[0].machine_id)
+    if machine is None:
+        raise CubemeshError(
+            f"The store has no description of machine {experiment_runs[0].machine_id}."
+        )
+    answered = [stored_result(EXPERIMENTS[q.experiment], q, store) for q in experiment_runs]
+    records = {r.run_id: r for one in answered for r in one.records}
+    return Report(
+        machine=machine,
+        answers=[
+            *sorted((one.answer for one in answered), key=lambda answer: answer.simulated),
+            *_claims(store, machine, names),
+        ],
+        records=records,
+        series={run_id: store.series(run_id) for run_id in records},
+        made_utc=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        version=__version__,
+        experiment_runs=tuple(experiment_runs),
+        other_machines=tuple(
+            known[other]
+            for other in dict.fromkeys(q.machine_id for q in stored)
+            if other in known and other != machine.machine_id
+        ),
+    )
+
+
+def _claims(store: Store, machine: Machine, names: Sequence[str]) -> list[Answer]:
+    """The verdicts on the claims of each paper that was replayed on this machine."""
+    found = []
+    for suite in [d for d in documents() if not names or d in names]:
+        own = replayed(suite, store.experiment_runs(), machine.machine_id)
+        if own:
+            asked = [(q.experiment, store.records(q.run_ids)) for q in own]
+            found.append(replay(suite, asked, machine))
+    return found
+
+
+def answerable(
+    experiment_runs: Sequence[ExperimentRun], names: Sequence[str]
+) -> list[ExperimentRun]:
+    """Those of the experiments or suites `names`, or all, that have records or need none."""
+    return [
+        q
+        for q in experiment_runs
+        if q.experiment in EXPERIMENTS
+        and (q.run_ids or not EXPERIMENTS[q.experiment].measures)
+        and (not names or q.experiment in names or q.suite in names)
+    ]
+
+
+def latest(experiment_runs: Sequence[ExperimentRun], names: Sequence[str]) -> list[ExperimentRun]:
+    """On the machine measured last, the latest one of each experiment and settings that has
+    records or needs none, in the order of the registry, or of the suites where `names` are all
+    suites."""
+    asked = answerable(experiment_runs, names)
+    if not asked:
+        return []
+    machine_id = max(asked, key=lambda q: q.started_utc).machine_id
+    newest: dict[tuple[str, str], ExperimentRun] = {}
+    for one in sorted(asked, key=lambda q: q.started_utc):
+        if one.machine_id == machine_id:
+            key = canonical_json((one.settings, one.overrides))
+            newest[one.experiment, key] = one
+    if names and all(name in documents() for name in names):
+        return list(newest.values())  # the order in which they ran: the paper's
+    return sorted(newest.values(), key=lambda q: list(EXPERIMENTS).index(q.experiment))

@@ -1,0 +1,110 @@
+"""Stored runs: a table that pandas reads, and one record by its id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, overload
+
+from cubemesh.api.arguments import AnyStore, open_store
+from cubemesh.errors import UsageError
+from cubemesh.frameworks import entry
+from cubemesh.networks import canonical_name
+from cubemesh.schema import NetworkWork, RunRecord
+from cubemesh.statistics import median
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ResultTable(Sequence[dict[str, Any]]):
+    """Stored runs, oldest first, as a sequence of rows: `pandas.DataFrame(table)` works."""
+
+    records: tuple[RunRecord, ...]
+
+    @cached_property
+    def rows(self) -> tuple[dict[str, Any], ...]:
+        """A dict for each run, all with the same keys: its settings, its outcome, then every figure
+        that any of the runs has, None where it has none."""
+        names = dict.fromkeys(name for record in self.records for name in record.figures)
+        return tuple({**_row(r), **{n: r.figure(n) for n in names}} for r in self.records)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The keys of a row."""
+        return tuple(self.rows[0]) if self.rows else ()
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The rows as a DataFrame; UsageError where pandas is not installed."""
+        try:
+            import pandas
+        except ImportError:
+            raise UsageError("pandas is not installed: pip install pandas") from None
+        return pandas.DataFrame(list(self.rows), columns=list(self.columns))
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> ResultTable: ...
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | ResultTable:
+        if isinstance(index, slice):
+            return ResultTable(records=self.records[index])
+        return self.rows[index]
+
+    def __repr__(self) -> str:
+        shown = ("run_id", "network", "framework", "batch_per_device", "outcome")
+        lines = ["  ".join(str(row[name]) for name in shown) for row in self.rows[:10]]
+        more = [f"… {len(self) - 10} more"] if len(self) > 10 else []
+        return "\n  ".join([f"ResultTable({len(self)} runs)", *lines, *more])
+
+
+def results(
+    *,
+    network: str | None = None,
+    framework: str | None = None,
+    outcome: str | None = None,
+    limit: int | None = None,
+    store: AnyStore = None,
+) -> ResultTable:
+    """Stored runs of this network, framework and outcome, oldest first; the newest `limit` of them.
+    UsageError for a name that is unknown, StoreError where there is no store."""
+    name = network and canonical_name(network)
+    if framework is not None:
+        entry(framework)  # names the nearest where it is unknown
+    with open_store(store, reading=True) as opened:
+        found = opened.records(network=name, framework=framework, outcome=outcome, limit=limit)
+    return ResultTable(records=tuple(found))
+
+
+def record(run_id: str, *, store: AnyStore = None) -> RunRecord:
+    """The stored run with this id or unique prefix; UsageError where none or several have it."""
+    with open_store(store, reading=True) as opened:
+        return opened.record(run_id)
+
+
+def _row(record: RunRecord) -> dict[str, Any]:
+    spec, program = record.spec, record.spec.program
+    steps = [window.step_s for window in record.measured]
+    return {
+        "run_id": record.run_id,
+        "started_utc": record.started_utc,
+        "machine_id": record.key.machine_id,
+        "work": spec.work.kind,
+        "network": spec.work.network if isinstance(spec.work, NetworkWork) else None,
+        "framework": program.framework,
+        "precision": program.precision,
+        "sync": program.sync,
+        "devices": spec.placement.devices,
+        "batch_per_device": spec.batch_per_device,
+        "global_batch": spec.global_batch,
+        "outcome": record.outcome.status.value,
+        "message": record.outcome.message,
+        "median_step_s": median(steps) if steps else None,
+        "elapsed_s": record.elapsed_s,
+        "warnings": ",".join(dict.fromkeys(w.code for w in record.warnings)),
+    }

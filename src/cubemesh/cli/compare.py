@@ -1,0 +1,32 @@
+"""`cubemesh compare`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cubemesh.cli.options import AsJson, FailBelow, StoreAt, show
+
+
+def compare(
+    first: Annotated[
+        str, typer.Argument(metavar="A", help="Runs: an id or prefix, or KEY=VALUE,KEY=VALUE.")
+    ],
+    second: Annotated[str, typer.Argument(metavar="B", help="Runs to compare with A.")],
+    store: StoreAt = None,
+    store_b: Annotated[
+        str | None,
+        typer.Option("--store-b", metavar="PATH|URL", help="Result store of B; default: A's."),
+    ] = None,
+    fail_below: FailBelow = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare stored runs: the ratio of their throughputs, and what differs between them."""
+    from cubemesh.api.compare import compare as compare_runs
+    from cubemesh.views.json_output import comparison_json
+    from cubemesh.views.terminal import print_answer
+
+    found = compare_runs(first, second, store=store, store_b=store_b, fail_below=fail_below)
+    show(comparison_json(found), as_json, lambda console: print_answer(console, found.answer))
+    raise typer.Exit(found.gate.exit_code if found.gate else 0)

@@ -1,0 +1,29 @@
+"""`cubemesh import`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cubemesh.cli.options import AsJson, StoreAt, show
+
+
+def import_(
+    file: Annotated[
+        Path, typer.Argument(help="Output of nccl-tests, or of `cubemesh collectives --json`.")
+    ],
+    collective: Annotated[
+        str | None,
+        typer.Option(metavar="OPERATION", help="The operation, if the log does not name it."),
+    ] = None,
+    store: StoreAt = None,
+    as_json: AsJson = False,
+) -> None:
+    """Import collective measurements from nccl-tests for comparison."""
+    from cubemesh.api.import_ import import_measurements
+    from cubemesh.views import collectives as view
+
+    found = import_measurements(file, operation=collective, store=store)
+    show(view.document(found), as_json, lambda console: view.print_sweeps(console, found))

@@ -1,0 +1,106 @@
+"""The command line `cubemesh`: its verbs, its error messages and its exit codes.
+
+stdout carries data, stderr carries progress and messages. A verb imports what it needs when it
+runs, so that `cubemesh --help` is instant.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from cubemesh import __version__
+from cubemesh.cli.collectives import collectives
+from cubemesh.cli.compare import compare
+from cubemesh.cli.experiments import experiments
+from cubemesh.cli.import_ import import_
+from cubemesh.cli.launch import launch
+from cubemesh.cli.networks import networks
+from cubemesh.cli.predict import predict
+from cubemesh.cli.probe import probe
+from cubemesh.cli.published import published
+from cubemesh.cli.report import report
+from cubemesh.cli.results import results
+from cubemesh.cli.run import run
+from cubemesh.cli.train import train
+from cubemesh.cli.tune import tune
+from cubemesh.errors import CubemeshError
+
+INTERRUPTED = 130
+_SAVED = "Finished runs are saved; re-run the same command to continue."
+
+app = typer.Typer(
+    name="cubemesh",
+    help="Measure how fast a machine trains neural networks, where the time goes, and how it "
+    "scales.",
+    epilog="Start with: cubemesh run quick && cubemesh report",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for verb in (
+    *(probe, networks, experiments, published),
+    *(run, train, tune, compare, collectives, predict),
+    *(launch, results, report),
+):
+    app.command()(verb)
+app.command("import")(import_)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"cubemesh {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> NoReturn:
+    """Run the command line; every deliberate error becomes a message and its exit code."""
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        code = app(standalone_mode=False)
+    except CubemeshError as error:
+        _end(str(error), error.exit_code)
+    except typer.Exit as stop:
+        code = stop.exit_code
+    except Exception as error:
+        code = _click_error(error)
+    if code == INTERRUPTED:  # typer's code for a KeyboardInterrupt
+        _end(f"Interrupted. {_SAVED}", code)
+    sys.stdout.flush()
+    sys.exit(code or 0)
+
+
+def _terminated(number: int, frame: object) -> NoReturn:
+    """SIGTERM, as Slurm and systemd send it, ends like Ctrl-C: workers first, nothing lost."""
+    _end(f"Terminated. {_SAVED}", 128 + number)
+
+
+def _end(message: str, code: int) -> NoReturn:
+    print(f"cubemesh: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _click_error(error: Exception) -> int:
+    """Print an error of click's about options; another error is a bug and keeps its traceback."""
+    show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
+    if callable(show) and isinstance(code, int):
+        show()
+        return code
+    if isinstance(error, BrokenPipeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    raise error

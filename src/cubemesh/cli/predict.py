@@ -1,0 +1,119 @@
+"""`cubemesh predict`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Annotated
+
+import typer
+
+from cubemesh.cli.options import AsJson, StoreAt, show
+from cubemesh.errors import UsageError
+
+
+def predict(
+    network: Annotated[str, typer.Argument(help="Network; `cubemesh networks` lists them.")],
+    machine: Annotated[
+        str,
+        typer.Option(
+            "--machine",
+            metavar="NAME|FILE",
+            help="A system or cluster of the catalogue, or a .toml, .xml or .txt file.",
+        ),
+    ],
+    devices: Annotated[
+        str, typer.Option("--devices", metavar="1,2,…", help="Numbers of devices.")
+    ] = "1,2,4,8",
+    batch_per_device: Annotated[
+        int, typer.Option("--batch-per-device", min=1, help="Batch size per device.")
+    ] = 64,
+    precision: Annotated[str, typer.Option(help="fp32, tf32, bf16, fp16 or fp64.")] = "fp32",
+    regime: Annotated[
+        str,
+        typer.Option(help="weak: batch size is per device; strong: batch size is global."),
+    ] = "weak",
+    measured: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="N=SAMPLES_PER_S", help="Measured rate of N devices; may be repeated."
+        ),
+    ] = None,
+    calibrate: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RUN|FILE.csv",
+            help="A stored run of training or of a collective, or a file of measured collectives; "
+            "may be repeated.",
+        ),
+    ] = None,
+    sync: Annotated[
+        str,
+        typer.Option(
+            help="all-reduce, all-reduce-16, parameter-server, parameter-server-cpu, "
+            "parameter-server-spread, asynchronous or local-sgd."
+        ),
+    ] = "all-reduce",
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Change this after calibration; may be repeated. Keys: machine, device, link, "
+            "network, network_gbit_per_s, network_latency_us, ports, sync, precision, "
+            "batch_per_device, device_speed, straggler, gradient_bytes, bucket_mib, "
+            "average_every, launch_us.",
+        ),
+    ] = None,
+    store: StoreAt = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict the training throughput of a network on a number of devices, and its limits."""
+    from cubemesh.api.predict import predict as forecast
+    from cubemesh.views import prediction as view
+
+    found = forecast(
+        network,
+        machine,
+        devices=_counts(devices),
+        batch_per_device=batch_per_device,
+        precision=precision,  # type: ignore[arg-type]
+        regime=regime,  # type: ignore[arg-type]
+        sync=sync,
+        measured=_rates(measured or ()),
+        calibrate=calibrate or (),
+        what_if=what_if or (),
+        store=store,
+    )
+    show(view.document(found), as_json, lambda console: view.print_prediction(console, found))
+
+
+def _counts(text: str) -> list[int]:
+    counts = [part.strip() for part in text.split(",")]
+    for part in counts:
+        if not _is_count(part):
+            raise UsageError(
+                f"--devices {text}: {part!r} is not a number of devices. Give whole numbers of 1 "
+                "or more separated by commas: 1,2,4,8."
+            )
+    return [int(part) for part in counts]
+
+
+def _rates(given: Iterable[str]) -> dict[int, float]:
+    rates = {}
+    for text in given:
+        count, _, rate = text.partition("=")
+        try:
+            value = float(rate)
+        except ValueError:
+            value = math.nan
+        if not (_is_count(count) and math.isfinite(value) and value > 0):
+            raise UsageError(
+                f"--measured {text}: give DEVICES=SAMPLES_PER_S, a whole number of 1 or more and "
+                "a rate above 0, such as 1=219."
+            )
+        rates[int(count)] = value
+    return rates
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and int(text) >= 1

@@ -1,0 +1,76 @@
+"""`cubemesh probe`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cubemesh.cli.options import AsJson, show
+from cubemesh.errors import DataError, UsageError
+
+DRAWING = Path("cubemesh-topology.svg")
+MAX_GPUS = 1000
+
+
+def probe(
+    file: Annotated[
+        Path | None, typer.Argument(help="File that --draw writes.", show_default=str(DRAWING))
+    ] = None,
+    machine: Annotated[
+        str | None,
+        typer.Option(
+            "--machine",
+            metavar="NAME|FILE",
+            help="A system of the catalogue, or a .toml, .xml (NCCL) or .txt (topo -m) file.",
+        ),
+    ] = None,
+    draw: Annotated[
+        bool, typer.Option("--draw", help="Draw the topology and its rings as SVG.")
+    ] = False,
+    gpus: Annotated[
+        str | None, typer.Option(metavar="0,1,…", help="Only these GPUs of the topology.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the hardware and software of this machine, or the topology of another system."""
+    from cubemesh.api.probe import probe as probe_machine
+    from cubemesh.api.probe import topology
+    from cubemesh.views import systems, terminal
+    from cubemesh.views.json_output import machine_json
+
+    if file is not None and not draw:
+        raise UsageError(f"{file}: a file is only written with --draw; to read one use --machine.")
+    if machine is None and not draw:
+        if gpus is not None:
+            raise UsageError("--gpus selects GPUs of a topology: add --draw or --machine.")
+        found = probe_machine()
+        show(machine_json(found), as_json, lambda c: terminal.print_machine(c, found))
+        return
+    system = topology(machine, gpus=None if gpus is None else _numbers(gpus))
+    drawing = (file or DRAWING) if draw else None
+    if drawing is not None:
+        try:
+            drawing.write_text(systems.draw(system), encoding="utf-8")
+        except OSError as error:
+            raise DataError(f"{drawing} cannot be written: {error.strerror or error}.") from None
+    show(
+        systems.document(system, drawing),
+        as_json,
+        lambda console: systems.print_system(console, system, drawing),
+    )
+
+
+def _numbers(gpus: str) -> list[int]:
+    """The numbers of a text such as "0,1,4" or "0-3"."""
+    numbers: list[int] = []
+    for part in gpus.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or len(part) > 12:
+            raise UsageError(f"--gpus {gpus}: give numbers, as in --gpus 0,1,4 or --gpus 0-3.")
+        end = int(last) if dash else int(first)
+        if not 0 <= end - int(first) < MAX_GPUS:
+            raise UsageError(f"--gpus {gpus}: {part} is not a range of GPUs.")
+        numbers += range(int(first), end + 1)
+    return numbers

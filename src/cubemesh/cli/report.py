@@ -1,0 +1,54 @@
+"""`cubemesh report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cubemesh.cli.options import AsJson, StoreAt, show
+from cubemesh.errors import UsageError
+
+
+def report(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="Only these experiments or papers; default: all."),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.")] = Path(
+        "cubemesh-report.html"
+    ),
+    charts: Annotated[
+        Path | None,
+        typer.Option("--charts", metavar="DIR", help="Also write each chart as SVG and PNG."),
+    ] = None,
+    machine_id: Annotated[
+        str,
+        typer.Option(
+            "--machine-id",
+            metavar="ID",
+            help="Machine id or unique prefix; default: the machine measured last.",
+        ),
+    ] = "",
+    store: StoreAt = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the latest results as one self-contained HTML page."""
+    from cubemesh.api.report import report as latest_answers
+    from cubemesh.views.charts.files import write_charts
+    from cubemesh.views.report import render
+
+    found = latest_answers(*(names or ()), machine_id=machine_id, store=store)
+    try:
+        render.write_report(output, found)
+        drawn = [] if charts is None else write_charts(charts, found.answers)
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename} cannot be written: {error.strerror}. Choose another path."
+        ) from None
+    show(
+        render.document(found, output, drawn),
+        as_json,
+        lambda console: render.print_files(console, found, output, drawn),
+    )

@@ -1,0 +1,62 @@
+"""`cubemesh run`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from cubemesh.cli.options import AsJson, FailBelow, Hosts, NoCache, Pythons, Settings, StoreAt, show
+
+
+def run(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME", help="Experiments or suites; `cubemesh experiments` lists them."
+        ),
+    ],
+    settings: Settings = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer and shorter runs.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="As thorough as the papers.")] = False,
+    store: StoreAt = None,
+    no_cache: NoCache = False,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--against",
+            metavar="KEY=VALUE",
+            help="Interleaved A/B with a program that differs in this; may be repeated.",
+        ),
+    ] = None,
+    fail_below: FailBelow = None,
+    pythons: Pythons = None,
+    hosts: Hosts = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run experiments and print their results. Stored runs are reused."""
+    from cubemesh.api.run import run as run_experiments
+    from cubemesh.views import terminal
+    from cubemesh.views.json_output import run_json
+    from cubemesh.views.progress import TerminalProgress
+
+    found = run_experiments(
+        *names,
+        settings=settings or (),
+        quick=quick,
+        full=full,
+        store=store,
+        no_cache=no_cache,
+        against=against or (),
+        fail_below=fail_below,
+        pythons=pythons or (),
+        hosts=hosts or (),
+        observer=TerminalProgress(terminal.stderr_console()),
+    )
+    show(run_json(found), as_json, lambda c: terminal.print_answers(c, found.answers))
+    code = 0 if found.ok else 1
+    if found.gate is not None:
+        print(f"cubemesh: {found.gate.sentence}", file=sys.stderr)
+        code = code or found.gate.exit_code
+    raise typer.Exit(code)

@@ -1,0 +1,99 @@
+"""`cubemesh train`: the experiment `train` with its settings as options."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cubemesh.cli.options import AsJson, Hosts, NoCache, Pythons, Settings, StoreAt, show
+
+
+def train(
+    network: Annotated[str, typer.Argument(help="Network; `cubemesh networks` lists them.")],
+    data: Annotated[str, typer.Option(help="Data set.")] = "digits",
+    data_path: Annotated[str | None, typer.Option(help="Folder or file of the data set.")] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(min=1, help="GPUs, or groups of cores; default: one, or one per host."),
+    ] = None,
+    hosts: Hosts = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Maximum number of epochs.")] = 10,
+    batch_per_device: Annotated[
+        int, typer.Option("--batch-per-device", min=1, help="Batch size per device.")
+    ] = 64,
+    optimizer: Annotated[str, typer.Option(help="sgd, rmsprop, adam, adamw or lars.")] = "sgd",
+    learning_rate: Annotated[
+        float, typer.Option(help="Learning rate for one device; see --rate-scaling.")
+    ] = 0.01,
+    rate_scaling: Annotated[
+        str,
+        typer.Option(help="linear: multiply the learning rate by the number of devices; or none."),
+    ] = "none",
+    warmup_epochs: Annotated[
+        float, typer.Option(help="Epochs of linear learning-rate warm-up.")
+    ] = 0.0,
+    schedule: Annotated[
+        str, typer.Option(help="Learning-rate schedule: constant, step or cosine.")
+    ] = "constant",
+    precision: Annotated[
+        str | None, typer.Option(help="fp32 (default), tf32, bf16, fp16 or fp64.")
+    ] = None,
+    sync: Annotated[str | None, typer.Option(help="Gradient synchronisation strategy.")] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of weights, sample order and dropout.")
+    ] = 0,
+    target_accuracy: Annotated[
+        float | None, typer.Option(help="Stop at this top-1 accuracy, 0 to 1.")
+    ] = None,
+    checkpoints: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Save checkpoints in this folder.")
+    ] = None,
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="STEPS", help="Steps per checkpoint; default: one epoch."),
+    ] = None,
+    keep: Annotated[
+        int, typer.Option(min=1, help="Number of most recent checkpoints to keep.")
+    ] = 3,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Resume from the newest checkpoint, if there is one.")
+    ] = False,
+    restarts: Annotated[
+        int, typer.Option(min=0, help="Maximum number of restarts from a checkpoint on failure.")
+    ] = 3,
+    tensorboard: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Write event files for TensorBoard.")
+    ] = None,
+    settings: Settings = None,
+    store: StoreAt = None,
+    no_cache: NoCache = False,
+    pythons: Pythons = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a network for some epochs or to an accuracy, on one or several devices."""
+    own = ("network", "hosts", "settings", "store", "no_cache", "pythons", "as_json")
+    given = {name: value for name, value in locals().items() if name not in own}
+    from cubemesh.api.arguments import setting_lines
+    from cubemesh.api.train import train as train_network
+    from cubemesh.views import terminal
+    from cubemesh.views.json_output import envelope, record_json
+    from cubemesh.views.progress import TerminalProgress
+
+    lines = setting_lines({name: value for name, value in given.items() if value is not None})
+    found = train_network(
+        network,
+        settings=[*lines, *(settings or ())],
+        hosts=hosts or (),
+        store=store,
+        no_cache=no_cache,
+        pythons=pythons or (),
+        observer=TerminalProgress(terminal.stderr_console()),
+    )
+    record = found.records[-1]
+    show(
+        envelope("record", record=record_json(record)),
+        as_json,
+        lambda console: terminal.print_answers(console, found.answers),
+    )
+    raise typer.Exit(0 if record.ok else 1)

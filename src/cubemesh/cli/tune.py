@@ -1,0 +1,62 @@
+"""`cubemesh tune`: the experiment `tune` with its main settings as options."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from cubemesh.cli.options import AsJson, NoCache, Pythons, Settings, StoreAt, show
+
+INTERRUPTED = 130
+
+
+def tune(
+    network: Annotated[str, typer.Argument(help="Network; `cubemesh networks` lists them.")],
+    devices: Annotated[int, typer.Option(min=1, help="GPUs, or groups of cores.")] = 1,
+    minutes: Annotated[
+        float | None, typer.Option(help="Time budget; default: 3 on a CPU, 5 on a GPU.")
+    ] = None,
+    batch_sizes: Annotated[
+        str,
+        typer.Option(
+            "--batch-sizes",
+            metavar="64,128,…",
+            help="Batch sizes per device to choose from, the baseline first.",
+        ),
+    ] = "64",
+    settings: Settings = None,
+    store: StoreAt = None,
+    no_cache: NoCache = False,
+    pythons: Pythons = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search for the fastest setting of a network here. `--set tuned=true` then uses it."""
+    from cubemesh.api.arguments import setting_lines
+    from cubemesh.api.tune import budget_s
+    from cubemesh.api.tune import tune as search
+    from cubemesh.views import terminal
+    from cubemesh.views.json_output import tuning_json
+    from cubemesh.views.progress import TuningProgress
+
+    given = {
+        "devices": devices,
+        "minutes": minutes,
+        "batch_sizes": batch_sizes,
+    }
+    lines = setting_lines({name: value for name, value in given.items() if value is not None})
+    with TuningProgress(budget_s(minutes), terminal.stderr_console()) as observer:
+        found = search(
+            network,
+            settings=[*lines, *(settings or ())],
+            store=store,
+            no_cache=no_cache,
+            pythons=pythons or (),
+            observer=observer,
+        )
+    show(tuning_json(found), as_json, lambda c: terminal.print_answers(c, [found.answer]))
+    if found.interrupted:
+        print("cubemesh: Interrupted. Finished trials are saved.", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED)
+    raise typer.Exit(0 if found.steps else 1)
