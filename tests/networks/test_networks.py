@@ -202,11 +202,11 @@ def test_the_document_tells_of_it(name):
     text, found = DOCUMENT.read_text(encoding="utf-8"), summary(name)
     headings = [line for line in text.splitlines() if line.startswith("## ")]
     assert sum(f"`{name}`" in heading for heading in headings) == 1
-    side = found["input_shape"][-1]
+    side = found.input_shape[-1]
     fed = f"{side} × {side}" if name in OF_IMAGES else f"{side:,} tokens"
     row = (
-        f"| {name} | {fed} | {found['classes']:,} | {found['parameters']:,} "
-        f"| {found['forward_flops'] / 1e9:.3f} | {found['backward_flops'] / 1e9:.3f} "
-        f"| {found['saved_bytes'] / 2**20:.1f} | {found['smallest_image_size'] or '1'} |"
+        f"| {name} | {fed} | {found.classes:,} | {found.parameters:,} "
+        f"| {found.forward_flops / 1e9:.3f} | {found.backward_flops / 1e9:.3f} "
+        f"| {found.saved_bytes / 2**20:.1f} | {found.smallest_image_size or '1'} |"
     )
     assert row in text

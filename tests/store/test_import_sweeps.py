@@ -43,13 +43,14 @@ def test_a_log_becomes_a_record_with_its_hosts_and_a_question(tmp_path, store):
 
 
 def test_our_own_rows_come_back(tmp_path, store):
+    from cubemesh.api.collectives import Sweeps
     from cubemesh.views.collectives import document
 
     path = tmp_path / "a.log"
     path.write_text(LOG)
     (record,) = import_file(store, path)
     again = tmp_path / "a.json"
-    again.write_text(json.dumps(document([record])))
+    again.write_text(json.dumps(document(Sweeps(records=(record,)))))
     with Store.open(str(tmp_path / "other.db")) as other:
         (found,) = import_file(other, again)
     assert [p.time_s for p in found.sweep] == pytest.approx([p.time_s for p in record.sweep])

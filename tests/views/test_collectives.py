@@ -2,6 +2,7 @@
 
 import pytest
 
+from cubemesh.api.collectives import Sweeps, sweep_rows
 from cubemesh.schema import (
     Collective,
     Outcome,
@@ -13,7 +14,7 @@ from cubemesh.schema import (
     Status,
     SweepPoint,
 )
-from cubemesh.views.collectives import document, lines, rows
+from cubemesh.views.collectives import document, lines
 
 OK = Outcome(status=Status.OK)
 
@@ -73,7 +74,9 @@ def test_a_sweep_that_did_not_run_says_why():
 
 def test_rows_carry_units_in_their_names():
     work = Collective(collective="all-gather")
-    (row,) = rows(record(point(4000, 1e-6, wrong=0), point(4000, 2e-6, in_place=True), work=work))
+    (row,) = sweep_rows(
+        record(point(4000, 1e-6, wrong=0), point(4000, 2e-6, in_place=True), work=work)
+    )
     assert (row["operation"], row["devices"], row["size"], row["redop"]) == (
         *("all-gather", 2, 4000),
         "none",
@@ -86,7 +89,8 @@ def test_rows_carry_units_in_their_names():
 
 def test_the_document_has_rows_pairs_and_how_it_ended():
     work = Collective(collective="send-receive")
-    said = document([record(point(8, 1e-6), point(8, 1e-6, pair=(1, 0), wrong=0), work=work)])
+    made = record(point(8, 1e-6), point(8, 1e-6, pair=(1, 0), wrong=0), work=work)
+    said = document(Sweeps(records=(made,)))
     assert said["schema"] == 1
     assert [r["in_place"] for r in said["rows"]] == [None]
     (pair,) = said["pairs"]

@@ -3,9 +3,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from dataclasses import dataclass
 
-from cubemesh.schema import Answer, Curve, Figure, RunRecord
+from cubemesh.api.run import RunResult
+from cubemesh.experiments.runner import ExperimentResult
+from cubemesh.schema import Curve, ExperimentRun, Figure
 from cubemesh.statistics import bootstrap_interval, median
 from cubemesh.views.json_output import (
     answer_json,
@@ -83,21 +84,22 @@ def test_answer_keeps_its_shape(sample):
     assert json.loads(json.dumps(document, allow_nan=False)) == document
 
 
-@dataclass
-class Asked:
-    answer: Answer
-    records: list[RunRecord]
-
-
 def test_run_document_holds_each_record_once_and_the_first_answer_by_itself(sample):
     records = list(sample.records.values())
-    asked = [Asked(sample.answers[0], records[:3]), Asked(sample.answers[1], records[1:4])]
-    document = run_json(asked, [a.answer for a in asked])
+    ran = [answered(sample.answers[0], records[:3]), answered(sample.answers[1], records[1:4])]
+    document = run_json(RunResult(experiments=tuple(ran)))
     assert document["schema"] == 1
     assert [r["run_id"] for r in document["records"]] == [r.run_id for r in records[:4]]
     assert document["answer"]["experiment"] == "minibatch"
     assert len(document["answers"]) == 2
-    assert run_json([], [])["answer"] is None
+    assert run_json(RunResult(experiments=()))["answer"] is None
+
+
+def answered(answer, records):
+    run = ExperimentRun(
+        experiment_run_id="r", experiment=answer.experiment, machine_id="m", started_utc=""
+    )
+    return ExperimentResult(experiment_run=run, records=tuple(records), answer=answer)
 
 
 def test_machine_and_envelope_carry_the_schema(sample):

@@ -77,7 +77,7 @@ def collectives(
     no_cache: NoCache = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure collective bandwidth between devices, as nccl-tests does; every result is checked."""
+    """Measure collectives as nccl-tests does. Every result is checked."""
     from cubemesh.api.collectives import collectives as measure
     from cubemesh.views import collectives as view
     from cubemesh.views.progress import TerminalProgress

@@ -22,7 +22,7 @@ def compare(
     fail_below: FailBelow = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare stored runs: the ratio of their throughputs, and what differs between them."""
+    """Compare the throughput of stored runs. Lists what differs between them."""
     from cubemesh.api.compare import compare as compare_runs
     from cubemesh.views.json_output import comparison_json
     from cubemesh.views.terminal import print_answer

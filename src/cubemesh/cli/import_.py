@@ -21,7 +21,7 @@ def import_(
     store: StoreAt = None,
     as_json: AsJson = False,
 ) -> None:
-    """Import collective measurements from nccl-tests for comparison."""
+    """Import results of nccl-tests for comparison."""
     from cubemesh.api.import_ import import_measurements
     from cubemesh.views import collectives as view
 

@@ -67,7 +67,7 @@ def predict(
     store: StoreAt = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict the training throughput of a network on a number of devices, and its limits."""
+    """Predict training throughput and its limits. Nothing is run."""
     from cubemesh.api.predict import predict as forecast
     from cubemesh.views import prediction as view
 

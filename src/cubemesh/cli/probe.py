@@ -34,7 +34,7 @@ def probe(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the hardware and software of this machine, or the topology of another system."""
+    """Show the hardware of this machine. With --machine or --draw, the topology of a system."""
     from cubemesh.api.probe import probe as probe_machine
     from cubemesh.api.probe import topology
     from cubemesh.views import systems, terminal

@@ -20,7 +20,7 @@ def published(
     limit: Annotated[int | None, typer.Option(min=1, help="Show the first N figures.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List published figures with their source and MFU (fraction of the device's peak)."""
+    """List published figures with their MFU. It is the fraction of the device's peak."""
     from cubemesh import published_figures
     from cubemesh.views import published as view
 

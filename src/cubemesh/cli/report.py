@@ -34,7 +34,7 @@ def report(
     store: StoreAt = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the latest results as one self-contained HTML page."""
+    """Write the latest results as one HTML page. It is self-contained and readable offline."""
     from cubemesh.api.report import report as latest_answers
     from cubemesh.views.charts.files import write_charts
     from cubemesh.views.report import render

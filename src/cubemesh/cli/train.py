@@ -71,16 +71,15 @@ def train(
     pythons: Pythons = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a network for some epochs or to an accuracy, on one or several devices."""
-    own = ("network", "hosts", "settings", "store", "no_cache", "pythons", "as_json")
-    given = {name: value for name, value in locals().items() if name not in own}
+    """Train a network on one or several devices. Stops after --epochs or at an accuracy."""
+    given = {n: v for n, v in locals().items() if n not in _OTHERS and v is not None}
     from cubemesh.api.arguments import setting_lines
     from cubemesh.api.train import train as train_network
     from cubemesh.views import terminal
     from cubemesh.views.json_output import envelope, record_json
     from cubemesh.views.progress import TerminalProgress
 
-    lines = setting_lines({name: value for name, value in given.items() if value is not None})
+    lines = setting_lines(given)
     found = train_network(
         network,
         settings=[*lines, *(settings or ())],
@@ -97,3 +96,7 @@ def train(
         lambda console: terminal.print_answers(console, found.answers),
     )
     raise typer.Exit(0 if record.ok else 1)
+
+
+_OTHERS = ("network", "hosts", "settings", "store", "no_cache", "pythons", "as_json")
+"""Options that are not settings of the experiment."""

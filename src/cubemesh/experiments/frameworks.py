@@ -239,7 +239,7 @@ def _fastest(training: Matrix) -> Iterator[Finding]:
         where = [f"{n} ({format_list(g.key[1] for g in slips)})" for n, slips in disturbed]
         yield Finding(
             text=f"Not ranked, because a run was disturbed: {format_list(where)}.",
-            remedy="Measure again on a quiet machine, with --fresh.",
+            remedy="Measure again on a quiet machine, with --no-cache.",
             caveats=caveats(*(group for _, slips in disturbed for group in slips)),
         )
 

@@ -98,7 +98,7 @@ def _findings(document: str, verdicts: list[Verdict]) -> Iterable[Finding]:
             text=f"{format_list(v.claim.id for v in disturbed)} "
             f"{'rests' if len(disturbed) == 1 else 'rest'} on runs that were disturbed, so "
             "other programs may have made the verdict.",
-            remedy="Measure again on a quiet machine, with --fresh.",
+            remedy="Measure again on a quiet machine, with --no-cache.",
             caveats=tuple(dict.fromkeys(code for v in disturbed for code in v.caveats)),
         )
     for verdict in verdicts:

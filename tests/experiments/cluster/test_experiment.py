@@ -1,8 +1,8 @@
 """The experiment that lays out fat trees: document 002's table 1 from settings alone."""
 
 import pytest
-from cubemesh.views.report.builder import latest
 
+from cubemesh.api.report import latest
 from cubemesh.errors import UsageError
 from cubemesh.experiments.cluster.designs import fabrics
 from cubemesh.experiments.cluster.experiment import EXPERIMENT, Settings

@@ -164,7 +164,7 @@ def _against_usual(network: str, best: Group[CpuMode], usual: Group[CpuMode]) ->
             text=f"Which arrangement is fastest cannot be told: {best.key.words} ran at "
             f"{format_ratio(found)} of the unbound {usual.key.words}, but a run of the two was "
             "disturbed.",
-            remedy="Measure again on a quiet machine (--fresh).",
+            remedy="Measure again on a quiet machine (--no-cache).",
             caveats=disturbed,
         )
     if significance(found) > 0:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from cubemesh import __version__
 from cubemesh.cli import app
@@ -34,69 +35,13 @@ def document(result: subprocess.CompletedProcess[str], code: int = 0) -> dict:
     return json.loads(result.stdout)
 
 
-def test_the_flags_are_frozen():
-    """A flag is a promise: whoever adds one changes this list and docs/cli.md."""
-    verbs = typer.main.get_command(app).commands
-    flags = {
-        name: sorted(option for p in verb.params for option in p.opts if option.startswith("--"))
-        for name, verb in verbs.items()
-    }
-    assert flags == {
-        "probe": ["--draw", "--gpus", "--json", "--machine"],
-        "networks": ["--json"],
-        "experiments": ["--json"],
-        "published": ["--above-peak", "--device", "--json", "--limit"],
-        "run": [
-            *(
-                "--against",
-                "--fail-below",
-                "--fresh",
-                "--full",
-                "--hosts",
-                "--json",
-                "--python",
-                "--quick",
-            ),
-            *("--set", "--store"),
-        ],
-        "train": [
-            *("--batch-per-device", "--checkpoint-every", "--checkpoints", "--data", "--data-path"),
-            *("--devices", "--epochs", "--sync", "--fresh", "--hosts", "--json", "--keep"),
-            *("--learning-rate", "--optimizer", "--precision", "--python", "--rate-scaling"),
-            *("--restarts", "--resume", "--schedule", "--seed", "--set", "--store"),
-            *("--target-accuracy", "--tensorboard", "--warmup-epochs"),
-        ],
-        "tune": [
-            *("--batch-per-device", "--batches", "--devices", "--fresh", "--json", "--minutes"),
-            *("--python", "--set", "--store"),
-        ],
-        "collectives": [
-            *(
-                "--check",
-                "--datatype",
-                "--device",
-                "--fresh",
-                "--hosts",
-                "--iters",
-                "--json",
-                "--maxbytes",
-            ),
-            *("--minbytes", "--ngpus", "--op", "--stepbytes", "--stepfactor", "--store"),
-            "--warmup_iters",
-        ],
-        "compare": ["--fail-below", "--json", "--store", "--store-b"],
-        "predict": [
-            *("--batch-per-device", "--calibrate", "--devices", "--sync", "--json"),
-            *("--machine", "--measured", "--precision", "--regime", "--store", "--what-if"),
-        ],
-        "launch": [
-            *("--account", "--cpus-per-task", "--dry-run", "--gpus-per-node", "--json", "--nodes"),
-            *("--partition", "--slurm", "--time"),
-        ],
-        "import": ["--collective", "--json", "--store"],
-        "results": ["--framework", "--json", "--limit", "--network", "--outcome", "--store"],
-        "report": ["--charts", "--json", "--machine-id", "--output", "--store"],
-    }
+@pytest.mark.parametrize("verb", [None, *typer.main.get_command(app).commands])
+def test_help(verb: str | None, golden):
+    """Whole pages, as a terminal of 80 columns shows them. A flag is a promise: read the diff."""
+    words = [verb, "--help"] if verb else ["--help"]
+    shown = CliRunner().invoke(app, words, prog_name="cubemesh", env={"COLUMNS": "80"})
+    assert shown.exit_code == 0
+    golden.check(f"help-{verb or 'main'}.txt", shown.stdout)
 
 
 def test_help_imports_nothing_heavy():
@@ -190,7 +135,7 @@ def test_the_same_command_measures_nothing_twice(ran, cubemesh, tmp_path: Path):
     store, first = ran
     shutil.copy(store, tmp_path / "s.sqlite")
     command = (*MINIBATCH, "--json", "--store", str(tmp_path / "s.sqlite"))
-    second, again = document(cubemesh(*command)), document(cubemesh(*command, "--fresh"))
+    second, again = document(cubemesh(*command)), document(cubemesh(*command, "--no-cache"))
     ids = [[r["run_id"] for r in said["records"]] for said in (first, second, again)]
     assert ids[0] == ids[1]
     assert not set(ids[0]) & set(ids[2])
@@ -250,7 +195,7 @@ def test_report_is_written_from_the_store(ran, cubemesh, tmp_path: Path):
         (("frobnicate",), 2, "frobnicate"),
         (("networks", "vgg"), 2, "vgg16"),
         (("results", "--store", "/nonexistent/s.sqlite"), 1, "/nonexistent"),
-        (("report", "minibtach"), 1, ""),
+        (("report", "minibtach"), 2, "Nearest: minibatch"),
     ],
 )
 def test_wrong_use_says_what_is_right(cubemesh, arguments, code, says, tmp_path: Path):

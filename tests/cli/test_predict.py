@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from cubemesh import predict
 from cubemesh.cli import app
-from cubemesh.errors import CubemeshError
+from cubemesh.errors import CubemeshError, UsageError
 from cubemesh.forecast.gradient_sync import STRATEGIES
 from cubemesh.forecast.what_if import KEYS
 from cubemesh.store import Store
-from cubemesh.views.prediction import predicted
 
 P100 = ("predict", "resnet-50", "--machine", "dgx1-p100")
 
@@ -71,17 +71,14 @@ def test_help_names_every_key_and_exchange() -> None:
         assert name in listed or name.replace("_", "_ ") in listed, name
 
 
-def test_people_get_the_same_and_what_it_rests_on() -> None:
-    said = typed(*P100, "--measured", "1=219", "--devices", "1,8")
-    assert "resnet-50 on dgx1-p100, fp32, weak scaling" in said
-    assert "219" in said
-    assert "One device: its measured rate." in said
-    assert "assumed latencies (nccl)" in said
+def test_the_page(golden) -> None:
+    golden.check("measured.txt", typed(*P100, "--measured", "1=219", "--devices", "1,8"))
 
 
-def test_a_minibatch_that_does_not_fit_is_said() -> None:
-    said = typed(*P100, "--devices", "1", "--batch-per-device", "512")
-    assert "too little on 1 devices" in said
+def test_a_batch_that_does_not_fit() -> None:
+    found = predict("resnet-50", "dgx1-p100", devices=[1], batch_per_device=512)
+    assert found.points[0].fits is False
+    assert found.points[0].memory_bytes > found.device_memory_bytes
 
 
 def test_measured_collectives_are_taken_from_a_file(tmp_path: Path) -> None:
@@ -119,11 +116,11 @@ def test_a_run_of_another_device_does_not() -> None:
         record = store.record("3c7f2ae09e1e")
     ranks = tuple(replace(rank, device_name="NVIDIA H200") for rank in record.ranks)
     known = replace(record, ranks=ranks)
-    options = ("1,8", 64, "bf16", "weak", ())
-    plain, _ = predicted("resnet-50", "hgx-h200", *options, (known,))
-    assert plain["points"][0]["samples_per_s"] == pytest.approx(3894.97, abs=0.01)
-    with pytest.raises(CubemeshError, match="device is h200-sxm-141gb, and a100-sxm4-80gb"):
-        predicted("resnet-50", "dgx-a100", *options, (known,))
+    options = {"devices": (1, 8), "precision": "bf16", "calibrate": [known]}
+    found = predict("resnet-50", "hgx-h200", **options)
+    assert found.points[0].point.samples_per_s == pytest.approx(3894.97, abs=0.01)
+    with pytest.raises(UsageError, match=r"h200-sxm-141gb.* a100-sxm4-80gb"):
+        predict("resnet-50", "dgx-a100", **options)
 
 
 @pytest.mark.parametrize(

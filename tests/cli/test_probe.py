@@ -1,0 +1,91 @@
+"""`cubemesh probe --machine` and `--draw`: topologies of systems."""
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from cubemesh.api import probe as api
+from cubemesh.cli import app
+from cubemesh.errors import CubemeshError
+from cubemesh.schema import Cpu, Gpu, GpuLink, Machine, Memory, Software
+from cubemesh.views import terminal
+from cubemesh.views.json_output import machine_json
+
+OWN = Machine(
+    hostname="node7",
+    cpu=Cpu(),
+    memory=Memory(),
+    gpus=tuple(
+        Gpu(index=i, name="NVIDIA H200", uuid=f"GPU-{i}", compute_capability="9.0")
+        for i in range(2)
+    ),
+    gpu_links=(GpuLink(first=0, second=1, kind="nvlink", links=18),),
+    software=Software(python="3.12", system="Linux"),
+)
+
+
+def probed(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["probe", *arguments])
+    if isinstance(result.exception, CubemeshError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_a_cluster_of_the_catalogue(golden):
+    golden.check("cluster.txt", probed("--machine", "dgx1-v100-edr"))
+
+
+def test_as_json_with_a_drawing(tmp_path: Path):
+    file = tmp_path / "half.svg"
+    options = ("--machine", "dgx1-v100", "--gpus", "0-3", "--draw", str(file), "--json")
+    said = json.loads(probed(*options))
+    assert [said["schema"], said["kind"], said["device"]] == [1, "system", "v100-sxm2-16gb"]
+    assert said["topology"]["rings"]["count"] == 4
+    assert said["topology"]["rings"]["rings"][0]["order"] == [0, 1, 2, 3]
+    assert said["topology"]["bisection"]["bandwidth_bytes_per_s"] == 125e9
+    assert said["drawing"] == str(file)
+    assert file.read_text().startswith("<svg ")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "named"),
+    [
+        (("--machine", "dgx1-v100", "--gpus", "0,9"), 2, "GPU 9"),
+        (("--machine", "dgx1-v100", "--gpus", ""), 2, "--gpus 0-3"),
+        (("--machine", "dgx1-v100", "--gpus", "3-1"), 2, "3-1"),
+        (("--machine", "dgx1-v100", "--gpus", "0-99999999"), 2, "0-99999999"),
+        (("--machine", "knl-7250", "--gpus", "0"), 2, "knl-7250"),
+        (("--machine", "dgx9"), 2, "dgx-2"),
+        (("--gpus", "0"), 2, "--draw"),
+        (("a.svg",), 2, "a.svg"),
+        (("--machine", "dgx1-v100", "--draw", "/nonexistent/a.svg"), 1, "/nonexistent/a.svg"),
+    ],
+)
+def test_what_cannot_be_done_is_an_error(options: tuple[str, ...], code: int, named: str):
+    with pytest.raises(CubemeshError, match=named) as refused:
+        probed(*options)
+    assert refused.value.exit_code == code
+
+
+def test_this_machine(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(api, "probe", lambda: OWN)
+    file = tmp_path / "own.svg"
+    said = json.loads(probed("--draw", str(file), "--json"))
+    assert said["topology"]["rings"]["bandwidth_bytes_per_s"] == 450e9
+    assert "node7" in file.read_text()
+    assert str(file) in probed("--draw", str(file))
+
+
+def test_the_probe_has_the_rings_of_several_gpus():
+    assert machine_json(OWN)["topology"]["rings"]["count"] == 18
+    assert machine_json(replace(OWN, gpus=OWN.gpus[:1], gpu_links=()))["topology"] is None
+    assert machine_json(replace(OWN, gpu_links=()))["topology"] is None
+    console = Console(record=True, width=120, file=io.StringIO())
+    terminal.print_machine(console, OWN)
+    assert "18 × 25 GB/s = 450 GB/s" in console.export_text()
