@@ -187,7 +187,7 @@ def tunings(store, name="minibatch", **changes):
 def test_a_tuning_of_elsewhere_or_before_is_not_used(store, changes, said):
     with pytest.raises(UsageError, match=said) as refusal:
         tunings(store, **changes).of(STEPS)
-    assert "cubemesh tune little-cnn --batch-per-device 64" in str(refusal.value)
+    assert "cubemesh tune little-cnn --batch-sizes 64" in str(refusal.value)
     assert tunings(store).of(STEPS).program.precision == "bf16"
 
 
@@ -239,7 +239,7 @@ def test_a_real_tuning_of_seconds_on_one_core(tmp_path):
     core = min(os.sched_getaffinity(0))
     options = ["frameworks=pytorch", "precisions=fp32", "device=cpu", "losses=8"]
     command = [sys.executable, "-m", "cubemesh", "tune", "little-cnn", "--minutes", "0.15"]
-    command += ["--batch-per-device", "8", "--json", "--store", str(tmp_path / "s.sqlite")]
+    command += ["--batch-sizes", "8", "--json", "--store", str(tmp_path / "s.sqlite")]
     result = subprocess.run(
         [*command, *(part for option in options for part in ("--set", option))],
         capture_output=True,

@@ -20,6 +20,6 @@ def with_tuning(record: RunRecord) -> RunRecord:
         "tuned-for-other-batch-size",
         f"The settings were tuned at minibatch {tuned.batch_per_device}, and this is {batch}: "
         "another setting may be faster here.",
-        f"Tune at this one: cubemesh tune NETWORK --batch-per-device {batch}.",
+        f"Tune at this one: cubemesh tune NETWORK --batch-sizes {batch}.",
     )
     return replace(record, warnings=(*record.warnings, doubt))

@@ -185,7 +185,7 @@ def _command(spec: RunSpec) -> str:
     """What tunes for `spec`."""
     work, place = spec.work, spec.placement
     assert isinstance(work, NetworkWork), "only networks are tuned"
-    parts = [f"cubemesh tune {work.network} --batch-per-device {work.batch_per_device}"]
+    parts = [f"cubemesh tune {work.network} --batch-sizes {work.batch_per_device}"]
     if place.devices > 1:
         parts.append(f"--devices {place.devices}")
     if place.device != "auto":
