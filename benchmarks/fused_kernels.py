@@ -24,8 +24,8 @@ import torch
 from torch import nn
 
 from cubemesh import networks
-from cubemesh.frameworks.pytorch.fused.batch_norm import FusedNorm
 from cubemesh.kernels.cuda_events import time_ms
+from cubemesh.kernels.fused.batch_norm import FusedBatchNorm
 from cubemesh.networks.fusion import NormFusion, fused_steps, reads
 
 COPY_BYTES = 1 << 30
@@ -48,7 +48,7 @@ def cases(network: str, batch: int) -> dict[Case, int]:
             case = (
                 (batch, channels, height, width),
                 step.residual is not None,
-                step.rectifies,
+                step.relu,
                 readers,
             )
             found[case] = found.get(case, 0) + 1
@@ -57,20 +57,20 @@ def cases(network: str, batch: int) -> dict[Case, int]:
 
 def floor_bytes(case: Case, size: int) -> tuple[float, float]:
     """(forward, backward): bytes that must be moved for values of `size` bytes."""
-    (batch, channels, height, width), adds, rectifies, readers = case
+    (batch, channels, height, width), add, relu, readers = case
     values = batch * channels * height * width
-    bits = values / 8 if adds and rectifies else 0
-    forward = values * size * (3 if adds else 2) + bits
-    backward = values * size * (readers + 2 + (1 if adds else 0)) + bits
+    bits = values / 8 if add and relu else 0
+    forward = values * size * (3 if add else 2) + bits
+    backward = values * size * (readers + 2 + (1 if add else 0)) + bits
     return forward, backward
 
 
-def prepared(case: Case, dtype: torch.dtype) -> tuple[FusedNorm, torch.Tensor]:
+def prepared(case: Case, dtype: torch.dtype) -> tuple[FusedBatchNorm, torch.Tensor]:
     """The operation of a case, and an array for it."""
-    shape, adds, rectifies, readers = case
+    shape, add, relu, readers = case
     norm = nn.BatchNorm2d(shape[1], device="cuda")
     norm.num_batches_tracked = None
-    op = FusedNorm(norm, adds=adds, rectifies=rectifies, readers=readers)
+    op = FusedBatchNorm(norm, add=add, relu=relu, readers=readers)
     x = torch.empty(shape, dtype=dtype, device="cuda").to(memory_format=torch.channels_last)
     return op, x
 
@@ -84,13 +84,13 @@ def copy_bytes_per_s() -> float:
 
 def compile_share(given: tuple[list[Case], str, int, int]) -> int:
     """Compile every `of`-th launch, from `first` on, into Triton's cache; how many were."""
-    from cubemesh.kernels.triton.batch_norm_autotune import calls, others
+    from cubemesh.kernels.triton.batch_norm.autotune import candidate_calls, example_inputs
 
     found, dtype, first, of = given
     done = 0
     for case in found:
         op, x = prepared(case, DTYPES[dtype])
-        for number, (_, _, call) in enumerate(calls(op, x, *others(op, x))):
+        for number, (_, _, call) in enumerate(candidate_calls(op, x, *example_inputs(op, x))):
             if number % of == first:
                 call.fits(x.device)
                 done += 1
@@ -111,8 +111,8 @@ def main() -> int:
     if not torch.cuda.is_available() or find_spec("triton") is None:
         print("absent: a GPU that PyTorch can use, and Triton")
         return 2
-    from cubemesh.kernels.triton.batch_norm_autotune import fastest, measure
-    from cubemesh.kernels.triton.launch_config import shown
+    from cubemesh.kernels.triton.batch_norm.autotune import fastest_plan, time_candidates
+    from cubemesh.kernels.triton.batch_norm.launch import describe
 
     found = cases(args.network, args.batch)
     if args.compilers:
@@ -129,20 +129,20 @@ def main() -> int:
         op, x = prepared(case, DTYPES[args.dtype])
         for which, tried, moved in zip(
             ("forward", "backward"),
-            measure(op, x),
+            time_candidates(op, x),
             floor_bytes(case, x.element_size()),
             strict=True,
         ):
             floor_ms = moved / rate * 1e3
             own_ms = tried[0].ms
             ours = sorted(tried[1:], key=lambda t: (t.piece, t.ms))
-            plan, best_ms = fastest(tried) or ((), own_ms)
+            plan, best_ms = fastest_plan(tried) or ((), own_ms)
             for key, ms in (("floor", floor_ms), ("own", own_ms), ("best", min(own_ms, best_ms))):
                 sums[key] += count * ms
             print(
                 f"{count} × {case[0]!s:22} {'add' if case[1] else '   '} "
                 f"{'relu' if case[2] else '    '} {case[3]} {which:8} floor {floor_ms:7.4f} ms, "
-                f"own {own_ms:7.4f}, best {best_ms:7.4f} {shown(plan)}"
+                f"own {own_ms:7.4f}, best {best_ms:7.4f} {describe(plan)}"
             )
             for one in ours if args.every else []:
                 print(f"    {one.piece:5} {one.ms:7.4f} {one.launch}")

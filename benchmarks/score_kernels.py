@@ -23,8 +23,8 @@ import pynvml
 import torch
 from torch import nn
 
-from cubemesh.frameworks.pytorch.fused.additive_attention import TILINGS, FusedScores
 from cubemesh.kernels.cuda_events import both_passes_ms, time_ms
+from cubemesh.kernels.fused.additive_attention import TILINGS, FusedAttentionScores
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 COPY_BYTES = 1 << 30
@@ -61,7 +61,7 @@ def floors_ms(batch: int, length: int, width: int, size: int) -> tuple[float, fl
 
 def row(batch: int, length: int, width: int, dtype: torch.dtype) -> dict[str, Any]:
     """What each way takes for one width, (forward, backward) in milliseconds."""
-    op = FusedScores(nn.Linear(width, 1, bias=False, device="cuda", dtype=dtype))
+    op = FusedAttentionScores(nn.Linear(width, 1, bias=False, device="cuda", dtype=dtype))
     queries, keys = (
         torch.randn(batch, length, width, device="cuda").to(dtype).requires_grad_()
         for _ in range(2)

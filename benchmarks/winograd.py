@@ -23,10 +23,10 @@ import torch
 from torch import nn
 
 from cubemesh import networks
-from cubemesh.frameworks.pytorch.fused.conv import PASSES, FusedConv
 from cubemesh.kernels.cpu import winograd
 from cubemesh.kernels.cpu.allocator import keep_freed_memory
 from cubemesh.kernels.cpu.compiler import lacks_compiler
+from cubemesh.kernels.fused.conv import PASSES, FusedConv
 from cubemesh.networks.layers import Convolution
 from cubemesh.statistics import bootstrap_interval, median
 
@@ -46,7 +46,7 @@ def cases(name: str) -> Counter[Case]:
             with torch.device("meta"):
                 conv = nn.Conv2d(shape[0], layer.filters, layer.kernel, layer.stride,
                                  layer.padding, groups=layer.groups)  # fmt: skip
-            if winograd.takes(conv):
+            if winograd.supports(conv):
                 assert not isinstance(conv.padding, str)
                 found[(*shape, layer.filters, conv.padding[0])] += 1
     return found
@@ -61,12 +61,12 @@ def runs(case: Case, batch: int) -> dict[str, list[Callable[[], object]]]:
     x = torch.rand(batch, channels, height, width).contiguous(memory_format=torch.channels_last)
     found: dict[str, list[Callable[[], object]]] = {name: [] for name in PASSES}
     for own in (frozenset(), frozenset(PASSES)):
-        op = FusedConv(conv, rectifies=False)
-        op.by_other = own
-        slope = op.result(x)
+        op = FusedConv(conv, relu=False)
+        op.alternative_passes = own
+        grad_output = op.result(x)
         found["result"].append(partial(op.result, x))
-        found["input"].append(partial(op.gradients, slope, x, (True, False, False)))
-        found["weight"].append(partial(op.gradients, slope, x, (False, True, False)))
+        found["input"].append(partial(op.gradients, grad_output, x, (True, False, False)))
+        found["weight"].append(partial(op.gradients, grad_output, x, (False, True, False)))
     return found
 
 

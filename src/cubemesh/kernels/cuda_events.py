@@ -1,4 +1,4 @@
-"""How long does the GPU need for a call, whatever the host takes to launch it?"""
+"""GPU time of a call, by CUDA events around a replayed graph: without the host's launch time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from torch import Tensor
 
 
 def time_ms(run: Callable[[], object], calls: int = 5, times: int = 5) -> float:
-    """Milliseconds of one call on the GPU: the least of `times` replays of a graph of `calls`."""
+    """Milliseconds of one call on the GPU: the minimum over `times` replays of a graph of `calls`
+    calls."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -31,18 +32,18 @@ def time_ms(run: Callable[[], object], calls: int = 5, times: int = 5) -> float:
 
 
 def both_passes_ms(
-    forward: Callable[[], Tensor], wanted: Sequence[Tensor], slopes: Sequence[Tensor] = ()
+    forward: Callable[[], Tensor], wanted: Sequence[Tensor], grad_outputs: Sequence[Tensor] = ()
 ) -> tuple[float, float]:
-    """(forward pass, backward pass): the second is what both take together, less the first. The
-    gradient of the result is the sum of `slopes`, one for each reader; ones where none is given."""
+    """(forward pass, backward pass) in milliseconds; the second is both together less the first.
+    The gradient of the result is the sum of `grad_outputs`, one per reader; ones without any."""
 
     def both() -> None:
         with torch.enable_grad():
             result = forward()
-            slope = slopes[0] if slopes else torch.ones_like(result)
-            for other in slopes[1:]:
-                slope = slope + other
-            torch.autograd.grad(result, list(wanted), slope)
+            gradient = grad_outputs[0] if grad_outputs else torch.ones_like(result)
+            for other in grad_outputs[1:]:
+                gradient = gradient + other
+            torch.autograd.grad(result, list(wanted), gradient)
 
     forward_ms = time_ms(forward)
     return forward_ms, max(time_ms(both) - forward_ms, 0.0)

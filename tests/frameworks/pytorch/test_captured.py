@@ -13,8 +13,8 @@ from cubemesh.frameworks.api.program import SupportsCapture, Unsupported
 from cubemesh.frameworks.api.validation import check_supported
 from cubemesh.frameworks.pytorch import build, captured, compiled
 from cubemesh.frameworks.pytorch.program import PyTorchProgram
-from cubemesh.kernels.triton import conv1x1_bn_stats as summed_conv
-from cubemesh.kernels.triton import launch_config as norm_launch
+from cubemesh.kernels.triton import conv1x1_bn_stats
+from cubemesh.kernels.triton.batch_norm import launch
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.parallel import strategies as exchanges
 from cubemesh.schema.spec import Placement, ProgramSettings, RunSpec
@@ -246,16 +246,18 @@ def bottleneck():
 def test_convolutions_that_take_sums_train_as_others(make_request, make_batch, monkeypatch):
     """Wherever they can, whatever is faster; with a smaller batch between, which they cannot."""
     pytest.importorskip("triton.tools.tensor_descriptor")
-    if torch.cuda.get_device_capability() < summed_conv.TILE_COPIES:
+    if torch.cuda.get_device_capability() < conv1x1_bn_stats.TENSOR_DESCRIPTORS:
         pytest.skip("this GPU copies no tiles by descriptor")
     made = []
 
     def always(conv, op, own, x):
-        kernels = own.after_sums(norm_launch.Launch(block_rows=32, block_cols=64, warps=4))
-        made.append(summed_conv.SummedConv(conv, op.norm, kernels, summed_conv.TILINGS[0]))
+        kernels = own.after_conv_stats(launch.Launch(block_rows=32, block_cols=64, warps=4))
+        made.append(
+            conv1x1_bn_stats.Conv1x1WithStats(conv, op.norm, kernels, conv1x1_bn_stats.TILINGS[0])
+        )
         return made[-1]
 
-    monkeypatch.setattr(summed_conv, "choose", always)
+    monkeypatch.setattr(conv1x1_bn_stats, "faster_with_stats", always)
     network = bottleneck()
     request = make_request(network, device=GPU, precision="bf16", layout="nhwc", learning_rate=0.01)
     samples = (32, 32, 32, 32, 20, 32, 32, 32, 20, 20, 32, 32)

@@ -220,8 +220,8 @@ def test_a_network_in_two_parts_makes_the_steps_of_the_whole(ranks, case):
     parts = [{name for name in ranks[case, n] if name.startswith("g/")} for n in range(RANKS)]
     assert all(parts)
     assert parts[0].isdisjoint(parts[1])
-    together = {**ranks[case, 1], **ranks[case, 0]}
-    assert_close(together, alone, "g/", TOLERANCE[precision])
+    one_launch_candidates = {**ranks[case, 1], **ranks[case, 0]}
+    assert_close(one_launch_candidates, alone, "g/", TOLERANCE[precision])
     for n in range(RANKS):
         for kind in ("w/", "loss", "scores"):
             assert_close(ranks[case, n], alone, kind, TOLERANCE[precision])

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from cubemesh.kernels.cpu import allocator as host_memory
+from cubemesh.kernels.cpu import allocator as allocator
 from cubemesh.kernels.cpu.allocator import user_has_chosen
 from cubemesh.kernels.cpu.compiler import cpp_compiler
 
@@ -29,7 +29,7 @@ print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 def faults(how):
     """(whether memory is kept, pages that the kernel had to hand out in three steps)."""
-    command = [sys.executable, "-c", STEPS, host_memory.__file__, how]
+    command = [sys.executable, "-c", STEPS, allocator.__file__, how]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env={})
     kept, count = done.stdout.split()
     return kept == "True", int(count)

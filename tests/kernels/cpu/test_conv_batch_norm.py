@@ -6,13 +6,13 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
-from cubemesh.frameworks.pytorch.fused.batch_norm import FusedNorm
-from cubemesh.frameworks.pytorch.fused.conv import FusedConv
-from cubemesh.frameworks.pytorch.fused.network import FusedNetwork
+from cubemesh.frameworks.pytorch.fused_network import FusedNetwork
 from cubemesh.frameworks.pytorch.module import build_modules
-from cubemesh.kernels.cpu import autotune as host_tuning
+from cubemesh.kernels.cpu import autotune as autotune
 from cubemesh.kernels.cpu.compiler import lacks_compiler
-from cubemesh.kernels.cpu.conv_batch_norm import ConvNorm, takes
+from cubemesh.kernels.cpu.conv_batch_norm import FusedConvBatchNorm, supports
+from cubemesh.kernels.fused.batch_norm import FusedBatchNorm
+from cubemesh.kernels.fused.conv import FusedConv
 from cubemesh.networks.builder import NetworkBuilder
 
 pytestmark = pytest.mark.skipif(bool(lacks_compiler()), reason=lacks_compiler())
@@ -33,17 +33,17 @@ def image(shape, mean=0.0):
     return x.contiguous(memory_format=torch.channels_last).requires_grad_()
 
 
-def operation(shape, filters, *, adds=False, rectifies=True, readers=1):
+def operation(shape, filters, *, add=False, relu=True, readers=1):
     conv = nn.Conv2d(shape[1], filters, 1, bias=False).to(memory_format=torch.channels_last)
     norm = nn.BatchNorm2d(filters)
     norm.num_batches_tracked = None
     nn.init.normal_(norm.weight)
     nn.init.normal_(norm.bias)
-    fused = FusedNorm(norm, adds=adds, rectifies=rectifies, readers=readers)
-    return ConvNorm(FusedConv(conv, rectifies=False), fused, torch.Size(shape))
+    fused = FusedBatchNorm(norm, add=add, relu=relu, readers=readers)
+    return FusedConvBatchNorm(FusedConv(conv, relu=False), fused, torch.Size(shape))
 
 
-def in_fp64(op, x, residual, slopes):
+def in_fp64(op, x, residual, grad_outputs):
     """(result, gradients, running mean and variance) by PyTorch's own operations."""
     conv, norm = op.conv.conv, op.norm.norm
     own = nn.BatchNorm2d(norm.num_features, dtype=torch.float64)
@@ -53,12 +53,12 @@ def in_fp64(op, x, residual, slopes):
     filters = conv.weight.detach().double().requires_grad_()
     result = own(nn.functional.conv2d(given[0], filters))
     result = result + given[1] if residual is not None else result
-    if op.norm.rectifies:
-        for slope in slopes:  # rounding may tip what is as good as 0 either way
-            slope[result.abs() < 1e-4] = 0
+    if op.norm.relu:
+        for grad_output in grad_outputs:  # rounding may tip what is as good as 0 either way
+            grad_output[result.abs() < 1e-4] = 0
         result = torch.relu(result)
     wanted = [*given, filters, own.weight, own.bias]
-    grads = torch.autograd.grad(result, wanted, sum(s.double() for s in slopes))
+    grads = torch.autograd.grad(result, wanted, sum(s.double() for s in grad_outputs))
     return result, grads, (own.running_mean, own.running_var)
 
 
@@ -71,23 +71,25 @@ def relative(ours, want):
     ("inputs", "filters"), [(32, 64), (64, 32), (64, 256), (96, 160), (256, 64), (320, 32)]
 )
 @pytest.mark.parametrize(
-    ("adds", "rectifies", "readers"), [(0, 1, 1), (1, 1, 2), (0, 0, 1), (1, 0, 3), (0, 1, 2)]
+    ("add", "relu", "readers"), [(0, 1, 1), (1, 1, 2), (0, 0, 1), (1, 0, 3), (0, 1, 2)]
 )
-def test_both_passes(threads_used, inputs, filters, adds, rectifies, readers):
+def test_both_passes(threads_used, inputs, filters, add, relu, readers):
     torch.set_num_threads(threads_used)
     shape = (3, inputs, 11, 13)  # 429 rows: several blocks, and no whole number of groups
-    op = operation(shape, filters, adds=bool(adds), rectifies=bool(rectifies), readers=readers)
+    op = operation(shape, filters, add=bool(add), relu=bool(relu), readers=readers)
     x, residual = image(shape, mean=3.0), None
     made = (3, filters, 11, 13)
-    if adds:
+    if add:
         residual = image(made)
-    slopes = [image(made).detach() for _ in range(readers)]
-    want, want_grads, want_running = in_fp64(op, x, residual, slopes)
+    grad_outputs = [image(made).detach() for _ in range(readers)]
+    want, want_grads, want_running = in_fp64(op, x, residual, grad_outputs)
     results = op(x, residual)
     assert len(results) == readers
     conv, norm = op.conv.conv, op.norm.norm
     given = [a for a in (x, residual) if a is not None]
-    grads = torch.autograd.grad(results, [*given, conv.weight, norm.weight, norm.bias], slopes)
+    grads = torch.autograd.grad(
+        results, [*given, conv.weight, norm.weight, norm.bias], grad_outputs
+    )
     assert relative(results[0], want) < TOLERANCE
     for ours, theirs in zip(grads, want_grads, strict=True):
         assert relative(ours, theirs) < TOLERANCE
@@ -99,12 +101,13 @@ def test_a_row_is_enough_and_few_are_too():
     for rows in (2, 5, 13):
         shape = (1, 32, rows, 1)
         op, x = operation(shape, 32), image(shape)
-        slopes = [image(shape).detach()]
-        want, want_grads, _ = in_fp64(op, x, None, slopes)
+        grad_outputs = [image(shape).detach()]
+        want, want_grads, _ = in_fp64(op, x, None, grad_outputs)
         (result,) = op(x)
         assert relative(result, want) < TOLERANCE
-        (dx,) = torch.autograd.grad(result, [x], slopes)
-        assert (dx.double() - want_grads[0]).norm() < 2e-5 * max(1.0, want_grads[0].norm())
+        (dx,) = torch.autograd.grad(result, [x], grad_outputs)
+        error = (dx.double() - want_grads[0]).norm()  # two nearly equal rows cost digits
+        assert error < 2e-4 * max(1.0, want_grads[0].norm())
 
 
 def test_what_needs_no_gradient_gets_none():
@@ -136,19 +139,19 @@ def test_another_shape_runs_as_the_two():
 def test_what_it_takes():
     def layer(inputs=32, filters=32, kernel=1, **more):
         conv = nn.Conv2d(inputs, filters, kernel, **({"bias": False} | more))
-        return FusedConv(conv, rectifies=False)
+        return FusedConv(conv, relu=False)
 
     x = image((2, 32, 8, 8))
-    assert takes(layer(), x)
-    assert not takes(layer(filters=48), x)
-    assert not takes(layer(bias=True), x)
-    assert not takes(layer(kernel=3, padding=1), x)
-    assert not takes(layer(stride=2), x)
-    assert not takes(layer(groups=2), x)
-    assert not takes(FusedConv(nn.Conv2d(32, 32, 1, bias=False), rectifies=True), x)
-    assert not takes(nn.Conv2d(32, 32, 1, bias=False), x)
-    assert not takes(layer(), x.detach().contiguous())
-    assert not takes(layer(), x.detach().double())
+    assert supports(layer(), x)
+    assert not supports(layer(filters=48), x)
+    assert not supports(layer(bias=True), x)
+    assert not supports(layer(kernel=3, padding=1), x)
+    assert not supports(layer(stride=2), x)
+    assert not supports(layer(groups=2), x)
+    assert not supports(FusedConv(nn.Conv2d(32, 32, 1, bias=False), relu=True), x)
+    assert not supports(nn.Conv2d(32, 32, 1, bias=False), x)
+    assert not supports(layer(), x.detach().contiguous())
+    assert not supports(layer(), x.detach().double())
 
 
 def bottleneck():
@@ -170,7 +173,7 @@ def bottleneck():
 
 @pytest.mark.parametrize("faster", [True, False])
 def test_the_fused_network_joins_the_two_where_that_is_faster(monkeypatch, faster):
-    monkeypatch.setattr(host_tuning, "faster_as_one", lambda both, x: faster)
+    monkeypatch.setattr(autotune, "fused_is_faster", lambda both, x: faster)
     network = bottleneck()
     built = build_modules(network, memory_format=torch.channels_last, overwrite=False)
     x = torch.rand(4, 32, 9, 9).contiguous(memory_format=torch.channels_last)
@@ -189,8 +192,10 @@ def test_the_fused_network_joins_the_two_where_that_is_faster(monkeypatch, faste
     fused = FusedNetwork(built)
     built.load(network.draw(0))
     fused.tune(x)
-    joined = [op for op in fused.operations if isinstance(op, ConvNorm)]
-    assert len(joined) == (3 if faster else 0), "the 1×1s whose results nobody else reads"
+    fused_conv_batch_norm = [op for op in fused.operations if isinstance(op, FusedConvBatchNorm)]
+    assert len(fused_conv_batch_norm) == (3 if faster else 0), (
+        "the 1×1s whose results nobody else reads"
+    )
     for name, value in learned(fused).items():
         # rounding may let another value through a ReLU, one of 20,000
         assert relative(value, plain[name].double()) < (1e-4 if "running" in name else 0.03), name

@@ -8,15 +8,15 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
-from cubemesh.frameworks.pytorch.fused.batch_norm import FusedNorm
-from cubemesh.frameworks.pytorch.fused.conv import FusedConv
-from cubemesh.frameworks.pytorch.fused.dropout import FusedDropout, usable
-from cubemesh.frameworks.pytorch.fused.network import FusedNetwork
-from cubemesh.frameworks.pytorch.fused.pool import FusedPool
+from cubemesh.frameworks.pytorch.fused_network import FusedNetwork
 from cubemesh.frameworks.pytorch.module import build_modules
-from cubemesh.kernels.cpu import cpu_kernels as host_kernels
+from cubemesh.kernels.cpu import cpu_kernels as cpu_kernels
 from cubemesh.kernels.cpu.compiler import lacks_compiler
-from cubemesh.kernels.cpu.cpu_kernels import HostNorm
+from cubemesh.kernels.cpu.cpu_kernels import CpuBatchNorm
+from cubemesh.kernels.fused.batch_norm import FusedBatchNorm
+from cubemesh.kernels.fused.conv import FusedConv
+from cubemesh.kernels.fused.dropout import FusedDropout, usable
+from cubemesh.kernels.fused.pool import FusedMaxPool
 from cubemesh.networks.builder import NetworkBuilder
 
 pytestmark = pytest.mark.skipif(bool(lacks_compiler()), reason=lacks_compiler())
@@ -38,32 +38,32 @@ def in_fp64(*arrays):
 
 
 @pytest.mark.parametrize(
-    ("adds", "rectifies", "readers"),
+    ("add", "relu", "readers"),
     [(0, 0, 1), (0, 1, 1), (0, 1, 2), (1, 1, 1), (1, 1, 2), (1, 0, 3), (0, 0, 2)],
 )
-def test_normalisation(adds, rectifies, readers):
-    draw = random.Random(adds + 2 * rectifies + 4 * readers)
+def test_normalisation(add, relu, readers):
+    draw = random.Random(add + 2 * relu + 4 * readers)
     for channels in (16, 80):
         shape = (draw.randint(1, 5), channels, draw.randint(3, 20), draw.randint(1, 20))
         norm = nn.BatchNorm2d(channels)
         norm.num_batches_tracked = None
         nn.init.normal_(norm.weight)
         nn.init.normal_(norm.bias)
-        op = FusedNorm(norm, adds=bool(adds), rectifies=bool(rectifies), readers=readers)
+        op = FusedBatchNorm(norm, add=bool(add), relu=bool(relu), readers=readers)
         x = image(shape, mean=30.0)
-        given = [x, *([image(shape)] if adds else [])]
-        op.kernels = HostNorm(shape=x.shape, adds=op.adds, rectifies=op.rectifies)
-        slopes = [image(shape).detach() for _ in range(readers)]
+        given = [x, *([image(shape)] if add else [])]
+        op.kernels = CpuBatchNorm(shape=x.shape, add=op.add, relu=op.relu)
+        grad_outputs = [image(shape).detach() for _ in range(readers)]
         own = nn.BatchNorm2d(channels, dtype=torch.float64)
         own.weight.data.copy_(norm.weight)
         own.bias.data.copy_(norm.bias)
         wide = in_fp64(*given)
-        want = own(wide[0]) + (wide[1] if adds else 0)
-        want = want.relu() if rectifies else want
-        slope = sum(s.double() for s in slopes)
-        wanted = torch.autograd.grad(want, [*wide, *own.parameters()], slope)
+        want = own(wide[0]) + (wide[1] if add else 0)
+        want = want.relu() if relu else want
+        grad_output = sum(s.double() for s in grad_outputs)
+        wanted = torch.autograd.grad(want, [*wide, *own.parameters()], grad_output)
         results = op(*given)
-        found = torch.autograd.grad(results, [*given, *norm.parameters()], slopes)
+        found = torch.autograd.grad(results, [*given, *norm.parameters()], grad_outputs)
         errors = [
             relative(*pair) for pair in zip((results[-1], *found), (want, *wanted), strict=True)
         ]
@@ -77,31 +77,31 @@ def test_what_is_no_number_stays_none():
     norm.num_batches_tracked = None
     x = image((2, 16, 3, 3)).detach()
     x[0, 3, 1, 1] = float("nan")
-    op = FusedNorm(norm, adds=False, rectifies=True, readers=1)
-    op.kernels = HostNorm(shape=x.shape, adds=False, rectifies=True)
+    op = FusedBatchNorm(norm, add=False, relu=True, readers=1)
+    op.kernels = CpuBatchNorm(shape=x.shape, add=False, relu=True)
     (y,) = op(x)
     assert bool(y[:, 3].isnan().all())
     assert not bool(y[:, :3].isnan().any())
-    pool = FusedPool(nn.MaxPool2d(2, 1), rectifies=True)
+    pool = FusedMaxPool(nn.MaxPool2d(2, 1), relu=True)
     pool.kernels = True
     assert int(pool(x).isnan().sum()) == 4
 
 
-@pytest.mark.parametrize("rectifies", [False, True])
+@pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize(
     ("kernel", "stride", "padding", "ceil"),
     [(2, 2, 0, False), (3, 2, 1, False), (3, 2, 0, True), (3, 1, 1, False), (5, 3, 2, False)],
 )
-def test_pooling(kernel, stride, padding, ceil, rectifies):
+def test_pooling(kernel, stride, padding, ceil, relu):
     pool = nn.MaxPool2d(kernel, stride, padding, ceil_mode=ceil)
-    op = FusedPool(pool, rectifies=rectifies)
+    op = FusedMaxPool(pool, relu=relu)
     x = image((3, 48, 17, 12), mean=-2.0)
     want = op(x)
-    slope = image(want.shape).detach()
-    (wanted,) = torch.autograd.grad(want, x, slope)
+    grad_output = image(want.shape).detach()
+    (wanted,) = torch.autograd.grad(want, x, grad_output)
     op.kernels = True
     y = op(x)
-    (found,) = torch.autograd.grad(y, x, slope)
+    (found,) = torch.autograd.grad(y, x, grad_output)
     assert torch.equal(y, want)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)  # sums of nine, in any order
     assert y.is_contiguous(memory_format=torch.channels_last)
@@ -111,7 +111,7 @@ def test_of_two_that_tie_the_first_wins_as_pytorchs_does():
     pool = nn.MaxPool2d(3, 2, 1)
     x = torch.ones(1, 16, 7, 7).contiguous(memory_format=torch.channels_last).requires_grad_()
     (want,) = torch.autograd.grad(pool(x).sum(), x)
-    op = FusedPool(pool)
+    op = FusedMaxPool(pool)
     op.kernels = True
     (found,) = torch.autograd.grad(op(x).sum(), x)
     assert torch.equal(found, want)
@@ -121,26 +121,26 @@ def test_of_two_that_tie_the_first_wins_as_pytorchs_does():
 def test_a_convolution_with_its_relu(bias, groups):
     conv = nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=bias, groups=groups)
     conv.to(memory_format=torch.channels_last)
-    op = FusedConv(conv, rectifies=True)
+    op = FusedConv(conv, relu=True)
     op.kernels = True
     x = image((2, 16, 9, 11))
     own = nn.Conv2d(16, 32, 3, 2, 1, bias=bias, groups=groups, dtype=torch.float64)
     own.load_state_dict(conv.state_dict())
     (wide,) = in_fp64(x)
     want, y = own(wide).relu(), op(x)
-    slope = image(y.shape).detach()
-    wanted = torch.autograd.grad(want, [wide, *own.parameters()], slope.double())
-    found = torch.autograd.grad(y, [x, *conv.parameters()], slope)
+    grad_output = image(y.shape).detach()
+    wanted = torch.autograd.grad(want, [wide, *own.parameters()], grad_output.double())
+    found = torch.autograd.grad(y, [x, *conv.parameters()], grad_output)
     errors = [relative(*pair) for pair in zip((y, *found), (want, *wanted), strict=True)]
     assert max(errors) < TOLERANCE, errors
 
 
 def test_what_the_kernels_take():
-    assert host_kernels.usable(image((2, 16, 3, 3)))
-    assert not host_kernels.usable(image((2, 24, 3, 3)))
-    assert not host_kernels.usable(torch.rand(2, 16, 3, 3))
-    assert not host_kernels.usable(image((2, 16, 3, 3)).double())
-    assert not host_kernels.usable(torch.rand(2, 16))
+    assert cpu_kernels.usable(image((2, 16, 3, 3)))
+    assert not cpu_kernels.usable(image((2, 24, 3, 3)))
+    assert not cpu_kernels.usable(torch.rand(2, 16, 3, 3))
+    assert not cpu_kernels.usable(image((2, 16, 3, 3)).double())
+    assert not cpu_kernels.usable(torch.rand(2, 16))
 
 
 def known_answer(place):
@@ -149,7 +149,7 @@ def known_answer(place):
     while least < most:
         middle = (least + most + 1) // 2
         kept = torch.empty_like(ones)
-        host_kernels.library().dropout(
+        cpu_kernels.library().dropout(
             ones.data_ptr(), kept.data_ptr(), ones.numel(), 0, middle, 1.0, 1
         )
         least, most = (middle, most) if kept[place] else (least, middle - 1)
@@ -208,16 +208,14 @@ def test_the_fused_network_runs_as_kernels_and_computes_the_same():
             fused.tune(given)
             for op in fused.operations:
                 if isinstance(op, FusedConv):
-                    op.kernels = op.rectifies
-                if isinstance(op, FusedPool):
+                    op.kernels = op.relu
+                if isinstance(op, FusedMaxPool):
                     op.kernels = True
-                if isinstance(op, FusedNorm):
-                    op.kernels = HostNorm(
-                        shape=torch.Size((4, 32, 6, 6)), adds=False, rectifies=True
-                    )
+                if isinstance(op, FusedBatchNorm):
+                    op.kernels = CpuBatchNorm(shape=torch.Size((4, 32, 6, 6)), add=False, relu=True)
             kinds = [type(op) for op in fused.operations]
-            assert (FusedConv in kinds, FusedPool in kinds) == (True, True)
-            assert fused.lack == ""
+            assert (FusedConv in kinds, FusedMaxPool in kinds) == (True, True)
+            assert fused.unavailable_reason == ""
         built.load(network.draw(0))
         (scores,) = fused(given)
         wanted = list(built.parameters.values())

@@ -6,9 +6,9 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
-from cubemesh.frameworks.pytorch.fused.conv import PASSES, FusedConv
-from cubemesh.kernels.cpu import gemm_conv as conv_products
-from cubemesh.kernels.cpu.autotune import HostTuning
+from cubemesh.kernels.cpu import gemm_conv as gemm_conv
+from cubemesh.kernels.cpu.autotune import CpuAutotuner
+from cubemesh.kernels.fused.conv import PASSES, FusedConv
 
 TOLERANCE = 1e-6
 
@@ -19,7 +19,7 @@ def relative(ours, want):
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(
-    ("channels", "filters", "stride", "bias", "rectifies"),
+    ("channels", "filters", "stride", "bias", "relu"),
     [
         (17, 40, 1, True, True),
         (40, 7, 1, False, False),
@@ -28,20 +28,20 @@ def relative(ours, want):
         (130, 140, (3, 2), False, True),
     ],
 )
-def test_all_passes(channels, filters, stride, bias, rectifies, layout):
+def test_all_passes(channels, filters, stride, bias, relu, layout):
     torch.manual_seed(channels)
     conv = nn.Conv2d(channels, filters, 1, stride, bias=bias).to(memory_format=layout)
     twin = nn.Conv2d(channels, filters, 1, stride, bias=bias, dtype=torch.float64)
     twin.load_state_dict(conv.state_dict())
-    op = FusedConv(conv, rectifies=rectifies)
-    op.by_other = frozenset(PASSES)
+    op = FusedConv(conv, relu=relu)
+    op.alternative_passes = frozenset(PASSES)
     x = torch.randn(3, channels, 7, 6).contiguous(memory_format=torch.channels_last)
     x.requires_grad_()
     wide = x.detach().double().requires_grad_()
-    y, want = op(x), twin(wide).relu() if rectifies else twin(wide)
-    slope = torch.randn(y.shape)
-    found = torch.autograd.grad(y, [x, *conv.parameters()], slope)
-    wanted = torch.autograd.grad(want, [wide, *twin.parameters()], slope.double())
+    y, want = op(x), twin(wide).relu() if relu else twin(wide)
+    grad_output = torch.randn(y.shape)
+    found = torch.autograd.grad(y, [x, *conv.parameters()], grad_output)
+    wanted = torch.autograd.grad(want, [wide, *twin.parameters()], grad_output.double())
     errors = [relative(*pair) for pair in zip((y, *found), (want, *wanted), strict=True)]
     assert max(errors) < TOLERANCE, errors
     assert y.is_contiguous(memory_format=torch.channels_last)
@@ -66,21 +66,21 @@ def test_the_weight_gradient_of_larger_kernels(
     conv.to(memory_format=layout)
     twin = nn.Conv2d(channels, filters, kernel, stride, padding, bias=bias, dtype=torch.float64)
     twin.load_state_dict(conv.state_dict())
-    op = FusedConv(conv, rectifies=False)
-    assert op.offered == {"weight"}
-    op.by_other = frozenset({"weight"})
+    op = FusedConv(conv, relu=False)
+    assert op.supported_passes == {"weight"}
+    op.alternative_passes = frozenset({"weight"})
     x = torch.randn(3, channels, 8, 9).contiguous(memory_format=torch.channels_last)
     y, want = op(x), twin(x.double())
-    slope = torch.randn(y.shape)
-    found = torch.autograd.grad(y, list(conv.parameters()), slope)
-    wanted = torch.autograd.grad(want, list(twin.parameters()), slope.double())
+    grad_output = torch.randn(y.shape)
+    found = torch.autograd.grad(y, list(conv.parameters()), grad_output)
+    wanted = torch.autograd.grad(want, list(twin.parameters()), grad_output.double())
     assert max(relative(*pair) for pair in zip(found, wanted, strict=True)) < TOLERANCE
     assert found[0].stride() == conv.weight.stride()
 
 
 def test_what_it_takes():
-    assert conv_products.takes(nn.Conv2d(16, 5, 1, stride=2)) == frozenset(PASSES)
-    assert conv_products.takes(nn.Conv2d(16, 5, 3, stride=2, padding=1)) == {"weight"}
+    assert gemm_conv.supports(nn.Conv2d(16, 5, 1, stride=2)) == frozenset(PASSES)
+    assert gemm_conv.supports(nn.Conv2d(16, 5, 3, stride=2, padding=1)) == {"weight"}
     for other in (
         {"in_channels": 3},
         {"groups": 2},
@@ -89,14 +89,14 @@ def test_what_it_takes():
         {"padding_mode": "reflect"},
     ):
         settings = {"in_channels": 16, "out_channels": 4, "kernel_size": 3, **other}
-        assert not conv_products.takes(nn.Conv2d(**settings)), other
+        assert not gemm_conv.supports(nn.Conv2d(**settings)), other
 
 
 def test_it_is_tried_in_channels_last_alone():
     for layout, tried in ((torch.channels_last, True), (torch.contiguous_format, False)):
-        tuning = HostTuning()
+        tuning = CpuAutotuner()
         x = torch.rand(2, 16, 8, 8).contiguous(memory_format=layout)
         with torch.no_grad():
-            tuning.choose(FusedConv(nn.Conv2d(16, 32, 1), rectifies=False), x)
+            tuning.choose(FusedConv(nn.Conv2d(16, 32, 1), relu=False), x)
         assert bool(tuning._passes) is tried
-        assert tuning.lack == ""
+        assert tuning.unavailable_reason == ""

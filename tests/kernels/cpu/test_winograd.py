@@ -9,9 +9,9 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from cubemesh.frameworks.pytorch.fused.conv import PASSES
 from cubemesh.kernels.cpu import winograd
 from cubemesh.kernels.cpu.compiler import lacks_compiler
+from cubemesh.kernels.fused.conv import PASSES
 
 compiled = pytest.mark.skipif(bool(lacks_compiler()), reason=lacks_compiler())
 TOLERANCE = 2e-6
@@ -39,20 +39,20 @@ def layer(weight, bias, padding):
     return conv
 
 
-def passes(x, weight, bias, slope, padding):
+def passes(x, weight, bias, grad_output, padding):
     """Result and gradients as the kernels compute them."""
     conv = layer(weight, bias, padding)
     with torch.no_grad():
         y = winograd.convolve(x, conv)
-        dx = winograd.input_gradient(slope, conv, tuple(x.shape[2:]))
-        return y, dx, *winograd.weight_gradient(x, slope, conv)
+        dx = winograd.input_gradient(grad_output, conv, tuple(x.shape[2:]))
+        return y, dx, *winograd.weight_gradient(x, grad_output, conv)
 
 
-def direct(x, weight, bias, slope, padding):
+def direct(x, weight, bias, grad_output, padding):
     """The same by PyTorch."""
     given = [array.detach().requires_grad_() for array in (x, weight, bias)]
     y = F.conv2d(*given, padding=padding)
-    return y.detach(), *torch.autograd.grad(y, given, slope)
+    return y.detach(), *torch.autograd.grad(y, given, grad_output)
 
 
 @pytest.fixture
@@ -87,9 +87,9 @@ def test_all_passes(shape, filters, padding, number, threads):
     for layout in (torch.contiguous_format, torch.channels_last):
         weight = weight.contiguous(memory_format=layout)
         size = [n + 2 * p - 2 for n, p in zip(shape[2:], padding, strict=True)]
-        slope = image(shape[0], filters, *size)
-        found = passes(x, weight, bias, slope, padding)
-        wide = [array.double() for array in (x, weight, bias, slope)]
+        grad_output = image(shape[0], filters, *size)
+        found = passes(x, weight, bias, grad_output, padding)
+        wide = [array.double() for array in (x, weight, bias, grad_output)]
         wanted = direct(*wide, padding)
         errors = [relative(*pair) for pair in zip(found, wanted, strict=True)]
         assert max(errors) < TOLERANCE, errors
@@ -100,8 +100,8 @@ def test_all_passes(shape, filters, padding, number, threads):
 @compiled
 def test_errors_stand_to_a_direct_convolutions_as_is_stated():
     torch.manual_seed(0)
-    x, weight, slope = image(2, 256, 12, 12), torch.randn(64, 256, 3, 3), image(2, 64, 12, 12)
-    given = (x, weight, torch.zeros(64), slope)
+    x, weight, grad_output = image(2, 256, 12, 12), torch.randn(64, 256, 3, 3), image(2, 64, 12, 12)
+    given = (x, weight, torch.zeros(64), grad_output)
     wanted = direct(*[array.double() for array in given], (1, 1))
     for ours, own, want in zip(passes(*given, (1, 1)), direct(*given, (1, 1)), wanted, strict=True):
         assert relative(ours, want) < TIMES * relative(own, want) + 1e-8
@@ -115,7 +115,7 @@ def test_a_rectified_result_without_a_bias():
     torch.manual_seed(1)
     x, weight = image(2, 32, 6, 7), torch.randn(16, 32, 3, 3)
     x[0, 3, 2, 2] = float("nan")
-    y = winograd.convolve(x, layer(weight, None, (1, 1)), rectifies=True)
+    y = winograd.convolve(x, layer(weight, None, (1, 1)), relu=True)
     want = F.conv2d(x.double(), weight.double(), padding=1).relu()
     assert bool(y[0, :, 1:4, 1:4].isnan().all())  # what is no number stays none
     assert relative(y[1], want[1]) < TOLERANCE
@@ -135,12 +135,17 @@ def test_nothing_outside_of_the_arrays_is_touched(channels, number, threads):
         whole = torch.full((count + 2 * GUARD,), float("nan"))
         return whole, whole[GUARD : GUARD + count]
 
-    x, weight, slope = image(2, channels, 5, 6), torch.randn(channels, channels, 3, 3), None
-    slope = image(2, channels, 5, 6)
+    x, weight, grad_output = image(2, channels, 5, 6), torch.randn(channels, channels, 3, 3), None
+    grad_output = image(2, channels, 5, 6)
     sizes = winograd._sizes(x, (channels, 5, 6), (1, 1))
     strides = winograd._longs(weight.stride())
     wholes, given = [], []
-    for array in (x.permute(0, 2, 3, 1), weight, slope.permute(0, 2, 3, 1), torch.zeros(channels)):
+    for array in (
+        x.permute(0, 2, 3, 1),
+        weight,
+        grad_output.permute(0, 2, 3, 1),
+        torch.zeros(channels),
+    ):
         whole, inner = guarded(array.numel())
         inner.copy_(array.flatten())
         wholes.append(whole)
@@ -158,7 +163,7 @@ def test_nothing_outside_of_the_arrays_is_touched(channels, number, threads):
     for whole in [*wholes, *(whole for whole, _ in made + works)]:
         assert bool(whole[:GUARD].isnan().all())
         assert bool(whole[-GUARD:].isnan().all())
-    wanted = direct(x, weight, torch.zeros(channels), slope, (1, 1))
+    wanted = direct(x, weight, torch.zeros(channels), grad_output, (1, 1))
     y, dweight, dbias = (inner for _, inner in made)
     assert relative(y.view(2, 5, 6, channels).permute(0, 3, 1, 2), wanted[0].double()) < 1e-5
     assert relative(dweight.view(weight.shape), wanted[2].double()) < 1e-5
@@ -169,8 +174,8 @@ def test_nothing_outside_of_the_arrays_is_touched(channels, number, threads):
 def test_threads_may_call_at_once_and_get_the_same(threads):
     threads(2)
     torch.manual_seed(2)
-    x, weight, slope = image(6, 32, 12, 12), torch.randn(32, 32, 3, 3), image(6, 32, 12, 12)
-    given = (x, weight, torch.zeros(32), slope, (1, 1))
+    x, weight, grad_output = image(6, 32, 12, 12), torch.randn(32, 32, 3, 3), image(6, 32, 12, 12)
+    given = (x, weight, torch.zeros(32), grad_output, (1, 1))
     want = passes(*given)
     with ThreadPoolExecutor(3) as pool:
         for found in pool.map(lambda _: passes(*given), range(6)):
@@ -178,7 +183,7 @@ def test_threads_may_call_at_once_and_get_the_same(threads):
 
 
 def test_what_it_takes():
-    assert winograd.takes(nn.Conv2d(16, 32, 3, padding=1, device="meta")) == frozenset(PASSES)
+    assert winograd.supports(nn.Conv2d(16, 32, 3, padding=1, device="meta")) == frozenset(PASSES)
     others = (
         {"kernel_size": 1},
         {"stride": 2},
@@ -192,4 +197,4 @@ def test_what_it_takes():
     )
     for other in others:
         settings = {"in_channels": 32, "out_channels": 32, "kernel_size": 3, **other}
-        assert not winograd.takes(nn.Conv2d(**settings, device="meta")), other
+        assert not winograd.supports(nn.Conv2d(**settings, device="meta")), other

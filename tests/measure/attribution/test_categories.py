@@ -108,11 +108,11 @@ def test_a_name_that_was_seen_has_its_category(category, name):
     assert category_of(name) == category
 
 
-OWN = {"pool": POOLING, "convolution": CONVOLUTION, "batch_norm": POINTWISE, "crop": POINTWISE}
+OWN = {"pool": POOLING, "conv": CONVOLUTION, "batch_norm": POINTWISE, "crop": POINTWISE}
 """A word in the name of a Triton kernel → its category."""
 KERNELS = {
     name
-    for file in (Path(cubemesh.kernels.__file__).parent / "triton").glob("*.py")
+    for file in (Path(cubemesh.kernels.__file__).parent / "triton").rglob("*.py")
     for name in re.findall(r"^def (\w+_kernel)\(", file.read_text(), re.MULTILINE)
 }
 

@@ -30,7 +30,7 @@ from cubemesh.frameworks.pytorch.compiled import STRATEGIES, is_out_of_memory, p
 from cubemesh.frameworks.pytorch.distributed.buckets import GradientBuckets, without_gradients
 from cubemesh.frameworks.pytorch.distributed.group import join
 from cubemesh.frameworks.pytorch.distributed.launch import launch
-from cubemesh.frameworks.pytorch.fused.network import FusedNetwork
+from cubemesh.frameworks.pytorch.fused_network import FusedNetwork
 from cubemesh.frameworks.pytorch.input.host_to_device import Placed, narrow_types
 from cubemesh.frameworks.pytorch.precision.loss_scaling import DynamicScaling
 from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
@@ -83,7 +83,7 @@ class CapturedProgram(PyTorchProgram):
         """See `SupportsCapture`."""
         if not self._why_not and self._rate_changed and self._graph is None:
             return "its learning rate changes from step to step, and a recorded step has one rate"
-        return "; ".join(filter(None, (self._why_not, self.fused.lack)))
+        return "; ".join(filter(None, (self._why_not, self.fused.unavailable_reason)))
 
     def _reason(self) -> str:
         if not isinstance(self._work, (TrainSteps, Train)):

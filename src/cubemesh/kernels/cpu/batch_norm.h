@@ -1,5 +1,5 @@
 // Batch normalisation with what follows it, in parts, for kernels that normalise arrays as they lie
-// (host_kernels.cpp) or as products of matrices make them (host_products.cpp).
+// (cpu_kernels.cpp) or as products of matrices make them (conv_batch_norm.cpp).
 //
 // Arrays lie in channels-last, rows (batch, height, width) by channels, in float32; channels come
 // sixteen at a time. Sums are of differences from a value near the mean, in float32 over a few rows
@@ -86,7 +86,7 @@ struct Running {
 
 // Mean, 1 / standard deviation and weight · that of channel `c` from the sums of differences from
 // `pivot` and of their squares; moves the running statistics.
-void settle(const std::vector<Sums>& found, const Norm& n, const Running& running, float pivot,
+void finish_statistics(const std::vector<Sums>& found, const Norm& n, const Running& running, float pivot,
             float* mean, float* rstd, float* scale, long c) {
     const double shift = total(found, c) / n.rows;
     const double variance = std::max(total(found, n.channels + c) / n.rows - shift * shift, 0.0);
@@ -99,22 +99,22 @@ void settle(const std::vector<Sums>& found, const Norm& n, const Running& runnin
 }
 
 // Of `wide` · 16 channels at once: their bits are one store.
-template <bool adds, bool rectifies, int wide>
+template <bool add, bool relu, int wide>
 inline void normalise_few(const Norm& n, const float* x, const float* residual, float* y,
                           uint16_t* bits, const float* scale, long at, long c) {
     uint64_t word = 0;
 #pragma GCC unroll 4
     for (int i = 0; i < wide; i++, c += lanes) {
         values v = (load(x + at + c) - load(n.mean + c)) * load(scale + c) + load(n.bias + c);
-        if (adds) v += load(residual + at + c);
-        if (adds && rectifies) word |= uint64_t(passes(v)) << (i * lanes);
-        if (rectifies) v = v < 0 ? values{} : v;  // what is no number stays none
+        if (add) v += load(residual + at + c);
+        if (add && relu) word |= uint64_t(passes(v)) << (i * lanes);
+        if (relu) v = v < 0 ? values{} : v;  // what is no number stays none
         store(y + at + c, v);
     }
-    if (adds && rectifies) std::memcpy(bits + (at + c) / lanes - wide, &word, wide * sizeof(*bits));
+    if (add && relu) std::memcpy(bits + (at + c) / lanes - wide, &word, wide * sizeof(*bits));
 }
 
-template <bool adds, bool rectifies>
+template <bool add, bool relu>
 void normalise(const Norm& n, const float* x, const float* residual, float* y, uint16_t* bits,
                const float* scale, long first, long end) {
     constexpr int wide = 4;
@@ -122,9 +122,9 @@ void normalise(const Norm& n, const float* x, const float* residual, float* y, u
         const long at = row * n.channels;
         long c = 0;
         for (; c + wide * lanes <= n.channels; c += wide * lanes)
-            normalise_few<adds, rectifies, wide>(n, x, residual, y, bits, scale, at, c);
+            normalise_few<add, relu, wide>(n, x, residual, y, bits, scale, at, c);
         for (; c < n.channels; c += lanes)
-            normalise_few<adds, rectifies, 1>(n, x, residual, y, bits, scale, at, c);
+            normalise_few<add, relu, 1>(n, x, residual, y, bits, scale, at, c);
     }
 }
 
@@ -136,12 +136,12 @@ struct Given {
 };
 
 // The gradient of what was normalised: what the readers send back, where the ReLU let it through.
-template <bool two, bool adds, bool rectifies>
-inline values slope_at(const Norm& n, const Given& given, long at, long c) {
+template <bool two, bool add, bool relu>
+inline values gradient_at(const Norm& n, const Given& given, long at, long c) {
     values g = load(given.one + at + c);
     if (two) g += load(given.other + at + c);
-    if (rectifies && adds) return where(given.bits[(at + c) / lanes], g);
-    if (rectifies) {
+    if (relu && add) return where(given.bits[(at + c) / lanes], g);
+    if (relu) {
         const values v = (load(given.x + at + c) - load(n.mean + c)) * load(given.scale + c);
         g = v + load(n.bias + c) <= 0 ? values{} : g;
     }
@@ -149,15 +149,15 @@ inline values slope_at(const Norm& n, const Given& given, long at, long c) {
 }
 
 // Its sums; with a residual it is that one's gradient, and is written to `dresidual`.
-template <bool two, bool adds, bool rectifies>
-void slope_sums(const Norm& n, const Given& given, float* dresidual, Sums& sums, long first,
+template <bool two, bool add, bool relu>
+void gradient_sums(const Norm& n, const Given& given, float* dresidual, Sums& sums, long first,
                 long end) {
     for (long row = first; row < end; row++) {
         const long at = row * n.channels;
         float *plain = sums.narrow.data(), *weighted = plain + n.channels;
         for (long c = 0; c < n.channels; c += lanes) {
-            values g = slope_at<two, adds, rectifies>(n, given, at, c);
-            if (adds) store(dresidual + at + c, g);
+            values g = gradient_at<two, add, relu>(n, given, at, c);
+            if (add) store(dresidual + at + c, g);
             store(plain + c, load(plain + c) + g);
             store(weighted + c, load(weighted + c) + g * (load(given.x + at + c) - load(n.mean + c)));
         }
@@ -167,7 +167,7 @@ void slope_sums(const Norm& n, const Given& given, float* dresidual, Sums& sums,
 }
 
 // The gradients of weight and bias of channel `c`, and the means that the next needs, from the sums.
-void settle_slopes(const std::vector<Sums>& found, const Norm& n, float* dweight, float* dbias,
+void finish_gradients(const std::vector<Sums>& found, const Norm& n, float* dweight, float* dbias,
                    float* means, long c) {
     const double plain = total(found, c), weighted = total(found, n.channels + c) * n.rstd[c];
     dbias[c] = float(plain);
@@ -178,15 +178,15 @@ void settle_slopes(const std::vector<Sums>& found, const Norm& n, float* dweight
 
 // The gradient of x, of rows from `end` down to `first`, which are in the cache still; rows of `dx`
 // begin with `first` and lie `step` values apart.
-template <bool two, bool adds, bool rectifies>
-void slope_of_x(const Norm& n, const Given& given, const float* dresidual, const float* means,
+template <bool two, bool add, bool relu>
+void gradient_of_x(const Norm& n, const Given& given, const float* dresidual, const float* means,
                 float* dx, long step, long first, long end) {
     const float *plain = means, *weighted = means + n.channels;
     for (long row = end - 1; row >= first; row--) {
         const long at = row * n.channels;
         for (long c = 0; c < n.channels; c += lanes) {
-            values g = adds ? load(dresidual + at + c)
-                            : slope_at<two, adds, rectifies>(n, given, at, c);
+            values g = add ? load(dresidual + at + c)
+                            : gradient_at<two, add, relu>(n, given, at, c);
             values away = (load(given.x + at + c) - load(n.mean + c)) * load(weighted + c);
             store(dx + (row - first) * step + c, (g - load(plain + c) - away) * load(given.scale + c));
         }
@@ -197,17 +197,17 @@ using Normalise = decltype(&normalise<false, false>);
 constexpr Normalise normalises[4] = {
     normalise<false, false>, normalise<false, true>, normalise<true, false>, normalise<true, true>,
 };
-using SlopeSums = decltype(&slope_sums<false, false, false>);
-constexpr SlopeSums slope_sums_of[8] = {
-    slope_sums<false, false, false>, slope_sums<false, false, true>, slope_sums<false, true, false>,
-    slope_sums<false, true, true>,   slope_sums<true, false, false>, slope_sums<true, false, true>,
-    slope_sums<true, true, false>,   slope_sums<true, true, true>,
+using GradientSums = decltype(&gradient_sums<false, false, false>);
+constexpr GradientSums gradient_sums_of[8] = {
+    gradient_sums<false, false, false>, gradient_sums<false, false, true>, gradient_sums<false, true, false>,
+    gradient_sums<false, true, true>,   gradient_sums<true, false, false>, gradient_sums<true, false, true>,
+    gradient_sums<true, true, false>,   gradient_sums<true, true, true>,
 };
-using SlopeOfX = decltype(&slope_of_x<false, false, false>);
-constexpr SlopeOfX slopes_of_x[8] = {
-    slope_of_x<false, false, false>, slope_of_x<false, false, true>, slope_of_x<false, true, false>,
-    slope_of_x<false, true, true>,   slope_of_x<true, false, false>, slope_of_x<true, false, true>,
-    slope_of_x<true, true, false>,   slope_of_x<true, true, true>,
+using GradientOfX = decltype(&gradient_of_x<false, false, false>);
+constexpr GradientOfX gradients_of_x[8] = {
+    gradient_of_x<false, false, false>, gradient_of_x<false, false, true>, gradient_of_x<false, true, false>,
+    gradient_of_x<false, true, true>,   gradient_of_x<true, false, false>, gradient_of_x<true, false, true>,
+    gradient_of_x<true, true, false>,   gradient_of_x<true, true, true>,
 };
 
 }  // namespace

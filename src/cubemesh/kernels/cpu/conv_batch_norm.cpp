@@ -1,7 +1,7 @@
 // A 1×1 convolution with the batch normalisation after it and what follows that, for a CPU.
 //
 //     forward    y = x Wᵀ and its sums │ result = relu((y − mean) · scale + bias + residual)
-//     backward   slope, its sums │ by blocks of rows: gradient of y; of x: that · W; of W: thatᵀ x
+//     backward   gradient, its sums │ by blocks of rows: gradient of y; of x: that · W; of W: thatᵀ x
 //
 // At a │ the threads meet. The sums are taken of what lies in the cache still, and the gradient of
 // y never leaves it: a reading of y is spared forward, two and a writing backward.
@@ -55,24 +55,24 @@ const auto nobody = [](long, long) {};
 extern "C" {
 
 // Values that the two below need to work in.
-long product_norm_floats(long rows, long from, long to, int gradient, int threads) {
+long conv_batch_norm_floats(long rows, long from, long to, int gradient, int threads) {
     const Shape s{rows, from, to};
     return from * to + threads * (s.copy() + (gradient ? s.panel() + from * to : 0));
 }
 
 // `y`, what the convolution makes, and `result`, with mean and 1 / standard deviation; the rest as
-// of norm_forward. `work` is of product_norm_floats(…, 0, threads).
-void product_norm_forward(const float* x, const float* filters, const float* residual, float* y,
+// of batch_norm_forward. `work` is of conv_batch_norm_floats(…, 0, threads).
+void conv_batch_norm_forward(const float* x, const float* filters, const float* residual, float* y,
                           float* result, uint16_t* bits, const float* weight, const float* bias,
                           float* running_mean, float* running_var, float* mean, float* rstd,
                           float* work, long rows, long from, long to, float epsilon,
-                          float momentum, int rectifies, int threads) {
+                          float momentum, int relu, int threads) {
     const Shape s{rows, from, to};
     const Norm n{weight, bias, mean, rstd, rows, to};
     const Running running{running_mean, running_var, epsilon, momentum};
     std::vector<Sums> found(threads, Sums(to));
     std::vector<float> pivot(to), scale(to);
-    const Normalise run = normalises[2 * (residual != nullptr) + rectifies];
+    const Normalise run = normalises[2 * (residual != nullptr) + relu];
 #pragma omp parallel num_threads(threads)
     {
         const int t = omp_get_thread_num(), all = omp_get_num_threads();
@@ -104,53 +104,53 @@ void product_norm_forward(const float* x, const float* filters, const float* res
 #pragma omp barrier
 #pragma omp for
         for (long c = 0; c < to; c++)
-            settle(found, n, running, pivot[c], mean, rstd, scale.data(), c);
+            finish_statistics(found, n, running, pivot[c], mean, rstd, scale.data(), c);
         run(n, y, residual, result, bits, scale.data(), first, end);
     }
 }
 
-// The gradients of x (may be null: not wanted), of the filters, and the rest as of norm_backward;
-// `y` is what the convolution made. `work` is of product_norm_floats(…, 1, threads).
-void product_norm_backward(const float* one, const float* other, const float* x,
+// The gradients of x (may be null: not wanted), of the filters, and the rest as of batch_norm_backward;
+// `y` is what the convolution made. `work` is of conv_batch_norm_floats(…, 1, threads).
+void conv_batch_norm_backward(const float* one, const float* other, const float* x,
                            const float* filters, const float* y, const uint16_t* bits,
                            const float* weight, const float* bias, const float* mean,
                            const float* rstd, float* dx, float* dfilters, float* dresidual,
                            float* dweight, float* dbias, float* work, long rows, long from,
-                           long to, int rectifies, int threads) {
+                           long to, int relu, int threads) {
     const Shape s{rows, from, to};
     const Norm n{weight, bias, mean, rstd, rows, to};
     std::vector<Sums> found(threads, Sums(to));
     std::vector<float> scale(to), means(2 * to);
     for (long c = 0; c < to; c++) scale[c] = weight[c] * rstd[c];
     const Given given{one, other, y, bits, scale.data()};
-    const int which = 4 * (other != nullptr) + 2 * (dresidual != nullptr) + rectifies;
-    const float* slopes = dresidual != nullptr ? dresidual : one;
+    const int which = 4 * (other != nullptr) + 2 * (dresidual != nullptr) + relu;
+    const float* gradients = dresidual != nullptr ? dresidual : one;
     float *copies = work + from * to, *panels = copies + threads * s.copy();
     float* sums = panels + threads * s.panel();
 #pragma omp parallel num_threads(threads)
     {
         const int t = omp_get_thread_num(), all = omp_get_num_threads();
-        const Rows<float> slope{copies + t * s.copy(), to + lanes};
+        const Rows<float> gradient{copies + t * s.copy(), to + lanes};
         float* mine = sums + t * from * to;
         long first, end;
         share(rows, t, all, first, end, group);
-        slope_sums_of[which](n, given, dresidual, found[t], first, end);
+        gradient_sums_of[which](n, given, dresidual, found[t], first, end);
         if (dx != nullptr) pack(filters, to, from, true, work, t, all);
         std::fill(mine, mine + from * to, 0.f);
 #pragma omp barrier
 #pragma omp for
-        for (long c = 0; c < to; c++) settle_slopes(found, n, dweight, dbias, means.data(), c);
+        for (long c = 0; c < to; c++) finish_gradients(found, n, dweight, dbias, means.data(), c);
         for (long last = end, row; last > first; last = row) {  // the last are in the cache still
             row = std::max(first, last - s.block());
             const long count = last - row, next = std::max(first, row - s.block());
-            slopes_of_x[which](n, given, dresidual, means.data(), slope.at, slope.step, row, last);
-            const Rows<const float> made{slope.at, slope.step};
+            gradients_of_x[which](n, given, dresidual, means.data(), gradient.at, gradient.step, row, last);
+            const Rows<const float> made{gradient.at, gradient.step};
             Ahead none, ahead;  // beside the first product it costs more than it brings
             if (dx != nullptr)
                 product(made, work, to, from, {dx + row * from, from}, count, none, nobody);
             ahead.add(y + next * to, (row - next) * to);
             ahead.add(x + next * from, (row - next) * from);
-            ahead.add(slopes + next * to, (row - next) * to);
+            ahead.add(gradients + next * to, (row - next) * to);
             correlate_all(made, to, {x + row * from, from}, from, count, panels + t * s.panel(),
                           mine, ahead);
         }

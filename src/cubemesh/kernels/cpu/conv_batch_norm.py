@@ -1,11 +1,11 @@
-"""A 1×1 convolution and the batch normalisation after it as one operation, on a CPU.
+"""Fused 1×1 convolution and batch normalisation on a CPU.
 
-    result = relu(norm(conv(x)) + residual)        the last two at will
+    result = relu(norm(conv(x)) + residual)        residual and ReLU optional
 
-Apart, the normalisation reads what the convolution has just written to take its sums; in the
-backward pass it writes a gradient that the convolution reads twice. `conv_batch_norm.cpp` does both
-while the rows lie in the cache. It takes float32 in channels-last, channels in multiples of 32,
-and is used where it was measured to be faster than the two apart, each in its own fastest way.
+Unfused, the normalisation reads the convolution's result again for its sums, and in the backward
+pass it writes a gradient that the convolution reads twice. `conv_batch_norm.cpp` does both while
+the rows are in the cache. fp32, channels-last, channels in multiples of 32; used where it measured
+faster than the two separately, each in its own fastest way.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cubemesh.frameworks.pytorch.fused.batch_norm import (
-    FusedNorm,
+from cubemesh.kernels.cpu.compiler import declared_library
+from cubemesh.kernels.cpu.cpu_kernels import CpuBatchNorm, address, usable
+from cubemesh.kernels.fused.batch_norm import (
+    FusedBatchNorm,
     Readers,
-    as_rows,
-    for_each_reader,
+    channels_last,
+    once_per_reader,
     two_at_most,
 )
-from cubemesh.frameworks.pytorch.fused.conv import FusedConv
-from cubemesh.kernels.cpu.compiler import declared_library
-from cubemesh.kernels.cpu.cpu_kernels import HostNorm, address, usable
+from cubemesh.kernels.fused.conv import FusedConv
 
 SOURCE = Path(__file__).with_name("conv_batch_norm.cpp")
 PANEL = 32
-"""Channels that are multiplied at once."""
+"""Channels multiplied at once."""
 
 _P, _L, _I, _F = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 _ARGUMENTS: dict[str, list[Any]] = {
-    "product_norm_floats": [_L, _L, _L, _I, _I],
-    "product_norm_forward": [*[_P] * 13, _L, _L, _L, _F, _F, _I, _I],
-    "product_norm_backward": [*[_P] * 16, _L, _L, _L, _I, _I],
+    "conv_batch_norm_floats": [_L, _L, _L, _I, _I],
+    "conv_batch_norm_forward": [*[_P] * 13, _L, _L, _L, _F, _F, _I, _I],
+    "conv_batch_norm_backward": [*[_P] * 16, _L, _L, _L, _I, _I],
 }
 
 
 @cache
 def library() -> ctypes.CDLL:
-    """The kernels, compiled for this CPU. OSError where that is not possible."""
+    """The kernels, compiled for this CPU. OSError where that is impossible."""
     found = declared_library(SOURCE, _ARGUMENTS)
-    found.product_norm_floats.restype = ctypes.c_long
+    found.conv_batch_norm_floats.restype = ctypes.c_long
     return found
 
 
-def takes(op: nn.Module, x: Tensor) -> bool:
-    """Whether a layer is a convolution that could be computed so, on arrays like x."""
-    if not isinstance(op, FusedConv) or op.rectifies or not usable(x):
+def supports(op: nn.Module, x: Tensor) -> bool:
+    """Whether the kernels support a layer, on arrays like x."""
+    if not isinstance(op, FusedConv) or op.relu or not usable(x):
         return False
     conv = op.conv
     return (
@@ -63,21 +63,21 @@ def takes(op: nn.Module, x: Tensor) -> bool:
     )
 
 
-class ConvNorm(nn.Module):
-    """The two as one for inputs of `shape`, and apart for any other."""
+class FusedConvBatchNorm(nn.Module):
+    """Both as one for inputs of `shape`, separately for any other."""
 
-    def __init__(self, conv: FusedConv, norm: FusedNorm, shape: torch.Size) -> None:
+    def __init__(self, conv: FusedConv, norm: FusedBatchNorm, shape: torch.Size) -> None:
         super().__init__()
         self.conv, self.norm, self.shape = conv, norm, shape
-        made = torch.Size((shape[0], conv.conv.out_channels, *shape[2:]))
-        self.kernels = HostNorm(shape=made, adds=norm.adds, rectifies=norm.rectifies)
+        shape_out = torch.Size((shape[0], conv.conv.out_channels, *shape[2:]))
+        self.kernels = CpuBatchNorm(shape=shape_out, add=norm.add, relu=norm.relu)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Readers:
-        """(batch, channels, height, width), and (batch, filters, height, width) → the latter, for
-        each reader."""
+        """(batch, channels, height, width), and (batch, filters, height, width) → the latter,
+        once per reader."""
         if x.shape != self.shape:
-            apart: Readers = self.norm(self.conv(x), residual)
-            return apart
+            separate: Readers = self.norm(self.conv(x), residual)
+            return separate
         norm = self.norm.norm
         results: Readers = _ConvNorm.apply(  # type: ignore[no-untyped-call]
             x, residual, self.conv.conv.weight, norm.weight, norm.bias, self
@@ -96,42 +96,42 @@ class _ConvNorm(torch.autograd.Function):
         filters: Tensor,
         weight: Tensor,
         bias: Tensor,
-        op: ConvNorm,
+        op: FusedConvBatchNorm,
     ) -> Readers:
         norm, threads = op.norm.norm, torch.get_num_threads()
-        x, residual = as_rows(x), None if residual is None else as_rows(residual)
+        x, residual = channels_last(x), None if residual is None else channels_last(residual)
         y = torch.empty(op.kernels.shape, memory_format=torch.channels_last)
         result, bits = torch.empty_like(y), op.kernels.bits(y)
         mean, rstd = torch.empty_like(weight), torch.empty_like(weight)
         sizes = _sizes(x, filters)
-        work = torch.empty(library().product_norm_floats(*sizes, False, threads))
+        work = torch.empty(library().conv_batch_norm_floats(*sizes, False, threads))
         arrays = (
             x, filters, residual, y, result, bits, weight, bias, norm.running_mean,
             norm.running_var, mean, rstd, work,
         )  # fmt: skip
-        library().product_norm_forward(
-            *map(address, arrays), *sizes, norm.eps, norm.momentum, op.norm.rectifies, threads
+        library().conv_batch_norm_forward(
+            *map(address, arrays), *sizes, norm.eps, norm.momentum, op.norm.relu, threads
         )
         ctx.save_for_backward(x, filters, y, bits, weight, bias, mean, rstd)
         ctx.op = op
-        return for_each_reader(result, op.norm.readers)
+        return once_per_reader(result, op.norm.readers)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
         x, filters, y, bits, weight, bias, mean, rstd = ctx.saved_tensors
         norm, threads = ctx.op.norm, torch.get_num_threads()
-        one, *other = two_at_most(slopes)
+        one, *other = two_at_most(grad_outputs)
         dx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
         dfilters = torch.empty_like(filters)
-        dresidual = torch.empty_like(y) if norm.adds else None
+        dresidual = torch.empty_like(y) if norm.add else None
         dweight, dbias = torch.empty_like(weight), torch.empty_like(bias)
         sizes = _sizes(x, filters)
-        work = torch.empty(library().product_norm_floats(*sizes, True, threads))
+        work = torch.empty(library().conv_batch_norm_floats(*sizes, True, threads))
         arrays = (
             one, other[0] if other else None, x, filters, y, bits, weight, bias, mean, rstd,
             dx, dfilters, dresidual, dweight, dbias, work,
         )  # fmt: skip
-        library().product_norm_backward(*map(address, arrays), *sizes, norm.rectifies, threads)
+        library().conv_batch_norm_backward(*map(address, arrays), *sizes, norm.relu, threads)
         return dx, dresidual, dfilters, dweight, dbias, None
 
 

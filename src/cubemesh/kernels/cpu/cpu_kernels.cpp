@@ -2,7 +2,7 @@
 // over memory as it can do with.
 //
 //     norm forward    sums of x │ y = relu((x − mean) · scale + bias + residual)     read, read, write
-//     norm backward   slope where y > 0, its sums │ gradient of x                    the same
+//     norm backward   gradient where y > 0, its sums │ gradient of x                    the same
 //
 // At a │ the threads meet. How arrays lie, and the parts of a normalisation: batch_norm.h. A thread has
 // rows of its own, one after the other as they lie in memory.
@@ -61,15 +61,15 @@ extern "C" {
 
 // y, mean and 1 / standard deviation from x; moves the running statistics. `residual` may be null;
 // with one, `bits` are kept of what the ReLU let through.
-void norm_forward(const float* x, const float* residual, float* y, uint16_t* bits,
+void batch_norm_forward(const float* x, const float* residual, float* y, uint16_t* bits,
                   const float* weight, const float* bias, float* running_mean, float* running_var,
                   float* mean, float* rstd, long rows, long channels, float epsilon, float momentum,
-                  int rectifies, int threads) {
+                  int relu, int threads) {
     const Norm n{weight, bias, mean, rstd, rows, channels};
     const Running running{running_mean, running_var, epsilon, momentum};
     std::vector<Sums> found(threads, Sums(channels));
     std::vector<float> pivot(x, x + channels), scale(channels);
-    const Normalise run = normalises[2 * (residual != nullptr) + rectifies];
+    const Normalise run = normalises[2 * (residual != nullptr) + relu];
 #pragma omp parallel num_threads(threads)
     {
         const int t = omp_get_thread_num();
@@ -89,43 +89,43 @@ void norm_forward(const float* x, const float* residual, float* y, uint16_t* bit
 #pragma omp barrier
 #pragma omp for
         for (long c = 0; c < channels; c++)
-            settle(found, n, running, pivot[c], mean, rstd, scale.data(), c);
+            finish_statistics(found, n, running, pivot[c], mean, rstd, scale.data(), c);
         run(n, x, residual, y, bits, scale.data(), first, end);
     }
 }
 
 // The gradients of x, residual, weight and bias from one or two gradients of y (`other` may be
 // null). With a residual and a ReLU its `bits` are needed, without a residual `dresidual` is null.
-void norm_backward(const float* one, const float* other, const float* x, const uint16_t* bits,
+void batch_norm_backward(const float* one, const float* other, const float* x, const uint16_t* bits,
                    const float* weight, const float* bias, const float* mean, const float* rstd,
                    float* dx, float* dresidual, float* dweight, float* dbias, long rows,
-                   long channels, int rectifies, int threads) {
+                   long channels, int relu, int threads) {
     const Norm n{weight, bias, mean, rstd, rows, channels};
     std::vector<Sums> found(threads, Sums(channels));
     std::vector<float> scale(channels), means(2 * channels);
     for (long c = 0; c < channels; c++) scale[c] = weight[c] * rstd[c];
     const Given given{one, other, x, bits, scale.data()};
-    const int which = 4 * (other != nullptr) + 2 * (dresidual != nullptr) + rectifies;
+    const int which = 4 * (other != nullptr) + 2 * (dresidual != nullptr) + relu;
 #pragma omp parallel num_threads(threads)
     {
         const int t = omp_get_thread_num();
         long first, end;
         share(rows, t, omp_get_num_threads(), first, end);
-        slope_sums_of[which](n, given, dresidual, found[t], first, end);
+        gradient_sums_of[which](n, given, dresidual, found[t], first, end);
 #pragma omp barrier
 #pragma omp for
         for (long c = 0; c < channels; c++)
-            settle_slopes(found, n, dweight, dbias, means.data(), c);
-        slopes_of_x[which](n, given, dresidual, means.data(), dx + first * channels, channels, first,
+            finish_gradients(found, n, dweight, dbias, means.data(), c);
+        gradients_of_x[which](n, given, dresidual, means.data(), dx + first * channels, channels, first,
                            end);
     }
 }
 
-// y and the place of the largest value in each window, the first where two tie. `rectifies`: y is
+// y and the place of the largest value in each window, the first where two tie. `relu`: y is
 // 0 where no value is larger, and nobody has won there: place 255.
-void pool_forward(const float* x, float* y, uint8_t* winner, long batch, long channels, int height,
+void pool_forward(const float* x, float* y, uint8_t* argmax, long batch, long channels, int height,
                   int width, int out_height, int out_width, int kernel_h, int kernel_w,
-                  int stride_h, int stride_w, int pad_h, int pad_w, int rectifies, int threads) {
+                  int stride_h, int stride_w, int pad_h, int pad_w, int relu, int threads) {
 #pragma omp parallel for num_threads(threads)
     for (long line = 0; line < batch * out_height; line++) {
         const int top = int(line % out_height) * stride_h - pad_h;
@@ -145,19 +145,19 @@ void pool_forward(const float* x, float* y, uint8_t* winner, long batch, long ch
                         place = wins ? places{} + (i * kernel_w + j) : place;
                     }
                 }
-                if (rectifies) {
+                if (relu) {
                     place = best <= 0 ? places{} + 255 : place;
                     best = best <= 0 ? values{} : best;
                 }
                 store(y + to + c, best);
-                *reinterpret_cast<bytes*>(winner + to + c) = __builtin_convertvector(place, bytes);
+                *reinterpret_cast<bytes*>(argmax + to + c) = __builtin_convertvector(place, bytes);
             }
         }
     }
 }
 
 // The same where windows lie side by side: each gradient goes to one of the cells of its window.
-static void pool_backward_apart(const float* slope, const uint8_t* winner, float* dx, long batch,
+static void pool_backward_disjoint(const float* gradient, const uint8_t* argmax, float* dx, long batch,
                                 long channels, int height, int width, int out_height,
                                 int out_width, int kernel_h, int kernel_w, int threads) {
 #pragma omp parallel for num_threads(threads)
@@ -168,8 +168,8 @@ static void pool_backward_apart(const float* slope, const uint8_t* winner, float
         const int covered = out_h < out_height ? std::min(width, out_width * kernel_w) : 0;
         std::memset(to + covered * channels, 0, (width - covered) * channels * sizeof(float));
         for (int out = 0; out < out_width && covered; out++) {
-            const float* given = slope + from + out * channels;
-            const uint8_t* won = winner + from + out * channels;
+            const float* given = gradient + from + out * channels;
+            const uint8_t* won = argmax + from + out * channels;
             for (int j = 0; j < kernel_w && out * kernel_w + j < width; j++, to += channels) {
                 const int own = h % kernel_h * kernel_w + j;
                 for (long c = 0; c < channels; c += lanes) {
@@ -183,11 +183,11 @@ static void pool_backward_apart(const float* slope, const uint8_t* winner, float
 }
 
 // dx from the gradient of y and the winners: each value once, from the windows that cover it.
-void pool_backward(const float* slope, const uint8_t* winner, float* dx, long batch, long channels,
+void pool_backward(const float* gradient, const uint8_t* argmax, float* dx, long batch, long channels,
                    int height, int width, int out_height, int out_width, int kernel_h,
                    int kernel_w, int stride_h, int stride_w, int pad_h, int pad_w, int threads) {
     if (kernel_h == stride_h && kernel_w == stride_w && pad_h == 0 && pad_w == 0) {
-        pool_backward_apart(slope, winner, dx, batch, channels, height, width, out_height,
+        pool_backward_disjoint(gradient, argmax, dx, batch, channels, height, width, out_height,
                             out_width, kernel_h, kernel_w, threads);
         return;
     }
@@ -210,8 +210,8 @@ void pool_backward(const float* slope, const uint8_t* winner, float* dx, long ba
                         if (out_w < 0 || out_w >= out_width || place_w >= kernel_w) continue;
                         const long at = ((image + out_h) * out_width + out_w) * channels + c;
                         const places won = __builtin_convertvector(
-                            *reinterpret_cast<const bytes*>(winner + at), places);
-                        const values given = load(slope + at);
+                            *reinterpret_cast<const bytes*>(argmax + at), places);
+                        const values given = load(gradient + at);
                         sum += won == place_h * kernel_w + place_w ? given : values{};
                     }
                 }

@@ -1,10 +1,10 @@
-"""Convolutions as matrix products, on a CPU.
+"""Convolution as matrix products (GEMM) on a CPU.
 
-In channels-last an image is a matrix as it lies, (batch · height · width) × channels, and a
-convolution of 1×1 multiplies it by the weights; so are both gradients products. Of a stride the
-matrix is of the pixels that are looked at, copied together. Of larger kernels the gradient of the
-weights is such a product for each of their taps, of the image moved. MKL's products are faster than
-oneDNN's convolution for some of the shapes, above all for gradients of weights.
+In channels-last an image is a matrix in place, (batch · height · width) × channels; a 1×1
+convolution multiplies it by the weights, and both gradients are products too. With a stride the
+matrix is a copy of the pixels read. For larger kernels the weight gradient is one product per tap,
+of the shifted image. MKL's products are faster than oneDNN's convolution for some shapes, above all
+for weight gradients.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 FEW_INPUTS = 128
-"""Channels, up to which the gradient of weights for more filters is found turned round, which is
-faster by a half, and turned again, which costs little where it is small."""
-
+"""Up to so many channels the weight gradient for more filters is computed transposed, which is 1.5
+times as fast, and transposed back, which costs little where it is small."""
 
 FEWEST_INPUTS = 16
-"""Channels, from which on a product is worth its call."""
+"""Channels from which a product is worth its call."""
 
 
-def takes(conv: nn.Conv2d) -> frozenset[str]:
-    """The passes of a layer that it can do."""
+def supports(conv: nn.Conv2d) -> frozenset[str]:
+    """The supported passes of a layer."""
     plain = (
         conv.groups == 1
         and conv.dilation == (1, 1)
@@ -35,61 +34,65 @@ def takes(conv: nn.Conv2d) -> frozenset[str]:
     )
     if not plain:
         return frozenset()
-    alone = conv.kernel_size == (1, 1) and conv.padding == (0, 0)
-    return frozenset({"result", "input", "weight"} if alone else {"weight"})
+    pointwise = conv.kernel_size == (1, 1) and conv.padding == (0, 0)
+    return frozenset({"result", "input", "weight"} if pointwise else {"weight"})
 
 
-def convolve(x: Tensor, conv: nn.Conv2d, *, rectifies: bool = False) -> Tensor:
-    """(batch, channels, height, width) → (batch, filters, out_height, out_width), rectified at
-    will."""
-    seen = _seen(x, conv)
-    rows, weight = _rows(seen), _matrix(conv.weight)
+def convolve(x: Tensor, conv: nn.Conv2d, *, relu: bool = False) -> Tensor:
+    """(batch, channels, height, width) → (batch, filters, out_height, out_width), with an
+    optional ReLU."""
+    strided = _strided(x, conv)
+    rows, weight = _rows(strided), _matrix(conv.weight)
     y = rows @ weight.T if conv.bias is None else torch.addmm(conv.bias, rows, weight.T)
-    return _image(y.relu_() if rectifies else y, seen)
+    return _image(y.relu_() if relu else y, strided)
 
 
-def input_gradient(slope: Tensor, conv: nn.Conv2d, size: tuple[int, int]) -> Tensor:
+def input_gradient(grad_output: Tensor, conv: nn.Conv2d, size: tuple[int, int]) -> Tensor:
     """The gradient of an input of `size`, (batch, channels, height, width), from the result's."""
-    dx = _image(_rows(slope) @ _matrix(conv.weight), slope)
+    dx = _image(_rows(grad_output) @ _matrix(conv.weight), grad_output)
     if conv.stride == (1, 1):
         return dx
-    shape = (len(slope), conv.in_channels, *size)
-    whole = torch.empty(shape, memory_format=torch.channels_last).zero_()
-    _seen(whole, conv).copy_(dx)
-    return whole
+    shape = (len(grad_output), conv.in_channels, *size)
+    dx_strided = torch.empty(shape, memory_format=torch.channels_last).zero_()
+    _strided(dx_strided, conv).copy_(dx)
+    return dx_strided
 
 
-def weight_gradient(x: Tensor, slope: Tensor, conv: nn.Conv2d) -> tuple[Tensor, Tensor | None]:
-    """The gradients of the weights, which lie as the weights do, and of the bias."""
+def weight_gradient(
+    x: Tensor, grad_output: Tensor, conv: nn.Conv2d
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients of the weights, in their layout, and of the bias."""
     assert not isinstance(conv.padding, str)
-    slopes, dweight = _rows(slope), torch.empty_like(conv.weight)
+    grad_outputs, dweight = _rows(grad_output), torch.empty_like(conv.weight)
     if any(conv.padding):
         down, across = conv.padding
         x = F.pad(x, (across, across, down, down))
-    turned = conv.in_channels <= FEW_INPUTS and conv.in_channels < conv.out_channels
+    transposed = conv.in_channels <= FEW_INPUTS and conv.in_channels < conv.out_channels
     for i, j in product(*map(range, conv.kernel_size)):
-        moved = _seen(x[:, :, i:, j:], conv)[:, :, : slope.shape[2], : slope.shape[3]]
-        if turned:
-            dweight[:, :, i, j] = (_rows(moved).T @ slopes).T
+        shifted = _strided(x[:, :, i:, j:], conv)[
+            :, :, : grad_output.shape[2], : grad_output.shape[3]
+        ]
+        if transposed:
+            dweight[:, :, i, j] = (_rows(shifted).T @ grad_outputs).T
         else:
-            torch.mm(slopes.T, _rows(moved), out=dweight[:, :, i, j])
-    return dweight, None if conv.bias is None else slopes.sum(0)
+            torch.mm(grad_outputs.T, _rows(shifted), out=dweight[:, :, i, j])
+    return dweight, None if conv.bias is None else grad_outputs.sum(0)
 
 
-def _seen(x: Tensor, conv: nn.Conv2d) -> Tensor:
-    """The pixels that a stride leaves."""
+def _strided(x: Tensor, conv: nn.Conv2d) -> Tensor:
+    """The pixels that a stride reads."""
     down, across = conv.stride
     return x[:, :, ::down, ::across]
 
 
 def _rows(image: Tensor) -> Tensor:
-    """(batch, channels, height, width) → (batch · height · width, channels), where it lies if it
-    lies so."""
+    """(batch, channels, height, width) → (batch · height · width, channels), in place if
+    channels-last."""
     return image.permute(0, 2, 3, 1).reshape(-1, image.shape[1])
 
 
 def _image(rows: Tensor, like: Tensor) -> Tensor:
-    """The same back, of the size of an image."""
+    """The inverse, in the size of an image."""
     batch, _, height, width = like.shape
     return rows.view(batch, height, width, -1).permute(0, 3, 1, 2)
 

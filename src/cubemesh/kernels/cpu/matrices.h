@@ -1,5 +1,5 @@
 // Products of matrices a block of rows at a time, for kernels that need the rows for something else
-// while they lie in the cache (host_products.cpp).
+// while they lie in the cache (conv_batch_norm.cpp).
 //
 // Weights are cut into panels of a few columns, which lie side by side for each row of theirs:
 // [columns / across][rows][across]. A block is copied to where its rows do not lie a power of 2
@@ -50,7 +50,7 @@ struct Ahead {
 };
 
 // to += or = a few rows of x · a panel, of `given` rows of its own.
-template <int rows, int columns, bool adds>
+template <int rows, int columns, bool add>
 inline void multiply(Rows<const float> x, const float* panel, long given, Rows<float> to,
                      Ahead& ahead) {
     values sum[rows][columns] = {};
@@ -73,19 +73,19 @@ inline void multiply(Rows<const float> x, const float* panel, long given, Rows<f
 #pragma GCC unroll 4
         for (int j = 0; j < columns; j++) {
             float* at = to.at + i * to.step + j * lanes;
-            store(at, adds ? load(at) + sum[i][j] : sum[i][j]);
+            store(at, add ? load(at) + sum[i][j] : sum[i][j]);
         }
     }
 }
 
-template <int rows, int columns, bool adds>
+template <int rows, int columns, bool add>
 void multiply_rows(Rows<const float> x, const float* panel, long given, Rows<float> to, long count,
                    Ahead& ahead) {
     long row = 0;
     for (; row + rows <= count; row += rows)
-        multiply<rows, columns, adds>(x.from(row), panel, given, to.from(row), ahead);
+        multiply<rows, columns, add>(x.from(row), panel, given, to.from(row), ahead);
     for (; row < count; row++)
-        multiply<1, columns, adds>(x.from(row), panel, given, to.from(row), ahead);
+        multiply<1, columns, add>(x.from(row), panel, given, to.from(row), ahead);
 }
 
 // to = `count` rows of x · weights in panels, of `given` rows and `made` columns; `done` is told
@@ -139,17 +139,17 @@ void copy_rows(Rows<const float> x, long count, long channels, Rows<float> to) {
 
 // to += slopeᵀ · x for a few filters and a panel of inputs, over `count` rows.
 template <int filters>
-inline void correlate(Rows<const float> slope, const float* x, long count, Rows<float> to,
+inline void correlate(Rows<const float> gradient, const float* x, long count, Rows<float> to,
                       Ahead& ahead) {
     values sum[filters][narrow] = {};
-    for (long row = 0; row < count; row++, slope.at += slope.step, x += narrow * lanes) {
+    for (long row = 0; row < count; row++, gradient.at += gradient.step, x += narrow * lanes) {
         ahead.step();
         values by[narrow];
 #pragma GCC unroll 4
         for (int j = 0; j < narrow; j++) by[j] = load(x + j * lanes);
 #pragma GCC unroll 16
         for (int i = 0; i < filters; i++) {
-            const float v = slope.at[i];
+            const float v = gradient.at[i];
 #pragma GCC unroll 4
             for (int j = 0; j < narrow; j++) sum[i][j] += v * by[j];
         }
@@ -165,15 +165,15 @@ inline void correlate(Rows<const float> slope, const float* x, long count, Rows<
 }
 
 // The same for all `filters` and `inputs`. `few` has room for a panel of inputs of each row.
-void correlate_all(Rows<const float> slope, long filters, Rows<const float> x, long inputs,
+void correlate_all(Rows<const float> gradient, long filters, Rows<const float> x, long inputs,
                    long count, float* few, float* to, Ahead& ahead) {
     for (long k = 0; k < inputs; k += narrow * lanes) {
         copy_rows(x.from(0, k), count, narrow * lanes, {few, narrow * lanes});
         long n = 0;
         for (; n + many_rows <= filters; n += many_rows)
-            correlate<many_rows>(slope.from(0, n), few, count, {to + n * inputs + k, inputs}, ahead);
+            correlate<many_rows>(gradient.from(0, n), few, count, {to + n * inputs + k, inputs}, ahead);
         for (; n < filters; n += 2)
-            correlate<2>(slope.from(0, n), few, count, {to + n * inputs + k, inputs}, ahead);
+            correlate<2>(gradient.from(0, n), few, count, {to + n * inputs + k, inputs}, ahead);
     }
 }
 

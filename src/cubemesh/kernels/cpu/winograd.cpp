@@ -7,7 +7,7 @@
 //
 // A tile, 4×4 of the result, becomes 36 places in which single values are multiplied, each place a
 // matrix product of its own (winograd_transforms.h). The gradient of the input is the
-// convolution of the slope with the weights turned round.
+// convolution of the gradient with the weights turned round.
 //
 // Arrays lie in channels-last, in float32; channels come sixteen at a time. Tiles are taken in
 // blocks, so that what becomes of them between two steps stays in a cache. Of small layers a thread
@@ -51,12 +51,12 @@ inline void multiply(const float* v, long step, const float* weight, long depth,
 
 // Of `inputs` inputs and `blocks` · 16 filters: sums over the tiles, added to those before.
 template <int blocks>
-inline void correlate(const float* v, const float* slope, long step, long tiles, float* to,
-                      long filters, bool adds) {
+inline void correlate(const float* v, const float* gradient, long step, long tiles, float* to,
+                      long filters, bool add) {
     values sum[inputs][blocks] = {};
-    for (long tile = 0; tile < tiles; tile++, v += lanes, slope += lanes) {
+    for (long tile = 0; tile < tiles; tile++, v += lanes, gradient += lanes) {
         values by[blocks];
-        for (int j = 0; j < blocks; j++) by[j] = load(slope + j * step);
+        for (int j = 0; j < blocks; j++) by[j] = load(gradient + j * step);
 #pragma GCC unroll 16
         for (int i = 0; i < inputs; i++) {
             const float x = v[i];
@@ -67,7 +67,7 @@ inline void correlate(const float* v, const float* slope, long step, long tiles,
     for (int i = 0; i < inputs; i++) {
         for (int j = 0; j < blocks; j++) {
             float* at = to + i * filters + j * lanes;
-            store(at, adds ? load(at) + sum[i][j] : sum[i][j]);
+            store(at, add ? load(at) + sum[i][j] : sum[i][j]);
         }
     }
 }
@@ -90,19 +90,19 @@ void multiply_share(const Sizes& s, const Plan& p, const float* v, const float* 
 }
 
 // The same of a weight gradient, by places and inputs.
-void correlate_share(const Sizes& s, const Plan& p, const float* v, const float* slope, float* to,
-                     long tiles, bool adds, int part, int parts) {
+void correlate_share(const Sizes& s, const Plan& p, const float* v, const float* gradient, float* to,
+                     long tiles, bool add, int part, int parts) {
     const long down = s.from / inputs, step = p.block * lanes;
     long first, end;
     share(places * down, part, parts, first, end);
     for (long item = first; item < end; item++) {
         const long place = item / down, k = item % down * inputs;
         const float* own = v + place * p.step(s.from) + k / lanes * step + k % lanes;
-        const float* other = slope + place * p.step(s.to);
+        const float* other = gradient + place * p.step(s.to);
         float* at = to + place * p.weights_step(s) + k * s.to;
         for (long n = 0; n < s.to; n += wide * lanes) {
             const auto product = s.to - n < wide * lanes ? correlate<1> : correlate<wide>;
-            product(own, other + n * p.block, step, tiles, at + n, s.to, adds);
+            product(own, other + n * p.block, step, tiles, at + n, s.to, add);
         }
     }
 }
@@ -124,7 +124,7 @@ long winograd_floats(const Sizes* sizes, int gradient, int threads) {
 // will. `work` is of winograd_floats(sizes, 0, threads).
 void winograd_convolve(const Sizes* sizes, const float* x, const float* weight,
                        const long* strides, const float* bias, float* y, float* work, int turned,
-                       int rectifies, int threads) {
+                       int relu, int threads) {
     const Sizes& s = *sizes;
     const Plan p(s, false);
     const Weights w{strides[0], strides[1], strides[2], strides[3]};
@@ -133,7 +133,7 @@ void winograd_convolve(const Sizes* sizes, const float* x, const float* weight,
     float* blocks = nowhere + threads * most;
     std::fill(zeros, zeros + most, 0.f);
     const float* shift = bias != nullptr ? bias : zeros;
-    const float least = rectifies ? 0 : -INFINITY;
+    const float least = relu ? 0 : -INFINITY;
     const auto take = [&](long number, float* block, long start) {
         take_input(s, p, x, zeros, number, block + (number - start) * lanes);
     };
@@ -172,9 +172,9 @@ void winograd_convolve(const Sizes* sizes, const float* x, const float* weight,
     }
 }
 
-// The gradients of the weights and of the bias (may be null), from the input and the slope, which is
+// The gradients of the weights and of the bias (may be null), from the input and the gradient, which is
 // the gradient of the result. `work` is of winograd_floats(sizes, 1, threads).
-void winograd_weight_gradient(const Sizes* sizes, const float* x, const float* slope,
+void winograd_weight_gradient(const Sizes* sizes, const float* x, const float* gradient,
                               float* dweight, const long* strides, float* dbias, float* work,
                               int threads) {
     const Sizes& s = *sizes;
@@ -182,8 +182,8 @@ void winograd_weight_gradient(const Sizes* sizes, const float* x, const float* s
     const Weights w{strides[0], strides[1], strides[2], strides[3]};
     const long most = std::max(s.from, s.to), teams = p.together ? 1 : threads;
     const long size = places * p.weights_step(s), blocks = (p.tiles + p.block - 1) / p.block;
-    float *sums = work, *zeros = sums + teams * size, *slope_sums = zeros + most;
-    float* arrays = slope_sums + threads * most;
+    float *sums = work, *zeros = sums + teams * size, *gradient_sums = zeros + most;
+    float* arrays = gradient_sums + threads * most;
     std::fill(zeros, arrays, 0.f);
     std::vector<double> totals(threads * s.to);
 #pragma omp parallel num_threads(threads)
@@ -193,7 +193,7 @@ void winograd_weight_gradient(const Sizes* sizes, const float* x, const float* s
         const int team = p.together ? 0 : own, part = p.together ? own : 0;
         const int parts = p.together ? all : 1;
         float *v = arrays + team * p.floats(s), *g = v + places * p.step(s.from);
-        float *mine = sums + team * size, *few = slope_sums + own * most;
+        float *mine = sums + team * size, *few = gradient_sums + own * most;
         long first_block = 0, end_block = blocks, first, end;
         if (!p.together) share(blocks, own, all, first_block, end_block);
         if (first_block == end_block) std::fill(mine, mine + size, 0.f);
@@ -202,7 +202,7 @@ void winograd_weight_gradient(const Sizes* sizes, const float* x, const float* s
             share(count, part, parts, first, end);
             for (long i = first; i < end; i++) {
                 take_input(s, p, x, zeros, start + i, v + i * lanes);
-                take_slope(s, p, slope, zeros, start + i, g + i * lanes, few);
+                take_slope(s, p, gradient, zeros, start + i, g + i * lanes, few);
             }
             for (long c = 0; c < s.to; c++) {  // of few values in float32, in float64 of these
                 totals[own * s.to + c] += few[c];

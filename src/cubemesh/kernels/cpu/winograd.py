@@ -1,13 +1,12 @@
-"""Convolutions of 3×3 with a stride of 1 in a quarter of the multiplications, on a CPU.
+"""Winograd convolution on a CPU: 3×3, stride 1, in a quarter of the multiplications.
 
-Winograd's algorithm F(4×4, 3×3) (Lavin & Gray 2016, arXiv 1509.09308) by the kernels of
-`winograd.cpp`, for all three passes: the result, the gradient of the input, and that of the
-weights. They take float32 in channels-last, channels in multiples of 16. oneDNN has the algorithm
-for Arm only, and PyTorch never asks it for it.
+F(4×4, 3×3) (Lavin & Gray 2016, arXiv 1509.09308) by the kernels of `winograd.cpp`, for all three
+passes: result, input gradient, weight gradient. fp32, channels-last, channels in multiples of 16.
+oneDNN has the algorithm for Arm only, and PyTorch does not request it.
 
-The transforms cost digits. Of normally distributed values a result of 64 channels errs by 8e-7, as
-norms, of 512 by 2e-6: twice a direct convolution's error in float32. Gradients of inputs err twice,
-those of weights four times as much as direct ones.
+The transforms cost digits: for normally distributed values the relative error (norms) is 8e-7 with
+64 channels and 2e-6 with 512, twice a direct convolution's in fp32. Input gradients have twice,
+weight gradients four times the error of direct ones.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from cubemesh.frameworks.pytorch.fused.batch_norm import as_rows
 from cubemesh.kernels.cpu.compiler import declared_library
 from cubemesh.kernels.cpu.cpu_kernels import LANES
+from cubemesh.kernels.fused.batch_norm import channels_last
 
 SOURCE = Path(__file__).with_name("winograd.cpp")
 TAPS = 3
-"""Of a kernel, each way."""
+"""Of a kernel, in each direction."""
 
 _P, _I = ctypes.c_void_p, ctypes.c_int
 _ARGUMENTS = {
@@ -39,14 +38,14 @@ Pair = tuple[int, int]
 
 @cache
 def library() -> ctypes.CDLL:
-    """The kernels, compiled for this CPU. OSError where that is not possible."""
+    """The kernels, compiled for this CPU. OSError where that is impossible."""
     found = declared_library(SOURCE, _ARGUMENTS)
     found.winograd_floats.restype = ctypes.c_long
     return found
 
 
-def takes(conv: nn.Conv2d) -> frozenset[str]:
-    """The passes of a layer that it can do: all or none."""
+def supports(conv: nn.Conv2d) -> frozenset[str]:
+    """The supported passes of a layer: all or none."""
     able = (
         conv.kernel_size == (TAPS, TAPS)
         and conv.stride == conv.dilation == (1, 1)
@@ -59,41 +58,43 @@ def takes(conv: nn.Conv2d) -> frozenset[str]:
     return frozenset({"result", "input", "weight"} if able else ())
 
 
-def convolve(x: Tensor, conv: nn.Conv2d, *, rectifies: bool = False) -> Tensor:
-    """(batch, channels, height, width) → (batch, filters, out_height, out_width), rectified at
-    will."""
+def convolve(x: Tensor, conv: nn.Conv2d, *, relu: bool = False) -> Tensor:
+    """(batch, channels, height, width) → (batch, filters, out_height, out_width), with an
+    optional ReLU."""
     weight, bias, padding = conv.weight, conv.bias, _padding(conv)
     filters, inputs, down, across = weight.stride()
     size = (x.shape[2] + 2 * padding[0] - TAPS + 1, x.shape[3] + 2 * padding[1] - TAPS + 1)
     return _convolve(
         x, weight, (filters, inputs, down, across), bias, (weight.shape[0], *size), padding,
-        turned=False, rectifies=rectifies,
+        flipped=False, relu=relu,
     )  # fmt: skip
 
 
-def input_gradient(slope: Tensor, conv: nn.Conv2d, size: Pair) -> Tensor:
+def input_gradient(grad_output: Tensor, conv: nn.Conv2d, size: Pair) -> Tensor:
     """The gradient of an input of `size`, (batch, channels, height, width), from the result's: its
-    convolution with the weights turned round."""
+    convolution with the flipped weights."""
     weight, padding = conv.weight, _padding(conv)
     filters, inputs, down, across = weight.stride()
     around = (TAPS - 1 - padding[0], TAPS - 1 - padding[1])
     return _convolve(
-        slope, weight, (inputs, filters, down, across), None, (weight.shape[1], *size), around,
-        turned=True, rectifies=False,
+        grad_output, weight, (inputs, filters, down, across), None, (weight.shape[1], *size),
+        around, flipped=True, relu=False,
     )  # fmt: skip
 
 
-def weight_gradient(x: Tensor, slope: Tensor, conv: nn.Conv2d) -> tuple[Tensor, Tensor | None]:
-    """The gradients of the weights, which lie as the weights do, and of the bias."""
-    assert x.dtype == slope.dtype == torch.float32
-    x, slope = as_rows(x), as_rows(slope)
+def weight_gradient(
+    x: Tensor, grad_output: Tensor, conv: nn.Conv2d
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients of the weights, in their layout, and of the bias."""
+    assert x.dtype == grad_output.dtype == torch.float32
+    x, grad_output = channels_last(x), channels_last(grad_output)
     dweight = torch.empty_like(conv.weight)
     dbias = None if conv.bias is None else torch.empty_like(conv.bias)
-    sizes = _sizes(x, tuple(slope.shape[1:]), _padding(conv))
+    sizes = _sizes(x, tuple(grad_output.shape[1:]), _padding(conv))
     threads = torch.get_num_threads()
     work = _workspace(sizes, gradient=True, threads=threads)
     library().winograd_weight_gradient(
-        sizes, x.data_ptr(), slope.data_ptr(), dweight.data_ptr(), _longs(dweight.stride()),
+        sizes, x.data_ptr(), grad_output.data_ptr(), dweight.data_ptr(), _longs(dweight.stride()),
         None if dbias is None else dbias.data_ptr(), work.data_ptr(), threads,
     )  # fmt: skip
     return dweight, dbias
@@ -112,12 +113,12 @@ def _convolve(
     shape: tuple[int, ...],
     padding: Pair,
     *,
-    turned: bool,
-    rectifies: bool,
+    flipped: bool,
+    relu: bool,
 ) -> Tensor:
-    """`shape` is that of a sample of the result."""
+    """`shape` is that of one sample of the result."""
     assert x.dtype == weight.dtype == torch.float32
-    x = as_rows(x)
+    x = channels_last(x)
     y = torch.empty((len(x), *shape), memory_format=torch.channels_last)
     sizes = _sizes(x, shape, padding)
     threads = torch.get_num_threads()
@@ -125,7 +126,7 @@ def _convolve(
     library().winograd_convolve(
         sizes, x.data_ptr(), weight.data_ptr(), _longs(strides),
         None if bias is None else bias.data_ptr(), y.data_ptr(), work.data_ptr(),
-        turned, rectifies, threads,
+        flipped, relu, threads,
     )  # fmt: skip
     return y
 
@@ -140,7 +141,7 @@ def _sizes(x: Tensor, shape: tuple[int, ...], padding: Pair) -> _Longs:
 
 
 def _workspace(sizes: _Longs, *, gradient: bool, threads: int) -> Tensor:
-    """An array of its own for each call, so that threads may call at once."""
+    """A new array for each call, so that threads may call concurrently."""
     return torch.empty(library().winograd_floats(sizes, gradient, threads))
 
 

@@ -1,4 +1,4 @@
-// Tiles of arrays into a block and out of it again, transformed, and weights; see host_winograd.cpp.
+// Tiles of arrays into a block and out of it again, transformed, and weights; see winograd.cpp.
 
 #pragma once
 
@@ -91,12 +91,12 @@ void take_input(const Sizes& s, const Plan& p, const float* x, const float* zero
     }
 }
 
-// A tile of the slope into the block; its sums are added to `sums`.
-void take_slope(const Sizes& s, const Plan& p, const float* slope, const float* zeros, long number,
+// A tile of the gradient into the block; its sums are added to `sums`.
+void take_slope(const Sizes& s, const Plan& p, const float* gradient, const float* zeros, long number,
                 float* to, float* sums) {
     const Tile tile(p, number);
     const float* at[cells * cells];
-    look<cells>(slope, zeros, tile.image, tile.top, tile.left, s.out_height, s.out_width, s.to, at);
+    look<cells>(gradient, zeros, tile.image, tile.top, tile.left, s.out_height, s.out_width, s.to, at);
     for (long c = 0; c < s.to; c += lanes) {
         values sum = load(sums + c);
         transform<Factor<cells>, cells, side>(

@@ -1,10 +1,10 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""Cropping, resizing, mirroring and scaling to 0..1 of a whole minibatch in one Triton kernel.
+"""Crop, resize, mirror and scale to 0..1 of a whole minibatch in one Triton kernel.
 
-Each program makes a block of one image's pixels, all channels: it goes over the source pixels under
-its filter, which `crops.py` defines, and reads each source byte where it lies. Images have sizes,
-strides and boxes of their own; how far the loops go is each image's own too. Places are computed in
-float64 and weights from their differences: at pixel 900 a float32 has four digits behind the point.
+Each program computes a block of one image's pixels, all channels: it loops over the source pixels
+under its filter (`frameworks/pytorch/input/crops.py`) and reads each source byte in place. Images
+differ in size, strides and box, and so in the length of the loops. Positions are fp64 and weights
+their differences: at pixel 900 fp32 has four digits after the point.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def crop_kernel(
     right, bottom = tl.load(boxes + image * 4 + 2), tl.load(boxes + image * 4 + 3)
     scale_x, scale_y = (right - left) / out_width, (bottom - top) / out_height
     reach_x, reach_y = tl.maximum(scale_x, 1.0), tl.maximum(scale_y, 1.0)
-    wide_x, wide_y = reach_x.to(tl.float32), reach_y.to(tl.float32)
+    reach32_x, reach32_y = reach_x.to(tl.float32), reach_y.to(tl.float32)
 
     at = tl.program_id(0) * block + tl.arange(0, block)
     keep = at < out_height * out_width
@@ -41,8 +41,8 @@ def crop_kernel(
     centre_y = top + (y.to(tl.float64) + 0.5) * scale_y
     first_x = tl.maximum(tl.floor(centre_x - reach_x + 0.5), 0.0).to(tl.int32)
     first_y = tl.maximum(tl.floor(centre_y - reach_y + 0.5), 0.0).to(tl.int32)
-    away_x = (first_x.to(tl.float64) + 0.5 - centre_x).to(tl.float32)
-    away_y = (first_y.to(tl.float64) + 0.5 - centre_y).to(tl.float32)
+    offset_x = (first_x.to(tl.float64) + 0.5 - centre_x).to(tl.float32)
+    offset_y = (first_y.to(tl.float64) + 0.5 - centre_y).to(tl.float32)
 
     total = tl.zeros([block], tl.float32)
     red = tl.zeros([block], tl.float32)
@@ -50,11 +50,11 @@ def crop_kernel(
     blue = tl.zeros([block], tl.float32)
     for j in range(tl.ceil(2.0 * reach_y).to(tl.int32)):
         from_row = first_y + j
-        weight_y = 1.0 - tl.abs(away_y + j) / wide_y
+        weight_y = 1.0 - tl.abs(offset_y + j) / reach32_y
         weight_y = tl.where(from_row < height, tl.maximum(weight_y, 0.0), 0.0)
         for i in range(tl.ceil(2.0 * reach_x).to(tl.int32)):
             column = first_x + i
-            weight_x = 1.0 - tl.abs(away_x + i) / wide_x
+            weight_x = 1.0 - tl.abs(offset_x + i) / reach32_x
             weight_x = tl.where(column < width, tl.maximum(weight_x, 0.0), 0.0)
             weight = weight_x * weight_y
             read = keep & (weight > 0.0)

@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""Max pooling in Triton that remembers which cell won, and a backward pass that only looks it up.
+"""Max pooling in Triton: the forward pass stores the argmax of each window, one byte per result.
 
-Arrays lie in channels-last: a matrix of rows (batch, height, width) by channels. The forward pass
-keeps one byte a result, the place of the largest value in its window, the first where two tie, as
-PyTorch's. The backward pass makes each gradient once, from the few windows that cover its cell.
+Arrays are channels-last: a matrix of rows (batch, height, width) by channels. Of equal values the
+first is the argmax, as in PyTorch. The backward pass writes each gradient once, from the few
+windows that cover its cell.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import triton.language as tl
 
 @triton.jit
 def max_pool_forward_kernel(
-    x, y, winner, rows, channels, height, width, out_height, out_width,
+    x, y, argmax, rows, channels, height, width, out_height, out_width,
     kernel_h: tl.constexpr, kernel_w: tl.constexpr, stride_h: tl.constexpr,
     stride_w: tl.constexpr, pad_h: tl.constexpr, pad_w: tl.constexpr,
     block_rows: tl.constexpr, block_cols: tl.constexpr,
 ):  # fmt: skip
-    """y and winner (rows = batch · out_height · out_width) from x."""
+    """y and argmax (rows = batch · out_height · out_width) from x."""
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     cols = tl.program_id(1) * block_cols + tl.arange(0, block_cols)
     image, within = row // (out_height * out_width), row % (out_height * out_width)
@@ -39,17 +39,17 @@ def max_pool_forward_kernel(
     at = row[:, None] * channels + cols[None, :]
     keep = (row < rows)[:, None]
     tl.store(y + at, best.to(y.dtype.element_ty), mask=keep)
-    tl.store(winner + at, place.to(tl.uint8), mask=keep)
+    tl.store(argmax + at, place.to(tl.uint8), mask=keep)
 
 
 @triton.jit
 def max_pool_backward_kernel(
-    slope, winner, dx, rows, channels, height, width, out_height, out_width,
+    grad_output, argmax, dx, rows, channels, height, width, out_height, out_width,
     kernel_h: tl.constexpr, kernel_w: tl.constexpr, stride_h: tl.constexpr,
     stride_w: tl.constexpr, pad_h: tl.constexpr, pad_w: tl.constexpr,
     block_rows: tl.constexpr, block_cols: tl.constexpr,
 ):  # fmt: skip
-    """dx (rows = batch · height · width) from the gradient of y and the winners."""
+    """dx (rows = batch · height · width) from the gradient of y and the argmax."""
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     cols = tl.program_id(1) * block_cols + tl.arange(0, block_cols)
     image, within = row // (height * width), row % (height * width)
@@ -63,9 +63,9 @@ def max_pool_backward_kernel(
             covers &= (out_w >= 0) & (out_w < out_width) & (place_w < kernel_w)
             at = ((image * out_height + out_h) * out_width + out_w)[:, None] * channels
             at += cols[None, :]
-            won = tl.load(winner + at, mask=covers[:, None], other=255).to(tl.int32)
-            given = tl.load(slope + at, mask=covers[:, None], other=0.0).to(tl.float32)
+            won = tl.load(argmax + at, mask=covers[:, None], other=255).to(tl.int32)
+            grad = tl.load(grad_output + at, mask=covers[:, None], other=0.0).to(tl.float32)
             place = (place_h * kernel_w + place_w)[:, None]
-            total += tl.where(won == place, given, 0.0)
+            total += tl.where(won == place, grad, 0.0)
     at = row[:, None] * channels + cols[None, :]
     tl.store(dx + at, total.to(dx.dtype.element_ty), mask=(row < rows)[:, None])

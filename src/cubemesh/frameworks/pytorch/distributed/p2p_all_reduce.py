@@ -28,8 +28,6 @@ from cubemesh.frameworks.pytorch.runtime import is_out_of_memory
 
 ALIGNED = 1024
 """Numbers of which each part but the last is a multiple: copies begin at whole kilobytes."""
-BLOCK = 2048
-"""Numbers that one program of the kernel averages."""
 REFUSED = (
     "Exchanges by copies take GPUs of one host that read each other's memory, and here {}. Set "
     "sync=all-reduce, or all-reduce-16."
@@ -140,8 +138,6 @@ def average_into(mine: Tensor, others: Tensor) -> None:
             mine.add_(row)
         mine.div_(len(others) + 1)
         return
-    from cubemesh.kernels.triton.reduce import average_of_ranks_kernel
+    from cubemesh.kernels.triton import reduce
 
-    if mine.numel():
-        grid = (-(-mine.numel() // BLOCK),)
-        average_of_ranks_kernel[grid](mine, others, mine.numel(), rows=len(others), block=BLOCK)
+    reduce.average_into(mine, others)

@@ -1,7 +1,6 @@
-"""A max pooling with kernels of its own, or PyTorch's where it has none.
+"""Fused max pooling: kernels that store the argmax of each window in a byte, or PyTorch's own.
 
-On a GPU they are those of `pool_kernels.py`, on a CPU those of `host_kernels.cpp`, which can also
-rectify the result. They keep one byte for each value, the place of the winner in its window.
+On a GPU by `triton/pool.py`; on a CPU by `cpu/cpu_kernels.cpp`, with an optional ReLU.
 """
 
 from __future__ import annotations
@@ -12,45 +11,44 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from cubemesh.frameworks.pytorch.fused.batch_norm import as_rows
-from cubemesh.kernels.cpu import cpu_kernels as host_kernels
+from cubemesh.kernels.cpu import cpu_kernels
+from cubemesh.kernels.fused.batch_norm import channels_last
 
 Pair = tuple[int, int]
 MOST_CELLS = 255
-"""Of a window: the winner's place is kept in a byte, and 255 is nobody's."""
+"""Of a window: its argmax is stored in a byte, where 255 means none."""
 BLOCK = 4096
 """Values of a program."""
 
 
-class FusedPool(nn.Module):
-    """The largest value under each window, as `nn.MaxPool2d` finds it, then rectified at will."""
+class FusedMaxPool(nn.Module):
+    """`nn.MaxPool2d`, then a ReLU with `relu`."""
 
-    def __init__(self, pool: nn.MaxPool2d, *, rectifies: bool = False) -> None:
+    def __init__(self, pool: nn.MaxPool2d, *, relu: bool = False) -> None:
         super().__init__()
-        self.pool, self.rectifies = pool, rectifies
+        self.pool, self.relu = pool, relu
         self.kernels = False
-        """Whether it runs as kernels of its own: for channels-last arrays, where they were found
-        to be faster."""
+        """Whether it runs as kernels: for channels-last arrays, where they measured faster."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, height, width) → (batch, channels, out_height, out_width)."""
         if not self.kernels:
             own: Tensor = self.pool(x)
-            return F.relu(own) if self.rectifies else own
+            return F.relu(own) if self.relu else own
         result: Tensor = _Pool.apply(x, self)  # type: ignore[no-untyped-call]
         return result
 
     @property
     def usable(self) -> bool:
-        """Whether the kernels can do it."""
+        """Whether the kernels support it."""
         kernel = _pair(self.pool.kernel_size)
         return _pair(self.pool.dilation) == (1, 1) and kernel[0] * kernel[1] < MOST_CELLS
 
 
 class _Pool(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, op: FusedPool) -> Tensor:
-        x, pool = as_rows(x), op.pool
+    def forward(ctx: Any, x: Tensor, op: FusedMaxPool) -> Tensor:
+        x, pool = channels_last(x), op.pool
         batch, channels = x.shape[:2]
         size = F.max_pool2d(
             torch.empty(1, 1, *x.shape[2:], device="meta"),
@@ -60,43 +58,43 @@ class _Pool(torch.autograd.Function):
             ceil_mode=pool.ceil_mode,
         ).shape[2:]
         y = _image((batch, channels, *size), x.dtype, x.device)
-        winner = _image((batch, channels, *size), torch.uint8, x.device)
-        ctx.save_for_backward(winner)
+        argmax = _image((batch, channels, *size), torch.uint8, x.device)
+        ctx.save_for_backward(argmax)
         ctx.op, ctx.shape, ctx.dtype = op, x.shape, x.dtype
         if x.device.type == "cpu":
-            host_kernels.pool_forward(x, y, winner, _window(pool), op.rectifies)
+            cpu_kernels.pool_forward(x, y, argmax, _window(pool), op.relu)
         else:
             from cubemesh.kernels.triton.pool import max_pool_forward_kernel
 
-            _launch(max_pool_forward_kernel, (x, y, winner), y, x.shape[2:], size, pool)
+            _launch(max_pool_forward_kernel, (x, y, argmax), y, x.shape[2:], size, pool)
         return y
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
-        (winner,) = ctx.saved_tensors
-        dx = _image(ctx.shape, ctx.dtype, slope.device)
-        slope, op = as_rows(slope), ctx.op
-        if slope.device.type == "cpu":
-            host_kernels.pool_backward(slope, winner, dx, _window(op.pool))
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
+        (argmax,) = ctx.saved_tensors
+        dx = _image(ctx.shape, ctx.dtype, grad_output.device)
+        grad_output, op = channels_last(grad_output), ctx.op
+        if grad_output.device.type == "cpu":
+            cpu_kernels.pool_backward(grad_output, argmax, dx, _window(op.pool))
         else:
             from cubemesh.kernels.triton.pool import max_pool_backward_kernel
 
-            given = (slope, winner, dx)
-            _launch(max_pool_backward_kernel, given, dx, ctx.shape[2:], winner.shape[2:], op.pool)
+            arrays = (grad_output, argmax, dx)
+            _launch(max_pool_backward_kernel, arrays, dx, ctx.shape[2:], argmax.shape[2:], op.pool)
         return dx, None
 
 
 def _launch(
     kernel: Any,
     arrays: tuple[Tensor, ...],
-    made: Tensor,
+    output: Tensor,
     size: tuple[int, ...],
     out_size: tuple[int, ...],
     pool: nn.MaxPool2d,
 ) -> None:
-    """One program for each block of the rows of `made`; its channels are a multiple of 16."""
-    channels = made.shape[1]
-    rows = made.numel() // channels
+    """One program per block of rows of `output`, whose channels are a multiple of 16."""
+    channels = output.shape[1]
+    rows = output.numel() // channels
     cols = max(c for c in (16, 32, 64) if channels % c == 0)
     block = BLOCK // cols
     grid = (-(-rows // block), channels // cols)

@@ -1,14 +1,14 @@
-"""A strided convolution of few channels, as one of stride 1 over images folded into their channels.
+"""Space-to-depth convolution: a strided convolution of few channels as one of stride 1.
 
-The first layer of many networks reads three channels with a stride: matrix units work on multiples
-of eight, so most of what they do is thrown away. Folded, each block of stride × stride pixels is
-one pixel of stride² as many channels (space to depth), and the same products are a smaller kernel
-over denser channels:
+The first layer of many networks reads three channels with a stride; matrix units work on multiples
+of eight channels, so most of their work is padding. With space to depth each block of
+stride × stride pixels becomes one pixel of stride² as many channels, and the same products are a
+smaller kernel over denser channels:
 
     7×7 / 2 over 3 channels, padded by 3      →      4×4 / 1 over 12 channels, and 4 of zeros
 
-Weights keep their shape; they are folded in each step, and so are their gradients, by autograd. The
-images need no gradient. Only where the image divides into blocks.
+Weights keep their shape; they are rearranged in each step, and their gradients by autograd. The
+images need no gradient. Only for images that divide into blocks.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 CHANNELS = 8
-"""A multiple of which the folded channels are filled up to with zeros."""
+"""Channels are padded with zeros to a multiple of this."""
 
 
-class DepthConv(nn.Module):
-    """`conv` over images (batch, channels, height, width), which may be in float32 under autocast
-    to a narrow type."""
+class SpaceToDepthConv(nn.Module):
+    """`conv` over images (batch, channels, height, width), which may be fp32 under an autocast to
+    low precision."""
 
     def __init__(self, conv: nn.Conv2d, size: tuple[int, int]) -> None:
         super().__init__()
@@ -41,8 +41,8 @@ class DepthConv(nn.Module):
         self._channels = -(-conv.in_channels * stride**2 // CHANNELS) * CHANNELS
 
     def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
-        """(batch, channels, height, width) → what `conv` makes of it, with `weight` in place of its
-        own if one is given."""
+        """(batch, channels, height, width) → `conv` of it, with `weight` in place of its own if
+        given."""
         weight = self.folded_weight(self.conv.weight if weight is None else weight)
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
@@ -74,9 +74,9 @@ class DepthConv(nn.Module):
         return F.pad(blocks, (0, 0, 0, 0, 0, spare)).contiguous(memory_format=torch.channels_last)
 
 
-def folds(conv: nn.Conv2d, size: tuple[int, int]) -> bool:
-    """Whether `conv` over images of `size` can be folded, and is of the kind that gains by it: few
-    channels, a stride alike in both directions, an image that divides into blocks."""
+def can_fold(conv: nn.Conv2d, size: tuple[int, int]) -> bool:
+    """Whether `conv` over images of `size` can be rearranged and may gain by it: few channels, the
+    same stride in both directions, an image that divides into blocks."""
     stride, padding = conv.stride[0], conv.padding[0]
     return (
         conv.stride == (stride, stride)

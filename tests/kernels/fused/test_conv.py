@@ -11,14 +11,14 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from cubemesh import networks
-from cubemesh.frameworks.pytorch.fused.conv import PASSES, FusedConv
-from cubemesh.frameworks.pytorch.fused.dropout import FusedDropout
-from cubemesh.frameworks.pytorch.fused.network import FusedNetwork
+from cubemesh.frameworks.pytorch.fused_network import FusedNetwork
 from cubemesh.frameworks.pytorch.module import build_modules
-from cubemesh.kernels.cpu import autotune as host_tuning
+from cubemesh.kernels.cpu import autotune as autotune
 from cubemesh.kernels.cpu import winograd
-from cubemesh.kernels.cpu.autotune import HostTuning
+from cubemesh.kernels.cpu.autotune import CpuAutotuner
 from cubemesh.kernels.cpu.compiler import lacks_compiler
+from cubemesh.kernels.fused.conv import PASSES, FusedConv
+from cubemesh.kernels.fused.dropout import FusedDropout
 from cubemesh.networks.builder import NetworkBuilder
 
 compiled = pytest.mark.skipif(bool(lacks_compiler()), reason=lacks_compiler())
@@ -35,24 +35,24 @@ def image(*shape):
 
 
 @compiled
-@pytest.mark.parametrize("rectifies", [False, True])
-def test_a_layer_with_any_of_its_passes_by_it(rectifies):
-    draw = random.Random(rectifies)
+@pytest.mark.parametrize("relu", [False, True])
+def test_a_layer_with_any_of_its_passes_by_it(relu):
+    draw = random.Random(relu)
     torch.manual_seed(3)
     for own in ((), ("result",), ("input",), ("weight",), ("result", "weight"), PASSES):
         shape = (draw.randint(1, 3), 16 * draw.randint(1, 3), draw.randint(3, 9), 7)
         conv = nn.Conv2d(shape[1], 16, 3, padding=draw.randint(0, 2), bias=draw.random() < 0.5)
-        op = FusedConv(conv, rectifies=rectifies)
-        op.by_other = frozenset(own)
+        op = FusedConv(conv, relu=relu)
+        op.alternative_passes = frozenset(own)
         x = image(*shape).requires_grad_()
         wide = x.detach().double().requires_grad_()
         twin = nn.Conv2d(shape[1], 16, 3, padding=conv.padding, bias=conv.bias is not None)
         twin.double().load_state_dict(conv.state_dict())
-        want = twin(wide).relu() if rectifies else twin(wide)
+        want = twin(wide).relu() if relu else twin(wide)
         y = op(x)
-        slope = torch.randn(y.shape)  # of another layout than the kernels'
-        found = torch.autograd.grad(y, [x, *conv.parameters()], slope)
-        wanted = torch.autograd.grad(want, [wide, *twin.parameters()], slope.double())
+        grad_output = torch.randn(y.shape)  # of another layout than the kernels'
+        found = torch.autograd.grad(y, [x, *conv.parameters()], grad_output)
+        wanted = torch.autograd.grad(want, [wide, *twin.parameters()], grad_output.double())
         errors = [relative(*pair) for pair in zip((y, *found), (want, *wanted), strict=True)]
         assert max(errors) < TOLERANCE, (own, errors)
 
@@ -66,17 +66,17 @@ def test_passes_are_chosen_by_time_each_by_itself(fed, monkeypatch):
         for way in ways:
             way()
             run()
-        timed.append(op.by_other)
-        return [1.0, math.inf if op.by_other == {"weight"} else 0.5]
+        timed.append(op.alternative_passes)
+        return [1.0, math.inf if op.alternative_passes == {"weight"} else 0.5]
 
-    op = FusedConv(nn.Conv2d(16, 16, 3, padding=1), rectifies=False)
-    monkeypatch.setattr(host_tuning, "fastest_s", fastest_s)
-    tuning = HostTuning()
+    op = FusedConv(nn.Conv2d(16, 16, 3, padding=1), relu=False)
+    monkeypatch.setattr(autotune, "fastest_s", fastest_s)
+    tuning = CpuAutotuner()
     with torch.no_grad():
-        tuning.choose(op, image(1, 16, 5, 5), fed=fed)
+        tuning.choose(op, image(1, 16, 5, 5), network_input=fed)
         once = len(timed)
-        tuning.choose(op, image(1, 16, 5, 5), fed=fed)  # of the same shape: known
-    assert op.by_other == {"result"} | (set() if fed else {"input"})
+        tuning.choose(op, image(1, 16, 5, 5), network_input=fed)  # of the same shape: known
+    assert op.alternative_passes == {"result"} | (set() if fed else {"input"})
     assert once == len(timed) == (2 if fed else 3)
 
 
@@ -85,11 +85,11 @@ def test_without_a_compiler_it_is_pytorchs_own(monkeypatch):
         raise OSError("no compiler")
 
     monkeypatch.setattr(winograd, "library", lacking)
-    op = FusedConv(nn.Conv2d(16, 16, 3, padding=1), rectifies=False)
-    tuning = HostTuning()
+    op = FusedConv(nn.Conv2d(16, 16, 3, padding=1), relu=False)
+    tuning = CpuAutotuner()
     with torch.no_grad():
         tuning.choose(op, image(1, 16, 5, 5))
-    assert (op.by_other, tuning.lack) == (frozenset(), "no compiler")
+    assert (op.alternative_passes, tuning.unavailable_reason) == (frozenset(), "no compiler")
     x = image(1, 16, 5, 5)
     assert torch.equal(op(x), op.conv(x))
 
@@ -124,7 +124,7 @@ def test_a_network_stays_as_near_to_fp64_as_any_framework_must(build):
             if isinstance(op, FusedDropout):
                 op.eval()
             if isinstance(op, FusedConv) and kernels:
-                op.by_other = frozenset(PASSES) & op.offered
+                op.alternative_passes = frozenset(PASSES) & op.supported_passes
         (scores,) = fused(x.to(dtype).contiguous(memory_format=torch.channels_last))
         F.cross_entropy(scores, torch.arange(4)).backward()
         return [scores.detach()], [p.grad for p in built.parameters.values()]

@@ -1,15 +1,15 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""A 1×1 convolution as a Triton matrix product that takes a batch normalisation's sums as it goes.
+"""1×1 convolution as a Triton matrix product that computes batch normalisation's sums.
 
 In channels-last such a convolution is a product of matrices, rows (batch, height, width) by
-channels. A normalisation after it reads the result twice: for its sums, then to be normalised. The
-first reading is spared where the product adds up what it holds before it stores it:
+channels. A batch normalisation after it reads the result twice: for its sums, then to normalise.
+The first reading is saved if the product adds up its columns before it stores them:
 
     x (rows, K)  ·  w (channels, K)ᵀ  =  y (rows, channels)  ─ sums of each channel
-                                         y  ─ normalise ─ add ─ rectify ─ result
+                                         y  ─ normalise ─ add ─ ReLU ─ result
 
-Sums are of the rounded values, in float32, of differences from the channel's running mean: a mean
-far from zero costs no digits, once some steps have been made.
+Sums are fp32, of the rounded values' differences from the channel's running mean: after some steps
+a mean far from zero costs no digits.
 """
 
 from __future__ import annotations
@@ -20,44 +20,44 @@ import triton.language as tl
 
 @triton.jit
 def _fold(tile, bands: tl.constexpr):
-    """(rows, columns) → (bands, 8, columns): sums of the rows that one thread holds. A warp's
-    share of a tensor core's result is 16 rows, each thread's two of them 8 apart."""
+    """(rows, columns) → (bands, 8, columns): sums of the rows that one thread holds. A warp holds
+    16 rows of a tensor core's result, each thread two of them, 8 apart."""
     rows: tl.constexpr = tile.shape[0]
     split = tl.reshape(tile, [rows // (16 * bands), bands, 2, 8, tile.shape[1]])
     return tl.sum(tl.sum(split, 2), 0)
 
 
 @triton.jit(do_not_specialize=["rows", "row_tiles", "parts"])
-def convolution_kernel(
+def conv1x1_bn_stats_kernel(
     x, w, y, running_mean, sums, rows, channels, row_tiles, parts, depth: tl.constexpr,
     block_rows: tl.constexpr, block_cols: tl.constexpr, block_depth: tl.constexpr,
     even: tl.constexpr, bands: tl.constexpr,
 ):  # fmt: skip
-    """y = x · wᵀ by descriptors of x, w and y; adds to `sums` what the normalisation wants there
-    (`apart_kernels.py`). `bands` are its warps."""
+    """y = x · wᵀ by tensor descriptors of x, w and y; adds to `sums` as `batch_norm_stats_kernel`
+    does. `bands` is the number of warps."""
     slices = channels // block_cols
-    which, part = tl.program_id(0) % slices, tl.program_id(0) // slices
-    first_col = which * block_cols
+    slice_index, part = tl.program_id(0) % slices, tl.program_id(0) // slices
+    first_col = slice_index * block_cols
     cols = first_col + tl.arange(0, block_cols)
     pivot = tl.load(running_mean + cols)
-    pivot = tl.where(tl.abs(pivot) < 1e15, pivot, 0.0)  # squares of more are no float32's
+    pivot = tl.where(tl.abs(pivot) < 1e15, pivot, 0.0)  # the square of more overflows fp32
     total = tl.zeros([bands, 8, block_cols], tl.float32)
     squares = tl.zeros([bands, 8, block_cols], tl.float32)
     for tile in tl.range(part, row_tiles, parts, flatten=True):
         first_row = tile * block_rows
-        made = tl.zeros([block_rows, block_cols], tl.float32)
+        product = tl.zeros([block_rows, block_cols], tl.float32)
         for at in tl.range(0, depth, block_depth):
             left = x.load([first_row, at])
             right = w.load([first_col, at])
-            made = tl.dot(left, right.T, made)
-        value = made.to(y.dtype)
+            product = tl.dot(left, right.T, product)
+        value = product.to(y.dtype)
         y.store([first_row, first_col], value)
-        away = value.to(tl.float32) - pivot[None, :]
+        diff = value.to(tl.float32) - pivot[None, :]
         if not even:
             row = first_row + tl.arange(0, block_rows)
-            away = tl.where((row < rows)[:, None], away, 0.0)
-        total += _fold(away, bands)
-        squares += _fold(away * away, bands)
+            diff = tl.where((row < rows)[:, None], diff, 0.0)
+        total += _fold(diff, bands)
+        squares += _fold(diff * diff, bands)
     tl.atomic_add(sums + cols, tl.sum(tl.sum(total, 0), 0), sem="relaxed")
     tl.atomic_add(sums + channels + cols, tl.sum(tl.sum(squares, 0), 0), sem="relaxed")
     if part == 0:

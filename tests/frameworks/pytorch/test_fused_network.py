@@ -7,12 +7,12 @@ torch = pytest.importorskip("torch")
 from torch import nn
 
 from cubemesh import networks
-from cubemesh.frameworks.pytorch.fused.additive_attention import FusedScores
-from cubemesh.frameworks.pytorch.fused.batch_norm import FusedNorm
-from cubemesh.frameworks.pytorch.fused.network import FusedNetwork
-from cubemesh.frameworks.pytorch.fused.pool import FusedPool
-from cubemesh.frameworks.pytorch.fused.space_to_depth_conv import DepthConv, folds
+from cubemesh.frameworks.pytorch.fused_network import FusedNetwork
 from cubemesh.frameworks.pytorch.module import build_modules
+from cubemesh.kernels.fused.additive_attention import FusedAttentionScores
+from cubemesh.kernels.fused.batch_norm import FusedBatchNorm
+from cubemesh.kernels.fused.pool import FusedMaxPool
+from cubemesh.kernels.fused.space_to_depth_conv import SpaceToDepthConv, can_fold
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.graph import Node
 from cubemesh.networks.layers import Convolution
@@ -43,8 +43,8 @@ def gradients(run, built, x):
     return scores.detach(), grads, {name: s.clone() for name, s in built.state.items()}
 
 
-@pytest.mark.parametrize("narrows", [False, True])
-def test_the_fused_network_is_the_network(narrows):
+@pytest.mark.parametrize("casts", [False, True])
+def test_the_fused_network_is_the_network(casts):
     network = residual()
     built = build_modules(network, dtype=torch.float64, overwrite=False)
     x = torch.rand(4, 3, 16, 16, dtype=torch.float64)
@@ -52,7 +52,7 @@ def test_the_fused_network_is_the_network(narrows):
     plain = gradients(built.training, built, x)
     built.load(network.draw(0))
     fused = FusedNetwork(built)
-    fused.narrows = narrows  # without an autocast there is nothing to narrow
+    fused.casts_by_segment = casts  # without an autocast there is nothing to narrow
     ours = gradients(fused, built, x)
     torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-12)
     assert len(fused.norms) == 4
@@ -64,7 +64,7 @@ def test_the_fused_translator_is_the_translator(make_batch):
     built.load(network.draw(0))
     inputs = [torch.from_numpy(array) for array in make_batch(network, 3).inputs]
     fused = FusedNetwork(built)
-    assert [type(op) for op in fused.operations].count(FusedScores) == 1
+    assert [type(op) for op in fused.operations].count(FusedAttentionScores) == 1
 
     def of(run):
         for parameter in built.parameters.values():
@@ -89,7 +89,7 @@ def test_a_weight_that_several_layers_share_is_not_narrowed():
 def test_a_layer_makes_a_normalisation_s_input_for_it_alone():
     network = residual()
     fused = FusedNetwork(build_modules(network, overwrite=False))
-    makers = fused.makers()
+    makers = fused.producers()
     made = {fused.steps[m].name for m in makers.values()}
     assert made == {n.name for n in network.nodes if isinstance(n.layer, Convolution)}
     for norm, maker in makers.items():
@@ -101,7 +101,7 @@ def test_what_two_read_is_made_for_neither():
     x = net.conv(net.input("image", (3, 8, 8)), 16, kernel=1, bias=False)
     y = net.add(net.batch_norm(x), x)
     net.classify(net.linear(net.flatten(y), 5))
-    assert FusedNetwork(build_modules(net.build(), overwrite=False)).makers() == {}
+    assert FusedNetwork(build_modules(net.build(), overwrite=False)).producers() == {}
 
 
 def test_weights_narrowed_together_round_as_autocast_does():
@@ -109,10 +109,10 @@ def test_weights_narrowed_together_round_as_autocast_does():
     built = build_modules(network, overwrite=False)
     x = torch.rand(4, 3, 16, 16)
     found = []
-    for narrows in (False, True):
+    for casts in (False, True):
         built.load(network.draw(0))
         fused = FusedNetwork(built)
-        fused.narrows = narrows
+        fused.casts_by_segment = casts
         with torch.autocast("cpu", torch.bfloat16):
             found.append(gradients(fused, built, x))
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
@@ -125,9 +125,9 @@ def test_weights_narrowed_together_round_as_autocast_does():
 )
 def test_a_folded_convolution_is_the_convolution(kernel, stride, padding, size):
     conv = nn.Conv2d(3, 4, kernel, stride, padding, dtype=torch.float64)
-    assert folds(conv, (size, size))
+    assert can_fold(conv, (size, size))
     x = torch.randn(2, 3, size, size, dtype=torch.float64)
-    plain, ours = conv(x), DepthConv(conv, (size, size))(x)
+    plain, ours = conv(x), SpaceToDepthConv(conv, (size, size))(x)
     torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-12)
     slope = torch.randn_like(plain)
     for one, other in zip(
@@ -139,23 +139,23 @@ def test_a_folded_convolution_is_the_convolution(kernel, stride, padding, size):
 
 
 def test_what_does_not_divide_or_would_not_gain_is_not_folded():
-    assert not folds(nn.Conv2d(3, 4, 7, 2, 3), (15, 16))
-    assert not folds(nn.Conv2d(3, 4, 3, 1, 1), (16, 16))
-    assert not folds(nn.Conv2d(64, 64, 3, 2, 1), (16, 16))
-    assert not folds(nn.Conv2d(3, 4, (3, 1), (2, 1)), (16, 16))
+    assert not can_fold(nn.Conv2d(3, 4, 7, 2, 3), (15, 16))
+    assert not can_fold(nn.Conv2d(3, 4, 3, 1, 1), (16, 16))
+    assert not can_fold(nn.Conv2d(64, 64, 3, 2, 1), (16, 16))
+    assert not can_fold(nn.Conv2d(3, 4, (3, 1), (2, 1)), (16, 16))
 
 
 def test_without_kernels_every_reader_gets_what_pytorch_makes():
     norm = nn.BatchNorm2d(8)
     norm.num_batches_tracked = None
     x, other = torch.randn(2, 2, 8, 3, 3)
-    op = FusedNorm(norm, adds=True, rectifies=True, readers=2)
+    op = FusedBatchNorm(norm, add=True, relu=True, readers=2)
     one, two = op(x, other)
     want = torch.relu(nn.functional.batch_norm(x, None, None, training=True) + other)
     torch.testing.assert_close(one, want)
     assert one is two
     assert "PyTorch's own" in repr(op)
-    pool = FusedPool(nn.MaxPool2d(3, 2, 1))
+    pool = FusedMaxPool(nn.MaxPool2d(3, 2, 1))
     assert torch.equal(pool(x), nn.functional.max_pool2d(x, 3, 2, 1))
 
 
@@ -166,4 +166,4 @@ def test_tuning_off_a_gpu_chooses_nothing():
     fused = FusedNetwork(built)
     fused.tune(torch.rand(2, 3, 16, 16))
     assert all(op.kernels is None for op in fused.norms.values())
-    assert not fused.narrows
+    assert not fused.casts_by_segment

@@ -6,7 +6,12 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from cubemesh.kernels.triton.launch_config import Call, Launch, for_sums, for_the_rest, together
+from cubemesh.kernels.triton.batch_norm.autotune import (
+    apply_candidates,
+    one_launch_candidates,
+    reduce_candidates,
+)
+from cubemesh.kernels.triton.batch_norm.launch import Call, Launch
 
 ROWS = st.integers(1, 10**7)
 CHANNELS = st.integers(1, 128).map((16).__mul__)
@@ -15,9 +20,9 @@ CHANNELS = st.integers(1, 128).map((16).__mul__)
 @given(ROWS, CHANNELS, st.integers(1, 200))
 def test_every_row_and_channel_is_in_one_program(rows, channels, processors):
     found = [
-        *together(rows, channels, processors, 1),
-        *for_sums(rows, channels, processors),
-        *for_the_rest(channels),
+        *one_launch_candidates(rows, channels, processors, 1),
+        *reduce_candidates(rows, channels, processors),
+        *apply_candidates(channels),
     ]
     assert found
     for launch in found:
@@ -48,7 +53,7 @@ class Gpu:
 
 
 @pytest.mark.parametrize(
-    ("meets", "compiled", "fits"),
+    ("barrier", "compiled", "fits"),
     [
         (True, Compiled(40), True),  # 12 programs of 128 threads on each: 1,188 at 0.75 of them
         (True, Compiled(64), False),  # 8: 792
@@ -58,18 +63,18 @@ class Gpu:
         (False, Compiled(64, n_spills=8), False),
     ],
 )
-def test_what_meets_is_on_the_gpu_at_once(meets, compiled, fits, monkeypatch):
+def test_what_meets_is_on_the_gpu_at_once(barrier, compiled, fits, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Gpu)
     kernel = type("Kernel", (), {"warmup": lambda self, *args, **options: compiled})()
     launch = Launch(block_rows=64, block_cols=32, warps=4)
     call = Call(
-        kernel=kernel, launch=launch, size=(64 * 1000, 64), arguments=(), flags={}, meets=meets
+        kernel=kernel, launch=launch, size=(64 * 1000, 64), arguments=(), flags={}, barrier=barrier
     )
     assert call.fits(torch.device("cpu")) is fits
 
 
 @given(ROWS, CHANNELS, st.integers(1, 200))
 def test_sums_take_a_few_programs_for_each_multiprocessor(rows, channels, processors):
-    for launch in for_sums(rows, channels, processors):
+    for launch in reduce_candidates(rows, channels, processors):
         programs = launch.parts(rows) * channels // launch.block_cols
         assert programs <= 8 * processors + channels // launch.block_cols

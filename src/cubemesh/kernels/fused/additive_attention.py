@@ -1,7 +1,7 @@
-"""Scores of attention by a perceptron: the sum of each pair, its tanh and a product, as one.
+"""Additive attention scores (Bahdanau): v · tanh(query + key) of all pairs as one operation.
 
-On a GPU by the kernels of `score_kernels.py` where those were found to be faster, elsewhere by
-PyTorch's own operations.
+On a GPU by `triton/additive_attention.py` where that measured faster; elsewhere by PyTorch's own
+operations.
 """
 
 from __future__ import annotations
@@ -17,46 +17,46 @@ MOST_VALUES = 2**31
 
 
 @dataclass(frozen=True)
-class Tiling:
-    """The pairs that one program of a kernel holds in registers, and its warps."""
+class ScoreTiling:
+    """Pairs that one program of a kernel holds in registers, and its warps."""
 
     rows: int
-    """Positions whose gradient it makes; queries in the forward pass."""
+    """Positions whose gradient it computes; queries in the forward pass."""
     others: int
     features: int
     warps: int
 
     @property
     def blocks(self) -> tuple[int, int, int]:
-        """As the kernels take it."""
+        """As the kernels' arguments."""
         return self.rows, self.others, self.features
 
 
-TILINGS = (Tiling(4, 16, 32, 4), Tiling(8, 16, 16, 4), Tiling(4, 16, 64, 8))
-"""Those that are tried; a power of two in each direction."""
+TILINGS = (ScoreTiling(4, 16, 32, 4), ScoreTiling(8, 16, 16, 4), ScoreTiling(4, 16, 64, 8))
+"""The candidates; powers of two in each direction."""
 
 
-class FusedScores(nn.Module):
-    """v · tanh(query + key) for each pair of positions; v is the weight of `product`, which makes
-    one number and has no bias."""
+class FusedAttentionScores(nn.Module):
+    """v · tanh(query + key) for each pair of positions; v is the weight of `product`, which has
+    one output and no bias."""
 
     def __init__(self, product: nn.Linear) -> None:
         super().__init__()
         self.product = product
-        self.tiling: Tiling | None = None
-        """Of its kernels; None is PyTorch's own operations."""
+        self.tiling: ScoreTiling | None = None
+        """Of its kernels; None for PyTorch's own operations."""
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
         """(batch, queries, features), (batch, keys, features) → (batch, queries, keys, 1)."""
         if self.tiling is not None:
-            given = (queries, keys, self.product.weight, self.tiling)
-            found: Tensor = _Scores.apply(*given)  # type: ignore[no-untyped-call]
+            arguments = (queries, keys, self.product.weight, self.tiling)
+            found: Tensor = _Scores.apply(*arguments)  # type: ignore[no-untyped-call]
             return found
         own: Tensor = self.product(torch.tanh(queries.unsqueeze(2) + keys.unsqueeze(1)))
         return own
 
     def usable(self, queries: Tensor, keys: Tensor) -> bool:
-        """Whether the kernels can take arrays: two of the same 16- or 32-bit floats."""
+        """Whether the kernels accept arrays: both of one type, 16- or 32-bit floats."""
         return (
             queries.dtype == keys.dtype
             and queries.dtype in (torch.float32, torch.bfloat16, torch.float16)
@@ -67,7 +67,9 @@ class FusedScores(nn.Module):
 
 class _Scores(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, queries: Tensor, keys: Tensor, weight: Tensor, tiling: Tiling) -> Tensor:
+    def forward(
+        ctx: Any, queries: Tensor, keys: Tensor, weight: Tensor, tiling: ScoreTiling
+    ) -> Tensor:
         from cubemesh.kernels.triton.additive_attention import scores_forward_kernel
 
         queries, keys = queries.contiguous(), keys.contiguous()
@@ -85,31 +87,37 @@ class _Scores(torch.autograd.Function):
         return scores
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         queries, keys, weight = ctx.saved_tensors
-        slope, tiling = slope.contiguous(), ctx.tiling
-        of_queries, shares = _slopes(queries, keys, weight, slope, tiling, of_keys=False)
-        of_keys, _ = _slopes(keys, queries, weight, slope, tiling, of_keys=True)
-        assert shares is not None, "taken with the queries"
-        of_weight = shares.sum(0).view_as(weight).to(weight.dtype)
+        grad_output, tiling = grad_output.contiguous(), ctx.tiling
+        of_queries, parts = _gradients(queries, keys, weight, grad_output, tiling, of_keys=False)
+        of_keys, _ = _gradients(keys, queries, weight, grad_output, tiling, of_keys=True)
+        assert parts is not None, "computed with the queries"
+        of_weight = parts.sum(0).view_as(weight).to(weight.dtype)
         return of_queries, of_keys, of_weight, None
 
 
-def _slopes(
-    rows: Tensor, others: Tensor, weight: Tensor, slope: Tensor, tiling: Tiling, *, of_keys: bool
+def _gradients(
+    rows: Tensor,
+    others: Tensor,
+    weight: Tensor,
+    grad_output: Tensor,
+    tiling: ScoreTiling,
+    *,
+    of_keys: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """The gradient of `rows`, queries or keys; of queries also shares of the weight's, (shares,
-    features), to be summed."""
+    """The gradient of `rows`, queries or keys; with queries also partial gradients of the weight,
+    (parts, features), to be summed."""
     from cubemesh.kernels.triton.additive_attention import scores_backward_kernel
 
     batch, many, features = rows.shape
     found, blocks = torch.empty_like(rows), -(-many // tiling.rows)
-    shares = None if of_keys else torch.empty(batch * blocks, features, device=rows.device)
-    strides = (1, slope.shape[2]) if of_keys else (slope.shape[2], 1)
+    parts = None if of_keys else torch.empty(batch * blocks, features, device=rows.device)
+    strides = (1, grad_output.shape[2]) if of_keys else (grad_output.shape[2], 1)
     scores_backward_kernel[batch, blocks, -(-features // tiling.features)](
-        *(rows, others, weight, slope, found, found if shares is None else shares),
-        *(many, others.shape[1], features, *strides, shares is not None),
+        *(rows, others, weight, grad_output, found, found if parts is None else parts),
+        *(many, others.shape[1], features, *strides, parts is not None),
         *tiling.blocks,
         num_warps=tiling.warps,
     )
-    return found, shares
+    return found, parts

@@ -10,9 +10,9 @@ pytest.importorskip("triton")
 
 from torch import nn
 
-from cubemesh.frameworks.pytorch.fused.additive_attention import TILINGS, FusedScores
-from cubemesh.frameworks.pytorch.fused.batch_norm import FusedNorm
-from cubemesh.frameworks.pytorch.fused.pool import FusedPool
+from cubemesh.kernels.fused.additive_attention import TILINGS, FusedAttentionScores
+from cubemesh.kernels.fused.batch_norm import FusedBatchNorm
+from cubemesh.kernels.fused.pool import FusedMaxPool
 
 pytestmark = [
     pytest.mark.gpu,
@@ -40,27 +40,27 @@ def image(shape, dtype, mean=0.0):
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize(
-    ("adds", "rectifies", "readers"),
+    ("add", "relu", "readers"),
     [(0, 0, 1), (0, 1, 1), (0, 1, 2), (1, 1, 1), (1, 1, 2), (1, 0, 3)],
 )
-def test_normalisation_in_launches_that_fit(dtype, adds, rectifies, readers):
-    from cubemesh.kernels.triton import batch_norm_autotune as norm_choice
+def test_normalisation_in_launches_that_fit(dtype, add, relu, readers):
+    from cubemesh.kernels.triton.batch_norm import autotune
 
-    draw = random.Random(adds + 2 * rectifies + 4 * readers)
+    draw = random.Random(add + 2 * relu + 4 * readers)
     for channels in (32, 256):
         shape = (draw.randint(2, 9), channels, draw.randint(3, 40), draw.randint(3, 40))
-        op, x, residual, slopes = operation(shape, dtype, adds, rectifies, readers)
-        want = reference(x, residual, op.norm, bool(rectifies), slopes)
-        for pieces in ({"whole"}, {"sums", "rest"}):
+        op, x, residual, grad_outputs = operation(shape, dtype, add, relu, readers)
+        want = reference(x, residual, op.norm, bool(relu), grad_outputs)
+        for pieces in ({"one-launch"}, {"reduce", "apply"}):
             forward, backward = (
-                [plan for piece, plan in norm_choice.plans(x, which) if piece in pieces]
+                [plan for piece, plan in autotune.candidate_plans(x, which) if piece in pieces]
                 for which in (0, 1)
             )
             pairs = [(one, other) for one in forward for other in backward]
             draw.shuffle(pairs)
             ran = 0
             for both in pairs[: 10 * LAUNCHES]:
-                errors = run_by(both, op, x, residual, slopes, want)
+                errors = run_by(both, op, x, residual, grad_outputs, want)
                 assert max(errors, default=0) < TOLERANCE[dtype], (shape, both, errors)
                 ran += bool(errors)
                 if ran == LAUNCHES:
@@ -72,88 +72,91 @@ def test_normalisation_in_launches_that_fit(dtype, adds, rectifies, readers):
 @pytest.mark.parametrize("readers", [1, 2])
 def test_every_launch_that_is_tried_computes_the_same(dtype, readers):
     """Of a shape as networks have them: parts and slices by the dozen."""
-    from cubemesh.kernels.triton import batch_norm_autotune as norm_choice
+    from cubemesh.kernels.triton.batch_norm import autotune
 
-    op, x, residual, slopes = operation((32, 64, 16, 16), dtype, 0, 1, readers)
-    want = reference(x, residual, op.norm, True, slopes)
-    safe = norm_choice.safest(x)
+    op, x, residual, grad_outputs = operation((32, 64, 16, 16), dtype, 0, 1, readers)
+    want = reference(x, residual, op.norm, True, grad_outputs)
+    safe = autotune.default_plan(x)
     for which in (0, 1):
         ran = Counter()
-        for piece, plan in norm_choice.plans(x, which):
+        for piece, plan in autotune.candidate_plans(x, which):
             both = (plan, safe) if which == 0 else (safe, plan)
-            errors = run_by(both, op, x, residual, slopes, want)
+            errors = run_by(both, op, x, residual, grad_outputs, want)
             assert max(errors, default=0) < TOLERANCE[dtype], (both, errors)
             ran[piece] += bool(errors)
-        assert min(ran[piece] for piece in ("whole", "sums", "rest")) >= 1, ran
+        assert min(ran[piece] for piece in ("one-launch", "reduce", "apply")) >= 1, ran
 
 
-@pytest.mark.parametrize("pieces", [{"whole"}, {"sums", "rest"}])
+@pytest.mark.parametrize("pieces", [{"one-launch"}, {"reduce", "apply"}])
 def test_a_step_without_numbers_does_not_reach_the_next(pieces):
     """As after an overflow, or before weights are loaded."""
-    from cubemesh.kernels.triton import batch_norm_autotune as norm_choice
+    from cubemesh.kernels.triton.batch_norm import autotune
 
-    op, x, _, slopes = operation((4, 64, 9, 7), torch.float32, 0, 1, 1)
-    want = reference(x, None, op.norm, True, slopes)
-    plan = next(plan for piece, plan in norm_choice.plans(x, 1) if piece in pieces)
-    op.kernels = norm_choice.kernels(op, x, plan, plan)
+    op, x, _, grad_outputs = operation((4, 64, 9, 7), torch.float32, 0, 1, 1)
+    want = reference(x, None, op.norm, True, grad_outputs)
+    plan = next(plan for piece, plan in autotune.candidate_plans(x, 1) if piece in pieces)
+    op.kernels = autotune.make_kernels(op, x, plan, plan)
     for bad in (float("nan"), float("inf")):
         poison = torch.full_like(x, bad).requires_grad_()
         result = op(poison)
         assert torch.isnan(result[0]).all(), "as PyTorch's own: a loss must show it"
-        torch.autograd.grad(result, [poison], slopes)
+        torch.autograd.grad(result, [poison], grad_outputs)
         result = op(x)
-        found = (*result, *torch.autograd.grad(result, [x, op.norm.weight, op.norm.bias], slopes))
+        found = (
+            *result,
+            *torch.autograd.grad(result, [x, op.norm.weight, op.norm.bias], grad_outputs),
+        )
         assert max(relative(*pair) for pair in zip(found, want, strict=True)) < 2e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("adds", "size"), [(0, 7), (1, 16)])  # of 3 · 7² rows no tile is full
-def test_a_product_that_takes_sums(dtype, adds, size):
-    from cubemesh.kernels.triton import batch_norm_autotune as norm_choice
-    from cubemesh.kernels.triton import conv1x1_bn_stats as summed_conv
+@pytest.mark.parametrize(("add", "size"), [(0, 7), (1, 16)])  # of 3 · 7² rows no tile is full
+def test_a_product_that_takes_sums(dtype, add, size):
+    from cubemesh.kernels.triton import conv1x1_bn_stats
+    from cubemesh.kernels.triton.batch_norm import autotune
 
-    if torch.cuda.get_device_capability() < summed_conv.TILE_COPIES:
+    if torch.cuda.get_device_capability() < conv1x1_bn_stats.TENSOR_DESCRIPTORS:
         pytest.skip("this GPU copies no tiles by descriptor")
     conv = nn.Conv2d(64, 128, 1, bias=False, device="cuda")
     weight = conv.weight.detach().to(dtype).requires_grad_()
-    op, _, residual, slopes = operation((3, 128, size, size), dtype, adds, 1, 1)
+    op, _, residual, grad_outputs = operation((3, 128, size, size), dtype, add, 1, 1)
     x = image((3, 64, size, size), dtype, mean=1.0)
-    safe = norm_choice.safest(image((3, 128, size, size), dtype))
-    own = norm_choice.kernels(op, slopes[0], safe, safe)
+    safe = autotune.default_plan(image((3, 128, size, size), dtype))
+    own = autotune.make_kernels(op, grad_outputs[0], safe, safe)
     wanted = [x, weight, op.norm.weight, op.norm.bias]
     plain = torch.conv2d(x.double(), weight.double())
     plain = plain + (plain.to(dtype) - plain).detach()  # or a ReLU lets other values through
     norm = nn.functional.batch_norm(
         plain, None, None, op.norm.weight.double(), op.norm.bias.double(), training=True
     )
-    result = (norm + residual.double() if adds else norm).relu()
-    want = (result, *torch.autograd.grad(result, wanted, slopes[0].double()))
-    for tiling in summed_conv.TILINGS:
-        op.kernels = own.after_sums(safe[1])
-        summed = summed_conv.SummedConv(conv, op.norm, op.kernels, tiling)
+    result = (norm + residual.double() if add else norm).relu()
+    want = (result, *torch.autograd.grad(result, wanted, grad_outputs[0].double()))
+    for tiling in conv1x1_bn_stats.TILINGS:
+        op.kernels = own.after_conv_stats(safe[1])
+        summed = conv1x1_bn_stats.Conv1x1WithStats(conv, op.norm, op.kernels, tiling)
         for _ in range(TIMES):
             op.kernels.sums.zero_()
-            op.kernels.clears = False
+            op.kernels.zeroes_sums = False
             results = op(summed(x, weight), residual)
-            found = (*results, *torch.autograd.grad(results, wanted, slopes))
+            found = (*results, *torch.autograd.grad(results, wanted, grad_outputs))
             errors = [relative(*pair) for pair in zip(found, want, strict=True)]
             assert max(errors) < 3 * TOLERANCE[dtype], (str(tiling), errors)
 
 
-def operation(shape, dtype, adds, rectifies, readers):
+def operation(shape, dtype, add, relu, readers):
     """A fusion and its arrays: (operation, x, residual, slopes)."""
     norm = nn.BatchNorm2d(shape[1], device="cuda")
     norm.num_batches_tracked = None
     nn.init.normal_(norm.weight)
     nn.init.normal_(norm.bias)
-    op = FusedNorm(norm, adds=bool(adds), rectifies=bool(rectifies), readers=readers)
+    op = FusedBatchNorm(norm, add=bool(add), relu=bool(relu), readers=readers)
     x = image(shape, dtype, mean=3.0)
-    residual = image(shape, dtype) if adds else None
-    slopes = [image(shape, dtype).detach() for _ in range(readers)]
-    if rectifies:  # what lies at zero goes either way: no slope there
+    residual = image(shape, dtype) if add else None
+    grad_outputs = [image(shape, dtype).detach() for _ in range(readers)]
+    if relu:  # what lies at zero goes either way: no slope there
         at_zero = before_relu(x, residual, norm).abs() < AT_ZERO
-        slopes = [slope.masked_fill(at_zero, 0) for slope in slopes]
-    return op, x, residual, slopes
+        grad_outputs = [grad_output.masked_fill(at_zero, 0) for grad_output in grad_outputs]
+    return op, x, residual, grad_outputs
 
 
 def before_relu(x, residual, norm):
@@ -163,26 +166,26 @@ def before_relu(x, residual, norm):
     return made if residual is None else made + residual.detach().double()
 
 
-def run_by(plans, op, x, residual, slopes, want):
+def run_by(plans, op, x, residual, grad_outputs, want):
     """The largest errors of a few steps by given plans; none where they do not fit on the GPU."""
-    from cubemesh.kernels.triton import batch_norm_autotune as norm_choice
+    from cubemesh.kernels.triton.batch_norm import autotune
 
-    op.kernels = norm_choice.kernels(op, x, *plans)
+    op.kernels = autotune.make_kernels(op, x, *plans)
     made = op.kernels.forward_calls(x, residual, op.norm)
     norm = (op.norm.weight, op.norm.bias)
-    back = op.kernels.backward_calls(tuple(slopes[:2]), x, norm, made.results[1:])
+    back = op.kernels.backward_calls(tuple(grad_outputs[:2]), x, norm, made.results[1:])
     if not all(call.fits(x.device) for call in (*made.calls, *back.calls)):
         return []
     errors = []
     for _ in range(TIMES):
         results = op(x, residual)
         wanted = [x, *([] if residual is None else [residual]), op.norm.weight, op.norm.bias]
-        found = (results[-1], *torch.autograd.grad(results, wanted, slopes))
+        found = (results[-1], *torch.autograd.grad(results, wanted, grad_outputs))
         errors += [relative(*pair) for pair in zip(found, want, strict=True)]
     return errors
 
 
-def reference(x, residual, norm, rectifies, slopes):
+def reference(x, residual, norm, relu, grad_outputs):
     """(result, gradients of x, residual, weight, bias) in fp64."""
     own = nn.BatchNorm2d(norm.num_features, device="cuda", dtype=torch.float64)
     own.weight.data.copy_(norm.weight)
@@ -193,19 +196,19 @@ def reference(x, residual, norm, rectifies, slopes):
     if residual is not None:
         wanted.append(residual.detach().double().requires_grad_())
         result = result + wanted[-1]
-    result = result.relu() if rectifies else result
-    slope = sum(s.double() for s in slopes)
-    return (result, *torch.autograd.grad(result, [*wanted, own.weight, own.bias], slope))
+    result = result.relu() if relu else result
+    grad_output = sum(s.double() for s in grad_outputs)
+    return (result, *torch.autograd.grad(result, [*wanted, own.weight, own.bias], grad_output))
 
 
 def test_the_running_statistics_are_pytorchs():
-    from cubemesh.kernels.triton import batch_norm_autotune as norm_choice
+    from cubemesh.kernels.triton.batch_norm import autotune
 
     norm, own = nn.BatchNorm2d(32, device="cuda"), nn.BatchNorm2d(32, device="cuda")
     x = image((4, 32, 9, 7), torch.float32, mean=5.0)
-    op = FusedNorm(norm, adds=False, rectifies=False, readers=1)
-    op.kernels = norm_choice.choose(op, torch.empty_like(x)) or norm_choice.kernels(
-        op, x, *(norm_choice.safest(x),) * 2
+    op = FusedBatchNorm(norm, add=False, relu=False, readers=1)
+    op.kernels = autotune.fastest_kernels(op, torch.empty_like(x)) or autotune.make_kernels(
+        op, x, *(autotune.default_plan(x),) * 2
     )
     norm.reset_running_stats()
     for _ in range(TIMES):
@@ -220,19 +223,19 @@ def test_the_running_statistics_are_pytorchs():
 @pytest.mark.parametrize("shape", [(3, 50, 50, 64), (2, 7, 33, 80), (1, 1, 1, 16)])
 def test_scores_of_a_perceptron(dtype, tiling, shape):
     batch, queries, keys, features = shape
-    op = FusedScores(nn.Linear(features, 1, bias=False, device="cuda"))
+    op = FusedAttentionScores(nn.Linear(features, 1, bias=False, device="cuda"))
     op.tiling = tiling
     q = torch.randn(batch, queries, features, device="cuda").to(dtype).requires_grad_()
     k = torch.randn(batch, keys, features, device="cuda").to(dtype).requires_grad_()
     assert op.usable(q, k)
     scores = op(q, k)
-    slope = torch.randn(scores.shape, device="cuda").to(dtype)
-    ours = torch.autograd.grad(scores, [q, k, op.product.weight], slope)
+    grad_output = torch.randn(scores.shape, device="cuda").to(dtype)
+    ours = torch.autograd.grad(scores, [q, k, op.product.weight], grad_output)
     wide = [x.detach().double().requires_grad_() for x in (q, k, op.product.weight)]
     want = torch.tanh(wide[0].unsqueeze(2) + wide[1].unsqueeze(1)) @ wide[2].T
     assert scores.dtype == dtype
     assert relative(scores, want) < TOLERANCE[dtype]
-    for own, other in zip(ours, torch.autograd.grad(want, wide, slope.double()), strict=True):
+    for own, other in zip(ours, torch.autograd.grad(want, wide, grad_output.double()), strict=True):
         assert relative(own, other) < TOLERANCE[dtype]
 
 
@@ -243,11 +246,11 @@ def test_scores_of_a_perceptron(dtype, tiling, shape):
 )
 def test_pooling(dtype, kernel, stride, padding, ceil):
     pool = nn.MaxPool2d(kernel, stride, padding, ceil_mode=ceil)
-    op = FusedPool(pool)
+    op = FusedMaxPool(pool)
     op.kernels = True
     x = image((3, 48, 17, 22), dtype)
     y, want = op(x), pool(x)
     assert torch.equal(y, want)
-    slope = torch.randn_like(want)
-    (ours,), (plain,) = (torch.autograd.grad(r, x, slope) for r in (y, want))
+    grad_output = torch.randn_like(want)
+    (ours,), (plain,) = (torch.autograd.grad(r, x, grad_output) for r in (y, want))
     assert relative(ours, plain.double()) < TOLERANCE[dtype]

@@ -1,1 +1,0 @@
-"""Networks whose neighbouring layers run as fused operations."""

@@ -1,0 +1,149 @@
+"""Autotuner for a GPU: the fastest way to compute each layer and fusion, for its shapes.
+
+Each is timed on arrays of the shapes it receives. Kernels and replacements are applied after all
+have been timed; until then each receives what PyTorch's own operations compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from cubemesh.kernels.cuda_events import both_passes_ms
+from cubemesh.kernels.fused.additive_attention import TILINGS, FusedAttentionScores, ScoreTiling
+from cubemesh.kernels.fused.batch_norm import FusedBatchNorm
+from cubemesh.kernels.fused.pool import FusedMaxPool
+from cubemesh.kernels.fused.space_to_depth_conv import SpaceToDepthConv, can_fold
+from cubemesh.kernels.triton import conv1x1_bn_stats
+from cubemesh.kernels.triton.batch_norm import autotune as batch_norm_autotune
+from cubemesh.kernels.triton.batch_norm.launch import SUMS, TritonBatchNorm
+from cubemesh.kernels.triton.conv1x1_bn_stats import Conv1x1WithStats
+
+MOST_VALUES = 2**31
+"""Of an array that the kernels can index."""
+CHANNELS = 16
+"""The kernels need channels in multiples of this."""
+
+
+class GpuAutotuner:
+    """Chooses how operations run; those of the same kind and shape run alike."""
+
+    def __init__(self, operations: list[nn.Module], producers: Mapping[int, int]) -> None:
+        """`producers`: number of an operation → of the one whose result only it reads."""
+        self._operations, self._producers = operations, producers
+        self._kernels_of_shape: dict[object, TritonBatchNorm | None] = {}
+        self._convs_of_shape: dict[object, Conv1x1WithStats | None] = {}
+        self._conv_inputs: dict[int, Tensor] = {}
+        """Number of a convolution that could compute sums → an array like its input."""
+        self._replacements: dict[int, nn.Module] = {}
+        self._kernels: dict[int, TritonBatchNorm | None] = {}
+        """Those of each batch normalisation."""
+
+    def choose(self, number: int, given: Sequence[Tensor], *, network_input: bool) -> None:
+        """Choose the fastest way for an operation that receives arrays like these; `network_input`:
+        they are the network's own input. Running statistics are undefined afterwards."""
+        op, x = self._operations[number], given[0]
+        if isinstance(op, FusedBatchNorm) and usable(x):
+            self._choose_batch_norm(number, op, x)
+        elif isinstance(op, FusedMaxPool) and usable(x) and op.usable:
+            op.kernels = _faster(partial(_pooled, op, x, True), partial(_pooled, op, x, False), x)
+        elif isinstance(op, FusedAttentionScores) and op.usable(*given):
+            op.tiling = _fastest_tiling(op, given)
+        elif isinstance(op, nn.Conv2d) and network_input:
+            size = (x.shape[2], x.shape[3])
+            if can_fold(op, size) and x.is_contiguous(memory_format=torch.channels_last):
+                folded = SpaceToDepthConv(op, size)
+                if _faster(partial(folded, x), partial(op, x), op.weight):
+                    self._replacements[number] = folded
+        elif number in self._producers.values() and conv1x1_bn_stats.supports(op):
+            self._conv_inputs[number] = torch.empty_like(x, device="meta")
+
+    def _choose_batch_norm(self, number: int, op: FusedBatchNorm, x: Tensor) -> None:
+        key = (x.shape, x.dtype, op.add, op.relu, min(op.readers, 2))
+        if key not in self._kernels_of_shape:
+            found = batch_norm_autotune.fastest_kernels(op, torch.empty_like(x))
+            self._kernels_of_shape[key] = found
+        own = self._kernels_of_shape[key]
+        self._kernels[number] = None if own is None else own.copy()
+        producer = self._producers.get(number, -1)
+        if own is None or producer not in self._conv_inputs:
+            return
+        conv, like = self._operations[producer], self._conv_inputs[producer]
+        assert isinstance(conv, nn.Conv2d)
+        both = (like.shape, *key)
+        if both not in self._convs_of_shape:
+            given = torch.empty_like(like, device=x.device)
+            self._convs_of_shape[both] = conv1x1_bn_stats.faster_with_stats(conv, op, own, given)
+        with_stats = self._convs_of_shape[both]
+        if with_stats is not None:
+            self._kernels[number] = kernels = with_stats.kernels.copy()
+            self._replacements[producer] = Conv1x1WithStats(
+                conv, op.norm, kernels, with_stats.tiling
+            )
+
+    def finish(self) -> Tensor | None:
+        """Apply all choices. Returns the sums of all kernels in one array, to be zeroed before each
+        forward pass; None where no kernel is used."""
+        for number, op in self._replacements.items():
+            self._operations[number] = op
+        for number, own in self._kernels.items():
+            norm = self._operations[number]
+            assert isinstance(norm, FusedBatchNorm)
+            norm.kernels = own
+        kernels = [one for one in self._kernels.values() if one is not None]
+        if not kernels:
+            return None
+        widths = [SUMS * one.shape[1] for one in kernels]
+        sums = torch.zeros(sum(widths), device=kernels[0].sums.device)
+        for one, part in zip(kernels, torch.split(sums, widths), strict=True):
+            one.sums, one.zeroes_sums = part.view(SUMS, -1), False
+        return sums
+
+
+def usable(x: Tensor) -> bool:
+    """Whether the kernels accept an array: channels-last, of 16- or 32-bit floats."""
+    return (
+        x.dim() == 4
+        and x.is_contiguous(memory_format=torch.channels_last)
+        and x.shape[1] % CHANNELS == 0
+        and x.numel() < MOST_VALUES
+        and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    )
+
+
+def _pooled(op: FusedMaxPool, x: Tensor, kernels: bool) -> Tensor:
+    op.kernels = kernels
+    return op(x)  # type: ignore[no-any-return]
+
+
+def _fastest_tiling(op: FusedAttentionScores, given: Sequence[Tensor]) -> ScoreTiling | None:
+    """The tiling of the fastest kernels; None where PyTorch's own operations are faster."""
+    wanted = [*given, op.product.weight]
+
+    def scores(tiling: ScoreTiling | None) -> Tensor:
+        op.tiling = tiling
+        return op(*given)  # type: ignore[no-any-return]
+
+    tilings = (None, *TILINGS)
+    times = _times_ms([partial(scores, tiling) for tiling in tilings], wanted)
+    return tilings[times.index(min(times))]
+
+
+def _faster(one: Callable[[], Tensor], other: Callable[[], Tensor], wanted: Tensor) -> bool:
+    """Whether `one` is faster than `other`, forward and backward, for the gradient of `wanted`."""
+    times = _times_ms([one, other], [wanted])
+    return times[0] < times[1]
+
+
+def _times_ms(ways: Sequence[Callable[[], Tensor]], wanted: Sequence[Tensor]) -> list[float]:
+    """Milliseconds of each, forward and backward, for the gradients of `wanted`."""
+    required = [array.requires_grad for array in wanted]
+    for array in wanted:
+        array.requires_grad_()
+    times = [sum(both_passes_ms(run, wanted)) for run in ways]
+    for array, before in zip(wanted, required, strict=True):
+        array.requires_grad_(before)
+    return times

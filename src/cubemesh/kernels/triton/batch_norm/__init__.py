@@ -1,0 +1,1 @@
+"""Batch normalisation, residual add and ReLU in Triton."""
