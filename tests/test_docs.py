@@ -102,3 +102,10 @@ def test_each_option_of_a_verb_stands_once_in_the_table() -> None:
     )
     assert len(found) > 50
     assert [pair for pair, times in found.items() if times > 1] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_samples_import_what_exists(page: Path) -> None:
+    samples = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    for statement in re.findall(r"^(?:from|import) cubemesh.*$", "\n".join(samples), re.M):
+        exec(statement, {})
