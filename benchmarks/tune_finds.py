@@ -29,7 +29,7 @@ from typing import Any
 
 from cubemesh.experiments.session import run_names
 from cubemesh.experiments.tune import experiment as tune
-from cubemesh.experiments.tune.admission import Means, judge, means_of
+from cubemesh.experiments.tune.admission import Means, admission, means_of
 from cubemesh.experiments.tune.search import SEEDS, Search
 from cubemesh.experiments.tune.search_space import Configuration, usual_precisions, usual_threads
 from cubemesh.frameworks import FRAMEWORKS, entry
@@ -47,7 +47,7 @@ from cubemesh.views.progress import TerminalProgress
 NEAR = 0.2
 """What is this much slower in one run is not measured again."""
 GOAL = 0.97
-EFFORT = Budget(steps=3, seconds=1.0, windows=10, warmup_seconds=2.0, time_limit_s=300.0)
+BUDGET = Budget(steps=3, seconds=1.0, windows=10, warmup_seconds=2.0, time_limit_s=300.0)
 
 
 @dataclass
@@ -94,7 +94,7 @@ def spec_of(
         losses=0 if number else losses,
     )
     work = replace(work, seed=work.seed + seed)
-    budget = replace(EFFORT, seconds=EFFORT.seconds + number / 10)
+    budget = replace(BUDGET, seconds=BUDGET.seconds + number / 10)
     return configuration.of(RunSpec(work=work, budget=budget))
 
 
@@ -110,14 +110,14 @@ def screened(
         (record,) = executor.run([spec_of(configuration, args.network, 0, args.losses)])
         if not record.ok:
             continue
-        fewer = not configuration.counts_as(settings[0])
-        if judge(stock[0], means_of(record), spread, fewer_digits=fewer).admitted:
+        lower = not configuration.same_precision(settings[0])
+        if admission(stock[0], means_of(record), spread, lower_precision=lower).admitted:
             cells.append(Cell(configuration, record, []))
     return cells
 
 
 def confirm(executor: Executor, cells: Sequence[Cell], args: argparse.Namespace) -> None:
-    """Measure each of `cells` again, by turns."""
+    """Measure each of `cells` again, interleaved."""
     for number in range(1, args.rounds + 1):
         for cell in cells:
             (record,) = executor.run([spec_of(cell.configuration, args.network, number, 0)])
@@ -125,16 +125,16 @@ def confirm(executor: Executor, cells: Sequence[Cell], args: argparse.Namespace)
                 cell.confirming.append(record)
 
 
-def held(best: Cell, found: Cell) -> Ratio:
+def ratio_to_best(best: Cell, found: Cell) -> Ratio:
     """The found setting's throughput over the best's, in the confirming runs."""
     sides = [[run_windows(r) for r in cell.confirming] for cell in (best, found)]
     return ratio_of_runs(sides[0], sides[1], None)
 
 
-def told(best: Cell, found: Cell, stock: Configuration, tuning_s: float) -> dict[str, Any]:
-    """What came of it, as plain data."""
+def result_of(best: Cell, found: Cell, stock: Configuration, tuning_s: float) -> dict[str, Any]:
+    """The result as plain data."""
     same = best is found
-    ratio = None if same else held(best, found)
+    ratio = None if same else ratio_to_best(best, found)
     return {
         "found": found.configuration.words(stock),
         "best": best.configuration.words(stock),
@@ -156,22 +156,22 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=tune.MINUTES_ON_CPU)
     parser.add_argument("--frameworks", help="names; default: all installed ones that compute")
     parser.add_argument("--losses", type=int, default=tune.Settings().losses)
-    parser.add_argument("--rounds", type=int, default=5, help="of confirming, two or more")
-    parser.add_argument("--store", help="keep all runs there; default: a folder that goes again")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of confirmation, at least 2")
+    parser.add_argument("--store", help="store all runs there; default: a temporary folder")
     parser.add_argument("--json", metavar="FILE", help="write the result there as well")
     args = parser.parse_args(given)
     if args.rounds < 2:
-        parser.error("--rounds must be 2 or more: one run of a side has no interval")
+        parser.error("--rounds must be at least 2: a single run has no interval")
     return args
 
 
 def tuned(
     args: argparse.Namespace, frameworks: Sequence[str], store: Store, watcher: Observer
 ) -> Search:
-    """The search of a tuning that was asked for as a user would."""
+    """The search of a tuning, run as a user would."""
     settings = {
-        "network": args.network,
-        "batch_per_device": args.batch,
+        "networks": args.network,
+        "batch_sizes": args.batch,
         "minutes": args.minutes,
         "frameworks": ",".join(frameworks),
         "losses": args.losses,
@@ -184,7 +184,7 @@ def tuned(
 
 
 def compared(args: argparse.Namespace, store: Store, watcher: Observer) -> dict[str, Any] | None:
-    """Tune, screen, confirm; what came of it as plain data, None where nothing runs here."""
+    """Tune, screen, confirm; the result as plain data, None if no framework runs."""
     machine = probe()
     computing = [n for n, e in FRAMEWORKS.items() if e.read_script is None and e.installed]
     frameworks = args.frameworks.split(",") if args.frameworks else computing
@@ -199,14 +199,14 @@ def compared(args: argparse.Namespace, store: Store, watcher: Observer) -> dict[
         cells = screened(executor, every, args)
         found = next((c for c in cells if c.configuration == search.best), None)
         if found is None:
-            raise SystemExit("the tuned setting did not run again, or learned otherwise")
+            raise SystemExit("the tuned settings failed, or their losses diverge")
         fastest = max(cell.rate for cell in cells)
         near = [c for c in cells if c is found or c.rate >= (1 - NEAR) * fastest]
         confirm(executor, near, args)
     best = max(near, key=lambda cell: cell.rate)
     for cell in sorted(near, key=lambda c: -c.rate):
         print(f"{cell.rate:12.1f} samples/s  {cell.configuration.words(search.stock)}")
-    return told(best, found, search.stock, tuning_s) | {"settings": len(every)}
+    return result_of(best, found, search.stock, tuning_s) | {"settings": len(every)}
 
 
 def main(given: list[str] | None = None) -> int:
@@ -218,7 +218,7 @@ def main(given: list[str] | None = None) -> int:
         with Store.open(place) as store, watcher:
             result = compared(args, store, watcher)
     if result is None:
-        print("absent: no framework that runs here")
+        print("unavailable: no framework runs here")
         return 2
     print(f"tuned in {result['tuning_s']:.0f} s: {result['found']}")
     print(f"the best of {result['settings']}: {result['best']}")

@@ -37,26 +37,26 @@ def test_the_grid_has_every_setting_once(finds):
     assert {c.batch_per_device for c in cells} == {64}
 
 
-def test_rounds_are_runs_of_their_own_and_only_the_first_tells_losses(finds):
+def test_each_round_is_a_run_and_only_the_first_logs_losses(finds):
     first = Configuration(framework="pytorch", batch_per_device=64)
     specs = [finds.spec_of(first, "little-cnn", number, 20) for number in range(4)]
     assert len({s.spec_id for s in specs}) == 4
     assert [s.work.losses for s in specs] == [20, 0, 0, 0]
 
 
-def test_the_tuned_setting_is_told_over_the_best(finds):
+def test_the_result_is_the_ratio_of_tuned_to_best(finds):
     stock = Configuration(framework="pytorch", batch_per_device=64)
     other = dataclasses.replace(stock, layout="nhwc")
     best = finds.Cell(stock, record(finds, stock, 0.1), [record(finds, stock, 0.1)] * 3)
     found = finds.Cell(other, record(finds, other, 0.102), [record(finds, other, 0.102)] * 3)
-    told = finds.told(best, found, stock, 170.0)
-    assert told["ratio"] == pytest.approx(1 / 1.02, rel=1e-3)
-    assert told["low"] < told["ratio"] < told["high"]
-    assert (told["found"], told["best"]) == ("nhwc", "stock")
-    assert finds.told(best, best, stock, 170.0)["same"]
+    result = finds.result_of(best, found, stock, 170.0)
+    assert result["ratio"] == pytest.approx(1 / 1.02, rel=1e-3)
+    assert result["low"] < result["ratio"] < result["high"]
+    assert (result["found"], result["best"]) == ("nhwc", "stock")
+    assert finds.result_of(best, best, stock, 170.0)["same"]
 
 
-def test_one_round_is_refused(finds, capsys):
+def test_a_single_round_is_refused(finds, capsys):
     with pytest.raises(SystemExit):
         finds.arguments(["--rounds", "1"])
     assert "has no interval" in capsys.readouterr().err

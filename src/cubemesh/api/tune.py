@@ -12,7 +12,7 @@ from cubemesh.api.arguments import AnyStore, Settings, open_store, setting_lines
 from cubemesh.experiments.runner import ExperimentResult
 from cubemesh.experiments.session import latest_result, run_names
 from cubemesh.experiments.tune import experiment
-from cubemesh.experiments.tune.report import StepResult, gain, ladder
+from cubemesh.experiments.tune.report import StepResult, gain, step_results
 from cubemesh.experiments.tune.search import Search
 from cubemesh.experiments.tune.search_space import FIELDS
 from cubemesh.machines import probe
@@ -53,7 +53,7 @@ class TuneResult:
     @property
     def steps(self) -> Sequence[StepResult]:
         """From the stock setting to the best, one change a step."""
-        return ladder(self.search)
+        return step_results(self.search)
 
     @property
     def complete(self) -> bool:

@@ -232,7 +232,7 @@ def tuning_json(found: TuneResult) -> dict[str, Any]:
         complete=found.complete,
         best=None if search.best is None else _configuration(search, search.best),
         to_stock=_figure(found.speedup),
-        ladder=[
+        steps=[
             {
                 "set": list(step.changes),
                 "throughput_per_s": _figure(step.rate),
@@ -256,13 +256,13 @@ def _configuration(search: Search, configuration: Configuration) -> dict[str, An
 
 
 def _tried(search: Search, configuration: Configuration) -> dict[str, Any]:
-    group = search.group(configuration)
+    group, rejected = search.group(configuration), search.rejected.get(configuration)
     return {
         **_configuration(search, configuration),
         "outcome": group.records[0].outcome.status.value,
         "message": group.records[0].outcome.message,
         "throughput_per_s": _figure(group.throughput),
-        "refused": search.refused.get(configuration),
+        "rejected": to_plain(rejected) if rejected else None,
         "run_ids": [r.run_id for r in group.records],
     }
 

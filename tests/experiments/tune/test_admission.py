@@ -1,10 +1,20 @@
-"""When two short loss curves are those of one training."""
+"""The convergence check of tuned settings, from short loss curves."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cubemesh.experiments.tune.admission import TOO_FEW, allowed, departs, descent, judge, means_of
+from cubemesh.experiments.tune.admission import (
+    DIVERGES,
+    LOW_DESCENT,
+    NO_LOSSES,
+    NOISY,
+    admission,
+    allowed,
+    descent,
+    diverges,
+    means_of,
+)
 from cubemesh.schema import Curve, RunSpec, TrainSteps
 from cubemesh.worker.run.loss_probe import CURVE
 
@@ -25,63 +35,61 @@ def test_means_are_of_quarters(record_of):
     assert means_of(with_curve(record_of, [1.0, 2.0, 3.0])) is None
 
 
-def test_rounding_is_admitted_and_a_departure_is_not():
+def test_rounding_is_admitted_and_divergence_is_not():
     near = tuple(loss * 1.009 for loss in FALLING)
-    assert judge(FALLING, near, (), fewer_digits=True).admitted
+    assert admission(FALLING, near, (), lower_precision=True).admitted
     far = (*FALLING[:3], FALLING[3] * 1.02)
-    judged = judge(FALLING, far, (), fewer_digits=False)
-    assert not judged.admitted
-    assert "1.428 in quarter 4" in judged.why
-    assert "1.4 ± 0.023" in judged.why
+    result = admission(FALLING, far, (), lower_precision=False)
+    assert result.code == DIVERGES
+    assert "1.428 in quarter 4" in result.why
+    assert "1.4 ± 0.023" in result.why
 
 
-def test_what_runs_from_other_seeds_differ_by_is_admitted():
+def test_a_difference_within_the_run_to_run_spread_is_admitted():
     found = (2.35, 2.12, 1.83, 1.48)
-    assert not judge(FALLING, found, (), fewer_digits=True).admitted
-    assert judge(FALLING, found, SEEDS, fewer_digits=True).admitted
+    assert not admission(FALLING, found, (), lower_precision=True).admitted
+    assert admission(FALLING, found, SEEDS, lower_precision=True).admitted
 
 
-def test_what_does_not_learn_never_passes_however_wide_the_spread():
+def test_a_setting_that_does_not_learn_is_rejected_however_large_the_spread():
     wild = ((2.3, 2.1, 1.8, 1.4), (5.0, 5.0, 5.0, 5.0))
     assert allowed(FALLING, wild)[3] == pytest.approx(descent(FALLING) / 2)
-    assert not judge(FALLING, (2.3, 2.3, 2.3, 2.3), wild, fewer_digits=True).admitted
+    assert not admission(FALLING, (2.3, 2.3, 2.3, 2.3), wild, lower_precision=True).admitted
 
 
-def test_where_stock_runs_differ_by_more_than_was_learned_too_few_losses_are_to_blame():
+def test_noisy_baseline_runs_are_the_reason_where_they_differ_by_more_than_the_descent():
     """LittleCNN with eight samples a step: the masks of dropout count for more than the descent."""
     stock = (2.281, 1.964, 2.013, 2.117)
     seeds = (stock, (2.312, 2.033, 1.779, 1.590), (2.352, 2.094, 1.765, 1.829))
-    judged = judge(stock, (2.293, 2.223, 1.954, 2.021), seeds, fewer_digits=False)
-    assert not judged.admitted
-    assert judged.why.startswith("stock runs are 0.53 apart themselves")
-    assert judged.why.endswith(TOO_FEW)
-    assert judge(stock, stock, seeds, fewer_digits=True).admitted
+    result = admission(stock, (2.293, 2.223, 1.954, 2.021), seeds, lower_precision=False)
+    assert result.code == NOISY
+    assert "0.53" in result.why
+    assert admission(stock, stock, seeds, lower_precision=True).admitted
 
 
-def test_of_what_is_known_by_heart_the_last_digits_do_not_count():
+def test_rounding_of_a_memorised_minibatch_does_not_count():
     by_heart = (3.51, 5.5e-4, 2.1e-6, 1.5e-7)
-    assert judge(by_heart, (3.50, 2.2e-4, 1.7e-7, 0.0), (), fewer_digits=True).admitted
+    assert admission(by_heart, (3.50, 2.2e-4, 1.7e-7, 0.0), (), lower_precision=True).admitted
 
 
-def test_a_curve_that_stands_still_judges_no_fewer_digits():
+def test_a_curve_that_stands_still_judges_no_lower_precision():
     still = (2.30, 2.30, 2.29, 2.29)
-    judged = judge(still, still, (), fewer_digits=True)
-    assert not judged.admitted
-    assert "too little to judge" in judged.why
-    assert judge(still, still, (), fewer_digits=False).admitted
+    result = admission(still, still, (), lower_precision=True)
+    assert result.code == LOW_DESCENT
+    assert admission(still, still, (), lower_precision=False).admitted
 
 
 def test_without_losses_nothing_is_admitted():
-    assert not judge(FALLING, None, (), fewer_digits=False).admitted
-    assert not judge(None, FALLING, (), fewer_digits=False).admitted
+    assert admission(FALLING, None, (), lower_precision=False).code == NO_LOSSES
+    assert admission(None, FALLING, (), lower_precision=False).code == NO_LOSSES
 
 
-def test_a_loss_that_is_no_number_departs():
-    assert departs(FALLING, (2.3, float("nan"), 1.8, 1.4), SEEDS)
+def test_a_loss_that_is_no_number_diverges():
+    assert diverges(FALLING, (2.3, float("nan"), 1.8, 1.4), SEEDS)
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=4, max_size=4), st.floats(1.03, 5))
 def test_the_same_curve_is_admitted_and_one_that_is_everywhere_higher_is_not(losses, times):
     stock = tuple(losses)
-    assert not departs(stock, stock)
-    assert departs(stock, tuple(times * loss for loss in stock))
+    assert not diverges(stock, stock)
+    assert diverges(stock, tuple(times * loss for loss in stock))

@@ -1,4 +1,4 @@
-"""What the search tries, what it takes and refuses, and what it says: with scripted records."""
+"""The search of `tune` and its answer, with simulated records."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ STANDING = (2.3,) * 20
 
 @dataclasses.dataclass
 class Machine:
-    """Plays every trial: how long a step takes and what it learns, by its spec."""
+    """Simulates every trial: how long a step takes and what it learns, by its spec."""
 
     record_of: object
     step_s: object
@@ -59,7 +59,7 @@ def tuned(machine, play, player, **settings):
 
 
 def speed(spec):
-    """bf16 and nhwc pay together and not alone; compiling pays; one thread does not."""
+    """bf16 and nhwc only pay together; compiling pays; one thread does not."""
     program = spec.program
     step_s = 0.010
     if program.framework == "pytorch-compiled":
@@ -69,21 +69,21 @@ def speed(spec):
     return step_s * (3 if spec.placement.threads == 1 else 1)
 
 
-def test_it_finds_what_pays_together_and_tells_the_ladder(machine, play, record_of):
+def test_it_finds_knobs_that_only_pay_together(machine, play, record_of):
     player = Machine(record_of, speed)
     asked, records, search = tuned(machine, play, player)
     best = search.best
     assert (best.framework, best.precision, best.layout) == ("pytorch-compiled", "bf16", "nhwc")
     assert best.threads is None
     answer = tune.answer(asked, records)
-    ladder = answer.tables[0]
-    assert [row[0].text for row in ladder.rows] == [
+    steps = answer.tables[0]
+    assert [row[0].text for row in steps.rows] == [
         "stock",
         "precision=bf16, layout=nhwc",
         "framework=pytorch-compiled",
     ]
-    assert ladder.rows[1][2].value == pytest.approx(2.0)
-    assert ladder.rows[2][3].value == pytest.approx(2.5)
+    assert steps.rows[1][2].value == pytest.approx(2.0)
+    assert steps.rows[2][3].value == pytest.approx(2.5)
     assert answer.charts[0].lines[0].points[0].x == "1. stock"
     first = answer.findings[0]
     assert "--set framework=pytorch-compiled --set precision=bf16 --set layout=nhwc" in first.remedy
@@ -122,35 +122,34 @@ def test_a_gain_of_less_than_a_percent_leaves_the_stock_setting(machine, play, r
     player = Machine(record_of, lambda s: 0.00995 if s.program.layout == "nhwc" else 0.01)
     asked, records, search = tuned(machine, play, player)
     assert search.best == search.stock
-    assert "trains fastest in the stock setting" in tune.answer(asked, records).findings[0].text
+    assert tune.answer(asked, records).findings[0].code == "stock-fastest"
 
 
-def test_a_faster_setting_that_does_not_learn_is_refused_by_name(machine, play, record_of):
+def test_a_faster_setting_that_does_not_learn_is_rejected(machine, play, record_of):
     def losses(spec):
         return STANDING if spec.program.precision == "bf16" else LEARNING
 
     player = Machine(record_of, speed, losses=losses)
     asked, records, search = tuned(machine, play, player)
     assert search.best.precision == "fp32"
-    refused = {c.precision for c in search.refused}
-    assert refused == {"bf16"}
+    assert {c.precision for c in search.rejected} == {"bf16"}
+    assert {r.code for r in search.rejected.values()} == {"diverges"}
     seeds = {s.work.seed for s in player.asked}
-    assert seeds == {0, 1, 2}, "the run-to-run spread was looked at before it was refused"
-    told = [f.text for f in tune.answer(asked, records).findings if f.text.startswith("Refused")]
-    assert any("bf16, nhwc" in text and "Its loss departs" in text for text in told)
+    assert seeds == {0, 1, 2}, "the run-to-run spread was measured first"
+    rejected = [f for f in tune.answer(asked, records).findings if f.code == "rejected-setting"]
+    assert any("bf16, nhwc" in f.text for f in rejected)
 
 
-def test_a_departure_without_time_for_the_spread_is_refused_and_says_so(machine, play, record_of):
+def test_without_time_for_the_spread_divergence_is_rejected_as_such(machine, play, record_of):
     def losses(spec):
         return STANDING if spec.program.precision == "bf16" else LEARNING
 
     player = Machine(record_of, speed, losses=losses, takes_s=4.0)
     _, _, search = tuned(machine, play, player, minutes=0.3)
-    assert search.refused
-    assert all("no time was left to see how far" in why for why in search.refused.values())
+    assert {result.code for result in search.rejected.values()} == {"unknown-spread"}
 
 
-def test_a_departure_within_the_spread_of_seeds_is_admitted(machine, play, record_of):
+def test_a_difference_within_the_spread_of_seeds_is_admitted(machine, play, record_of):
     def losses(spec):
         shift = 0.1 * spec.work.seed + (0.15 if spec.program.precision == "bf16" else 0.0)
         return tuple(loss + shift for loss in LEARNING)
@@ -158,13 +157,13 @@ def test_a_departure_within_the_spread_of_seeds_is_admitted(machine, play, recor
     player = Machine(record_of, speed, losses=losses)
     _, _, search = tuned(machine, play, player)
     assert search.best.precision == "bf16"
-    assert not search.refused
+    assert not search.rejected
 
 
 @pytest.mark.parametrize(
     "status", [Status.OOM, Status.CRASHED, Status.UNSUPPORTED, Status.DIVERGED, Status.TIMED_OUT]
 )
-def test_a_trial_that_fails_is_told_and_stops_nothing(machine, play, record_of, status):
+def test_a_failed_trial_is_listed_and_the_search_continues(machine, play, record_of, status):
     def ends(spec):
         return status if spec.program.precision == "bf16" else Status.OK
 
@@ -177,7 +176,7 @@ def test_a_trial_that_fails_is_told_and_stops_nothing(machine, play, record_of, 
     assert all(row[1].reason for row in failed)
 
 
-def test_a_framework_that_is_absent_is_asked_once(machine, play, record_of):
+def test_a_missing_framework_is_tried_once(machine, play, record_of):
     def ends(spec):
         absent = spec.program.framework == "pytorch-compiled"
         return Status.NOT_INSTALLED if absent else Status.OK
@@ -204,30 +203,30 @@ def test_where_the_first_framework_is_absent_the_next_is_stock(machine, play, re
     assert search.stock.framework == "pytorch-compiled"
 
 
-def test_where_nothing_runs_that_is_said(machine, play, record_of):
+def test_nothing_measured(machine, play, record_of):
     player = Machine(record_of, speed, status=lambda spec: Status.NOT_INSTALLED)
     asked, records, search = tuned(machine, play, player)
     assert search.best is None
     answer = tune.answer(asked, records)
-    first = answer.findings[0].text
-    assert first.startswith("No setting could be measured. pytorch: not installed")
+    assert answer.findings[0].code == "nothing-measured"
+    assert "pytorch: not installed" in answer.findings[0].text
     assert not answer.charts
-    assert tune.answer(asked, []).findings[0].text == "No setting could be measured."
+    assert tune.answer(asked, []).findings[0].code == "nothing-measured"
 
 
-def test_the_budget_holds_and_what_is_left_is_named(machine, play, record_of):
+def test_the_time_limit_holds_and_untried_settings_are_named(machine, play, record_of):
     player = Machine(record_of, speed, takes_s=4.0)
     asked, records, search = tuned(machine, play, player, minutes=0.5)
     assert player.now <= 30.0
     assert all(s.budget.time_limit_s <= 30.0 for s in player.asked)
     assert search.cut_short
     assert search.untried
-    texts = (f.text for f in tune.answer(asked, records).findings)
-    text = next(text for text in texts if "No time was left to try: " in text)
+    findings = {f.code: f.text for f in tune.answer(asked, records).findings}
+    text = findings["untried-settings"]
     assert "bf16" in text or "thread" in text
 
 
-def test_with_more_minutes_what_was_measured_stands(machine, play, record_of):
+def test_more_minutes_reuse_earlier_trials(machine, play, record_of):
     first, second = (Machine(record_of, speed, takes_s=4.0) for _ in range(2))
     tuned(machine, play, first, minutes=0.5)
     tuned(machine, play, second, minutes=1.0)
@@ -238,8 +237,8 @@ def test_with_more_minutes_what_was_measured_stands(machine, play, record_of):
     assert ids[1][: len(ids[0])] == ids[0]
 
 
-def test_a_reader_finds_the_same_end_from_the_records_of_any_beginning(machine, play, record_of):
-    """A tuning that was broken off has the ladder of what it had."""
+def test_the_same_records_give_the_same_search(machine, play, record_of):
+    """An interrupted tuning has the steps of its records."""
     player = Machine(record_of, speed)
     asked, records, search = tuned(machine, play, player)
     assert tune.found(asked, records).steps_taken == search.steps_taken
@@ -253,14 +252,14 @@ def test_a_reader_finds_the_same_end_from_the_records_of_any_beginning(machine, 
     assert lengths[-1] == len(search.steps_taken) >= 2
 
 
-def test_a_minibatch_varies_only_where_that_is_allowed(machine, play, record_of):
+def test_batch_sizes_vary_only_if_requested(machine, play, record_of):
     player = Machine(record_of, lambda spec: 0.01)
     _, _, search = tuned(machine, play, player, batch_sizes=(64, 128))
     assert search.best.batch_per_device == 128
     assert search.steps_taken[-1].knob == "batch size"
 
 
-def test_several_devices_have_exchanges_and_buckets_and_no_threads(machine, play, record_of):
+def test_several_devices_vary_strategies_and_buckets_and_no_threads(machine, play, record_of):
     player = Machine(record_of, lambda spec: 0.01 if spec.program.bucket_bytes is None else 0.008)
     _, _, search = tuned(machine, play, player, devices=(2,))
     assert {s.placement.devices for s in player.asked} == {2}
@@ -270,7 +269,7 @@ def test_several_devices_have_exchanges_and_buckets_and_no_threads(machine, play
     assert search.alternated is None
 
 
-def test_several_gpus_exchange_by_copies_too(machine, play, record_of):
+def test_several_gpus_also_try_strategies_by_copies(machine, play, record_of):
     player = Machine(record_of, lambda spec: 0.01, device="cuda:0")
     tuned(machine, play, player, devices=(2,))
     by_copies = {"all-reduce-copied", "all-reduce-copied-16"}
@@ -284,23 +283,23 @@ def test_a_gpu_has_its_precisions_and_no_threads(machine, play, record_of):
     assert {s.placement.threads for s in player.asked} == {None}
 
 
-def test_a_gpu_begins_with_what_promises_most(machine, play, record_of):
+def test_a_gpu_starts_with_the_most_promising(machine, play, record_of):
     player = Machine(record_of, speed, device="cuda:0")
     tuned(machine, play, player)
     firsts = list(dict.fromkeys(map(configuration_of, player.asked)))
-    told = [(c.framework, c.precision, c.loss_scale, c.layout) for c in firsts]
+    tried = [(c.framework, c.precision, c.loss_scale, c.layout) for c in firsts]
     assert firsts[4].compile_by == "segment"
-    assert told[:4] == [
+    assert tried[:4] == [
         ("pytorch", "fp32", None, "nchw"),
         ("pytorch", "bf16", None, "nhwc"),
         ("pytorch", "fp16", 1024.0, "nhwc"),
         ("pytorch-compiled", "bf16", None, "nhwc"),
     ]
-    assert told[5] == ("pytorch-compiled", "fp16", 1024.0, "nhwc"), "again with what is the best"
-    assert ("pytorch-compiled", "tf32", None, "nchw") in told, "the others have their turn"
+    assert tried[5] == ("pytorch-compiled", "fp16", 1024.0, "nhwc"), "again from the best"
+    assert ("pytorch-compiled", "tf32", None, "nchw") in tried, "the others come later"
 
 
-def test_a_gpu_goes_on_where_the_first_pass_gained_nothing(machine, play, record_of):
+def test_a_gpu_continues_if_the_first_pass_gained_nothing(machine, play, record_of):
     faster = {("tf32", "nchw"): 0.005}
     player = Machine(
         record_of,
@@ -320,7 +319,7 @@ def test_fp16_as_the_stock_precision_has_the_scale_of_the_others(machine, play, 
 
 
 @pytest.mark.parametrize(("precisions", "passes"), [(("fp32",), 1), (("fp32", "bf16"), 2)])
-def test_a_gpu_goes_through_all_again_only_where_something_was_held_back(
+def test_a_gpu_repeats_a_pass_only_if_options_were_left_out(
     machine, play, record_of, precisions, passes
 ):
     """Both layouts are as fast, so a pass more measures them once more."""
@@ -335,7 +334,7 @@ def test_a_gpu_goes_through_all_again_only_where_something_was_held_back(
     assert (turns > len(once.tried[once.stock])) == (passes > 1)
 
 
-def test_layouts_that_are_asked_for_hold_for_every_framework(machine, play, record_of):
+def test_requested_layouts_apply_to_every_framework(machine, play, record_of):
     player = Machine(record_of, lambda spec: 0.01)
     asked = tune.Settings(frameworks=("jax", "pytorch-captured"), layouts=("nchw",))
     play(tune.plan(asked, Context(machine=machine, clock=player.clock)), player)
@@ -352,12 +351,12 @@ def test_layouts_that_are_asked_for_hold_for_every_framework(machine, play, reco
         {"frameworks": ("pytroch",)},
     ],
 )
-def test_what_cannot_be_meant_is_refused(wrong):
+def test_invalid_settings(wrong):
     with pytest.raises(UsageError):
         tune.Settings(**wrong)
 
 
-def test_an_empty_search_is_nothing():
+def test_an_empty_search():
     request = dataclasses.replace(tune.Settings().request(), frameworks=())
     search = Search(request=request)
     assert list(search.walk()) == []

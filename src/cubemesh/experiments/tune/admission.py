@@ -1,23 +1,20 @@
-"""Does a setting learn as the stock setting does? Two short curves of losses, held together.
+"""Convergence check of tuned settings: the first losses of a setting compared with the baseline's.
 
-Both begin from the same weights and are fed the same minibatch again and again
-(worker/run/loss_probe.py). A curve is cut into quarters, and of each the mean loss is taken. A
-setting is *admitted* where, in every quarter, its mean differs from the stock setting's by no more
-than
+Both start from the same weights and train on the same minibatch repeatedly
+(worker/run/loss_probe.py). Each loss curve is cut into quarters, and the mean of each quarter is
+taken. A setting is *admitted* if in every quarter its mean differs from the baseline's by at most
 
-    max(1 % of the first stock loss,  min(spread there, half of the descent))
+    max(1 % of the first baseline loss,  min(spread in that quarter, half of the descent))
 
-The spread is how far apart runs of the stock setting itself are there that begin from other seeds
-(other weights, other samples): the run-to-run spread. The descent is how far the stock loss fell
-from the first quarter to the last; half of it bounds the spread, so that what learned less than
-half as much never passes for it. The 1 % are for rounding, which differs wherever sums are taken in
-another order; they are of the mean in the first quarter, since what is known by heart has a loss of
-next to nothing, of which rounding is all.
+The spread is the run-to-run spread: the largest difference between baseline runs with different
+seeds (weights and samples). The descent is the drop of the baseline loss from the first to the last
+quarter; half of it bounds the spread, so that a setting that learns less than half as much is never
+admitted. The 1 % allows for rounding, which differs with the order of sums; it refers to the first
+quarter, because a memorised minibatch has a loss near zero, which is all rounding.
 
-A setting that computes with fewer digits is admitted only where the curve can tell at all: where
-the stock loss fell by twice the 1 %. Nor can it tell where stock runs are themselves further apart
-than half of the descent, as where dropout is drawn over a few samples: what departs there is
-refused for want of losses, and not as one that learns otherwise.
+A setting with lower precision is admitted only if the curve is informative: if the baseline loss
+fell by at least twice the 1 %. Where baseline runs differ by more than half of the descent (dropout
+over few samples, say), a diverging setting is rejected for too few losses, not for divergence.
 """
 
 from __future__ import annotations
@@ -31,9 +28,10 @@ from cubemesh.worker.run.loss_probe import CURVE
 
 QUARTERS = 4
 ROUNDING = 0.01
-"""Share of the first loss that rounding may change."""
+"""Fraction of the first loss that rounding may change."""
 
-TOO_FEW = "too little to judge by; raise losses, or the minibatch"
+NO_LOSSES, LOW_DESCENT, NOISY, DIVERGES = "no-losses", "low-descent", "noisy", "diverges"
+"""Why a setting is rejected."""
 
 Means = tuple[float, ...]
 """The mean loss of each quarter."""
@@ -41,15 +39,21 @@ Means = tuple[float, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Admission:
-    """What became of a comparison."""
+    """Result of a comparison."""
 
-    admitted: bool
+    code: str = ""
+    """Why it is rejected; empty where it is admitted."""
     why: str = ""
-    """Why not, in a sentence without its full stop."""
+    """The same as a sentence without its full stop."""
+
+    @property
+    def admitted(self) -> bool:
+        """Whether the losses agree with the baseline's."""
+        return not self.code
 
 
 def means_of(record: RunRecord) -> Means | None:
-    """The mean loss of each quarter of a run's first steps; None where it told none, or too few."""
+    """Mean loss of each quarter of a run's first steps; None if it logged none, or too few."""
     curve = next((c for c in record.curves if c.name == CURVE), None)
     if curve is None or len(curve.y) < QUARTERS:
         return None
@@ -59,54 +63,55 @@ def means_of(record: RunRecord) -> Means | None:
 
 
 def descent(stock: Means) -> float:
-    """How far the loss fell from the first quarter to the last; 0 where it rose."""
+    """Drop of the loss from the first quarter to the last; 0 if it rose."""
     return max(0.0, stock[0] - stock[-1])
 
 
 def spread(runs: Sequence[Means]) -> Means:
-    """The largest difference between any two runs, in each quarter; 0 of fewer than two."""
+    """Largest difference between any two runs, in each quarter."""
     return tuple(max(quarter) - min(quarter) for quarter in zip(*runs, strict=True))
 
 
 def allowed(stock: Means, runs: Sequence[Means]) -> Means:
-    """How far a setting may be from the stock setting in each quarter; `runs` are the stock
-    setting's own, from several seeds."""
+    """Largest allowed difference from the baseline in each quarter; `runs` are baseline runs with
+    different seeds."""
     half = descent(stock) / 2
-    apart = spread(runs) if len(runs) > 1 else (0.0,) * len(stock)
-    return tuple(max(ROUNDING * abs(stock[0]), min(own, half)) for own in apart)
+    spreads = spread(runs) if len(runs) > 1 else (0.0,) * len(stock)
+    return tuple(max(ROUNDING * abs(stock[0]), min(own, half)) for own in spreads)
 
 
-def departs(stock: Means, found: Means, runs: Sequence[Means] = ()) -> bool:
-    """Whether a curve is further from the stock setting's than `allowed`."""
+def diverges(stock: Means, found: Means, runs: Sequence[Means] = ()) -> bool:
+    """Whether a curve differs from the baseline's by more than `allowed`."""
     limits = allowed(stock, runs)
     return any(not abs(a - b) <= most for a, b, most in zip(stock, found, limits, strict=True))
 
 
-def judge(
-    stock: Means | None, found: Means | None, runs: Sequence[Means], *, fewer_digits: bool
+def admission(
+    stock: Means | None, found: Means | None, runs: Sequence[Means], *, lower_precision: bool
 ) -> Admission:
-    """Whether a setting is admitted; `runs` are the stock setting's from several seeds, the first
-    of them `stock`, or none where the spread is not known."""
+    """Whether a setting is admitted; `runs` are baseline runs with different seeds, the first of
+    them `stock`, or empty if the spread is unknown."""
     if stock is None or found is None:
-        return Admission(admitted=False, why="it told no losses to judge it by")
-    if fewer_digits and descent(stock) < 2 * ROUNDING * abs(stock[0]):
+        return Admission(code=NO_LOSSES, why="it logged no losses")
+    if lower_precision and descent(stock) < 2 * ROUNDING * abs(stock[0]):
         return Admission(
-            admitted=False,
-            why=f"the stock loss fell from {stock[0]:.4g} to {stock[-1]:.4g} only, too little to "
-            "judge fewer digits by; raise learning_rate, or losses",
+            code=LOW_DESCENT,
+            why=f"the baseline loss only fell from {stock[0]:.4g} to {stock[-1]:.4g}, too little "
+            "to check a lower precision; raise learning_rate or losses",
         )
-    if not departs(stock, found, runs):
-        return Admission(admitted=True)
+    if not diverges(stock, found, runs):
+        return Admission()
     limits = allowed(stock, runs)
     worst = max(range(len(stock)), key=lambda q: abs(found[q] - stock[q]) / (limits[q] or 1.0))
     if len(runs) > 1 and max(spread(runs)) > max(descent(stock) / 2, ROUNDING * abs(stock[0])):
         return Admission(
-            admitted=False,
-            why=f"stock runs are {max(spread(runs)):.2g} apart themselves in the first steps, in "
-            f"which the stock loss fell by {descent(stock):.2g}, {TOO_FEW}",
+            code=NOISY,
+            why=f"baseline runs differ by {max(spread(runs)):.2g} in the first steps, in which the "
+            f"baseline loss fell by {descent(stock):.2g}: not conclusive; raise losses or the "
+            "batch size",
         )
     return Admission(
-        admitted=False,
-        why=f"its loss departs: {found[worst]:.4g} in quarter {worst + 1} of the first steps, "
-        f"where the stock setting's is {stock[worst]:.4g} ± {limits[worst]:.2g}",
+        code=DIVERGES,
+        why=f"its loss diverges from the baseline: {found[worst]:.4g} in quarter {worst + 1} of "
+        f"the first steps, baseline {stock[worst]:.4g} ± {limits[worst]:.2g}",
     )

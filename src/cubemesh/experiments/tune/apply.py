@@ -1,10 +1,10 @@
-"""`--set tuned=true`: every run takes over what a tuning of before found to be the fastest.
+"""`--set tuned=true`: apply the fastest settings that a stored tuning found to every run.
 
-The tuning must be of the same network on inputs of the same shape, on as many of the same devices
-of this very machine, by the versions of cubemesh and of the framework that are here now; what data
-it was fed is not compared. Where there is but another, the message says in what it differs and
-which command tunes anew: what won elsewhere need not win here. Of several that fit, the newest that
-won at the same minibatch stands, or else the newest that began there, or else the newest.
+The tuning must be of the same network with the same input shape, on the same number of the same
+devices of this machine, with the current versions of cubemesh and the framework; the data may
+differ. If only another tuning is stored, the error says how it differs and which command tunes
+again. Of several that fit, the newest with its best at the same batch size is used, else the newest
+that started there, else the newest.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ _PLACE = ("devices", "device", "hosts")
 
 @dataclass(frozen=True)
 class BestTrial:
-    """What a stored tuning found."""
+    """Result of a stored tuning."""
 
     experiment_run: ExperimentRun
     stock: Configuration
     best: Configuration
     record: RunRecord
-    """A run of the best."""
+    """A run of the best configuration."""
 
     @property
     def batch(self) -> int:
-        """The minibatch it was the fastest at."""
+        """Its batch size per device."""
         return self.best.batch_per_device
 
     def fits(self, spec: RunSpec) -> bool:
-        """Whether it tuned the same network and shape of input on as many of the same devices."""
+        """Whether it is of the same network, input shape and devices."""
         tuned = self.record.spec
         return _some(tuned.work, _SHAPE) == _some(spec.work, _SHAPE) and _some(
             tuned.placement, _PLACE
@@ -55,7 +55,7 @@ class BestTrial:
 
 
 def best_trial(experiment_run: ExperimentRun, store: Store) -> BestTrial | None:
-    """What a tuning found; None where nothing ran."""
+    """Result of a tuning; None if nothing ran."""
     settings = from_plain(tune.Settings, experiment_run.settings)
     search = tune.found(settings, store.records(experiment_run.run_ids))
     if search.stock is None or search.best is None:
@@ -67,103 +67,100 @@ def best_trial(experiment_run: ExperimentRun, store: Store) -> BestTrial | None:
 
 
 class Tunings:
-    """The tunings of a store, as the runs of one question take them over.
+    """The tunings of a store, applied to the runs of one experiment.
 
-    `taken` are fields that were set for it by name; `key` tells what decides whether a stored run
-    may stand for a new one (`Executor.key`). UsageError for a question that sets what a tuning
-    chooses.
+    `given` are fields set by name; `key` gives the key that decides whether a stored run can be
+    reused (`Executor.key`). UsageError for an experiment that varies a tuned field.
     """
 
     def __init__(
         self,
         experiment: Experiment,
-        taken: Mapping[str, Any],
+        given: Mapping[str, Any],
         store: Store,
         key: Callable[[RunSpec], RunKey],
     ) -> None:
-        self._store, self._key, self._taken = store, key, taken
+        self._store, self._key, self._given = store, key, given
         own = {f.name for f in dataclasses.fields(experiment.settings)}
-        self._batch_is_set = BATCH in {*own, *experiment.varies, *taken}
+        self._batch_is_set = BATCH in {*own, *experiment.varies, *given}
         clash = [name for name in CHOSEN if name in experiment.varies]
         if clash:
             raise UsageError(
-                f"{TUNED}=true chooses {', '.join(clash)}, and {experiment.name} goes through "
-                f"{'it' if len(clash) == 1 else 'them'} itself. Leave {TUNED} out."
+                f"{TUNED}=true sets {', '.join(clash)}, which {experiment.name} varies. Leave "
+                f"{TUNED} out."
             )
 
     def of(self, spec: RunSpec) -> RunSpec:
-        """`spec` as the tuning of its network on its devices would have it; what trains no network
-        stays as it is. UsageError where there is none that may be used, or where another value was
-        set for what it chose."""
+        """`spec` with the tuned settings of its network and devices; other work is unchanged.
+        UsageError if no tuning fits, or if a field it sets was given another value."""
         work = spec.work
         if not isinstance(work, NetworkWork) or isinstance(work, Input):
             return spec
-        winner = self._winner(spec)
+        tuning = self._tuning(spec)
         batch = work.batch_per_device
-        if winner.batch != winner.stock.batch_per_device and not self._batch_is_set:
-            batch = winner.batch
-        chosen = replace(winner.best, batch_per_device=batch)
+        if tuning.batch != tuning.stock.batch_per_device and not self._batch_is_set:
+            batch = tuning.batch
+        chosen = replace(tuning.best, batch_per_device=batch)
         self._check(chosen)
         usual = Configuration(framework="pytorch", batch_per_device=work.batch_per_device)
         tuned = Tuned(
-            experiment_run_id=winner.experiment_run.experiment_run_id,
-            tuned_utc=winner.experiment_run.started_utc,
+            experiment_run_id=tuning.experiment_run.experiment_run_id,
+            tuned_utc=tuning.experiment_run.started_utc,
             settings=chosen.changes(usual),
-            batch_per_device=winner.batch,
+            batch_per_device=tuning.batch,
         )
         return replace(chosen.of(spec), tuned=tuned)
 
     @cached_property
     def _all(self) -> list[BestTrial]:
-        """Every tuning that found something, the newest first."""
+        """Every tuning with a result, newest first."""
         experiment_runs = reversed(self._store.experiment_runs(tune.EXPERIMENT.name))
         found = (best_trial(experiment_run, self._store) for experiment_run in experiment_runs)
-        return [winner for winner in found if winner is not None]
+        return [tuning for tuning in found if tuning is not None]
 
-    def _winner(self, spec: RunSpec) -> BestTrial:
-        fitting = [winner for winner in self._all if winner.fits(spec)]
-        usable = [winner for winner in fitting if not self._strange(winner)]
+    def _tuning(self, spec: RunSpec) -> BestTrial:
+        fitting = [tuning for tuning in self._all if tuning.fits(spec)]
+        usable = [tuning for tuning in fitting if not self._mismatch(tuning)]
         if usable:
-            return min(usable, key=lambda winner: self._distance(winner, spec.batch_per_device))
+            return min(usable, key=lambda tuning: self._distance(tuning, spec.batch_per_device))
         if not fitting:
-            what = f"nothing was tuned for {_said(spec)} in the store {self._store.name}"
+            what = f"No tuning result found for {_workload(spec)} in the store {self._store.name}."
         else:
             newest = fitting[0]
-            what = f"{_said(spec)} was tuned {self._strange(newest)}, and not since"
-        raise UsageError(f"{TUNED}=true: {what}. Tune it first: {_command(spec)}")
+            what = f"{_workload(spec)} was only tuned {self._mismatch(newest)}."
+        raise UsageError(f"{TUNED}=true: {what} Run: {_command(spec)}")
 
-    def _distance(self, winner: BestTrial, batch: int | None) -> int:
-        """How far a tuning is from a run at this minibatch: 0 where it won there, 1 where it began
-        there and won at another, 2 elsewhere. Where the minibatch may be taken over as well, one
-        that began there is as good."""
-        if winner.batch == batch:
+    def _distance(self, tuning: BestTrial, batch: int | None) -> int:
+        """Rank of a tuning for this batch size: 0 if its best is there, 1 if it started there, 2
+        otherwise. If the batch size is applied too, one that started there also ranks 0."""
+        if tuning.batch == batch:
             return 0
-        if winner.stock.batch_per_device == batch:
+        if tuning.stock.batch_per_device == batch:
             return 1 if self._batch_is_set else 0
         return 2
 
-    def _strange(self, winner: BestTrial) -> str:
-        """In what a tuning is not of here and now; empty where it is."""
-        then, now = winner.record.key, self._key(winner.record.spec)
-        day = winner.experiment_run.started_utc[:10]
+    def _mismatch(self, tuning: BestTrial) -> str:
+        """How a tuning differs from this machine and software; empty if it does not."""
+        then, now = tuning.record.key, self._key(tuning.record.spec)
+        day = tuning.experiment_run.started_utc[:10]
         if then.machine_id != now.machine_id:
             machine = self._store.machine(then.machine_id)
             name = "another machine" if machine is None else machine.hostname
-            return f"on {day} on {name}, with other hardware than is usable here"
+            return f"on {day} on {name}, which has other hardware"
         if then.code_version != now.code_version:
-            return f"on {day} with cubemesh {then.code_version} (this is {now.code_version})"
+            return f"on {day} with cubemesh {then.code_version} (current: {now.code_version})"
         if then.software_id != now.software_id:
-            framework = winner.best.framework
+            framework = tuning.best.framework
             return f"on {day} with other versions of {framework}, Python or the system"
         return ""
 
     def _check(self, chosen: Configuration) -> None:
         for name in CHOSEN:
             value = getattr(chosen, name)
-            if name in self._taken and self._taken[name] != value:
+            if name in self._given and self._given[name] != value:
                 raise UsageError(
-                    f"{TUNED}=true sets {name}={_shown(value)} here, and {name}="
-                    f"{_shown(self._taken[name])} was asked for. Leave one of the two out."
+                    f"{TUNED}=true sets {name}={_text(value)}, but "
+                    f"{name}={_text(self._given[name])} was given. Remove one of them."
                 )
 
 
@@ -171,18 +168,18 @@ def _some(part: object, names: Collection[str]) -> tuple[object, ...]:
     return tuple(getattr(part, name, None) for name in names)
 
 
-def _shown(value: object) -> str:
+def _text(value: object) -> str:
     return "none" if value is None else str(value)
 
 
-def _said(spec: RunSpec) -> str:
+def _workload(spec: RunSpec) -> str:
     work, devices = spec.work, spec.placement.devices
     assert isinstance(work, NetworkWork), "only networks are tuned"
     return f"{work.network} on {format_devices(devices)}"
 
 
 def _command(spec: RunSpec) -> str:
-    """What tunes for `spec`."""
+    """The command that tunes for `spec`."""
     work, place = spec.work, spec.placement
     assert isinstance(work, NetworkWork), "only networks are tuned"
     parts = [f"cubemesh tune {work.network} --batch-sizes {work.batch_per_device}"]

@@ -1,25 +1,24 @@
-"""Which setting trains a network fastest here, and what does each step towards it gain?
+"""Autotuning: search for the fastest settings of a network on this machine, with the gain of each
+step.
 
-Framework, precision, layout, compiling, exchange, buckets, threads and their places are turned one
-after the other (tune_search.py), within a budget of time. The network, its input, the optimizer and
-the minibatch stay, so that what is trained stays; a setting whose losses depart from the stock
-setting's in the first steps is refused by name (tune_curves.py). The stock setting is the first of
-each list: PyTorch, eager, fp32, nchw, a thread for each usable core.
+Framework, precision, layout, compilation, synchronisation strategy, bucket size, threads and
+pinning are changed one after the other (search.py) within a time limit. Network, input, optimizer
+and batch size are fixed; a setting whose losses diverge from the baseline's in the first steps is
+rejected (admission.py). The baseline ("stock") is the first value of each list: PyTorch, eager,
+fp32, nchw, one thread per usable core.
 
-Every trial is a run like any other and stays in the store, so that a tuning broken off has its
-answer as far as it came, and the same command goes on from there. `tuned=true` reads the winner
-from the store (tuned.py).
+Every trial is a stored run, so an interrupted search has an answer, and the same command continues
+it. `tuned=true` uses the result (apply.py).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from cubemesh.errors import UsageError
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
-from cubemesh.experiments.tune.budget import TrialBudget
 from cubemesh.experiments.tune.report import charts, findings, notes, tables, timed
 from cubemesh.experiments.tune.search import Search, Trial
 from cubemesh.experiments.tune.search_space import (
@@ -38,13 +37,20 @@ BUDGETS = {
     Scale.DEFAULT: Budget(steps=3, seconds=0.8, windows=8, warmup_seconds=2.0),
     Scale.FULL: Budget(steps=10, seconds=3.0, windows=20, warmup_seconds=10.0),
 }
-"""Of a configuration's first run; each further one measures half as long again."""
-LEAST_LOSSES = 8
+"""Of the first run of a configuration; each further run measures half as long again."""
+MIN_LOSSES = 8
+MIN_TRIAL_S = 1.0
+"""Shortest time limit of a trial."""
+MAX_FRACTION = 1 / 3
+"""Largest fraction of the budget for one trial."""
+INSTANCES = Budget().instances
+_STEP_S = 0.5
+"""Time limits at the end are rounded down to a multiple of this."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What can be set in `tune` besides the fields of its specs."""
+    """Settings of `tune` besides the fields of its specs."""
 
     networks: tuple[str, ...] = ("little-cnn",)
     """The network to train; one."""
@@ -88,18 +94,18 @@ class Settings:
         for name in self.frameworks:
             entry(name)
         if self.minutes is not None and not self.minutes > 0:
-            raise UsageError(f"minutes={self.minutes} must be more than 0.")
-        if self.losses < LEAST_LOSSES:
+            raise UsageError(f"minutes={self.minutes} must be greater than 0.")
+        if self.losses < MIN_LOSSES:
             raise UsageError(
-                f"losses={self.losses} are too few to judge a setting by: set {LEAST_LOSSES} or "
-                "more."
+                f"losses={self.losses} is too few to compare with the baseline: set at least "
+                f"{MIN_LOSSES}."
             )
         for name in ("batch_sizes", "layouts", "compile_by"):
             if not getattr(self, name):
-                raise UsageError(f"{name} must name one at least.")
+                raise UsageError(f"{name} must have at least one value.")
         for name in ("threads", "buckets_mib", "batch_sizes", "devices"):
             if min(getattr(self, name), default=1) < 1:
-                raise UsageError(f"{name} must be 1 or more.")
+                raise UsageError(f"{name} must be at least 1.")
 
     @property
     def network(self) -> str:
@@ -112,7 +118,7 @@ class Settings:
         return self.batch_sizes[0]
 
     def request(self) -> SearchRequest:
-        """As the search reads them."""
+        """The request of a search."""
         return SearchRequest(
             batch_per_device=self.batch_per_device,
             devices=self.devices[0],
@@ -128,13 +134,48 @@ class Settings:
         )
 
     def seconds(self, on_gpu: bool) -> float:
-        """The budget."""
+        """The time limit in seconds."""
         usual = MINUTES_ON_GPU if on_gpu else MINUTES_ON_CPU
         return 60.0 * (usual if self.minutes is None else self.minutes)
 
 
+class TrialBudget:
+    """Time limit of a search, from the moment it is made. A trial is expected to take as long as
+    the longest of its framework so far, and one of a new framework as long as the shortest of all;
+    a trial that is not expected to fit is not started. Each trial has a time limit: a third of the
+    budget (so that one framework's compiler cannot use all of it), or what is left."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        self._clock, self._seconds = clock, seconds
+        self._end = clock() + seconds
+        self._longest_s: dict[str, float] = {}
+
+    @property
+    def left_s(self) -> float:
+        """Remaining seconds; below 0 when the time is over."""
+        return self._end - self._clock()
+
+    def affords(self, *frameworks: str) -> bool:
+        """Whether a trial of this framework is expected to end in time; two frameworks are an
+        interleaved A/B trial, which builds each `INSTANCES` times."""
+        shortest = min(self._longest_s.values(), default=0.0)
+        known = [self._longest_s.get(framework, shortest) for framework in frameworks]
+        expected_s = max(known) * (INSTANCES if len(known) > 1 else 1)
+        return self.left_s >= max(MIN_TRIAL_S, expected_s)
+
+    def limit_s(self, *, whole: bool) -> float:
+        """Time limit of the next trial: a third of the budget, or with `whole` all of it, as far
+        as that is left."""
+        most = self._seconds if whole else max(MIN_TRIAL_S, MAX_FRACTION * self._seconds)
+        return min(most, max(MIN_TRIAL_S, self.left_s // _STEP_S * _STEP_S))
+
+    def add(self, framework: str, seconds: float) -> None:
+        """Record how long a trial of this framework took."""
+        self._longest_s[framework] = max(seconds, self._longest_s.get(framework, 0.0))
+
+
 def plan(settings: Settings, context: Context) -> Plan:
-    """One trial after the other, as the search asks for them and as time allows."""
+    """One trial after the other, as the search requests them and as time allows."""
     time_left = TrialBudget(settings.seconds(context.has_gpu), context.clock)
     search = Search(request=settings.request())
     walk = search.walk()
@@ -151,13 +192,13 @@ def plan(settings: Settings, context: Context) -> Plan:
             limit_s = time_left.limit_s(whole=search.stock is None)
             (record,) = yield [_spec(settings, trial, BUDGETS[context.scale], limit_s)]
             took_s = context.clock() - began
-            time_left.took(framework, min(took_s, record.elapsed_s))  # without a framework's import
+            time_left.add(framework, min(took_s, record.elapsed_s))  # without the import
             came = record
 
 
 def _spec(settings: Settings, trial: Trial, budget: Budget, limit_s: float) -> RunSpec:
-    """The run of a trial. Its effort differs from that of the runs before it: what is stored is not
-    run again, and this is to be."""
+    """The run of a trial. Its budget differs from those of earlier runs of the configuration, so
+    that it is not answered from the store."""
     first = trial.number == 0
     stock = RunSpec(
         work=TrainSteps(
@@ -173,8 +214,8 @@ def _spec(settings: Settings, trial: Trial, budget: Budget, limit_s: float) -> R
     )
     spec = trial.configuration.of(stock)
     if trial.seed:
-        alone = replace(spec.budget, steps=1, seconds=0.0, windows=1, warmup_seconds=0.0)
-        return replace(spec, budget=alone)
+        losses_only = replace(spec.budget, steps=1, seconds=0.0, windows=1, warmup_seconds=0.0)
+        return replace(spec, budget=losses_only)
     if trial.against is None:
         return spec
     other = trial.against.of(stock)
@@ -183,7 +224,7 @@ def _spec(settings: Settings, trial: Trial, budget: Budget, limit_s: float) -> R
 
 
 def found(settings: Settings, records: Sequence[RunRecord]) -> Search:
-    """The search that these records came from, as far as they go."""
+    """The search that made these records, as far as they go."""
     stored: dict[object, list[RunRecord]] = defaultdict(list)
     for record in records:
         stored[_kind(settings, record.spec)].append(record)
@@ -200,22 +241,22 @@ def found(settings: Settings, records: Sequence[RunRecord]) -> Search:
 
 
 def _kind(settings: Settings, spec: RunSpec) -> tuple[Configuration, int, Configuration | None]:
-    """Which trial asked for a run, but for how many came before it."""
-    assert isinstance(spec.work, TrainSteps), "nothing else is asked for"
+    """The trial of a run, without its number."""
+    assert isinstance(spec.work, TrainSteps), "tune only trains"
     other = spec.other
     against = None if other is None else configuration_of(other)
     return configuration_of(spec), spec.work.seed - settings.seed, against
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
-    """The ladder from the records of one `tune`."""
+    """Findings, tables and chart of one `tune`: the steps to the fastest settings."""
     search = found(settings, records)
     devices = "" if settings.devices == (1,) else f" on {settings.devices[0]} devices"
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
-        title=f"{settings.network}, minibatch {settings.batch_per_device}{devices}: the fastest "
-        "setting",
+        title=f"{settings.network}, batch size {settings.batch_per_device}{devices}: fastest "
+        "settings",
         findings=tuple(findings(settings.network, search)),
         tables=tuple(tables(search)),
         charts=tuple(charts(settings.network, search)),
@@ -227,7 +268,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
 
 EXPERIMENT = Experiment(
     name="tune",
-    question="Which setting trains this network fastest here?",
+    question="Which settings train this network fastest on this machine?",
     settings=Settings,
     works=(TrainSteps,),
     varies={

@@ -1,4 +1,4 @@
-"""The ladder of a tuning, what was refused and left out, its chart and its findings."""
+"""Tables, chart and findings of `tune`: the accepted steps, rejected and untried configurations."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from cubemesh.schema import (
 )
 from cubemesh.units import format_interval, format_seconds
 
-MOST_UNTRIED = 6
-"""Settings that had no time and are named; the others are counted."""
+MAX_NAMED = 6
+"""Untried configurations that are named; the others are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """A rung of the ladder."""
+    """An accepted step with its throughput."""
 
     changes: tuple[str, ...]
-    """`key=value` of what was changed; empty on the first rung."""
-    said: str
+    """`key=value` of each change; empty for the baseline."""
+    label: str
     """The same in words."""
     group: Group[Configuration]
     rate: Figure
     to_before: Figure | None
-    """Its throughput as a multiple of the rung's before; None on the first."""
+    """Throughput relative to the step before; None for the baseline."""
     to_stock: Figure | None
 
     @property
@@ -50,28 +50,28 @@ class StepResult:
 
 
 def rate_of(search: Search, configuration: Configuration) -> Figure | None:
-    """Its throughput over all its runs, with its interval; None where none was good."""
+    """Throughput over all its runs, with its interval; None if no run succeeded."""
     return search.group(configuration).throughput if configuration in search.tried else None
 
 
-def ladder(search: Search) -> list[StepResult]:
-    """Its rungs, the stock setting first; none where nothing ran."""
+def step_results(search: Search) -> list[StepResult]:
+    """The accepted steps, the baseline first; empty if nothing ran."""
     stock = search.stock
     top = None if stock is None else rate_of(search, stock)
     if stock is None or top is None:
         return []
     first = search.group(stock)
     steps = [
-        StepResult(changes=(), said="stock", group=first, rate=top, to_before=None, to_stock=None)
+        StepResult(changes=(), label="stock", group=first, rate=top, to_before=None, to_stock=None)
     ]
-    for rung in search.steps_taken:
-        rate = rate_of(search, rung.after)
-        assert rate is not None, "only what ran is climbed to"
+    for step in search.steps_taken:
+        rate = rate_of(search, step.after)
+        assert rate is not None, "an accepted configuration has run"
         steps.append(
             StepResult(
-                changes=rung.after.changes(rung.before),
-                said=rung.after.words(rung.before),
-                group=search.group(rung.after),
+                changes=step.after.changes(step.before),
+                label=step.after.words(step.before),
+                group=search.group(step.after),
                 rate=rate,
                 to_before=ratio(rate, steps[-1].rate),
                 to_stock=ratio(rate, top),
@@ -81,7 +81,7 @@ def ladder(search: Search) -> list[StepResult]:
 
 
 def timed(search: Search) -> Iterator[RunRecord]:
-    """The runs whose speed counts: all but those that were for their losses alone."""
+    """The timed runs: all but those that only logged losses."""
     for records in search.tried.values():
         yield from records
     if search.alternated is not None:
@@ -89,35 +89,35 @@ def timed(search: Search) -> Iterator[RunRecord]:
 
 
 def tables(search: Search) -> Iterator[Table]:
-    """The ladder, and every setting that was tried with what became of it."""
-    steps = ladder(search)
+    """The accepted steps, and all configurations that were tried."""
+    steps = step_results(search)
     if steps:
         yield Table(
-            title="The ladder",
+            title="Steps",
             columns=(
-                Column(name="set"),
+                Column(name="change"),
                 Column(name="throughput", unit="samples/s", digits=4),
-                Column(name="of the rung before", unit="×"),
-                Column(name="of stock", unit="×"),
+                Column(name="vs step before", unit="×"),
+                Column(name="vs stock", unit="×"),
                 Column(name="runs"),
             ),
-            rows=tuple(_ladder_row(step) for step in steps),
+            rows=tuple(_step_row(step) for step in steps),
         )
     if search.tried:
         yield Table(
-            title="Everything that was tried",
+            title="All trials",
             columns=(
                 Column(name="setting"),
                 Column(name="throughput", unit="samples/s", digits=4),
-                Column(name="of stock", unit="×"),
+                Column(name="vs stock", unit="×"),
                 Column(name="runs"),
-                Column(name=""),
+                Column(name="result"),
             ),
             rows=tuple(_tried_row(search, configuration) for configuration in _ranked(search)),
         )
 
 
-def _ladder_row(step: StepResult) -> tuple[Cell, ...]:
+def _step_row(step: StepResult) -> tuple[Cell, ...]:
     group = step.group
     return (
         Cell(text=step.name, run_id=group.run_id),
@@ -128,7 +128,7 @@ def _ladder_row(step: StepResult) -> tuple[Cell, ...]:
 
 
 def _ranked(search: Search) -> list[Configuration]:
-    """The fastest first, what did not run last."""
+    """The fastest first, failed ones last."""
     return sorted(search.tried, key=lambda c: -(search.speed(c) or 0.0))
 
 
@@ -139,8 +139,8 @@ def _tried_row(search: Search, configuration: Configuration) -> tuple[Cell, ...]
     if rate is None or stock is None:
         return (name, *[Cell(reason=_why(group), run_id=group.run_id)] * 4)
     what = "fastest" if configuration == search.best else ""
-    if configuration in search.refused:
-        what = "refused"
+    if configuration in search.rejected:
+        what = "rejected"
     share = ratio(rate, stock) if configuration != search.stock else None
     return (
         name,
@@ -152,72 +152,79 @@ def _tried_row(search: Search, configuration: Configuration) -> tuple[Cell, ...]
 
 
 def _why(group: Group[Configuration]) -> str:
-    """Why nothing came of a setting; a trial's time limit is the search's own."""
+    """Why a configuration has no result; a trial's time limit is set by the search."""
     record = group.records[0]
     if record.outcome.status is Status.TIMED_OUT:
         limit = format_seconds(record.spec.budget.time_limit_s)
-        return f"not done within {limit}, its share of the time; more --minutes give it longer"
+        return f"not finished within its time limit of {limit}; raise --minutes"
     return group.why
 
 
 def words(search: Search, configuration: Configuration) -> str:
-    """A configuration by what is not stock in it; the stock one, or one without it, in full."""
+    """A configuration by its differences from stock; the stock one in full."""
     stock = search.stock
     if stock is not None and configuration != stock:
         return configuration.words(stock)
-    told = f"{configuration.framework}, {configuration.precision}, {configuration.layout}"
-    return told if stock is None else f"stock: {told}"
+    text = f"{configuration.framework}, {configuration.precision}, {configuration.layout}"
+    return text if stock is None else f"stock: {text}"
 
 
 def charts(network: str, search: Search) -> Iterator[Chart]:
-    """A bar for each rung."""
-    steps = ladder(search)
+    """A bar for each step."""
+    steps = step_results(search)
     if steps:
-        points = tuple(s.group.point(f"{n}. {s.said}", s.rate) for n, s in enumerate(steps, 1))
+        points = tuple(s.group.point(f"{n}. {s.label}", s.rate) for n, s in enumerate(steps, 1))
         yield Chart(
             name=f"tune-{network}",
-            title=f"{network}: samples/s, one change after the other",
+            title=f"{network}: samples/s after each change",
             kind="bar",
-            x=Axis(name="changed", scale="category"),
+            x=Axis(name="change", scale="category"),
             y=Axis(name="throughput", unit="samples/s", from_zero=True),
             lines=(Line(name=network, points=points),),
         )
 
 
 def findings(network: str, search: Search) -> Iterator[Finding]:
-    """The fastest setting and how to have it; what was refused, and why; what had no time."""
-    steps = ladder(search)
+    """The fastest configuration and how to use it; rejected ones, and why; untried ones."""
+    steps = step_results(search)
     if not steps:
-        yield Finding(text=_nothing(search), remedy="Give it more --minutes, or other frameworks.")
+        yield Finding(
+            code="nothing-measured",
+            text=_nothing(search),
+            remedy="Raise --minutes, or choose other frameworks.",
+        )
         return
     yield _fastest(network, search, steps)
-    for configuration, why in search.refused.items():
-        yield Finding(text=f"Refused: {words(search, configuration)}. {why[0].upper()}{why[1:]}.")
+    for configuration, result in search.rejected.items():
+        yield Finding(
+            code="rejected-setting",
+            text=f"Rejected: {words(search, configuration)}: {result.why}.",
+        )
     if search.untried:
         named = [words(search, c) for c in search.untried]
-        more = len(named) - MOST_UNTRIED
+        more = len(named) - MAX_NAMED
         rest = f"; and {more} more" if more > 0 else ""
         yield Finding(
-            text=f"No time was left to try: {'; '.join(named[:MOST_UNTRIED])}{rest}.",
-            remedy="Give it more --minutes; what was measured is not measured again.",
+            code="untried-settings",
+            text=f"No time was left to try: {'; '.join(named[:MAX_NAMED])}{rest}.",
+            remedy="Raise --minutes; stored trials are not measured again.",
         )
     elif search.cut_short:
         yield Finding(
-            text="The time was over before the nearest settings had been compared as often as they "
-            "would be.",
-            remedy="Give it more --minutes; what was measured is not measured again.",
+            code="search-cut-short",
+            text="The time ran out before the fastest settings were compared in all rounds.",
+            remedy="Raise --minutes; stored trials are not measured again.",
         )
 
 
 def _nothing(search: Search) -> str:
     reasons = [f"{c.framework}: {search.group(c).why}" for c in search.tried]
-    told = f" {'; '.join(reasons)}." if reasons else ""
-    return f"No setting could be measured.{told}"
+    return f"No setting could be measured{': ' if reasons else ''}{'; '.join(reasons)}."
 
 
 def gain(search: Search) -> Figure | None:
-    """The best setting's throughput over the stock one's: as they alternated in one process, or
-    over their runs; None where nothing ran, or stock is the best."""
+    """Throughput of the best over stock: interleaved in one process, or over separate runs; None
+    if nothing ran, or stock is the best."""
     stock, best = search.stock, search.best
     if stock is None or best is None or stock == best:
         return None
@@ -228,7 +235,7 @@ def gain(search: Search) -> Figure | None:
 
 
 def _paired(search: Search) -> Figure | None:
-    """The same as they alternated; None where they did not, or not for long enough."""
+    """The interleaved ratio; None if they were not interleaved, or not long enough."""
     paired = None if search.alternated is None else ratio_of_record(search.alternated)
     if paired is None:
         return None
@@ -239,45 +246,47 @@ def _fastest(network: str, search: Search, steps: list[StepResult]) -> Finding:
     best, stock, gained = search.best, search.stock, gain(search)
     assert best is not None
     assert stock is not None
-    question = "Which setting is the fastest here?"
+    question = "Which settings are fastest?"
     rate = rate_of(search, best)
     assert rate is not None, "the best has run"
     speed = f"{format_interval(rate.value, rate.low, rate.high)} samples/s"
     if gained is None:
         others = sum(search.speed(c) is not None for c in search.tried) - 1
-        told = f"None of {others + 1} that ran was 1 % faster" if others else "No other ran"
+        rest = f"No other of {others + 1} was 1 % faster" if others else "No other ran"
         return Finding(
+            code="stock-fastest",
             question=question,
-            text=f"{network} trains fastest in the stock setting ({words(search, stock)}), at "
-            f"{speed}. {told}.",
+            text=f"{network} trains fastest with the stock settings ({words(search, stock)}): "
+            f"{speed}. {rest}.",
             value=rate.value,
             unit="samples/s",
             low=rate.low,
             high=rate.high,
             caveats=steps[0].group.caveats,
         )
-    how = "alternating in one process" if _paired(search) is not None else "over their runs"
+    how = "interleaved in one process" if _paired(search) is not None else "separate runs"
     settings = " ".join(f"--set {change}" for change in best.changes(stock))
     return Finding(
+        code="fastest-settings",
         question=question,
-        text=f"{best.words(stock)} trains {network} at {speed}, {format_ratio(gained)} as fast as "
-        f"stock ({how}).",
+        text=f"{network} trains fastest with {best.words(stock)}: {speed}, {format_ratio(gained)} "
+        f"the speed of stock ({how}).",
         value=gained.value,
         unit="× stock",
         low=gained.low,
         high=gained.high,
-        remedy=f"Train with --set tuned=true, which is {settings} here.",
+        remedy=f"Train with --set tuned=true, which sets {settings}.",
         caveats=search.group(best).caveats,
     )
 
 
 def notes(search: Search, losses: int) -> tuple[str, ...]:
-    """How the figures were found, and the rule of the curves."""
+    """How the figures were measured, and the convergence check."""
     return (
-        "Every rung is the pooled throughput of all its runs, each a fresh process; ± covers "
-        "windows and processes.",
-        f"A setting is refused where its mean loss in a quarter of the first {losses} steps, from "
-        "the same weights on the same minibatch, is further from the stock setting's than "
-        f"{100 * ROUNDING:g} % of the first quarter's, and than {SEEDS} stock runs from other "
-        "seeds are from one another (at most half of what the stock loss fell).",
+        "Throughput is pooled over all runs of a setting, each a fresh process; ± covers windows "
+        "and processes.",
+        f"A setting is rejected if its mean loss in any quarter of the first {losses} steps (same "
+        "weights, same minibatch) differs from the baseline's by more than both "
+        f"{100 * ROUNDING:g} % of the first quarter's loss and the spread of {SEEDS} baseline runs "
+        "with different seeds (at most half of the drop of the baseline loss).",
     )

@@ -1,17 +1,17 @@
-"""In which order is the fastest setting looked for, and what decides?
+"""Search algorithm of `tune`: coordinate descent with successive halving.
 
-Coordinate descent: one lever after the other (tune_levers.py) is turned from the fastest setting so
-far, each option measured once in a fresh process, of a GPU's first pass only what promises most;
-again over all levers, until a pass that held nothing back changes nothing. Fresh processes differ
-by more than their windows, so options within `NEAR` of the fastest are measured again by turns, and
-the slower half is dropped after each round (successive halving; Jamieson and Talwalkar, AISTATS
-2016). A lever stays turned where it gained `LEAST` at least. At the end the nearest of all settings
-are halved once more, and the winner alternates with the stock setting in one process, where the two
-can share one.
+One knob after the other (search_space.py) is varied from the fastest configuration so far. Each
+option is measured once in a fresh process; the first pass on a GPU only tries the most promising.
+Passes repeat until a complete pass changes nothing. Fresh processes differ by more than their
+windows, so options within `NEAR` of the fastest are measured again, interleaved, and the slower
+half is dropped after each round (successive halving; Jamieson and Talwalkar, AISTATS 2016). A
+change is accepted if it gains at least `MIN_GAIN`. At the end the fastest configurations are halved
+once more, and the best is compared with the baseline in one process, interleaved, where the two can
+share one.
 
-A `Search` decides from records alone. Whoever drives it may answer a trial with None, for want of
-time; then the trial counts as untried and the search goes on with the next. Driven again with the
-records of before, it comes to the same end: so an answer is computed from a store.
+A `Search` decides from records alone. A trial may be answered with None when there is no time; it
+then counts as untried, and the search continues. The same records lead to the same result, so the
+answer is computed from the store.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 
 from cubemesh.experiments.analysis.groups import Group
-from cubemesh.experiments.tune.admission import Means, departs, judge, means_of
+from cubemesh.experiments.tune.admission import Admission, Means, admission, diverges, means_of
 from cubemesh.experiments.tune.search_space import (
     BATCH_SIZE,
     KNOBS,
-    STOCK_EXCHANGE,
+    STOCK_STRATEGY,
     Configuration,
     Options,
     SearchRequest,
@@ -42,37 +42,37 @@ from cubemesh.schema.spec import Layout
 from cubemesh.store.windows import run_windows
 
 NEAR = 0.15
-"""A setting this much slower than the fastest may yet be the faster one: so far do fresh processes
-differ."""
+"""How much slower than the fastest a configuration may be to be measured again: fresh processes
+differ by as much."""
 NEAR_AT_THE_END = 0.08
-"""The same for settings that were measured several times."""
-LEAST = 0.01
-"""A gain of less leaves a lever where it is."""
+"""The same for configurations that were measured several times."""
+MIN_GAIN = 0.01
+"""Smallest gain for which a knob is changed."""
 ROUNDS, LAST_ROUNDS, FINALISTS = 2, 3, 4
 PASSES = 3
 FAR = 0.5
-"""A framework that is not half as fast as the best is not tried again in later passes."""
+"""Frameworks slower than this fraction of the best are not tried again in later passes."""
 SEEDS = 3
-"""Runs of the stock setting, from other seeds, behind the run-to-run spread."""
-UNKNOWN_SPREAD = "no time was left to see how far stock runs are from one another"
+"""Baseline runs with different seeds for the run-to-run spread."""
+UNKNOWN_SPREAD = "no time was left to measure the run-to-run spread of the baseline"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A run that the search asks for."""
+    """A run that the search requests."""
 
     configuration: Configuration
     number: int = 0
-    """How often the configuration was measured before."""
+    """Number of earlier runs of the configuration."""
     seed: int = 0
-    """What is added to the seed: other than 0, the run is for its losses alone."""
+    """Added to the seed; if not 0, only the losses of the run are used."""
     against: Configuration | None = None
-    """What alternates with it."""
+    """Configuration interleaved with it in one process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A step up: the lever that was turned, from where, to where."""
+    """An accepted change of one knob."""
 
     knob: str
     before: Configuration
@@ -84,44 +84,44 @@ Walk = Generator[Trial, RunRecord | None, None]
 
 @dataclass
 class Search:
-    """A search under way, or done; see above."""
+    """State of a search; see the module."""
 
     request: SearchRequest
     stock: Configuration | None = None
-    """The first that ran: PyTorch's defaults, where PyTorch is among the frameworks."""
+    """The baseline: the first configuration that ran."""
     best: Configuration | None = None
     steps_taken: list[Step] = field(default_factory=list)
     tried: dict[Configuration, list[RunRecord]] = field(default_factory=dict)
-    refused: dict[Configuration, str] = field(default_factory=dict)
-    """Those whose loss curve departs, and how."""
+    rejected: dict[Configuration, Admission] = field(default_factory=dict)
+    """Configurations whose losses do not agree with the baseline's."""
     untried: dict[Configuration, None] = field(default_factory=dict)
     alternated: RunRecord | None = None
-    """The best against the stock setting in one process."""
+    """The best and the baseline, interleaved in one process."""
     seeds: list[RunRecord] = field(default_factory=list)
-    """Runs of the stock setting from other seeds."""
-    _judged: set[Configuration] = field(default_factory=set)
-    _left: set[str] = field(default_factory=set)
-    """Frameworks that are not tried again."""
+    """Baseline runs with other seeds."""
+    _checked: set[Configuration] = field(default_factory=set)
+    _dropped: set[str] = field(default_factory=set)
+    """Frameworks not tried again."""
     _declined: set[object] = field(default_factory=set)
 
     @property
     def cut_short(self) -> bool:
-        """Whether anything that was asked for was not measured."""
+        """Whether a requested trial was not measured."""
         return bool(self._declined)
 
     def group(self, configuration: Configuration) -> Group[Configuration]:
-        """All that was measured of a configuration that was tried."""
+        """All runs of a configuration that was tried."""
         return Group(configuration, tuple(self.tried[configuration]))
 
     def speed(self, configuration: Configuration) -> float | None:
-        """Samples per second over all its runs; None where none was good."""
+        """Samples/s over all its runs; None if no run succeeded."""
         windows = [w for r in self.tried.get(configuration, ()) if r.ok for w in run_windows(r)]
         if not windows:
             return None
         return sum(w.samples for w in windows) / sum(w.elapsed_s for w in windows)
 
     def walk(self) -> Walk:
-        """Ask for trials until nothing is left to try."""
+        """Request trials until nothing is left to try."""
         yield from self._find_stock()
         if self.stock is None:
             return
@@ -151,20 +151,20 @@ class Search:
                 precision=precision,
                 loss_scale=loss_scale_of(name, precision),
                 layout=own,
-                sync=(*asked.strategies, STOCK_EXCHANGE)[0] if asked.devices > 1 else "none",
+                sync=(*asked.strategies, STOCK_STRATEGY)[0] if asked.devices > 1 else "none",
                 batch_per_device=asked.batch_per_device,
             )
             yield from self._measure(configuration)
             if self.speed(configuration) is not None:
                 self.stock = self.best = configuration
-                self._judged.add(configuration)
+                self._checked.add(configuration)
                 return
 
     def _space(self) -> SearchSpace:
         assert self.stock is not None
         asked = self.request
         on_gpu, usable = device_of(self.tried[self.stock][0])
-        set_already = on_gpu or asked.devices > 1  # a device of several has its own cores
+        set_already = on_gpu or asked.devices > 1  # each of several devices has its own cores
         return SearchSpace(
             frameworks=asked.frameworks,
             precisions=asked.precisions or usual_precisions(on_gpu),
@@ -180,30 +180,30 @@ class Search:
         )
 
     def _turn(self, knob: str, offers: Options, space: SearchSpace) -> Walk:
-        """Measure what a lever offers, and leave it at the fastest that learns as stock does."""
+        """Measure the options of a knob, and set it to the fastest admitted one."""
         now = self._now()
         options = [
             option
             for option in dict.fromkeys(offers(now, space))
-            if option != now and option.framework not in self._left
+            if option != now and option.framework not in self._dropped
         ]
         for option in options:
             if option not in self.tried:
                 yield from self._measure(option)
-            self._leave(option, now)
+            self._drop(option, now)
         yield from self._halve([now, *options], NEAR, ROUNDS, knob)
 
-    def _leave(self, option: Configuration, now: Configuration) -> None:
-        """No more of a framework that is not there, or far behind."""
+    def _drop(self, option: Configuration, now: Configuration) -> None:
+        """Drop a framework that is not installed, or far slower."""
         records, mine, its = self.tried.get(option), self.speed(now), self.speed(option)
         if not records or option.framework == now.framework:
             return
-        absent = records[0].outcome.status is Status.NOT_INSTALLED
-        if absent or (mine and its and its < FAR * mine):
-            self._left.add(option.framework)
+        missing = records[0].outcome.status is Status.NOT_INSTALLED
+        if missing or (mine and its and its < FAR * mine):
+            self._dropped.add(option.framework)
 
     def _now(self) -> Configuration:
-        assert self.best is not None, "stock has run"
+        assert self.best is not None, "the baseline has run"
         return self.best
 
     def _measure(self, configuration: Configuration) -> Walk:
@@ -216,8 +216,8 @@ class Search:
             self.untried[configuration] = None
 
     def _ask(self, trial: Trial) -> Generator[Trial, RunRecord | None, RunRecord | None]:
-        """A run, or None; what was answered with None is not asked for again, so that the same
-        records lead the same way."""
+        """A run, or None; a trial answered with None is not requested again, so that the same
+        records lead to the same result."""
         kind = (trial.configuration, trial.seed > 0, trial.against)
         record = None if kind in self._declined else (yield trial)
         if record is None:
@@ -227,56 +227,58 @@ class Search:
     def _halve(
         self, contenders: Sequence[Configuration], near: float, rounds: int, knob: str
     ) -> Walk:
-        """Compare the nearest of `contenders` again and again, and take the fastest."""
+        """Measure the fastest of `contenders` again in rounds, and take the fastest."""
         alive = yield from self._nearest(contenders, near)
         for number in range(rounds):
             if len(alive) < 2:
                 break
             for configuration in alive:
                 yield from self._measure(configuration)
-            kept = max(2, -(-len(alive) // 2)) if number + 1 < rounds else len(alive)
-            alive = (yield from self._nearest(alive, near))[:kept]
+            half = max(2, -(-len(alive) // 2)) if number + 1 < rounds else len(alive)
+            alive = (yield from self._nearest(alive, near))[:half]
         if alive:
-            self._climb(alive[0], knob)
+            self._accept(alive[0], knob)
 
     def _nearest(
         self, contenders: Sequence[Configuration], near: float
     ) -> Generator[Trial, RunRecord | None, list[Configuration]]:
-        """Those within `near` of the fastest, the fastest first; what does not learn as the stock
-        setting does is refused on the way."""
-        rates = {c: s for c in contenders if (s := self.speed(c)) and c not in self.refused}
+        """Configurations within `near` of the fastest, fastest first; those whose losses diverge
+        are rejected on the way."""
+        rates = {c: s for c in contenders if (s := self.speed(c)) and c not in self.rejected}
         for configuration in sorted(rates, key=lambda c: -rates[c]):
             if rates[configuration] < (1 - near) * max(rates.values()):
                 break
-            yield from self._judge(configuration)
-            if configuration in self.refused:
+            yield from self._check(configuration)
+            if configuration in self.rejected:
                 del rates[configuration]
         least = (1 - near) * max(rates.values(), default=0.0)
         return sorted((c for c in rates if rates[c] >= least), key=lambda c: -rates[c])
 
-    def _judge(self, configuration: Configuration) -> Walk:
-        """Hold its losses against the stock setting's, once. With another minibatch there is
-        nothing to hold them against; whoever let it vary has said that they may differ."""
+    def _check(self, configuration: Configuration) -> Walk:
+        """Compare its losses with the baseline's, once. Another batch size is another training, and
+        is not compared."""
         assert self.stock is not None
-        if configuration in self._judged:
+        if configuration in self._checked:
             return
-        self._judged.add(configuration)
+        self._checked.add(configuration)
         if configuration.batch_per_device != self.stock.batch_per_device:
             return
         stock = means_of(self.tried[self.stock][0])
         found = means_of(self.tried[configuration][0])
-        fewer = not configuration.counts_as(self.stock)
-        judged = judge(stock, found, (), fewer_digits=fewer)
-        if stock is not None and found is not None and departs(stock, found):
+        lower = not configuration.same_precision(self.stock)
+        result = admission(stock, found, (), lower_precision=lower)
+        if stock is not None and found is not None and diverges(stock, found):
             runs = yield from self._spread(stock)
-            judged = judge(stock, found, runs, fewer_digits=fewer)
-            if len(runs) < SEEDS:
-                judged = replace(judged, why=f"{judged.why}; {UNKNOWN_SPREAD}")
-        if not judged.admitted:
-            self.refused[configuration] = judged.why
+            result = admission(stock, found, runs, lower_precision=lower)
+            if result.code and len(runs) < SEEDS:
+                result = replace(
+                    result, code="unknown-spread", why=f"{result.why}; {UNKNOWN_SPREAD}"
+                )
+        if not result.admitted:
+            self.rejected[configuration] = result
 
     def _spread(self, stock: Means) -> Generator[Trial, RunRecord | None, list[Means]]:
-        """The stock setting's losses from several seeds, `stock` the first."""
+        """Losses of baseline runs with several seeds, `stock` the first."""
         assert self.stock is not None
         for seed in range(1 + len(self.seeds), SEEDS):
             record = yield from self._ask(Trial(configuration=self.stock, seed=seed))
@@ -286,29 +288,27 @@ class Search:
         found = [means_of(record) for record in self.seeds]
         return [stock, *(means for means in found if means is not None)]
 
-    def _climb(self, winner: Configuration, knob: str) -> None:
+    def _accept(self, fastest: Configuration, knob: str) -> None:
         now = self._now()
-        mine, its = self.speed(now), self.speed(winner)
-        better = its is not None and (mine is None or its >= (1 + LEAST) * mine)
-        if winner != now and better:
-            self.steps_taken.append(Step(knob=knob, before=now, after=winner))
-            self.best = winner
+        mine, its = self.speed(now), self.speed(fastest)
+        better = its is not None and (mine is None or its >= (1 + MIN_GAIN) * mine)
+        if fastest != now and better:
+            self.steps_taken.append(Step(knob=knob, before=now, after=fastest))
+            self.best = fastest
 
     def _settle(self) -> Walk:
-        """The nearest of all that were measured, once more."""
-        speeds = {c: s for c in self.tried if (s := self.speed(c)) and c not in self.refused}
+        """Measure the fastest of all once more."""
+        speeds = {c: s for c in self.tried if (s := self.speed(c)) and c not in self.rejected}
         ranked = sorted(speeds, key=lambda c: -speeds[c])
-        yield from self._halve(
-            ranked[:FINALISTS], NEAR_AT_THE_END, LAST_ROUNDS, "the nearest compared again"
-        )
+        yield from self._halve(ranked[:FINALISTS], NEAR_AT_THE_END, LAST_ROUNDS, "final comparison")
 
     def _alternate(self) -> Walk:
-        """The best against stock in one process, where one process can hold both."""
+        """Interleave the best with the baseline, where one process can hold both."""
         best, stock = self.best, self.stock
         assert best is not None
         assert stock is not None
         shared = entry(best.framework).requires == entry(stock.framework).requires
-        bound = best.pinning != stock.pinning  # the process is, for both of them
+        bound = best.pinning != stock.pinning  # pinning is per process
         if best == stock or not shared or bound or self.request.devices > 1:
             return
         trial = Trial(configuration=stock, number=len(self.tried[stock]), against=best)

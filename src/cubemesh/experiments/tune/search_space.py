@@ -1,8 +1,8 @@
-"""What can be changed to train the same network faster? The levers of `tune`, in their order.
+"""Search space of `tune`: its knobs, in the order they are varied.
 
-A lever turns a few fields of a spec together, where they only pay together: a precision of 16 bits
-and channels-last images, say. What it offers depends on the stock run alone (on a CPU or a GPU, and
-with how many threads), so that a later reader finds the same levers in the records.
+A knob changes a few fields of a spec together where they only pay together, such as a 16-bit
+precision and channels-last images. Its options depend on the baseline run alone (CPU or GPU, and
+number of threads), so that the same records give the same options.
 """
 
 from __future__ import annotations
@@ -19,25 +19,24 @@ from cubemesh.schema.spec import CompileBy, Layout, LossScale, Pinning, Precisio
 from cubemesh.units import format_bytes
 
 IN_BUCKETS = strategies.SAME_WEIGHTS
-"""Exchanges under which `bucket_bytes` counts."""
+"""Strategies that use `bucket_bytes`."""
 
-
-STOCK_EXCHANGE = "all-reduce"
-"""What several devices begin with."""
+STOCK_STRATEGY = "all-reduce"
+"""The baseline's, on several devices."""
 
 LOSS_SCALE = 1024.0
-"""Of fp16: JAX's and TensorFlow's here too. It stays, so that a step can be captured; a dynamic one
-begins by leaving steps out. With ResNet-50 the first steps then learn as in fp32."""
+"""Static loss scale of fp16, as in JAX and TensorFlow here: a static scale allows capturing the
+step, and skips no first steps. With ResNet-50 the first losses then agree with fp32."""
 
 TRIED_FIRST = ("pytorch", "pytorch-captured")
-"""The stock framework, and the fastest on an H200 and on the cores of benchmarks/LOG.md."""
+"""The baseline framework, and the fastest on an H200 and on the CPUs of benchmarks/LOG.md."""
 
 SIXTEEN_BITS = ("bf16", "fp16")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """One setting of every lever."""
+    """One value for every knob."""
 
     framework: str
     precision: Precision = "fp32"
@@ -51,7 +50,7 @@ class Configuration:
     batch_per_device: int
 
     def of(self, spec: RunSpec) -> RunSpec:
-        """`spec` in this configuration."""
+        """`spec` with this configuration."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         changed = {}
         for name in ("work", "placement", "program"):
@@ -61,7 +60,7 @@ class Configuration:
         return replace(spec, **changed)
 
     def changes(self, before: Configuration) -> tuple[str, ...]:
-        """What must be set to come here from `before`, as `key=value`."""
+        """The settings that differ from `before`, as `key=value`."""
         return tuple(
             f"{f.name}={'none' if value is None else value}"
             for f in fields(self)
@@ -69,15 +68,15 @@ class Configuration:
         )
 
     def words(self, stock: Configuration) -> str:
-        """What is not as in `stock`, in words: `bf16, nhwc, 1 thread`; `stock` where nothing is. A
-        loss scale goes without saying with the precision that has it."""
+        """The differences from `stock` in words, such as `bf16, nhwc, 1 thread`, or `stock`. A loss
+        scale is implied by its precision."""
         other = [f.name for f in fields(self) if getattr(self, f.name) != getattr(stock, f.name)]
         if "loss_scale" in other and ("precision" in other or self.loss_scale is None):
             other.remove("loss_scale")
         return ", ".join(_spoken(name, getattr(self, name)) for name in other) or "stock"
 
-    def counts_as(self, other: Configuration) -> bool:
-        """Whether it computes with as many digits as `other`."""
+    def same_precision(self, other: Configuration) -> bool:
+        """Whether it computes and communicates in the same precision as `other`."""
         same_steps = strategies.same_steps(self.sync, other.sync)
         return self.precision == other.precision and same_steps
 
@@ -85,16 +84,16 @@ class Configuration:
 def _spoken(name: str, value: object) -> str:
     if name == "bucket_bytes" and isinstance(value, int):
         return f"buckets of {format_bytes(value)}"
-    words = {"compile_by": f"compiled by {value}", "batch_per_device": f"minibatch {value}"}
+    words = {"compile_by": f"compiled by {value}", "batch_per_device": f"batch size {value}"}
     return words.get(name) or setting_label(name, value)
 
 
 FIELDS = tuple(f.name for f in fields(Configuration))
-"""The fields that a tuning may choose."""
+"""Fields that tuning can set."""
 
 
 def configuration_of(spec: RunSpec) -> Configuration:
-    """The configuration a spec has."""
+    """The configuration of a spec."""
     work, place, program = spec.work, spec.placement, spec.program
     assert isinstance(work, NetworkWork), "only networks are tuned"
     return Configuration(
@@ -113,7 +112,7 @@ def configuration_of(spec: RunSpec) -> Configuration:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRequest:
-    """What a tuning was asked for; an empty list is what is usual on the device."""
+    """Values to choose from, as requested; an empty list is the default of the device."""
 
     batch_per_device: int
     devices: int
@@ -131,22 +130,22 @@ class SearchRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSpace:
-    """How far the levers go: what was asked for, and what the stock run told of the device."""
+    """Values to choose from, with the defaults of the device of the baseline run."""
 
     frameworks: Sequence[str]
     precisions: Sequence[Precision]
     layouts: Sequence[Layout]
     compile_by: Sequence[CompileBy]
     strategies: Sequence[str]
-    """None on one device."""
+    """Empty on one device."""
     buckets: Sequence[int]
     threads: Sequence[int]
-    """None where threads are not to be set."""
+    """Empty where threads are not varied."""
     pinnings: Sequence[Pinning]
     batch_sizes: Sequence[int]
     on_gpu: bool
     usable_threads: int | None
-    """What no setting of threads is; None where nothing told."""
+    """Number of threads by default; None if unknown."""
 
 
 Options = Callable[[Configuration, SearchSpace], list[Configuration]]
@@ -154,16 +153,16 @@ Options = Callable[[Configuration, SearchSpace], list[Configuration]]
 
 @dataclass(frozen=True)
 class Knob:
-    """One line of the table: what it turns, and where to from a configuration."""
+    """A knob: its name, and its options from a configuration."""
 
     name: str
     options: Options
     first: Options | None = None
-    """In the first pass, where some of them promise more than the others."""
+    """Options of the first pass, where some are more promising."""
 
 
 def _frameworks(now: Configuration, space: SearchSpace) -> list[Configuration]:
-    """Another framework, with images as its users lay them out where it has an order of its own."""
+    """Another framework, with its usual image layout."""
     return [
         replace(
             now,
@@ -177,12 +176,12 @@ def _frameworks(now: Configuration, space: SearchSpace) -> list[Configuration]:
 
 
 def prefers_nhwc(framework: str, layouts: Sequence[Layout]) -> bool:
-    """Whether a framework's users lay images out so, and it is one of the asked `layouts`."""
+    """Whether nhwc is a framework's usual layout, and one of `layouts`."""
     return entry(framework).layout == "nhwc" and "nhwc" in layouts
 
 
 def _numbers(now: Configuration, space: SearchSpace) -> list[Configuration]:
-    """Every precision with every layout, those that promise most first."""
+    """Every precision with every layout, the most promising first."""
     every = [
         replace(
             now,
@@ -196,20 +195,20 @@ def _numbers(now: Configuration, space: SearchSpace) -> list[Configuration]:
 
 
 def _promising_numbers(now: Configuration, space: SearchSpace) -> list[Configuration]:
-    """Those alone; all where none of them is asked for."""
+    """The promising ones only; all if there are none among them."""
     every = _numbers(now, space)
     return [option for option in every if _promises(option, space)] or every
 
 
 def _promises(option: Configuration, space: SearchSpace) -> bool:
-    """On a GPU 16 bits, with images as its tensor cores read them: cuDNN takes up to a minute to
-    find its algorithms for wide numbers, and they are slower then."""
+    """On a GPU: 16 bits in nhwc, the layout of tensor cores. In fp32 cuDNN takes up to a minute to
+    search algorithms, which are slower."""
     fits = option.layout == "nhwc" or "nhwc" not in space.layouts
     return not space.on_gpu or (option.precision in SIXTEEN_BITS and fits)
 
 
 def loss_scale_of(framework: str, precision: Precision) -> LossScale | None:
-    """What a framework's loss is multiplied by; None where that is its own affair."""
+    """Static loss scale of a framework; None where it sets its own."""
     return LOSS_SCALE if precision == "fp16" and entry(framework).static_scale else None
 
 
@@ -230,13 +229,13 @@ def _buckets(now: Configuration, space: SearchSpace) -> list[Configuration]:
 
 
 def _threads(now: Configuration, space: SearchSpace) -> list[Configuration]:
-    """Another number of threads; as many as there are usable cores is what `None` is."""
+    """Another number of threads; None is one per usable core."""
     own = [n for n in space.threads if n != space.usable_threads]
     return [replace(now, threads=n, pinning="none") for n in (None, *own)]
 
 
 def _pinning(now: Configuration, space: SearchSpace) -> list[Configuration]:
-    """As many threads as cores, bound to all of them, are as free as before."""
+    """Pinning has no effect with one thread per core."""
     if now.threads is None:
         return []
     return [replace(now, pinning=pinning) for pinning in space.pinnings]
@@ -255,32 +254,30 @@ KNOBS = (
     Knob("threads", _threads),
     Knob("pinning", _pinning),
 )
-"""In the order they are turned: those that gain most for the time they take come first."""
+"""In the order they are varied: largest gain per search time first."""
 BATCH_SIZE = Knob("batch size", _batches)
-"""Turned last, and only where it may vary: with another minibatch another curve is trained."""
+"""Varied last, and only if requested: another batch size is another training."""
 
 
 def usual_frameworks() -> tuple[str, ...]:
-    """All that compute: those that promise most, then the others in the order of their table."""
+    """All that compute, the most promising first."""
     computing = [name for name, line in FRAMEWORKS.items() if line.read_script is None]
     return tuple(dict.fromkeys((*TRIED_FIRST, *computing)))
 
 
 def usual_precisions(on_gpu: bool) -> tuple[Precision, ...]:
-    """Those that may train as well as fp32 does."""
+    """Precisions that may train as well as fp32."""
     return ("fp32", "tf32", "bf16", "fp16") if on_gpu else ("fp32", "bf16")
 
 
 def usual_strategies(on_gpu: bool) -> tuple[str, ...]:
-    """Those after each step of which all devices have the same weights, and where none updates for
-    the others."""
+    """Strategies after which all devices have the same weights, without a parameter server."""
     by_copies = ("all-reduce-copied", "all-reduce-copied-16") if on_gpu else ()
-    return (STOCK_EXCHANGE, "all-reduce-16", *by_copies)
+    return (STOCK_STRATEGY, "all-reduce-16", *by_copies)
 
 
 def device_of(stock: RunRecord) -> tuple[bool, int | None]:
-    """Whether a run was on a GPU, and with how many threads it ran on a CPU; nothing is known of
-    one that never began."""
+    """(whether a run used a GPU, its number of threads on a CPU); unknown if it never started."""
     if not stock.ranks:
         return False, None
     rank = stock.ranks[0]
@@ -289,5 +286,5 @@ def device_of(stock: RunRecord) -> tuple[bool, int | None]:
 
 
 def usual_threads(usable: int | None) -> tuple[int, ...]:
-    """One, half of the usable cores; all of them is the default."""
+    """One, and half of the usable cores; all of them is the default."""
     return () if usable is None else tuple(sorted({1, max(1, usable // 2)} - {usable}))
