@@ -232,7 +232,7 @@ def test_ctrl_c_keeps_what_was_found(tmp_path):
     assert len(document["steps"]) >= 1
     assert not document["complete"]
     assert document["untried"]
-    assert "interrupted; what was found is kept" in said
+    assert "Interrupted. Finished trials are saved." in said
 
 
 def test_a_real_tuning_of_seconds_on_one_core(tmp_path):
