@@ -24,7 +24,7 @@ import numpy as np
 from cubemesh.frameworks.api.group import SingleProcessGroup
 from cubemesh.frameworks.api.program import Snapshot
 from cubemesh.training.checkpoint import Checkpoint, newest_whole
-from cubemesh.training.checkpoint_writer import Saver
+from cubemesh.training.checkpoint_writer import CheckpointWriter
 
 KILLS = 200
 WEIGHTS = 250_000
@@ -41,11 +41,11 @@ def weights_of(step: int) -> np.ndarray:
 def keep_saving(folder: Path, first: int, told: int) -> NoReturn:
     """Make checkpoints until killed; each is told to the file descriptor `told` when it is on the
     disk."""
-    saver = Saver(folder, rank=0, ranks=1, keep=2)
+    saver = CheckpointWriter(folder, rank=0, ranks=1, keep=2)
     step = first
     while True:
         snapshot = Snapshot(weights={"w": weights_of(step)})
-        saver.save(Checkpoint(step=step, snapshot=snapshot, stands={}))
+        saver.save(Checkpoint(step=step, snapshot=snapshot, progress={}))
         saver.wait()
         os.write(told, f"{saver.newest}\n".encode())
         step += 1

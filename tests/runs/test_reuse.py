@@ -53,7 +53,7 @@ def trained(folder, status=Status.OK, resumed_at=0, steps=20):
 def keep(folder, step):
     for rank in range(2):
         weights = {"w": np.zeros(2, np.float32)}
-        save(folder, rank, Checkpoint(step=step, snapshot=Snapshot(weights=weights), stands={}))
+        save(folder, rank, Checkpoint(step=step, snapshot=Snapshot(weights=weights), progress={}))
 
 
 def test_a_training_stands_while_its_last_checkpoint_is_the_newest(tmp_path, stands):

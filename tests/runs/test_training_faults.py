@@ -176,5 +176,5 @@ def test_a_full_disk_ends_no_training_and_what_was_kept_is_whole(trained):
     assert record.figure("epochs_trained") == 2
     failed = [w for w in record.warnings if w.code == "checkpoint-failed"]
     assert failed
-    assert "No space left on device; the newest is of step 7" in failed[0].cause
+    assert "No space left on device; newest: step 7" in failed[0].cause
     assert trained["on disk"] == [7]

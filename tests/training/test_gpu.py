@@ -60,7 +60,7 @@ def test_five_steps_and_five_in_a_new_program_equal_ten(tmp_path, precision):
     for step, batch in enumerate(batches, 1):
         through.train_step(through.place(batch))
         if step == 5:
-            held = Checkpoint(step=5, snapshot=through.snapshot(), stands={})
+            held = Checkpoint(step=5, snapshot=through.snapshot(), progress={})
             save(tmp_path, 0, held)
     assert "random.cuda" in through.snapshot().arrays
     parted = made(precision)

@@ -6,6 +6,7 @@ The ranks run this very file as a script.
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.parallel import strategies as exchanges
 from cubemesh.parallel.strategies import SAME_WEIGHTS
 from cubemesh.schema import CheckpointSettings, Placement, ProgramSettings, RunSpec, Train
-from cubemesh.training import replica_check as sameness
+from cubemesh.training import replica_check
 from cubemesh.training.checkpoint import load, path_of
 from cubemesh.training.evaluation import score_all
 from cubemesh.training.loop import train
@@ -73,7 +74,7 @@ def run(folder, sync, group, *, resume=False, epochs=3, sabotage=None, every=1):
         epochs=epochs,
         rank=group.rank,
         ranks=group.size,
-        start=begin.course.done,
+        start=begin.history.done,
     )
     program = made(spec, group)
     begin.restore(program, log)
@@ -87,8 +88,8 @@ def run(folder, sync, group, *, resume=False, epochs=3, sabotage=None, every=1):
         work,
         log,
         group=group,
-        keeper=checkpointing.keeper(spec, network(), group),
-        course=begin.course,
+        writer=checkpointing.training_writer(spec, group),
+        history=begin.history,
         same_weights=sync in SAME_WEIGHTS,
     )
 
@@ -154,6 +155,7 @@ def folder(tmp_path_factory):
         text=True,
         timeout=120,
         check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
@@ -173,7 +175,7 @@ def test_five_steps_and_five_equal_ten(folder, sync, rank):
             assert {n: a.tobytes() for n, a in one.items()} == {
                 n: a.tobytes() for n, a in other.items()
             }
-        assert through.stands == parted.stands
+        assert through.progress == parted.progress
 
 
 def held(folder, sync, step, rank):
@@ -202,7 +204,7 @@ def test_local_sgd_evaluates_what_it_keeps(folder):
     program = made(RunSpec(work=work), SingleProcessGroup())
     program.load(kept.snapshot.weights)
     scored = score_all(program, in_order(source(8), BATCH), InMemoryLog(), mark="")
-    told = kept.stands["course"]["validation"][0]
+    told = kept.progress["history"]["validation"][0]
     assert scored.loss_sum == pytest.approx(told["loss_sum"], rel=1e-6)
 
 
@@ -231,7 +233,7 @@ def test_ranks_have_the_same_weights_and_generators_of_their_own(folder):
 def test_a_flipped_bit_is_found_before_a_checkpoint_is_made_of_it(folder):
     for rank in range(RANKS):
         told = json.loads(Path(folder, f"told-{rank}.json").read_text())
-        assert "differ after step 7, and were the same after step 6: rank 1 has others" in told
+        assert "differ after step 7, and agreed after step 6: rank 1 differs" in told
     assert path_of(Path(folder, "flipped"), 6, 1).exists()
     assert not path_of(Path(folder, "flipped"), 7, 1).exists()
 
@@ -239,14 +241,14 @@ def test_a_flipped_bit_is_found_before_a_checkpoint_is_made_of_it(folder):
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        ([7, 7, 8, 7], "rank 2 has others than the 3 ranks that agree"),
-        ([8, 7, 7], "rank 0 has others than the 2 ranks that agree"),
-        ([7, 8], "rank 1 has others than rank 0, and no majority says which are right"),
-        ([7, 7, 8, 9], "ranks 2, 3 have others than rank 0, and no majority"),
+        ([7, 7, 8, 7], "rank 2 differs from the 3 "),
+        ([8, 7, 7], "rank 0 differs from the 2 "),
+        ([7, 8], "rank 1 differs from rank 0"),
+        ([7, 7, 8, 9], "ranks 2, 3 differ from rank 0"),
     ],
 )
 def test_who_differs(told, words):
-    assert sameness.who_differs(told).startswith(words)
+    assert replica_check.who_differs(told).startswith(words)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def run(spec):
     """What a worker does, in this process."""
     network, work, log, group = dropping(), spec.work, InMemoryLog(), SingleProcessGroup()
     begin = checkpointing.beginning(spec, group, log)
-    feed = Feed(source(4 * EACH), 4, work.seed, epochs=work.epochs, start=begin.course.done)
+    feed = Feed(source(4 * EACH), 4, work.seed, epochs=work.epochs, start=begin.history.done)
     program = build(
         BuildRequest(
             network=network,
@@ -66,8 +66,8 @@ def run(spec):
     )
     program.load(network.draw(work.seed))
     begin.restore(program, log)
-    keeper = checkpointing.keeper(spec, network, group)
-    train(program, feed, source(8), work, log, keeper=keeper, course=begin.course)
+    writer = checkpointing.training_writer(spec, group)
+    train(program, feed, source(8), work, log, writer=writer, history=begin.history)
     return log
 
 
@@ -174,7 +174,7 @@ def test_a_loss_that_is_no_number_stops_and_the_last_good_checkpoint_is_kept(tmp
         run(wild)
     (step,) = steps_in(tmp_path, 1)[-1:] or (None,)
     message = str(caught.value)
-    assert "The first that is no finite number now is the " in message
+    assert "The first layer with non-finite values is the " in message
     assert f"The newest checkpoint is of step {step}, in '{tmp_path}'" in message
     for one in steps_in(tmp_path, 1):
         weights = load(tmp_path, one, 0).snapshot.weights

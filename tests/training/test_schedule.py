@@ -66,11 +66,11 @@ def test_a_cosine_falls_from_the_full_rate_towards_nothing(epochs, each, share):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"rate_drops": (1,)}, "goes with schedule=step"),
-        ({"rate_drops": (3, 2), "schedule": "step"}, "in rising order"),
+        ({"rate_drops": (1,)}, "rate_drops=1 .*schedule=step"),
+        ({"rate_drops": (3, 2), "schedule": "step"}, "rate_drops=3,2"),
         ({"rate_drops": (90,), "schedule": "step"}, "1 to 89"),
-        ({"target_accuracy": 95.0}, "no share of right answers"),
-        ({"warmup_epochs": -1.0}, "warmup_epochs must be 0 or more"),
+        ({"target_accuracy": 95.0}, "target_accuracy=95"),
+        ({"warmup_epochs": -1.0}, "warmup_epochs=-1"),
     ],
 )
 def test_what_cannot_be_meant(fields, message):

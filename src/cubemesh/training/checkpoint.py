@@ -1,56 +1,57 @@
-"""Where a training stands, on the disk: a folder of checkpoints, each with a file for every rank.
+"""Checkpoints of a training: a folder for each step with a safetensors file for every rank.
 
     checkpoints/
-        step-00000120/rank-0.safetensors      weights, the optimizer's arrays, random generators;
-                      rank-1.safetensors      where the training stands, as JSON in the metadata
+        step-00000120/rank-0.safetensors      weights, optimizer state, random generator states;
+                      rank-1.safetensors      the training's progress as JSON in the metadata
         step-00000240/…
 
-Ranks differ in more than their place: each has random generators of its own, statistics of batch
-normalisation, under some exchanges even weights. So each writes its own file, under another name
-first, waits until the disk has it, and only then gives it its name (rename). A checkpoint counts
-when it has the files of all ranks; nobody has to wait for anybody. A rank that could not write its
-file leaves an empty one that says so. Old ones are removed by rank 0 alone: those older than enough
-that count, and those that every rank has ended with and that lack a file. So at every moment,
-however a run ends, the newest that counts is whole; one that the disk has damaged since is told by
-its checksum, and the one before it is used.
+Every rank writes its own file, because ranks differ in random generators, in batch normalisation
+statistics and under some strategies in weights. A file is written under a temporary name, synced to
+the disk (fsync), then renamed. A checkpoint is complete when it has the files of all ranks; no rank
+waits for another. A rank that fails to write its file leaves an empty `.failed` file instead.
+Rank 0 removes old checkpoints: those older than the newest `keep` complete ones, and those that can
+never be completed. So at any moment, however a run ends, the newest complete checkpoint is whole;
+damage by the disk is detected by a checksum in the metadata, and the previous checkpoint is used.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cubemesh.errors import DataError
 from cubemesh.frameworks.api.group import Group
-from cubemesh.frameworks.api.program import Snapshot
-from cubemesh.training import safetensors
+from cubemesh.frameworks.api.program import Snapshot, Unsupported
 
+Array = NDArray[Any]
 _STEP = re.compile(r"step-(\d{8,})")
-_BESIDE = "training:"
-"""Before the names of arrays that are no weights."""
+_STATE_PREFIX = "training:"
+"""Prefix of the names of arrays that are not weights."""
 _PARTIAL = ".part"
-_METADATA = "cubemesh"
-VERSION = 1
+_METADATA, _CHECKSUM = "cubemesh", "sha256"
+VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What one rank needs to go on."""
+    """What one rank needs to resume."""
 
     step: int
-    """Steps that are done."""
+    """Steps done."""
     snapshot: Snapshot
-    stands: dict[str, Any]
-    """Where the training stands besides, as plain data: what was read and scored so far, and what
-    it trains."""
+    progress: dict[str, Any]
+    """The rest of the training's state as plain data: its history, and what it trains."""
 
 
 def path_of(folder: Path, step: int, rank: int) -> Path:
@@ -59,7 +60,7 @@ def path_of(folder: Path, step: int, rank: int) -> Path:
 
 
 def steps_in(folder: Path, ranks: int) -> list[int]:
-    """The steps of the checkpoints that have the files of all `ranks`, in rising order."""
+    """The steps of the complete checkpoints of `ranks` ranks, ascending."""
     return [
         step
         for step in sorted(_folders(folder))
@@ -68,27 +69,30 @@ def steps_in(folder: Path, ranks: int) -> list[int]:
 
 
 def save(folder: Path, rank: int, checkpoint: Checkpoint) -> int:
-    """Write a rank's file; how many bytes it has. It is on the disk, under its name, on return.
+    """Write a rank's file; its size in bytes. On return it is on the disk, under its name.
 
-    OSError where that fails; then nothing of it is left, and what was there before is untouched.
+    OSError if that fails; then no part of it is left, and older checkpoints are untouched.
     """
     path = path_of(folder, checkpoint.step, rank)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _given_up(folder, checkpoint.step, rank).unlink(missing_ok=True)
+    _failed_mark(folder, checkpoint.step, rank).unlink(missing_ok=True)
     partial = path.with_name(path.name + _PARTIAL)
-    held = checkpoint.snapshot
-    stands = {"version": VERSION, "step": checkpoint.step, "plain": held.plain}
-    metadata = json.dumps({**stands, "stands": checkpoint.stands})
-    arrays = {**held.weights, **{_BESIDE + name: array for name, array in held.arrays.items()}}
+    snapshot = checkpoint.snapshot
+    metadata = {
+        "version": VERSION,
+        "step": checkpoint.step,
+        "plain": snapshot.plain,
+        "progress": checkpoint.progress,
+    }
+    state = {_STATE_PREFIX + name: array for name, array in snapshot.arrays.items()}
     try:
-        with open(partial, "wb") as file:
-            size_bytes = safetensors.write(file, arrays, {_METADATA: metadata})
-            file.flush()
-            os.fsync(file.fileno())
+        write_arrays(partial, {**snapshot.weights, **state}, {_METADATA: json.dumps(metadata)})
+        _sync(partial)
+        size_bytes = partial.stat().st_size
         os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # another rank's file may be in it
+        with contextlib.suppress(OSError):  # it may hold another rank's file
             path.parent.rmdir()
         raise
     for parent in (path.parent, folder):
@@ -97,95 +101,161 @@ def save(folder: Path, rank: int, checkpoint: Checkpoint) -> int:
 
 
 def load(folder: Path, step: int, rank: int) -> Checkpoint:
-    """A rank's part of a checkpoint; DataError where it is damaged or not there."""
+    """A rank's part of a checkpoint; DataError if it is damaged or missing."""
     path = path_of(folder, step, rank)
-    arrays, metadata = safetensors.read(path)
+    arrays, metadata = read_arrays(path)
     try:
-        told = json.loads(metadata[_METADATA])
-        version, plain, stands = told["version"], told["plain"], told["stands"]
+        stored = json.loads(metadata[_METADATA])
+        version, stored_step = stored["version"], stored["step"]
     except (KeyError, ValueError) as error:
-        raise DataError(f"'{path}' is no checkpoint of cubemesh.") from error
-    if version != VERSION or told["step"] != step:
+        raise DataError(f"'{path}' is not a checkpoint of cubemesh.") from error
+    if (version, stored_step) != (VERSION, step):
         raise DataError(
-            f"'{path}' is a checkpoint of version {version} after step {told['step']}; version "
-            f"{VERSION} after step {step} was expected. It was renamed, or comes from another "
+            f"'{path}' is a checkpoint of version {version} after step {stored_step}; version "
+            f"{VERSION} after step {step} was expected. It was renamed, or written by another "
             "version of cubemesh."
         )
-    own = {n.removeprefix(_BESIDE): a for n, a in arrays.items() if n.startswith(_BESIDE)}
-    weights = {name: a for name, a in arrays.items() if not name.startswith(_BESIDE)}
-    snapshot = Snapshot(weights=weights, arrays=own, plain=plain)
-    return Checkpoint(step=step, snapshot=snapshot, stands=stands)
+    snapshot = Snapshot(
+        weights={n: a for n, a in arrays.items() if not n.startswith(_STATE_PREFIX)},
+        arrays={
+            n.removeprefix(_STATE_PREFIX): a
+            for n, a in arrays.items()
+            if n.startswith(_STATE_PREFIX)
+        },
+        plain=stored["plain"],
+    )
+    return Checkpoint(step=step, snapshot=snapshot, progress=stored["progress"])
 
 
 def newest_whole(folder: Path, group: Group) -> tuple[Checkpoint | None, list[str]]:
-    """This rank's part of the newest checkpoint whose files are whole on all ranks of `group`, None
-    where there is none; and what is wrong with each newer one. All ranks ask together: each reads
-    its own file, and waits for the others however long theirs take to read."""
+    """This rank's part of the newest checkpoint that is undamaged on all ranks of `group`, or None;
+    and what is wrong with each newer one. A collective call: every rank reads its own file and
+    waits for the others."""
     damaged: list[str] = []
     steps = group.broadcast_object(steps_in(folder, group.size) if group.rank == 0 else None)
     for step in reversed(steps):
-        found, wrong = _whole(folder, step, group.rank)
+        found, wrong = _load_or_why(folder, step, group.rank)
         group.barrier()
-        told = [text for text in group.all_gather_object(wrong) if text]
-        if not told:
+        wrongs = [text for text in group.all_gather_object(wrong) if text]
+        if not wrongs:
             return found, damaged
-        damaged.append(told[0])
+        damaged.append(wrongs[0])
     return None, damaged
 
 
-def _whole(folder: Path, step: int, rank: int) -> tuple[Checkpoint | None, str]:
+def _load_or_why(folder: Path, step: int, rank: int) -> tuple[Checkpoint | None, str]:
     try:
         return load(folder, step, rank), ""
     except DataError as error:
         return None, str(error)
 
 
-def give_up(folder: Path, step: int, rank: int) -> None:
-    """Leave word for `prune` that this rank will write no file of that checkpoint; where not even
-    that can be written, it stays incomplete."""
-    mark = _given_up(folder, step, rank)
-    with contextlib.suppress(OSError):
+def mark_failed(folder: Path, step: int, rank: int) -> None:
+    """Record for `prune` that this rank will write no file of that checkpoint."""
+    mark = _failed_mark(folder, step, rank)
+    with contextlib.suppress(OSError):  # then it stays incomplete
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
 
 
 def prune(folder: Path, ranks: int, keep: int) -> None:
-    """Remove all checkpoints but the newest `keep` that have every rank's file, and newer ones that
-    may still be written: of one that will never be whole, every rank's file or word is there."""
-    counted = steps_in(folder, ranks)
-    oldest = counted[-keep] if len(counted) > keep else 0
+    """Remove all checkpoints except the newest `keep` complete ones, and newer ones that may still
+    be completed."""
+    complete = steps_in(folder, ranks)
+    oldest = complete[-keep] if len(complete) > keep else 0
     for step, path in _folders(folder).items():
-        if step < oldest or (step not in counted and _is_lost(folder, step, ranks)):
+        if step < oldest or (step not in complete and _never_completes(folder, step, ranks)):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _is_lost(folder: Path, step: int, ranks: int) -> bool:
-    """Whether a checkpoint will never be whole: each rank's file or its word that there will be
-    none is there, and of one the word. Other ranks write meanwhile: a file that comes after the
-    look for files makes this False, for its rank has left no word."""
+def _never_completes(folder: Path, step: int, ranks: int) -> bool:
+    """Whether every rank's file or `.failed` mark is there, and one mark or more. Ranks write
+    meanwhile: a file that appears after the check for files makes this False, for its rank has
+    left no mark."""
     has_file = [path_of(folder, step, rank).is_file() for rank in range(ranks)]
     without = [rank for rank in range(ranks) if not has_file[rank]]
-    return bool(without) and all(_given_up(folder, step, rank).is_file() for rank in without)
+    return bool(without) and all(_failed_mark(folder, step, rank).is_file() for rank in without)
 
 
-def _given_up(folder: Path, step: int, rank: int) -> Path:
+def _failed_mark(folder: Path, step: int, rank: int) -> Path:
     return path_of(folder, step, rank).with_suffix(".failed")
 
 
 def remove_after(folder: Path, step: int) -> None:
-    """Remove the checkpoints after `step`: those that are damaged or lack a rank, when a training
-    goes on from an older one and will come by them again."""
+    """Remove the checkpoints after `step` (damaged or incomplete ones), when a training resumes
+    from an older one and will write them again."""
     for later, path in _folders(folder).items():
         if later > step:
             shutil.rmtree(path)
 
 
 def not_finite(snapshot: Snapshot) -> str | None:
-    """The first of its weights that hold what is no finite number; None where all are finite."""
+    """The name of the first weight array with NaN or infinite values, or None."""
     for name, array in snapshot.weights.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             return name
     return None
+
+
+def require_safetensors() -> None:
+    """Unsupported unless this Python has the package safetensors."""
+    try:
+        import safetensors  # noqa: F401
+    except ImportError as error:
+        raise Unsupported(
+            "checkpoints need the package safetensors in this Python. pip install safetensors"
+        ) from error
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file with a SHA-256 checksum of arrays and metadata in its metadata.
+
+    OSError as reported by the system; ValueError for a type that the format does not have.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    portable = {
+        name: np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
+        for name, array in arrays.items()
+    }
+    checksum = _checksum_of(portable, metadata)
+    try:
+        save_file(portable, path, metadata={**metadata, _CHECKSUM: checksum})
+    except SafetensorError as error:
+        code = re.search(r"(?:os error|code:) (\d+)", str(error))
+        if code is None:
+            raise ValueError(str(error)) from error
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
+
+
+def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
+    """The arrays and metadata of a file by `write_arrays`; DataError if it is damaged."""
+    require_safetensors()
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata = dict(file.metadata() or {})
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        checksum = metadata.pop(_CHECKSUM)
+    except OSError as error:
+        raise DataError(f"'{path}' cannot be read: {error.strerror or error}.") from error
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise DataError(f"'{path}' is truncated or not a safetensors file: {error}.") from error
+    if _checksum_of(arrays, metadata) != checksum:
+        raise DataError(f"'{path}' is damaged: its content does not match its checksum.")
+    return arrays, metadata
+
+
+def _checksum_of(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> str:
+    names = sorted(arrays)
+    index = [[name, arrays[name].dtype.str, list(arrays[name].shape)] for name in names]
+    digest = hashlib.sha256(json.dumps([dict(metadata), index], sort_keys=True).encode())
+    for name in names:
+        if arrays[name].size:
+            digest.update(arrays[name].reshape(-1).data.cast("B"))
+    return digest.hexdigest()
 
 
 def _folders(folder: Path) -> dict[int, Path]:
@@ -199,9 +269,9 @@ def _folders(folder: Path) -> dict[int, Path]:
         return {}
 
 
-def _sync(folder: Path) -> None:
-    """Have the disk know the names in a folder."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -1,12 +1,11 @@
-"""Writing checkpoints while training goes on.
+"""Checkpoint and TensorBoard writer: what a training saves while it goes on.
 
     step … step │ snapshot │ step … step … step … step │ snapshot │ step …
                      └──▶ thread: write, sync, rename, remove old ─┘
 
-The snapshot is a copy, so nothing that training does afterwards gets into it. One is written at a
-time: where the disk is slower than the training makes them, the next snapshot waits for the one
-before it. What cannot be written, for whatever reason, ends no training: what is kept stays, and a
-warning says it.
+The snapshot is a copy, so later steps do not change it. One is written at a time: if the disk is
+slower than the training, the next snapshot waits for the previous one. A failure to write does not
+end the training; older checkpoints stay, and a warning reports it.
 """
 
 from __future__ import annotations
@@ -14,19 +13,34 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
+from cubemesh.frameworks.api.group import Group
+from cubemesh.frameworks.api.program import Program, SupportsSnapshots
 from cubemesh.measure.log import Log
 from cubemesh.schema.record import Figure
 from cubemesh.schema.warning import warn
-from cubemesh.training.checkpoint import Checkpoint, give_up, not_finite, prune, save
+from cubemesh.training.checkpoint import (
+    Checkpoint,
+    mark_failed,
+    not_finite,
+    prune,
+    require_safetensors,
+    save,
+)
+from cubemesh.training.history import History
+from cubemesh.training.tensorboard import EventFile
 
 
-class Saver:
-    """Writes one rank's part of the checkpoints in `folder`; rank 0 of `ranks` removes all but the
-    newest `keep`."""
+class CheckpointWriter:
+    """Writes one rank's part of the checkpoints in `folder`, in a thread; rank 0 of `ranks` removes
+    all but the newest `keep`."""
 
     def __init__(self, folder: Path, *, rank: int, ranks: int, keep: int) -> None:
+        require_safetensors()
         self.folder = folder
         self._rank, self._ranks, self._keep = rank, ranks, keep
         self._thread: threading.Thread | None = None
@@ -35,10 +49,10 @@ class Saver:
         self._size_bytes = 0
         self._waited_s = 0.0
         self.newest: int | None = None
-        """The step of the last that was written."""
+        """The step of the last one written."""
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write `checkpoint` from now on. Waits for the one before it."""
+        """Start to write `checkpoint`, after the previous one is written."""
         self.wait()
         self._thread = threading.Thread(
             target=self._write, args=(checkpoint,), name="cubemesh-checkpoint"
@@ -46,7 +60,7 @@ class Saver:
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when what was given is on the disk, or has failed to be."""
+        """Return when the last checkpoint is on the disk, or has failed."""
         if self._thread is not None:
             start = time.perf_counter()
             self._thread.join()
@@ -58,8 +72,8 @@ class Saver:
         if self._rank == 0:
             prune(self.folder, self._ranks, self._keep)
 
-    def tell(self, log: Log) -> None:
-        """What came of it: how many, how large, how long the training waited, and what failed."""
+    def report(self, log: Log) -> None:
+        """Log number, size, waiting time and failures."""
         self.wait()
         if self._written:
             size = Figure(value=self._size_bytes, unit="B", method="of one rank, the last")
@@ -69,34 +83,117 @@ class Saver:
         log.figure("checkpoint_wait_s", wait)
         if self._failed:
             step, why = next(iter(self._failed.items()))
-            kept = "none is kept" if self.newest is None else f"the newest is of step {self.newest}"
+            newest = "no checkpoint" if self.newest is None else f"step {self.newest}"
             cause = (
                 f"{len(self._failed)} checkpoints of rank {self._rank} could not be written to "
-                f"'{self.folder}', the first after step {step}: {why}; {kept}."
+                f"'{self.folder}', the first after step {step}: {why}; newest: {newest}."
             )
-            remedy = "Make room there, keep fewer (keep), or name a folder on another disk."
+            remedy = "Free disk space, keep fewer (keep), or name a folder on another disk."
             log.warning(warn("checkpoint-failed", cause, remedy))
 
     def _write(self, checkpoint: Checkpoint) -> None:
-        failed = self._try_to_write(checkpoint)
-        if failed:
-            self._failed[checkpoint.step] = failed
-            give_up(self.folder, checkpoint.step, self._rank)
-        with contextlib.suppress(OSError):  # what cannot be looked through now can be the next time
+        failure = self._try_to_write(checkpoint)
+        if failure:
+            self._failed[checkpoint.step] = failure
+            mark_failed(self.folder, checkpoint.step, self._rank)
+        with contextlib.suppress(OSError):  # the next call may succeed
             self.prune()
 
     def _try_to_write(self, checkpoint: Checkpoint) -> str:
-        """Why it could not be; empty where it was. Nobody would hear what a thread raises."""
+        """Why it failed, or an empty string: an exception in a thread would be lost."""
         try:
             if (name := not_finite(checkpoint.snapshot)) is not None:
-                return f"{name} holds what is no finite number"
+                return f"{name} holds values that are not finite"
             self._size_bytes = save(self.folder, self._rank, checkpoint)
         except OSError as error:
             return error.strerror or type(error).__name__
         except MemoryError:
-            return "no memory was left to write it from"
+            return "out of memory"
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         self._written += 1
         self.newest = checkpoint.step
         return ""
+
+
+@dataclass
+class TrainingWriter:
+    """Checkpoints (with `checkpoints`) and TensorBoard curves (with `events`) of a training; by
+    default neither."""
+
+    checkpoints: CheckpointWriter | None = None
+    every_steps: int | None = None
+    """Steps between checkpoints; None: one after each epoch."""
+    trains: Mapping[str, Any] = field(default_factory=dict)
+    """What is trained, as plain data: a training resumes only from its own checkpoints."""
+    events: EventFile | None = None
+    _saved: int = -1
+    _events_failed: str = ""
+
+    def due(self, step: int, ends_epoch: bool) -> bool:
+        """Whether a checkpoint is due after `step`."""
+        if self.checkpoints is None:
+            return False
+        return ends_epoch if self.every_steps is None else step % self.every_steps == 0
+
+    def stops(self, begin: int, end: int) -> set[int]:
+        """The steps after `begin`, up to `end`, after which checkpoints are due."""
+        if self.checkpoints is None or self.every_steps is None:
+            return set()
+        first = begin // self.every_steps + 1
+        return set(range(first * self.every_steps, end + 1, self.every_steps))
+
+    def save(self, program: Program, history: History) -> None:
+        """Take a snapshot now and write it in the background; once per step."""
+        if self.checkpoints is None or self._saved == history.done:
+            return
+        self._saved = history.done
+        snapshot = cast(SupportsSnapshots, program).snapshot()
+        progress = {"history": history.plain(), "trains": dict(self.trains)}
+        self.checkpoints.save(Checkpoint(step=history.done, snapshot=snapshot, progress=progress))
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Write points of curves, by tag. A failing disk ends the curves, not the training."""
+        if self.events is None:
+            return
+        try:
+            for tag, value in values.items():
+                self.events.scalar(tag, value, step)
+        except OSError as error:
+            self._events_failed = error.strerror or type(error).__name__
+            self._close_events()
+
+    def _close_events(self) -> None:
+        if self.events is not None:
+            self.events.close()
+            self.events = None
+
+    def newest(self) -> str:
+        """A sentence about the last checkpoint, after a blank; empty without checkpoints."""
+        if self.checkpoints is None:
+            return ""
+        self.checkpoints.wait()
+        if self.checkpoints.newest is None:
+            return " No checkpoint was written before."
+        return (
+            f" The newest checkpoint is of step {self.checkpoints.newest}, in "
+            f"'{self.checkpoints.folder}'."
+        )
+
+    def finish(self, group: Group) -> None:
+        """Return when every rank's last checkpoint is on its disk, and old ones are removed."""
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
+            group.barrier()
+            self.checkpoints.prune()
+
+    def report(self, log: Log) -> None:
+        """Log what was written and what failed."""
+        if self.checkpoints is not None:
+            self.checkpoints.report(log)
+        with contextlib.suppress(OSError):
+            self._close_events()
+        if self._events_failed:
+            cause = f"TensorBoard's event file could not be written: {self._events_failed}."
+            remedy = "Free disk space, or name a folder on another disk."
+            log.warning(warn("event-file-failed", cause, remedy))

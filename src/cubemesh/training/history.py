@@ -1,4 +1,4 @@
-"""Where a training stands, as far as it is no program's: what was read and scored so far."""
+"""Training history: losses, learning rates and evaluations so far."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from cubemesh.schema.record import Curve, Figure
 from cubemesh.training.evaluation import Scored, accuracy_figure
 
 TOP5_CLASSES = 5
-"""Among so many classes the five highest scores always hold the right one."""
+"""Up to so many classes, top-5 accuracy is always 1."""
 
 
 @dataclass
-class Course:
-    """Steps that are done, the losses read on the way, and every epoch's evaluation."""
+class History:
+    """Steps done, losses by step, and the evaluation of every epoch."""
 
     done: int = 0
     losses: dict[int, float] = field(default_factory=dict)
-    """By the number of the step they belong to, counted from 1."""
+    """By step, counted from 1."""
     validation: list[Scored] = field(default_factory=list)
     rates: dict[int, float] = field(default_factory=dict)
-    """The learning rate of those steps, where it changes."""
+    """Learning rate by step, if it changes."""
 
     def plain(self) -> dict[str, Any]:
         """As plain data."""
@@ -34,8 +34,8 @@ class Course:
         }
 
     @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> Course:
-        """What `plain` was made from."""
+    def from_plain(cls, plain: dict[str, Any]) -> History:
+        """The history that `plain` describes."""
         return cls(
             done=plain["done"],
             losses=dict(plain["losses"]),
@@ -43,14 +43,14 @@ class Course:
             rates=dict(plain["rates"]),
         )
 
-    def tell_training(self, log: Log) -> None:
-        """The training loss so far, and the learning rate where it changes."""
+    def log_training(self, log: Log) -> None:
+        """Log the training loss, and the learning rate if it changes, by step."""
         log.curve(_by_step("training_loss", self.losses))
         if self.rates:
             log.curve(_by_step("learning_rate", self.rates))
 
-    def tell_validation(self, classes: int, log: Log) -> None:
-        """Loss and accuracy by epoch."""
+    def log_validation(self, classes: int, log: Log) -> None:
+        """Log validation loss and accuracy by epoch."""
         shown = [
             ("validation_loss", [scored.loss for scored in self.validation]),
             ("validation_accuracy", [scored.accuracy for scored in self.validation]),
@@ -62,8 +62,8 @@ class Course:
         for name, values in shown:
             log.curve(Curve(name=name, x_name="epoch", x=epochs, y=tuple(values)))
 
-    def tell_figures(self, classes: int, log: Log) -> None:
-        """Those of the last evaluation."""
+    def log_figures(self, classes: int, log: Log) -> None:
+        """Log the figures of the last evaluation."""
         last = self.validation[-1]
         log.figure("accuracy", accuracy_figure(last.top1, last.samples))
         if classes > TOP5_CLASSES:

@@ -38,10 +38,10 @@ from cubemesh.measure.timing.timer import Stopwatch
 from cubemesh.schema.record import Figure, Window
 from cubemesh.schema.spec import DataLocation
 from cubemesh.schema.work import Train
-from cubemesh.training import replica_check as sameness
+from cubemesh.training import replica_check
+from cubemesh.training.checkpoint_writer import TrainingWriter
 from cubemesh.training.evaluation import Scored, score_all
-from cubemesh.training.history import TOP5_CLASSES, Course
-from cubemesh.training.keeper import Keeper
+from cubemesh.training.history import TOP5_CLASSES, History
 from cubemesh.training.schedule import Schedule
 
 WINDOWS_PER_EPOCH = 4
@@ -59,24 +59,23 @@ def train(
     *,
     group: Group | None = None,
     devices: int | None = None,
-    keeper: Keeper | None = None,
-    course: Course | None = None,
+    writer: TrainingWriter | None = None,
+    history: History | None = None,
     same_weights: bool = False,
 ) -> list[Window]:
-    """Train up to `work.epochs` epochs of `feed`, which has as many at least, with an evaluation
-    after each, and tell the log what came of it. Returns the measured windows.
+    """Train up to `work.epochs` epochs of `feed` with an evaluation after each, and log the
+    results. Returns the measured windows.
 
-    Windows are marked `epoch-N`. Curves: training_loss and, where it changes, learning_rate by
-    step; validation_loss, validation_accuracy and, with more than five classes,
-    validation_top5_accuracy by epoch. Figures, of the last epoch: accuracy, top5_accuracy,
-    validation_loss, epochs_trained. Samples to validate on are made as the feed's are. `devices`
-    are those of the run, by which the learning rate may be scaled: one a rank unless said. `course`
-    is where an earlier part has ended, from where `feed` and `program` go on. `same_weights` says
-    that all ranks of `group` must have the same after each step; they are compared before a
-    checkpoint and after an epoch.
+    Windows are marked `epoch-N`. Curves: training_loss and, if it changes, learning_rate by step;
+    validation_loss, validation_accuracy and, with more than five classes, validation_top5_accuracy
+    by epoch. Figures, of the last epoch: accuracy, top5_accuracy, validation_loss, epochs_trained.
+    Validation samples are prepared like the feed's. `devices` is the number by which the learning
+    rate may be scaled; default: one per rank. `history` is that of the checkpoint from which `feed`
+    and `program` resume. With `same_weights` the weights of all ranks are compared before each
+    checkpoint and after each epoch.
 
-    Diverged as soon as a loss that is read is not a finite number; ReplicasDiffer; Unsupported for
-    `data_location="device"`, and for what the program does not offer.
+    Diverged as soon as a loss is not finite; ReplicasDiffer; Unsupported for
+    `data_location="device"`, and for what the program does not support.
     """
     if data_location == "device":
         raise Unsupported(
@@ -92,15 +91,15 @@ def train(
         log=log,
         schedule=Schedule(work, devices or group.size, feed.steps_per_epoch),
         group=group,
-        keeper=keeper or Keeper(),
-        course=course or Course(),
+        writer=writer or TrainingWriter(),
+        history=history or History(),
         compares=same_weights,
     )
     training.check_offered()
     try:
         training.run()
     finally:
-        training.keeper.tell(log)
+        training.writer.report(log)
     return training.measured
 
 
@@ -115,8 +114,8 @@ class _Training:
     log: Log
     schedule: Schedule
     group: Group
-    keeper: Keeper
-    course: Course
+    writer: TrainingWriter
+    history: History
     compares: bool
     measured: list[Window] = field(default_factory=list)
     _batch: Batch | None = None
@@ -130,50 +129,50 @@ class _Training:
         return self.work.epochs * self.feed.steps_per_epoch
 
     def check_offered(self) -> None:
-        """Unsupported where the program lacks what the work or the keeper asks for."""
+        """Unsupported if the program lacks what the work or the writer needs."""
         if self.schedule.changes and not isinstance(self.program, SupportsLearningRate):
             raise Unsupported(
-                "This framework has one learning rate for all steps. Leave rate_scaling, "
-                "warmup_epochs and schedule out, or set framework=pytorch."
+                "This framework has a constant learning rate. Leave rate_scaling, warmup_epochs "
+                "and schedule out, or set framework=pytorch."
             )
-        if self.keeper.saver is not None and not isinstance(self.program, SupportsSnapshots):
+        if self.writer.checkpoints is not None and not isinstance(self.program, SupportsSnapshots):
             raise Unsupported(
-                "This framework cannot put a program back to where it was, so it has no "
-                "checkpoints. Leave them out, or set framework=pytorch."
+                "This framework does not support checkpoints. Leave them out, or set "
+                "framework=pytorch."
             )
 
     def run(self) -> None:
-        """The epochs that are left."""
+        """Run the remaining epochs."""
         each = self.feed.steps_per_epoch
         classes = self.validation.classes
         done = self._is_done()
         while not done:
-            epoch = len(self.course.validation) + 1
-            if self.course.done < epoch * each:
+            epoch = len(self.history.validation) + 1
+            if self.history.done < epoch * each:
                 self._run_epoch(epoch)
             synchronize_replicas(self.program)
             with self.log.phase("evaluate"), closing(self._in_order()) as batches:
-                self.course.validation.append(self._evaluate(batches, epoch))
-            self.course.tell_training(self.log)
-            self.course.tell_validation(classes, self.log)
+                self.history.validation.append(self._evaluate(batches, epoch))
+            self.history.log_training(self.log)
+            self.history.log_validation(classes, self.log)
             self._compare()
             done = self._is_done()
-            if done or self.keeper.due(self.course.done, ends_epoch=True):
-                self.keeper.save(self.program, self.course)
-        self.course.tell_training(self.log)
-        self.course.tell_validation(classes, self.log)
-        self.keeper.finish(self.group)
-        self.course.tell_figures(classes, self.log)
-        self._tell_target()
+            if done or self.writer.due(self.history.done, ends_epoch=True):
+                self.writer.save(self.program, self.history)
+        self.history.log_training(self.log)
+        self.history.log_validation(classes, self.log)
+        self.writer.finish(self.group)
+        self.history.log_figures(classes, self.log)
+        self._log_target()
 
     def _in_order(self) -> Batches:
-        """All samples to validate on, made as those to train on are."""
+        """All validation samples, prepared like the training samples."""
         return in_order(self.validation, self.feed.batch_per_device, self.feed.threads)
 
     def _is_done(self) -> bool:
-        """Whether all epochs are done or the target is reached: rank 0's word, for evaluations of
-        ranks may differ by their batch normalisation."""
-        scored = self.course.validation
+        """Whether all epochs are done or the target is reached; rank 0 decides, because evaluations
+        of ranks may differ by batch normalisation."""
+        scored = self.history.validation
         if len(scored) >= self.work.epochs:
             return True
         target = self.work.target_accuracy
@@ -181,8 +180,8 @@ class _Training:
             return False
         return bool(self.group.broadcast_object(scored[-1].accuracy >= target))
 
-    def _tell_target(self) -> None:
-        target, scored = self.work.target_accuracy, self.course.validation
+    def _log_target(self) -> None:
+        target, scored = self.work.target_accuracy, self.history.validation
         reached = [
             n for n, s in enumerate(scored, 1) if target is not None and s.accuracy >= target
         ]
@@ -190,7 +189,7 @@ class _Training:
             self.log.figure("target_epoch", Figure(value=reached[0], unit=""))
 
     def _run_epoch(self, epoch: int) -> None:
-        """What is left of one pass over the training data."""
+        """The rest of one pass over the training data."""
         ends = self._window_ends(epoch)
         if not self._begun:
             self._begun = True
@@ -202,12 +201,12 @@ class _Training:
                 self._run_windows("measure", epoch, ends)
 
     def _window_ends(self, epoch: int) -> list[int]:
-        """The steps after which windows of an epoch end, of those still to be made. The first
-        window of all holds one step."""
-        each, done = self.feed.steps_per_epoch, self.course.done
+        """The steps, of those left, after which windows of an epoch end. The very first window has
+        one step."""
+        each, done = self.feed.steps_per_epoch, self.history.done
         begin = (epoch - 1) * each
         sizes = window_sizes(each, self.work.epochs, first=epoch == 1)
-        ends = {*itertools.accumulate(sizes, initial=begin)} | self.keeper.stops(
+        ends = {*itertools.accumulate(sizes, initial=begin)} | self.writer.stops(
             begin, begin + each
         )
         if not self._begun:
@@ -215,7 +214,7 @@ class _Training:
         return sorted(end for end in ends if end > done)
 
     def _run_windows(self, phase: str, epoch: int, ends: list[int]) -> None:
-        program, course = self.program, self.course
+        program, history = self.program, self.history
         watch = Stopwatch(
             step=self._stepper(),
             synchronize=program.synchronize,
@@ -224,23 +223,23 @@ class _Training:
             log=self.log,
         )
         for end in ends:
-            window = watch.window(phase, end - course.done, (f"epoch-{epoch}",))
+            window = watch.window(phase, end - history.done, (f"epoch-{epoch}",))
             if phase == "measure":
                 self.measured.append(window)
-            course.done = end
+            history.done = end
             self._read_loss(epoch)
             fraction = end / self.total_steps
             self.log.progress(phase, end, window.step_s, fraction, self._note(epoch))
             ends_epoch = end == epoch * self.feed.steps_per_epoch
-            if not ends_epoch and self.keeper.due(end, ends_epoch=False):
+            if not ends_epoch and self.writer.due(end, ends_epoch=False):
                 synchronize_replicas(program)
                 self._compare()
-                self.keeper.save(program, course)
+                self.writer.save(program, history)
 
     def _stepper(self) -> Callable[[], None]:
-        """What makes one step, and sets its learning rate where that changes."""
+        """A function that makes one step, and sets its learning rate if that changes."""
         program, feed, schedule = self.program, self.feed, self.schedule
-        numbers = itertools.count(self.course.done)
+        numbers = itertools.count(self.history.done)
 
         def step() -> None:
             self._batch = next(feed)
@@ -253,57 +252,57 @@ class _Training:
         return rated_step if schedule.changes else step
 
     def _read_loss(self, epoch: int) -> None:
-        course, done = self.course, self.course.done
+        history, done = self.history, self.history.done
         loss = self.program.loss()
         if not math.isfinite(loss):
             raise Diverged(self._divergence(loss, epoch))
-        course.losses[done] = loss
+        history.losses[done] = loss
         shown = {"loss/training": loss}
         if self.schedule.changes:
-            course.rates[done] = shown["learning_rate"] = self.schedule.rate(done - 1)
-        self.keeper.show(shown, done)
+            history.rates[done] = shown["learning_rate"] = self.schedule.rate(done - 1)
+        self.writer.scalars(shown, done)
 
     def _divergence(self, loss: float, epoch: int) -> str:
-        """What is known of a loss that is no finite number."""
+        """The message for a loss that is not finite."""
         before = "no loss was read before"
-        if self.course.losses:
-            step, last = next(reversed(self.course.losses.items()))
+        if self.history.losses:
+            step, last = next(reversed(self.history.losses.items()))
             before = f"it was {last:.4g} at step {step}"
         where = ""
         if isinstance(self.program, SupportsWeightInspection) and self._batch is not None:
             layer = self.program.first_nonfinite(self.program.place(self._batch))
-            where = f" The first that is no finite number now is {layer}." if layer else ""
+            where = f" The first layer with non-finite values is {layer}." if layer else ""
         return (
-            f"The training loss was {loss} at step {self.course.done}, in epoch {epoch} of "
+            f"The training loss was {loss} at step {self.history.done}, in epoch {epoch} of "
             f"{self.work.epochs}; {before}.{where} Set learning_rate below "
-            f"{self.work.learning_rate:g}.{self.keeper.newest()}"
+            f"{self.work.learning_rate:g}.{self.writer.newest()}"
         )
 
     def _evaluate(self, batches: Batches, epoch: int) -> Scored:
-        """Score every sample, and show what came of it."""
+        """Score every sample, and write the curves."""
         total = score_all(self.program, batches, self.log, mark=f"epoch-{epoch}")
         if not math.isfinite(total.loss):
             raise Diverged(
                 f"The validation loss was {total.loss} after epoch {epoch} of {self.work.epochs}. "
-                f"Set learning_rate below {self.work.learning_rate:g}.{self.keeper.newest()}"
+                f"Set learning_rate below {self.work.learning_rate:g}.{self.writer.newest()}"
             )
         shown = {"loss/validation": total.loss, "accuracy/top-1": total.accuracy}
         if self.validation.classes > TOP5_CLASSES:
             shown["accuracy/top-5"] = total.top5 / total.samples
-        self.keeper.show(shown, self.course.done)
+        self.writer.scalars(shown, self.history.done)
         return total
 
     def _compare(self) -> None:
         if self.compares:
-            sameness.check(self.program, self.group, self.course.done, self._same_at)
-            self._same_at = self.course.done
+            replica_check.check_weights(self.program, self.group, self.history.done, self._same_at)
+            self._same_at = self.history.done
 
     def _note(self, epoch: int) -> str:
         """`epoch 3 of 10, loss 0.41, accuracy 93.1 %`."""
         parts = [f"epoch {epoch} of {self.work.epochs}"]
-        parts.append(f"loss {self.course.losses[self.course.done]:.3g}")
-        if self.course.validation:
-            parts.append(f"accuracy {100 * self.course.validation[-1].accuracy:.1f} %")
+        parts.append(f"loss {self.history.losses[self.history.done]:.3g}")
+        if self.history.validation:
+            parts.append(f"accuracy {100 * self.history.validation[-1].accuracy:.1f} %")
         return ", ".join(parts)
 
 

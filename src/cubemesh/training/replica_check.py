@@ -1,8 +1,7 @@
-"""Do all ranks have the same weights? Each tells a number made from its own, and they are compared.
+"""Replica check: compares a fingerprint of the weights between the ranks.
 
-Where an exchange gives every rank the same gradients or the same weights, one that differs was
-changed by something else: a flipped bit in memory, a rank that skipped an update. Training on would
-give a network that nobody trained.
+Under strategies that keep the same weights on every rank, a difference means that something else
+changed them: a bit flip in memory, or a rank that skipped an update.
 """
 
 from __future__ import annotations
@@ -14,34 +13,29 @@ from cubemesh.frameworks.api.group import Group
 from cubemesh.frameworks.api.program import ReplicasDiffer, SupportsWeightInspection
 
 
-def check(program: object, group: Group, step: int, agreed_at: int) -> None:
-    """ReplicasDiffer, on every rank, where the weights after `step` differ between them; they
-    agreed after `agreed_at`. A program that cannot look at its weights is believed."""
+def check_weights(program: object, group: Group, step: int, agreed_at: int) -> None:
+    """ReplicasDiffer, on every rank, if the weights after `step` differ between ranks; they agreed
+    after `agreed_at`. Skipped for a program without weight inspection."""
     if group.size == 1 or not isinstance(program, SupportsWeightInspection):
         return
-    told = group.all_gather_object(program.fingerprint())
-    if len(set(told)) > 1:
+    fingerprints = group.all_gather_object(program.fingerprint())
+    if len(set(fingerprints)) > 1:
         raise ReplicasDiffer(
-            f"The ranks' weights differ after step {step}, and were the same after step "
-            f"{agreed_at}: {who_differs(told)}. All ranks got the same gradients, so a bit flipped "
-            "in memory, or an update was left out there. Go on from the last checkpoint "
-            "(--resume); where it comes again, test that device's memory."
+            f"The ranks' weights differ after step {step}, and agreed after step {agreed_at}: "
+            f"{who_differs(fingerprints)}. All ranks received the same gradients, so a bit flipped "
+            "in memory or an update was skipped. Resume from the last checkpoint (--resume); if it "
+            "happens again, test that device's memory."
         )
 
 
-def who_differs(told: Sequence[int]) -> str:
-    """Which ranks are alone with their weights; of two, nobody can tell which is right."""
-    (usual, times), *_ = Counter(told).most_common()
-    odd = [rank for rank, number in enumerate(told) if number != usual]
-    if 2 * times <= len(told):
-        odd = [rank for rank, number in enumerate(told) if number != told[0]]
-        return f"{_ranks(odd)} {_has(odd)} others than rank 0, and no majority says which are right"
-    return f"{_ranks(odd)} {_has(odd)} others than the {times} ranks that agree"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
-
-def _has(ranks: Sequence[int]) -> str:
-    return "have" if len(ranks) > 1 else "has"
+def who_differs(fingerprints: Sequence[int]) -> str:
+    """Which ranks differ from the majority, or from rank 0 if there is no majority."""
+    (usual, times), *_ = Counter(fingerprints).most_common()
+    majority = 2 * times > len(fingerprints)
+    reference = usual if majority else fingerprints[0]
+    odd = [rank for rank, number in enumerate(fingerprints) if number != reference]
+    ranks = f"rank{'s' if len(odd) > 1 else ''} {', '.join(map(str, odd))}"
+    differ = "differ" if len(odd) > 1 else "differs"
+    if majority:
+        return f"{ranks} {differ} from the {times} ranks that agree"
+    return f"{ranks} {differ} from rank 0 (no majority)"

@@ -29,7 +29,7 @@ def record(spec, status=Status.OK, message="", figures=None, facts=None, **field
 
 def checkpoint(folder, step):
     snapshot = Snapshot(weights={"w": np.zeros(1, np.float32)})
-    save(Path(folder), 0, Checkpoint(step=step, snapshot=snapshot, stands={}))
+    save(Path(folder), 0, Checkpoint(step=step, snapshot=snapshot, progress={}))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from cubemesh.frameworks.api.program import Snapshot, Unsupported
 from cubemesh.schema import CheckpointSettings, Placement, RunSpec, Train
 from cubemesh.training import checkpoint as checkpoints
 from cubemesh.training.checkpoint import Checkpoint
-from cubemesh.training.history import Course
+from cubemesh.training.history import History
 from cubemesh.worker.run import checkpointing as checkpointing
 from in_memory_log import InMemoryLog
 
@@ -70,7 +70,7 @@ def begin(*folders, resume=False):
 
 def test_ranks_that_share_a_folder_begin(tmp_path):
     kept = tmp_path / "kept"
-    assert [b.course.done for b in begin(kept, kept)] == [0, 0]
+    assert [b.history.done for b in begin(kept, kept)] == [0, 0]
     assert list(kept.iterdir()) == [], "what was tried out is gone"
 
 
@@ -86,8 +86,8 @@ def kept(folder, step):
     """A checkpoint of both ranks after `step` steps, of one another's training."""
     for rank in range(2):
         snapshot = Snapshot(weights={"w": np.full(4, rank, np.float32)})
-        stands = {"course": Course(done=step).plain(), "trains": {"seed": 0}}
-        checkpoints.save(folder, rank, Checkpoint(step=step, snapshot=snapshot, stands=stands))
+        progress = {"history": History(done=step).plain(), "trains": {"seed": 0}}
+        checkpoints.save(folder, rank, Checkpoint(step=step, snapshot=snapshot, progress=progress))
 
 
 def test_each_rank_reads_its_own_file_however_long_another_takes(tmp_path, monkeypatch):
@@ -104,7 +104,7 @@ def test_each_rank_reads_its_own_file_however_long_another_takes(tmp_path, monke
 
     monkeypatch.setattr(checkpoints, "load", slowly)
     begins = begin(tmp_path, tmp_path, resume=True)
-    assert [b.course.done for b in begins] == [10, 10], begins
+    assert [b.history.done for b in begins] == [10, 10], begins
     assert [b.checkpoint.snapshot.weights["w"][0] for b in begins] == [0, 1]
     assert sorted(read) == [(0, 10), (0, 20), (1, 10), (1, 20)]
     assert checkpoints.steps_in(tmp_path, 1) == [10]

@@ -17,7 +17,6 @@ from cubemesh.errors import DataError, UsageError
 from cubemesh.frameworks.api.group import Group
 from cubemesh.frameworks.api.program import Program, SupportsSnapshots, Unsupported
 from cubemesh.measure.log import Log
-from cubemesh.networks.graph import Network
 from cubemesh.parallel.strategies import OUT_OF_STEP
 from cubemesh.schema.record import Figure
 from cubemesh.schema.serialization import to_plain
@@ -25,9 +24,8 @@ from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.warning import warn
 from cubemesh.training import checkpoint as checkpoints
 from cubemesh.training.checkpoint import Checkpoint
-from cubemesh.training.checkpoint_writer import Saver
-from cubemesh.training.history import Course
-from cubemesh.training.keeper import Keeper
+from cubemesh.training.checkpoint_writer import CheckpointWriter, TrainingWriter
+from cubemesh.training.history import History
 from cubemesh.training.tensorboard import EventFile
 
 _OF_WORK = (
@@ -44,7 +42,7 @@ _OF_PROGRAM = (
 class Beginning:
     """Where a training begins."""
 
-    course: Course = field(default_factory=Course)
+    history: History = field(default_factory=History)
     checkpoint: Checkpoint | None = None
     """What it goes on from; None where it begins anew."""
 
@@ -57,7 +55,7 @@ class Beginning:
         with log.phase("resume"):
             program.restore(self.checkpoint.snapshot)
         self.checkpoint = None  # its arrays are memory
-        log.figure("resumed_at_step", Figure(value=self.course.done, unit=""))
+        log.figure("resumed_at_step", Figure(value=self.history.done, unit=""))
 
 
 def beginning(spec: RunSpec, group: Group, log: Log) -> Beginning:
@@ -85,8 +83,8 @@ def beginning(spec: RunSpec, group: Group, log: Log) -> Beginning:
     found = _newest(folder, group, log)
     if found is None:
         return Beginning()
-    _check_same(found.stands["trains"], trained(spec), folder)
-    return Beginning(course=Course.from_plain(found.stands["course"]), checkpoint=found)
+    _check_same(found.progress["trains"], trained(spec), folder)
+    return Beginning(history=History.from_plain(found.progress["history"]), checkpoint=found)
 
 
 def _check_shared(folder: Path, group: Group) -> None:
@@ -109,28 +107,30 @@ def _check_shared(folder: Path, group: Group) -> None:
         )
 
 
-def keeper(spec: RunSpec, network: Network, group: Group) -> Keeper:
-    """What keeps what the spec asks for; curves are rank 0's alone."""
+def training_writer(spec: RunSpec, group: Group) -> TrainingWriter:
+    """The writer for the checkpoints and curves that the spec asks for; rank 0 writes curves."""
     checkpointing = spec.checkpointing
-    saver = None
+    checkpoint_writer = None
     if checkpointing.checkpoints is not None:
-        saver = Saver(
+        checkpoint_writer = CheckpointWriter(
             Path(checkpointing.checkpoints),
             rank=group.rank,
             ranks=group.size,
             keep=checkpointing.keep,
         )
-    board = None
+    events = None
     if checkpointing.tensorboard is not None and group.rank == 0:
         try:
-            board = EventFile(Path(checkpointing.tensorboard))
-            board.graph(network)
+            events = EventFile(Path(checkpointing.tensorboard))
         except OSError as error:
             raise UsageError(
                 f"tensorboard={checkpointing.tensorboard}: {error.strerror}. Name another folder."
             ) from error
-    return Keeper(
-        saver=saver, every_steps=checkpointing.every_steps, trains=trained(spec), board=board
+    return TrainingWriter(
+        checkpoints=checkpoint_writer,
+        every_steps=checkpointing.every_steps,
+        trains=trained(spec),
+        events=events,
     )
 
 

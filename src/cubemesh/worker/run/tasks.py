@@ -65,12 +65,12 @@ def train(task: Task) -> None:
             task.usable_cores,
             epochs=work.epochs,
             group=task.group,
-            start=begin.course.done,
+            start=begin.history.done,
         )
 
     with program_for(task, network, feed) as program:
         begin.restore(program, log)
-        keeper = checkpointing.keeper(task.spec, network, task.group)
+        writer = checkpointing.training_writer(task.spec, task.group)
         with Telemetry(log, task.usable_cores, meters=meters) as telemetry:
             started = time.perf_counter()
             windows = train_epochs(
@@ -82,8 +82,8 @@ def train(task: Task) -> None:
                 task.spec.program.data_location,
                 group=task.group,
                 devices=task.spec.placement.devices,
-                keeper=keeper,
-                course=begin.course,
+                writer=writer,
+                history=begin.history,
                 same_weights=task.spec.program.sync in SAME_WEIGHTS,
             )
             ended = time.perf_counter()
