@@ -13,6 +13,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -128,11 +129,14 @@ def _ask(python: Path, needed: list[str], given: str) -> dict[str, Any]:
 
 
 def source_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` for another Python than this one: of this one's packages it finds cubemesh alone,
-    through a link in `folder`."""
+    """`environ` for another Python than this one. Of this one's packages it finds only cubemesh and
+    pynvml (one file of pure Python, for the GPU's telemetry), through links in `folder`."""
     link = folder / "source" / "cubemesh"
     if not link.is_symlink():
         link.parent.mkdir(parents=True, exist_ok=True)
+        nvml = find_spec("pynvml")
+        if nvml is not None and nvml.origin is not None:
+            (link.parent / "pynvml.py").symlink_to(nvml.origin)
         link.symlink_to(Path(cubemesh.__file__).parent, target_is_directory=True)
     kept = {k: v for k, v in environ.items() if k not in ("PYTHONHOME", "VIRTUAL_ENV")}
     return kept | {"PYTHONPATH": str(link.parent)}

@@ -35,6 +35,7 @@ import psutil
 
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.api.rendezvous import SupportsDistributed
+from cubemesh.measure.telemetry import nvml
 from cubemesh.schema.outcome import Status
 from cubemesh.worker.launch import multi_host_launcher as hosts
 from cubemesh.worker.launch import ranks
@@ -94,6 +95,7 @@ class Server:
 
     def _preload(self) -> None:
         try:
+            nvml.preload()
             entry(self._framework).load().preload()
         except Exception:
             traceback.print_exc()  # into the server's log; the worker that meets it reports it

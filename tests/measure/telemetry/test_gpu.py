@@ -1,112 +1,41 @@
-import ctypes
+import sys
 import time
+from types import SimpleNamespace
 
+import pynvml
 import pytest
+from scripted_nvml import DOUBLE, UNSIGNED, WIDE, ScriptedNvml
 
-from cubemesh.measure.telemetry.gpu import DEAR_S, GpuReader, open_gpu, throttle_words
-from cubemesh.measure.telemetry.nvml import ALL_LINKS, FIELDS, LIBRARY, FieldValue
+from cubemesh.measure.telemetry import nvml
+from cubemesh.measure.telemetry.gpu import SLOW_S, GpuReader, throttle_words
+from cubemesh.measure.telemetry.nvml import ALL_LINKS, NvmlUnavailable
 from cubemesh.measure.telemetry.telemetry import open_meters
 
-NOT_SUPPORTED = 3
-DOUBLE, UNSIGNED, WIDE = 0, 1, 3
-
-
-class Library:
-    """Answers as NVML does, with return codes; arguments come as ctypes passes them. `numbers` are
-    what functions of one number give, `fields` a value and its kind by name; all else is
-    refused."""
-
-    def __init__(
-        self,
-        numbers: dict[str, int] | None = None,
-        fields: dict[str, tuple[float, int]] | None = None,
-        *,
-        starts: int = 0,
-        knows: int = 0,
-        name: bytes = b"NVIDIA H200",
-    ) -> None:
-        self.codes = starts, knows
-        self.numbers, self.name = numbers or {}, name
-        self.fields = {FIELDS[k]: v for k, v in (fields or {}).items()}
-        self.asked: list[str] = []
-        self.scopes: list[int] = []
-
-    def nvmlInit_v2(self) -> int:  # noqa: N802
-        return self.codes[0]
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: object) -> int:  # noqa: N802
-        self.asked.append(uuid.decode())
-        return self.codes[1]
-
-    def nvmlDeviceGetName(self, handle: object, text: object, size: object) -> int:  # noqa: N802
-        text.value = self.name  # type: ignore[attr-defined]
-        return 0
-
-    def nvmlDeviceGetUtilizationRates(self, handle: object, read: object) -> int:  # noqa: N802
-        return self._number("utilisation", read, ctypes.c_uint)
-
-    def nvmlDeviceGetMemoryInfo(self, handle: object, read: object) -> int:  # noqa: N802
-        if "memory" not in self.numbers:
-            return NOT_SUPPORTED
-        ctypes.cast(read, ctypes.POINTER(ctypes.c_ulonglong))[2] = self.numbers["memory"]
-        return 0
-
-    def nvmlDeviceGetFieldValues(  # noqa: N802
-        self, handle: object, count: object, values: list[FieldValue]
-    ) -> int:
-        (one,) = values
-        self.asked.append(f"field {one.fieldId}")
-        if one.fieldId not in self.fields:
-            one.nvmlReturn = NOT_SUPPORTED
-            return 0
-        self.scopes.append(one.scopeId)
-        value, one.valueType = self.fields[one.fieldId]
-        part = {DOUBLE: "dVal", UNSIGNED: "uiVal", WIDE: "ullVal"}[one.valueType]
-        setattr(one.value, part, value)
-        return 0
-
-    def __getattr__(self, function: str):
-        if not function.startswith("nvmlDeviceGet"):
-            raise AttributeError(function)
-
-        def answer(handle: object, *arguments: object) -> int:
-            self.asked.append(function)
-            place = f"{function}({', '.join(str(a.value) for a in arguments[:-1])})"  # type: ignore[attr-defined]
-            wide = "Energy" in function or "Reasons" in function
-            kind = ctypes.c_ulonglong if wide else ctypes.c_uint
-            return self._number(place, arguments[-1], kind)
-
-        return answer
-
-    def _number(self, name: str, read: object, kind: type) -> int:
-        if name not in self.numbers:
-            return NOT_SUPPORTED
-        ctypes.cast(read, ctypes.POINTER(kind))[0] = self.numbers[name]
-        return 0
-
-
-NUMBERS = {
-    "utilisation": 93,
-    "memory": 17 << 30,
-    "nvmlDeviceGetArchitecture()": 9,
-    "nvmlDeviceGetTotalEnergyConsumption()": 123_456_789_012,
-    "nvmlDeviceGetClockInfo(1)": 1980,
-    "nvmlDeviceGetClockInfo(2)": 3201,
+NAME = "nvmlDeviceGetName"
+USED = "nvmlDeviceGetUtilizationRates"
+ANSWERS = {
+    NAME: "NVIDIA H200",
+    USED: SimpleNamespace(gpu=93, memory=40),
+    "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=17 << 30, total=141 << 30),
+    "nvmlDeviceGetArchitecture": 9,
+    "nvmlDeviceGetTotalEnergyConsumption": 123_456_789_012,
+    f"nvmlDeviceGetClockInfo({pynvml.NVML_CLOCK_SM})": 1980,
+    f"nvmlDeviceGetClockInfo({pynvml.NVML_CLOCK_MEM})": 3201,
     "nvmlDeviceGetTemperature(0)": 61,
-    "nvmlDeviceGetCurrentClocksThrottleReasons()": 0x4 | 0x40,
+    "nvmlDeviceGetCurrentClocksThrottleReasons": 0x4 | 0x40,
 }
 ALL_FIELDS = {
     "power_instant_mw": (612_500, UNSIGNED),
     "pcie_tx_bytes": (5_000_000_000, WIDE),
     "pcie_rx_bytes": (7_000_000_000, WIDE),
     "nvlink_tx_kib": (1000, WIDE),
-    "nvlink_rx_kib": (2000, WIDE),
+    "nvlink_rx_kib": (2000.0, DOUBLE),
 }
 
 
 def test_everything_that_a_current_gpu_says() -> None:
-    library = Library(NUMBERS, ALL_FIELDS)
-    gpu = GpuReader(library, "GPU-1")
+    library = ScriptedNvml(ANSWERS, ALL_FIELDS)
+    gpu = GpuReader("GPU-1", library)
     assert library.asked[0] == "GPU-1"
     assert (gpu.name, gpu.generation, gpu.power) == ("NVIDIA H200", "hopper", "instant")
     assert gpu.missing == {}
@@ -130,87 +59,95 @@ def test_everything_that_a_current_gpu_says() -> None:
 @pytest.mark.parametrize(
     ("architecture", "name", "power"),
     [
-        (9, b"NVIDIA H100 PCIe", "average"),
-        (7, b"NVIDIA A100-SXM4-40GB", "instant"),
-        (7, b"NVIDIA A30", "instant"),
-        (7, b"NVIDIA RTX A3000", "average"),
-        (7, b"NVIDIA GeForce RTX 3090", "average"),
-        (4, b"Tesla P100", "instant"),
+        (9, "NVIDIA H100 PCIe", "average"),
+        (7, "NVIDIA A100-SXM4-40GB", "instant"),
+        (7, "NVIDIA A30", "instant"),
+        (7, "NVIDIA RTX A3000", "average"),
+        (7, "NVIDIA GeForce RTX 3090", "average"),
+        (4, "Tesla P100", "instant"),
     ],
 )
 def test_without_the_field_power_is_what_the_generation_gives(
-    architecture: int, name: bytes, power: str
+    architecture: int, name: str, power: str
 ) -> None:
-    numbers = {"nvmlDeviceGetArchitecture()": architecture, "nvmlDeviceGetPowerUsage()": 250_000}
-    gpu = GpuReader(Library(numbers, name=name), "GPU-1")
+    answers = {"nvmlDeviceGetArchitecture": architecture, "nvmlDeviceGetPowerUsage": 250_000}
+    gpu = GpuReader("GPU-1", ScriptedNvml({**answers, NAME: name}))
     assert gpu.power == power
     assert gpu.read() == {"gpu_power_watts": 250.0}
     assert "gpu_power_watts" not in gpu.missing
 
 
 def test_what_was_refused_is_said_and_not_asked_again() -> None:
-    library = Library({"utilisation": 5})
-    gpu = GpuReader(library, "GPU-1")
+    library = ScriptedNvml({USED: SimpleNamespace(gpu=5)})
+    gpu = GpuReader("GPU-1", library)
     library.asked.clear()
     assert gpu.read() == {"gpu_utilisation_percent": 5.0}
-    assert library.asked == []
-    assert "does not support" in gpu.missing["gpu_power_watts"]
+    assert library.asked == [USED]
+    assert "gpu_power_watts" in gpu.missing
     assert gpu.power == ""
 
 
 def test_narrow_byte_counters_are_left_for_the_slow_question_asked_rarely() -> None:
     narrow = {"pcie_tx_bytes": (5, UNSIGNED), "pcie_rx_bytes": (7, UNSIGNED)}
     numbers = {"nvmlDeviceGetPcieThroughput(0)": 10, "nvmlDeviceGetPcieThroughput(1)": 20}
-    gpu = GpuReader(Library(numbers, narrow), "GPU-1")
+    gpu = GpuReader("GPU-1", ScriptedNvml(numbers, narrow))
     said = [gpu.read() for _ in range(14)]
     told = {"pcie_tx_bytes_per_s": 10_240.0, "pcie_rx_bytes_per_s": 20_480.0}
     assert [bool(s) for s in said] == [n in (3, 13) for n in range(14)]
     assert said[3] == said[13] == told
 
 
-def test_what_takes_the_processor_long_is_asked_rarely_but_for_power_and_energy() -> None:
-    class Slow(Library):
-        def __getattr__(self, function: str):
-            answer = super().__getattr__(function)
+def test_a_slow_query_is_repeated_rarely_unless_it_is_power_or_energy() -> None:
+    def slowly() -> int:
+        end = time.thread_time() + 2 * SLOW_S
+        while time.thread_time() < end:
+            pass
+        return 61_000
 
-            def slowly(*arguments: object) -> int:
-                end = time.thread_time() + 2 * DEAR_S
-                while time.thread_time() < end:
-                    pass
-                return answer(*arguments)
-
-            return slowly if "Temperature" in function or "Energy" in function else answer
-
-    gpu = GpuReader(Slow(NUMBERS), "GPU-1")
+    slow = {"nvmlDeviceGetTemperature(0)": slowly, "nvmlDeviceGetTotalEnergyConsumption": slowly}
+    gpu = GpuReader("GPU-1", ScriptedNvml({**ANSWERS, **slow}))
     said = [gpu.read() for _ in range(4)]
     assert ["gpu_temperature_celsius" in s for s in said] == [False, False, False, True]
     assert all("gpu_energy_joules" in s for s in said)
 
 
 def test_a_gpu_that_falls_silent_is_left_out_for_the_moment() -> None:
-    library = Library({"utilisation": 5})
-    gpu = GpuReader(library, "GPU-1")
-    library.numbers.clear()
+    library = ScriptedNvml({USED: SimpleNamespace(gpu=5)})
+    gpu = GpuReader("GPU-1", library)
+    library.answers.clear()
     assert gpu.read() == {}
 
 
-@pytest.mark.parametrize(("codes", "why"), [({"starts": 9}, "driver"), ({"knows": 6}, "no such")])
-def test_what_does_not_answer_has_no_reading(codes: dict[str, int], why: str) -> None:
-    gpu = GpuReader(Library(NUMBERS, **codes), "GPU-1")
+def test_a_gpu_that_nvml_does_not_know_has_no_reading() -> None:
+    error = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+    gpu = GpuReader("GPU-1", ScriptedNvml({**ANSWERS, "GPU-1": error}))
     assert gpu.read() == {}
-    assert why in gpu.missing["gpu"]
+    assert str(error) in gpu.missing["gpu"]
 
 
-def test_a_function_that_an_old_library_lacks_is_a_refusal() -> None:
-    class Old:
-        def nvmlInit_v2(self) -> int:  # noqa: N802
-            return 0
+def test_without_nvml_the_reason_is_noted() -> None:
+    def start() -> None:
+        raise NvmlUnavailable("not installed")
 
-    assert "too old" in GpuReader(Old(), "GPU-1").missing["gpu"]
+    gpu = GpuReader("GPU-1", start)
+    assert gpu.read() == {}
+    assert gpu.missing == {"gpu": "not installed"}
+
+
+def test_a_missing_binding_or_driver_makes_nvml_unavailable(monkeypatch) -> None:
+    def refuse() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", refuse)
+    with pytest.raises(NvmlUnavailable):
+        nvml.start()
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(NvmlUnavailable, match="nvidia-ml-py"):
+        nvml.start()
 
 
 def test_no_gpu_no_reader() -> None:
-    assert open_gpu(None) is None
+    assert [m.device for m in open_meters(None)] == ["host", "host"]
 
 
 def test_throttle_reasons_in_words() -> None:
@@ -220,10 +157,6 @@ def test_throttle_reasons_in_words() -> None:
 
 @pytest.mark.gpu
 def test_a_real_gpu_tells_power_and_energy() -> None:
-    try:
-        ctypes.CDLL(LIBRARY)
-    except OSError:
-        pytest.skip("no NVIDIA driver")
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("no NVIDIA GPU that PyTorch can use")

@@ -1,44 +1,28 @@
 """Who else is on a GPU, with and without the driver numbering processes as the run does."""
 
-import ctypes
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import pynvml
 import pytest
+from scripted_nvml import ScriptedNvml
 
 from cubemesh.measure.telemetry.gpu_processes import GpuProcess, GpuProcessWatch
 
 OWN = 77
-UNKNOWN = 2**64 - 1
 
 
-class Library:
-    """Answers as NVML does; `lists` are what it lists, (pid, bytes), one for each asking."""
+def others(*lists, own=OWN, versions=("_v3",)):
+    """`lists` are what NVML lists, (pid, bytes), one for each query."""
+    listed = iter(lists)
 
-    def __init__(self, *lists, versions=("_v3",), code=0):
-        self.lists, self.code = list(lists), code
-        for version in versions:
-            setattr(self, f"nvmlDeviceGetComputeRunningProcesses{version}", self._list)
+    def answer():
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in next(listed)]
 
-    def nvmlInit_v2(self):  # noqa: N802
-        return 0
-
-    def nvmlDeviceGetHandleByUUID(self, uuid, handle):  # noqa: N802
-        return 0 if uuid == b"GPU-1" else 6
-
-    def _list(self, handle, count, found):
-        if self.code:
-            return self.code
-        listed = self.lists.pop(0)
-        for place, (pid, used) in enumerate(listed):
-            found[place].pid, found[place].usedGpuMemory = pid, used
-        ctypes.cast(count, ctypes.POINTER(ctypes.c_uint))[0] = len(listed)
-        return 0
-
-
-def others(*lists, own=OWN, **more):
-    return GpuProcessWatch("GPU-1", Library(*lists, **more)).others(own)
+    queries = {f"nvmlDeviceGetComputeRunningProcesses{version}": answer for version in versions}
+    return GpuProcessWatch("GPU-1", ScriptedNvml(queries)).others(own)
 
 
 def test_alone_on_the_gpu():
@@ -46,7 +30,7 @@ def test_alone_on_the_gpu():
 
 
 def test_who_was_there_before_and_who_came():
-    found = others([(5, 100)], [(5, 100), (OWN, 1 << 30), (9, UNKNOWN)])
+    found = others([(5, 100)], [(5, 100), (OWN, 1 << 30), (9, None)])
     assert found == (GpuProcess(pid=5, memory_bytes=100), GpuProcess(pid=9))
 
 
@@ -65,10 +49,10 @@ def test_older_drivers_have_an_older_call(versions):
     assert others([(5, 100)], [], versions=versions) == (GpuProcess(pid=5, memory_bytes=100),)
 
 
-def test_what_nvml_does_not_tell_is_not_known():
-    assert others([], code=3) is None
+def test_what_nvml_does_not_list_is_not_known():
     assert others(versions=()) is None
-    assert GpuProcessWatch("GPU-2", Library()).others() is None
+    unknown = ScriptedNvml({"GPU-2": pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)})
+    assert GpuProcessWatch("GPU-2", unknown).others() is None
     assert GpuProcessWatch(None).others() is None
 
 

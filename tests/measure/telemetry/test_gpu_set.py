@@ -1,67 +1,59 @@
-"""The GPUs of a host, as a driver lists them that is not there."""
+"""The GPUs of a host, as a scripted driver lists them."""
 
-import ctypes
+from types import SimpleNamespace
+
+import pynvml
 
 from cubemesh.measure.telemetry.gpu_set import read_gpus, visible
+from cubemesh.measure.telemetry.nvml import NvmlUnavailable
 from cubemesh.schema import Gpu
 
-NOT_STARTED, REFUSED = 1, 4
 
+class TwoGpus:
+    """pynvml with two GPUs; it counts how often it is started."""
 
-class Library:
-    """Answers as NVML does for two GPUs; it counts how often it is started."""
+    NVMLError = pynvml.NVMLError
+    uuids = ("GPU-11-ab", "GPU-22-cd")
 
-    uuids = (b"GPU-11-ab", b"GPU-22-cd")
+    def __init__(self):
+        self.started = 0
 
-    def __init__(self, code=0):
-        self.started, self.code = 0, code
-
-    def nvmlInit_v2(self):  # noqa: N802
+    def __call__(self):
         self.started += 1
-        return self.code
+        return self
 
     def nvmlShutdown(self):  # noqa: N802
-        if not self.started:
-            return NOT_STARTED
         self.started -= 1
-        return 0
 
-    def nvmlDeviceGetCount_v2(self, count):  # noqa: N802
-        ctypes.cast(count, ctypes.POINTER(ctypes.c_uint))[0] = len(self.uuids)
-        return 0
+    def nvmlDeviceGetCount(self):  # noqa: N802
+        return len(self.uuids)
 
-    def nvmlDeviceGetHandleByIndex_v2(self, index, handle):  # noqa: N802
-        ctypes.cast(handle, ctypes.POINTER(ctypes.c_void_p))[0] = index.value + 1
-        return 0
+    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
+        return index
 
-    def nvmlDeviceGetUUID(self, handle, text, size):  # noqa: N802
-        text.value = self.uuids[handle.value - 1]
-        return 0
+    def nvmlDeviceGetUUID(self, handle):  # noqa: N802
+        return self.uuids[handle]
 
-    def nvmlDeviceGetHandleByUUID(self, uuid, handle):  # noqa: N802
-        index = self.uuids.index(uuid)
-        ctypes.cast(handle, ctypes.POINTER(ctypes.c_void_p))[0] = index + 1
-        return 0
+    def nvmlDeviceGetName(self, handle):  # noqa: N802
+        if handle == 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+        return "NVIDIA H200"
 
-    def nvmlDeviceGetName(self, handle, text, size):  # noqa: N802
-        if handle.value == 2:
-            return REFUSED
-        text.value = b"NVIDIA H200"
-        return 0
-
-    def nvmlDeviceGetMemoryInfo(self, handle, read):  # noqa: N802
-        ctypes.cast(read, ctypes.POINTER(ctypes.c_ulonglong))[0] = 141 << 30
-        return 0
+    def nvmlDeviceGetMemoryInfo(self, handle):  # noqa: N802
+        return SimpleNamespace(total=141 << 30)
 
 
-def test_a_hosts_gpus_are_read_and_the_driver_is_left_as_it_was():
-    library = Library()
-    first, second = read_gpus(library)
+def test_a_hosts_gpus_are_read_and_nvml_is_shut_down():
+    nvml = TwoGpus()
+    first, second = read_gpus(nvml)
     assert first == Gpu(index=0, name="NVIDIA H200", uuid="GPU-11-ab", memory_bytes=141 << 30)
     assert (second.index, second.uuid, second.name) == (1, "GPU-22-cd", ""), "it refused its name"
-    assert library.started == 0, "a fork starts it for itself"
+    assert nvml.started == 0, "a fork starts it for itself"
     assert [g.index for g in visible((first, second), {"CUDA_VISIBLE_DEVICES": "1,0"})] == [1, 0]
 
 
 def test_without_a_driver_there_are_none():
-    assert read_gpus(Library(code=9)) == ()
+    def start():
+        raise NvmlUnavailable("no driver")
+
+    assert read_gpus(start) == ()

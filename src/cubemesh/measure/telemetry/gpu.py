@@ -1,23 +1,21 @@
-"""What does a GPU draw, hold and do at this moment? As NVML tells it, and nvidia-smi shows it.
+"""GPU telemetry: utilization, power, energy, memory, clocks, throttling, PCIe and NVLink bytes.
 
-Utilisation is the "percent of time over the past sample period during which one or more kernels was
-executing" (NVML API reference, nvmlUtilization_t): documents 001 to 004 mean this by it. A single
-small kernel counts as much as one that fills the GPU.
+Utilization is NVML's "percent of time over the past sample period during which one or more kernels
+was executing" (nvmlUtilization_t), which nvidia-smi shows: a single small kernel counts as much as
+one that fills the GPU.
 
-Power is the field NVML_FI_DEV_POWER_INSTANT where the GPU has it. Elsewhere it is
-nvmlDeviceGetPowerUsage, which on Ampere (but GA100) and later is the mean over a second; `power`
-says which. Both are of the whole board.
+Power is NVML_FI_DEV_POWER_INSTANT where the GPU has it, else nvmlDeviceGetPowerUsage, which on
+Ampere (except GA100) and later is the mean over a second; `power` says which. Both are of the whole
+board.
 
-Questions that were refused once, with the reason in `missing`, are not asked again. Each is timed
-once, and those that take the processor long, but for power, energy and utilisation, are asked at
-every tenth reading only. PCIe traffic comes from byte counters where the driver has wide ones.
-Where it has not, nvmlDeviceGetPcieThroughput watches the bus for 20 ms a direction: that is asked
-as rarely.
+Queries that fail at the start are listed in `missing` with the reason and not repeated. Each is
+timed once; slow ones, except power, energy and utilization, are read at every tenth reading only.
+PCIe traffic comes from 64-bit byte counters where the driver has them, else from
+nvmlDeviceGetPcieThroughput, which watches the bus for 20 ms a direction, at every tenth reading.
 """
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,22 +23,18 @@ from typing import Any
 from cubemesh.measure.energy.sensors import Need, needed
 from cubemesh.measure.telemetry.nvml import (
     ALL_LINKS,
-    CLOCK_MEMORY,
-    CLOCK_SM,
     GENERATIONS,
-    LIBRARY,
-    PCIE_RX,
-    PCIE_TX,
-    Device,
-    Refused,
+    NvmlUnavailable,
+    field_value,
+    start,
 )
 
 UTILISATION, POWER, ENERGY = "gpu_utilisation_percent", "gpu_power_watts", "gpu_energy_joules"
 RARELY, FIRST_RARE = 10, 3
-"""Readings from one of a slow sensor to the next, and the first that asks it: a run of two seconds
-has one, and the one that looks for idle power does not wait for it."""
-DEAR_S = 0.0005
-"""Processor time of a question that is asked rarely: a thousandth of the usual interval."""
+"""Readings between two of a slow sensor, and the first that includes it: a run of two seconds has
+one, and the reading of idle power does not wait for it."""
+SLOW_S = 0.0005
+"""CPU time of a query that counts as slow: a thousandth of the usual interval."""
 _ALWAYS = frozenset({UTILISATION, POWER, ENERGY})
 THROTTLE_REASONS: Mapping[int, str] = {
     0x001: "idle",
@@ -53,44 +47,47 @@ THROTTLE_REASONS: Mapping[int, str] = {
     0x080: "external power brake",
     0x100: "display clocks",
 }
-"""Bit of `gpu_throttle_reasons` → in words (nvml.h, nvmlClocksEventReasons)."""
+"""Bit of `gpu_throttle_reasons` → reason (nvml.h, nvmlClocksEventReasons)."""
 
 _GA100 = {"A100", "A30", "A800"}
 
-Ask = Callable[[], float]
+Query = Callable[[], float]
 
 
 class GpuReader:
-    """Reads one GPU. `nvml` is the loaded library, or what answers as it does."""
+    """Reads the GPU with this UUID. `nvml` starts NVML and returns pynvml, or a test double."""
 
     device = "gpu"
 
-    def __init__(self, nvml: Any, uuid: str) -> None:
+    def __init__(self, uuid: str, nvml: Callable[[], Any] = start) -> None:
         self.missing: dict[str, str] = {}
         self.name = ""
         self.generation = ""
-        """`hopper`; empty where not known."""
+        """`hopper`; empty where unknown."""
         self.power = ""
-        """`instant` or `average`; empty where there is no reading of power."""
-        self._asks: dict[str, Ask] = {}
-        self._rare: dict[str, Ask] = {}
+        """`instant` or `average`; empty where power cannot be read."""
+        self._queries: dict[str, Query] = {}
+        self._rare: dict[str, Query] = {}
         self._turn = 0
         try:
-            self._gpu = Device(nvml, uuid)
-        except Refused as refusal:
-            self.missing["gpu"] = str(refusal)
+            self._nvml = nvml()
+        except NvmlUnavailable as error:
+            self.missing["gpu"] = str(error)
             return
-        self._find()
+        self._gpu = self._once("gpu", lambda: self._nvml.nvmlDeviceGetHandleByUUID(uuid))
+        if "gpu" not in self.missing:
+            self._find()
 
     def read(self) -> dict[str, float]:
-        """What the GPU says now, by name. Joules and bytes of links are counters that only grow."""
+        """Readings by name. Joules and bytes are counters that only grow; a sensor that does not
+        answer is left out."""
         rare = self._rare if self._turn % RARELY == FIRST_RARE else {}
         self._turn += 1
         found = {}
-        for name, ask in (*self._asks.items(), *rare.items()):
+        for name, query in (*self._queries.items(), *rare.items()):
             try:
-                found[name] = ask()
-            except Refused:  # for the moment: it answered at the start
+                found[name] = query()
+            except self._nvml.NVMLError:  # for the moment: it answered at the start
                 continue
         return found
 
@@ -98,87 +95,82 @@ class GpuReader:
         """How long its power sensor must be watched."""
         return needed(self.name, self.generation, self.power)
 
-    def costs(self) -> dict[str, Ask]:
-        """Every question that is asked, so that a benchmark may time each."""
-        return {**self._asks, **self._rare}
+    def costs(self) -> dict[str, Query]:
+        """Every query in use, so that a benchmark can time each."""
+        return {**self._queries, **self._rare}
 
     def _find(self) -> None:
-        gpu = self._gpu
-        self.name = self._once("name", gpu.name) or ""
-        arch = self._once("generation", lambda: gpu.number("nvmlDeviceGetArchitecture"))
+        nvml, gpu = self._nvml, self._gpu
+        self.name = self._once("name", lambda: nvml.nvmlDeviceGetName(gpu)) or ""
+        arch = self._once("generation", lambda: nvml.nvmlDeviceGetArchitecture(gpu))
         self.generation = GENERATIONS.get(arch or 0, "")
         self._find_power()
-        for name, ask in {
-            ENERGY: lambda: gpu.number("nvmlDeviceGetTotalEnergyConsumption", wide=True) / 1e3,
-            UTILISATION: lambda: float(gpu.utilisation_percent()),
-            "gpu_memory_bytes": lambda: float(gpu.memory_used_bytes()),
-            "gpu_clock_sm_mhz": lambda: float(gpu.number("nvmlDeviceGetClockInfo", CLOCK_SM)),
+        for name, query in {
+            ENERGY: lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3,
+            UTILISATION: lambda: float(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu),
+            "gpu_memory_bytes": lambda: float(nvml.nvmlDeviceGetMemoryInfo(gpu).used),
+            "gpu_clock_sm_mhz": lambda: float(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)),
             "gpu_clock_memory_mhz": lambda: float(
-                gpu.number("nvmlDeviceGetClockInfo", CLOCK_MEMORY)
+                nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM)
             ),
-            "gpu_temperature_celsius": lambda: float(gpu.number("nvmlDeviceGetTemperature", 0)),
+            "gpu_temperature_celsius": lambda: float(
+                nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)
+            ),
             # The name that old drivers know too.
             "gpu_throttle_reasons": lambda: float(
-                gpu.number("nvmlDeviceGetCurrentClocksThrottleReasons", wide=True)
+                nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
             ),
-            "nvlink_tx_bytes": lambda: 1024 * gpu.field("nvlink_tx_kib", ALL_LINKS)[0],
-            "nvlink_rx_bytes": lambda: 1024 * gpu.field("nvlink_rx_kib", ALL_LINKS)[0],
+            "nvlink_tx_bytes": lambda: 1024 * self._field("nvlink_tx_kib", ALL_LINKS)[0],
+            "nvlink_rx_bytes": lambda: 1024 * self._field("nvlink_rx_kib", ALL_LINKS)[0],
         }.items():
-            self._try(name, ask)
-        for way, place in (("tx", PCIE_TX), ("rx", PCIE_RX)):
-            self._find_pcie(way, place)
+            self._try(name, query)
+        self._find_pcie("tx", nvml.NVML_PCIE_UTIL_TX_BYTES)
+        self._find_pcie("rx", nvml.NVML_PCIE_UTIL_RX_BYTES)
+
+    def _field(self, name: str, scope: int = 0) -> tuple[float, bool]:
+        return field_value(self._nvml, self._gpu, name, scope)
 
     def _find_power(self) -> None:
-        gpu = self._gpu
-        if self._try(POWER, lambda: gpu.field("power_instant_mw")[0] / 1e3):
+        nvml, gpu = self._nvml, self._gpu
+        if self._try(POWER, lambda: self._field("power_instant_mw")[0] / 1e3):
             self.power = "instant"
-        elif self._try(POWER, lambda: gpu.number("nvmlDeviceGetPowerUsage") / 1e3):
-            # GA100 and everything before Ampere gives what it draws at the moment.
+        elif self._try(POWER, lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3):
+            # GA100 and everything before Ampere reports instantaneous power.
             before = ("kepler", "maxwell", "pascal", "volta", "turing")
             momentary = self.generation in before or bool(_GA100 & set(_words(self.name)))
             self.power = "instant" if momentary else "average"
             self.missing.pop(POWER, None)
 
-    def _find_pcie(self, way: str, place: int) -> None:
-        gpu, counter = self._gpu, f"pcie_{way}_bytes"
-        found = self._once(counter, lambda: gpu.field(counter))
+    def _find_pcie(self, way: str, counter_of_nvml: int) -> None:
+        nvml, gpu, counter = self._nvml, self._gpu, f"pcie_{way}_bytes"
+        found = self._once(counter, lambda: self._field(counter))
         if found is not None and not found[1]:
-            self._asks[counter] = lambda: gpu.field(counter)[0]
+            self._queries[counter] = lambda: self._field(counter)[0]
             return
-        # Half a second of a fast copy makes a counter of 32 bits pass its end more than once.
+        # Half a second of a fast copy overflows a 32-bit counter more than once.
         self.missing.pop(counter, None)
         self._try(
             f"pcie_{way}_bytes_per_s",
-            lambda: 1024.0 * gpu.number("nvmlDeviceGetPcieThroughput", place),
+            lambda: 1024.0 * nvml.nvmlDeviceGetPcieThroughput(gpu, counter_of_nvml),
             rare=True,
         )
 
-    def _try(self, name: str, ask: Ask, *, rare: bool = False) -> bool:
-        if self._once(name, ask) is None:  # may have to wake something up: it is not timed
+    def _try(self, name: str, query: Query, *, rare: bool = False) -> bool:
+        if self._once(name, query) is None:  # may have to wake something up: it is not timed
             return False
         if not rare and name not in _ALWAYS:
             before = time.thread_time()
-            self._once(name, ask)
-            rare = time.thread_time() - before > DEAR_S
-        (self._rare if rare else self._asks)[name] = ask
+            self._once(name, query)
+            rare = time.thread_time() - before > SLOW_S
+        (self._rare if rare else self._queries)[name] = query
         return True
 
-    def _once(self, name: str, ask: Callable[[], Any]) -> Any:
+    def _once(self, name: str, query: Callable[[], Any]) -> Any:
         try:
-            return ask()
-        except Refused as refusal:
-            self.missing[name] = str(refusal)
+            return query()
+        except self._nvml.NVMLError as error:
+            self.missing[name] = f"NVML: {error}"
             return None
-
-
-def open_gpu(uuid: str | None) -> GpuReader | None:
-    """A reader of the GPU with this UUID; None for none, or where there is no NVML."""
-    if uuid is None:
-        return None
-    try:
-        return GpuReader(ctypes.CDLL(LIBRARY), uuid)
-    except OSError:
-        return None
 
 
 def _words(name: str) -> list[str]:
@@ -186,5 +178,5 @@ def _words(name: str) -> list[str]:
 
 
 def throttle_words(reasons: float) -> tuple[str, ...]:
-    """The reasons that a value of `gpu_throttle_reasons` stands for, in words."""
+    """Names of the reasons in a value of `gpu_throttle_reasons`."""
     return tuple(words for bit, words in THROTTLE_REASONS.items() if int(reasons) & bit)

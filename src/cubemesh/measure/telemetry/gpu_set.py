@@ -1,27 +1,25 @@
-"""Which GPUs does a process see, in the order in which CUDA numbers them?
+"""GPUs that a process sees, in CUDA's order: NVML's list, filtered by CUDA_VISIBLE_DEVICES.
 
-NVML lists all of a host, in PCI order; `CUDA_VISIBLE_DEVICES` chooses among them and puts them into
-its own. The runner knows its machine's from the probe; on another host the worker asks here.
+The runner knows its machine's GPUs from the probe; on another host the worker reads them here.
 Source: NVML API reference, nvmlDeviceGetHandleByIndex; CUDA C++ Programming Guide, CUDA environment
 variables.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from cubemesh.measure.telemetry.nvml import LIBRARY, Device, Refused, listed
+from cubemesh.measure.telemetry.nvml import NvmlUnavailable, start
 from cubemesh.schema.machine import Gpu
 
 
 def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """`gpus`, those of a host, as CUDA numbers them for a process with `environ`.
+    """The GPUs of a host that a process with `environ` sees, in CUDA's order.
 
-    `CUDA_VISIBLE_DEVICES` holds indices or (beginnings of) UUIDs; as in CUDA, the first that is
-    not there hides all that follow.
+    `CUDA_VISIBLE_DEVICES` holds indices or UUID prefixes; as in CUDA, the first that does not exist
+    hides all that follow.
     """
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
@@ -39,25 +37,25 @@ def _is(gpu: Gpu, name: str) -> bool:
     return name.startswith("GPU-") and gpu.uuid.startswith(name)
 
 
-def read_gpus(nvml: Any = None) -> tuple[Gpu, ...]:
-    """This host's GPUs by index, UUID, name and memory; none where NVML does not tell. `nvml` is
-    the loaded library, or what answers as it does. It is shut down again, however often it was
-    started, so that a fork of this process may start it for itself."""
+def read_gpus(nvml: Callable[[], Any] = start) -> tuple[Gpu, ...]:
+    """This host's GPUs by index, UUID, name and memory; none where NVML does not list them. NVML is
+    shut down again, so that a fork of this process can start it for itself."""
     try:
-        nvml = ctypes.CDLL(LIBRARY) if nvml is None else nvml
-        uuids = listed(nvml)
-    except (OSError, Refused):
+        library = nvml()
+    except NvmlUnavailable:
         return ()
-    found = tuple(_read(nvml, index, uuid) for index, uuid in enumerate(uuids))
-    while nvml.nvmlShutdown() == 0:  # it counts its starts
-        pass
+    found: tuple[Gpu, ...] = ()
+    with suppress(library.NVMLError):
+        found = tuple(_read(library, n) for n in range(library.nvmlDeviceGetCount()))
+    with suppress(library.NVMLError):
+        library.nvmlShutdown()
     return found
 
 
-def _read(nvml: Any, index: int, uuid: str) -> Gpu:
-    name, memory_bytes = "", None
-    with suppress(Refused):
-        device = Device(nvml, uuid)
-        name = device.name()
-        memory_bytes = device.memory_bytes()
+def _read(nvml: Any, index: int) -> Gpu:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    uuid, name, memory_bytes = nvml.nvmlDeviceGetUUID(handle), "", None
+    with suppress(nvml.NVMLError):
+        name = nvml.nvmlDeviceGetName(handle)
+        memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     return Gpu(index=index, name=name, uuid=uuid, memory_bytes=memory_bytes)

@@ -34,7 +34,7 @@ from cubemesh.measure.telemetry.counter_series import (
     percent_series,
     series_of,
 )
-from cubemesh.measure.telemetry.gpu import POWER, open_gpu
+from cubemesh.measure.telemetry.gpu import POWER, GpuReader
 from cubemesh.measure.telemetry.gpu import UTILISATION as GPU
 from cubemesh.measure.telemetry.host import HostReader, Reader, Reading
 from cubemesh.measure.telemetry.io_counters import IoCounterReader
@@ -66,8 +66,8 @@ class Meter(Protocol):
 def open_meters(gpu_uuid: str | None) -> tuple[Meter, ...]:
     """Everything that can be read beside a run: the GPU with this UUID, where there is one, and
     this machine."""
-    gpu = open_gpu(gpu_uuid)
-    return (*([gpu] if gpu else []), RaplReader(), IoCounterReader())
+    gpus = () if gpu_uuid is None else (GpuReader(gpu_uuid),)
+    return (*gpus, RaplReader(), IoCounterReader())
 
 
 def idle_power(meters: Sequence[Meter]) -> Figure | None:
@@ -168,7 +168,7 @@ class Telemetry:
         power = self.points(POWER, start, end)
         if power:
             self._log.curve(curve_since(POWER, power, start))
-        if self._gpu is not None:
+        if gpu:
             self._log.curve(curve_since(GPU, gpu, start))
             return
         times = [r.time_s for r in self.readings]
