@@ -87,6 +87,9 @@ AVOID_SHOWN = {
 
 ALLOWED = {
     "change of slope",
+    "there is none",
+    "there was none",
+    "there are none",
 }
 """Phrases that an avoided pattern may occur in."""
 
