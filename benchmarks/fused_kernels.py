@@ -48,7 +48,7 @@ def cases(network: str, batch: int) -> dict[Case, int]:
             case = (
                 (batch, channels, height, width),
                 step.residual is not None,
-                step.relu,
+                step.rectifies,
                 readers,
             )
             found[case] = found.get(case, 0) + 1
