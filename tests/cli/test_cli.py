@@ -173,7 +173,7 @@ def test_report_is_written_from_the_store(ran, cubemesh, tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("run", "minibatch", "--set", "network=resnet-5O"), 2, "Nearest: resnet-50"),
+        (("run", "minibatch", "--set", "networks=resnet-5O"), 2, "Nearest: resnet-50"),
         (("run", "minibatch", "--set", "framework=pytorhc"), 2, "Nearest: pytorch"),
         (("run", "minibatch", "--set", "data=digts"), 2, "Nearest: digits"),
         (("run", "minibatch", "--set", "batch_sizes=0"), 2, "batch_per_device"),
@@ -189,7 +189,7 @@ def test_report_is_written_from_the_store(ran, cubemesh, tmp_path: Path):
         (("run", "minibatch", *SCRIPTED[:2], "--set", "script=segfoult@5"), 2, "Nearest: segfault"),
         (("run", "minibatch", "--set", "script=step=1"), 2, "framework=null"),
         (("run", "minibatch", "--quick", "--full"), 2, "exclude"),
-        (("run", "minibatch", "--set", "network=vgg16", "--set", "image_size=4"), 2, "image"),
+        (("run", "minibatch", "--set", "networks=vgg16", "--set", "image_size=4"), 2, "image"),
         (("run", "minibatch", "--set", "data=cifar-10"), 2, "data_path"),
         (("run",), 2, "NAME"),
         (("frobnicate",), 2, "frobnicate"),

@@ -159,7 +159,7 @@ def test_faults_are_outcomes_with_their_reason(cubemesh, script, status, says, t
 def test_a_batch_past_its_memory_limit_is_told_by_the_worker(cubemesh, tmp_path: Path):
     """The limit lies below the forecast, and above what the smaller batch takes."""
     result = cubemesh(
-        *("run", "minibatch", "--quick", "--set", "network=little-cnn", "--set", "ceiling=false"),
+        *("run", "minibatch", "--quick", "--set", "networks=little-cnn", "--set", "ceiling=false"),
         *(
             "--set",
             "batch_sizes=8,4096",

@@ -138,7 +138,7 @@ def test_at_another_minibatch_it_warns(store):
     ("settings", "name", "said"),
     [
         (
-            ["network=vgg11", "batch_sizes=64"],
+            ["networks=vgg11", "batch_sizes=64"],
             "minibatch",
             "Run: cubemesh tune vgg11",
         ),

@@ -16,8 +16,7 @@ from cubemesh.experiments.analysis.per_workload import per_workload
 from cubemesh.experiments.analysis.ratios import format_ratio, ratio, significance
 from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
-from cubemesh.experiments.minibatch.batch_sweep import may_double
-from cubemesh.experiments.minibatch.input_starvation import (
+from cubemesh.experiments.minibatch.input_bound import (
     SPEED_COLUMNS,
     UTILISATION_NOTE,
     DataLocations,
@@ -28,6 +27,7 @@ from cubemesh.experiments.minibatch.input_starvation import (
     speed_cells,
     utilisation_cell,
 )
+from cubemesh.experiments.minibatch.max_batch import may_double
 from cubemesh.networks import entry
 from cubemesh.schema import (
     Answer,

@@ -24,7 +24,7 @@ from cubemesh.experiments.analysis.utilization import (
 )
 from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
-from cubemesh.experiments.minibatch.input_starvation import (
+from cubemesh.experiments.minibatch.input_bound import (
     BUSY_PERCENT,
     SPEED_COLUMNS,
     UTILISATION_NOTE,

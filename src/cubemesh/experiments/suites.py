@@ -80,7 +80,7 @@ SUITES: dict[str, Suite] = {
             *(
                 SuiteEntry(
                     experiment="minibatch",
-                    settings={"network": network, "min_batch_size": "4", "max_batch_size": "128"}
+                    settings={"networks": network, "min_batch_size": "4", "max_batch_size": "128"}
                     | (
                         {"min_largest_batch": "16"}
                         if network == "alexnet"

@@ -18,7 +18,7 @@ def ask(*pairs: str):
 
 def test_own_settings_and_spec_fields_are_told_apart():
     wanted = ask(
-        "batch_sizes=8,16", "network=little-cnn", "framework=null", "seconds=2m", "threads=1"
+        "batch_sizes=8,16", "networks=little-cnn", "framework=null", "seconds=2m", "threads=1"
     )
     assert wanted.settings.batch_sizes == (8, 16)
     assert wanted.overrides == {"framework": "null", "seconds": 120.0, "threads": 1}
@@ -39,7 +39,7 @@ def test_lines_of_precision_and_a_scale():
 
 
 def test_a_network_is_known_by_its_usual_spellings():
-    assert ask("network=ResNet50").settings.network == "resnet-50"
+    assert ask("networks=ResNet50").settings.networks == ("resnet-50",)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_network_is_known_by_its_usual_spellings():
     [
         ("batch_size=8", "Nearest: batch_sizes"),
         ("framwork=null", "Nearest: framework"),
-        ("network=resnet-5O", "Nearest: resnet-50"),
+        ("networks=resnet-5O", "Nearest: resnet-50"),
         ("batch_per_device=8", "Use --set batch_sizes="),
         ("batch_sizes=8,x", "valid integer"),
         ("precision=fp12", "fp32"),
@@ -55,7 +55,8 @@ def test_a_network_is_known_by_its_usual_spellings():
         ("seconds=soon", "soon"),
         ("memory_limit_bytes=lots", "lots"),
         ("epochs=3", "not a setting of minibatch"),
-        ("network", "key=value"),
+        ("networks", "key=value"),
+        ("network=vgg16", "networks="),
         ("=3", "key=value"),
     ],
 )

@@ -3,6 +3,7 @@ import dataclasses
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from answers import finding
 from cubemesh.experiments.core.settings import request
 from cubemesh.experiments.minibatch.experiment import Settings
 from cubemesh.experiments.minibatch.max_batch import FIRST, max_batch, search
@@ -49,20 +50,22 @@ def test_what_the_refusal_forecasts_is_tried_next(machine, play, record_of):
 def test_nothing_fits(machine, play, record_of):
     asked, sent = play(search(specs_of, machine), holding(record_of, 0))
     assert [s.batch_per_device for s in asked] == [FIRST, 4, 2, 1]
-    assert max_batch(sent)[0].finding().text.startswith("No minibatch fits; of those tried, 1 was")
+    (found,) = max_batch(sent)
+    assert (found.fits, found.refused, found.finding().value) == (None, 1, None)
 
 
 def test_the_samples_there_are_end_the_search(machine, play, record_of):
     asked, sent = play(search(specs_of, machine, most=20), holding(record_of, 10**6))
     assert [s.batch_per_device for s in asked] == [8, 16, 20]
-    assert "measured is 20" in max_batch(sent)[0].finding().text
+    (found,) = max_batch(sent)
+    assert (found.fits, found.refused, found.finding().value) == (20, None, 20)
 
 
 def test_where_nothing_ran_it_is_not_said_that_nothing_fits(record_of):
     spec = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=8))
     crashed = record_of(spec, status=Status.CRASHED, message="segmentation fault")
     (found,) = max_batch([crashed])
-    assert found.finding().text == "No minibatch ran, and none was refused memory."
+    assert (found.fits, found.refused, found.finding().value) == (None, None, None)
 
 
 def test_a_hopeless_doubling_is_not_tried(machine, play, record_of):
@@ -88,9 +91,8 @@ def test_minibatch_takes_auto_and_says_what_fits(machine, play, record_of):
     assert wanted == Settings(batch_sizes="auto")
     _, sent = play(experiment.plan(wanted, Context(machine=machine)), holding(record_of, 100))
     answer = experiment.answer(wanted, sent)
-    said = [f.text for f in answer.findings if "largest minibatch that fits" in f.text]
-    assert len(said) == 1
-    assert "fits is 96 (forecast " in said[0]
-    assert "104 was refused memory (forecast " in said[0]
+    found = finding(answer, "max-batch-size")
+    assert found.value == 96
+    assert "104" in found.text
     rows = [int(row[0].text) for row in answer.tables[0].rows]
     assert rows == sorted(rows)

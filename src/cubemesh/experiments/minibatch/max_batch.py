@@ -1,10 +1,13 @@
-"""What is the largest minibatch that fits, found without hurting the machine?
+"""Batch size sweeps and the largest batch size that fits in memory.
 
-`batch_sizes=auto`: the batch size is doubled from 8 on; the first refused memory is the upper
-end, the last that fitted the lower one, and the gap is halved until it is an eighth of the power of
-two below it. Where the refused run forecast what should fit (outcomes.py), that is tried
-first. Each one is tried in a worker under its memory limit, so a refusal is an outcome. A doubling
-whose forecast is over twice what the machine has is taken as refused and not tried.
+A sweep doubles the batch size as long as a run at twice the size fits the time budget of the scale,
+assuming that it takes twice the time.
+
+`batch_sizes=auto` searches for the limit: doubling from 8; the first size refused memory is the
+upper bound, the last that fitted the lower one, and the gap is halved down to 1/8 of the power of
+two below. If the refused run forecast a size that fits, that one is tried first. Each run has a
+worker under a memory limit, so running out of memory is an outcome. A doubling that is forecast to
+need over twice the available memory is not tried.
 """
 
 from __future__ import annotations
@@ -12,18 +15,21 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
+from cubemesh.experiments.core.experiment import Scale
 from cubemesh.networks import build_for
 from cubemesh.networks.memory import forecast, memory_settings
-from cubemesh.schema import Finding, Machine, NetworkWork, RunRecord, RunSpec, Status
+from cubemesh.schema import Budget, Finding, Machine, NetworkWork, RunRecord, RunSpec, Status
 from cubemesh.units import format_bytes
 
+RUN_BUDGET_S = {Scale.QUICK: 8.0, Scale.DEFAULT: 40.0, Scale.FULL: float("inf")}
+"""Longest estimated run of a sweep."""
 FIRST = 8
 _PARTS = 8
-"""The search ends within this part of the power of two below the answer."""
+"""The search ends within 1/8 of the power of two below the answer."""
 _HOPELESS = 2
-"""A forecast over this many times the memory there is needs no trial."""
+"""A forecast of more than this multiple of the available memory is not tried."""
 _FITS = (Status.OK, Status.DIVERGED)
-"""What diverged was computed to the end all the same."""
+"""A run that diverged did fit."""
 
 Search = Generator[Sequence[RunSpec], Sequence[RunRecord], None]
 
@@ -33,14 +39,14 @@ def search(
     machine: Machine,
     *,
     most: int | None = None,
-    goes_on: Callable[[RunRecord], bool] = lambda record: True,
+    may_continue: Callable[[RunRecord], bool] = lambda record: True,
     also: Sequence[RunSpec] = (),
 ) -> Search:
-    """Part of a plan: the runs that find the largest minibatch that fits.
+    """Part of a plan: the runs that find the largest batch size that fits in memory.
 
-    `most` is the largest that may be asked for (the samples there are). `goes_on` says, from the
-    last record, whether a run of twice the minibatch may be afforded. `also` is asked for together
-    with the first minibatch, so that a slip in the settings is found before anything is measured.
+    `most` is the upper limit (the number of samples). `may_continue` decides, from the last record,
+    whether a run at twice the batch size is affordable. The specs in `also` are yielded with the
+    first batch size, so that wrong settings are found before anything is measured.
     """
     low, high, batch = 0, None, min(FIRST, most or FIRST)
     advice: object = None
@@ -55,7 +61,7 @@ def search(
         if not all(r.outcome.status in _FITS for r in records):
             return
         low, batch = batch, min(2 * batch, most or 2 * batch)
-        if batch == low or not goes_on(records[-1]):
+        if batch == low or not may_continue(records[-1]):
             return
         if _is_hopeless(records[-1], batch, machine):
             high = batch
@@ -78,7 +84,7 @@ def _grain(batch: int) -> int:
 
 
 def _is_hopeless(record: RunRecord, batch: int, machine: Machine) -> bool:
-    """Whether twice what `record` had would not hold `batch`."""
+    """Whether `batch` is forecast to need over twice the memory that `record` had."""
     limit_bytes = record.spec.budget.memory_limit_bytes
     device = device_of(record)
     if limit_bytes is None and record.ranks:
@@ -89,12 +95,12 @@ def _is_hopeless(record: RunRecord, batch: int, machine: Machine) -> bool:
 
 
 def device_of(record: RunRecord) -> str:
-    """What the run was on; `cpu` where it did not come so far."""
+    """The device of the first rank; `cpu` if the run ended before it was known."""
     return record.ranks[0].device if record.ranks else "cpu"
 
 
 def forecast_bytes(spec: RunSpec, batch: int, device: str) -> int:
-    """The memory forecast of `spec`'s network and program at another minibatch, on `device`."""
+    """The memory forecast of `spec`'s network and program at another batch size, on `device`."""
     work = spec.work
     assert isinstance(work, NetworkWork)
     return forecast(build_for(work), batch, **memory_settings(spec, device)).total_bytes
@@ -102,34 +108,36 @@ def forecast_bytes(spec: RunSpec, batch: int, device: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class MaxBatch:
-    """What the records of a search say."""
+    """The result of a search for the largest batch size."""
 
     fits: int | None
-    """The largest minibatch that ran."""
+    """The largest batch size that ran."""
     refused: int | None
-    """The smallest one that was refused memory."""
+    """The smallest that ran out of memory."""
     spec: RunSpec
     device: str
 
     def finding(self) -> Finding:
-        """What fits, what was forecast for it, and what was refused."""
+        """The largest that fits, the smallest that does not, and the memory forecast for both."""
+        code = "max-batch-size"
         if self.fits is None and self.refused is None:
-            return Finding(text="No minibatch ran, and none was refused memory.")
+            return Finding(code=code, text="No batch size ran, and none ran out of memory.")
         if self.fits is None:
-            text = "No minibatch fits"
+            text = "No batch size fits"
         else:
             needs = format_bytes(forecast_bytes(self.spec, self.fits, self.device))
-            text = f"The largest minibatch that fits is {self.fits} (forecast {needs})"
+            which = "that fits" if self.refused is not None else "measured"
+            text = f"The largest batch size {which} is {self.fits} (forecast {needs})"
         if self.refused is None:
-            text = text.replace("that fits is", "measured is")
-            return Finding(text=f"{text}; none was refused memory.", value=self.fits)
-        needs = format_bytes(forecast_bytes(self.spec, self.refused, self.device))
-        text += f"; of those tried, {self.refused} was refused memory (forecast {needs})."
-        return Finding(text=text, value=self.fits, unit="samples")
+            text += "; no run was out of memory."
+        else:
+            needs = format_bytes(forecast_bytes(self.spec, self.refused, self.device))
+            text += f"; {self.refused} ran out of memory (forecast {needs})."
+        return Finding(code=code, text=text, value=self.fits, unit="samples")
 
 
 def max_batch(records: Sequence[RunRecord]) -> list[MaxBatch]:
-    """What a search over minibatches found, from its records; nothing where there are none."""
+    """The result of a search, from its records; empty if there are none."""
     tried: dict[int, list[RunRecord]] = {}
     for record in records:
         if record.spec.batch_per_device is not None:
@@ -138,10 +146,24 @@ def max_batch(records: Sequence[RunRecord]) -> list[MaxBatch]:
         return []
     refused = [b for b, own in tried.items() if any(r.outcome.status is Status.OOM for r in own)]
     fits = [b for b, own in tried.items() if all(r.outcome.status in _FITS for r in own)]
-    found = MaxBatch(
-        fits=max(fits, default=None),
-        refused=min(refused, default=None),
-        spec=records[-1].spec,
-        device=device_of(records[-1]),
-    )
-    return [found]
+    return [
+        MaxBatch(
+            fits=max(fits, default=None),
+            refused=min(refused, default=None),
+            spec=records[-1].spec,
+            device=device_of(records[-1]),
+        )
+    ]
+
+
+def may_double(record: RunRecord, scale: Scale) -> bool:
+    """Whether a run at twice the batch size of `record` fits the time budget of one run."""
+    step_s = record.figure("step_s")
+    if step_s is None:
+        return False
+    return estimated_run_s(2 * step_s, record.spec.budget) <= RUN_BUDGET_S[scale]
+
+
+def estimated_run_s(step_s: float, budget: Budget) -> float:
+    """Estimated seconds of a run: its steps, and half as many to warm up."""
+    return max(budget.seconds, step_s * max(budget.steps, budget.windows)) * 1.5

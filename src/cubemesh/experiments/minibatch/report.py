@@ -1,12 +1,12 @@
-"""The table, the charts and the warnings of `minibatch`."""
+"""Findings, table, charts and notes of `minibatch` for one network."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-from cubemesh.experiments.analysis.groups import Group
+from cubemesh.experiments.analysis.groups import Group, caveats
 from cubemesh.experiments.analysis.published_rows import published_line, published_sweep
+from cubemesh.experiments.analysis.ratios import plus_minus
 from cubemesh.experiments.analysis.utilization import (
     COLUMNS,
     NOTE,
@@ -14,204 +14,235 @@ from cubemesh.experiments.analysis.utilization import (
     utilization_cells,
     utilization_columns,
 )
-from cubemesh.experiments.minibatch.input_starvation import (
+from cubemesh.experiments.minibatch.analysis import BatchGroups, MinibatchData
+from cubemesh.experiments.minibatch.curvature import curvature_findings, superlinear_doublings
+from cubemesh.experiments.minibatch.input_bound import (
     device_kind,
     device_utilisation,
+    input_bound_findings,
     utilisation_cell,
 )
-from cubemesh.forecast.compute import utilisation as matrix_share
-from cubemesh.networks import build_for
-from cubemesh.schema import (
-    Axis,
-    Cell,
-    Chart,
-    Column,
-    Figure,
-    Line,
-    NetworkWork,
-    Point,
-    Table,
-    Warning,
-    warn,
-)
+from cubemesh.schema import Axis, Cell, Chart, Column, Figure, Finding, Line, Point, Table
 from cubemesh.units import format_quantity
 
-Groups = Sequence[Group[int]]
-"""Groups of records by minibatch."""
+
+def findings(data: MinibatchData) -> Iterator[Finding]:
+    """Throughput, its knee, curvature, matmul use, input-bound batch sizes, and failures."""
+    network, groups, measured = data.network, data.training, data.measured
+    if not measured:
+        if groups:
+            yield Finding(
+                code="no-measurement",
+                text=f"{network} did not run at any batch size. {groups[0].key}: {groups[0].why}.",
+            )
+        return
+    best, top = max(measured, key=lambda p: p[1].value)
+    yield Finding(
+        code="throughput",
+        question="How fast?",
+        text=f"This machine trains {network} at {plus_minus(top)} samples/s, at batch size "
+        f"{best.key}.",
+        value=top.value,
+        unit="samples/s",
+        low=top.low,
+        high=top.high,
+        caveats=best.caveats,
+    )
+    if len(measured) > 1:
+        yield from _knee_findings(data)
+        yield from superlinear_doublings(groups, "a step")
+        yield from superlinear_doublings(data.forward, "a forward pass")
+    yield from curvature_findings(data.curvatures)
+    if data.rate:
+        yield _matmul_finding(data, best, top)
+    on_device = {g.key: g for g in data.device}
+    pairs = [(f"batch size {g.key}", g, on_device[g.key]) for g in groups if g.key in on_device]
+    yield from input_bound_findings(network, pairs)
+    for group in groups:
+        if group.throughput is None:
+            yield Finding(code="failed-run", text=f"Batch size {group.key}: {group.why}.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class MinibatchData:
-    """What was measured at each minibatch."""
+def _knee_findings(data: MinibatchData) -> Iterator[Finding]:
+    first, slow = data.measured[0]
+    knee, figure = data.knee
+    if knee.key == first.key:
+        yield Finding(
+            code="throughput-flat",
+            text=f"Throughput does not increase with the batch size from {first.key}.",
+        )
+        return
+    gain = figure.value / slow.value
+    reached = f"{plus_minus(figure)} samples/s, {gain:.2g}× batch size {first.key}"
+    noise = caveats(*(g for g, _ in data.measured))
+    if knee.key == data.measured[-1][0].key:
+        yield Finding(
+            code="throughput-rising",
+            text=f"Throughput still increases at batch size {knee.key}, the largest measured: "
+            f"{reached}.",
+            remedy=f"Try larger ones: --set batch_sizes={2 * knee.key},{4 * knee.key}",
+            value=knee.key,
+            unit="samples",
+            caveats=noise,
+        )
+    else:
+        yield Finding(
+            code="throughput-knee",
+            text=f"Throughput stops increasing at batch size {knee.key}: {reached}.",
+            value=knee.key,
+            unit="samples",
+            caveats=noise,
+        )
+    yield Finding(
+        code="small-batch-cost",
+        question="What does it lose the time to?",
+        text=f"At batch size {first.key} a sample takes {gain:.2g}× as long as at {knee.key}.",
+        caveats=caveats(first, knee),
+        value=gain,
+        unit="× the time",
+        remedy=f"Train at batch size {knee.key} if accuracy allows it.",
+    )
 
-    network: str
-    training: Groups
-    """Fed as asked; from the host, where both were asked for."""
-    device: Groups = ()
-    """Fed from the device, beside the others."""
-    forward: Groups = ()
-    rate: float | None = None
-    """The fastest matrix product, FLOP/s, of all devices together."""
-    devices: int = 1
 
-    @property
-    def whose(self) -> str:
-        """The device, or all of them, in a sentence."""
-        return "this device's" if self.devices == 1 else f"these {self.devices} devices'"
-
-    def share(self, group: Group[int], figure: Figure) -> float:
-        """Matrix FLOPs per second of training over the fastest matrix product."""
-        work = group.records[0].spec.work
-        assert isinstance(work, NetworkWork)
-        assert self.rate
-        net = build_for(work)
-        return matrix_share(net, group.key, group.key / figure.value, self.rate)
+def _matmul_finding(data: MinibatchData, best: Group[int], top: Figure) -> Finding:
+    percent = 100 * data.matmul_fraction(best, top)
+    whose = "this device's" if data.devices == 1 else f"these {data.devices} devices'"
+    return Finding(
+        code="matmul-use",
+        question="How much of its matrix rate?",
+        text=f"At batch size {best.key} {data.network} reaches {percent:.0f} % of {whose} fastest "
+        f"matrix product, {format_quantity(data.rate or 0.0, 'FLOP/s')}.",
+        value=percent,
+        unit="%",
+        caveats=best.caveats,
+    )
 
 
-def table(shown: MinibatchData) -> Table:
-    """A row a minibatch; the reason where there is no figure."""
+def table(data: MinibatchData, title: str = "") -> Table:
+    """A row for each batch size, with the reason if there is no figure."""
     columns = [
-        Column(name="minibatch"),
-        Column(name="samples/s"),
+        Column(name="batch size"),
+        Column(name="throughput", unit="samples/s"),
         Column(name="step", unit="ms"),
-        Column(name="a sample", unit="ms"),
+        Column(name="per sample", unit="ms"),
         Column(name="memory", unit="MiB"),
     ]
-    if any(device_utilisation(g) for g in shown.training):
+    if any(device_utilisation(g) for g in data.training):
         columns.append(Column(name="utilisation", unit="%"))
-    if shown.forward:
-        columns.append(Column(name="forward alone", unit="ms"))
-    if shown.device:
-        columns.append(Column(name="data on the device", unit="samples/s"))
-    if shown.rate:
-        columns.append(Column(name="matrix use", unit="%", digits=2))
+    if data.forward:
+        columns.append(Column(name="forward pass", unit="ms"))
+    if data.device:
+        columns.append(Column(name="data on device", unit="samples/s"))
+    if data.rate:
+        columns.append(Column(name="matmul use", unit="%", digits=2))
     names = [c.name for c in columns]
-    shares = _shares(shown)
+    use = _utilization_names(data)
     rows = tuple(
-        (*_row(group, shown, names), *utilization_cells(group, shares)) for group in shown.training
+        (*_row(group, data, names), *utilization_cells(group, use)) for group in data.training
     )
-    return Table(title="", columns=(*columns, *utilization_columns(shares)), rows=rows)
+    return Table(title=title, columns=(*columns, *utilization_columns(use)), rows=rows)
 
 
-def _shares(shown: MinibatchData) -> list[str]:
-    """Shares beside "matrix use", which is told here against the ceiling of the same question."""
-    return known_figures(
-        shown.training, [name for name in COLUMNS if name != "ceiling_mfu_percent"]
-    )
+def _utilization_names(data: MinibatchData) -> list[str]:
+    """Utilization figures besides "matmul use", whose ceiling is measured in the same run."""
+    return known_figures(data.training, [name for name in COLUMNS if name != "ceiling_mfu_percent"])
 
 
-def _row(group: Group[int], shown: MinibatchData, names: list[str]) -> tuple[Cell, ...]:
+def _row(group: Group[int], data: MinibatchData, names: list[str]) -> tuple[Cell, ...]:
     figure = group.throughput
     name = Cell(text=str(group.key), run_id=group.run_id)
     if figure is None:
         return (name, *[group.cell(None)] * (len(names) - 1))
     step_s, memory = group.median_of("step_s"), group.median_of("peak_memory_bytes")
     cells = {
-        "minibatch": name,
-        "samples/s": group.cell(figure),
+        "batch size": name,
+        "throughput": group.cell(figure),
         "step": Cell(value=None if step_s is None else 1e3 * step_s),
-        "a sample": Cell(value=1e3 / figure.value),
+        "per sample": Cell(value=1e3 / figure.value),
         "memory": Cell(
-            value=None if memory is None else memory / 2**20, reason="" if memory else "not known"
+            value=None if memory is None else memory / 2**20, reason="" if memory else "unknown"
         ),
         "utilisation": utilisation_cell(group),
-        "forward alone": _beside(shown.forward, group.key, milliseconds=True),
-        "data on the device": _beside(shown.device, group.key, milliseconds=False),
+        "forward pass": _cell_of(data.forward, group.key, milliseconds=True),
+        "data on device": _cell_of(data.device, group.key, milliseconds=False),
     }
-    if shown.rate:
-        cells["matrix use"] = Cell(value=100 * shown.share(group, figure))
+    if data.rate:
+        cells["matmul use"] = Cell(value=100 * data.matmul_fraction(group, figure))
     return tuple(cells[name] for name in names)
 
 
-def _beside(groups: Groups, batch: int, *, milliseconds: bool) -> Cell:
+def _cell_of(groups: BatchGroups, batch: int, *, milliseconds: bool) -> Cell:
     group = next((g for g in groups if g.key == batch), None)
     if group is None:
         return Cell(text="–")
     return group.cell(group.step_ms if milliseconds else group.throughput)
 
 
-def charts(shown: MinibatchData) -> Iterator[Chart]:
-    """Samples/s, and a GPU's utilisation, by minibatch; none where nothing was asked."""
-    network = shown.network
-    points = tuple(g.point(g.key, g.throughput) for g in shown.training)
+def charts(data: MinibatchData) -> Iterator[Chart]:
+    """Throughput by batch size, and utilisation of a GPU."""
+    network = data.network
+    points = tuple(g.point(g.key, g.throughput) for g in data.training)
     if not points:
         return
-    lines = [Line(name=f"{network}, data on the host" if shown.device else network, points=points)]
-    for groups, name in ((shown.device, "data on the device"), (shown.forward, "forward alone")):
+    lines = [Line(name=f"{network}, data on host" if data.device else network, points=points)]
+    for groups, name in ((data.device, "data on device"), (data.forward, "forward pass")):
         if groups:
             own = tuple(g.point(g.key, g.throughput) for g in groups)
             lines.append(Line(name=f"{network}, {name}", points=own))
-    published = published_line(published_sweep(network, shown.training))
+    published = published_line(published_sweep(network, data.training))
     yield Chart(
         name=f"minibatch-{network}",
-        title=f"{network}: samples/s by minibatch",
+        title=f"{network}: throughput by batch size",
         kind="line",
-        x=Axis(name="minibatch", scale="log2"),
+        x=Axis(name="batch size", scale="log2"),
         y=Axis(name="throughput", unit="samples/s", from_zero=True),
         lines=(*lines, *published),
     )
-    if device_kind(shown.training) == "GPU":  # a CPU is never starved by its own memory
-        busy = tuple(_busy_point(g) for g in shown.training)
+    if device_kind(data.training) == "GPU":  # a CPU does not wait for its own memory
         yield Chart(
             name=f"minibatch-{network}-utilisation",
-            title=f"{network}: utilisation by minibatch",
+            title=f"{network}: utilisation by batch size",
             kind="line",
-            x=Axis(name="minibatch", scale="log2"),
+            x=Axis(name="batch size", scale="log2"),
             y=Axis(name="utilisation", unit="%", from_zero=True),
-            lines=(Line(name=network, points=busy),),
+            lines=(Line(name=network, points=tuple(map(_utilisation_point, data.training))),),
         )
 
 
-def _busy_point(group: Group[int]) -> Point:
+def _utilisation_point(group: Group[int]) -> Point:
     found = device_utilisation(group)
     if found is None:
         return Point(x=group.key, reason=group.why if not group.ok else "not sampled")
     return Point(x=group.key, y=round(found[1], 1), run_id=group.run_id)
 
 
-def above_ceiling(shown: MinibatchData) -> Iterator[Warning]:
-    """More than all of a ceiling is an error of one of the two figures, or a fast algorithm."""
-    done = [(g, f) for g in shown.training if (f := g.throughput) is not None]
-    if not shown.rate or not done:
-        return
-    share, worst = max((shown.share(g, f), g.key) for g, f in done)
-    if share > 1:
-        yield warn(
-            "above-ceiling",
-            f"At minibatch {worst} training reaches {100 * share:.0f} % of the fastest matrix "
-            "product: convolutions of 3×3 and more can run by Winograd's or an FFT algorithm, "
-            "which need fewer operations than are counted.",
-            "Compare rows by it, and read nothing into the absolute value.",
+def notes(data: MinibatchData) -> Iterator[str]:
+    """Definitions of the figures."""
+    yield (
+        "Forward, backward and update; samples over elapsed time. ± is the 95 % confidence "
+        "interval over the windows of one process; processes can differ by more (repeats=3 "
+        "measures it)."
+    )
+    if data.forward:
+        yield (
+            "The forward pass is measured in a run of its own; the rest of a step is the backward "
+            "pass and the update."
         )
-
-
-def notes(shown: MinibatchData) -> tuple[str, ...]:
-    """What a reader must know to read the figures right."""
-    told = [
-        "Forward, backward and update; samples over elapsed time. ± is the 95 % interval over the "
-        "windows of one process; a fresh process can differ by more (repeats=3 shows it)."
-    ]
-    if shown.forward:
-        told.append(
-            "Forward alone is measured on its own; the rest of a step is not the backward pass "
-            "alone, but the update as well."
+    if len(data.training) > 2:
+        yield (
+            "Curvature is the second difference over doublings. Its causes come from separate "
+            "profiled runs (profile=true)."
         )
-    if len(shown.training) > 2:
-        told.append(
-            "A bend is the second difference over doublings. What runs on its two sides is told "
-            "where steps were taken apart there (profile=true); those are not the timed ones."
+    if data.rate:
+        where = "this device" if data.devices == 1 else f"each of {data.devices} devices, summed"
+        yield (
+            "Matmul use is the network's matrix FLOPs per second over the fastest matrix product "
+            f"measured on {where}, {format_quantity(data.rate, 'FLOP/s')}."
         )
-    if shown.rate:
-        where = "this device" if shown.devices == 1 else f"each of {shown.devices} devices, summed"
-        told.append(
-            "Matrix use is the network's matrix FLOPs per second over the fastest matrix product "
-            f"measured on {where}, {format_quantity(shown.rate, 'FLOP/s')}."
+    if data.devices > 1:
+        yield (
+            f"The batch size is per device; the global one is {data.devices} times that, and "
+            f"samples/s are those of all {data.devices} devices."
         )
-    if shown.devices > 1:
-        told.append(
-            f"A minibatch is what each of {shown.devices} devices takes in a step; the global one "
-            f"is {shown.devices} times that, and samples/s are those of all together."
-        )
-    if _shares(shown):
-        told.append(NOTE)
-    return tuple(told)
+    if _utilization_names(data):
+        yield NOTE

@@ -18,8 +18,8 @@ from cubemesh.experiments.analysis.groups import Group, caveats, group_by, title
 from cubemesh.experiments.analysis.ratios import format_ratio, plus_minus, ratio, significance
 from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
-from cubemesh.experiments.minibatch.batch_sweep import may_double
-from cubemesh.experiments.minibatch.findings import KNEE_FRACTION
+from cubemesh.experiments.minibatch.analysis import KNEE_FRACTION
+from cubemesh.experiments.minibatch.max_batch import may_double
 from cubemesh.experiments.seq2seq.report import (
     NETWORKS,
     Groups,

@@ -13,7 +13,7 @@ from cubemesh.experiments.analysis.groups import Group, caveats
 from cubemesh.experiments.analysis.ratios import bounds, ratio
 from cubemesh.experiments.cpu_modes.report import gain
 from cubemesh.experiments.minibatch.curvature import sample_ms, second_difference
-from cubemesh.experiments.minibatch.input_starvation import device_utilisation
+from cubemesh.experiments.minibatch.input_bound import device_utilisation
 from cubemesh.papers.claims.evidence import Check, Evidence
 from cubemesh.papers.claims.verdicts import close, every, sided, untested
 from cubemesh.schema import Claim, Figure, Train, Verdict

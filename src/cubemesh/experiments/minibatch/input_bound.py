@@ -1,0 +1,127 @@
+"""Input-bound training: steps with batches copied from the host against data on the device.
+
+Training is *input-bound* if steps fed from the host are significantly slower than steps whose one
+batch is resident on the device, and device utilisation is below 80 %, which the DGX-1 best
+practices white paper [001] counts as full. At higher utilisation the copy has a cost, but the
+device does not wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+from cubemesh.experiments.analysis.groups import Group, caveats
+from cubemesh.experiments.analysis.ratios import ratio, significance
+from cubemesh.schema import Cell, Column, Finding, ProgramSettings, RunRecord
+from cubemesh.units import format_list
+
+DataLocations = Literal["host", "device", "both"]
+BUSY_PERCENT = 80.0
+"""Utilisation in percent from which on a device counts as busy (paper 001)."""
+UTILISATION_NOTE = (
+    "Utilisation is the percentage of measured time in which the GPU was busy (NVML); on a CPU, "
+    "the CPU time of the run over its available cores."
+)
+SPEED_COLUMNS = (
+    Column(name="samples/s"),
+    Column(name="step", unit="ms"),
+    Column(name="utilisation", unit="%"),
+)
+"""The last columns of tables about input; `speed_cells` fills them."""
+LocationPair = tuple[str, Group[Any], Group[Any]]
+"""(where, data on the host, data on the device)."""
+
+
+def programs_by_location(fed: DataLocations) -> tuple[ProgramSettings, ...]:
+    """One program for each location, the host first."""
+    if fed == "both":
+        return ProgramSettings(data_location="host"), ProgramSettings(data_location="device")
+    return (ProgramSettings(data_location=fed),)
+
+
+def data_location(record: RunRecord) -> str:
+    """`host` or `device`."""
+    return record.spec.program.data_location
+
+
+def device_utilisation(group: Group[Any]) -> tuple[str, float] | None:
+    """The kind of device ("GPU", "CPU") and its utilisation in percent, the median over the runs;
+    None if it was not sampled."""
+    for kind in ("gpu", "cpu"):
+        percent = group.median_of(f"{kind}_utilisation_percent")
+        if percent is not None:
+            return kind.upper(), percent
+    return None
+
+
+def utilisation_cell(group: Group[Any]) -> Cell:
+    """Device utilisation as a table cell."""
+    found = device_utilisation(group)
+    if group.throughput is None:
+        return group.cell(None)
+    if found is None:
+        return Cell(reason="not sampled")
+    return Cell(value=round(found[1], 1), run_id=group.run_id)
+
+
+def speed_cells(group: Group[Any]) -> tuple[Cell, ...]:
+    """Throughput, step time and utilisation of a group, for `SPEED_COLUMNS`."""
+    return group.cell(group.throughput), group.cell(group.step_ms), utilisation_cell(group)
+
+
+def device_kind(groups: Iterable[Group[Any]]) -> str:
+    """ "GPU" or "CPU"; "device" if utilisation was not sampled."""
+    kinds = [found[0] for group in groups if (found := device_utilisation(group)) is not None]
+    return kinds[0] if kinds else "device"
+
+
+def input_bound_findings(network: str, pairs: Sequence[LocationPair]) -> Iterator[Finding]:
+    """Where training `network` is input-bound, where the copy from the host has a cost, and where
+    there is no significant difference. Noisy runs are not compared."""
+    slower: dict[str, list[str]] = {"input-bound": [], "copy-cost": []}
+    level, noisy = False, []
+    for where, host, device in pairs:
+        a, b = host.throughput, device.throughput
+        if a is None or b is None:
+            continue
+        if caveats(host, device):
+            noisy.append((where, host, device))
+            continue
+        found = ratio(b, a)
+        if significance(found) <= 0:
+            level = True
+            continue
+        busy = device_utilisation(host)
+        code = "input-bound" if busy is not None and busy[1] < BUSY_PERCENT else "copy-cost"
+        percent = f" ({busy[1]:.0f} % utilisation)" if busy else ""
+        slower[code].append(f"{found.value:.2f}× as fast at {where}{percent}")
+    kind = device_kind(host for _, host, _ in pairs)
+    leads = {
+        "input-bound": (
+            f"Input-bound: host data loading is slower than the {kind}",
+            "Increase the batch size, or keep data on the device.",
+        ),
+        "copy-cost": ("Copying batches from the host has a cost", ""),
+    }
+    for code, (lead, remedy) in leads.items():
+        if slower[code]:
+            yield Finding(
+                code=code,
+                text=f"{lead}. With data on the device, {network} trains "
+                f"{format_list(slower[code])}.",
+                remedy=remedy,
+            )
+    if level and not any(slower.values()):
+        yield Finding(
+            code="no-input-cost",
+            text=f"{network}: no significant difference between data on the host and on the "
+            "device.",
+        )
+    if noisy:
+        yield Finding(
+            code="input-not-compared",
+            text=f"{network} at {format_list(where for where, *_ in noisy)} has no valid baseline "
+            "with data on the device: one of the two runs was noisy.",
+            caveats=caveats(*(group for _, *groups in noisy for group in groups)),
+        )
