@@ -137,7 +137,7 @@ class MaxBatch:
 
 
 def max_batch(records: Sequence[RunRecord]) -> list[MaxBatch]:
-    """The result of a search, from its records; empty if there are none."""
+    """The result of a search, from its records; empty without records."""
     tried: dict[int, list[RunRecord]] = {}
     for record in records:
         if record.spec.batch_per_device is not None:
