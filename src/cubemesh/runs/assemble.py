@@ -16,8 +16,7 @@ from cubemesh.measure.energy.ranks import energy_of_ranks
 from cubemesh.measure.figures import figures
 from cubemesh.measure.merge_ranks import merge_free_running, merge_lockstep
 from cubemesh.parallel.strategies import SIDE_BY_SIDE
-from cubemesh.runs import rank_outcomes
-from cubemesh.runs.exit_status import WorkerExit
+from cubemesh.runs.exit_status import WorkerExit, rank_outcomes, run_outcome
 from cubemesh.schema.collective import Collective, SweepPoint
 from cubemesh.schema.first_steps_trace import Replica
 from cubemesh.schema.machine import Unknown
@@ -66,8 +65,8 @@ def assemble(
     ends = sorted(_of(events, "outcome"), key=lambda e: float(e["t"]))
     told = {e.get("of_rank", 0): from_plain(Outcome, e["outcome"]) for e in ends}
     driven = max((len(e.get("devices", ())) for e in _of(events, "rank")), default=0)
-    outcomes = rank_outcomes.of_ranks(told, ending, spec.placement.devices // max(1, driven))
-    outcome = rank_outcomes.of_run(outcomes, told)
+    outcomes = rank_outcomes(told, ending, spec.placement.devices // max(1, driven))
+    outcome = run_outcome(outcomes, told)
     windows = tuple(_nouns(events, "window", Window))
     series = join(_nouns(events, "series", Series))
     measured = _figures(spec, windows, ending.elapsed_s)

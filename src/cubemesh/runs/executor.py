@@ -1,14 +1,12 @@
-"""Sending runs out: what is stored already stands, what is missing is measured, one at a time.
+"""Executor: turns specs into stored records, one run at a time, reusing what is stored already.
 
     for each spec, for each of its repeats:
-        the store has a record for (spec, machine, software, code version, repeat),
-        and what it found is still so (standing.py)?                                  → that one
-        the framework is not installed?                                               → say so
-        else: lock the device, fork a worker, follow it, put its record together,
+        the store has a reusable record for (spec, machine, software, code version, repeat)?  → it
+        the framework is not installed?                               → a record that says so
+        else: lock the device, fork a worker, follow it, assemble and enrich its record,
               store it, and only then go on to the next
 
-So a suite that is interrupted, however hard, loses the run in hand and nothing else, and the same
-command goes on from there.
+An interrupted suite loses the current run and nothing else; the same command continues it.
 """
 
 from __future__ import annotations
@@ -22,20 +20,17 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Protocol
 
-from cubemesh.forecast.utilization import with_usage
 from cubemesh.frameworks import entry
-from cubemesh.runs import run_dirs as folders
 from cubemesh.runs.assemble import assemble
 from cubemesh.runs.code_version import code_version
 from cubemesh.runs.devices import gpus_of, lock_names, visible_gpus
+from cubemesh.runs.enrich import Host, enrich
 from cubemesh.runs.exit_status import WorkerExit
 from cubemesh.runs.forkserver import Forkserver, ServerDied
-from cubemesh.runs.idle_links import with_idle_links
 from cubemesh.runs.locks import DeviceLocks
 from cubemesh.runs.progress import Observer, Silent
 from cubemesh.runs.reuse import is_reusable
-from cubemesh.runs.run_dirs import RunFolders, default_runs_folder
-from cubemesh.runs.tuning_fit import with_tuning
+from cubemesh.runs.run_dirs import RunFolders, default_runs_folder, remove
 from cubemesh.runs.watch import watch
 from cubemesh.schema.machine import Gpu, Machine
 from cubemesh.schema.record import Environment, RunKey, RunRecord, new_run_id
@@ -46,43 +41,43 @@ from cubemesh.worker.report.outcomes import not_installed
 from cubemesh.worker.run.job import Job
 
 START_S = 300.0
-"""How long importing a framework may take at least; from a cold network file system it takes
-minutes."""
+"""Shortest time allowed for importing a framework, which takes minutes from a cold network file
+system."""
 MOST_START_S = 3600.0
-"""And at most, however long the run itself may take."""
+"""Longest time allowed, however long the run itself may take."""
 
 
 class RunStore(Protocol):
-    """What the executor asks of a store (`results.Store` is one)."""
+    """What the executor needs of a store (`store.Store` is one)."""
 
     def find(self, key: RunKey) -> RunRecord | None:
-        """The stored record that may stand for a new run with this key."""
+        """A stored record with this key, if any."""
 
     def attempts(self, key: RunKey) -> int:
-        """How many records with this key are stored."""
+        """Number of stored records with this key."""
 
     def ceilings(self, machine_id: str) -> list[RunRecord]:
-        """The records of ceilings that were measured on a machine."""
+        """Records of the ceilings measured on a machine."""
 
     def save(self, record: RunRecord, series: Iterable[Series] = ()) -> None:
-        """Keep a record with its series, both or neither."""
+        """Store a record with its series, in one transaction."""
 
     def keep(self, run_id: str, file: Path) -> str:
-        """Move a file that belongs to a run beside the store; where it then is."""
+        """Move a file of a run into the store; its new path."""
 
     def save_machine(self, machine: Machine) -> None:
-        """Keep what the machine is."""
+        """Store the description of the machine."""
 
 
 class Executor:
-    """Turns specs into stored records, on this machine. Use it in a `with`: leaving it ends its
-    workers and gives its devices back.
+    """Runs specs on this machine and stores their records. A context manager: leaving it ends the
+    workers and unlocks the devices.
 
-    `fresh` measures what is stored already again, each spec once in the executor's life. `wait_s`
-    is how long to wait for a device that another runner uses. `environments` has the frameworks
-    whose workers run in another Python than this one (runs/interpreters.py). Raises BusyError when
-    it stays in use, StoreError when a record cannot be kept, UsageError for a framework that does
-    not exist; whatever happens *to a run* is its record's outcome.
+    `fresh` measures stored specs again, each once in the executor's life. `wait_s` is how long to
+    wait for a device that another runner uses. `environments` has the frameworks whose workers run
+    in another Python (runs/interpreters.py). Raises BusyError when a device stays in use,
+    StoreError when a record cannot be stored, UsageError for an unknown framework; whatever happens
+    to a run is its record's outcome.
     """
 
     def __init__(
@@ -111,7 +106,7 @@ class Executor:
 
     @property
     def environments(self) -> Mapping[str, Environment]:
-        """The frameworks whose workers run in another Python than this one."""
+        """Framework → environment, where its workers run in another Python."""
         return self._environments
 
     def run(self, specs: Sequence[RunSpec]) -> list[RunRecord]:
@@ -127,13 +122,13 @@ class Executor:
             for spec in specs:
                 for repeat in range(spec.budget.repeats):
                     yield self._record(spec, self.key(spec, repeat))
-        except BaseException:  # Ctrl-C above all: no worker may go on measuring for nobody
+        except BaseException:  # Ctrl-C above all: no worker may go on measuring
             self.close()
             raise
 
     def close(self) -> None:
-        """End the workers, give the devices back, remove the files of runs. The executor can be
-        used again; it then starts anew."""
+        """End the workers, unlock the devices, remove the runs' files. The executor can be used
+        again."""
         for server in self._servers.values():
             server.close()
         self._servers.clear()
@@ -154,7 +149,7 @@ class Executor:
         self.close()
 
     def key(self, spec: RunSpec, repeat: int = 0) -> RunKey:
-        """What decides whether a stored run may stand for a new one of `spec`."""
+        """The key under which a run of `spec` is stored and reused."""
         framework = spec.program.framework
         packages = entry(framework).packages
         other = self._environments.get(framework)
@@ -170,8 +165,8 @@ class Executor:
         )
 
     def _record(self, spec: RunSpec, key: RunKey) -> RunRecord:
-        may_stand = not self._fresh or key in self._measured
-        stored = self._store.find(key) if may_stand else None
+        may_reuse = not self._fresh or key in self._measured
+        stored = self._store.find(key) if may_reuse else None
         if stored is not None and is_reusable(stored, self._machine, self._installed):
             self._observer.finish(stored, reused=True)
             return stored
@@ -186,7 +181,7 @@ class Executor:
         return record
 
     def _installed(self, framework: str) -> bool:
-        """A Python of its own was asked for the framework when it was chosen."""
+        """A framework in another Python was checked when that Python was chosen."""
         return framework in self._environments or entry(framework).installed
 
     def _measure(self, spec: RunSpec, key: RunKey) -> RunRecord:
@@ -196,7 +191,7 @@ class Executor:
         folder = self._folders.new_run()
         attempt = self._store.attempts(key) + 1
         started_utc = _now_utc()
-        events, ending = self._send(spec, folder, self._folders.path)
+        events, ending = self._run_worker(spec, folder, self._folders.path)
         record, series = assemble(
             spec,
             key,
@@ -209,24 +204,27 @@ class Executor:
         )
         other = self._environments.get(spec.program.framework)
         record = dataclasses.replace(
-            record, environment=other, artifacts=self._kept(record.run_id, events)
+            record, environment=other, artifacts=self._store_artifacts(record.run_id, events)
         )
-        record = with_usage(record, self._store.ceilings(key.machine_id))
-        record = with_idle_links(record, self._machine, visible_gpus(self._machine, os.environ))
-        record = with_tuning(record)
+        host = Host(
+            machine=self._machine,
+            gpus=visible_gpus(self._machine, os.environ),
+            ceilings=self._store.ceilings,
+        )
+        record = enrich(record, host)
         self._store.save(record, series)
-        folders.remove(folder)
+        remove(folder)
         return record
 
-    def _kept(self, run_id: str, events: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-        """The files that a run names, moved to where they stay; name → path."""
+    def _store_artifacts(self, run_id: str, events: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """Move the files that a run has logged into the store; name → path."""
         named = {e["name"]: Path(e["file"]) for e in events if e["event"] == "artifact"}
         return {
             name: self._store.keep(run_id, file) for name, file in named.items() if file.is_file()
         }
 
     def _not_installed(self, spec: RunSpec, key: RunKey) -> RunRecord:
-        """Kept as well, so that a report can say why a figure is missing."""
+        """Stored as well, so that a report can give the reason for a missing figure."""
         attempt = self._store.attempts(key) + 1
         started_utc = _now_utc()
         outcome = dataclasses.replace(not_installed(spec.program.framework), origin="runner")
@@ -242,11 +240,11 @@ class Executor:
         self._store.save(record)
         return record
 
-    def _send(
+    def _run_worker(
         self, spec: RunSpec, folder: Path, own_folder: Path
     ) -> tuple[list[dict[str, Any]], WorkerExit]:
-        """Run `spec` in a worker; its events and how it ended. The run begins when the framework's
-        server is ready: importing a framework is paid once a suite, and is no part of a run."""
+        """Run `spec` in a worker; its events and exit status. The run begins when the framework's
+        server is ready: importing a framework is paid once a suite and is not part of a run."""
         framework = spec.program.framework
         other = self._environments.get(framework)
         start = time.perf_counter()
@@ -283,12 +281,12 @@ class Executor:
         return watch(server, job, self._observer)
 
     def _uuid_of(self, device: str) -> str | None:
-        """The UUID of `cuda:N` as the worker counts; None for what has none."""
+        """UUID of `cuda:N` as the worker numbers GPUs; None for other devices."""
         gpu = self._gpu(device)
         return gpu.uuid if gpu else None
 
     def _name_of(self, device: str) -> str:
-        """What the maker calls the device; empty where that is not known."""
+        """Product name of the device; empty where unknown."""
         gpu = self._gpu(device)
         return gpu.name if gpu else (self._machine.cpu.model or "" if device == "cpu" else "")
 

@@ -1,20 +1,30 @@
-"""Which outcome is a worker that ended without telling its own? Judged from outside.
+"""Outcome of a worker that reported none, from its exit status, and of a run, from its ranks.
 
-| seen | outcome |
+| exit status | outcome |
 |---|---|
-| the runner ended it at the time limit | timed_out, with where every thread stood |
-| no heartbeat of a rank for `heartbeat_timeout_s`, and the runner ended it | timed_out, the same |
+| ended by the runner at the time limit | timed_out, with the stack of every thread |
+| ended by the runner: a rank had no heartbeat for `heartbeat_timeout_s` | timed_out, the same |
 | SIGKILL, and the kernel's count of out-of-memory kills has risen | oom |
-| it aborted, and the C++ runtime's last words are `std::bad_alloc` | oom |
-| SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS: its own doing | crashed |
-| any other signal: somebody's doing | killed |
+| abort with `std::bad_alloc` as the C++ runtime's last message | oom |
+| SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS: its own faults | crashed |
+| any other signal | killed |
 | an exit code | crashed |
 
-Every outcome says in which phase it came, after how many steps, and the last that was printed.
+Every outcome names the phase, the steps done in it and the last lines of output.
+
+On several devices each rank has an outcome: the one it reported, else from its exit status where
+the agent saw it fail, else killed, because the agent ended it after another rank failed. The run is
+ok when every rank is; otherwise its outcome is that of one rank, by priority:
+
+    1  reported out of memory, diverged or unsupported
+    2  ended without an outcome
+    3  reported a crash, the earliest: losing another rank in the middle of an operation crashes the
+       rest too (`LOST_S` in worker/launch/ranks.py gives the agent time to end them first)
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import signal
 from collections.abc import Mapping
@@ -32,7 +42,7 @@ FAULTS: dict[int, str] = {
     signal.SIGTRAP: "a trap",
     signal.SIGSYS: "a forbidden system call",
 }
-"""Signals a process brings on itself."""
+"""Signals that a process causes itself."""
 
 OUTPUT_LINES = 15
 STACK_LINES = 60
@@ -40,100 +50,100 @@ STACK_LINES = 60
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerExit:
-    """How a worker ended, as far as it can be seen from outside."""
+    """How a worker ended, as its runner sees it."""
 
     exit_code: int
     """Negative: the number of the signal."""
     elapsed_s: float
     time_limit_s: float | None = None
-    """The limit it had passed when the runner ended it; None when it ended by itself."""
+    """The limit it had exceeded when the runner ended it; None when it ended by itself."""
     stacks: str = ""
-    """Where its threads stood at that moment."""
+    """Stacks of its threads at that moment."""
     oom_kills: int = 0
-    """Processes that the kernel's out-of-memory killer ended meanwhile."""
+    """Processes ended by the kernel's out-of-memory killer during the run."""
     output: str = ""
-    """What it printed."""
+    """Its stdout and stderr."""
     phase: str = "start"
     """The last phase it began."""
     steps: int = 0
-    """The steps it had told of in that phase."""
+    """Steps logged in that phase."""
     server_died: bool = False
-    """It went down with its server, whose end `exit_code` is."""
+    """Its server died; `exit_code` is the server's."""
     failed_ranks: Mapping[int, int] = field(default_factory=dict)
-    """Of a run on several devices: rank → exit code, of those that failed by themselves."""
+    """On several devices: rank → exit code, of the ranks that failed by themselves."""
     rank_outputs: Mapping[int, str] = field(default_factory=dict)
-    """What those printed."""
+    """Rank → output, of the same."""
     silent: Mapping[int, float] = field(default_factory=dict)
-    """Rank → seconds, of those that gave no sign of life when the runner ended the run for it."""
+    """Rank → seconds without a heartbeat, of the ranks for which the runner ended the run."""
     rank_stacks: Mapping[int, str] = field(default_factory=dict)
-    """Where the threads of those ranks stood that could still tell."""
+    """Rank → stacks of its threads, of the ranks that could still write them."""
 
 
-def outcome_from_exit(ending: WorkerExit) -> Outcome:
-    """The outcome of a worker that told none."""
-    printed, stacks = ending.output, ending.stacks
+def outcome_from_exit(worker: WorkerExit) -> Outcome:
+    """The outcome of a worker that reported none."""
+    printed, stacks = worker.output, worker.stacks
     if not stacks:
         # At a fatal signal faulthandler prints into the output.
-        printed, _, dump = ending.output.partition("Fatal Python error: ")
+        printed, _, dump = worker.output.partition("Fatal Python error: ")
         stacks, _, _ = dump.partition("\nExtension modules:")
-    facts: dict[str, object] = {"phase": ending.phase, "steps": ending.steps}
+    facts: dict[str, object] = {"phase": worker.phase, "steps": worker.steps}
     if printed.strip():
         facts["output"] = "\n".join(printed.rstrip().splitlines()[-OUTPUT_LINES:])
     if stacks.strip():
-        facts["stacks"] = "\n".join(stacks.strip().splitlines()[:STACK_LINES])
-    if ending.exit_code >= 0:
-        facts["exit_code"] = ending.exit_code
-    elif ending.silent:
-        facts["heartbeat_timeout_s"] = max(ending.silent.values())
-    elif ending.time_limit_s is None:  # else the signal was the runner's own
-        facts["signal"] = signal_name(-ending.exit_code)
-    status, message = _status(ending, _where(ending, stacks))
+        facts["stacks"] = _first_lines(stacks)
+    if worker.exit_code >= 0:
+        facts["exit_code"] = worker.exit_code
+    elif worker.silent:
+        facts["heartbeat_timeout_s"] = max(worker.silent.values())
+    elif worker.time_limit_s is None:  # else the signal was the runner's own
+        facts["signal"] = signal_name(-worker.exit_code)
+    status, message = _status(worker, _where(worker, stacks))
     return Outcome(status=status, message=message, origin="runner", facts=facts)
 
 
-def _where(ending: WorkerExit, stacks: str) -> str:
-    where = f"during {ending.phase}"
-    if ending.steps:
-        where += f", after {ending.steps:,d} steps"
+def _where(worker: WorkerExit, stacks: str) -> str:
+    where = f"during {worker.phase}"
+    if worker.steps:
+        where += f", after {worker.steps:,d} steps"
     at = innermost(stacks)
     return f"{where}, at {at}" if at else where
 
 
-def _status(ending: WorkerExit, where: str) -> tuple[Status, str]:
-    whose = "the worker's server" if ending.server_died else "the worker"
-    if ending.silent:
-        for_s = format_seconds(max(ending.silent.values()))
+def _status(worker: WorkerExit, where: str) -> tuple[Status, str]:
+    whose = "the worker's server" if worker.server_died else "the worker"
+    if worker.silent:
+        for_s = format_seconds(max(worker.silent.values()))
         return Status.TIMED_OUT, (
-            f"no sign of life for {for_s} {where}; it was ended. It was stopped (SIGSTOP), its "
-            "host is gone, or native code never returned."
+            f"no heartbeat for {for_s} {where}; terminated. The process was stopped (SIGSTOP), its "
+            "host is down, or native code never returned."
         )
-    if ending.time_limit_s is not None:
-        limit = format_seconds(ending.time_limit_s)
+    if worker.time_limit_s is not None:
+        limit = format_seconds(worker.time_limit_s)
         return Status.TIMED_OUT, (
-            f"not done within its time limit of {limit}; it was ended {where}. Raise time_limit_s "
-            "if it only needs longer."
+            f"time limit of {limit} exceeded; terminated {where}. Raise time_limit_s if the run "
+            "needs longer."
         )
-    if ending.exit_code == -signal.SIGKILL and ending.oom_kills > 0:
+    if worker.exit_code == -signal.SIGKILL and worker.oom_kills > 0:
         return Status.OOM, (
-            f"the kernel ended {whose} {where} because memory ran out. Try a smaller batch, or set "
-            "memory_limit_bytes so that it is refused memory in time."
+            f"the kernel's out-of-memory killer ended {whose} {where}. Try a smaller batch size, "
+            "or set memory_limit_bytes, so that an allocation fails first."
         )
-    if ending.exit_code == -signal.SIGABRT and "std::bad_alloc" in ending.output:
+    if worker.exit_code == -signal.SIGABRT and "std::bad_alloc" in worker.output:
         return Status.OOM, (
-            f"an allocation was refused {where}, where the framework could not report it "
-            "(std::bad_alloc). Try a smaller batch."
+            f"an allocation failed {where} where the framework could not report it "
+            "(std::bad_alloc). Try a smaller batch size."
         )
-    if ending.exit_code >= 0:
-        return Status.CRASHED, f"{whose} exited with code {ending.exit_code} {where}."
-    name = signal_name(-ending.exit_code)
-    fault = FAULTS.get(-ending.exit_code)
+    if worker.exit_code >= 0:
+        return Status.CRASHED, f"{whose} exited with code {worker.exit_code} {where}."
+    name = signal_name(-worker.exit_code)
+    fault = FAULTS.get(-worker.exit_code)
     if fault is not None:
         return Status.CRASHED, f"{whose} crashed with {name} ({fault}) {where}."
     return Status.KILLED, f"{whose} was killed from outside with {name} {where}."
 
 
 def innermost(stacks: str) -> str:
-    """Where the main thread stood, from faulthandler's dump: `file.py:77 in function`.
+    """The innermost frame of the main thread in faulthandler's dump: `file.py:77 in function`.
 
     The dump lists the most recent call first, and the main thread last; newer Pythons add the C
     stack after that.
@@ -150,3 +160,80 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def rank_outcomes(reported: Mapping[int, Outcome], worker: WorkerExit, ranks: int) -> list[Outcome]:
+    """The outcome of each rank; `reported` has those that the ranks reported themselves."""
+    if ranks == 1:
+        return [reported.get(0) or outcome_from_exit(worker)]
+    return [reported.get(rank) or _rank_outcome(rank, worker) for rank in range(ranks)]
+
+
+def run_outcome(outcomes: list[Outcome], reported: Mapping[int, Outcome]) -> Outcome:
+    """The outcome of a run from those of its ranks; `reported` holds, in the order of time, those
+    that the ranks reported themselves."""
+    failed = [rank for rank, outcome in enumerate(outcomes) if outcome.status is not Status.OK]
+    if len(outcomes) == 1 or not failed:
+        return outcomes[0]
+    own = [rank for rank in reported if rank in failed]
+    crashed = [rank for rank in own if reported[rank].status is Status.CRASHED]
+    gave_up = [rank for rank in own if rank not in crashed]
+    died = [r for r in failed if r not in reported and "ended_with" not in outcomes[r].facts]
+    rank = [*gave_up, *died, *crashed, *failed][0]
+    reason = outcomes[rank]
+    if reason.status is Status.UNSUPPORTED:  # what the spec asks for, not what one of them did
+        return reason
+    message = f"rank {rank} of {len(outcomes)}: {reason.message}"
+    return dataclasses.replace(reason, message=message, facts={**reason.facts, "rank": rank})
+
+
+def _rank_outcome(rank: int, worker: WorkerExit) -> Outcome:
+    """Of a rank that reported none. The agent ends ranks with SIGTERM after one has failed."""
+    if worker.silent:
+        return _timed_out(rank, worker)
+    ended = -signal.SIGTERM
+    failed = {r: code for r, code in worker.failed_ranks.items() if code != ended}
+    failed = failed or dict(worker.failed_ranks)
+    if rank in failed:
+        output = worker.rank_outputs.get(rank, "")
+        own = dataclasses.replace(worker, exit_code=failed[rank], output=output)
+        return outcome_from_exit(own)
+    if not failed:  # the agent itself was ended
+        return outcome_from_exit(worker)
+    others = ", ".join(map(str, sorted(failed)))
+    return Outcome(
+        status=Status.KILLED,
+        message=f"ended with the run, because rank {others} failed.",
+        origin="runner",
+        facts={"ended_with": sorted(failed)},
+    )
+
+
+def _timed_out(rank: int, worker: WorkerExit) -> Outcome:
+    """Of a rank whose run was ended because this rank, or another, had no heartbeat."""
+    stacks = worker.rank_stacks
+    if rank not in worker.silent:
+        facts: dict[str, object] = {"ended_with": sorted(worker.silent)}
+        if rank in stacks:
+            facts["stacks"] = _first_lines(stacks[rank])
+        others = ", ".join(map(str, sorted(worker.silent)))
+        message = f"ended with the run, because rank {others} had no heartbeat."
+        return Outcome(status=Status.KILLED, message=message, origin="runner", facts=facts)
+    own = {rank: worker.silent[rank]}
+    outcome = outcome_from_exit(
+        dataclasses.replace(worker, silent=own, stacks=stacks.get(rank, ""))
+    )
+    waiting = {r: text for r, text in stacks.items() if r not in worker.silent}
+    if not waiting:
+        return outcome
+    at = "; ".join(f"rank {r} was at {innermost(text)}" for r, text in waiting.items())
+    shown = {str(r): _first_lines(text) for r, text in waiting.items()}
+    return dataclasses.replace(
+        outcome,
+        message=f"{outcome.message} Meanwhile {at}.",
+        facts={**outcome.facts, "stacks_of_others": shown},
+    )
+
+
+def _first_lines(stacks: str) -> str:
+    return "\n".join(stacks.strip().splitlines()[:STACK_LINES])

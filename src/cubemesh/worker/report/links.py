@@ -5,7 +5,7 @@ nothing said so. Each rank tells its interface and transport, as its group finds
 are on several hosts, the interface that was used is held against the others that are up: network
 interfaces by the speed the kernel tells, and active ports of /sys/class/infiniband. (On one host
 messages stay in its memory; what its GPUs could have used is judged by the runner, which knows how
-they are joined: runs/idle_links.py.)
+they are joined: runs/enrich.py.)
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""NVLink that joins GPUs which exchanged over something else."""
+"""What the runner adds to a record."""
 
 import dataclasses
 
 import pytest
 
-from cubemesh.runs.idle_links import idle_nvlink
+from cubemesh.runs.enrich import nvlink_warning
 from cubemesh.schema import Gpu, Outcome, Rank, Status
 from cubemesh.schema.machine import GpuLink
 
@@ -39,7 +39,7 @@ def test_nvlink_that_was_not_used_is_a_warning(small_machine, transport, kind, w
     machine = dataclasses.replace(
         small_machine, gpus=GPUS, gpu_links=(GpuLink(first=0, second=1, kind=kind, links=18),)
     )
-    found = idle_nvlink(ranks(transport), machine, GPUS)
+    found = nvlink_warning(ranks(transport), machine, GPUS)
     assert (found is not None) == warned
     if found is not None:
         assert found.code == "faster-link-unused"
@@ -50,4 +50,4 @@ def test_links_of_other_gpus_do_not_count(small_machine):
     machine = dataclasses.replace(
         small_machine, gpus=GPUS, gpu_links=(GpuLink(first=0, second=1, kind="nvlink"),)
     )
-    assert idle_nvlink(ranks("NCCL SHM/direct"), machine, GPUS[2:]) is None
+    assert nvlink_warning(ranks("NCCL SHM/direct"), machine, GPUS[2:]) is None
