@@ -39,8 +39,7 @@ from cubemesh.schema import Budget, RunRecord, RunSpec, TrainSteps
 from cubemesh.schema.comparison import Ratio
 from cubemesh.schema.serialization import from_plain
 from cubemesh.store import Store
-from cubemesh.store.run_statistics import ratio_of_runs
-from cubemesh.store.windows import run_windows
+from cubemesh.store.run_statistics import ratio_of_runs, run_windows
 from cubemesh.views import terminal
 from cubemesh.views.progress import TerminalProgress
 

@@ -6,7 +6,7 @@ import pytest
 
 from cubemesh.networks import NETWORKS, build
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.networks.cost import LayerCost, costs, layer_cost, totals
+from cubemesh.networks.cost import LayerCost, costs, totals
 from cubemesh.networks.layers import LocalResponseNorm
 from cubemesh.networks.recurrent_layers import Mix, PairProduct
 from cubemesh.networks.sequence_layers import Attention
@@ -25,8 +25,7 @@ def of_last(add_layer, batch=2, before=True):
     x = add_layer(net, x)
     net.classify(net.flatten(x))
     network = net.build()
-    node = next(n for n in network.nodes if n.name == x)
-    return layer_cost(network, node, batch=batch)
+    return costs(network, batch)[x]
 
 
 X = 2 * 4 * 6 * 6  # 288 values come in
@@ -242,7 +241,6 @@ def test_layer_costs_add_up_and_scale():
     cost = found["conv2"]
     assert cost + cost == 2 * cost == cost * 2
     assert cost.total == cost.forward + cost.data_gradient + cost.weight_gradient
-    assert layer_cost(network, network.nodes[2]) == cost
 
 
 @pytest.mark.parametrize("name", NETWORKS)

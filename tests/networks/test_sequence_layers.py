@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cubemesh.errors import UsageError
-from cubemesh.networks.cost import LayerCost, layer_cost
+from cubemesh.networks.cost import LayerCost, costs
 from cubemesh.networks.sequence_builder import SequenceBuilder
 from cubemesh.networks.sequence_layers import (
     GELU,
@@ -62,7 +62,7 @@ def of_last(add_layer, features=12, batch=2):
     x = add_layer(net, net.linear(net.input("x", (5, 3)), features))
     net.classify(net.flatten(x))
     network = net.build()
-    return layer_cost(network, network.nodes[1], batch=batch)
+    return costs(network, batch)[network.nodes[1].name]
 
 
 X = 2 * 5 * 12  # 120 values come in, in 10 positions
@@ -119,7 +119,7 @@ def test_an_embedding_picks_rows():
     net = SequenceBuilder("net")
     net.classify(net.embedding(net.token_input("tokens", 5, 9), 4))
     network = net.build()
-    assert layer_cost(network, network.nodes[0], batch=2) == LayerCost(
+    assert costs(network, 2)[network.nodes[0].name] == LayerCost(
         forward=Cost(read_bytes=80 + 4 * 40, written_bytes=4 * 40),
         weight_gradient=Cost(
             other_flops=40, read_bytes=80 + 4 * 80, written_bytes=4 * (9 * 4 + 40)

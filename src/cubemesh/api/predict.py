@@ -10,7 +10,7 @@ from typing import get_args
 
 from cubemesh import networks
 from cubemesh.api.arguments import AnyStore, Settings, open_store, setting_lines
-from cubemesh.errors import DataError, UsageError, unknown_name
+from cubemesh.errors import UsageError, unknown_name
 from cubemesh.forecast.calibration import Calibration, defaults, read_sweeps
 from cubemesh.forecast.energy import BusyPower, busy_power, device_watts, sample_joules
 from cubemesh.forecast.from_records import told_by
@@ -20,6 +20,7 @@ from cubemesh.forecast.step import predict as forecast_steps
 from cubemesh.forecast.what_if import Change, changed, read_changes
 from cubemesh.machines.catalogue import datasheets
 from cubemesh.machines.catalogue.systems import load_system
+from cubemesh.machines.files import read_text
 from cubemesh.networks.memory import forecast as forecast_memory
 from cubemesh.schema import RunRecord
 from cubemesh.schema.spec import Precision
@@ -166,27 +167,15 @@ def _calibrated(
     known, watts = defaults(), None
     for source in sources:
         if isinstance(source, Path):
-            known = known.with_sweeps(*read_sweeps(_text(source), str(source)))
+            known = known.with_sweeps(
+                *read_sweeps(read_text(source, MAX_SWEEP_BYTES, "sweep"), str(source))
+            )
             continue
         told = told_by(source, network, request)
         rates |= told.rates
         known = known.with_sweeps(*told.sweeps)
         watts = told.device_watts or watts
     return rates, known, watts
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_SWEEP_BYTES + 1)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
-    if len(data) > MAX_SWEEP_BYTES:
-        raise DataError(f"{path} is larger than {MAX_SWEEP_BYTES >> 20} MiB: not a sweep.")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not text: byte {error.start} is not UTF-8.") from None
 
 
 def _point(

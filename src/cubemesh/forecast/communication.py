@@ -105,21 +105,6 @@ def host_factor(on: Fabric) -> str:
     return "host_exchange_zen2_bytes_per_s" if old else "host_exchange_bytes_per_s"
 
 
-def bus_factor(operation: Operation, devices: int) -> float:
-    """Bus bandwidth over algorithm bandwidth (size / time), as nccl-tests defines it: what makes
-    it comparable to a link's bandwidth on any number of devices."""
-    if operation == "all-reduce":
-        return 2 * (devices - 1) / devices
-    if operation in ("all-gather", "reduce-scatter"):
-        return (devices - 1) / devices
-    return 1.0
-
-
-def bus_bytes_per_s(operation: Operation, devices: int, size_bytes: float, seconds: float) -> float:
-    """The bus bandwidth of a collective that took `seconds`; `seconds` above 0."""
-    return size_bytes / seconds * bus_factor(operation, devices)
-
-
 def _narrowest(on: Fabric) -> str:
     local, network = on.local_bytes_per_s, on.network_bytes_per_s
     return on.network_name if network and (not local or network < local) else on.local_name

@@ -1,8 +1,8 @@
-"""Reading the kernel's small text files under a root folder, without ever raising.
+"""File reading: the kernel's small text files under a root folder, and user files up to a limit.
 
-What is missing, unreadable or malformed comes back as None; whoever needed it then says with
-`Tree.missing` what is unknown for it, and why. The root is "/" for the machine itself and any
-other folder for a machine described by a copy of its files.
+`Tree` never raises: what is missing, unreadable or malformed is None, and `Tree.missing` records
+what is unknown and why. Its root is "/" for this machine, or a folder with a copy of another
+machine's files.
 """
 
 from __future__ import annotations
@@ -12,7 +12,24 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cubemesh.errors import DataError
 from cubemesh.schema import Unknown
+
+
+def read_text(path: Path, max_bytes: int, what: str) -> str:
+    """The UTF-8 text of a user's file. DataError if it cannot be read, is larger than `max_bytes`
+    and so not a `what` ("topology"), or is not text."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
+    if len(data) > max_bytes:
+        raise DataError(f"{path} is larger than {max_bytes >> 20} MiB: not a {what}.")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not text: byte {error.start} is not UTF-8.") from None
 
 
 @dataclass

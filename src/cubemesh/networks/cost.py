@@ -24,15 +24,7 @@ from cubemesh.networks.sequence_flops import ALL_COUNTS
 from cubemesh.schema.cost import Cost
 from cubemesh.schema.spec import Precision
 
-__all__ = ["LayerCost", "costs", "layer_cost", "totals"]
-
-
-def layer_cost(network: Network, node: Node, batch: int = 1, element_bytes: int = 4) -> LayerCost:
-    """What `node` costs on `batch` samples, at `element_bytes` a value."""
-    flow = Flow(network)
-    kept = saved(network, flow)[node.name]
-    kept_bytes = sum(k.size_bytes(batch, element_bytes) for k in kept)
-    return _node_cost(flow, node, batch, element_bytes, kept_bytes)
+__all__ = ["LayerCost", "costs", "totals"]
 
 
 def costs(network: Network, batch: int = 1, precision: Precision = "fp32") -> dict[str, LayerCost]:

@@ -142,4 +142,4 @@ class Network:
         """
         from cubemesh.networks.weights import draw
 
-        return draw(self, seed)
+        return draw({**self.parameters, **self.state}, seed)

@@ -1,4 +1,4 @@
-"""With which values does training start? Drawn by NumPy, so the same in every framework.
+"""Weight initialisation, drawn by NumPy and so the same in every framework.
 
 One generator, PCG64 of the seed, runs through the network's parameters in the graph's order; zeros
 and ones take nothing from it. Values are drawn in float64 and rounded to float32 once: the rounding
@@ -9,25 +9,24 @@ are weights; biases, scales and running statistics start at zero or one.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Initializer, ParameterSpec, Shape
 
 _CHUNK = 1 << 20
 """Values drawn at a time: VGG's largest array would take 822 MB more if drawn whole in float64."""
 
 
-def draw(network: Network, seed: int = 0) -> dict[str, NDArray[np.float32]]:
-    """Initial value of every parameter, then of every state array, by name.
+def draw(specs: Mapping[str, ParameterSpec], seed: int = 0) -> dict[str, NDArray[np.float32]]:
+    """Initial value of every array, by name, drawn in the order of `specs`.
 
     Arrays have the graph's layout: (out, in / groups, height, width) or (out, in). `seed` is 0 or
     more; ValueError otherwise.
     """
     generator = np.random.Generator(np.random.PCG64(seed))
-    specs = {**network.parameters, **network.state}
     return {name: _draw_one(spec, generator) for name, spec in specs.items()}
 
 

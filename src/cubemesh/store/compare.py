@@ -15,10 +15,9 @@ from cubemesh.errors import UsageError
 from cubemesh.frameworks import entry
 from cubemesh.schema import Machine, RunRecord
 from cubemesh.schema.comparison import Ratio
-from cubemesh.store.run_statistics import Spread, pooled, ratio_of_runs, spread_between
+from cubemesh.store.run_statistics import Spread, pooled, ratio_of_runs, run_windows, spread_between
 from cubemesh.store.select import Selected, select, settings_of, shown
 from cubemesh.store.store import Store
-from cubemesh.store.windows import run_windows
 
 
 @dataclass(frozen=True, kw_only=True)

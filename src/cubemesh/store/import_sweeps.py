@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cubemesh.errors import DataError
+from cubemesh.machines.files import read_text
 from cubemesh.measure.collective_sweep import sweep_figures, wrong_results
 from cubemesh.schema import (
     Collective,
@@ -48,7 +49,7 @@ IMPORTED = "imported"
 def import_file(store: Store, path: Path, collective: str | None = None) -> list[RunRecord]:
     """Store the sweeps of a file; the records. DataError naming the line (of JSON the row) that
     cannot be; StoreError where it is stored already."""
-    text = _text(path)
+    text = read_text(path, MOST_BYTES, "test log")
     if text.lstrip().startswith("{"):
         sweeps = _of_json(text, str(path))
         framework = "pytorch"
@@ -184,17 +185,3 @@ def _sweep(run: dict[str, Any], rows: list[dict[str, Any]]) -> LoggedSweep:
 
 def _sound(point: SweepPoint) -> bool:
     return point.size_bytes > 0 and 0 < point.time_s < float("inf")
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
-    if len(data) > MOST_BYTES:
-        raise DataError(f"{path} is larger than {MOST_BYTES >> 20} MiB: it is no log of a test.")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no text: byte {error.start} is not UTF-8.") from None

@@ -83,7 +83,11 @@ SETTINGS: dict[str, dict[str, str]] = {
     "seq2seq": {"attention": "attentions", "widths": "hidden_sizes", "batches": "batch_sizes"},
     "sequential-equivalence": {"ranks": "devices", "exchanges": "strategies"},
     "strategies": _SCALING,
-    "strong-scaling": {**_SCALING, "global_batches": "global_batch_sizes"},
+    "strong-scaling": {
+        "exchanges": "strategies",
+        "alone": "independent",
+        "global_batches": "global_batch_sizes",
+    },
     "time-breakdown": {"batches": "batch_sizes"},
     "time-to-accuracy": {
         **_ONE_NETWORK,

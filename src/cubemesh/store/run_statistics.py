@@ -21,8 +21,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from cubemesh.measure.merge_ranks import merge_free_running, merge_lockstep
+from cubemesh.parallel.strategies import SIDE_BY_SIDE
 from cubemesh.schema.comparison import Ratio, classify_ratio
-from cubemesh.schema.record import Window
+from cubemesh.schema.record import RunRecord, Window
 from cubemesh.statistics import FEWEST_FOR_INTERVAL, mean, student_t
 
 ONE_RUN = (
@@ -44,6 +46,13 @@ class Spread:
     freedom: float
     source: str
     """Where it is known from, in words."""
+
+
+def run_windows(record: RunRecord) -> list[Window]:
+    """The measured windows of a run, each with the samples of all ranks."""
+    if record.spec.placement.devices > 1 and record.spec.program.sync in SIDE_BY_SIDE:
+        return merge_free_running(record.windows)
+    return merge_lockstep(record.measured)
 
 
 def ratio_of_runs(first: Sequence[Run], second: Sequence[Run], stored: Spread | None) -> Ratio:

@@ -114,7 +114,7 @@ def test_a_file_of_ones_own(tmp_path):
     )
     assert load_system(str(pair)).device == "h100-pcie-80gb"
     path.write_text(pair.read_text())
-    with pytest.raises(DataError, match=r"four.toml, line 4, system: .* one is enough"):
+    with pytest.raises(DataError, match=r"four.toml, line 4, system: "):
         load_system(str(pair))
 
 
@@ -182,7 +182,7 @@ def test_files_that_are_none(tmp_path):
     with pytest.raises(DataError, match="cannot be read: No such file"):
         load_system(str(tmp_path / "none.toml"))
     (tmp_path / "binary.xml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match="is no text: byte 0"):
+    with pytest.raises(DataError, match="byte 0 is not UTF-8"):
         load_system(str(tmp_path / "binary.xml"))
     (tmp_path / "large.txt").write_bytes(b" " * (5 << 20))
     with pytest.raises(DataError, match="larger than 4 MiB"):

@@ -17,7 +17,7 @@ from cubemesh.experiments.analysis.ratios import bounds
 from cubemesh.schema import Cell, Figure, Placement, Point, ProgramSettings, RunRecord
 from cubemesh.schema.outcome import STATUS_WORDS
 from cubemesh.statistics import median, nested_throughput_interval
-from cubemesh.store.windows import run_windows
+from cubemesh.store.run_statistics import run_windows
 
 K = TypeVar("K", bound=Hashable)
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from cubemesh.experiments.analysis.groups import Group
 from cubemesh.schema import Figure, RunRecord
 from cubemesh.statistics import FEWEST_FOR_INTERVAL, draws_interval, throughput, throughput_draws
-from cubemesh.store.windows import run_windows
+from cubemesh.store.run_statistics import run_windows
 
 Runs = list[list[tuple[float, float]]]
 """Of each run the windows as (samples, seconds)."""

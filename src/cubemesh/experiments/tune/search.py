@@ -39,7 +39,7 @@ from cubemesh.experiments.tune.search_space import (
 from cubemesh.frameworks import entry
 from cubemesh.schema import RunRecord, Status
 from cubemesh.schema.spec import Layout
-from cubemesh.store.windows import run_windows
+from cubemesh.store.run_statistics import run_windows
 
 NEAR = 0.15
 """How much slower than the fastest a configuration may be to be measured again: fresh processes

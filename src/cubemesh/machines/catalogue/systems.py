@@ -1,42 +1,48 @@
-"""Which systems are known, and how is one found by name or read from a file?
+"""Catalogue of systems: found by name, or read from a file.
 
-The systems are TOML files in the folder `systems` beside this one, each called as its system is.
-A user's own machine is a file of the same form; NCCL's topology XML and the text of `nvidia-smi
-topo -m` are understood as well.
+A system is a TOML file below the folder `systems`, named after the system. A user's own machine is
+a file of the same format; NCCL's topology XML and the output of `nvidia-smi topo -m` are read as
+well.
 """
 
 from __future__ import annotations
 
 from functools import cache
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from cubemesh.errors import DataError, UsageError, unknown_name
+from cubemesh.errors import UsageError, unknown_name
 from cubemesh.machines.catalogue.system import System
 from cubemesh.machines.catalogue.system_file import read_system
+from cubemesh.machines.files import read_text
 from cubemesh.machines.topology.nccl_xml import read_nccl_xml
 from cubemesh.machines.topology.smi_matrix import read_smi_matrix
 
 MOST_BYTES = 4 << 20
-"""A topology file is some kilobytes; what is larger is none."""
+"""Size limit of a topology file, which has some kilobytes."""
 
 
 @cache
 def system_names() -> tuple[str, ...]:
-    """The names of all systems in the catalogue, in the order of the alphabet."""
-    files = (f.name for f in resources.files(__package__).joinpath("systems").iterdir())
-    return tuple(sorted(f.removesuffix(".toml") for f in files if f.endswith(".toml")))
+    """The names of all systems in the catalogue, sorted."""
+    return tuple(sorted(_files()))
+
+
+@cache
+def _files() -> dict[str, Traversable]:
+    folders = resources.files(__package__).joinpath("systems").iterdir()
+    files = (file for folder in folders if folder.is_dir() for file in folder.iterdir())
+    return {f.name.removesuffix(".toml"): f for f in files if f.name.endswith(".toml")}
 
 
 @cache
 def system(name: str) -> System:
     """A system of the catalogue; UsageError naming the nearest for one that is not in it."""
-    if name not in system_names():
-        hint = "A file of your own works too; docs/topology.md tells what it holds."
+    if name not in _files():
+        hint = "A file of your own works too; docs/topology.md describes it."
         raise unknown_name("system of the catalogue", name, system_names(), hint, "systems")
-    file = f"{name}.toml"
-    text = resources.files(__package__).joinpath("systems", file).read_text("utf-8")
-    return read_system(text, file, system)
+    return read_system(_files()[name].read_text("utf-8"), f"{name}.toml", system)
 
 
 def load_system(name_or_file: str) -> System:
@@ -48,7 +54,7 @@ def load_system(name_or_file: str) -> System:
     path = Path(name_or_file)
     if path.suffix.lower() not in (".toml", ".xml", ".txt"):
         return system(name_or_file)
-    text = _text(path)
+    text = read_text(path, MOST_BYTES, "topology")
     if path.suffix.lower() == ".toml":
         return read_system(text, str(path), lambda named: _single(named, path.parent))
     read = read_nccl_xml if path.suffix.lower() == ".xml" else read_smi_matrix
@@ -68,22 +74,8 @@ def _single(named: str, folder: Path) -> System:
     if not named.endswith(".toml"):
         return system(named)
     path = folder / named
-    return read_system(_text(path), str(path), _no_cluster)
+    return read_system(read_text(path, MOST_BYTES, "topology"), str(path), _no_cluster)
 
 
 def _no_cluster(named: str) -> System:
-    raise UsageError(f"'{named}' is named by a cluster that is named by a cluster; one is enough.")
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
-    if len(data) > MOST_BYTES:
-        raise DataError(f"{path} is larger than {MOST_BYTES >> 20} MiB: it is no topology.")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no text: byte {error.start} is not UTF-8.") from None
+    raise UsageError(f"'{named}' is a cluster within a cluster; only one level is supported.")

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from cubemesh.errors import UsageError
 from cubemesh.machines.topology.networks import Network
 
-BITS = 8
 MOST_LEVELS = 3
 
 

@@ -29,7 +29,6 @@ MOST_ELEMENTS = 10_000
 MOST_NODES = 256
 """Of each kind, as in NCCL."""
 
-_KNOWN = frozenset({"system", "cpu", "pci", "gpu", "nvlink", "nic", "net", "pcilink", "c2c"})
 _NVLINK_BY_SM = {60: 1, 61: 1, 70: 2, 72: 2, 75: 2, 80: 3, 86: 3, 90: 4, 100: 5, 103: 5, 120: 5}
 _SMP_BY_MODEL = {(6, 79): "qpi-9.6", (6, 63): "qpi-9.6", (6, 85): "upi-10.4", (6, 143): "upi-16"}
 """By (family, model) of Intel's processors: Broadwell, Haswell, Skylake, Sapphire Rapids."""
