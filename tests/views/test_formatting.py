@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cubemesh.schema import Ceiling, Cell, Column, Placement, ProgramSettings, RunSpec, TrainSteps
-from cubemesh.views import formatting as wording
+from cubemesh.views import formatting
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from cubemesh.views import formatting as wording
     ],
 )
 def test_quantities(value, unit, low, high, text):
-    assert wording.quantity(value, unit, low, high) == text
+    assert formatting.quantity(value, unit, low, high) == text
 
 
 @pytest.mark.parametrize(
@@ -43,16 +43,16 @@ def test_quantities(value, unit, low, high, text):
     ],
 )
 def test_large_print_takes_a_figure_apart(given_, parts):
-    assert wording.split_figure(*given_) == parts
+    assert formatting.split_figure(*given_) == parts
 
 
 def test_units_stand_in_the_heading_once():
-    assert wording.heading(Column(name="throughput", unit="images/s")) == "throughput (images/s)"
-    assert wording.heading(Column(name="images/s", unit="images/s")) == "images/s"
-    assert wording.heading(Column(name="memory", unit="bytes")) == "memory"
-    assert wording.cell_text(Cell(value=2.0**30), Column(name="memory", unit="bytes")) == "1 GiB"
-    assert wording.cell_text(Cell(value=3.14159), Column(name="x", unit="m", digits=2)) == "3.1"
-    assert wording.cell_text(Cell(reason="why"), Column(name="x")) == "–"
+    assert formatting.heading(Column(name="throughput", unit="images/s")) == "throughput (images/s)"
+    assert formatting.heading(Column(name="images/s", unit="images/s")) == "images/s"
+    assert formatting.heading(Column(name="memory", unit="bytes")) == "memory"
+    assert formatting.cell_text(Cell(value=2.0**30), Column(name="memory", unit="bytes")) == "1 GiB"
+    assert formatting.cell_text(Cell(value=3.14159), Column(name="x", unit="m", digits=2)) == "3.1"
+    assert formatting.cell_text(Cell(reason="why"), Column(name="x")) == "–"
 
 
 @pytest.mark.parametrize(
@@ -67,12 +67,12 @@ def test_units_stand_in_the_heading_once():
     ],
 )
 def test_tail_of_gaps(row, start):
-    assert wording.gap_from(row) == start
+    assert formatting.gap_from(row) == start
 
 
 @given(st.text())
 def test_clean_text_steers_no_terminal_and_can_be_written(text):
-    cleaned = wording.clean(text)
+    cleaned = formatting.clean(text)
     assert len(cleaned) == len(text)
     assert "\x1b" not in cleaned
     assert all(ord(c) >= 32 or c in "\t\n" for c in cleaned)
@@ -81,51 +81,53 @@ def test_clean_text_steers_no_terminal_and_can_be_written(text):
 
 def test_runs_are_named_by_what_tells_them_apart():
     train = TrainSteps(network="resnet-50", batch_per_device=4096)
-    assert wording.run_name(RunSpec(work=train)) == "resnet-50 · minibatch 4,096"
+    assert formatting.run_name(RunSpec(work=train)) == "resnet-50 · minibatch 4,096"
     two = RunSpec(work=train, placement=Placement(devices=2))
-    assert wording.run_name(two).endswith("2 devices · each for itself · global minibatch 8,192")
+    assert formatting.run_name(two).endswith("2 devices · each for itself · global minibatch 8,192")
     four = RunSpec(
         work=train,
         placement=Placement(devices=4),
         program=ProgramSettings(sync="parameter-server"),
     )
-    assert wording.run_name(four).endswith("4 devices · parameter-server · global minibatch 16,384")
+    assert formatting.run_name(four).endswith(
+        "4 devices · parameter-server · global minibatch 16,384"
+    )
     ceilings = RunSpec(work=Ceiling(), placement=Placement(devices=2))
-    assert wording.run_name(ceilings).endswith("2 devices")
-    assert wording.run_name(RunSpec(work=Ceiling())) == "matrix product ceiling"
+    assert formatting.run_name(ceilings).endswith("2 devices")
+    assert formatting.run_name(RunSpec(work=Ceiling())) == "matrix product ceiling"
 
 
 def test_settings_leave_defaults_out(made):
-    settings = dict(wording.own_settings(made.record(64).spec))
+    settings = dict(formatting.own_settings(made.record(64).spec))
     assert settings["seconds"] == "1.0"
     assert settings["batch_per_device"] == "64"
     assert "learning_rate" not in settings
 
 
 def test_endings_say_each_thing_once(made):
-    assert wording.outcome_text(made.record(64)) == "done"
-    assert wording.outcome_text(made.record(64, outcome=made.OOM)) == made.OOM.message
+    assert formatting.outcome_text(made.record(64)) == "done"
+    assert formatting.outcome_text(made.record(64, outcome=made.OOM)) == made.OOM.message
     of_rank = dataclasses.replace(made.OOM, message=f"rank 1 of 2: {made.OOM.message}")
-    assert wording.outcome_text(made.record(64, outcome=of_rank)) == of_rank.message
+    assert formatting.outcome_text(made.record(64, outcome=of_rank)) == of_rank.message
 
 
 def test_results_are_what_the_run_came_to(made):
-    assert wording.result_text(made.record(128)) == "2,169 ± 14 samples/s"
-    assert wording.result_text(made.training_record()) == "accuracy 0.968"
-    assert wording.result_text(made.record(64, outcome=made.OOM)) == ""
+    assert formatting.result_text(made.record(128)) == "2,169 ± 14 samples/s"
+    assert formatting.result_text(made.training_record()) == "accuracy 0.968"
+    assert formatting.result_text(made.record(64, outcome=made.OOM)) == ""
 
 
 def test_machine_in_a_line(made):
-    assert wording.machine_line(made.machine(gpus=2)) == (
+    assert formatting.machine_line(made.machine(gpus=2)) == (
         "node-17 · 2 × NVIDIA H200 · 2 cores of AMD EPYC 9965 · 24 GiB · PyTorch 2.13.0"
     )
 
 
 def test_moments_read_in_utc():
-    assert wording.moment("2026-11-20T16:05:09+02:00") == "20 Nov 2026, 14:05 UTC"
-    assert wording.moment("some day") == "some day"
+    assert formatting.moment("2026-11-20T16:05:09+02:00") == "20 Nov 2026, 14:05 UTC"
+    assert formatting.moment("some day") == "some day"
 
 
 def test_names_of_the_code_read_as_words():
-    assert wording.words("telemetry_cpu_share") == "telemetry CPU share"
-    assert wording.words("cpuset") == "cpuset"
+    assert formatting.words("telemetry_cpu_share") == "telemetry CPU share"
+    assert formatting.words("cpuset") == "cpuset"

@@ -48,7 +48,7 @@ def value_text(value: Any) -> str:
 
 
 def host_lines(hosts: str | Iterable[str]) -> list[str]:
-    """The setting that `hosts` stands for."""
+    """`hosts` as the lines of a setting."""
     text = hosts if isinstance(hosts, str) else ",".join(hosts)
     return [f"hosts={text}"] if text else []
 

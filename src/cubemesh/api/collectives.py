@@ -114,7 +114,7 @@ def operation_name(text: str) -> str:
 
 
 def sweep_rows(record: RunRecord) -> list[dict[str, Any]]:
-    """A row for each size; `out_of_place` and `in_place` are None where they were not measured."""
+    """A row for each size; `out_of_place` and `in_place` are null where not measured."""
     work, devices = collective_of(record), record.spec.placement.devices
     points = together(record)
     rows = []

@@ -63,7 +63,7 @@ class Setting:
     type: str
     """As its values are typed: `cpu | cuda`, `integer,integer,…`."""
     default: Any
-    """As plain data; None where there is none."""
+    """As plain data; null without one."""
     means: str
 
 

@@ -54,7 +54,7 @@ class Prediction:
     forecast: Forecast
     points: tuple[PredictedPoint, ...]
     before: tuple[PredictedPoint, ...]
-    """Without the changes of `what_if`; empty where there are none."""
+    """Without the changes of `what_if`; empty without changes."""
     changes: tuple[Change, ...]
     measured: Mapping[int, float]
     """Devices → samples per second that the forecast was fitted to."""

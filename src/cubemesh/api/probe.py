@@ -22,7 +22,7 @@ class SystemTopology:
 
     title: str
     system: System | None
-    """What the catalogue or a file has; None of this machine."""
+    """What the catalogue or a file has; null for this machine."""
     analysis: TopologyAnalysis
 
     @property

@@ -27,7 +27,7 @@ class ResultTable(Sequence[dict[str, Any]]):
     @cached_property
     def rows(self) -> tuple[dict[str, Any], ...]:
         """A dict for each run, all with the same keys: its settings, its outcome, then every figure
-        that any of the runs has, None where it has none."""
+        that any of the runs has (None where missing)."""
         names = dict.fromkeys(name for record in self.records for name in record.figures)
         return tuple({**_row(r), **{n: r.figure(n) for n in names}} for r in self.records)
 

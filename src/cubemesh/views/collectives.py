@@ -14,7 +14,7 @@ from rich.console import Console
 from cubemesh.api.collectives import Sweeps, pair_rows, sweep_rows
 from cubemesh.experiments.collectives.report import collective_of
 from cubemesh.schema import Rank, RunRecord
-from cubemesh.views import formatting as wording
+from cubemesh.views import formatting
 from cubemesh.views.json_output import envelope
 
 _HEADINGS = ("size", "count", "type", "redop", "root")
@@ -68,12 +68,12 @@ def lines(record: RunRecord) -> Iterator[str]:
     """One sweep as nccl-tests prints it."""
     work, devices = collective_of(record), record.spec.placement.devices
     by = f" by {record.library}" if record.library else ""
-    yield wording.clean(f"# Collective test: {work.collective} on {devices} devices{by}")
+    yield formatting.clean(f"# Collective test: {work.collective} on {devices} devices{by}")
     for rank in record.ranks:
         name = f" {rank.device_name}" if rank.device_name else ""
-        yield wording.clean(f"#  Rank {rank.rank:2} on {rank.host} device {rank.device}{name}")
+        yield formatting.clean(f"#  Rank {rank.rank:2} on {rank.host} device {rank.device}{name}")
     if not record.ok:
-        yield f"# {wording.outcome_text(record)}"
+        yield f"# {formatting.outcome_text(record)}"
     found = sweep_rows(record)
     if not found:
         return

@@ -1,7 +1,7 @@
-"""How do figures, settings and endings read? One spelling for the page and the terminal.
+"""Text of figures, settings and outcomes, the same in the page and the terminal.
 
-A figure with an interval reads `19.9 ± 0.2`, rounded by its interval; a whole number reads in
-full; anything else is rounded to the significant digits its column asks for.
+A figure with an interval is `19.9 ± 0.2`, rounded by its interval; a whole number is in full; other
+numbers have the significant digits of their column.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FRAMEWORK_NAMES: Mapping[str, str] = {
 }
 
 SCALED = frozenset({"bytes", "B", "s", "FLOP", "FLOP/s", "B/s", "bytes/s", "Hz", "W", "J"})
-"""Units whose figures carry a prefix of their own, so that they stand in the cell, not the head."""
+"""Units with SI prefixes: they are in the cell, not in the column head."""
 
 _WHOLE = 1e15
 _OF_RANK = re.compile(r"^rank \d+ of \d+: ")
@@ -53,7 +53,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u
 
 
 def clean(text: str) -> str:
-    """`text` without control characters: a name from outside must not steer a terminal."""
+    """`text` without control characters, which could control a terminal."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
@@ -69,7 +69,7 @@ def quantity(
 ) -> str:
     """A figure with its unit and its interval, where it has one: `19.9 ± 0.2 images/s`.
 
-    Bytes, seconds and others that take prefixes choose their own scale: `0.9 GiB`, `110 ms`.
+    Bytes, seconds and other units with prefixes are scaled: `0.9 GiB`, `110 ms`.
     """
     unit = clean(unit)
     if low is not None and high is not None:
@@ -98,7 +98,7 @@ def split_figure(
 
 
 def cell_text(cell: Cell, column: Column) -> str:
-    """What stands in a cell of a table; a gap reads "–" (its reason is the view's to place)."""
+    """The text of a table cell; "–" for a gap, whose reason the view places."""
     if cell.value is not None:
         unit = column.unit if column.unit in SCALED else ""
         return quantity(cell.value, unit, cell.low, cell.high, column.digits)
@@ -106,7 +106,7 @@ def cell_text(cell: Cell, column: Column) -> str:
 
 
 def words(name: str) -> str:
-    """A name of the code as words: `host_cpu` reads "host CPU"."""
+    """A name of the code as words: `host_cpu` → "host CPU"."""
     spaced = clean(name.replace("_", " "))
     return re.sub(r"\b[cg]pu\b", lambda found: found[0].upper(), spaced)
 
@@ -117,9 +117,9 @@ def is_gap(cell: Cell) -> bool:
 
 
 def gap_from(row: tuple[Cell, ...]) -> int | None:
-    """Where a row stops having figures, if all cells from there on are gaps with one reason.
+    """The index of the first gap of a row whose remaining cells are gaps with one reason.
 
-    Such a tail is shown as one sentence across its columns.
+    Such a tail is shown as one text across its columns.
     """
     start = len(row)
     while start > 0 and is_gap(row[start - 1]):
@@ -130,25 +130,25 @@ def gap_from(row: tuple[Cell, ...]) -> int | None:
 
 
 def heading(column: Column) -> str:
-    """The heading of a column: its name, and its unit where the cells do not carry their own."""
+    """The head of a column: its name, and its unit where the cells do not have it."""
     if not column.unit or column.unit in SCALED or column.unit in column.name:
         return clean(column.name)
     return clean(f"{column.name} ({column.unit})" if column.name else column.unit)
 
 
 def axis_title(axis: Axis) -> str:
-    """An axis' name with its unit, which is not said twice."""
+    """The name of an axis with its unit, unless the name has it."""
     if not axis.unit or axis.unit in axis.name:
         return clean(axis.name)
     return clean(f"{axis.name} ({axis.unit})" if axis.name else axis.unit)
 
 
 def run_name(spec: RunSpec) -> str:
-    """What a run is called where space is short: `resnet-50 · minibatch 16`."""
+    """The short name of a run: `resnet-50 · batch size 16`."""
     work = spec.work
     if isinstance(work, NetworkWork):
         forward = " forward" if isinstance(work, Forward) else ""
-        parts = [f"{work.network}{forward}", f"minibatch {work.batch_per_device:,}"]
+        parts = [f"{work.network}{forward}", f"batch size {work.batch_per_device:,}"]
         if work.image_size is not None:
             parts.append(f"{work.image_size} pixels")
     elif isinstance(work, Collective):
@@ -166,35 +166,34 @@ def run_name(spec: RunSpec) -> str:
     parts += _arrangement(spec)
     program, usual = spec.program, ProgramSettings()
     parts += [
-        f"data on the {value}" if name == "data_location" else value
+        f"data on {value}" if name == "data_location" else value
         for name in ("framework", "precision", "layout", "data_location")
         if (value := getattr(program, name)) != getattr(usual, name)
     ]
     if spec.against is not None:
-        parts.append("alternating with another")
+        parts.append("interleaved A/B")
     return clean(" · ".join(parts))
 
 
 def _together(spec: RunSpec) -> list[str]:
-    """How many devices a run has, and what they do together."""
+    """Number of devices, gradient synchronisation and global batch size of a run."""
     parts = [f"{spec.placement.devices} devices"]
     if isinstance(spec.work, Training):
-        alone = spec.program.sync == "none"
-        parts.append("each for itself" if alone else spec.program.sync)
-        parts.append(f"global minibatch {spec.global_batch:,}")
+        parts.append("no sync" if spec.program.sync == "none" else spec.program.sync)
+        parts.append(f"global batch size {spec.global_batch:,}")
     return parts
 
 
 def _arrangement(spec: RunSpec) -> list[str]:
-    """How the threads of a run are placed, where that was asked for."""
-    place, told = spec.placement, []
+    """Threads and pinning of a run, where they are not the default."""
+    place, parts = spec.placement, []
     if place.threads is not None:
-        told.append(f"{place.threads} thread{'' if place.threads == 1 else 's'}")
+        parts.append(f"{place.threads} thread{'' if place.threads == 1 else 's'}")
     if place.pinning != "none":
-        told.append(place.pinning)
+        parts.append(place.pinning)
     if place.numa_node is not None:
-        told.append(f"node {place.numa_node}")
-    return told
+        parts.append(f"NUMA node {place.numa_node}")
+    return parts
 
 
 def own_settings(spec: RunSpec) -> tuple[tuple[str, str], ...]:
@@ -207,7 +206,7 @@ def own_settings(spec: RunSpec) -> tuple[tuple[str, str], ...]:
 
 
 def outcome_text(record: RunRecord) -> str:
-    """How a run ended, with what the outcome itself says about it."""
+    """The outcome of a run with its message."""
     ending = STATUS_WORDS[record.outcome.status]
     message = clean(record.outcome.message)
     if not message or _OF_RANK.sub("", message.lower()).startswith(ending):
@@ -225,11 +224,11 @@ _RESULTS = {
 
 
 def result_text(record: RunRecord) -> str:
-    """What a run came to, in a few words: `19.9 ± 0.2 samples/s`, `accuracy 0.968`, or ""."""
+    """The main figures of a run: `19.9 ± 0.2 samples/s`, `accuracy 0.968`, or ""."""
     shown: list[str] = []
     for name, label in _RESULTS.items():
         figure = record.figures.get(name)
-        # The rate of a step says nothing that its throughput does not say better.
+        # The throughput already has the rate.
         if figure is not None and not (name == "rate_flops_per_s" and shown):
             text = quantity(figure.value, figure.unit, figure.low, figure.high)
             shown.append(f"{label}{text}")
@@ -256,7 +255,7 @@ def machine_line(machine: Machine) -> str:
 
 
 def moment(iso: str) -> str:
-    """`20 Nov 2026, 14:05 UTC` of an ISO 8601 date; what is none stays as it is."""
+    """`20 Nov 2026, 14:05 UTC` of an ISO 8601 date; other text unchanged."""
     try:
         when = datetime.datetime.fromisoformat(iso)
     except ValueError:

@@ -1,7 +1,7 @@
-"""How do records and answers look to another program? The JSON behind `--json`.
+"""JSON documents of `--json`.
 
-Every document is an `envelope`: `{"schema": 1, "kind": …}` and its own fields. JSON knows no NaN
-and no infinity: such a value (the loss of a run that diverged) becomes null.
+Every document is an `envelope`: `{"schema": 1, "kind": …}` and its own fields. JSON has no NaN and
+no infinity: such a value (the loss of a run that diverged) becomes null.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cubemesh.api.tune import TuneResult
 
 SCHEMA = 1
-"""Version of the documents made here; it rises when a field changes its meaning or goes."""
+"""Version of the documents: it increases when a field changes its meaning or is removed."""
 
 
 def envelope(kind: str, **fields: Any) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def envelope(kind: str, **fields: Any) -> dict[str, Any]:
 
 
 def finite(value: Any) -> Any:
-    """Plain data with every number that JSON has no word for replaced by None."""
+    """Plain data with NaN and infinities replaced by None."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -46,7 +46,7 @@ def finite(value: Any) -> Any:
 
 
 def step_statistics(record: RunRecord) -> dict[str, float | int | None] | None:
-    """Seconds a step takes, over the windows that count; None where nothing was measured.
+    """Step time in seconds over the measured windows; None without any.
 
     `low` and `high` are the 95 % bootstrap interval of the median, None for too few windows.
     """
@@ -67,18 +67,18 @@ def step_statistics(record: RunRecord) -> dict[str, float | int | None] | None:
 
 
 def attribution(record: RunRecord) -> dict[str, float] | None:
-    """Seconds of the mean step by part; they add up to `step_s.mean`. None where no attribution
-    was asked for. A part that cannot be on this many devices is absent, not 0."""
+    """Seconds of the mean step by part; they add up to `step_s.mean`. None where it was not
+    profiled. A part that is impossible on this many devices is absent, not 0."""
     return {part.name: part.seconds for part in record.parts} or None
 
 
 def rank_attributions(record: RunRecord) -> list[dict[str, float]]:
-    """The same of every rank, in their order; empty of a run on one device."""
+    """The same for every rank; empty for a run on one device."""
     return [{part.name: part.seconds for part in own} for own in record.rank_parts]
 
 
 def spec_json(spec: RunSpec) -> dict[str, Any]:
-    """A spec in its four parts, with what people look for first at the top level as well."""
+    """A spec in its four parts, with its main fields at the top level as well."""
     work = spec.work
     return {
         **to_plain(spec),
@@ -92,8 +92,7 @@ def spec_json(spec: RunSpec) -> dict[str, Any]:
 
 
 def roofline_json(record: RunRecord) -> list[dict[str, Any]]:
-    """The layers of a run whose layers were timed, those that lose most first, with what the chart
-    shows of them; empty of any other."""
+    """Roofline points of a run whose layers were timed, the largest loss first; empty otherwise."""
     return [
         {
             **to_plain(point),
@@ -106,7 +105,7 @@ def roofline_json(record: RunRecord) -> list[dict[str, Any]]:
 
 
 def record_json(record: RunRecord) -> dict[str, Any]:
-    """A record with its figures where a program looks for them; see docs/report.md."""
+    """A record; see docs/report.md."""
     outcome = record.outcome
     document = {
         "run_id": record.run_id,
@@ -156,13 +155,13 @@ def record_json(record: RunRecord) -> dict[str, Any]:
 
 
 def answer_json(answer: Answer) -> dict[str, Any]:
-    """An answer as it is: findings, tables, charts, warnings, notes."""
+    """An answer: findings, tables, charts, warnings, notes."""
     return {f.name: finite(to_plain(getattr(answer, f.name))) for f in dataclasses.fields(answer)}
 
 
 def machine_json(machine: Machine) -> dict[str, Any]:
-    """The document of a machine, with its id, the memory that is really usable, and of several
-    GPUs the topology (null where it is not known)."""
+    """The document of a machine, with its id, its usable memory, and the topology of several GPUs
+    (null where it is not known)."""
     return envelope(
         "machine",
         machine_id=machine.machine_id,

@@ -1,7 +1,7 @@
-"""How do answers, machines and runs read in a terminal?
+"""Terminal pages of answers, machines and runs.
 
-Everything goes through a Rich console, which drops colours on a pipe and under NO_COLOR. Text
-from outside is printed as text: neither Rich's markup nor control characters in it have effect.
+A Rich console drops colours on a pipe and under NO_COLOR. Rich markup and control characters in
+text from outside have no effect.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cubemesh.experiments.analysis.roofline import losses
 from cubemesh.experiments.collectives.report import sweep_tables
 from cubemesh.schema import Answer, Finding, Machine, RunRecord, Series, Status, Table, Warning
 from cubemesh.units import format_seconds
-from cubemesh.views import formatting as wording
+from cubemesh.views import formatting
 from cubemesh.views.facts import machine as machine_facts
 from cubemesh.views.facts import run as run_facts
 from cubemesh.views.json_output import step_statistics
@@ -29,21 +29,18 @@ _GAP = "  "
 
 
 def stdout_console() -> Console:
-    """Where data goes."""
+    """The console for data."""
     return Console(highlight=False)
 
 
 def stderr_console() -> Console:
-    """Where progress and messages go."""
+    """The console for progress and messages."""
     return Console(stderr=True, highlight=False)
 
 
 def print_answer(console: Console, answer: Answer) -> None:
-    """What was compared, the tables, then what was found, what to doubt, and what to know.
-
-    Charts are left to the page; a chart's missing points stand in the table with their reason.
-    """
-    _line(console, wording.clean(answer.title), style="bold")
+    """Title, tables, findings, warnings and notes of an answer, without its charts."""
+    _line(console, formatting.clean(answer.title), style="bold")
     for table in answer.tables:
         print_table(console, table)
         console.print()
@@ -51,20 +48,23 @@ def print_answer(console: Console, answer: Answer) -> None:
         _print_finding(console, finding)
     print_warnings(console, answer.warnings)
     for note in answer.notes:
-        _line(console, wording.clean(note), style=SOFT)
+        _line(console, formatting.clean(note), style=SOFT)
 
 
 def print_table(console: Console, table: Table) -> None:
-    """A table without lines: names to the left, figures to the right, and where a row has no
-    figures the reason across its columns."""
+    """A table without lines: text left, figures right, and the reason of a gap across its
+    columns."""
     if table.title:
-        _line(console, wording.clean(table.title), style="bold")
+        _line(console, formatting.clean(table.title), style="bold")
     rows = [
-        [wording.cell_text(cell, column) for cell, column in zip(row, table.columns, strict=True)]
+        [
+            formatting.cell_text(cell, column)
+            for cell, column in zip(row, table.columns, strict=True)
+        ]
         for row in table.rows
     ]
-    tails = [wording.gap_from(row) for row in table.rows]
-    headings = [wording.heading(column) for column in table.columns]
+    tails = [formatting.gap_from(row) for row in table.rows]
+    headings = [formatting.heading(column) for column in table.columns]
     numeric = [
         any(row[i].value is not None for row in table.rows) for i in range(len(table.columns))
     ]
@@ -84,17 +84,17 @@ def print_table(console: Console, table: Table) -> None:
     for row, tail, cells in zip(rows, tails, table.rows, strict=True):
         if tail is None:
             for i, cell in enumerate(cells):
-                if wording.is_gap(cell) and cell.reason:
-                    row[i] = wording.clean(cell.reason)
+                if formatting.is_gap(cell) and cell.reason:
+                    row[i] = formatting.clean(cell.reason)
             _print_row(console, row, widths, numeric)
             continue
         reason = next(cell.reason for cell in cells[tail:] if cell.reason)
-        _print_row(console, row[:tail], widths, numeric, reason=wording.clean(reason))
+        _print_row(console, row[:tail], widths, numeric, reason=formatting.clean(reason))
 
 
 def print_machine(console: Console, machine: Machine) -> None:
-    """All that was found out about a machine, and what was not."""
-    _line(console, wording.machine_line(machine), style="bold")
+    """The facts of a machine, and what is unknown with the reason."""
+    _line(console, formatting.machine_line(machine), style="bold")
     for group in machine_facts.machine_groups(machine):
         console.print()
         _line(console, group.title, style=ACCENT)
@@ -107,9 +107,9 @@ def print_machine(console: Console, machine: Machine) -> None:
         _print_topology(console, machine)
     if machine.unknown:
         console.print()
-        _line(console, "Not known", style=ACCENT)
+        _line(console, "Unknown", style=ACCENT)
         print_facts(
-            console, [(wording.clean(u.what), wording.clean(u.why)) for u in machine.unknown]
+            console, [(formatting.clean(u.what), formatting.clean(u.why)) for u in machine.unknown]
         )
 
 
@@ -128,37 +128,44 @@ def _print_topology(console: Console, machine: Machine) -> None:
 
 
 def print_record(console: Console, record: RunRecord, series: Sequence[Series] = ()) -> None:
-    """One run: how it ended, its figures, its settings, where its time went."""
-    _line(console, wording.run_name(record.spec), style="bold")
+    """One run: outcome, figures, settings, step breakdown, phases, telemetry."""
+    _line(console, formatting.run_name(record.spec), style="bold")
     if record.ok:
-        _line(console, wording.result_text(record) or wording.outcome_text(record))
+        _line(console, formatting.result_text(record) or formatting.outcome_text(record))
     else:
-        _line(console, wording.outcome_text(record), style=outcome_style(record))
+        _line(console, formatting.outcome_text(record), style=outcome_style(record))
     console.print()
     print_facts(console, run_facts.run_facts(record))
     for title, pairs in (
-        ("Settings that differ from the default", wording.own_settings(record.spec)),
+        ("Settings that differ from the default", formatting.own_settings(record.spec)),
         (
-            "Where the step's time goes",
+            "Breakdown of the mean step time",
             [
                 *(
                     (p.name, f"{p.seconds}, {100 * p.share:.1f} %")
                     for p in run_facts.part_shares(record)
                 ),
-                *(("biggest loss", text) for text in (run_facts.loss_sentence(record),) if text),
+                *(
+                    ("largest overhead", text)
+                    for text in (run_facts.bottleneck_text(record),)
+                    if text
+                ),
             ],
         ),
         *(
-            (f"Time of a step by {wording.clean(b.name)}", run_facts.breakdown_facts(b))
+            (f"Step time by {formatting.clean(b.name)}", run_facts.breakdown_facts(b))
             for b in record.breakdowns
         ),
-        ("Files", [(wording.clean(n), wording.clean(f)) for n, f in record.artifacts.items()]),
         (
-            "Where the run's time went",
+            "Files",
+            [(formatting.clean(n), formatting.clean(f)) for n, f in record.artifacts.items()],
+        ),
+        (
+            "Phases of the run",
             [(p.name, p.seconds) for p in run_facts.phase_shares(record)],
         ),
         (
-            "Sampled beside it",
+            "Telemetry",
             [(run_facts.series_name(one)[0], run_facts.series_note(one)) for one in series],
         ),
     ):
@@ -176,85 +183,84 @@ def print_record(console: Console, record: RunRecord, series: Sequence[Series] =
     if traceback:
         console.print()
         for line in str(traceback).splitlines():
-            _line(console, f"  {wording.clean(line)}", style=SOFT)
+            _line(console, f"  {formatting.clean(line)}", style=SOFT)
     print_warnings(console, record.warnings)
 
 
 def print_results(
     console: Console, records: Iterable[RunRecord], *, filtered: bool = False
 ) -> None:
-    """A line for every run: when, what, how fast, how it ended; `filtered` says that there may be
-    others."""
+    """A line per run: id, time, name, result, outcome; `filtered` if filters were given."""
     rows = []
     styles = []
     for record in records:
         step = step_statistics(record)
         rows.append(
             [
-                wording.clean(record.run_id),
-                wording.clean(record.started_utc[:16].replace("T", " ")),
-                wording.run_name(record.spec),
-                wording.result_text(record),
+                formatting.clean(record.run_id),
+                formatting.clean(record.started_utc[:16].replace("T", " ")),
+                formatting.run_name(record.spec),
+                formatting.result_text(record),
                 format_seconds(step["median"]) if step and step["median"] is not None else "",
-                "" if record.ok else wording.outcome_text(record),
+                "" if record.ok else formatting.outcome_text(record),
                 "!" if record.warnings else "",
             ]
         )
         styles.append("" if record.ok else outcome_style(record))
     if not rows:
-        none = "No runs are stored here. `cubemesh run minibatch` makes the first ones."
-        _line(console, "No stored run is like that." if filtered else none)
+        none = "No stored runs. Start with: cubemesh run minibatch"
+        _line(console, "No stored run matches." if filtered else none)
         return
-    warned = "warned" if any(row[-1] for row in rows) else ""
-    headings = ["run", "started (UTC)", "what", "result", "step", "", warned]
+    warned = "warnings" if any(row[-1] for row in rows) else ""
+    headings = ["id", "started (UTC)", "run", "result", "step", "", warned]
     numeric = [False, False, False, True, True, False, False]
     widths = [
         max(cell_len(text) for text in column) for column in zip(headings, *rows, strict=True)
     ]
-    widths[-2] = 0  # endings are sentences, and the last but one column: let them run on
+    widths[-2] = 0  # outcomes are long and in the last but one column
     _print_row(console, headings, widths, numeric, style=SOFT)
     for row, style in zip(rows, styles, strict=True):
         _print_row(console, row, widths, numeric, style=style)
 
 
 def print_warnings(console: Console, warnings: Iterable[Warning]) -> None:
-    """`! cause: remedy`, one for each code: the first, and how many more there are of it."""
+    """`! cause: remedy`, the first warning of each code and the number of the others."""
     by_code: dict[str, list[Warning]] = {}
     for warning in warnings:
         by_code.setdefault(warning.code, []).append(warning)
     for warning, *others in by_code.values():
         text = Text("! ", style=f"bold {CAUTION}")
-        text.append(wording.clean(warning.cause), style=CAUTION)
+        text.append(formatting.clean(warning.cause), style=CAUTION)
         if others:
-            text.append(f" ({len(others)} more like this)", style=SOFT)
+            text.append(f" ({len(others)} more)", style=SOFT)
         if warning.remedy:
-            text.append(f" {wording.clean(warning.remedy)}", style="")
+            text.append(f" {formatting.clean(warning.remedy)}", style="")
         console.print(text, soft_wrap=True)
 
 
 def outcome_style(record: RunRecord) -> str:
-    """Green for a figure, plain for an ending that is an answer, red for a fault."""
+    """Green for ok, plain for an expected outcome, red for a failure."""
     if record.outcome.status is Status.OK:
         return ACCENT
     return "" if record.outcome.status.expected else FAULT
 
 
 def _print_finding(console: Console, finding: Finding) -> None:
-    text = Text(wording.clean(finding.text))
+    text = Text(formatting.clean(finding.text))
     if finding.caveats:
         text.append(f" (! {', '.join(finding.caveats)})", style=CAUTION)
     if finding.remedy:
-        text.append(f" {wording.clean(finding.remedy)}", style=ACCENT)
+        text.append(f" {formatting.clean(finding.remedy)}", style=ACCENT)
     console.print(text, soft_wrap=True)
 
 
 def print_heading(console: Console, text: str, *, first: bool = False) -> None:
-    """A line above what follows; `first` for what all of it is about."""
-    _line(console, wording.clean(text), style="bold" if first else ACCENT)
+    """A heading; `first` for the title of the page."""
+    _line(console, formatting.clean(text), style="bold" if first else ACCENT)
 
 
 def print_facts(console: Console, pairs: Iterable[tuple[str, str]]) -> None:
-    """Names and values, the values below one another."""
+    """Names and values in two columns."""
     known = list(pairs)
     width = max((cell_len(name) for name, _ in known), default=0)
     for name, value in known:

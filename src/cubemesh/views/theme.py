@@ -1,12 +1,10 @@
-"""Which colours, dashes and marks does every drawing use?
+"""Theme of every drawing: colours, dashes, marks and fonts.
 
-A drawing names its colours as CSS variables (`var(--accent)`). In a page they are resolved by the
-browser, so one drawing is right in the light and in the dark; for a file, `resolved` puts the
-light values in their place.
+A drawing names its colours as CSS variables (`var(--accent)`). In a page the browser resolves them
+for the light or dark scheme; for a file `resolved` replaces them by the light values.
 
-The categorical colours are told apart under the common colour-vision deficiencies (they follow
-Okabe and Ito, "Color Universal Design", 2008, around our own green), and lines differ in their
-marks as well, so nothing rests on colour alone.
+The categorical colours are distinct under the common colour-vision deficiencies (Okabe and Ito,
+"Color Universal Design", 2008, around our own green); lines also differ in their marks.
 """
 
 from __future__ import annotations
@@ -71,7 +69,7 @@ _DASHES: Mapping[str, tuple[int, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class LineLook:
+class LineStyle:
     """How one line of a chart is drawn."""
 
     colour: str
@@ -88,10 +86,10 @@ def variable(name: str) -> str:
     return f"var(--{name})"
 
 
-def line_looks(lines: Sequence[Line]) -> tuple[LineLook, ...]:
-    """One look for each line: own colours for what was measured or forecast here, grey for what
-    was published or only refers."""
-    looks = []
+def line_styles(lines: Sequence[Line]) -> tuple[LineStyle, ...]:
+    """One style per line: categorical colours for measured and forecast lines, grey for published
+    and reference lines."""
+    styles = []
     own = 0
     for line in lines:
         if line.role in ("measured", "forecast"):
@@ -101,8 +99,8 @@ def line_looks(lines: Sequence[Line]) -> tuple[LineLook, ...]:
         else:
             colour = variable("published" if line.role == "published" else "soft")
             shape = "circle"
-        looks.append(LineLook(colour=colour, dash=_DASHES[line.role], shape=shape))
-    return tuple(looks)
+        styles.append(LineStyle(colour=colour, dash=_DASHES[line.role], shape=shape))
+    return tuple(styles)
 
 
 def css_variables(colours: Mapping[str, str]) -> str:

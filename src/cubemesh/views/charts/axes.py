@@ -1,9 +1,8 @@
-"""Which axes, scales and rows of data does a chart need?
+"""Axes, scales and data rows of a chart, shared by its layers.
 
-A `Frame` is what all layers of one chart share. Value axes start at zero unless every value of a
-line chart lies in the upper half of the range and the axis does not insist on its zero. The ticks
-of a logarithmic x axis are the values that were run. Bars lie on their side where their names are
-long.
+Value axes start at zero, except in a line chart whose values are all in the upper half of the range
+and whose axis allows it. The ticks of a logarithmic x axis are the values that were run. Bars are
+horizontal where their names are long.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 from cubemesh.errors import UsageError
 from cubemesh.schema import Chart, Point
 from cubemesh.views.formatting import axis_title, clean, number, quantity
-from cubemesh.views.theme import line_looks
+from cubemesh.views.theme import line_styles
 
 try:
     import altair as alt
@@ -49,7 +48,7 @@ class Frame:
 
     def __init__(self, chart: Chart) -> None:
         self.chart = chart
-        self.looks = line_looks(chart.lines)
+        self.styles = line_styles(chart.lines)
         self.names = _distinct([clean(line.name) for line in chart.lines])
         self.points = [point for line in chart.lines for point in line.points]
         texts = [x_text(point) for point in self.points]
@@ -59,7 +58,7 @@ class Frame:
             or any(isinstance(point.x, str) for point in self.points)
         )
         self.sideways = chart.kind == "bar" and any(len(text) > _SHORT_NAME for text in texts)
-        """Whether categories run downwards and values to the right."""
+        """Whether bars are horizontal."""
         places = [x for line in chart.lines for x in {x_text(p) for p in line.points}]
         self.shared = len(places) > len(set(places)) and not chart.stacked
         """Whether two lines have a value for the same category."""
@@ -67,8 +66,8 @@ class Frame:
         self.value = "x" if self.sideways else "y"
 
     def height(self, height: int) -> int:
-        """Of the plot in pixels: sideways bars take what their number asks for, a scatter over
-        powers of ten a little more than others."""
+        """Height of the plot in pixels: by the number of horizontal bars, more for a scatter chart
+        over powers of ten."""
         if self.chart.kind == "scatter" and self.chart.y.scale in _LOG_BASE:
             return max(height, _ROOF_PIXELS)
         if not self.sideways:
@@ -100,7 +99,7 @@ class Frame:
             "label": clean(point.label) if self.chart.kind == "scatter" else number(point.y),
             "value": quantity(point.y, self.chart.y.unit, low, high),
         }
-        row["said"] = f"{row['title']}: {row['value']}"
+        row["description"] = f"{row['title']}: {row['value']}"
         if interval:
             row |= {"low": low, "high": high}
             row["interval"] = f"{number(interval[0], 4)} to {number(interval[1], 4)}"
@@ -108,7 +107,7 @@ class Frame:
 
     def _missing_row(self, index: int, point: Point, reason: str) -> Row:
         row = self._named_row(index, point)
-        return row | {"reason": reason, "said": f"{row['title']}, missing: {reason}"}
+        return row | {"reason": reason, "description": f"{row['title']}, missing: {reason}"}
 
     def _named_row(self, index: int, point: Point) -> Row:
         role = self.chart.lines[index].role
@@ -126,12 +125,12 @@ class Frame:
         }
 
     def _category(self, point: Point) -> str:
-        """The label of a category: beside a bar it takes several lines rather than be cut."""
+        """The label of a category; next to a horizontal bar it is wrapped, not cut."""
         text = x_text(point)
         return "\n".join(textwrap.wrap(text, _LABEL_LETTERS)) if self.sideways else text
 
     def along_channel(self) -> Any:
-        """The channel of x: categories in the order they came, or numbers on their scale."""
+        """The channel of x: categories in their order, or numbers on their scale."""
         channel = alt.Y if self.sideways else alt.X
         title = None if self.sideways else axis_title(self.chart.x) or None
         axis: dict[str, Any] = {"title": title, "grid": False}
@@ -169,7 +168,7 @@ class Frame:
         axis: dict[str, Any] = {"title": axis_title(self.chart.y) or None, "tickCount": 5}
         if self.sideways:
             axis |= {"titleAnchor": "end"}
-        else:  # the title lies flat above the axis, where it is read first
+        else:  # the title is horizontal, above the axis
             axis |= {"titleAngle": 0, "titleAlign": "left", "titleAnchor": "start"}
             axis |= {"titleBaseline": "bottom", "titleX": 0, "titleY": -22}
         if self.chart.y.unit in ("bytes", "B"):
@@ -215,14 +214,14 @@ def gap_reason(chart: Chart, point: Point) -> str | None:
     if not math.isfinite(point.y):
         return clean(point.reason) or f"the value is {number(point.y)}"
     if chart.kind in _ON_LOG and chart.y.scale in _LOG_BASE and point.y <= 0:
-        return f"{number(point.y)} has no place on a logarithmic axis"
+        return f"{number(point.y)} cannot be drawn on a logarithmic axis"
     if not _has_place(chart, point):
-        return f"{x_text(point)} has no place on a logarithmic axis"
+        return f"{x_text(point)} cannot be drawn on a logarithmic axis"
     return None
 
 
 def x_text(point: Point) -> str:
-    """The place of a point on the x axis, in words."""
+    """The x value of a point as text."""
     return clean(point.x) if isinstance(point.x, str) else number(point.x, 6)
 
 
@@ -232,7 +231,7 @@ def _has_place(chart: Chart, point: Point) -> bool:
 
 
 def _decades(values: set[float]) -> list[float]:
-    """The powers of ten among and around `values`, all above 0; none for none."""
+    """The powers of ten that enclose `values`, all above 0."""
     if not values:
         return []
     first, last = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
@@ -247,7 +246,7 @@ def _interval(point: Point) -> tuple[float, float] | None:
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """The names, with a number behind those that come a second time."""
+    """The names, numbered from their second use on."""
     seen: dict[str, int] = {}
     for name in names:
         seen[name] = seen.get(name, 0) + 1

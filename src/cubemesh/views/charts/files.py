@@ -1,7 +1,6 @@
-"""How do charts become files, or parts of a page, without a browser?
+"""Charts as SVG and PNG files, or as part of a page, rendered by vl-convert without a browser.
 
-vl-convert runs Vega-Lite itself, so SVG and PNG come out the same on every machine. Files carry
-the light colours on white; parts of a page keep CSS variables and follow the page.
+Files have the light colours on white; charts in a page keep CSS variables.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def write_charts(
 ) -> list[Path]:
     """Write every chart of the answers into `directory` (made where it is missing).
 
-    A file is called after its chart; a name that comes twice gets its experiment's in front.
+    A file has the name of its chart, prefixed by its experiment's where that name is taken.
     Returns the paths in the order they were written. UsageError for a format not in `FORMATS`.
     """
     for name in formats:

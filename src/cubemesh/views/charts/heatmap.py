@@ -1,7 +1,7 @@
-"""How is a grid of values drawn? As cells, fuller where it is higher, each with its value.
+"""Heat maps: cells whose opacity grows with the value, each labelled with it.
 
-The colour is one colour at more or less opacity, so that it follows the page it stands in, and
-every value can be read as well as seen. A cell without a value is empty, and a cross tells why.
+One colour at several opacities follows the light or dark page. A cell without a value has a cross,
+with the reason in its tooltip.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ except ImportError as error:
 _ROW_PIXELS = 44
 _FAINTEST = 0.08
 _TURNS = 0.55
-"""Above this opacity the writing in a cell takes the colour of the page."""
+"""Above this opacity the text in a cell has the colour of the page."""
 
 
 def heat_layers(chart: Chart) -> tuple[list[alt.Chart], int]:
@@ -59,9 +59,11 @@ def heat_layers(chart: Chart) -> tuple[list[alt.Chart], int]:
         alt.Tooltip("value:N", title=clean(chart.y.name) or "value"),
         alt.Tooltip("run:N", title="run"),
     ]
-    said = {"description": alt.Description("said:N")}
+    described = {"description": alt.Description("description:N")}
     cells = base.mark_rect(fill=variable("accent"), cornerRadius=3).encode(
-        fillOpacity=alt.FillOpacity("opacity:Q", scale=None, legend=None), tooltip=tooltip, **said
+        fillOpacity=alt.FillOpacity("opacity:Q", scale=None, legend=None),
+        tooltip=tooltip,
+        **described,
     )
     words = base.mark_text(fontWeight=600, aria=False).encode(
         text="label:N", color=alt.Color("ink:N", scale=None, legend=None)
@@ -82,13 +84,13 @@ def _cell(chart: Chart, row: str, point: Point, low: float, high: float) -> dict
     title = f"{place} · {clean(chart.rows)} {row}".strip()
     cell = {"x": x_text(point), "row": row, "title": title, "run": clean(point.run_id)}
     if point.y is None or reason is not None:
-        told = reason or "not measured"
+        shown = reason or "not measured"
         return cell | {
             "opacity": 0.0,
             "ink": variable("soft"),
             "label": "×",
-            "value": told,
-            "said": f"{title}, missing: {told}",
+            "value": shown,
+            "description": f"{title}, missing: {shown}",
         }
     share = (point.y - low) / (high - low) if high > low else 1.0
     opacity = round(_FAINTEST + (1 - _FAINTEST) * share, 3)
@@ -99,5 +101,5 @@ def _cell(chart: Chart, row: str, point: Point, low: float, high: float) -> dict
         "ink": variable("paper" if opacity > _TURNS else "ink"),
         "label": number(point.y),
         "value": value,
-        "said": f"{title}: {value}",
+        "description": f"{title}: {value}",
     }

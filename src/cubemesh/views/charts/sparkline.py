@@ -1,7 +1,4 @@
-"""How does a small drawing of a row of numbers look where there is no room for a chart?
-
-Plain SVG, made by hand: readable without scripts, in the page's own colours.
-"""
+"""Sparklines: small SVG drawings of a series of numbers, without scripts."""
 
 from __future__ import annotations
 

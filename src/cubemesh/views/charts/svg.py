@@ -1,7 +1,6 @@
-"""How is a drawing written as SVG? Elements with escaped text, and lines beside lines.
+"""SVG elements with escaped text.
 
-Colours are names of look.py's tables: CSS variables in a page, which follow its light and dark,
-or their light values in a file.
+Colours are names of `theme.py`: CSS variables in a page, their light values in a file.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ Point = tuple[float, float]
 
 
 class Drawing:
-    """An SVG in the making; what is added later lies above."""
+    """An SVG under construction; later elements are on top."""
 
     def __init__(self, width: float, height: float, *, in_page: bool) -> None:
         self.width, self.height, self.in_page = width, height, in_page
@@ -36,7 +35,7 @@ class Drawing:
         opacity: float = 1,
         dash: str = "",
     ) -> None:
-        """A line; `halo` keeps so much paper on either side of it where it crosses others."""
+        """A line; `halo` is the width of paper on either side where it crosses others."""
         if halo:
             self._line(d, "paper", width + 2 * halo, 1, "")
         self._line(d, colour, width, opacity, dash)
@@ -100,7 +99,7 @@ class Drawing:
         )
 
     def svg(self, label: str) -> str:
-        """The whole, with `label` for who cannot see it."""
+        """The whole SVG, with `label` for screen readers."""
         width, height = number(self.width), number(self.height)
         ground = (
             "" if self.in_page else f'<rect width="100%" height="100%" fill="{LIGHT["paper"]}"/>'
@@ -118,7 +117,7 @@ def number(value: float) -> str:
 
 
 def clean(text: str) -> str:
-    """Text without the control characters that XML has no place for."""
+    """Text without the control characters that XML does not allow."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 

@@ -1,14 +1,13 @@
-"""How is a chart that is data turned into a picture?
+"""Vega-Lite specifications of charts.
 
-`vega_lite` makes a Vega-Lite specification of a `Chart`. Each line is drawn in its role: what was
-measured as marks joined by a line, with its interval as a bar; a forecast dotted, with its interval
-as a band; what was published dashed and grey; a reference with long dashes. A missing point is a
-cross on the baseline that tells its reason. In a scatter chart points stand alone, each with its
-label; a reference joins those that form a front or a roof, what was published does so dashed. Heat
-maps are drawn in `heat.py`.
+Each line is drawn by its role: measured as marks joined by a line, with its interval as a bar; a
+forecast dotted, with its interval as a band; published dashed and grey; a reference with long
+dashes. A missing point is a cross on the baseline, with the reason in its tooltip. In a scatter
+chart points have labels and are not joined; a reference joins a Pareto front or a roof. Heat maps
+are in `heatmap.py`.
 
-Colours are CSS variables (see `look`), so the picture follows the page it stands in; `charts`
-puts real colours in their place for files.
+Colours are CSS variables (`theme.py`), which follow the light or dark page; `files.py` replaces
+them by the colours themselves.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ except ImportError as error:
 _MOST_MARKS = 40
 """A line with more points than this is drawn without marks."""
 _MOST_ABREAST = 4
-"""Entries of a legend that stand in one row."""
+"""Legend entries per row."""
 _MOST_LABELS = 14
-"""More upright bars than this stand too close for their values to be written above them."""
+"""More vertical bars than this are too close for labels."""
 
 
 def vega_lite(
@@ -50,7 +49,7 @@ def vega_lite(
     """The Vega-Lite specification of a chart, as plain data.
 
     `width` and `height` are the plot's, in pixels; "container" takes the width of the element it
-    is put into. Without `legend` or `title` the page has to say them itself.
+    is put into. Without `legend` or `title` the page has to show them itself.
     """
     if chart.kind == "heat":
         layers, height = heat_layers(chart)
@@ -64,7 +63,7 @@ def vega_lite(
         picture = picture.properties(autosize=alt.AutoSizeParams(type="fit-x", contains="padding"))
     spec: dict[str, Any] = picture.to_dict()
     spec["config"] = CONFIG
-    del spec["$schema"]  # a newer Vega-Lite reads it just as well, without a warning
+    del spec["$schema"]  # avoids a warning of a newer Vega-Lite
     return spec
 
 
@@ -91,7 +90,7 @@ class _Layers:
         self.legend = alt.Legend(orient="top", offset=40, title=None, **symbol) if shown else None
 
     def all(self) -> Iterator[alt.Chart]:
-        """The layers of every line; where no point has a value, one that only makes the axes."""
+        """The layers of every line; where no point has a value, only the axes."""
         indices = range(len(self.chart.lines))
         if self.chart.kind == "bar" and self.chart.stacked:
             yield from self._stack()
@@ -115,17 +114,17 @@ class _Layers:
         return alt.Chart({"values": rows}).encode(**channel)
 
     def _colour(self) -> alt.Color:
-        colours = [look.colour for look in self.frame.looks]
+        colours = [look.colour for look in self.frame.styles]
         scale = alt.Scale(domain=list(self.frame.names), range=colours)
         return alt.Color("line:N", scale=scale, legend=self.legend)
 
     def _dash(self) -> alt.StrokeDash:
-        dashes = [list(look.dash) for look in self.frame.looks]
+        dashes = [list(look.dash) for look in self.frame.styles]
         scale = alt.Scale(domain=list(self.frame.names), range=dashes)
         return alt.StrokeDash("line:N", scale=scale, legend=self.legend)
 
     def _grouped(self, layer: alt.Chart) -> alt.Chart:
-        """Bars of several lines stand side by side where they share a category."""
+        """Bars of several lines are grouped where they share a category."""
         if not self.frame.shared:
             return layer
         domain = alt.Scale(domain=list(self.frame.names))
@@ -134,7 +133,7 @@ class _Layers:
         return layer.encode(xOffset=alt.XOffset("line:N", scale=domain))
 
     def _marks(self, index: int, line: Line, rows: list[Row]) -> Iterator[alt.Chart]:
-        look = self.frame.looks[index]
+        look = self.frame.styles[index]
         base = self._base(rows)
         if line.role == "reference" and len(rows) == 1:
             level = alt.Chart({"values": rows}).mark_rule(strokeWidth=1.5, aria=False)
@@ -158,36 +157,36 @@ class _Layers:
         if measured and sum(ln.role == "measured" for ln in self.chart.lines) == 1:
             ends = [rows[0], rows[-1]] if len(rows) > 1 else rows
             label = self._base(ends).mark_text(dy=-14, fontWeight=600, aria=False)
-            # The label stands clear of the interval's end.
+            # The label is clear of the interval's end.
             field = "high" if all("low" in row for row in ends) else "y"
             yield label.encode(
                 y=self.frame.value_channel(field),
                 text="label:N",
                 color=alt.value(variable("ink")),
             )
-        # What the pointer meets: larger than the mark, and unseen.
+        # The invisible target of the pointer is larger than the mark.
         target = base.mark_circle(size=420 if len(rows) <= _MOST_MARKS else 120, opacity=0)
-        yield target.encode(y=self.frame.value_channel(), tooltip=self._tooltip(rows), **_SAID)
+        yield target.encode(y=self.frame.value_channel(), tooltip=self._tooltip(rows), **_DESCRIBED)
 
     def _scattered(self, index: int, line: Line, rows: list[Row]) -> Iterator[alt.Chart]:
         base = self._base(rows)
         if line.role in ("reference", "published"):
-            dash = list(self.frame.looks[index].dash) if line.role == "published" else [1, 0]
+            dash = list(self.frame.styles[index].dash) if line.role == "published" else [1, 0]
             front = base.mark_line(strokeWidth=1.75, strokeDash=dash, aria=False)
             yield front.encode(y=self.frame.value_channel(), color=self._colour())
             return
         intervals = [row for row in rows if "low" in row]
         if intervals:
-            yield from self._interval_bars(self._base(intervals), self.frame.looks[index].colour)
+            yield from self._interval_bars(self._base(intervals), self.frame.styles[index].colour)
         many = len(self.frame.points) > _MOST_MARKS
         mark = base.mark_point(
             size=45 if many else 70,
             filled=True,
             opacity=0.75 if many else 1,
-            shape=self.frame.looks[index].shape,
+            shape=self.frame.styles[index].shape,
         )
-        yield mark.encode(y=self.frame.value_channel(), color=self._colour(), **_SAID)
-        # Under a roof only some points have names: to the right, clear of what is below.
+        yield mark.encode(y=self.frame.value_channel(), color=self._colour(), **_DESCRIBED)
+        # In a roofline only some points have names: to their right.
         aside = self.chart.y.scale != "linear"
         place: dict[str, Any] = {"dx": 9, "align": "left", "fontWeight": 600}
         halo: dict[str, Any] = {
@@ -205,10 +204,10 @@ class _Layers:
                 color=alt.value(variable("ink" if aside else "soft")),
             )
         target = base.mark_circle(size=420, opacity=0)
-        yield target.encode(y=self.frame.value_channel(), tooltip=self._tooltip(rows), **_SAID)
+        yield target.encode(y=self.frame.value_channel(), tooltip=self._tooltip(rows), **_DESCRIBED)
 
     def _points(self, index: int, base: alt.Chart, *, filled: bool) -> alt.Chart:
-        look = self.frame.looks[index]
+        look = self.frame.styles[index]
         points: alt.Chart = base.mark_point(
             size=64 if filled else 30,
             opacity=1,
@@ -220,7 +219,7 @@ class _Layers:
         return points
 
     def _bars(self, index: int, line: Line, rows: list[Row]) -> Iterator[alt.Chart]:
-        look = self.frame.looks[index]
+        look = self.frame.styles[index]
         base = self._grouped(self._base(rows))
         hollow = line.role in ("forecast", "reference")
         bar = base.mark_bar(
@@ -233,7 +232,7 @@ class _Layers:
             **{self.frame.value: self.frame.value_channel()},
             tooltip=self._tooltip(rows),
             color=self._colour(),
-            **_SAID,
+            **_DESCRIBED,
         )
         intervals = [row for row in rows if "low" in row]
         if intervals:
@@ -243,7 +242,7 @@ class _Layers:
         if not self.frame.sideways and len(self.frame.points) > _MOST_LABELS:
             return
         end = {"dx": 6, "align": "left"} if self.frame.sideways else {"dy": -8}
-        # The label stands clear of the interval's end.
+        # The label is clear of the interval's end.
         field = "high" if len(intervals) == len(rows) else "y"
         label = base.mark_text(**end, fontWeight=600, aria=False)
         yield label.encode(
@@ -253,7 +252,7 @@ class _Layers:
         )
 
     def _stack(self) -> Iterator[alt.Chart]:
-        """The bars of all lines on one another, the first line nearest to the axis."""
+        """Stacked bars, the first line next to the axis."""
         rows = [
             row | {"place": i} for i in range(len(self.frame.names)) for row in self.frame.rows(i)
         ]
@@ -265,7 +264,7 @@ class _Layers:
             color=self._colour(),
             order=alt.Order("place:Q"),
             tooltip=self._tooltip(rows),
-            **_SAID,
+            **_DESCRIBED,
         )
 
     def _interval_bars(
@@ -294,14 +293,16 @@ class _Layers:
             size=64,
             strokeWidth=2,
             opacity=1,
-            stroke=self.frame.looks[index].colour,
+            stroke=self.frame.styles[index].colour,
             fill="transparent",
             xOffset=8 if self.frame.sideways else 0,
             yOffset=0 if self.frame.sideways else -8,
         )
         baseline = alt.value(0) if self.frame.sideways else alt.value("height")
         tooltip = [alt.Tooltip("title:N"), alt.Tooltip("reason:N", title="missing")]
-        drawn: alt.Chart = cross.encode(**{self.frame.value: baseline}, tooltip=tooltip, **_SAID)
+        drawn: alt.Chart = cross.encode(
+            **{self.frame.value: baseline}, tooltip=tooltip, **_DESCRIBED
+        )
         return drawn
 
     def _tooltip(self, rows: list[Row]) -> list[alt.Tooltip]:
@@ -318,8 +319,8 @@ class _Layers:
         return fields
 
 
-_SAID = {"description": alt.Description("said:N")}
-"""What a screen reader says of a mark."""
+_DESCRIBED = {"description": alt.Description("description:N")}
+"""The text of a mark for screen readers."""
 _SYMBOLS: Mapping[str, dict[str, Any]] = {
     "line": {"symbolType": "stroke", "symbolStrokeWidth": 3, "symbolSize": 500},
     "bar": {"symbolType": "square"},

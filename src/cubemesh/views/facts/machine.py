@@ -1,7 +1,4 @@
-"""What is told about a machine, in a page or a terminal?
-
-Facts in groups, each a name and a value; what could not be found out stands at the end with why.
-"""
+"""Facts of a machine in groups, each a name and a value, for a page or a terminal."""
 
 from __future__ import annotations
 
@@ -13,20 +10,20 @@ from cubemesh.views.formatting import clean
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class FactGroup:
     """Facts that belong together."""
 
     title: str
     facts: tuple[tuple[str, str], ...]
 
 
-def machine_groups(machine: Machine) -> tuple[Group, ...]:
-    """Processor, memory, GPUs in a sentence, where it runs, software."""
+def machine_groups(machine: Machine) -> tuple[FactGroup, ...]:
+    """Processor, memory, environment, software."""
     groups = [
-        Group(title="Processor", facts=tuple(_processor(machine.cpu))),
-        Group(title="Memory", facts=tuple(_memory(machine.memory))),
-        Group(title="Where it runs", facts=tuple(_place(machine))),
-        Group(title="Software", facts=tuple(_software(machine.software))),
+        FactGroup(title="Processor", facts=tuple(_processor(machine.cpu))),
+        FactGroup(title="Memory", facts=tuple(_memory(machine.memory))),
+        FactGroup(title="Environment", facts=tuple(_place(machine))),
+        FactGroup(title="Software", facts=tuple(_software(machine.software))),
     ]
     return tuple(group for group in groups if group.facts)
 
@@ -52,7 +49,7 @@ def gpu_table(gpus: tuple[Gpu, ...]) -> Table:
 
 
 def link_sentences(links: tuple[GpuLink, ...]) -> tuple[str, ...]:
-    """`0–1, 0–2: NVLink, 2 links`: the pairs of GPUs by how they reach one another."""
+    """`0–1, 0–2: NVLink, 2 links`: the pairs of GPUs by the link between them."""
     pairs: dict[tuple[str, int | None], list[str]] = {}
     for link in links:
         pairs.setdefault((link.kind, link.links), []).append(f"{link.first}–{link.second}")
@@ -73,11 +70,11 @@ def _processor(cpu: Cpu) -> list[tuple[str, str]]:
         facts.append(("cores", cores))
     facts.append(("usable cores", str(cpu.usable_cores)))
     if cpu.cgroup_cores is not None:
-        facts.append(("granted by the control group", f"{format_number(cpu.cgroup_cores)} cores"))
+        facts.append(("cgroup limit", f"{format_number(cpu.cgroup_cores)} cores"))
     if cpu.sockets is not None:
         facts.append(("sockets", str(cpu.sockets)))
     if cpu.max_mhz is not None:
-        facts.append(("highest clock", f"{format_number(cpu.max_mhz, 4)} MHz"))
+        facts.append(("maximum clock", f"{format_number(cpu.max_mhz, 4)} MHz"))
     if cpu.instruction_sets:
         facts.append(("instruction sets", clean(", ".join(cpu.instruction_sets))))
     for cache in cpu.caches:
@@ -91,9 +88,9 @@ def _processor(cpu: Cpu) -> list[tuple[str, str]]:
 
 def _memory(memory: Memory) -> list[tuple[str, str]]:
     sizes = (
-        ("in the machine", memory.total_bytes),
-        ("free at the probe", memory.available_bytes),
-        ("control group's limit", memory.cgroup_limit_bytes),
+        ("total", memory.total_bytes),
+        ("available", memory.available_bytes),
+        ("cgroup limit", memory.cgroup_limit_bytes),
         ("swap", memory.swap_bytes),
     )
     return [(name, format_bytes(size)) for name, size in sizes if size is not None]
@@ -101,9 +98,9 @@ def _memory(memory: Memory) -> list[tuple[str, str]]:
 
 def _place(machine: Machine) -> list[tuple[str, str]]:
     return [
-        ("name", clean(machine.hostname)),
-        ("virtual machine", clean(machine.virtualization or "none to be seen")),
-        ("container", clean(machine.container or "none to be seen")),
+        ("hostname", clean(machine.hostname)),
+        ("virtual machine", clean(machine.virtualization or "none detected")),
+        ("container", clean(machine.container or "none detected")),
         ("GPUs", str(len(machine.gpus)) if machine.gpus else "none"),
         ("machine id", machine.machine_id),
     ]

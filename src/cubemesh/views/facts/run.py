@@ -1,7 +1,4 @@
-"""What is told about one run, in a page or a terminal?
-
-Its figures, where its time went, and what was sampled beside it, each as a name and a value.
-"""
+"""Facts of a run, for a page or a terminal: figures, step breakdown, phases, telemetry."""
 
 from __future__ import annotations
 
@@ -15,49 +12,49 @@ from cubemesh.measure.attribution.bottlenecks import largest_bottleneck
 from cubemesh.parallel.staleness import FIRST_UPDATES, HISTOGRAM
 from cubemesh.schema import Breakdown, Figure, Part, Rank, RunRecord, Series
 from cubemesh.units import format_seconds
-from cubemesh.views import formatting as wording
+from cubemesh.views import formatting
 from cubemesh.views.json_output import step_statistics
 from cubemesh.views.report.timeline import REASONS, throttle_text
 
 _NAMES: Mapping[str, str] = {
     "mean_power_watts": "mean power",
-    "energy_joules_per_sample": "energy of a sample",
-    "samples_per_joule": "samples/s for each watt",
+    "energy_joules_per_sample": "energy per sample",
+    "samples_per_joule": "samples/J",
     "gpu_power_watts": "GPU power",
     "gpu_idle_watts": "GPU power before the run",
     "cpu_package_watts": "CPU package power",
     "dram_watts": "DRAM power",
-    "gpu_energy_joules": "GPU energy by counter",
-    "gpu_energy_integrated_joules": "GPU energy by integrated power",
-    "rate_flops_per_s": "for seconds",
-    "rate_bytes_per_s": "for seconds",
+    "gpu_energy_joules": "GPU energy (counter)",
+    "gpu_energy_integrated_joules": "GPU energy (integrated power)",
+    "rate_flops_per_s": "sustained",
+    "rate_bytes_per_s": "sustained",
     "fastest_flops_per_s": "fastest",
     "fastest_bytes_per_s": "fastest",
     "bus_bytes_per_s": "bus bandwidth",
     "model_flops_per_s": "matrix operations",
-    "model_bytes_per_s": "bytes moved, as counted",
-    "mfu_percent": "MFU, of the datasheet",
-    "memory_use_percent": "memory use, of the datasheet",
-    "ceiling_mfu_percent": "MFU, of the measured ceiling",
-    "ceiling_memory_use_percent": "memory use, of the measured ceiling",
-    "staleness": "staleness of a gradient, mean",
-    "staleness_most": "staleness, most",
-    "updates_taking_turns": "updates after another rank's",
-    "telemetry_cpu_share": "cost of sampling",
-    "telemetry_cpu_percent": "cost of sampling, of its processor time",
+    "model_bytes_per_s": "memory traffic (counted)",
+    "mfu_percent": "MFU (datasheet)",
+    "memory_use_percent": "memory bandwidth use (datasheet)",
+    "ceiling_mfu_percent": "MFU (measured ceiling)",
+    "ceiling_memory_use_percent": "memory bandwidth use (measured ceiling)",
+    "staleness": "mean gradient staleness",
+    "staleness_most": "maximum staleness",
+    "updates_taking_turns": "sequential updates",
+    "telemetry_cpu_share": "telemetry overhead",
+    "telemetry_cpu_percent": "telemetry overhead (CPU %)",
 }
-"""Figure → how it is called, where its own name does not read well."""
+"""Figure → its name for readers, where that is not the key in words."""
 _SHARES = ("mfu_percent", "memory_use_percent")
 
 MOST_ROWS = 10
 """Rows of a breakdown that are shown."""
 MOST_RANKS = 24
-"""Updates of which it is shown whose they were."""
+"""Updates whose rank is listed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseShare:
-    """A stretch of the run and its share of the time that phases account for."""
+    """A phase of the run and its fraction of the time of all phases."""
 
     name: str
     seconds: str
@@ -73,8 +70,8 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
     if step is not None:
         median, low, high = step["median"], step["low"], step["high"]
         assert median is not None
-        facts.append(("step, median", wording.quantity(median, "s", low, high)))
-        facts.append(("windows", wording.number(len(record.measured))))
+        facts.append(("median step time", formatting.quantity(median, "s", low, high)))
+        facts.append(("windows", formatting.number(len(record.measured))))
     facts += [
         (_figure_name(name), _figure_text(name, figure))
         for name, figure in record.figures.items()
@@ -83,14 +80,14 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
     facts += _staleness(record)
     if "mean_power_watts" in record.figures:
         covered = record.figures["mean_power_watts"].method
-        facts.append(("power and energy are of", wording.clean(covered)))
+        facts.append(("power measured of", formatting.clean(covered)))
     if record.library:
-        facts.append(("exchanged by", wording.clean(record.library)))
-    facts += [(wording.clean(u.what), wording.clean(u.why)) for u in record.unmeasured]
+        facts.append(("collective library", formatting.clean(record.library)))
+    facts += [(formatting.clean(u.what), formatting.clean(u.why)) for u in record.unmeasured]
     facts += _comparison(record)
     facts += _tuned(record)
     facts.append(("wall time", format_seconds(record.elapsed_s)))
-    facts.append(("started", wording.moment(record.started_utc)))
+    facts.append(("started", formatting.moment(record.started_utc)))
     devices = dict.fromkeys(
         f"{' '.join(rank.devices) or rank.device}"
         f"{f' ({rank.device_name})' if rank.device_name else ''} on {rank.host}"
@@ -103,15 +100,15 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
             for rank, parts in enumerate(record.rank_parts)
         ]
     elif record.ranks and record.ranks[0].processors:
-        facts.append(("bound to processors", _processors(record.ranks[0])))
+        facts.append(("CPU affinity", _processors(record.ranks[0])))
     if devices:
-        facts.append(("ran on", wording.clean(", ".join(devices))))
+        facts.append(("devices", formatting.clean(", ".join(devices))))
     if record.environment is not None:
         packages = record.environment.software.packages
         own = [p for p in entry(record.spec.program.framework).packages if p in packages]
         versions = ", ".join(f"{name} {packages[name]}" for name in own)
-        facts.append(("python", wording.clean(f"{record.environment.python} ({versions})")))
-    facts.append(("run", wording.clean(record.run_id)))
+        facts.append(("python", formatting.clean(f"{record.environment.python} ({versions})")))
+    facts.append(("run", formatting.clean(record.run_id)))
     facts.append(("spec", record.key.spec_id))
     if record.attempt > 1:
         facts.append(("attempt", str(record.attempt)))
@@ -123,50 +120,50 @@ def _processors(rank: Rank) -> str:
 
 
 def _rank_text(rank: Rank, record: RunRecord) -> str:
-    """Where a rank ran, what became of it, and how fast it was while it was measured."""
+    """Device, link, outcome and throughput of a rank."""
     where = f"processors {_processors(rank)}" if rank.device == "cpu" else rank.device
     over = " through ".join(filter(None, (rank.transport, rank.interface)))
     parts = [where, over, rank.outcome.status.value, rank.outcome.message]
     own = [w for w in record.measured if w.rank == rank.rank]
     if own and "throughput_per_s" in record.figures:
         rate = sum(w.samples for w in own) / sum(w.elapsed_s for w in own)
-        parts.append(wording.quantity(rate, "samples/s"))
-    return wording.clean(", ".join(filter(None, parts)))
+        parts.append(formatting.quantity(rate, "samples/s"))
+    return formatting.clean(", ".join(filter(None, parts)))
 
 
 def _parts_text(parts: Sequence[Part]) -> str:
-    """The step of a rank as a sum, its largest parts first."""
+    """The breakdown of a rank's step, the largest part first."""
     step = format_seconds(math.fsum(part.seconds for part in parts))
-    told = sorted(parts, key=lambda part: -part.seconds)
-    shares = [f"{format_seconds(part.seconds)} {wording.words(part.name)}" for part in told]
+    ordered = sorted(parts, key=lambda part: -part.seconds)
+    shares = [f"{format_seconds(part.seconds)} {formatting.words(part.name)}" for part in ordered]
     return f"{step}: {', '.join(shares)}"
 
 
 def _staleness(record: RunRecord) -> list[tuple[str, str]]:
-    """Of an asynchronous run: how many updates had which staleness, and whose the first were."""
+    """Of an asynchronous run: the staleness histogram, and the ranks of the first updates."""
     facts = []
     for curve in record.curves:
         if curve.name == HISTOGRAM:
             total = math.fsum(curve.y)
             shares = [100 * count / total for count in curve.y]
             counts = (f"{x:.0f} ({y:.1f} %)" for x, y in zip(curve.x, shares, strict=True))
-            facts.append(("staleness counted", ", ".join(counts)))
+            facts.append(("staleness histogram", ", ".join(counts)))
         if curve.name == FIRST_UPDATES:
             ranks = " ".join(f"{rank:.0f}" for rank in curve.y[:MOST_RANKS])
-            facts.append(("first updates were of ranks", ranks))
+            facts.append(("ranks of the first updates", ranks))
     return facts
 
 
 def _figure_text(name: str, figure: Figure) -> str:
-    """A figure with its interval; of ceilings and shares of them also what stands behind it."""
-    text = wording.quantity(figure.value, figure.unit, figure.low, figure.high)
+    """A figure with its interval; of ceilings and utilisations also its method."""
+    text = formatting.quantity(figure.value, figure.unit, figure.low, figure.high)
     tells = name.startswith(("rate_", "fastest_", "bus_", "latency_")) or name.endswith(_SHARES)
-    return wording.clean(f"{text}, {figure.method}") if tells and figure.method else text
+    return formatting.clean(f"{text}, {figure.method}") if tells and figure.method else text
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartShare:
-    """A part of the step, its time, and its share of the mean step."""
+    """A part of the step, its time, and its fraction of the mean step."""
 
     name: str
     seconds: str
@@ -175,31 +172,31 @@ class PartShare:
 
 
 def part_shares(record: RunRecord) -> tuple[PartShare, ...]:
-    """The attribution of the step; nothing where none was asked for."""
+    """The attribution of the step; empty where it was not profiled."""
     step_s = math.fsum(part.seconds for part in record.parts)
     return tuple(
         PartShare(
-            name=wording.words(part.name),
+            name=formatting.words(part.name),
             seconds=format_seconds(part.seconds),
             share=part.seconds / step_s if step_s > 0 else 0.0,
-            method=wording.clean(part.method),
+            method=formatting.clean(part.method),
         )
         for part in record.parts
     )
 
 
-def loss_sentence(record: RunRecord) -> str:
-    """The biggest loss of the step and its remedy; empty where the step was not taken apart."""
-    loss = largest_bottleneck(record.parts, record.spec)
-    if loss is None:
+def bottleneck_text(record: RunRecord) -> str:
+    """The largest bottleneck of the step and its remedy; empty where it was not profiled."""
+    found = largest_bottleneck(record.parts, record.spec)
+    if found is None:
         return ""
-    return wording.clean(f"{loss.text}: {loss.remedy}." if loss.remedy else f"{loss.text}.")
+    return formatting.clean(f"{found.text}: {found.remedy}." if found.remedy else f"{found.text}.")
 
 
 def breakdown_facts(breakdown: Breakdown) -> tuple[tuple[str, str], ...]:
-    """The longest rows of a breakdown, and what the others come to."""
+    """The longest rows of a breakdown, and the sum of the others."""
     rows = breakdown.rows
-    shown = [(wording.clean(r.name), format_seconds(r.seconds)) for r in rows[:MOST_ROWS]]
+    shown = [(formatting.clean(r.name), format_seconds(r.seconds)) for r in rows[:MOST_ROWS]]
     if len(rows) > MOST_ROWS:
         rest = math.fsum(row.seconds for row in rows[MOST_ROWS:])
         shown.append((f"{len(rows) - MOST_ROWS} more", format_seconds(rest)))
@@ -207,42 +204,42 @@ def breakdown_facts(breakdown: Breakdown) -> tuple[tuple[str, str], ...]:
 
 
 def _comparison(record: RunRecord) -> list[tuple[str, str]]:
-    """What an alternating run alternated with, and what came of it."""
+    """The other program of an interleaved A/B run, and the verdict."""
     if record.spec.against is None:
         return []
     pairs = changes(record)
     other = ", ".join(f"{name}={b} (here {a})" for name, a, b in pairs) or "the same program"
-    facts = [("alternated with", wording.clean(other))]
+    facts = [("interleaved with", formatting.clean(other))]
     ratio = ratio_of_record(record)
     if ratio is not None:
-        facts.append(("which is", wording.clean(f"{ratio.verdict.value} ({ratio.method})")))
+        facts.append(("verdict", formatting.clean(f"{ratio.verdict.value} ({ratio.method})")))
     return facts
 
 
 def _tuned(record: RunRecord) -> list[tuple[str, str]]:
-    """Which tuning chose the settings, and what it chose."""
+    """The settings that a tuning chose."""
     tuned = record.spec.tuned
     if tuned is None:
         return []
-    chosen = ", ".join(tuned.settings) or "nothing but the defaults"
-    when = wording.moment(tuned.tuned_utc)
+    chosen = ", ".join(tuned.settings) or "the defaults"
+    when = formatting.moment(tuned.tuned_utc)
     source = f"tuning {tuned.experiment_run_id} of {when}, batch size {tuned.batch_per_device}"
-    return [("tuned", wording.clean(f"{chosen} ({source})"))]
+    return [("tuned", formatting.clean(f"{chosen} ({source})"))]
 
 
 def phase_shares(record: RunRecord) -> tuple[PhaseShare, ...]:
-    """The first rank's phases, as they came; a name that comes again is added up."""
+    """The phases of rank 0 in their order; those of one name are added."""
     seconds: dict[str, float] = {}
     notes: dict[str, str] = {}
     for phase in record.phases:
         if phase.rank == 0:
             seconds[phase.name] = seconds.get(phase.name, 0.0) + phase.elapsed_s
             if phase.cached is not None:
-                notes[phase.name] = "from the cache" if phase.cached else "not cached"
+                notes[phase.name] = "cached" if phase.cached else "not cached"
     total = math.fsum(seconds.values())
     return tuple(
         PhaseShare(
-            name=wording.clean(name),
+            name=formatting.clean(name),
             seconds=format_seconds(spent),
             share=spent / total if total > 0 else 0.0,
             note=notes.get(name, ""),
@@ -252,14 +249,14 @@ def phase_shares(record: RunRecord) -> tuple[PhaseShare, ...]:
 
 
 def series_note(series: Series) -> str:
-    """From where to where a series goes, and over how long; "" where it holds no numbers."""
+    """The range and the duration of a series; "" where it has no numbers."""
     if series.name == REASONS:
         return throttle_text(series.values)
     _, unit = series_name(series)
     known = [value for value in series.values if math.isfinite(value)]
     if not known:
         return ""
-    ends = [wording.quantity(end, unit) for end in (min(known), max(known))]
+    ends = [formatting.quantity(end, unit) for end in (min(known), max(known))]
     return f"{ends[0]} to {ends[1]} over {format_seconds(series.times_s[-1] - series.times_s[0])}"
 
 
@@ -275,17 +272,17 @@ _SERIES_UNITS: Mapping[str, str] = {
 
 
 def series_name(series: Series) -> tuple[str, str]:
-    """What was sampled, in words, and its unit, from the ending of its name."""
+    """The name of a series for readers, and its unit, from the ending of its key."""
     name, unit = series.name, ""
     for ending, known in _SERIES_UNITS.items():
         if name.endswith(ending):
             name, unit = name.removesuffix(ending), known
     if unit == "bytes" and "memory" not in name:
         name += " memory"
-    told = series.device == "host" or name.startswith(series.device)
-    where = "" if told else f", {series.device}"
+    known_device = series.device == "host" or name.startswith(series.device)
+    where = "" if known_device else f", {series.device}"
     rank = f", rank {series.rank}" if series.rank else ""
-    return wording.clean(f"{wording.words(name)}{where}{rank}"), unit
+    return formatting.clean(f"{formatting.words(name)}{where}{rank}"), unit
 
 
 def _figure_name(name: str) -> str:
@@ -294,4 +291,4 @@ def _figure_name(name: str) -> str:
         return _NAMES[name]
     for ending in ("_flops_per_s", "_bytes_per_s", "_per_s", "_bytes", "_days", "_percent", "_s"):
         name = name.removesuffix(ending)
-    return wording.words(name)
+    return formatting.words(name)

@@ -1,32 +1,47 @@
-"""What stands where on the report's page?
-
-Turns answers, machines and records into the pieces the template prints: cards, sections, rows,
-facts, runs. Nothing is judged here; what a piece says comes from the nouns alone.
-"""
+"""Parts of the report page for its template: cards, sections, charts, tables, runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 
-from cubemesh.schema import WARNINGS, Answer, Cell, Chart, Finding, RunRecord, Table, Warning
-from cubemesh.views import formatting as wording
+from cubemesh.experiments.analysis.roofline import losses, roofline
+from cubemesh.experiments.collectives.report import sweep_tables
+from cubemesh.schema import (
+    WARNINGS,
+    Answer,
+    Cell,
+    Chart,
+    Curve,
+    Finding,
+    RunRecord,
+    Series,
+    Table,
+    Warning,
+)
+from cubemesh.schema.outcome import STATUS_WORDS
+from cubemesh.units import format_number
+from cubemesh.views import formatting
 from cubemesh.views.charts.files import inline_svg
+from cubemesh.views.charts.sparkline import sparkline
 from cubemesh.views.charts.vega import missing_points, vega_lite
-from cubemesh.views.theme import LineLook, line_looks
+from cubemesh.views.facts import run as run_facts
+from cubemesh.views.facts.run import PartShare, PhaseShare
+from cubemesh.views.report.timeline import Timeline, timeline
+from cubemesh.views.theme import LineStyle, line_styles, variable
 
 _STATIC_WIDTH = 560
-_MOST_COLUMNS_BESIDE = 5
-_MOST_LETTERS_BESIDE = 64
-"""A table with longer rows than this stands below its chart, not beside it."""
+_NARROW_COLUMNS = 5
+_NARROW_LETTERS = 64
+"""A table with longer rows than this is below its chart, not next to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """An answer in large print."""
+    """A finding in large print."""
 
     question: str
     figure: str
@@ -35,25 +50,25 @@ class Card:
     text: str
     remedy: str
     caveats: str
-    """Codes of the warnings behind it, for people."""
+    """Codes of the warnings of its runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnChart:
-    """A chart, ready to be drawn by a browser and drawn already for one without scripts."""
+    """A chart as a specification for the browser, and as SVG for pages without scripts."""
 
     title: str
     kind: str
     summary: str
     spec: dict[str, Any]
     svg: Markup
-    legend: tuple[tuple[str, LineLook], ...]
+    legend: tuple[tuple[str, LineStyle], ...]
     missing: tuple[tuple[str, str, str], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Printed:
-    """A cell as it is printed; `span` columns wide when one reason covers the rest of a row."""
+class TextCell:
+    """A table cell as text; `span` columns wide where one reason covers the rest of a row."""
 
     text: str
     span: int = 1
@@ -63,18 +78,18 @@ class Printed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrintedTable:
-    """A table as it is printed."""
+class TextTable:
+    """A table as text."""
 
     title: str
     headings: tuple[tuple[str, bool], ...]
     """Each heading, and whether its column holds numbers."""
-    rows: tuple[tuple[Printed, ...], ...]
+    rows: tuple[tuple[TextCell, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
-    """Warnings of one code, told once with every cause."""
+    """Warnings of one code with every cause."""
 
     code: str
     label: str
@@ -85,37 +100,37 @@ class Chip:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """One question with all that was found."""
+    """One answer: findings, charts, tables, warnings."""
 
     anchor: str
     answer: Answer
     charts: tuple[DrawnChart, ...]
-    tables: tuple[PrintedTable, ...]
+    tables: tuple[TextTable, ...]
     chips: tuple[Chip, ...]
-    beside: bool
-    """Whether the one chart and the one table stand side by side on a wide screen."""
+    side_by_side: bool
+    """Whether the only chart and the only table are side by side on a wide screen."""
 
 
 def headline(answers: Sequence[Answer], records: Iterable[RunRecord]) -> str:
-    """The sentence on top: the first finding of what was measured, or what there is instead."""
+    """The title of the page: the first finding of measured runs, or the state of the runs."""
     first = next(_measured(answers), None)
     if first is not None:
-        return wording.clean(first.text)
+        return formatting.clean(first.text)
     if any(answer.simulated for answer in answers):
-        return "A script played all of this: nothing has been measured."
+        return "Simulated (null framework): nothing was measured."
     ended = [record.ok for record in records]
     if not ended:
-        return "Nothing has been measured on this machine yet."
+        return "No runs on this machine yet."
     runs = "1 run" if len(ended) == 1 else f"{len(ended)} runs"
     if not any(ended):
-        return f"No figure came of {runs}: each says why."
-    return f"{runs}, and no finding yet."
+        return f"{runs}, none with a result."
+    return f"{runs}, no finding yet."
 
 
 def lead(answers: Sequence[Answer]) -> str:
-    """What to do about the headline, where no card says it."""
+    """The remedy of the headline, where no card has it."""
     first = next(_measured(answers), None)
-    return wording.clean(first.remedy) if first and first.question is None else ""
+    return formatting.clean(first.remedy) if first and first.question is None else ""
 
 
 def _measured(answers: Iterable[Answer]) -> Iterator[Finding]:
@@ -123,9 +138,8 @@ def _measured(answers: Iterable[Answer]) -> Iterator[Finding]:
 
 
 def cards(answers: Sequence[Answer]) -> tuple[Card, ...]:
-    """A card for every question that findings ask, from the first answer that has it: the other
-    answers have their own sections. The one the headline already says in full tells what was
-    compared instead."""
+    """A card for every question of the findings, from the first answer that has it. Where the
+    headline is the same finding, the card has the title of the answer instead."""
     top = headline(answers, ())
     made: dict[str, Card] = {}
     for answer in answers:
@@ -138,46 +152,46 @@ def cards(answers: Sequence[Answer]) -> tuple[Card, ...]:
 def _card(answer: Answer, finding: Finding, question: str, top: str) -> Card:
     figure, unit, interval = "", "", ""
     if finding.value is not None:
-        figure, unit, interval = wording.split_figure(
+        figure, unit, interval = formatting.split_figure(
             finding.value, finding.unit, finding.low, finding.high
         )
-    text = wording.clean(finding.text)
+    text = formatting.clean(finding.text)
     return Card(
-        question=wording.clean(question),
+        question=formatting.clean(question),
         figure=figure,
         unit=unit,
         interval=interval,
-        text=wording.clean(answer.title) if text == top else text,
-        remedy=wording.clean(finding.remedy),
+        text=formatting.clean(answer.title) if text == top else text,
+        remedy=formatting.clean(finding.remedy),
         caveats=", ".join(finding.caveats),
     )
 
 
 def section(index: int, answer: Answer) -> Section:
-    """The section of an answer; `index` (from 1) keeps anchors apart."""
+    """The section of an answer; `index` (from 1) makes its anchor unique."""
     charts = tuple(_drawn(chart) for chart in answer.charts)
-    tables = tuple(printed(table) for table in answer.tables)
+    tables = tuple(text_table(table) for table in answer.tables)
     return Section(
         anchor=f"question-{index}",
         answer=answer,
         charts=charts,
         tables=tables,
         chips=chips(answer.warnings),
-        beside=len(charts) == 1 and len(tables) == 1 and _is_narrow(tables[0]),
+        side_by_side=len(charts) == 1 and len(tables) == 1 and _is_narrow(tables[0]),
     )
 
 
 def _drawn(chart: Chart) -> DrawnChart:
-    looks = line_looks(chart.lines)
+    looks = line_styles(chart.lines)
     spec = vega_lite(chart, width="container", legend=False, title=False)
     still = {name: value for name, value in spec.items() if name != "autosize"}
-    names = [wording.clean(line.name) for line in chart.lines]
+    names = [formatting.clean(line.name) for line in chart.lines]
     return DrawnChart(
-        title=wording.clean(chart.title),
+        title=formatting.clean(chart.title),
         kind=chart.kind,
-        summary=f"{wording.clean(chart.title)}: {wording.axis_title(chart.y)} against "
-        f"{wording.axis_title(chart.x)}, {len(chart.lines)} "
-        f"{_kind_of_line(chart)}{'' if len(chart.lines) == 1 else 's'}. The table has the figures.",
+        summary=f"{formatting.clean(chart.title)}: {formatting.axis_title(chart.y)} against "
+        f"{formatting.axis_title(chart.x)}, {len(chart.lines)} "
+        f"{_kind_of_line(chart)}{'' if len(chart.lines) == 1 else 's'}. Figures: see the table.",
         spec=spec,
         svg=Markup(inline_svg(still | {"width": _STATIC_WIDTH})),
         legend=_legend(chart, names, looks),
@@ -186,9 +200,9 @@ def _drawn(chart: Chart) -> DrawnChart:
 
 
 def _legend(
-    chart: Chart, names: Sequence[str], looks: Sequence[LineLook]
-) -> tuple[tuple[str, LineLook], ...]:
-    """What tells lines apart; a heat map names its rows beside them."""
+    chart: Chart, names: Sequence[str], looks: Sequence[LineStyle]
+) -> tuple[tuple[str, LineStyle], ...]:
+    """Names and styles of the lines; a heat map labels its rows itself."""
     several = len(names) > 1 and chart.kind != "heat"
     return tuple(zip(names, looks, strict=True)) if several else ()
 
@@ -198,23 +212,23 @@ def _kind_of_line(chart: Chart) -> str:
 
 
 def _gathered(missing: Sequence[tuple[str, str, str]]) -> tuple[tuple[str, str, str], ...]:
-    """Missing points of one line for one reason, told together."""
+    """Missing points of one line with one reason, merged."""
     places: dict[tuple[str, str], list[str]] = {}
     for line, x, reason in missing:
         places.setdefault((line, reason), []).append(x)
     return tuple((line, "; ".join(xs), reason) for (line, reason), xs in places.items())
 
 
-def printed(table: Table) -> PrintedTable:
-    """A table with every cell as text; a tail of gaps becomes one cell that says why."""
+def text_table(table: Table) -> TextTable:
+    """A table with every cell as text; a tail of gaps becomes one cell with the reason."""
     numeric = [
         any(row[i].value is not None for row in table.rows) for i in range(len(table.columns))
     ]
     rows = []
     for row in table.rows:
-        start = wording.gap_from(row)
+        start = formatting.gap_from(row)
         cells = [
-            _printed(cell, wording.cell_text(cell, column), number)
+            _text_cell(cell, formatting.cell_text(cell, column), number)
             for cell, column, number in zip(row, table.columns, numeric, strict=True)
         ]
         if start is not None:
@@ -222,41 +236,173 @@ def printed(table: Table) -> PrintedTable:
             reason = next(cell.reason for cell in tail if cell.reason)
             run_id = next((cell.run_id for cell in tail if cell.run_id), "")
             cells[start:] = [
-                Printed(text=wording.clean(reason), span=len(tail), gap=True, run_id=run_id)
+                TextCell(text=formatting.clean(reason), span=len(tail), gap=True, run_id=run_id)
             ]
         rows.append(tuple(cells))
     headings = tuple(
-        (wording.heading(column), number)
+        (formatting.heading(column), number)
         for column, number in zip(table.columns, numeric, strict=True)
     )
-    return PrintedTable(title=wording.clean(table.title), headings=headings, rows=tuple(rows))
+    return TextTable(title=formatting.clean(table.title), headings=headings, rows=tuple(rows))
 
 
-def _printed(cell: Cell, text: str, number: bool) -> Printed:
-    gap = wording.is_gap(cell)
+def _text_cell(cell: Cell, text: str, number: bool) -> TextCell:
+    gap = formatting.is_gap(cell)
     if gap and cell.reason:
-        text = wording.clean(cell.reason)
-    return Printed(text=text, gap=gap, number=number and not gap, run_id=cell.run_id)
+        text = formatting.clean(cell.reason)
+    return TextCell(text=text, gap=gap, number=number and not gap, run_id=cell.run_id)
 
 
-def _is_narrow(table: PrintedTable) -> bool:
+def _is_narrow(table: TextTable) -> bool:
     rows = [sum(len(cell.text) for cell in row if not cell.gap) for row in table.rows]
     rows.append(sum(len(text) for text, _ in table.headings))
-    return len(table.headings) <= _MOST_COLUMNS_BESIDE and max(rows) <= _MOST_LETTERS_BESIDE
+    return len(table.headings) <= _NARROW_COLUMNS and max(rows) <= _NARROW_LETTERS
 
 
 def chips(warnings: Iterable[Warning]) -> tuple[Chip, ...]:
-    """One chip for each code, in the order the codes come up."""
+    """One chip per code, in the order of the warnings."""
     by_code: dict[str, dict[tuple[str, str], None]] = {}
     for warning in warnings:
         seen = by_code.setdefault(warning.code, {})
-        seen[wording.clean(warning.cause), wording.clean(warning.remedy)] = None
+        seen[formatting.clean(warning.cause), formatting.clean(warning.remedy)] = None
     return tuple(
         Chip(
-            code=wording.clean(code),
-            label=wording.clean(code).replace("-", " "),
+            code=formatting.clean(code),
+            label=formatting.clean(code).replace("-", " "),
             meaning=WARNINGS.get(code, ""),
             seen=tuple(seen),
         )
         for code, seen in by_code.items()
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallChart:
+    """A sparkline with its title and its range."""
+
+    title: str
+    svg: Markup
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEntry:
+    """A run of the page."""
+
+    record: RunRecord
+    name: str
+    outcome: str
+    ending: str
+    result: str
+    spark: Markup
+    facts: tuple[tuple[str, str], ...]
+    settings: tuple[tuple[str, str], ...]
+    phases: tuple[tuple[PhaseShare, str], ...]
+    """Each phase with the CSS variable of its colour."""
+    parts: tuple[tuple[PartShare, str], ...]
+    """The same for the parts of the step."""
+    bottleneck: str
+    """The largest bottleneck among them, with its remedy."""
+    breakdowns: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+    """(title, its longest rows)."""
+    roofline: Markup
+    """Roofline chart of the layers; empty where layers were not timed."""
+    losses: TextTable | None
+    """The layers with the largest loss."""
+    sweep: tuple[TextTable, ...]
+    """Times of a collective by size."""
+    small: tuple[SmallChart, ...]
+    timeline: Timeline | None
+    chips: tuple[Chip, ...]
+    traceback: str
+
+
+def run_entry(record: RunRecord, series: Sequence[Series]) -> RunEntry:
+    """The entry of a run."""
+    steps = [window.step_s for window in record.measured]
+    spark = _steps_spark(steps, "step time of each window", width=120, height=26)
+    return RunEntry(
+        record=record,
+        name=formatting.run_name(record.spec),
+        outcome=formatting.outcome_text(record),
+        ending=STATUS_WORDS[record.outcome.status],
+        result=formatting.result_text(record),
+        spark=Markup(spark),
+        facts=run_facts.run_facts(record),
+        settings=formatting.own_settings(record.spec),
+        phases=tuple(
+            (phase, variable(_PHASE_COLOURS.get(phase.name, "c6")))
+            for phase in run_facts.phase_shares(record)
+        ),
+        parts=tuple(
+            (part, variable(_PART_COLOURS[named.name]))
+            for part, named in zip(run_facts.part_shares(record), record.parts, strict=True)
+        ),
+        bottleneck=run_facts.bottleneck_text(record),
+        breakdowns=tuple(
+            (f"Step time by {formatting.clean(b.name)}", run_facts.breakdown_facts(b))
+            for b in record.breakdowns
+        ),
+        roofline=_roofline(record),
+        losses=None if (table := losses(record)) is None else text_table(table),
+        sweep=tuple(map(text_table, sweep_tables(record))),
+        small=tuple(_small(record)),
+        timeline=timeline(record, series),
+        chips=chips(record.warnings),
+        traceback=formatting.clean(str(record.outcome.facts.get("traceback", ""))),
+    )
+
+
+def _roofline(record: RunRecord) -> Markup:
+    chart = roofline(record)
+    return Markup(inline_svg(vega_lite(chart, title=False))) if chart else Markup("")
+
+
+def _steps_spark(steps: Sequence[float], label: str, *, width: int, height: int) -> str:
+    """Step times on a scale of at least ± 20 %, so that noise looks small."""
+    if not steps:
+        return ""
+    middle = sorted(steps)[len(steps) // 2]
+    low, high = min(*steps, 0.8 * middle), max(*steps, 1.2 * middle)
+    return sparkline(steps, label=label, width=width, height=height, low=low, high=high)
+
+
+_PHASE_COLOURS: Mapping[str, str] = {
+    "import": "published",
+    "build": "c3",
+    "compile": "c2",
+    "warm-up": "c4",
+    "measure": "c1",
+    "evaluate": "c5",
+}
+
+
+_PART_COLOURS: Mapping[str, str] = {
+    "compute": "c1",
+    "exposed_communication": "c5",
+    "input_stall": "c2",
+    "launch_gaps": "c3",
+    "straggler_wait": "c6",
+    "host": "c4",
+    "other": "published",
+}
+
+
+def _small(record: RunRecord) -> list[SmallChart]:
+    charts = []
+    steps = [window.step_s for window in record.measured]
+    if len(steps) > 1:
+        ends = [formatting.quantity(end, "s") for end in (min(steps), max(steps))]
+        note = f"{ends[0]} to {ends[1]}"
+        svg = _steps_spark(steps, f"step time by window: {note}", width=220, height=48)
+        charts.append(SmallChart(title="step time by window", svg=Markup(svg), note=note))
+    # Telemetry is drawn in the timeline.
+    charts += [_curve(curve) for curve in record.curves if curve.name not in record.series]
+    return [chart for chart in charts if chart.svg]
+
+
+def _curve(curve: Curve) -> SmallChart:
+    title = formatting.words(f"{curve.name} by {curve.x_name}")
+    ends = f"{format_number(curve.y[0])} to {format_number(curve.y[-1])}" if curve.y else ""
+    svg = sparkline(curve.y, label=f"{title}: {ends}", width=220, height=48)
+    return SmallChart(title=title, svg=Markup(svg), note=ends)

@@ -1,9 +1,7 @@
-"""How is everything about a set of answers put into one page that can be passed on?
+"""HTML report: one self-contained page with style, charts, data and scripts.
 
-`write_report` writes one HTML file that holds all it needs: style, drawings, data, and the scripts
-that make the drawings answer the pointer. It asks no other host for anything, and says so itself
-in a Content-Security-Policy that lets only its own two scripts run. With scripts off, or on
-paper, it reads the same; only the hovering is gone.
+It loads nothing from other hosts; its Content-Security-Policy allows only its own two scripts.
+Without scripts, or on paper, only the tooltips are missing.
 """
 
 from __future__ import annotations
@@ -23,12 +21,11 @@ from cubemesh.api.report import Report
 from cubemesh.errors import UsageError
 from cubemesh.schema import Machine
 from cubemesh.schema.serialization import to_plain
-from cubemesh.views import formatting as wording
+from cubemesh.views import formatting
 from cubemesh.views.charts.files import browser_bundle
 from cubemesh.views.facts import machine as machine_facts
 from cubemesh.views.json_output import envelope, machine_json
 from cubemesh.views.report import page
-from cubemesh.views.report import runs_page as page_runs
 from cubemesh.views.theme import DARK, LIGHT, css_variables
 
 try:
@@ -42,12 +39,12 @@ except ImportError as error:
 
 
 def write_report(path: Path, report: Report) -> Path:
-    """Write the page to `path` (its folder is made where it is missing) and return the path.
+    """Write the page to `path` (its folder is created where it is missing) and return the path.
 
     OSError where the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Names from outside may hold halves of surrogate pairs, which UTF-8 cannot.
+    # Names from outside may hold halves of surrogate pairs, which UTF-8 cannot encode.
     path.write_text(render(report), encoding="utf-8", errors="backslashreplace")
     return path
 
@@ -68,7 +65,7 @@ def print_files(console: Console, report: Report, page: Path, charts: Sequence[P
     lines = [f"chart   {chart}" for chart in charts]
     lines.append(f"report  {page.resolve()}")
     lines += [
-        f"other machine: {wording.machine_line(machine)} (--machine-id {machine.machine_id})"
+        f"other machine: {formatting.machine_line(machine)} (--machine-id {machine.machine_id})"
         for machine in report.other_machines
     ]
     for line in lines:
@@ -92,15 +89,15 @@ def render(report: Report) -> str:
             cards=page.cards(report.answers),
             sections=sections,
             groups=machine_facts.machine_groups(report.machine),
-            gpus=page.printed(machine_facts.gpu_table(report.machine.gpus)),
+            gpus=page.text_table(machine_facts.gpu_table(report.machine.gpus)),
             links=machine_facts.link_sentences(report.machine.gpu_links),
             topology=_topology(report.machine),
-            machine_line=wording.machine_line(report.machine),
+            machine_line=formatting.machine_line(report.machine),
             runs=[
-                page_runs.shown_run(record, report.series.get(record.run_id, ()))
+                page.run_entry(record, report.series.get(record.run_id, ()))
                 for record in report.records.values()
             ],
-            made=wording.moment(report.made_utc),
+            made=formatting.moment(report.made_utc),
             style=Markup(_style()),
             scripts=[Markup(script) for script in scripts],
             policy=_policy(scripts),
@@ -111,7 +108,7 @@ def render(report: Report) -> str:
 
 
 def _topology(machine: Machine) -> dict[str, Any] | None:
-    """The drawing of several GPUs with its rings, and what they carry in words."""
+    """The drawing of several GPUs with its rings, and its facts."""
     if len(machine.gpus) < 2:
         return None
     # only several GPUs need graphs
@@ -130,7 +127,7 @@ def _topology(machine: Machine) -> dict[str, Any] | None:
 
 
 def _raw(report: Report) -> dict[str, Any]:
-    """The records as they are stored, so that `cubemesh` can read them back."""
+    """The records as they are stored."""
     return envelope(
         "records",
         version=report.version,
@@ -141,7 +138,7 @@ def _raw(report: Report) -> dict[str, Any]:
 
 
 def _json(data: Any) -> Markup:
-    """JSON that can stand in a script element whatever the strings in it say."""
+    """JSON that is safe in a script element."""
     text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -149,7 +146,7 @@ def _json(data: Any) -> Markup:
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """The Content-Security-Policy: these scripts, this style, pictures inside the page."""
+    """The Content-Security-Policy: only these scripts, inline style and inline images."""
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     allowed = " ".join(f"'sha256-{base64.b64encode(d).decode()}'" for d in digests)
     return (
@@ -163,7 +160,7 @@ def _style() -> str:
     return (
         f":root{{color-scheme:light dark;{light}}}\n"
         f"@media (prefers-color-scheme: dark){{:root{{{dark}}}}}\n"
-        # Paper is white, whatever the screen was.
+        # Paper is white, also under a dark scheme.
         f"@media print{{:root{{color-scheme:light;{light}}}}}\n" + _asset("report.css")
     )
 

@@ -1,10 +1,9 @@
-"""What did the machine do over time, beside one run? Small drawings that share one axis of time.
+"""Timeline of a run: telemetry over time in small panels with a common time axis.
 
-As document 001's figure 3 shows utilisation, here with memory, power, clocks, heat and traffic next
-to it: a panel for quantities that are looked at together, the measured part shaded in each, so that
-a step in power stands above the step in clocks that explains it. Shares and amounts begin at zero;
-clocks and temperatures, where small changes matter, have a scale of their own. Under each panel
-stand the mean over the measured part and the range over all of the run.
+A panel has quantities of one kind (compare utilisation in figure 3 of NVIDIA's DGX-1 best
+practices); the measured phase is shaded. Fractions and amounts start at zero; clocks and
+temperatures have a scale of their own. Below each panel are the mean over the measured phase and
+the range over the whole run.
 """
 
 from __future__ import annotations
@@ -21,30 +20,29 @@ from cubemesh.measure.telemetry.gpu import throttle_words
 from cubemesh.parallel.staleness import ORDER, STALENESS
 from cubemesh.schema import RunRecord, Series
 from cubemesh.units import format_seconds
-from cubemesh.views import formatting as wording
+from cubemesh.views import formatting
 from cubemesh.views.theme import variable
 
 WIDTH, HEIGHT = 260, 64
 _PAD = 2.0
 _LEAST_SPAN = 0.1
-"""Of a scale that does not begin at zero, as a share of its top: noise must not look like news."""
+"""Minimum span of a scale that does not start at zero, as a fraction of its top."""
 _DASHES = ("", "5 3", "1.5 2.5")
 REASONS = "gpu_throttle_reasons"
 _LEFT_OUT = (REASONS, "gpu_energy_joules", ORDER, STALENESS)
-"""Told in words, or by another series: the slope of the energy is the power. Ranks that take turns
-by the millisecond would fill a panel."""
+"""Series without a panel: shown as text, or redundant (power is the derivative of energy)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Group:
-    """Quantities that one panel shows."""
+    """Quantities of one panel."""
 
     title: str
     unit: str
     names: dict[str, str]
-    """Series → what its line is called."""
+    """Series → name of its line."""
     top: float | None = None
-    """Of the scale; None is the highest value."""
+    """Top of the scale; None: the highest value."""
     from_zero: bool = True
 
 
@@ -87,12 +85,12 @@ _GROUPS = (
     _Group(
         title="PCIe",
         unit="bytes/s",
-        names={"pcie_rx_bytes_per_s": "to the GPU", "pcie_tx_bytes_per_s": "from it"},
+        names={"pcie_rx_bytes_per_s": "to the GPU", "pcie_tx_bytes_per_s": "from the GPU"},
     ),
     _Group(
         title="NVLink",
         unit="bytes/s",
-        names={"nvlink_rx_bytes_per_s": "to the GPU", "nvlink_tx_bytes_per_s": "from it"},
+        names={"nvlink_rx_bytes_per_s": "to the GPU", "nvlink_tx_bytes_per_s": "from the GPU"},
     ),
     _Group(
         title="disks",
@@ -111,8 +109,8 @@ _GROUPS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Key:
-    """A line of a panel: its colour, its name, and its values in words."""
+class LegendEntry:
+    """A line of a panel: its colour, name, mean and range."""
 
     colour: str
     name: str
@@ -126,25 +124,25 @@ class Panel:
     title: str
     svg: Markup
     top: str
-    """What the upper edge of the scale stands for."""
+    """The value at the top of the scale."""
     bottom: str
-    keys: tuple[Key, ...]
+    keys: tuple[LegendEntry, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """All panels of a run, over the same stretch of time."""
+    """All panels of a run, over the same interval of time."""
 
     panels: tuple[Panel, ...]
     start: str
     end: str
     measured: str
-    """When steps were measured; "" where none were."""
+    """When steps were measured; "" if never."""
     notes: tuple[str, ...]
 
 
 def timeline(record: RunRecord, series: Sequence[Series]) -> Timeline | None:
-    """What was sampled beside `record`; None where there is nothing to draw."""
+    """The telemetry of `record`; None where there is nothing to draw."""
     drawn = [s for s in series if len(s.times_s) > 1]
     if not drawn:
         return None
@@ -156,11 +154,11 @@ def timeline(record: RunRecord, series: Sequence[Series]) -> Timeline | None:
         if any(len(set(s.values)) > 1 for s in lines):
             panels.append(_panel(group, lines, span, spans))
         elif lines:
-            amounts = dict.fromkeys(wording.quantity(s.values[0], group.unit) for s in lines)
-            flat.append(f"{wording.words(group.title)} ({' and '.join(amounts)})")
-    notes = [*_held_back(series, spans)]
+            amounts = dict.fromkeys(formatting.quantity(s.values[0], group.unit) for s in lines)
+            flat.append(f"{formatting.words(group.title)} ({' and '.join(amounts)})")
+    notes = [*_throttling(series, spans)]
     if flat:
-        notes.append(f"Did not change: {', '.join(flat)}.")
+        notes.append(f"Constant: {', '.join(flat)}.")
     return Timeline(
         panels=tuple(panels),
         start=format_seconds(span[0]),
@@ -183,20 +181,20 @@ def measured_spans(record: RunRecord) -> list[tuple[float, float]]:
 def throttle_text(values: Sequence[float]) -> str:
     """`power cap (85 % of readings)`: the reasons in these values of `gpu_throttle_reasons`."""
     seen = Counter(words for value in values for words in throttle_words(value))
-    told = (f"{w} ({100 * n / len(values):.0f} % of readings)" for w, n in seen.most_common())
-    return ", ".join(told) or "nothing"
+    shown = (f"{w} ({100 * n / len(values):.0f} % of readings)" for w, n in seen.most_common())
+    return ", ".join(shown) or "none"
 
 
-def _held_back(series: Sequence[Series], spans: Sequence[tuple[float, float]]) -> Iterator[str]:
+def _throttling(series: Sequence[Series], spans: Sequence[tuple[float, float]]) -> Iterator[str]:
     for one in series:
         within = [v for _, v in _within(one, spans)]
         if one.name == REASONS and within:
             text = throttle_text(within)
-            yield f"What held the GPU's clock back while steps were measured: {text}."
+            yield f"GPU clock throttle reasons during the measurement: {text}."
 
 
 def _others(drawn: Sequence[Series]) -> Iterator[_Group]:
-    """A panel of its own for each series that no group names."""
+    """A panel for each series that is in no group."""
     known = {name for group in _GROUPS for name in group.names} | set(_LEFT_OUT)
     for name in dict.fromkeys(s.name for s in drawn):
         if name not in known:
@@ -219,20 +217,22 @@ def _panel(
     for n, one in enumerate(lines):
         shapes.append(_path(one, span, (bottom, top), colours[n], _DASHES[n % len(_DASHES)]))
     keys = tuple(
-        Key(colour=colour, name=_line_name(group, one, lines), note=_note(one, group.unit, spans))
+        LegendEntry(
+            colour=colour, name=_line_name(group, one, lines), note=_note(one, group.unit, spans)
+        )
         for one, colour in zip(lines, colours, strict=True)
     )
-    label = f"{wording.words(group.title)}: " + "; ".join(f"{k.name} {k.note}" for k in keys)
+    label = f"{formatting.words(group.title)}: " + "; ".join(f"{k.name} {k.note}" for k in keys)
     svg = (
         f'<svg class="panel" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{html.escape(wording.clean(label), quote=True)}" '
+        f'aria-label="{html.escape(formatting.clean(label), quote=True)}" '
         f'preserveAspectRatio="none">{"".join(shapes)}</svg>'
     )
     return Panel(
-        title=wording.words(group.title),
+        title=formatting.words(group.title),
         svg=Markup(svg),
-        top=wording.quantity(top, group.unit),
-        bottom=wording.quantity(bottom, group.unit) if bottom else "0",
+        top=formatting.quantity(top, group.unit),
+        bottom=formatting.quantity(bottom, group.unit) if bottom else "0",
         keys=keys,
     )
 
@@ -274,21 +274,21 @@ def _line_name(group: _Group, one: Series, lines: Sequence[Series]) -> str:
     name = group.names[one.name]
     if sum(s.name == one.name for s in lines) > 1:
         name = f"{name} {one.device}, rank {one.rank}".strip()
-    return wording.clean(name)
+    return formatting.clean(name)
 
 
 def _note(one: Series, unit: str, spans: Sequence[tuple[float, float]]) -> str:
-    """`612 W in the mean, 68 to 655 W`; the mean is that of the measured part."""
+    """`mean 612 W, 68 to 655 W`; the mean is over the measured phase."""
     known = [v for v in one.values if math.isfinite(v)]
     low, high = min(known), max(known)
-    shown = f"{wording.quantity(low, unit)} to {wording.quantity(high, unit)}"
+    shown = f"{formatting.quantity(low, unit)} to {formatting.quantity(high, unit)}"
     if low == high:
-        return wording.quantity(low, unit)
+        return formatting.quantity(low, unit)
     within = [v for _, v in _within(one, spans)]
     if not within:
         return shown
     mean = math.fsum(within) / len(within)
-    return f"{wording.quantity(mean, unit)} in the mean, {shown}"
+    return f"mean {formatting.quantity(mean, unit)}, {shown}"
 
 
 def _within(one: Series, spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

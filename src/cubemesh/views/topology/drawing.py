@@ -1,10 +1,10 @@
-"""How does a system's topology look? Its links as lines, its rings as colours (document 002,
-figures 4, 11, 12 and 13).
+"""Drawing of a topology: links as lines, rings as colours, as in figures 4 and 11 to 13 of
+"NVIDIA DGX-1 with Tesla V100 System Architecture".
 
-Every NVLink is a line of its own, links of a pair side by side. A ring colours the links it uses:
-in a mesh the very links, both directions at once where it runs both ways; on a PCIe tree a line to
-the right of each link for each direction, so that the ring goes around the tree; through NVSwitches
-one line from GPU to GPU, which stands for all rings in that order.
+Every NVLink is a line, links of a pair are side by side. A ring colours the links it uses: in a
+mesh the links themselves, both directions at once where it runs both ways; on a PCIe tree a line to
+the right of each link for each direction; through NVSwitches one line from GPU to GPU for all rings
+in that order.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ HEADER, LEGEND_ROW = 58.0, 22.0
 _LEGEND_COLUMN = 330.0
 
 Entry = tuple[str, str, float, str]
-"""A line of the legend: words, colour, width and dashes of its line."""
+"""A legend entry: text, colour, width and dashes of its line."""
 
 
 def draw_topology(
     topology: Topology, rings: RingSet | None = None, *, title: str = "", in_page: bool = False
 ) -> str:
-    """The SVG of a topology with its rings, if given; `title` stands above it.
+    """The SVG of a topology with its rings, if given; `title` is above it.
 
-    In a page colours follow the page's own; else the file stands by itself, on white.
+    In a page the colours are CSS variables; a file has a white background.
     """
     layout = lay_out(topology)
     said = summary(topology, rings)
     links, marked = _link_legend(topology, rings), _ring_legend(topology, rings)
-    # Widths of text are estimates: a letter is some half of its size wide.
+    # Text widths are estimates: a letter is about half as wide as its size.
     wanted = [layout.width, *(66 + 6.8 * len(words) for words, *_ in (*links, *marked))]
     width = max([*wanted, 48 + 8.6 * len(title), 48 + 6.6 * len(said)] if title else wanted)
     columns = [links, marked] if width >= 2 * _LEGEND_COLUMN else [[*links, *marked]]
@@ -55,7 +55,7 @@ def draw_topology(
 
 
 def summary(topology: Topology, rings: RingSet | None) -> str:
-    """What the drawing shows, in a sentence."""
+    """A summary of the drawing."""
     count = len(topology.gpus)
     what = f"{count} GPU{'' if count == 1 else 's'}" if count else "no GPUs"
     if rings is None or not rings.rings:
@@ -64,7 +64,7 @@ def summary(topology: Topology, rings: RingSet | None) -> str:
     several = len(rings.rings) != 1
     return (
         f"{what}; {len(rings.rings)} directed ring{'s' if several else ''}, "
-        f"{total}{' together' if several else ''}"
+        f"{total}{' in total' if several else ''}"
     )
 
 
@@ -78,17 +78,17 @@ def _link_legend(topology: Topology, rings: RingSet | None) -> list[Entry]:
         rate = format_quantity(link.one_bytes_per_s, "B/s")
         if kind == "smp":
             times = f"{link.count} × " if link.count > 1 else ""
-            entries.append((f"{name}: {times}{rate} each way", "soft", 2.0, "1 5"))
+            entries.append((f"{name}: {times}{rate} per direction", "soft", 2.0, "1 5"))
         elif kind == "pcie":
-            entries.append((f"{name}: {rate} each way", "published", PCIE, ""))
+            entries.append((f"{name}: {rate} per direction", "published", PCIE, ""))
         else:
             colour = plain_colour(rings is not None and bool(rings.rings))
-            entries.append((f"{name}: {rate} a link, each way", colour, STRAND, ""))
+            entries.append((f"{name}: {rate} per link and direction", colour, STRAND, ""))
     return entries
 
 
 def _ring_legend(topology: Topology, rings: RingSet | None) -> list[Entry]:
-    """An entry for each ring with its reverse; rings in the same order are told once."""
+    """An entry for each ring with its reverse; rings in the same order are one entry."""
     if rings is None:
         return []
     count: dict[tuple[str, ...], int] = {}
@@ -106,7 +106,7 @@ def _ring_legend(topology: Topology, rings: RingSet | None) -> list[Entry]:
 
 
 def bandwidth_words(rings: RingSet) -> str:
-    """What rings carry, for a sentence: `6 × 25 GB/s = 150 GB/s`."""
+    """The bandwidth of rings: `6 × 25 GB/s = 150 GB/s`."""
     if not rings.rings:
         return "no ring: a single GPU"
     one = format_quantity(rings.rings[0].bandwidth_bytes_per_s, "B/s")

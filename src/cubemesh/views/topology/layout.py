@@ -1,9 +1,9 @@
-"""Where does each part of a system stand in its drawing?
+"""Layout of a topology drawing: the position of each node.
 
-A hybrid cube-mesh (two fully meshed fours, joined corner by corner) stands as a cube between its
-processors, GPUs below one PCIe switch along one edge. Everything else stands as a tree: processors
-on top, then bridges and switches, adapters beside what they hang on, GPUs in a row, and below them
-the NVSwitches in one bar. The same topology always gets the same drawing.
+A hybrid cube-mesh (two fully meshed fours, joined corner by corner) is a cube between its
+processors, with GPUs of one PCIe switch along one edge. Every other topology is a tree: processors
+on top, then bridges and switches, adapters next to their parents, GPUs in a row, and below them the
+NVSwitches in one bar. The layout is deterministic.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CUBE_FACE = ((0.0, 80.0), (150.0, 0.0), (150.0, 200.0), (0.0, 280.0))
 """Corners of the near face: front top, back top, back bottom, front bottom."""
 _CUBE_SHIFT, _CUBE_LEFT = 350.0, 172.0
 _CUBE_EDGE = 72.0
-"""How far above and below the cube its PCIe switches stand."""
+"""Distance of the PCIe switches from the cube."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The drawing's size and every node's place in it."""
+    """The size of the drawing and the place of every node."""
 
     shape: str
     """`cube` or `tree`."""
@@ -54,7 +54,7 @@ class Layout:
 
 
 def arc_dip(ranks: int) -> float:
-    """How far below the GPUs the handles of an arc lie that spans so many of them."""
+    """Distance of the control points of an arc below the GPUs that it spans."""
     return 40.0 + 30.0 * (ranks - 1)
 
 

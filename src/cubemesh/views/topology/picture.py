@@ -1,8 +1,4 @@
-"""How are the links, rings and nodes of one topology drawn in their layout?
-
-Links first, the rings that use them over them, nodes on top. What the colours mean stands in
-`topology_drawing.py`.
-"""
+"""Drawing of links, rings and nodes in their layout: links first, rings over them, nodes on top."""
 
 from __future__ import annotations
 
@@ -15,8 +11,8 @@ from cubemesh.views.charts.svg import Drawing, Point, beside, line, number, roun
 from cubemesh.views.topology.layout import Layout, Place, arc_dip
 
 COLOURS = ("c2", "c5", "c1", "c3", "c4", "c6")
-"""Of the rings, in their order; more rings than these begin again."""
-STRAND, APART = 3.0, 6.0
+"""Colours of the rings, reused cyclically."""
+STRAND, SPACING = 3.0, 6.0
 """Width of an NVLink's line, and its distance from the next one."""
 PCIE = 1.6
 
@@ -32,12 +28,12 @@ _FILLS: Mapping[str, tuple[str, str, str]] = {
 
 
 def cycled(count: int) -> list[str]:
-    """So many colours of rings."""
+    """`count` colours of rings."""
     return [COLOURS[i % len(COLOURS)] for i in range(count)]
 
 
 def plain_colour(ringed: bool) -> str:
-    """The colour of NVLinks that no ring uses: quiet where there are rings to be seen."""
+    """The colour of NVLinks that no ring uses: grey where rings are drawn."""
     return "published" if ringed else "accent"
 
 
@@ -75,7 +71,7 @@ class Picture:
                 self._node(node.name)
 
     def _branch(self, link: Link) -> str:
-        """A link of the PCIe tree; beside a cube the processor's go around it."""
+        """A link of the PCIe tree; next to a cube the processor's go around it."""
         (x, y), (to_x, to_y) = self._ends(link)
         kinds = {self.topology.node(link.first).kind, self.topology.node(link.second).kind}
         if self.layout.shape == "cube" and "cpu" in kinds and kinds & {"pcie-switch", "nic"}:
@@ -131,13 +127,12 @@ class Picture:
         """Straight from GPU to GPU; those further up first, as if farther away."""
         for link in sorted(colours, key=lambda x: self._at(x.first)[1] + self._at(x.second)[1]):
             for i, colour in enumerate(colours[link]):
-                offset = (i - (len(colours[link]) - 1) / 2) * APART
+                offset = (i - (len(colours[link]) - 1) / 2) * SPACING
                 ends = beside(self._at(link.first), self._at(link.second), offset)
                 self.drawing.path(line(ends), colour, STRAND, halo=1.6)
 
     def _arcs(self, colours: Mapping[Link, Sequence[str]]) -> None:
-        """Below the row of GPUs, the farther the deeper; at each GPU side by side, so that they
-        part without crossing."""
+        """Below the row of GPUs, the farther apart the deeper, without crossings."""
         row = sorted((node.name for node in self.topology.gpus), key=lambda n: self._at(n)[0])
         rank = {name: i for i, name in enumerate(row)}
         ends: list[tuple[str, str, int, str]] = []
@@ -150,13 +145,13 @@ class Picture:
             left = sorted((-rank[a], i, a) for a, b, i, _ in ends if b == name)
             right = sorted((-rank[b], -i, b) for a, b, i, _ in ends if a == name)
             order = [(other, abs(i)) for _, i, other in (*left, *right)]
-            step = min(APART, 48 / max(len(order) - 1, 1))
+            step = min(SPACING, 48 / max(len(order) - 1, 1))
             for place, (other, i) in enumerate(order):
                 ports[name, other, i] = (place - (len(order) - 1) / 2) * step
         y = self.layout.places[row[0]].y + self.layout.places[row[0]].height / 2
         for a, b, i, colour in sorted(ends, key=lambda e: rank[e[0]] - rank[e[1]]):
             x, to_x = self._at(a)[0] + ports[a, b, i], self._at(b)[0] + ports[b, a, i]
-            low = number(y + arc_dip(rank[b] - rank[a]) + APART * i)
+            low = number(y + arc_dip(rank[b] - rank[a]) + SPACING * i)
             d = f"M{number(x)} {number(y)}C{number(x)} {low} {number(to_x)} {low} "
             self.drawing.path(d + f"{number(to_x)} {number(y)}", colour, STRAND, halo=1.6)
 
@@ -164,7 +159,7 @@ class Picture:
         return [self._at(node.name)[0] for node in self.topology.gpus]
 
     def _around_the_tree(self) -> None:
-        """Rings with hops over PCIe: beside each link, to the right of each direction."""
+        """Rings with hops over PCIe: next to each link, to the right of each direction."""
         ends: dict[frozenset[str], tuple[str, tuple[Point, Point]]] = {}
         for link in self.topology.links:
             if link.kind != "nvlink":
