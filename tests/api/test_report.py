@@ -26,7 +26,7 @@ def store(tmp_path_factory: pytest.TempPathFactory):
             cluster = EXPERIMENTS["cluster"]
             run_experiment(
                 cluster,
-                request(cluster, {"systems": "128"}),
+                request(cluster, {"system_counts": "128"}),
                 Context(machine=machine),
                 executor,
                 opened,

@@ -10,7 +10,7 @@ import pytest
 
 from cubemesh.schema import RunRecord, warn
 from cubemesh.schema.serialization import from_plain
-from cubemesh.views.report.page import cards, chips, headline, lead, printed
+from cubemesh.views.report.page import cards, chips, headline, lead, text_table
 
 VOID = {"meta", "link", "br", "img", "path", "line", "rect", "circle"}
 
@@ -205,7 +205,7 @@ def test_warnings_of_one_code_share_a_chip(made):
 
 
 def test_a_tail_of_gaps_becomes_one_cell(sample):
-    table = printed(sample.answers[0].tables[0])
+    table = text_table(sample.answers[0].tables[0])
     last = table.rows[-1]
     assert [cell.text for cell in last] == [
         "4,096",
