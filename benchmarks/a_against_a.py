@@ -43,7 +43,7 @@ from cubemesh.frameworks import entry
 from cubemesh.frameworks.api.program import BuildRequest
 from cubemesh.machines import probe
 from cubemesh.measure.timing.interleaved_ab import Side, alternate, ratio_of
-from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel import strategies
 from cubemesh.runs import Executor
 from cubemesh.schema import Budget, Placement, ProgramSettings, RunSpec, TrainSteps, Window
 from cubemesh.schema.comparison import Difference, Ratio
@@ -115,7 +115,7 @@ def alternated(trial: str, budget: Budget, more: float) -> Line:
         work=TrainSteps(network="little-cnn", batch_per_device=BATCH),
         placement=Placement(threads=1),
         program=ProgramSettings(),
-        sync=exchanges.make("none"),
+        sync=strategies.make("none"),
         device="cpu",
         threads=1,
     )

@@ -30,7 +30,7 @@ from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS, entry
 from cubemesh.frameworks.api.program import BuildRequest
 from cubemesh.networks.graph import Network
-from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 from pairs import Comparison, Side, compare, cubemesh_side, random_batch
@@ -212,7 +212,7 @@ def run(framework: str, name: str, samples: int, args: argparse.Namespace) -> Co
         program=ProgramSettings(
             framework=framework, precision=args.precision, layout=entry(framework).layout
         ),
-        sync=exchanges.make("none"),
+        sync=strategies.make("none"),
         device=args.device,
         threads=args.threads,
     )

@@ -34,7 +34,7 @@ from cubemesh.frameworks.api.program import BuildRequest
 from cubemesh.frameworks.pytorch import build, join, launch
 from cubemesh.machines import probe
 from cubemesh.measure.timing.timer import FreeRunning, Lockstep, measure
-from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel import strategies
 from cubemesh.runs import Executor
 from cubemesh.schema import (
     Budget,
@@ -142,7 +142,7 @@ def slowed_rank(job: str) -> None:
     work = TrainSteps(network="little-cnn", batch_per_device=given["batch"])
     samples = given["batch"] * ranks
     source = open_for(network, "synthetic", None, "train", seed=0, samples_needed=samples)
-    sync = exchanges.make(given["sync"], group)
+    sync = strategies.make(given["sync"], group)
     program = build(
         BuildRequest(
             network=network,
@@ -164,7 +164,7 @@ def slowed_rank(job: str) -> None:
         if sleep_s:
             time.sleep(sleep_s)
 
-    apart = given["sync"] in exchanges.OUT_OF_STEP
+    apart = strategies.strategy(given["sync"]).free_running
     windows = measure(
         step,
         program.synchronize,

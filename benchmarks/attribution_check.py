@@ -40,7 +40,7 @@ from cubemesh.frameworks.api.program import BuildRequest, SupportsCompilation
 from cubemesh.measure.attribution.profile_windows import StepProfiler
 from cubemesh.measure.timing.step_timestamps import StampedSteps
 from cubemesh.measure.timing.timer import measure
-from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Budget, Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 from cubemesh.statistics import median
@@ -172,7 +172,7 @@ class Bench:
                 precision=point.precision,  # type: ignore[arg-type]
                 layout=point.layout,  # type: ignore[arg-type]
             ),
-            sync=exchanges.make("none"),
+            sync=strategies.make("none"),
             device=device,
             threads=threads,
         )

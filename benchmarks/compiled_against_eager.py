@@ -21,7 +21,7 @@ from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.api.program import BuildRequest, SupportsCompilation
 from cubemesh.networks.graph import Network
-from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 from pairs import Side, compare, random_batch
@@ -79,7 +79,7 @@ def measure(args: argparse.Namespace) -> Result:
         work=TrainSteps(network=args.network, batch_per_device=args.batch),
         placement=Placement(),
         program=ProgramSettings(precision=args.precision, layout=args.layout),
-        sync=exchanges.make("none"),
+        sync=strategies.make("none"),
         device=args.device,
         threads=threads,
     )

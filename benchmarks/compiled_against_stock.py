@@ -27,7 +27,7 @@ from cubemesh import networks
 from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.api.program import BuildRequest
-from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 from pairs import Side, compare, random_batch
@@ -78,7 +78,7 @@ def our_side(args: argparse.Namespace, batch: Batch) -> Side:
         program=ProgramSettings(
             framework="pytorch-compiled", precision=args.precision, layout="nhwc"
         ),
-        sync=exchanges.make("none"),
+        sync=strategies.make("none"),
         device=args.device,
         threads=torch.get_num_threads(),
     )

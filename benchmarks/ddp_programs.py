@@ -17,7 +17,7 @@ from cubemesh import networks
 from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.api.program import BuildRequest, SupportsCompilation
-from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 from handwritten import NETWORKS
@@ -79,7 +79,7 @@ def our_step(args: Any, batch: Batch, device: str, group: Any) -> Callable[[], N
             sync=sync,
             compile_by=args.compile_by,
         ),
-        sync=exchanges.make(sync, group),
+        sync=strategies.make(sync, group),
         device=device,
         threads=args.threads,
         group=group,

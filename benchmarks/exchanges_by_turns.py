@@ -42,7 +42,7 @@ from cubemesh.frameworks.api.gradient_sync import Bucket, GradientSync
 from cubemesh.frameworks.api.group import Group, SingleProcessGroup
 from cubemesh.frameworks.api.program import BuildRequest, SupportsCompilation
 from cubemesh.frameworks.pytorch import join, launch
-from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 from cubemesh.statistics import mean
@@ -54,7 +54,7 @@ WARM_STEPS = 10
 JOIN_S = 120.0
 
 
-class Gathered(exchanges.AllReduce):
+class Gathered(strategies.AllReduce):
     """Gradients lie in their buckets, and stay there."""
 
     def ready(self, bucket: Bucket) -> None:
@@ -179,7 +179,7 @@ def built(
 
 def made(name: str, among: Group) -> GradientSync:
     """One of cubemesh's exchanges, or a part of one."""
-    return PARTS[name](among) if name in PARTS else exchanges.make(name, among)
+    return PARTS[name](among) if name in PARTS else strategies.make(name, among)
 
 
 def timed(program: Any, placed: Any, steps: int) -> float:

@@ -18,7 +18,7 @@ import torch
 from cubemesh import networks
 from cubemesh.batches import Batch
 from cubemesh.frameworks.api.program import BuildRequest
-from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 from handwritten import NETWORKS as HANDWRITTEN
@@ -90,7 +90,7 @@ def measure(args: argparse.Namespace) -> Result:
         ),
         placement=Placement(),
         program=ProgramSettings(precision=args.precision),
-        sync=exchanges.make("none"),
+        sync=strategies.make("none"),
         device=args.device,
         threads=threads,
     )

@@ -35,7 +35,7 @@ from cubemesh.frameworks.api.program import (
     SupportsDecoding,
     SupportsProcessSetup,
 )
-from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 from cubemesh.statistics import mean, t_interval
@@ -98,7 +98,7 @@ def request_for(device: str, size: int, batch: int, **settings: Any) -> BuildReq
         work=TrainSteps(network=name, batch_per_device=batch),
         placement=Placement(),
         program=program,
-        sync=exchanges.make("none"),
+        sync=strategies.make("none"),
         device=device,
         threads=len(os.sched_getaffinity(0)),
     )

@@ -26,7 +26,7 @@ from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.api.program import BuildRequest, SupportsCompilation
 from cubemesh.networks.graph import Network
-from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 
@@ -65,7 +65,7 @@ def curve(framework: str, args: argparse.Namespace, seed: int) -> Curve:
         ),
         placement=Placement(),
         program=ProgramSettings(framework=framework, precision=args.precision, layout=args.layout),
-        sync=exchanges.make("none"),
+        sync=strategies.make("none"),
         device=args.device,
         threads=args.threads,
     )

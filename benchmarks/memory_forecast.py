@@ -27,7 +27,7 @@ from cubemesh import networks
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.api.program import BuildRequest
 from cubemesh.networks.memory import forecast
-from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 from pairs import random_batch
@@ -87,7 +87,7 @@ def peak_bytes(network: networks.Network, batch: int, point: Point, device: str)
         work=TrainSteps(network=network.name, batch_per_device=batch),
         placement=Placement(),
         program=ProgramSettings(precision=point.precision, layout=point.layout),
-        sync=exchanges.make("none"),
+        sync=strategies.make("none"),
         device=device,
         threads=torch.get_num_threads(),
     )

@@ -24,7 +24,7 @@ from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.api.program import BuildRequest, SupportsCompilation
 from cubemesh.networks.graph import Network
-from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 from pairs import Side, cubemesh_side, random_batch
@@ -88,7 +88,7 @@ def request_for(wanted: Wanted, network: Network) -> BuildRequest:
         program=ProgramSettings(
             framework=wanted.framework, precision=wanted.precision, layout=wanted.layout
         ),
-        sync=exchanges.make("none"),
+        sync=strategies.make("none"),
         device=wanted.device,
         threads=wanted.threads,
     )

@@ -32,7 +32,7 @@ from cubemesh.measure.telemetry.host import HostReader
 from cubemesh.measure.telemetry.telemetry import EVERY_S, Meter, Telemetry, open_meters
 from cubemesh.measure.timing.interleaved_ab import ORDERS, ratio_of
 from cubemesh.measure.timing.timer import Stopwatch
-from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel import strategies
 from cubemesh.schema.record import AGAINST, Window
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
@@ -161,7 +161,7 @@ def built(args: argparse.Namespace) -> Side:
         work=TrainSteps(network=args.network, batch_per_device=args.batch),
         placement=Placement(),
         program=ProgramSettings(precision=args.precision),
-        sync=exchanges.make("none"),
+        sync=strategies.make("none"),
         device=args.device,
         threads=args.threads or torch.get_num_threads(),
     )

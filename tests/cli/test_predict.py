@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from cubemesh import predict
 from cubemesh.cli import app
 from cubemesh.errors import CubemeshError, UsageError
-from cubemesh.forecast.gradient_sync import STRATEGIES
+from cubemesh.forecast.gradient_sync import COSTS
 from cubemesh.forecast.what_if import KEYS
 from cubemesh.store import Store
 
@@ -67,7 +67,7 @@ def test_what_was_changed_is_in_json_and_on_the_terminal() -> None:
 def test_help_names_every_key_and_exchange() -> None:
     said = re.sub(r"[\s│]+", " ", typed("predict", "--help"))
     listed = said.replace("- ", "-")
-    for name in (*KEYS, *STRATEGIES):
+    for name in (*KEYS, *COSTS):
         assert name in listed or name.replace("_", "_ ") in listed, name
 
 

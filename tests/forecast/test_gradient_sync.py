@@ -8,7 +8,7 @@ from cubemesh import networks
 from cubemesh.errors import UsageError
 from cubemesh.forecast.calibration import defaults
 from cubemesh.forecast.fabric import fabric
-from cubemesh.forecast.gradient_sync import STRATEGIES, exchanged
+from cubemesh.forecast.gradient_sync import COSTS, sync_time
 from cubemesh.forecast.passes import Gradient, Passes
 from cubemesh.forecast.request import ForecastRequest, Point
 from cubemesh.forecast.step import predict
@@ -28,29 +28,29 @@ def point(sync: str, machine: str = "dgx1-p100", devices: int = 8) -> Point:
         network=networks.build("alexnet"),
         system=load_system(machine),
         batch_per_device=64,
-        sync=sync,  # type: ignore[arg-type]
+        sync=sync,
     )
     return predict(request, [devices], defaults(), {1: 2000}).points[0]
 
 
-@pytest.mark.parametrize("kind", STRATEGIES)
+@pytest.mark.parametrize("kind", COSTS)
 @pytest.mark.parametrize("machine", ["dgx1-p100", "p2-8xlarge", "knl-aries"])
 def test_every_exchange_costs_something_and_nothing_on_one_device(kind, machine) -> None:  # type: ignore[no-untyped-def]
     system = load_system(machine)
     library = "nccl" if system.topology.gpus else "gloo"
-    found = exchanged(kind, fabric(system, 8), OWN, defaults(), library)
+    found = sync_time(kind, fabric(system, 8), OWN, defaults(), library)
     assert found.busy_s > 0
     assert found.busy_s >= found.exposed_s - 1e-12 or kind == "asynchronous"
     assert found.slowdown_s >= 0
     assert found.limit
-    alone = exchanged(kind, fabric(system, 1), OWN, defaults(), library)
+    alone = sync_time(kind, fabric(system, 1), OWN, defaults(), library)
     assert (alone.busy_s, alone.exposed_s, alone.bytes) == (0, 0, 0)
 
 
 def test_half_the_bytes_take_less_than_all_of_them() -> None:
     where = fabric(load_system("dgx1-v100"), 8)
-    whole = exchanged("all-reduce", where, OWN, defaults(), "nccl")
-    half = exchanged("all-reduce-16", where, OWN, defaults(), "nccl")
+    whole = sync_time("all-reduce", where, OWN, defaults(), "nccl")
+    half = sync_time("all-reduce-16", where, OWN, defaults(), "nccl")
     assert half.bytes * 2 == whole.bytes == 128 * MIB
     assert half.busy_s < whole.busy_s
 
@@ -69,8 +69,8 @@ def test_averaging_weights_now_and_then_is_cheapest_and_rarer_is_cheaper() -> No
     assert local.samples_per_s > point("all-reduce").samples_per_s
     where = fabric(load_system("dgx1-p100"), 8)
     rare = defaults().with_factor("average_every", 32, "assumed", "test")
-    often = exchanged("local-sgd", where, OWN, defaults(), "nccl").exposed_s
-    assert exchanged("local-sgd", where, OWN, rare, "nccl").exposed_s == pytest.approx(often / 4)
+    often = sync_time("local-sgd", where, OWN, defaults(), "nccl").exposed_s
+    assert sync_time("local-sgd", where, OWN, rare, "nccl").exposed_s == pytest.approx(often / 4)
 
 
 def test_nobody_waits_for_the_slowest_without_a_common_step() -> None:
@@ -97,9 +97,9 @@ def test_an_asynchronous_device_waits_for_its_own_bytes_over_the_narrowest_link(
     two = fabric(load_system("dgx1-p100"), 2)
     bare = dataclasses.replace(two, host_bytes_per_s=None)
     for where, rate in ((two, two.host_bytes_per_s), (bare, tcp)):
-        found = exchanged("asynchronous", where, OWN, known, "nccl")
+        found = sync_time("asynchronous", where, OWN, known, "nccl")
         assert rate is not None
         assert found.exposed_s == pytest.approx(2 * size / rate)
     far = fabric(load_system("knl-aries"), 2)
     assert far.host_bytes_per_s is None
-    assert exchanged("asynchronous", far, OWN, known, "gloo").exposed_s >= 2 * size / tcp
+    assert sync_time("asynchronous", far, OWN, known, "gloo").exposed_s >= 2 * size / tcp

@@ -13,7 +13,7 @@ from cubemesh.frameworks.api.program import BuildRequest
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Dropout
-from cubemesh.parallel.strategies import NoExchange
+from cubemesh.parallel.strategy import NoSync
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import Train, TrainSteps
 
@@ -79,7 +79,7 @@ def make_request() -> Callable[..., BuildRequest]:
                 loss_scale=loss_scale,
                 precision_of=precision_of,
             ),
-            sync=NoExchange(),
+            sync=NoSync(),
             device=device,
             threads=1,
         )

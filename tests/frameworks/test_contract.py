@@ -11,13 +11,13 @@ import pytest
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.frameworks.api.program import OutOfMemory, Unsupported
-from cubemesh.frameworks.api.validation import check_supported
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import LAYERS, LocalResponseNorm
 from cubemesh.networks.sequence_builder import SequenceBuilder
 from cubemesh.networks.sequence_layers import SEQUENCE_LAYERS
 from cubemesh.schema.spec import ProgramSettings, RunSpec
 from cubemesh.schema.work import WORK_KINDS, Ceiling, TrainSteps
+from cubemesh.worker.validation import check_supported
 
 SCRIPTS = {"null": "accuracy=1:1"}
 INSTALLED = [name for name, entry in FRAMEWORKS.items() if entry.installed]
@@ -265,7 +265,7 @@ from cubemesh.frameworks.api.framework import BuildRequest
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.parallel.strategies import NoExchange
+from cubemesh.parallel.strategy import NoSync
 
 threads = len(os.listdir("/proc/self/task"))
 framework = entry(sys.argv[1]).load()
@@ -283,7 +283,7 @@ program = framework.build(
         work=TrainSteps(network="linear", batch_per_device=2),
         placement=Placement(),
         program=ProgramSettings(framework=sys.argv[1], layout=sys.argv[2]),
-        sync=NoExchange(),
+        sync=NoSync(),
         device="cpu",
         threads=2,
     )

@@ -1,7 +1,7 @@
-"""The asynchronous exchange between threads that play ranks: numbers for weights, queues for mail.
+"""Asynchronous SGD between threads that act as ranks: numbers for weights, queues for transfers.
 
-The weight is one number, a gradient of g makes it w − rate · g; ranks speak through queues, so the
-tests decide whose gradient comes when.
+The weight is one number, a gradient of g makes it w − rate · g; ranks send through queues, so the
+tests decide the order in which gradients arrive.
 """
 
 import contextlib
@@ -18,16 +18,16 @@ from cubemesh.frameworks.api.gradient_sync import Bucket
 from cubemesh.frameworks.api.group import SingleProcessGroup
 from cubemesh.frameworks.api.rendezvous import wait_and_check
 from cubemesh.parallel import staleness
-from cubemesh.parallel.asynchronous import SERVER, Asynchronous, rate_factor
+from cubemesh.parallel.asynchronous import SERVER, Asynchronous, StalenessAware, rate_factor
 from cubemesh.parallel.staleness import FIRST_UPDATES, HISTOGRAM
-from cubemesh.parallel.strategies import OUT_OF_STEP, STRATEGIES, make
+from cubemesh.parallel.strategies import make
 from in_memory_log import InMemoryLog
 
 PATIENCE_S = 10
 
 
 class Post:
-    """What all ranks' mail goes through."""
+    """The queues between all ranks."""
 
     def __init__(self, size):
         self.size = size
@@ -106,7 +106,7 @@ class Worker:
 
     def __init__(self, post, rank, aware=False):
         self.received, self.weight = [np.zeros(1)], np.array([100.0])
-        self.sync = Asynchronous(Ranks(post, rank), aware)
+        self.sync = (StalenessAware if aware else Asynchronous)(Ranks(post, rank))
 
     def load_received(self):
         self.weight[:] = self.received[0]
@@ -246,7 +246,7 @@ def test_what_was_counted_is_told():
     for rank in (first, second, first, second, first, first, second):
         rank.push(1)
     log = InMemoryLog()
-    staleness.say(first.sync, log)
+    staleness.log_staleness(first.sync, log)
     stale = [0, 1, 1, 1, 1, 0, 2]
     assert log.figures["staleness"].value == pytest.approx(sum(stale) / 7)
     assert (log.figures["staleness"].n, log.figures["staleness_most"].value) == (7, 2)
@@ -264,11 +264,5 @@ def test_what_was_counted_is_told():
 def test_nothing_is_told_where_nothing_was_counted():
     for sync in (make("all-reduce"), make("asynchronous"), workers()[1].sync):
         log = InMemoryLog()
-        staleness.say(sync, log)
+        staleness.log_staleness(sync, log)
         assert log == InMemoryLog()
-
-
-def test_the_table_knows_which_exchanges_make_their_steps_apart():
-    apart = {name for name in STRATEGIES if isinstance(make(name), Asynchronous)}
-    assert apart == OUT_OF_STEP
-    assert [make(name).name for name in sorted(apart)] == sorted(apart)

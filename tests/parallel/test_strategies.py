@@ -1,4 +1,4 @@
-"""What each exchange asks of its group, and when: a group that writes down what it is told."""
+"""Calls of each strategy to its group, in order: a group that records them."""
 
 import pytest
 
@@ -10,8 +10,10 @@ from cubemesh.frameworks.api.gradient_sync import (
     FinishesInOrder,
 )
 from cubemesh.frameworks.api.group import SingleProcessGroup
-from cubemesh.parallel import strategies as exchanges
-from cubemesh.parallel.strategies import AVERAGE_EVERY, STRATEGIES, LocalSgd
+from cubemesh.parallel import strategies
+from cubemesh.parallel.asynchronous import Asynchronous
+from cubemesh.parallel.local_sgd import AVERAGE_EVERY, LocalSgd
+from cubemesh.parallel.strategies import STRATEGIES
 
 
 class Written:
@@ -67,7 +69,7 @@ def one_step(sync, group):
 )
 def test_buckets_travel_while_the_backward_pass_goes_on(name, rounded):
     group = Written()
-    sync = exchanges.make(name, group)
+    sync = strategies.make(name, group)
     assert sync.name == name
     first, second = (
         ("all-reduce", "gradients 0", *rounded),
@@ -103,7 +105,7 @@ class Copying(Written):
 
 def test_buckets_are_fetched_while_the_backward_pass_goes_on():
     group = Copying()
-    sync = exchanges.make("all-reduce-copied", group)
+    sync = strategies.make("all-reduce-copied", group)
     assert isinstance(sync, AllocatesBuckets)
     assert sync.allocate(5, "floats") == "room for 5 floats"
     step = [
@@ -121,7 +123,7 @@ def test_buckets_are_fetched_while_the_backward_pass_goes_on():
 @pytest.mark.parametrize("name", ["all-reduce", "all-reduce-16", "all-reduce-copied"])
 def test_all_but_the_last_bucket_can_be_waited_for_by_themselves(name):
     group = Copying()
-    sync = exchanges.make(name, group)
+    sync = strategies.make(name, group)
     assert isinstance(sync, FinishesInOrder)
     for index in range(3):
         sync.ready(bucket(index))
@@ -135,17 +137,51 @@ def test_all_but_the_last_bucket_can_be_waited_for_by_themselves(name):
     assert len(group.said) == 3
 
 
+ALL_REDUCE = {"all-reduce", "all-reduce-16", "all-reduce-copied", "all-reduce-copied-16"}
+ASYNCHRONOUS = {"asynchronous", "asynchronous-aware"}
+
+
+@pytest.mark.parametrize(
+    ("trait", "names"),
+    [
+        ("same_weights", {*ALL_REDUCE, "parameter-server"}),
+        ("low_precision", {"all-reduce-16", "all-reduce-copied-16"}),
+        ("free_running", ASYNCHRONOUS),
+        ("blocking", set(STRATEGIES) - ASYNCHRONOUS - {"none"}),
+        ("same_samples", {"model-parallel"}),
+        (
+            "profiled",
+            {"none", "all-reduce", "all-reduce-16", "parameter-server", "local-sgd"},
+        ),
+        ("sequential_step", set(STRATEGIES) - ASYNCHRONOUS - {"model-parallel"}),
+        ("needs_peer_access", {"all-reduce-copied", "all-reduce-copied-16"}),
+        ("tuned", ALL_REDUCE),
+        ("capturable", {*ALL_REDUCE, "none"}),
+        (
+            "cost",
+            {*ASYNCHRONOUS, "all-reduce", "all-reduce-16", "parameter-server", "local-sgd"},
+        ),
+    ],
+)
+def test_traits(trait, names):
+    assert {name for name, s in STRATEGIES.items() if getattr(s, trait)} == names
+
+
+def test_every_strategy_is_registered_under_its_name_with_a_summary():
+    assert all(s.name == name and s.summary for name, s in STRATEGIES.items())
+    assert {n for n, s in STRATEGIES.items() if issubclass(s, Asynchronous)} == ASYNCHRONOUS
+
+
 def test_exchanges_that_round_alike_make_the_same_steps():
-    assert exchanges.same_steps("all-reduce", "parameter-server")
-    assert exchanges.same_steps("all-reduce-16", "all-reduce-copied-16")
-    assert not exchanges.same_steps("all-reduce", "all-reduce-16")
-    assert not exchanges.same_steps("all-reduce", "local-sgd")
-    assert exchanges.same_steps("none", "none")
-    assert exchanges.ROUNDED < exchanges.SAME_WEIGHTS < set(STRATEGIES)
+    assert strategies.same_steps("all-reduce", "parameter-server")
+    assert strategies.same_steps("all-reduce-16", "all-reduce-copied-16")
+    assert not strategies.same_steps("all-reduce", "all-reduce-16")
+    assert not strategies.same_steps("all-reduce", "local-sgd")
+    assert strategies.same_steps("none", "none")
 
 
 def test_a_rank_alone_has_nobody_to_fetch_from():
-    sync = exchanges.make("all-reduce-copied", SingleProcessGroup())
+    sync = strategies.make("all-reduce-copied", SingleProcessGroup())
     updates = []
     sync.ready(bucket(0))
     sync.finish()
@@ -157,7 +193,7 @@ def test_a_rank_alone_has_nobody_to_fetch_from():
 @pytest.mark.parametrize("rank", [0, 1])
 def test_only_the_server_updates_and_all_get_its_weights(rank):
     group = Written(rank)
-    said = one_step(exchanges.make("parameter-server", group), group)
+    said = one_step(strategies.make("parameter-server", group), group)
     reduced = [words for words in said if words[0] == "reduce"]
     assert reduced == [("reduce", "gradients 0", 0), ("reduce", "gradients 1", 0)]
     assert (("update",) in said) == (rank == 0)
@@ -176,7 +212,7 @@ def test_local_sgd_averages_the_weights_after_every_so_many_updates():
         averaged = [("all-reduce", "weights"), ("waited", "all-reduce", "weights")]
         expected = averaged if step % 3 == 0 else []
         assert said == [("backward goes on",), ("update",), *expected]
-    assert exchanges.make("local-sgd", group)._every == AVERAGE_EVERY
+    assert strategies.make("local-sgd", group)._every == AVERAGE_EVERY
 
 
 def test_local_sgd_averages_before_weights_are_evaluated_unless_they_are_averaged_already():
@@ -200,12 +236,12 @@ def test_local_sgd_averages_before_weights_are_evaluated_unless_they_are_average
 
 def test_none_moves_nothing():
     group = Written()
-    assert one_step(exchanges.make("none", group), group) == [("backward goes on",), ("update",)]
+    assert one_step(strategies.make("none", group), group) == [("backward goes on",), ("update",)]
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_rank_alone_updates_once_a_step_under_every_exchange(name):
-    sync = exchanges.make(name)
+    sync = strategies.make(name)
     updates = []
     for _ in range(2 * AVERAGE_EVERY):
         sync.ready(bucket(0))
@@ -219,4 +255,4 @@ def test_a_rank_alone_updates_once_a_step_under_every_exchange(name):
 
 def test_an_exchange_that_is_not_there_is_named_with_the_nearest():
     with pytest.raises(UsageError, match="all-reduce"):
-        exchanges.make("allreduce")
+        strategies.make("allreduce")

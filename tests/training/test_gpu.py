@@ -10,7 +10,7 @@ from cubemesh.data.images.arrays import Ready
 from cubemesh.frameworks.api.program import BuildRequest
 from cubemesh.frameworks.pytorch import build, captured
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel import strategies
 from cubemesh.schema import Placement, ProgramSettings, Train
 from cubemesh.training.checkpoint import Checkpoint, load, save
 
@@ -36,7 +36,7 @@ def made(precision, build=build):
             work=Train(network="dropping", batch_per_device=8, optimizer="adam"),
             placement=Placement(),
             program=ProgramSettings(precision=precision),
-            sync=exchanges.make("none"),
+            sync=strategies.make("none"),
             device="cuda:0",
             threads=1,
         )

@@ -22,8 +22,8 @@ from cubemesh.frameworks.api.group import SingleProcessGroup
 from cubemesh.frameworks.api.program import BuildRequest, ReplicasDiffer
 from cubemesh.frameworks.pytorch import build, join, launch
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.parallel import strategies as exchanges
-from cubemesh.parallel.strategies import SAME_WEIGHTS
+from cubemesh.parallel import strategies
+from cubemesh.parallel.strategies import strategy
 from cubemesh.schema import CheckpointSettings, Placement, ProgramSettings, RunSpec, Train
 from cubemesh.training import replica_check
 from cubemesh.training.checkpoint import load, path_of
@@ -90,7 +90,7 @@ def run(folder, sync, group, *, resume=False, epochs=3, sabotage=None, every=1):
         group=group,
         writer=checkpointing.training_writer(spec, group),
         history=begin.history,
-        same_weights=sync in SAME_WEIGHTS,
+        same_weights=strategy(sync).same_weights,
     )
 
 
@@ -102,7 +102,7 @@ def made(spec, group):
             work=spec.work,
             placement=spec.placement,
             program=spec.program,
-            sync=exchanges.make(spec.program.sync, group),
+            sync=strategies.make(spec.program.sync, group),
             device="cpu",
             threads=1,
             group=group,

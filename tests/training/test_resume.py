@@ -17,7 +17,7 @@ from cubemesh.frameworks.api.group import SingleProcessGroup
 from cubemesh.frameworks.api.program import BuildRequest, Diverged
 from cubemesh.frameworks.pytorch import build
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel import strategies
 from cubemesh.schema import CheckpointSettings, Placement, ProgramSettings, RunSpec, Train
 from cubemesh.training.checkpoint import load, path_of, steps_in
 from cubemesh.training.loop import train
@@ -59,7 +59,7 @@ def run(spec):
             work=work,
             placement=Placement(),
             program=spec.program,
-            sync=exchanges.make(spec.program.sync),
+            sync=strategies.make(spec.program.sync),
             device="cpu",
             threads=1,
         )
@@ -116,7 +116,7 @@ def made():
         work=Train(network="dropping", batch_per_device=4, optimizer="adam"),
         placement=Placement(),
         program=ProgramSettings(),
-        sync=exchanges.make("none"),
+        sync=strategies.make("none"),
         device="cpu",
         threads=1,
     )

@@ -14,7 +14,7 @@ from cubemesh.errors import UsageError, unknown_name
 from cubemesh.forecast.calibration import Calibration, defaults, read_sweeps
 from cubemesh.forecast.energy import BusyPower, busy_power, device_watts, sample_joules
 from cubemesh.forecast.from_records import told_by
-from cubemesh.forecast.gradient_sync import STRATEGIES
+from cubemesh.forecast.gradient_sync import check_cost
 from cubemesh.forecast.request import Forecast, ForecastRequest, Point, Regime
 from cubemesh.forecast.step import predict as forecast_steps
 from cubemesh.forecast.what_if import Change, changed, read_changes
@@ -96,8 +96,7 @@ def predict(
 
     UsageError for a value that is not possible, DataError for a file that cannot be read.
     """
-    if sync not in STRATEGIES:
-        raise unknown_name("sync", sync, STRATEGIES)
+    check_cost(sync)
     changes = read_changes(setting_lines(what_if))
     if precision not in get_args(Precision):
         raise unknown_name("precision", precision, get_args(Precision), "", "precisions")

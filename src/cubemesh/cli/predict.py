@@ -50,8 +50,8 @@ def predict(
     sync: Annotated[
         str,
         typer.Option(
-            help="all-reduce, all-reduce-16, parameter-server, parameter-server-cpu, "
-            "parameter-server-spread, asynchronous or local-sgd."
+            help="Gradient synchronisation strategy, as in train; also parameter-server-cpu and "
+            "parameter-server-spread."
         ),
     ] = "all-reduce",
     what_if: Annotated[

@@ -37,7 +37,7 @@ from cubemesh.experiments.scaling.losses import mean_parts, profiled_record
 from cubemesh.frameworks import entry
 from cubemesh.measure.attribution.attribution import COMMUNICATION
 from cubemesh.networks import entry as entry_of
-from cubemesh.parallel.timed_group import STAMPED
+from cubemesh.parallel.strategies import strategy
 from cubemesh.schema import (
     Answer,
     Axis,
@@ -99,7 +99,7 @@ def plan(settings: Settings, context: Context) -> Plan:
     devices = device_counts(settings, context)[-1]
     framework, sync = settings.frameworks[0], settings.strategies[0]
     where = placement(settings, devices, context)
-    apart = settings.attribution and entry(framework).profiles and sync in STAMPED
+    apart = settings.attribution and entry(framework).profiles and strategy(sync).profiled
     links = settings.links or (("auto",) if on_cpu(settings, context) else GPU_LINKS)
     yield [
         RunSpec(

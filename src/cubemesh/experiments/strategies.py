@@ -34,14 +34,16 @@ from cubemesh.experiments.scaling.losses import mean_parts, profiled_record
 from cubemesh.experiments.scaling.modes import ScalingMode
 from cubemesh.experiments.scaling.report import ScalingData, ScalingGroup, charts, parts_table
 from cubemesh.measure.attribution.attribution import COMMUNICATION, STRAGGLER
+from cubemesh.parallel.strategies import STRATEGIES
 from cubemesh.schema import Answer, Cell, Column, Figure, Finding, RunRecord, Table, TrainSteps
 from cubemesh.units import format_list
 
 USUAL = "all-reduce"
 """What the others are held against."""
-STRATEGIES = (
-    *(USUAL, "all-reduce-16", "parameter-server", "local-sgd"),
-    *("asynchronous", "asynchronous-aware"),
+COMPARED = tuple(
+    name
+    for name, s in STRATEGIES.items()
+    if s.needs and not s.needs_peer_access and not s.same_samples
 )
 DOCUMENTED = (
     ScalingCase("resnet-50", 32),
@@ -55,7 +57,7 @@ SMALL = (ScalingCase("little-cnn", 64),)
 class Settings(ScalingSettings):
     """What can be set in `strategies` besides the fields of its specs."""
 
-    strategies: tuple[str, ...] = STRATEGIES
+    strategies: tuple[str, ...] = COMPARED
     """Exchanges to hold against one another; `model-parallel` is there for networks that are a
     chain of segments."""
     devices: tuple[int, ...] = ()

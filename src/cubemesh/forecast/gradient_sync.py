@@ -1,133 +1,126 @@
-"""What does an exchange add to a step, and what of it runs beside the backward pass?
+"""Time that a gradient synchronisation strategy adds to a step, and the part that overlaps with the
+backward pass.
 
-S bytes of gradients leave in buckets as backward completes them, one after the other; what has not
-ended with backward is exposed, and what comes after the update is exposed as a whole:
+S bytes of gradients are sent in buckets as the backward pass completes them, one after the other.
+What has not finished with the backward pass is exposed, and so is everything after the update. The
+patterns of a `SyncCost` (parallel/strategy.py):
 
-    all-reduce               each bucket's all-reduce; nothing after the update
-    all-reduce-16            the same with two bytes a value
-    parameter-server         each bucket's reduce to one device; then a broadcast of the weights
-    parameter-server-cpu     each bucket copied to its processor's memory, over links shared with
-                             neighbours; the weights are fetched while the next forward pass runs
-    parameter-server-spread  the same with a part of the weights on each device; between systems
-                             one sum a system goes to servers spread over all, and weights return
-    asynchronous             every device sends S to a server and fetches S, and waits for nobody;
-                             the server's links serve n devices in a step (2 n S)
-    local-sgd                an all-reduce of the weights every `average_every` steps
+    overlapped    a collective of each bucket; after the update, one of the weights
+    host-copies   each bucket copied to the memory of its host, over links shared with neighbours;
+                  the weights are fetched during the next forward pass
+    asynchronous  every device sends S to a server and fetches S, and waits for no other device; the
+                  server's links carry n devices in a step (2 n S)
+    periodic      a collective of the weights every `average_every` steps
+
+Two strategies are forecast only: a parameter server in the memory of the hosts' processors, on one
+host (`parameter-server-cpu`) or with a part of the weights for each device
+(`parameter-server-spread`; between systems one sum a system goes to servers spread over all, and
+weights return).
 
 (M. Li et al., Scaling distributed machine learning with the parameter server, 2014; J. Dean et al.
-2012; S. Stich 2019.) Servers are taken to add as fast as bytes come in. What runs beside a pass
-slows it: `overlap_slowdown` for what processors and devices drive themselves, `copy_slowdown` for
-copy engines, which take no share of either.
+2012; S. Stich 2019.) Servers are assumed to add as fast as bytes arrive. What overlaps with a pass
+slows it: `overlap_slowdown` for transfers by processors and devices, `copy_slowdown` for copy
+engines, which use neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from cubemesh.errors import unknown_name
-from cubemesh.forecast.calibration import Calibration
+from cubemesh.forecast.calibration import Calibration, Operation
 from cubemesh.forecast.communication import Library, collective
 from cubemesh.forecast.fabric import Fabric
 from cubemesh.forecast.passes import Passes
+from cubemesh.parallel.strategies import STRATEGIES
+from cubemesh.parallel.strategy import SyncCost
 
-GradientSync = Literal[
-    "all-reduce",
-    "all-reduce-16",
-    "parameter-server",
-    "parameter-server-cpu",
-    "parameter-server-spread",
-    "asynchronous",
-    "local-sgd",
-]
-STRATEGIES: tuple[GradientSync, ...] = get_args(GradientSync)
+COSTS: dict[str, SyncCost] = {
+    **{name: s.cost for name, s in STRATEGIES.items() if s.cost is not None},
+    "parameter-server-cpu": SyncCost(pattern="host-copies", gradients="host", weights="host"),
+    "parameter-server-spread": SyncCost(
+        pattern="host-copies", gradients="servers", weights="servers"
+    ),
+}
+"""Strategy → its cost, of those that can be forecast."""
 
 Timed = tuple[float, str]
-"""(seconds, what bounds them)."""
+"""(seconds, the link or limit that bounds them)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exchanged:
-    """What an exchange does to a step of one device."""
+class SyncTime:
+    """What a strategy adds to a step of one device."""
 
     slowdown_s: float = 0.0
-    """Of backward, by what runs beside it."""
+    """Of the passes that transfers overlap with."""
     exposed_s: float = 0.0
     busy_s: float = 0.0
-    """All of it, hidden or not."""
+    """All transfers, hidden or not."""
     limit: str = ""
     bytes: int = 0
-    """That one device gives in a step, before any algorithm multiplies it."""
-    together: float = 1.0
-    """How much of waiting for the slowest is left: 0 where nobody waits."""
+    """Sent by one device in a step, before any algorithm multiplies it."""
+    waiting: float = 1.0
+    """Fraction of the wait for the slowest device that remains: 0 where no device waits."""
 
 
-def exchanged(
-    kind: GradientSync, on: Fabric, own: Passes, known: Calibration, library: Library
-) -> Exchanged:
-    """The exchange of a step whose passes are `own`; nothing on one device. UsageError for an
-    exchange that there is not."""
-    if kind not in STRATEGIES:
-        raise unknown_name("sync", kind, STRATEGIES)
+def check_cost(name: str) -> None:
+    """UsageError naming the nearest where no strategy called `name` can be forecast."""
+    if name not in COSTS:
+        raise unknown_name("sync", name, COSTS)
+
+
+def sync_time(sync: str, on: Fabric, own: Passes, known: Calibration, library: Library) -> SyncTime:
+    """For a step whose passes are `own`; zero on one device."""
+    check_cost(sync)
+    cost = COSTS[sync]
     if on.devices == 1:
-        return Exchanged()
-    ways = _Ways(on, known, library)
-    size = own.gradient_bytes * known["gradient_scale"]
-    if kind == "local-sgd":
-        seconds, limit = ways.collective("all-reduce", size)
+        return SyncTime()
+    links = _Links(on, known, library)
+    size = cost.bytes_factor * own.gradient_bytes * known["gradient_scale"]
+    if cost.pattern == "periodic":
+        seconds, limit = links.transfer(cost.weights, size)
         every = known["average_every"]
-        return Exchanged(
+        return SyncTime(
             exposed_s=seconds / every,
             busy_s=seconds / every,
             limit=limit,
             bytes=round(size / every),
-            together=every**-0.5,  # the spread of a sum of steps grows with their root
+            waiting=every**-0.5,  # the spread of a sum of steps grows with their root
         )
-    if kind == "asynchronous":
-        return _asynchronous(ways, own, size)
-    if kind.startswith("parameter-server-") and on.systems == 1:
-        return _copied(ways, own, known, size, kind)
-    narrow = 0.5 if kind == "all-reduce-16" else 1.0
-    before, after = ways.around(kind)
-    return _overlapped(own, known, before, after, narrow)
+    if cost.pattern == "asynchronous":
+        return _asynchronous(links, own, size)
+    if cost.pattern == "host-copies" and on.systems == 1:
+        return _host_copies(links, own, known, size, cost)
+    return _overlapped(links, own, known, cost)
 
 
-class _Ways:
-    """How long bytes take, each way there is."""
+class _Links:
+    """The time of a transfer over each kind of link."""
 
     def __init__(self, on: Fabric, known: Calibration, library: Library) -> None:
         self.on, self.known, self.library = on, known, library
 
-    def collective(self, operation: str, size: float) -> Timed:
-        found = collective(self.on, operation, size, self.known, self.library)  # type: ignore[arg-type]
+    def transfer(self, kind: Operation | str, size: float) -> Timed:
+        """A collective, or a transfer to the memory of the `host` or of all `servers`."""
+        if kind == "host":
+            return self.to_host(size)
+        if kind == "servers":
+            return self.to_servers(size)
+        found = collective(self.on, kind, size, self.known, self.library)  # type: ignore[arg-type]
         return found.seconds, found.limit
 
-    def around(
-        self, kind: GradientSync
-    ) -> tuple[Callable[[float], Timed], Callable[[float], Timed]]:
-        """What takes how long with each bucket before the update, and with all after it."""
-
-        def run(operation: str) -> Callable[[float], Timed]:
-            return lambda size: self.collective(operation, size)
-
-        if kind == "parameter-server":
-            return run("reduce"), run("broadcast")
-        if kind == "parameter-server-cpu":
-            return self.to_host, self.to_host
-        if kind == "parameter-server-spread":
-            return self.to_servers, self.to_servers
-        return run("all-reduce"), lambda size: (0.0, "")
-
     def host_rate(self) -> float:
-        """Of each device to its processor's memory; processors, and devices of which that way is
-        not known, send through TCP."""
+        """From each device to its processor's memory; processors, and devices whose link to it is
+        unknown, send through TCP."""
         return self.on.host_bytes_per_s or self.known["gloo_local_bytes_per_s"]
 
     def to_host(self, size: float) -> Timed:
-        """Every device to its processor's memory at once; other systems' go on to the first."""
+        """Every device to its processor's memory at once; those of other systems go on to the
+        first."""
         on = self.on
-        seconds, limit = size / self.host_rate(), "the way to the processor"
+        seconds, limit = size / self.host_rate(), "device-to-host link"
         if on.systems > 1 and on.network_bytes_per_s:
             crossing = size * (on.devices - on.devices_per_system) / self.wire()
             if crossing > seconds:
@@ -135,30 +128,31 @@ class _Ways:
         return seconds, limit
 
     def to_servers(self, size: float) -> Timed:
-        """A system's sum to servers spread over all systems: the part of the others crosses."""
+        """The sum of each system to servers spread over all systems: the parts of other systems
+        cross the network."""
         on = self.on
         inside = 0.0
         if on.devices_per_system > 1:
             inside = size / self.host_rate()
         crossing = size * (on.systems - 1) / on.systems / self.wire()
-        return inside + crossing, on.network_name if crossing > inside else "the way to the host"
+        return inside + crossing, on.network_name if crossing > inside else "device-to-host link"
 
     def wire(self) -> float:
-        """A system's ports together, less what frames take on Ethernet."""
+        """All ports of a system, less the overhead of frames on Ethernet."""
         rate = self.on.network_bytes_per_s or float("inf")
         ethernet = self.library == "gloo" or "Ethernet" in self.on.network_name
         return rate * self.known["tcp_efficiency"] if ethernet else rate
 
 
-def _copied(
-    ways: _Ways, own: Passes, known: Calibration, size: float, kind: GradientSync
-) -> Exchanged:
-    """Copies beside backward, and of the new weights beside the next forward pass."""
-    devices = ways.on.devices
-    part = (devices - 1) / devices if kind == "parameter-server-spread" else 1.0
-    seconds, limit = ways.to_host(part * size)
+def _host_copies(
+    links: _Links, own: Passes, known: Calibration, size: float, cost: SyncCost
+) -> SyncTime:
+    """Gradients are copied during the backward pass, the new weights during the next forward."""
+    devices = links.on.devices
+    part = (devices - 1) / devices if cost.gradients == "servers" else 1.0
+    seconds, limit = links.to_host(part * size)
     hidden_s = min(seconds, own.backward_s) + min(seconds, own.forward_s)
-    return Exchanged(
+    return SyncTime(
         slowdown_s=known["copy_slowdown"] * hidden_s,
         exposed_s=2 * seconds - hidden_s,
         busy_s=2 * seconds,
@@ -167,40 +161,36 @@ def _copied(
     )
 
 
-def _asynchronous(ways: _Ways, own: Passes, size: float) -> Exchanged:
-    """A device waits for its own bytes alone, unless the server's links are full."""
-    crowded, limit = ways.to_host(size)
-    alone = size / min(ways.host_rate(), ways.wire())
-    full = crowded - own.step_s  # either way of a link carries S of every device in a step
-    return Exchanged(
+def _asynchronous(links: _Links, own: Passes, size: float) -> SyncTime:
+    """A device waits for its own bytes alone, unless the server's links are saturated."""
+    crowded, limit = links.to_host(size)
+    alone = size / min(links.host_rate(), links.wire())
+    full = crowded - own.step_s  # each direction of a link carries S of every device in a step
+    return SyncTime(
         exposed_s=max(2 * alone, full),
         busy_s=max(2 * alone, crowded),
         limit=limit,
         bytes=round(size),
-        together=0.0,
+        waiting=0.0,
     )
 
 
-def _overlapped(
-    own: Passes,
-    known: Calibration,
-    before: Callable[[float], Timed],
-    after: Callable[[float], Timed],
-    narrow: float,
-) -> Exchanged:
+def _overlapped(links: _Links, own: Passes, known: Calibration, cost: SyncCost) -> SyncTime:
     end_s, ended_s, busy_s, hidden_s, limit = own.backward_s, 0.0, 0.0, 0.0, ""
     total = 0.0
-    for ready_s, size in _buckets(own, known, narrow):
-        seconds, limit = before(size)
+    for ready_s, size in _buckets(own, known, cost.bytes_factor):
+        seconds, limit = links.transfer(cost.gradients, size)
         started_s = max(ready_s, ended_s)
         ended_s = started_s + seconds
         hidden_s += max(0.0, min(ended_s, end_s) - started_s)
         busy_s += seconds
         total += size
-    back_s, back_limit = after(total)
-    if back_s:
-        busy_s, limit = busy_s + back_s, back_limit
-    return Exchanged(
+    back_s = 0.0
+    if cost.weights:
+        back_s, back_limit = links.transfer(cost.weights, total)
+        if back_s:
+            busy_s, limit = busy_s + back_s, back_limit
+    return SyncTime(
         slowdown_s=known["overlap_slowdown"] * hidden_s,
         exposed_s=max(0.0, ended_s - end_s) + back_s,
         busy_s=busy_s,
@@ -209,9 +199,9 @@ def _overlapped(
     )
 
 
-def _buckets(own: Passes, known: Calibration, narrow: float) -> Iterator[tuple[float, float]]:
+def _buckets(own: Passes, known: Calibration, bytes_factor: float) -> Iterator[tuple[float, float]]:
     """(when it is ready after backward began, bytes) of each bucket."""
-    scale = narrow * known["gradient_scale"]
+    scale = bytes_factor * known["gradient_scale"]
     ready_s, waiting, room = 0.0, 0, known["first_bucket_bytes"]
     for i, layer in enumerate(own.backward):
         ready_s += layer.seconds

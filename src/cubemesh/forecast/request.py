@@ -9,7 +9,6 @@ from typing import Literal
 from cubemesh.errors import UsageError
 from cubemesh.forecast.calibration import Calibration
 from cubemesh.forecast.communication import Library
-from cubemesh.forecast.gradient_sync import GradientSync
 from cubemesh.machines.catalogue.system import System
 from cubemesh.networks.graph import Network
 from cubemesh.schema.spec import Precision
@@ -33,7 +32,7 @@ class Point:
     """`forward`, `backward`, `launch`, `slowdown`, `exposed`, `update`, `sharing`, `waiting`; they
     sum to the step."""
     communication_s: float
-    """All exchanges together, hidden or not."""
+    """All transfers of gradients and weights, hidden or not."""
     exchanged_bytes: int
 
     @property
@@ -64,7 +63,8 @@ class ForecastRequest:
     """Of each device in weak scaling; in strong scaling of one device that has it all."""
     precision: Precision = "fp32"
     regime: Regime = "weak"
-    sync: GradientSync = "all-reduce"
+    sync: str = "all-reduce"
+    """One of `COSTS` (forecast/gradient_sync.py)."""
     peer_access: bool = True
     """Whether GPUs of a system reach one another's memory; else the host's memory is between."""
 

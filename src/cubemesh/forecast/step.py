@@ -23,7 +23,7 @@ from statistics import NormalDist
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.forecast.calibration import Calibration
 from cubemesh.forecast.fabric import Fabric, fabric
-from cubemesh.forecast.gradient_sync import Exchanged, exchanged
+from cubemesh.forecast.gradient_sync import SyncTime, sync_time
 from cubemesh.forecast.launch_overhead import host_s, stall_s, times_for
 from cubemesh.forecast.passes import PROPORTIONS, Passes, passes, speed
 from cubemesh.forecast.request import Forecast, ForecastRequest, Point
@@ -200,10 +200,10 @@ class _Model:
         return self.known_passes[batch].scaled(self.scale)
 
     def parts(
-        self, devices: int, own: Passes | None = None, found: Exchanged | None = None
+        self, devices: int, own: Passes | None = None, found: SyncTime | None = None
     ) -> dict[str, float]:
-        """The parts of a step, in seconds; of these passes and this exchange where they are at
-        hand."""
+        """The parts of a step, in seconds; of these passes and this synchronisation where they
+        are given."""
         known = self.known
         own = own or self.passes(devices)
         found = found or self.sync(devices, own)
@@ -218,12 +218,12 @@ class _Model:
             "exposed": found.exposed_s * more,
             "update": own.update_s,
             "sharing": self._sharing(devices) * own.step_s * more,
-            "waiting": self._spread(devices) * found.together * own.step_s * more,
+            "waiting": self._spread(devices) * found.waiting * own.step_s * more,
         }
 
-    def sync(self, devices: int, own: Passes | None = None) -> Exchanged:
-        """What so many devices exchange."""
-        return exchanged(
+    def sync(self, devices: int, own: Passes | None = None) -> SyncTime:
+        """The time of gradient synchronisation on so many devices."""
+        return sync_time(
             self.asked.sync,
             self.fabric(devices),
             own or self.passes(devices),

@@ -13,7 +13,7 @@ from typing import get_args
 
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.forecast.calibration import Calibration
-from cubemesh.forecast.gradient_sync import STRATEGIES
+from cubemesh.forecast.gradient_sync import COSTS, check_cost
 from cubemesh.forecast.request import ForecastRequest
 from cubemesh.machines.catalogue import datasheets
 from cubemesh.machines.catalogue.system import Cluster
@@ -207,9 +207,8 @@ def _ports(request: ForecastRequest, text: str) -> ForecastRequest:
     return _with(request, replace(cluster, ports_per_system=_whole("ports", text)))
 
 
-def _exchange(request: ForecastRequest, name: str) -> ForecastRequest:
-    if name not in STRATEGIES:
-        raise unknown_name("sync", name, STRATEGIES)
+def _sync(request: ForecastRequest, name: str) -> ForecastRequest:
+    check_cost(name)
     return replace(request, sync=name)
 
 
@@ -252,9 +251,9 @@ KEYS: dict[str, Key] = {
     ),
     "ports": Key(means="network ports of a system", values="a number: 8", request=_ports),
     "sync": Key(
-        means="how weights are kept alike",
-        values=f"one of {', '.join(STRATEGIES)}",
-        request=_exchange,
+        means="gradient synchronisation strategy",
+        values=f"one of {', '.join(COSTS)}",
+        request=_sync,
     ),
     "precision": Key(
         means="what is computed in",
@@ -276,7 +275,7 @@ KEYS: dict[str, Key] = {
         least=1.0,
     ),
     "gradient_bytes": Key(
-        means="bytes of a value that is exchanged",
+        means="bytes of a gradient that is sent",
         values="a number: 2",
         factor="gradient_scale",
         unit=1 / 4,

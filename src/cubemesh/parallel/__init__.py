@@ -1,1 +1,2 @@
-"""SPREAD HOW: exchanges between the devices that train one network together."""
+"""Gradient synchronisation strategies: how the devices that train one network come to the same
+weights. The table is parallel/strategies.py."""

@@ -1,18 +1,18 @@
-"""How is a network trained when no worker waits for another? Each gradient is applied as it comes.
+"""Asynchronous SGD with a parameter server: no worker waits for another, each gradient is applied
+when it arrives (Dean et al., NIPS 2012).
 
     worker r   weights of version v ─▶ gradient ── (push, v) ──▶ ▒ waits ▒ ◀── weights, v + 1 + k
-    server     ─ an update of another's ─ … k of them … ─ update by r: staleness k ─▶ version + 1
+    server     ─ other updates ─ … k of them … ─ update by r: staleness k ─▶ version + 1
 
-The server keeps the weights and the optimizer (the asynchronous parameter server of document 001;
-Dean et al., NIPS 2012). Every gradient carries the version it was computed from, and what the
-server has moved on since is its *staleness*: counted, never assumed. With N workers its mean is
-N − 1, whatever their speeds, since every update makes each of the other N − 1 gradients that are
-under way staler by one. A staleness-aware rate divides the learning rate by the staleness, where
-that is above 1 (Zhang, Gupta, Lian and Liu, IJCAI 2016).
+The server holds the weights and the optimizer. Every gradient carries the version it was computed
+from; the versions that the server has gained since are its *staleness*, which is counted. With N
+workers its mean is N − 1, whatever their speeds, since every update makes each of the other N − 1
+pending gradients staler by one. The staleness-aware strategy divides the learning rate by the
+staleness where that is above 1 (Zhang, Gupta, Lian and Liu, IJCAI 2016).
 
-The server is a thread of rank 0, which is a worker too. Updates happen one at a time, and so does
-the sending of weights to the other ranks; rank 0's own gradient travels nowhere. So rank 0's device
-has the updates to make beside its steps, and holds the weights twice.
+The server is a thread of rank 0, which is a worker too. Updates are made one at a time, and so are
+the sends of weights to the other ranks; rank 0's own gradient is not sent. So rank 0's device makes
+the updates beside its steps, and holds the weights twice.
 """
 
 from __future__ import annotations
@@ -25,25 +25,31 @@ from typing import Any
 
 from cubemesh.frameworks.api.gradient_sync import BUCKET_BYTES, Bucket, Replica, ServerWeights
 from cubemesh.frameworks.api.group import Group, PointToPoint
+from cubemesh.parallel.strategy import SERVER, Strategy, SyncCost
 
-SERVER = 0
-"""The rank whose thread keeps the weights."""
 _PUSH, _PULL, _LEAVE = range(3)
-"""What a worker asks the server: take a gradient and give weights; give weights; no more."""
+"""Requests of a worker: apply a gradient and return weights; return weights; leave."""
 
 
-class Asynchronous:
-    """Every worker's gradient is applied to the server's weights as soon as it is there."""
+class Asynchronous(Strategy):
+    """Every worker's gradient is applied to the server's weights as soon as it arrives."""
 
-    capturable = False
+    name = "asynchronous"
+    summary = "each rank's gradient to the server, as soon as it is complete; the weights back"
+    needs = "weight-server"
+    blocking = False
+    free_running = True
+    profiled = False
+    sequential_step = False
     updates = False
     bucket_bytes: int | None = BUCKET_BYTES
+    cost = SyncCost(pattern="asynchronous")
+    staleness_aware = False
 
-    def __init__(self, group: Group, aware: bool = False) -> None:
-        self.name = "asynchronous-aware" if aware else "asynchronous"
+    def __init__(self, group: Group) -> None:
+        super().__init__(group)
         self.applied = Updates()
         """Those the server has made; empty on the other ranks."""
-        self._group, self._aware = group, aware
         self._p2p = group.point_to_point() if group.size > 1 else None
         self._gradients: list[Any] = []
         self._replica: Replica | None = None
@@ -51,7 +57,7 @@ class Asynchronous:
         self._version = 0
 
     def attach(self, replica: Replica) -> None:
-        """Begin with the weights that have just been loaded, and with version 0."""
+        """Start with the weights that have just been loaded, as version 0."""
         self.close()
         if self._p2p is None:
             return
@@ -59,19 +65,16 @@ class Asynchronous:
         if self._group.rank == SERVER:
             workers = self._group.size - 1
             self._server = Server(
-                replica.server_weights(), self._p2p, workers, self._aware, self.applied
+                replica.server_weights(), self._p2p, workers, self.staleness_aware, self.applied
             )
         self._barrier()
 
     def ready(self, bucket: Bucket) -> None:
-        """Remember it: the server takes all buckets of a gradient in one update."""
+        """Collect it: the server takes all buckets of a gradient in one update."""
         self._gradients.append(bucket.gradients)
 
-    def finish(self) -> None:
-        """Nothing is under way."""
-
     def update(self, apply: Callable[[], None], weights: Sequence[Any]) -> None:
-        """Have the server apply the gradient, and go on with the weights it has then."""
+        """Have the server apply the gradient, and continue with its weights."""
         gradients, self._gradients = self._gradients, []
         if self._p2p is None:
             apply()
@@ -84,7 +87,7 @@ class Asynchronous:
             self._ask(_PUSH, gradients)
 
     def synchronize_replicas(self) -> None:
-        """Wait for all ranks; then everyone has the weights of the same, latest version."""
+        """Wait for all ranks; then all have the latest version of the weights."""
         if self._replica is None:
             return
         self._barrier()
@@ -96,7 +99,7 @@ class Asynchronous:
         self._barrier()
 
     def close(self) -> None:
-        """A worker takes its leave; the server waits for that of every worker."""
+        """A worker leaves; the server waits until every worker has left."""
         if self._replica is None:
             return
         self._replica = None
@@ -107,14 +110,14 @@ class Asynchronous:
             self._p2p.send_header((_LEAVE, self._version), SERVER)
 
     def _barrier(self) -> None:
-        """Wait for all ranks, which wait for the server: its rank must not wait for them where it
-        has failed."""
+        """Wait for all ranks. They wait for the server, so its rank stops where the server has
+        failed."""
         self._group.barrier(None if self._server is None else self._server.check)
 
     def _ask(self, what: int, gradients: Sequence[Any]) -> None:
         p2p, replica = self._p2p, self._replica
-        assert p2p is not None, "a rank alone asks nobody"
-        assert replica is not None, "weights are kept before steps are made"
+        assert p2p is not None, "a single process has no server"
+        assert replica is not None, "attach() comes before steps"
         p2p.send_header((what, self._version), SERVER)
         if gradients:
             p2p.send(gradients, SERVER)
@@ -123,21 +126,29 @@ class Asynchronous:
         replica.load_received()
 
 
+class StalenessAware(Asynchronous):
+    """The same, with a learning rate divided by the staleness of the gradient."""
+
+    name = "asynchronous-aware"
+    summary = "as asynchronous; the staler a gradient, the smaller its update"
+    staleness_aware = True
+
+
 class Updates:
-    """What the server has done, update by update, in the order it was done in."""
+    """The server's updates, in order."""
 
     def __init__(self) -> None:
         self.times = array("d")
         """Readings of `time.perf_counter()`."""
         self.workers = array("q")
-        """The rank whose gradient it was."""
+        """Rank of the gradient."""
         self.carried = array("q")
-        """The version of the weights that gradient was computed from."""
+        """Version of the weights that the gradient was computed from."""
         self.applied = array("q")
-        """The version it was applied to."""
+        """Version that it was applied to."""
 
     def add(self, worker: int, carried: int, applied: int) -> int:
-        """Count an update that is made now; its staleness."""
+        """Record an update made now; returns its staleness."""
         self.times.append(time.perf_counter())
         self.workers.append(worker)
         self.carried.append(carried)
@@ -146,12 +157,12 @@ class Updates:
 
     @property
     def staleness(self) -> list[int]:
-        """Of each update: by how many versions the weights had moved on."""
+        """Of each update, in versions."""
         return [a - c for a, c in zip(self.applied, self.carried, strict=True)]
 
 
 class Server:
-    """The weights and their version, and a thread that serves `workers` other ranks."""
+    """The weights, their version, and a thread that serves `workers` other ranks."""
 
     def __init__(
         self, master: ServerWeights, p2p: PointToPoint, workers: int, aware: bool, updates: Updates
@@ -159,14 +170,14 @@ class Server:
         self._master, self._p2p, self._aware, self._updates = master, p2p, aware, updates
         self._workers, self._version = workers, 0
         self._lock = threading.Lock()
-        """Held by whoever updates the weights or copies them."""
+        """Held while the weights are updated or copied."""
         self._failed: Exception | None = None
         self._thread = threading.Thread(target=self._serve, name="weight-server", daemon=True)
         self._thread.start()
 
     def push(self, worker: int, gradients: Sequence[Any], carried: int, into: Sequence[Any]) -> int:
-        """Apply a gradient that was computed from version `carried` and copy the weights after it
-        to `into`; their version."""
+        """Apply a gradient that was computed from version `carried`, then copy the weights to
+        `into`; returns their version."""
         self.check()
         with self._lock:
             staleness = self._updates.add(worker, carried, self._version)
@@ -176,7 +187,7 @@ class Server:
             return self._version
 
     def pull(self, into: Sequence[Any]) -> int:
-        """Copy the weights to `into`; their version."""
+        """Copy the weights to `into`; returns their version."""
         self.check()
         with self._lock:
             self._master.read(into)
@@ -197,7 +208,7 @@ class Server:
             with self._master.server_stream():
                 while self._workers:
                     self._serve_one()
-        except Exception as error:  # told by the rank's own thread, as soon as it looks
+        except Exception as error:  # raised by check() in the rank's own thread
             self._failed = error
 
     def _serve_one(self) -> None:
@@ -216,5 +227,5 @@ class Server:
 
 
 def rate_factor(staleness: int) -> float:
-    """What the learning rate of a gradient so stale is multiplied by, where the rate is aware."""
+    """The factor of the learning rate for a gradient of this staleness (Zhang et al., 2016)."""
     return 1.0 / max(1, staleness)

@@ -1,64 +1,56 @@
-"""How is one network spread over several devices, each holding a part of it (model-parallel)?
+"""Model parallelism: each device holds and computes a part of the network.
 
     rank 0  ├ stem layer1 ┤─ value ─▶ rank 1  ├ layer2 layer3 ┤─ value ─▶ rank 2  ├ layer4 … loss ┤
                            ◀ gradient ┘                        ◀ gradient ┘
 
-Document 002 section 3.2 names it beside data-parallel training. A network can be cut between two
-segments where one value alone goes over and no weights are shared; it is cut where the part with
-the most operations (forward and backward, as counted by networks/cost.py) has the fewest. The
-global minibatch goes through whole, so a step is the one that one device would make, and one device
-computes at a time: what is gained is memory.
+NVIDIA's DGX-1 with Tesla V100 white paper, section 3.2, describes it besides data parallelism. A
+network can be cut between two segments where a single activation crosses and no weights are shared;
+the cuts minimise the operations (forward and backward, as counted by networks/cost.py) of the
+largest part. The global batch goes through whole, so a step equals that of one device, and one
+device computes at a time: the gain is memory.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from cubemesh.frameworks.api.gradient_sync import Bucket
 from cubemesh.frameworks.api.group import Group
 from cubemesh.frameworks.api.program import Unsupported
 from cubemesh.networks.cost import costs
 from cubemesh.networks.graph import Head, Input, Network, Segment
+from cubemesh.parallel.strategy import Strategy
 
 
-class ModelParallel:
-    """Each rank keeps and updates the weights of its own part."""
+class ModelParallel(Strategy):
+    """Each rank holds and updates the weights of its own part."""
 
     name = "model-parallel"
-    capturable = False
-    updates = True
-    bucket_bytes: int | None = None
+    summary = "activations and their gradients: each rank has a part of the network"
+    needs = "model-parallel"
+    same_samples = True
+    profiled = False
+    sequential_step = False
 
     def __init__(self, group: Group) -> None:
+        super().__init__(group)
         self.group = group
 
     def parts(self, network: Network) -> Sequence[Network]:
         """The part of every rank."""
         return parts(network, self.group.size)
 
-    def ready(self, bucket: Bucket) -> None:
-        """No gradient of a weight travels."""
-
-    def finish(self) -> None:
-        """Nothing is under way."""
-
-    def update(self, apply: Callable[[], None], weights: Sequence[Any]) -> None:
-        """Update the rank's own part."""
-        apply()
-
 
 def parts(network: Network, devices: int) -> tuple[Network, ...]:
-    """`network` in as many parts, each a network that ends in what the next one is fed; the last
+    """`network` in as many parts, each a network whose output is the input of the next; the last
     has the heads. Unsupported where it cannot be cut so often."""
     links = cut_where_possible(network)
     if devices > len(links):
         raise Unsupported(
             f"{network.name} is a chain of {len(links)} "
             f"part{'' if len(links) == 1 else 's'}, and devices={devices} need one each"
-            f"{_why_not_more(network)}. Set devices={len(links)}, or another exchange."
+            f"{_why_not_more(network)}. Set devices={len(links)}, or another sync."
         )
     flops = [_flops(network, link) for link in links]
     ends = min(
@@ -76,7 +68,7 @@ def parts(network: Network, devices: int) -> tuple[Network, ...]:
 
 
 def cut_where_possible(network: Network) -> list[list[Segment]]:
-    """The segments, those together between which the network cannot be cut."""
+    """The segments in groups; the network can be cut between two groups."""
     links: list[list[Segment]] = [[]]
     for number, segment in enumerate(network.segments, start=1):
         links[-1].append(segment)
@@ -86,8 +78,7 @@ def cut_where_possible(network: Network) -> list[list[Segment]]:
 
 
 def crossing(network: Network, number: int) -> list[str]:
-    """The values that go over from the first `number` segments to the others, or to the loss at the
-    end."""
+    """The activations that cross from the first `number` segments to the others, or to the loss."""
     before = {name for segment in network.segments[:number] for name in segment.nodes}
     later = [node for node in network.nodes if node.name not in before]
     made = before | {i.name for i in network.inputs}
@@ -120,7 +111,7 @@ def _why_not_more(network: Network) -> str:
 
 
 def _flops(network: Network, segments: Sequence[Segment]) -> int:
-    """Operations of a step in these segments, a sample."""
+    """FLOPs per sample of a step in these segments."""
     counted = costs(network)
     return sum(counted[name].total.flops for segment in segments for name in segment.nodes)
 

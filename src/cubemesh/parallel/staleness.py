@@ -1,12 +1,12 @@
-"""How stale were the gradients of an asynchronous run, and did its workers take turns?
+"""Staleness of the gradients in an asynchronous run, and the order of its workers.
 
-From the server's own counts (`Updates` in asynchronous.py), over all updates of the run:
+From the server's counts (`Updates` in asynchronous.py), over all updates of the run:
 
     staleness                   mean; and `staleness_most`, `staleness_rank_N` of each worker's own
     updates_by_staleness        how many updates had each staleness, as a curve
-    updates_taking_turns        share of updates that follow one of another worker
-    first_updates               whose the first of them were, as a curve
-    update_rank, update_staleness   every update at its time: whose it was, and how stale
+    updates_taking_turns        fraction of updates that follow one of another worker
+    first_updates               the ranks of the first updates, as a curve
+    update_rank, update_staleness   series: rank and staleness of every update
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ UNIT = "versions"
 _METHOD = "version of the weights at the update less the one its gradient carried"
 
 
-def say(sync: GradientSync, log: Log) -> None:
-    """Tell the log what the server has counted; nothing on a rank that serves nobody."""
+def log_staleness(sync: GradientSync, log: Log) -> None:
+    """Log the server's counts; nothing on a rank without the server."""
     if not isinstance(sync, Asynchronous) or not sync.applied.times:
         return
     for name, figure in figures(sync.applied):
@@ -67,7 +67,7 @@ def figures(updates: Updates) -> Iterator[tuple[str, Figure]]:
         yield f"staleness_rank_{worker}", figure
     if count > 1:
         turns = fmean(before != after for before, after in pairwise(updates.workers))
-        method = "share of updates that follow one of another worker"
+        method = "fraction of updates that follow one of another worker"
         yield "updates_taking_turns", Figure(value=turns, unit="", n=count - 1, method=method)
 
 

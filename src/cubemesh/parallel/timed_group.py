@@ -1,7 +1,5 @@
-"""A group whose transfers are stamped: what an attribution over several ranks is made of.
-
-It stands between an exchange and the group it moves arrays with, where a run asks for an
-attribution, and does nothing else than read the clock and count bytes.
+"""A `Group` that records the start, wait, end and bytes of each collective, for the attribution of
+a step over several ranks. It adds nothing but two readings of the clock.
 """
 
 from __future__ import annotations
@@ -12,22 +10,19 @@ from typing import Any
 from cubemesh.frameworks.api.group import Group, TransferHandle
 from cubemesh.measure.attribution.transfers import Transfer, Transfers
 
-STAMPED = frozenset({"none", "all-reduce", "all-reduce-16", "parameter-server", "local-sgd"})
-"""The exchanges all of whose waits are stamped here: in the others ranks write to one another, or
-make their steps apart."""
-NARROW_BYTES = 2
-"""Of a number that travels as a 16-bit float."""
+LOW_PRECISION_BYTES = 2
+"""Of a number that is sent as a 16-bit float."""
 
 
 class TimedGroup:
-    """See `Group`; each transfer is told to `transfers`."""
+    """See `Group`; each collective is added to `transfers`."""
 
     def __init__(self, group: Group, transfers: Transfers) -> None:
         self._group, self._transfers = group, transfers
         self.rank, self.size = group.rank, group.size
 
     def __getattr__(self, name: str) -> Any:
-        """What is not stamped is the group's own."""
+        """Everything else is the group's own."""
         return getattr(self._group, name)
 
     def all_reduce_mean(self, array: Any, low_precision: bool = False) -> TransferHandle:
@@ -35,7 +30,7 @@ class TimedGroup:
         issued = self._transfers.clock()
         size_bytes = _size_bytes(array)
         if low_precision:
-            size_bytes = min(size_bytes, NARROW_BYTES * _elements(array))
+            size_bytes = min(size_bytes, LOW_PRECISION_BYTES * _elements(array))
         return self._begun(issued, self._group.all_reduce_mean(array, low_precision), size_bytes)
 
     def reduce_mean(self, array: Any, root: int) -> TransferHandle:
@@ -50,10 +45,10 @@ class TimedGroup:
         return self._begun(issued, self._group.broadcast(arrays, root), size_bytes)
 
     def _begun(self, issued: float, pending: TransferHandle, size_bytes: int) -> TransferHandle:
-        return _Stamped(issued, pending, size_bytes, self._transfers)
+        return _TimedTransfer(issued, pending, size_bytes, self._transfers)
 
 
-class _Stamped:
+class _TimedTransfer:
     def __init__(
         self, issued: float, pending: TransferHandle, size_bytes: int, transfers: Transfers
     ) -> None:

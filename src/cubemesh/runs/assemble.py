@@ -15,7 +15,7 @@ from cubemesh.measure.energy.ranks import NAMES as ENERGY_NAMES
 from cubemesh.measure.energy.ranks import energy_of_ranks
 from cubemesh.measure.figures import figures
 from cubemesh.measure.merge_ranks import merge_free_running, merge_lockstep
-from cubemesh.parallel.strategies import SIDE_BY_SIDE
+from cubemesh.parallel.strategies import strategy
 from cubemesh.runs.exit_status import WorkerExit, rank_outcomes, run_outcome
 from cubemesh.schema.collective import Collective, SweepPoint
 from cubemesh.schema.first_steps_trace import Replica
@@ -125,7 +125,7 @@ def assemble(
 
 def _figures(spec: RunSpec, windows: Sequence[Window], wall_s: float) -> dict[str, Figure]:
     """The figures of the measured windows, as far as they mean something for this work."""
-    if spec.placement.devices > 1 and spec.program.sync in SIDE_BY_SIDE:
+    if spec.placement.devices > 1 and not strategy(spec.program.sync).blocking:
         measured = merge_free_running(windows)
     else:
         measured = merge_lockstep([w for w in windows if w.phase == "measure"])

@@ -22,7 +22,7 @@ from itertools import pairwise
 import numpy as np
 
 from cubemesh.measure.merge_ranks import merge_free_running, merge_lockstep
-from cubemesh.parallel.strategies import SIDE_BY_SIDE
+from cubemesh.parallel.strategies import strategy
 from cubemesh.schema.comparison import Ratio, classify_ratio
 from cubemesh.schema.record import RunRecord, Window
 from cubemesh.statistics import FEWEST_FOR_INTERVAL, mean, student_t
@@ -50,7 +50,7 @@ class Spread:
 
 def run_windows(record: RunRecord) -> list[Window]:
     """The measured windows of a run, each with the samples of all ranks."""
-    if record.spec.placement.devices > 1 and record.spec.program.sync in SIDE_BY_SIDE:
+    if record.spec.placement.devices > 1 and not strategy(record.spec.program.sync).blocking:
         return merge_free_running(record.windows)
     return merge_lockstep(record.measured)
 

@@ -30,7 +30,7 @@ from cubemesh.networks.graph import Network
 from cubemesh.papers.claims.evidence import Evidence
 from cubemesh.papers.claims.several_devices import same_error_rates
 from cubemesh.papers.published import claims
-from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel import strategies
 from cubemesh.runs.assemble import assemble
 from cubemesh.runs.exit_status import WorkerExit
 from cubemesh.schema import (
@@ -90,8 +90,8 @@ class Summed:
 
 def plant_sum(spec, rank, patch):
     for name in ("all-reduce", "parameter-server"):
-        summed = type("Summed", (Summed, exchanges.STRATEGIES[name]), {})
-        patch.setitem(exchanges.STRATEGIES, name, summed)
+        summed = type("Summed", (Summed, strategies.STRATEGIES[name]), {})
+        patch.setitem(strategies.STRATEGIES, name, summed)
 
 
 def plant_skipped_batch(spec, rank, patch):

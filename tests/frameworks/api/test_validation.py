@@ -5,10 +5,11 @@ import pytest
 from cubemesh import networks
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.api.program import Capabilities, Unsupported
-from cubemesh.frameworks.api.validation import check_layers, check_supported, check_weights
+from cubemesh.frameworks.api.validation import check_layers, check_weights
 from cubemesh.networks.layers import LAYERS, Dropout
 from cubemesh.schema.spec import Placement, ProgramSettings, RunSpec
 from cubemesh.schema.work import Ceiling, TrainSteps
+from cubemesh.worker.validation import check_supported
 
 ABLE = Capabilities(
     works=frozenset({"train_steps"}),
@@ -38,7 +39,10 @@ def test_what_is_offered_passes():
             "on cpu the precision 'bf16' here; it offers fp32",
         ),
         (varied(program=ProgramSettings(layout="nhwc")), "layout 'nhwc'"),
-        (varied(program=ProgramSettings(sync="ring")), "sync 'ring' here; it offers none"),
+        (
+            varied(program=ProgramSettings(sync="all-reduce")),
+            "sync 'all-reduce' here; it offers none",
+        ),
         (varied(program=ProgramSettings(script="step=1")), "takes no script"),
         (varied(placement=Placement(devices=2)), "Set devices=1"),
         (

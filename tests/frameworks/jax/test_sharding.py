@@ -16,7 +16,7 @@ from cubemesh.frameworks.api.program import Unsupported
 from cubemesh.frameworks.jax import build, capabilities
 from cubemesh.frameworks.jax.runtime import DEVICES_OPTION
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement
 from cubemesh.schema.work import Forward
 
@@ -45,7 +45,7 @@ def make(normed, make_request):
                 request,
                 placement=Placement(devices=devices),
                 program=dataclasses.replace(request.program, batch_norm=batch_norm),
-                sync=exchanges.make(sync),
+                sync=strategies.make(sync),
             )
         )
         program.load(normed.draw(0))

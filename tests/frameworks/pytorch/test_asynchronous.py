@@ -22,9 +22,9 @@ from cubemesh.frameworks.api.program import BuildRequest, Unsupported
 from cubemesh.frameworks.pytorch import build, join, launch
 from cubemesh.measure.timing.timer import FreeRunning, Lockstep, measure
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel import strategies
 from cubemesh.parallel.asynchronous import rate_factor
-from cubemesh.parallel.strategies import OUT_OF_STEP
+from cubemesh.parallel.strategies import strategy
 from cubemesh.schema.spec import Budget, Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 from in_memory_log import InMemoryLog
@@ -50,7 +50,7 @@ def small():
 
 def make(case, group, rate=RATE):
     name, layout, optimizer = case
-    sync = exchanges.make(name, group)
+    sync = strategies.make(name, group)
     if sync.bucket_bytes is not None:
         sync.bucket_bytes = 512  # several buckets
     work = TrainSteps(
@@ -126,7 +126,7 @@ def slowed(name, group):
         time.sleep(SLEEPS_S[group.rank])
         program.train_step(placed)
 
-    apart = name in OUT_OF_STEP
+    apart = strategy(name).free_running
     found = measure(
         step,
         program.synchronize,
@@ -211,7 +211,7 @@ def test_scaled_losses_are_refused(make_request):
             return None
 
     request = make_request(precision="fp16")
-    sync = exchanges.make("asynchronous", Several())
+    sync = strategies.make("asynchronous", Several())
     with pytest.raises(Unsupported, match="Set precision=bf16 or fp32"):
         build(dataclasses.replace(request, sync=sync))
 

@@ -10,15 +10,15 @@ torch = pytest.importorskip("torch")
 from cubemesh import networks
 from cubemesh.frameworks.api.group import SingleProcessGroup
 from cubemesh.frameworks.api.program import SupportsCapture, Unsupported
-from cubemesh.frameworks.api.validation import check_supported
 from cubemesh.frameworks.pytorch import build, captured, compiled
 from cubemesh.frameworks.pytorch.program import PyTorchProgram
 from cubemesh.kernels.triton import conv1x1_bn_stats
 from cubemesh.kernels.triton.batch_norm import launch
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings, RunSpec
 from cubemesh.schema.work import FirstSteps, Forward, TrainSteps
+from cubemesh.worker.validation import check_supported
 
 gpu = pytest.mark.gpu
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU here")
@@ -100,7 +100,7 @@ def test_all_but_the_last_bucket_are_updated_while_that_travels(
     network, told = without_dropout(networks.build("little-cnn", 16, 10)), Told()
 
     def built(group):
-        made = exchanges.make(sync, group, 4096)
+        made = strategies.make(sync, group, 4096)
         request = make_request(network, learning_rate=0.01, optimizer=optimizer)
         return captured.build(dataclasses.replace(request, sync=made))
 

@@ -14,12 +14,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cubemesh.frameworks.api.program import Unsupported
-from cubemesh.frameworks.api.validation import check_supported
 from cubemesh.frameworks.pytorch import compiled
 from cubemesh.frameworks.pytorch import factory as programs
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.schema.spec import Placement, ProgramSettings, RunSpec
 from cubemesh.schema.work import TrainSteps
+from cubemesh.worker.validation import check_supported
 
 SPEC = RunSpec(
     work=TrainSteps(network="little-cnn", batch_per_device=8),
@@ -157,7 +157,7 @@ from cubemesh.frameworks.pytorch import compiled
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.parallel.strategies import NoExchange
+from cubemesh.parallel.strategy import NoSync
 
 net = NetworkBuilder("tiny")
 net.classify(net.linear(net.relu(net.flatten(net.input("image", (1, 2, 2)))), 3))
@@ -168,7 +168,7 @@ program = compiled.build(
         work=TrainSteps(network="tiny", batch_per_device=2),
         program=ProgramSettings(framework="pytorch-compiled"),
         placement=Placement(),
-        sync=NoExchange(),
+        sync=NoSync(),
         device="cpu",
         threads=1,
     )

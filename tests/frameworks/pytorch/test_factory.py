@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 
 from cubemesh.frameworks.api.program import Unsupported
 from cubemesh.frameworks.pytorch import build
-from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel import strategies
 
 
 @pytest.mark.parametrize("sync", ["asynchronous", "model-parallel"])
@@ -19,7 +19,7 @@ def test_a_global_normalisation_needs_ranks_in_step(make_request, sync):
     request = dataclasses.replace(
         request,
         group=group,
-        sync=exchanges.make(sync, group),
+        sync=strategies.make(sync, group),
         program=dataclasses.replace(request.program, batch_norm="global"),
     )
     with pytest.raises(Unsupported, match=f"batch_norm=global: with sync={sync}"):

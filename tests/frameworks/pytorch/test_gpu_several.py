@@ -18,7 +18,7 @@ from cubemesh.frameworks.api.program import BuildRequest
 from cubemesh.frameworks.pytorch import build, captured, join, launch
 from cubemesh.frameworks.pytorch.distributed.p2p_all_reduce import average_into
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 
@@ -59,7 +59,7 @@ def train(name, group, device, part):
     normed, made = name == NORMED, captured.build if "captured" in name else build
     precision = "bf16" if "bf16" in name else "fp64"
     network, name = small(normed), name.split(",")[0]
-    sync = exchanges.make(name, group, BUCKET_BYTES)
+    sync = strategies.make(name, group, BUCKET_BYTES)
     program = made(
         BuildRequest(
             network=network,

@@ -24,8 +24,8 @@ from cubemesh.frameworks.pytorch import build, captured, compiled, join, launch
 from cubemesh.kernels.cpu import cpu_kernels as host_kernels
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import Dropout
-from cubemesh.parallel import strategies as exchanges
-from cubemesh.parallel.strategies import AVERAGE_EVERY
+from cubemesh.parallel import strategies
+from cubemesh.parallel.local_sgd import AVERAGE_EVERY
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 
@@ -63,7 +63,7 @@ def train(case, group, part=slice(None), steps=3):
     weights (`w/…`)."""
     name, precision, layout, *how = case
     network = without_dropout(networks.build("little-cnn", 16, 10))
-    sync = exchanges.make(name, group)
+    sync = strategies.make(name, group)
     if sync.bucket_bytes is not None:
         sync.bucket_bytes = BUCKET_BYTES
     program = (compiled.build if how else build)(

@@ -22,7 +22,7 @@ from cubemesh.frameworks.api.framework import BuildRequest
 from cubemesh.frameworks.pytorch import build, is_out_of_memory, preload
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
-from cubemesh.parallel.strategies import NoExchange
+from cubemesh.parallel.strategy import NoSync
 
 preload()
 batch, room = int(sys.argv[1]), int(sys.argv[2])
@@ -33,7 +33,7 @@ program = build(
         work=TrainSteps(network="little-cnn", batch_per_device=batch),
         placement=Placement(),
         program=ProgramSettings(precision=sys.argv[3]),
-        sync=NoExchange(),
+        sync=NoSync(),
         device="cpu",
         threads=2,
     )

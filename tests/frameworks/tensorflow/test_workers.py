@@ -16,7 +16,7 @@ from cubemesh.frameworks.api.group import SingleProcessGroup
 from cubemesh.frameworks.api.program import BuildRequest
 from cubemesh.frameworks.tensorflow import build, join, launch
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 
@@ -41,7 +41,7 @@ def train(group, sync, part=slice(None)):
             work=TrainSteps(network="small", batch_per_device=GLOBAL_BATCH, momentum=0.9),
             placement=Placement(devices=group.size),
             program=ProgramSettings(precision="fp64", layout="nhwc", sync=sync),
-            sync=exchanges.make(sync, group),
+            sync=strategies.make(sync, group),
             device="cpu",
             threads=1,
             group=group,

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from cubemesh import data, frameworks, networks
 from cubemesh.errors import UsageError
 from cubemesh.networks.precision import layer_precisions
-from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel.strategies import strategy
 from cubemesh.schema import NetworkWork, RunSpec, Train
 
 
@@ -22,7 +22,7 @@ def check(specs: Iterable[RunSpec]) -> None:
     seen = set()
     for spec in specs:
         _check_script(spec)
-        exchanges.check(spec.program.sync)
+        strategy(spec.program.sync)
         work = spec.work
         if not isinstance(work, NetworkWork):
             continue

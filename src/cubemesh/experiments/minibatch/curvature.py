@@ -21,7 +21,7 @@ from cubemesh.experiments.analysis.groups import Group, group_by
 from cubemesh.experiments.analysis.ratios import bounds, ratio, significance
 from cubemesh.experiments.minibatch.input_bound import device_utilisation
 from cubemesh.frameworks import entry
-from cubemesh.parallel.timed_group import STAMPED
+from cubemesh.parallel.strategies import strategy
 from cubemesh.schema import Cell, Column, Figure, Finding, RunRecord, RunSpec, Table, TrainSteps
 from cubemesh.units import format_list
 
@@ -290,5 +290,5 @@ def _second(three: Sequence[float]) -> float:
 
 
 def _can_profile(spec: RunSpec) -> bool:
-    single = spec.placement.devices == 1 or spec.program.sync in STAMPED
+    single = spec.placement.devices == 1 or strategy(spec.program.sync).profiled
     return entry(spec.program.framework).profiles and single

@@ -23,7 +23,7 @@ from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Plan, Scale
 from cubemesh.experiments.scaling.modes import ScalingMode, batch_per_device, fixed_batch
 from cubemesh.frameworks import entry
-from cubemesh.parallel.timed_group import STAMPED
+from cubemesh.parallel.strategies import strategy
 from cubemesh.schema import (
     Budget,
     NetworkWork,
@@ -127,7 +127,7 @@ def _curve(
         together = settings.strategies if devices > 1 else (ALONE,)
         alone = (ALONE,) if devices > 1 and settings.independent else ()
         for sync in (*dict.fromkeys(together), *alone):
-            apart = settings.attribution and entry(framework).profiles and sync in STAMPED
+            apart = settings.attribution and entry(framework).profiles and strategy(sync).profiled
             apart = apart and (devices == 1 or sync != ALONE)
             yield RunSpec(
                 work=TrainSteps(

@@ -15,7 +15,7 @@ from cubemesh import networks
 from cubemesh.errors import CubemeshError
 from cubemesh.experiments.analysis.groups import Group
 from cubemesh.forecast.calibration import defaults
-from cubemesh.forecast.gradient_sync import STRATEGIES
+from cubemesh.forecast.gradient_sync import COSTS
 from cubemesh.forecast.request import ForecastRequest, Point
 from cubemesh.forecast.step import predict
 from cubemesh.machines.catalogue import find
@@ -42,9 +42,9 @@ def forecast_for(run: RunRecord, one: RunRecord, rate: float | None = None) -> P
     if not one.ranks:
         return "the run of one device does not say what it was on"
     devices = run.spec.placement.devices
-    sync = run.spec.program.sync.removesuffix("-aware")  # which changes steps, not time
-    if sync not in STRATEGIES:
-        return f"exchange {sync} is not modelled"
+    sync = run.spec.program.sync
+    if sync not in COSTS:
+        return f"sync={sync} is not modelled"
     place = _joined_otherwise(run) or _place(one, devices)
     if isinstance(place, str):
         return place

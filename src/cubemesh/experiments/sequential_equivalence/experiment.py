@@ -22,7 +22,7 @@ from cubemesh.experiments.sequential_equivalence.compare import (
     compare,
     is_finer,
 )
-from cubemesh.parallel.strategies import SAME_WEIGHTS
+from cubemesh.parallel.strategies import STRATEGIES
 from cubemesh.schema import Answer, FirstSteps, Placement, ProgramSettings, RunRecord, RunSpec
 from cubemesh.schema.spec import BatchNormOver, Precision
 from cubemesh.store import Store
@@ -33,7 +33,7 @@ NETWORKS = {Scale.QUICK: ("little-cnn",)}
 RANKS = {Scale.QUICK: (1, 2)}
 PRECISIONS: dict[Scale, tuple[Precision, ...]] = {Scale.QUICK: ("fp64",)}
 
-SAME_STEPS = (*sorted(SAME_WEIGHTS), "local-sgd", "none")
+SAME_STEPS = tuple(name for name, s in STRATEGIES.items() if s.sequential_step)
 """Exchanges after whose first step there is a gradient to hold against one device's."""
 
 

@@ -13,13 +13,10 @@ from itertools import product
 
 from cubemesh.experiments.analysis.groups import setting_label
 from cubemesh.frameworks import FRAMEWORKS, entry
-from cubemesh.parallel import strategies
+from cubemesh.parallel.strategies import STRATEGIES, same_steps, strategy
 from cubemesh.schema import NetworkWork, RunRecord, RunSpec
 from cubemesh.schema.spec import CompileBy, Layout, LossScale, Pinning, Precision
 from cubemesh.units import format_bytes
-
-IN_BUCKETS = strategies.SAME_WEIGHTS
-"""Strategies that use `bucket_bytes`."""
 
 STOCK_STRATEGY = "all-reduce"
 """The baseline's, on several devices."""
@@ -77,8 +74,7 @@ class Configuration:
 
     def same_precision(self, other: Configuration) -> bool:
         """Whether it computes and communicates in the same precision as `other`."""
-        same_steps = strategies.same_steps(self.sync, other.sync)
-        return self.precision == other.precision and same_steps
+        return self.precision == other.precision and same_steps(self.sync, other.sync)
 
 
 def _spoken(name: str, value: object) -> str:
@@ -223,7 +219,7 @@ def _strategy(now: Configuration, space: SearchSpace) -> list[Configuration]:
 
 
 def _buckets(now: Configuration, space: SearchSpace) -> list[Configuration]:
-    if now.sync not in IN_BUCKETS:
+    if not strategy(now.sync).same_weights:
         return []
     return [replace(now, bucket_bytes=size) for size in (None, *space.buckets)]
 
@@ -272,8 +268,9 @@ def usual_precisions(on_gpu: bool) -> tuple[Precision, ...]:
 
 def usual_strategies(on_gpu: bool) -> tuple[str, ...]:
     """Strategies after which all devices have the same weights, without a parameter server."""
-    by_copies = ("all-reduce-copied", "all-reduce-copied-16") if on_gpu else ()
-    return (STOCK_STRATEGY, "all-reduce-16", *by_copies)
+    return tuple(
+        name for name, s in STRATEGIES.items() if s.tuned and (on_gpu or not s.needs_peer_access)
+    )
 
 
 def device_of(stock: RunRecord) -> tuple[bool, int | None]:

@@ -13,11 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from cubemesh.frameworks.api.group import Group
 from cubemesh.networks.graph import Network
 
+SyncFeature = Literal["all-reduce", "hooks", "weight-server", "model-parallel"]
+"""What a strategy needs of a framework: `all-reduce` averages gradients, by its own means or by
+`GradientSync`; `hooks` calls the methods of any `GradientSync` in its steps; `weight-server` also
+those of `WeightServerSync`; `model-parallel` those of `ModelParallelSync`."""
 BUCKET_BYTES = 25 * 2**20
 """Default size of a bucket: large enough that latency is small beside the transfer, small enough
 that the first leave while most of the backward pass is to come (the default of PyTorch's
@@ -39,6 +43,9 @@ class GradientSync(Protocol):
     """A strategy that gives all ranks the same weights."""
 
     name: str
+    low_precision: bool
+    """Whether gradients are sent as 16-bit floats. A framework may then make its buckets of 16-bit
+    floats, so that nothing is converted."""
     capturable: bool
     """Whether it can be recorded with the step into one CUDA graph."""
     updates: bool
@@ -73,14 +80,6 @@ class FinishesInOrder(Protocol):
 
     def finish_but_last(self) -> None:
         """As `finish`, for every bucket but the last."""
-
-
-@runtime_checkable
-class LowPrecisionSync(Protocol):
-    """A `GradientSync` that may send 16-bit floats. A framework may then make its buckets of
-    16-bit floats, so that nothing is converted."""
-
-    low_precision: bool
 
 
 @runtime_checkable

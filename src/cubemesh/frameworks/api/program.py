@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from cubemesh.batches import Array, Batch, EncodedBatch
-from cubemesh.frameworks.api.gradient_sync import Bucket, GradientSync
+from cubemesh.frameworks.api.gradient_sync import Bucket, GradientSync, SyncFeature
 from cubemesh.frameworks.api.group import Group, SingleProcessGroup
 from cubemesh.networks.graph import Network
 from cubemesh.schema.profile import Profile
@@ -53,8 +53,8 @@ class Capabilities:
     """Kind of device (`cpu`, `cuda`) → precisions it trains in there."""
     layouts: frozenset[str]
     optimizers: frozenset[str]
-    exchanges: frozenset[str] = frozenset({"none"})
-    """Synchronisation strategies its programs support; `none` alone means one device only."""
+    sync_features: frozenset[SyncFeature] = frozenset()
+    """What its programs offer to gradient synchronisation strategies; empty means one device."""
     loss_scales: frozenset[str] = frozenset()
     """Kinds of loss scaling for fp16 that can be set: `dynamic`, `static`."""
     precision_by_layer: bool = False

@@ -71,7 +71,7 @@ def capabilities() -> Capabilities:
         precisions=precisions,
         layouts=frozenset({"nchw", "nhwc"}),
         optimizers=frozenset({"sgd", "rmsprop", "adam", "adamw"}),
-        exchanges=frozenset({"none", "all-reduce"}),
+        sync_features=frozenset({"all-reduce"}),
         loss_scales=frozenset({"dynamic", "static"}),
         precision_by_layer=True,
         batch_norms=frozenset({"device", "global"}),

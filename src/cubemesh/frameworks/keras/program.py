@@ -42,8 +42,9 @@ _TURNED: dict[type, tuple[tuple[int, ...], tuple[int, ...]]] = {
 def capabilities() -> Capabilities:
     """What Keras can do here: CNNs, on the CPU."""
     able = runtime.capabilities()
-    alone = frozenset({"none"})
-    return dataclasses.replace(able, precisions={"cpu": frozenset(POLICIES)}, exchanges=alone)
+    return dataclasses.replace(
+        able, precisions={"cpu": frozenset(POLICIES)}, sync_features=frozenset()
+    )
 
 
 def preload() -> None:

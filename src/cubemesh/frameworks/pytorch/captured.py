@@ -26,7 +26,7 @@ from cubemesh.frameworks.api.gradient_sync import FinishesInOrder
 from cubemesh.frameworks.api.program import BuildRequest, Capabilities
 from cubemesh.frameworks.pytorch import runtime
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
-from cubemesh.frameworks.pytorch.compiled import STRATEGIES, is_out_of_memory, preload
+from cubemesh.frameworks.pytorch.compiled import SYNC_FEATURES, is_out_of_memory, preload
 from cubemesh.frameworks.pytorch.distributed.buckets import GradientBuckets, without_gradients
 from cubemesh.frameworks.pytorch.distributed.group import join
 from cubemesh.frameworks.pytorch.distributed.launch import launch
@@ -235,7 +235,7 @@ def capabilities() -> Capabilities:
         able,
         works=able.works - {"first_steps"},
         precision_by_layer=False,
-        exchanges=able.exchanges & STRATEGIES,
+        sync_features=SYNC_FEATURES,
         batch_norms=frozenset({"device"}),
         deterministic=False,
     )

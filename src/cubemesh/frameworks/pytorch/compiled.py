@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from cubemesh.frameworks.api.gradient_sync import SyncFeature
 from cubemesh.frameworks.api.program import BuildRequest, Capabilities, Unsupported
 from cubemesh.frameworks.pytorch import runtime
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
@@ -47,13 +48,8 @@ __all__ = [
     "setup_process",
 ]
 
-STRATEGIES = frozenset(
-    {
-        *("none", "all-reduce", "all-reduce-16", "all-reduce-copied", "all-reduce-copied-16"),
-        *("parameter-server", "local-sgd"),
-    }
-)
-"""Those that exchange beside the step, which stays one that was compiled whole."""
+SYNC_FEATURES: frozenset[SyncFeature] = frozenset({"all-reduce", "hooks"})
+"""Synchronisation beside the step, which stays one that was compiled whole."""
 BACKEND = "inductor"
 """Of torch.compile."""
 POINTWISE_SEARCH: dict[str, str | int | bool | Callable[..., object]] = {
@@ -143,7 +139,7 @@ def capabilities() -> Capabilities:
         works=able.works - {"first_steps"},
         devices=tuple(devices),
         precisions={kind: able.precisions[kind] for kind in able.precisions if kind in kinds},
-        exchanges=able.exchanges & STRATEGIES,
+        sync_features=SYNC_FEATURES,
         hint=" ".join(dict.fromkeys(missing)),
         compiles_segments=True,
         batch_norms=frozenset({"device"}),  # ranks do not meet inside what is compiled whole

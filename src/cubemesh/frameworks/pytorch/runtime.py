@@ -66,20 +66,7 @@ def capabilities() -> Capabilities:
         layouts=frozenset(MEMORY_FORMATS),
         optimizers=frozenset({"sgd", "rmsprop", "adam", "adamw", "lars"}),
         loss_scales=frozenset({"dynamic", "static"}),
-        exchanges=frozenset(
-            {
-                "none",
-                "all-reduce",
-                "all-reduce-16",
-                "all-reduce-copied",
-                "all-reduce-copied-16",
-                "parameter-server",
-                "local-sgd",
-                "asynchronous",
-                "asynchronous-aware",
-                "model-parallel",
-            }
-        ),
+        sync_features=frozenset({"all-reduce", "hooks", "weight-server", "model-parallel"}),
         precision_by_layer=True,
         batch_norms=frozenset({"device", "global"}),
         deterministic=True,

@@ -50,7 +50,7 @@ def capabilities() -> Capabilities:
         precisions={"cpu": frozenset(NUMERICS)},
         layouts=frozenset({"nhwc"}),
         optimizers=frozenset({"sgd", "rmsprop", "adam"}),
-        exchanges=frozenset({"none", "all-reduce"}),
+        sync_features=frozenset({"all-reduce"}),
     )
 
 

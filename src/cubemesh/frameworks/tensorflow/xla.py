@@ -21,7 +21,7 @@ def capabilities() -> Capabilities:
     return dataclasses.replace(
         runtime.capabilities(),
         layouts=frozenset({"nchw", "nhwc"}),
-        exchanges=frozenset({"none"}),  # XLA compiles no ring over gRPC
+        sync_features=frozenset(),  # XLA compiles no ring over gRPC
     )
 
 

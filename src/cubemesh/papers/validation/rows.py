@@ -18,7 +18,6 @@ from statistics import fmean
 
 from cubemesh import networks
 from cubemesh.forecast.calibration import Calibration, defaults
-from cubemesh.forecast.gradient_sync import GradientSync
 from cubemesh.forecast.launch_overhead import stall_s
 from cubemesh.forecast.other_networks import GNMT_TOKENS, OTHERS
 from cubemesh.forecast.passes import Speed, passes
@@ -59,7 +58,7 @@ class Row:
     alone: float
     machine: str
     precision: Precision
-    sync: GradientSync
+    sync: str
 
     @property
     def devices(self) -> int:
@@ -281,7 +280,7 @@ def _network(f: PublishedFigure) -> str | None:
     return next((name for form, name in OTHER_NAMES.items() if f.network.startswith(form)), None)
 
 
-def _exchange(f: PublishedFigure, network: str) -> GradientSync:
+def _exchange(f: PublishedFigure, network: str) -> str:
     """As the source says; NVIDIA's mixed BERT and GNMT hold gradients in two bytes."""
     if "distributed_replicated" in f.note:
         return "parameter-server-spread"

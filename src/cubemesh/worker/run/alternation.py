@@ -26,13 +26,12 @@ from cubemesh.frameworks.api.program import (
     SupportsProcessSettings,
     Unsupported,
 )
-from cubemesh.frameworks.api.validation import check_supported
 from cubemesh.measure.figures import figures
 from cubemesh.measure.telemetry.telemetry import Telemetry
 from cubemesh.measure.timing.interleaved_ab import InterleavedResult, Side, alternate
 from cubemesh.measure.validity import window_warnings
 from cubemesh.networks.graph import Network
-from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel import strategies
 from cubemesh.schema.comparison import RATIO
 from cubemesh.schema.record import AGAINST, Figure
 from cubemesh.schema.spec import RunSpec
@@ -41,6 +40,7 @@ from cubemesh.worker.report.events import EventLog
 from cubemesh.worker.report.machine_warnings import log_machine_warnings
 from cubemesh.worker.run import inputs
 from cubemesh.worker.run.task import Task, check_loss, network_of, start_meters
+from cubemesh.worker.validation import check_supported
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ def _program(plan: _Plan, task: Task) -> Program:
                 work=plan.work,
                 placement=plan.spec.placement,
                 program=plan.spec.program,
-                sync=exchanges.make(plan.spec.program.sync),
+                sync=strategies.make(plan.spec.program.sync),
                 device=task.device,
                 threads=plan.threads,
             )

@@ -18,7 +18,8 @@ from cubemesh.measure.attribution.profile_windows import StepProfiler
 from cubemesh.measure.attribution.transfers import Transfers
 from cubemesh.measure.log import Log
 from cubemesh.measure.timing.step_timestamps import StampedSteps
-from cubemesh.parallel.timed_group import STAMPED, TimedGroup
+from cubemesh.parallel.strategies import STRATEGIES, strategy
+from cubemesh.parallel.timed_group import TimedGroup
 from cubemesh.schema.spec import RunSpec
 
 
@@ -39,10 +40,11 @@ def attribute(
     if not is_attributed(spec):
         return None
     sync = spec.program.sync
-    if group.size > 1 and sync not in STAMPED:
+    if group.size > 1 and not strategy(sync).profiled:
         raise Unsupported(
             f"sync={sync}: a step is taken apart whose ranks keep step and wait in "
-            f"collectives: {', '.join(sorted(STAMPED))}. Leave attribution and trace out."
+            f"collectives: {', '.join(n for n, s in STRATEGIES.items() if s.profiled)}. "
+            "Leave attribution and trace out."
         )
     if not isinstance(program, SupportsProfiling):
         raise Unsupported(

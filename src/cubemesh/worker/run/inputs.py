@@ -28,7 +28,7 @@ from cubemesh.measure.log import Log
 from cubemesh.measure.timing.timer import Measured
 from cubemesh.measure.validity import page_cache
 from cubemesh.networks.graph import Network
-from cubemesh.parallel.strategies import ONE_REPLICA
+from cubemesh.parallel.strategies import strategy
 from cubemesh.schema.record import Figure
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.warning import Warning, warn
@@ -157,7 +157,7 @@ def feed(
     if program.data_location == "device":
         threads = 0
     group = group or SingleProcessGroup()
-    whole = program.sync in ONE_REPLICA
+    whole = strategy(program.sync).same_samples
     devices = 1 if isinstance(work, Input) else spec.placement.devices
     return Feed(
         source,

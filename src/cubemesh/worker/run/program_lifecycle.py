@@ -27,8 +27,7 @@ from cubemesh.frameworks.api.program import (
     SupportsMemoryRelease,
 )
 from cubemesh.networks.graph import Network
-from cubemesh.parallel import staleness
-from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel import staleness, strategies
 from cubemesh.schema.record import Figure
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.warning import warn
@@ -54,7 +53,7 @@ def ready_program(
     because the process ends with it."""
     work = cast(NetworkWork, spec.work)
     before_bytes = _held_bytes(framework)
-    sync = exchanges.make(spec.program.sync, group, spec.program.bucket_bytes)
+    sync = strategies.make(spec.program.sync, group, spec.program.bucket_bytes)
     with log.phase("build"):
         request = BuildRequest(
             network=network,
@@ -93,7 +92,7 @@ def ready_program(
         log.figure("peak_memory_bytes", peak)
         _check_limit(peak, spec.budget.memory_limit_bytes)
     program.close()
-    staleness.say(sync, log)
+    staleness.log_staleness(sync, log)
 
 
 def _say_loss_scale(program: Program, log: EventLog) -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from cubemesh.data import input_threads
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.api.program import Capabilities, SupportsProcessSetup, Unsupported
-from cubemesh.frameworks.api.validation import check_supported
 from cubemesh.measure.telemetry.gpu_processes import GpuProcessWatch
 from cubemesh.schema.outcome import Outcome, Status
 from cubemesh.schema.spec import RunSpec
@@ -34,6 +33,7 @@ from cubemesh.worker.run.alternation import alternate_programs
 from cubemesh.worker.run.job import Job
 from cubemesh.worker.run.task import Task
 from cubemesh.worker.run.tasks import TASKS
+from cubemesh.worker.validation import check_supported
 
 
 def run_job(job: Job) -> Outcome:

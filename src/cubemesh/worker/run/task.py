@@ -23,7 +23,7 @@ from cubemesh.measure.telemetry.gpu_processes import GpuProcessWatch
 from cubemesh.measure.telemetry.telemetry import Meter, Telemetry, idle_power, open_meters
 from cubemesh.measure.timing.timer import FreeRunning, Lockstep, Measured, Pace, measure
 from cubemesh.networks.graph import Network
-from cubemesh.parallel.strategies import OUT_OF_STEP
+from cubemesh.parallel.strategies import strategy
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.work import NetworkWork
 from cubemesh.worker.report.events import EventLog
@@ -92,7 +92,7 @@ def timed(
 
 def _pace(task: Task) -> Pace:
     """How the ranks of the run keep time."""
-    if task.spec.program.sync in OUT_OF_STEP:
+    if strategy(task.spec.program.sync).free_running:
         return FreeRunning(task.group.rank, task.group.poll_flag)
     return Lockstep(task.group.broadcast_object)
 

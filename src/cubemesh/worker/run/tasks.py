@@ -27,7 +27,7 @@ from cubemesh.frameworks.api.program import Program
 from cubemesh.frameworks.ceilings import REST_S, try_out
 from cubemesh.measure.telemetry.telemetry import Telemetry
 from cubemesh.measure.validity import window_warnings
-from cubemesh.parallel.strategies import SAME_WEIGHTS
+from cubemesh.parallel.strategies import strategy
 from cubemesh.schema.work import FirstSteps, Input, NetworkWork, Stage, Train, TrainSteps
 from cubemesh.training.first_steps import first_steps as look_at_first_steps
 from cubemesh.training.loop import train as train_epochs
@@ -84,7 +84,7 @@ def train(task: Task) -> None:
                 devices=task.spec.placement.devices,
                 writer=writer,
                 history=begin.history,
-                same_weights=task.spec.program.sync in SAME_WEIGHTS,
+                same_weights=strategy(task.spec.program.sync).same_weights,
             )
             ended = time.perf_counter()
         log_machine_warnings(telemetry, task.gpu_processes, log, started, ended)

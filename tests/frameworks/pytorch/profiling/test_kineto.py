@@ -15,7 +15,7 @@ from cubemesh.frameworks.api.program import BuildRequest, SupportsProfiling
 from cubemesh.frameworks.pytorch import build
 from cubemesh.frameworks.pytorch.profiling.kineto import LAYER, read_trace
 from cubemesh.measure.attribution.breakdown import by_category, by_layer, by_runtime_call, occupancy
-from cubemesh.parallel import strategies as exchanges
+from cubemesh.parallel import strategies
 from cubemesh.schema import Placement, Profile, ProgramSettings, TrainSteps
 
 BASE_NS = 1_790_857_026_000_000_000
@@ -123,7 +123,7 @@ def program_of(device="cpu", name="little-cnn", batch=8):
             work=work,
             placement=Placement(),
             program=ProgramSettings(),
-            sync=exchanges.make("none"),
+            sync=strategies.make("none"),
             device=device,
             threads=1,
         )

@@ -25,7 +25,6 @@ from cubemesh.frameworks.api.gradient_sync import (
     AllocatesBuckets,
     Bucket,
     GradientSync,
-    LowPrecisionSync,
 )
 from cubemesh.frameworks.pytorch.distributed.group import NARROW
 from cubemesh.frameworks.pytorch.precision.master_weight_cast import Place
@@ -180,7 +179,7 @@ def buckets_for(
         sync.bucket_bytes,
         sync.ready,
         sync.allocate if isinstance(sync, AllocatesBuckets) else anywhere,
-        NARROW if isinstance(sync, LowPrecisionSync) and sync.low_precision else None,
+        NARROW if sync.low_precision else None,
     )
 
 

@@ -1,0 +1,43 @@
+"""Synchronous parameter server: one rank averages the gradients, updates, and sends the weights
+out (M. Li et al., OSDI 2014). The server computes as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cubemesh.frameworks.api.gradient_sync import BUCKET_BYTES, Bucket
+from cubemesh.frameworks.api.group import Group, TransferHandle
+from cubemesh.parallel.strategy import SERVER, Strategy, SyncCost, wait_all
+
+
+class ParameterServer(Strategy):
+    """Gradients are reduced to rank 0; its weights are broadcast."""
+
+    name = "parameter-server"
+    summary = "gradients to rank 0, which averages them and updates; its weights to all"
+    needs = "hooks"
+    same_weights = True
+    server = SERVER
+    bucket_bytes: int | None = BUCKET_BYTES
+    cost = SyncCost(gradients="reduce", weights="broadcast")
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group)
+        self.updates = group.rank == SERVER
+        self._transfers: list[TransferHandle] = []
+
+    def ready(self, bucket: Bucket) -> None:
+        """Start to send it to the server."""
+        self._transfers.append(self._group.reduce_mean(bucket.gradients, SERVER))
+
+    def finish(self) -> None:
+        """Wait until the server has every mean."""
+        wait_all(self._transfers)
+
+    def update(self, apply: Callable[[], None], weights: Sequence[Any]) -> None:
+        """Update on the server; the others receive its weights."""
+        if self.updates:
+            apply()
+        self._group.broadcast(weights, SERVER).wait()

@@ -1,0 +1,100 @@
+"""A gradient synchronisation strategy: its traits, its cost and its defaults, on one base class.
+
+The table of all strategies is `STRATEGIES` in parallel/strategies.py. Everything that depends on a
+strategy reads a trait of its class, never its name: which frameworks support it, how ranks are
+paced, which windows of a record belong together, what may be profiled, what the tuner tries and
+what the forecast adds to a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from cubemesh.frameworks.api.gradient_sync import Bucket, SyncFeature
+from cubemesh.frameworks.api.group import Group, SingleProcessGroup, TransferHandle
+
+SERVER = 0
+"""The rank that is the parameter server."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncCost:
+    """The transfers of a step, as forecast/gradient_sync.py prices them."""
+
+    pattern: Literal["overlapped", "periodic", "asynchronous", "host-copies"] = "overlapped"
+    """`overlapped`: each bucket during the backward pass, then the weights; `periodic`: the
+    weights every few steps; `asynchronous`: gradients to a server and weights back, without
+    waiting for other devices; `host-copies`: as `overlapped`, by copies to and from the host."""
+    gradients: str = ""
+    """The collective of a bucket: `all-reduce`, `reduce`; `host` and `servers` are transfers to the
+    memory of one host or of all."""
+    weights: str = ""
+    """The collective of the weights after the update; empty where there is none."""
+    bytes_factor: float = 1.0
+    """Bytes sent for each byte of gradients."""
+
+
+class Strategy:
+    """The base of all strategies, a `GradientSync` (frameworks/api) in which no data are sent and
+    each rank updates its own weights."""
+
+    name: str
+    summary: ClassVar[str]
+    """What is sent, and when; for help and tables."""
+    needs: ClassVar[SyncFeature | None] = None
+    """The feature that a framework must have (`Capabilities.sync_features`)."""
+    same_weights: ClassVar[bool] = False
+    """Whether all ranks have the same weights after each step, bit for bit."""
+    low_precision: bool = False
+    """Whether gradients are sent as 16-bit floats."""
+    blocking: ClassVar[bool] = True
+    """Whether a step of a rank waits for other ranks', so that their windows start together."""
+    free_running: ClassVar[bool] = False
+    """Whether each rank makes as many steps as it can, rather than as many as the others."""
+    same_samples: ClassVar[bool] = False
+    """Whether all ranks work on the samples of the global batch, rather than on their own."""
+    profiled: ClassVar[bool] = True
+    """Whether every wait is a collective of `Group`, so that a step can be attributed."""
+    sequential_step: ClassVar[bool] = True
+    """Whether the first step has a gradient that one device can compute from the same samples."""
+    needs_peer_access: ClassVar[bool] = False
+    """Whether devices must be able to read each other's memory (GPUs of one host)."""
+    tuned: ClassVar[bool] = False
+    """Whether the tuner tries it by default."""
+    cost: ClassVar[SyncCost | None] = None
+    """None where there is no forecast."""
+
+    capturable: bool = False
+    updates: bool = True
+    bucket_bytes: int | None = None
+
+    def __init__(self, group: Group | None = None) -> None:
+        self._group = group or SingleProcessGroup()
+
+    def ready(self, bucket: Bucket) -> None:
+        """No gradients are sent."""
+
+    def finish(self) -> None:
+        """Nothing is queued."""
+
+    def update(self, apply: Callable[[], None], weights: Sequence[Any]) -> None:
+        """Update this rank's weights."""
+        apply()
+
+
+class NoSync(Strategy):
+    """No synchronisation: a single device, or several that train separately."""
+
+    name = "none"
+    summary = "nothing: one device, or several that train separately"
+    blocking = False
+    capturable = True
+
+
+def wait_all(transfers: list[TransferHandle]) -> None:
+    """Wait for all transfers and clear the list."""
+    for transfer in transfers:
+        transfer.wait()
+    transfers.clear()
