@@ -110,7 +110,7 @@ def predict(
         batch_per_device=batch_per_device,
         precision=precision,
         regime=regime,
-        sync=sync,  # type: ignore[arg-type]
+        sync=sync,
     )
     rates, known, watts = _calibrated(_sources(calibrate, store), network, request)
     rates |= measured

@@ -6,6 +6,7 @@ to the same weights. And a rank slowed by sleeping holds up nobody but itself.
 """
 
 import dataclasses
+import os
 import subprocess
 import sys
 import time
@@ -110,8 +111,8 @@ def fail_while_waiting(told, group):
             told.write_text(f"{error}: {error.__cause__}")
     else:
         time.sleep(0.5)  # rank 0 waits by now
-        sync._mail.send_header((0, 0), 0)  # a gradient comes, whose sender waits for the weights
-        sync._mail.send([bucket.gradients for bucket in program.buckets], 0)
+        sync._p2p.send_header((0, 0), 0)  # a gradient comes, whose sender waits for the weights
+        sync._p2p.send([bucket.gradients for bucket in program.buckets], 0)
     group.all_gather_object("told")
 
 
@@ -147,7 +148,9 @@ def slowed(name, group):
 def ranks(tmp_path_factory):
     """(what, rank) → what that rank found."""
     folder = tmp_path_factory.mktemp("asynchronous")
-    subprocess.run([sys.executable, __file__, folder], check=True, timeout=100)
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, __file__, str(folder)]
+    subprocess.run(command, env={**os.environ, **path}, check=True, timeout=100)
     whats = [*map(str, range(len(CASES))), *PACED]
     found = {(w, n): dict(np.load(folder / f"{w}-{n}.npz")) for w in whats for n in range(RANKS)}
     return found | {"told": (folder / "told.txt").read_text()}
