@@ -151,7 +151,6 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("replicas")
     done = subprocess.run(
         [sys.executable, __file__, str(folder)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=120,
