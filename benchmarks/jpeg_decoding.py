@@ -1,19 +1,18 @@
-"""How many JPEGs a second does each decoder make here: a core of the CPU, all cores, the GPU?
+"""JPEG decoding rate (images/s) of each decoder: one CPU core, all cores, the GPU.
 
-The images are `made-images`: 1,024 JPEG files of 500 x 375 pixels and about 110 kB, drawn once and
-kept in the cache folder; they lie in memory while this runs. Each line decodes for about
-`--seconds` and prints images/s, and for a CPU how many of these each thread or process made.
+The images are `made-images`: 1,024 generated JPEG files of 500 x 375 pixels and about 110 kB, in
+the cache folder, read into memory first. Each line decodes for about `--seconds` and prints
+images/s, on a CPU also per thread or process.
 
-    to the network    read by cubemesh: decoded, a crop drawn at random, resized to --size
-    whole             decoded at their own size, by each library that is installed
-    on the GPU        by each library that is there, in minibatches of --batches: with the circuits
-                      for JPEG and without (nvImageCodec), progressive files, which the circuits do
-                      not take (TorchVision); alone, and with cubemesh's crop in 16 bits behind it
+    to the network    by cubemesh: decoded, a random crop, resized to --size
+    whole             at their own size, by each installed library
+    on the GPU        by nvJPEG, in minibatches of --batches: baseline and progressive files (which
+                      its hardware does not support); then with cubemesh's crop in 16 bits
 
     python benchmarks/jpeg_decoding.py                                  # CPU
     python benchmarks/jpeg_decoding.py --device cuda:0 --json decoding.json
 
-What is not installed is printed as absent.
+Libraries that are not installed are printed as absent.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ PIECE = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """What one decoder did."""
+    """The rate of one decoder."""
 
     decoder: str
     workers: int = 1
@@ -62,7 +61,7 @@ def files() -> list[bytes]:
 
 
 def rate(decode: Callable[[Sequence[bytes]], object], size: int, seconds: float) -> float:
-    """Images a second of calls with `size` images each, after one call that does not count."""
+    """Images per second of calls with `size` images each, after a warm-up call."""
     images = files()
     pieces = [
         [images[(start + n) % len(images)] for n in range(size)]
@@ -78,12 +77,12 @@ def rate(decode: Callable[[Sequence[bytes]], object], size: int, seconds: float)
 
 @cache
 def decoder(size: int) -> Decoder:
-    """Cubemesh's own, one a process."""
+    """Cubemesh's own, one per process."""
     return Decoder(3, size, size, PILLOW_PIXELS)
 
 
 def to_network(images: Sequence[bytes], size: int) -> None:
-    """As a training reads them."""
+    """As in training."""
     for number, data in enumerate(images):
         decoder(size).decode(data, "x.jpg", number, Draw(0, 0))
 
@@ -117,13 +116,13 @@ def torchvision(images: Sequence[bytes]) -> None:
 
 
 WHOLE = {"PIL": pillow, "simplejpeg": simplejpeg, "cv2": opencv, "torchvision": torchvision}
-"""Module → what decodes with it."""
+"""Module → function that decodes with it."""
 
 
 def shared(
     decode: Callable[[Sequence[bytes]], None], pool: Executor, workers: int
 ) -> Callable[[Sequence[bytes]], None]:
-    """`decode` of a call's images by all workers, a piece each at a time."""
+    """`decode` of a call's images by all workers, a piece at a time."""
 
     def run(images: Sequence[bytes]) -> None:
         pieces = [images[n : n + PIECE] for n in range(0, len(images), PIECE)]
@@ -151,7 +150,7 @@ def on_cpu(args: argparse.Namespace) -> Iterator[Line]:
 
 
 def encoded(images: Sequence[bytes]) -> list[EncodedImage]:
-    """What a GPU's decoder is given; it does not look at boxes."""
+    """The input of a GPU's decoder, which ignores boxes."""
     return [
         EncodedImage(
             data=data,
@@ -172,36 +171,25 @@ def _none() -> None:
 
 
 def _refused() -> Any:
-    raise RuntimeError("the GPU's decoder refused an image that it should take")
+    raise RuntimeError("the GPU's decoder refused a valid image")
 
 
 def progressive(data: bytes) -> bytes:
-    """The same image in a file that the circuits do not take."""
+    """The same image as a progressive file."""
     image, file = importlib.import_module("PIL.Image"), io.BytesIO()
     image.open(io.BytesIO(data)).save(file, "JPEG", quality=90, progressive=True)
     return file.getvalue()
 
 
 def gpu_decoders(device: Any) -> Iterator[tuple[str, Callable[[], Any], bool]]:
-    """(name, what makes it, whether it is given progressive files)."""
+    """(name, factory, whether it gets progressive files)."""
     jpeg = importlib.import_module("cubemesh.frameworks.pytorch.input.jpeg")
     yield "nvJPEG", lambda: jpeg.NvJpeg(device, 3), False
     yield "nvJPEG, progressive", lambda: jpeg.NvJpeg(device, 3), True
-    yield "TorchVision", lambda: jpeg.TorchVision(device, 3), False
-    yield "TorchVision, progressive", lambda: jpeg.TorchVision(device, 3), True
-    yield "nvImageCodec", lambda: jpeg.NvImageCodec(device, 3), False
-
-    def of_kind(kind: str) -> Any:
-        codec = importlib.import_module("nvidia.nvimgcodec")
-        backend = codec.Backend(getattr(codec.BackendKind, kind))
-        return jpeg.NvImageCodec(device, 3, backends=[backend])
-
-    for kind in ("HW_GPU_ONLY", "GPU_ONLY", "HYBRID_CPU_GPU"):
-        yield f"nvImageCodec, {kind}", partial(of_kind, kind), False
 
 
 def on_gpu(args: argparse.Namespace) -> Iterator[Line]:
-    """Every decoder of the GPU in every size of minibatch, then cubemesh's whole way."""
+    """nvJPEG with every batch size, then cubemesh's decoding and cropping."""
     torch = importlib.import_module("torch")
     device = torch.device(args.device)
     slow = [progressive(data) for data in files()[: min(args.batches)]]
@@ -225,7 +213,7 @@ def on_gpu(args: argparse.Namespace) -> Iterator[Line]:
 
 
 def with_crop(args: argparse.Namespace) -> Iterator[Line]:
-    """Minibatches as a program is fed them: files in memory to 16-bit images on the device."""
+    """Files in memory to 16-bit minibatches on the device."""
     placing = importlib.import_module("cubemesh.frameworks.pytorch.input.host_to_device")
     feeding = importlib.import_module("jpeg_feeding")
     images = open_images(
@@ -233,7 +221,7 @@ def with_crop(args: argparse.Namespace) -> Iterator[Line]:
     )
     source = decode_only(images)
     for batch in args.batches:
-        placer = placing.Placer(feeding.request_for(args.device, args.size, batch))
+        placer = placing.HostToDevice(feeding.request_for(args.device, args.size, batch))
         epoch = source.epoch(0, 0).source
         made = epoch.batch(np.arange(batch) % source.samples)
         assert isinstance(made, EncodedBatch)
@@ -252,7 +240,7 @@ def text(line: Line) -> str:
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu", help="cpu, or cuda:0 for the GPU's decoders")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda:0 for nvJPEG")
     parser.add_argument("--size", type=int, default=224, help="the network's, in pixels")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--batches", type=int, nargs="*", default=[64, 256, 512])

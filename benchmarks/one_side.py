@@ -109,7 +109,7 @@ def stock(wanted: Wanted, network: Network, batch: Batch) -> Side:
     import torch
     import torch.nn.functional as F  # noqa: N812
 
-    from cubemesh.frameworks.pytorch.runtime import MEMORY_FORMATS, NARROW_TYPES
+    from cubemesh.frameworks.pytorch.runtime import AUTOCAST_TYPES, MEMORY_FORMATS
 
     compiled, layout_name = STOCK[wanted.peer]
     kind, layout = wanted.device.partition(":")[0], MEMORY_FORMATS[layout_name]
@@ -119,7 +119,7 @@ def stock(wanted: Wanted, network: Network, batch: Batch) -> Side:
     module.to(wanted.device, memory_format=layout).train()
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=MOMENTUM, fused=True)
     run = torch.compile(module) if compiled else module
-    narrow = NARROW_TYPES.get(wanted.precision)
+    narrow = AUTOCAST_TYPES.get(wanted.precision)
     x = torch.from_numpy(batch.images).to(wanted.device, memory_format=layout)
     y = torch.from_numpy(batch.labels).to(wanted.device)
 

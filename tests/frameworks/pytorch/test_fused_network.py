@@ -80,10 +80,10 @@ def test_a_weight_that_several_layers_share_is_not_narrowed():
     network = networks.build("gpt2", sequence_length=4, vocabulary=30)
     fused = FusedNetwork(build_modules(network, device="meta", overwrite=False))
     names = [s.name if isinstance(s, Node) else s.last.name for s in fused.steps]
-    narrowed = {names[number] for number in fused._segments}
+    cast = {names[number] for number in fused._segments}
     (output,) = (head.value for head in network.heads)
-    assert output not in narrowed, "it is the embedding's, too"
-    assert len(narrowed) == 48, "four products of each of twelve blocks"
+    assert output not in cast, "it is the embedding's, too"
+    assert len(cast) == 48, "four products of each of twelve blocks"
 
 
 def test_a_layer_makes_a_normalisation_s_input_for_it_alone():

@@ -31,7 +31,7 @@ from cubemesh.frameworks.pytorch.distributed.buckets import GradientBuckets, wit
 from cubemesh.frameworks.pytorch.distributed.group import join
 from cubemesh.frameworks.pytorch.distributed.launch import launch
 from cubemesh.frameworks.pytorch.fused_network import FusedNetwork
-from cubemesh.frameworks.pytorch.input.host_to_device import Placed, narrow_types
+from cubemesh.frameworks.pytorch.input.host_to_device import Placed, low_precision_types
 from cubemesh.frameworks.pytorch.precision.loss_scaling import DynamicScaling
 from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
 from cubemesh.frameworks.pytorch.runtime import other_precision, setup_process
@@ -72,7 +72,7 @@ class CapturedProgram(PyTorchProgram):
         self.fused = FusedNetwork(self._built)
         if self._gradients is not None:
             self.fused.place_of = self._gradients.place_of
-        self._static_types = narrow_types(request)
+        self._static_types = low_precision_types(request)
         self._why_not = self._reason()
         self._rate_changed = False
         self._updated: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ from cubemesh.frameworks.ceilings import (
 )
 from cubemesh.frameworks.pytorch.runtime import (
     ARRAY_TYPES,
-    NARROW_TYPES,
+    AUTOCAST_TYPES,
     is_out_of_memory,
     prepare,
     synchronize,
@@ -132,7 +132,7 @@ def build_ceiling(
     torch.manual_seed(0)
     if work.operation == "matrix_product":
         exact = ARRAY_TYPES.get(program.precision, torch.float32)
-        dtype = NARROW_TYPES.get(program.precision, exact)
+        dtype = AUTOCAST_TYPES.get(program.precision, exact)
         return _product(work, dtype, device, (1 << 10, 1 << 14) if on_gpu else (1 << 9, 1 << 13))
     if work.operation == "copy":
 

@@ -26,7 +26,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from cubemesh.frameworks.pytorch.module import Built
-from cubemesh.frameworks.pytorch.precision.master_weight_cast import PlaceOf, narrowed, nowhere
+from cubemesh.frameworks.pytorch.precision.master_weight_cast import PlaceOf, cast_together, nowhere
 from cubemesh.kernels.cpu.autotune import CpuAutotuner
 from cubemesh.kernels.fused.additive_attention import FusedAttentionScores
 from cubemesh.kernels.fused.batch_norm import FusedBatchNorm
@@ -153,7 +153,7 @@ class FusedNetwork:
             self.side_stream = SideStream(network_input.device)
         join = (lambda: None) if self.side_stream is None else self.side_stream.join
         weights, dtype = self._segments[number], torch.get_autocast_dtype(network_input.device.type)
-        made = narrowed(list(weights.values()), dtype, join, self.place_of)
+        made = cast_together(list(weights.values()), dtype, join, self.place_of)
         return dict(zip(weights, made, strict=True))
 
     def _product(self, number: int, weight: Tensor) -> Run:

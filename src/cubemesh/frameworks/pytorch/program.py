@@ -32,7 +32,7 @@ from cubemesh.frameworks.api.program import BuildRequest, Snapshot, Unsupported,
 from cubemesh.frameworks.pytorch.distributed.buckets import GradientBuckets, buckets_for
 from cubemesh.frameworks.pytorch.distributed.sync_batch_norm import GlobalLayers
 from cubemesh.frameworks.pytorch.distributed.weight_server import TorchReplica
-from cubemesh.frameworks.pytorch.input.host_to_device import Placed, Placer
+from cubemesh.frameworks.pytorch.input.host_to_device import HostToDevice, Placed
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.frameworks.pytorch.optimizers import make_optimizer
 from cubemesh.frameworks.pytorch.precision import state_dict as snapshots
@@ -41,8 +41,8 @@ from cubemesh.frameworks.pytorch.profiling import profiler as profiling
 from cubemesh.frameworks.pytorch.profiling.activation_hooks import Look, looking_at, on_host
 from cubemesh.frameworks.pytorch.runtime import (
     ARRAY_TYPES,
+    AUTOCAST_TYPES,
     MEMORY_FORMATS,
-    NARROW_TYPES,
     prepare,
     synchronize,
 )
@@ -72,7 +72,7 @@ class PyTorchProgram:
         self._work = work
         self._dtype = ARRAY_TYPES.get(settings.precision, torch.float32)
         self._memory_format = MEMORY_FORMATS[settings.layout]
-        self._placer = Placer(request)
+        self._placer = HostToDevice(request)
         self._built = build_modules(
             request.network,
             device=self.device,
@@ -90,7 +90,7 @@ class PyTorchProgram:
         """The network as a module: `print` shows its layers, `module.code` is its forward pass."""
         self._weights = tuple(h.weight for h in request.network.heads)
         self._weights_on_device = [p.data for p in self._built.parameters.values()]
-        narrow = NARROW_TYPES.get(settings.precision)
+        narrow = AUTOCAST_TYPES.get(settings.precision)
         self._autocast = torch.autocast(self._kind, narrow) if narrow else nullcontext()
         self._settings = settings
         self._exchange = request.sync
@@ -340,4 +340,4 @@ def total_loss(weights: Sequence[float], scores: Sequence[Tensor], labels: Tenso
 def _layer_types(request: BuildRequest) -> dict[str, torch.dtype]:
     """Node → type its product is computed in, where the spec says so by layer."""
     named = layer_precisions(request.network, request.program.precision_of)
-    return {node: NARROW_TYPES.get(p, torch.float32) for node, p in named.items()}
+    return {node: AUTOCAST_TYPES.get(p, torch.float32) for node, p in named.items()}

@@ -25,7 +25,7 @@ from cubemesh.schema.spec import ProgramSettings
 
 ARRAY_TYPES = {"fp64": torch.float64}
 """Precision → type of parameters, state and images, where it is not float32."""
-NARROW_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Precision → type that products are computed in under autocast."""
 MEMORY_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 

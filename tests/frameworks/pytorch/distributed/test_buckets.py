@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 nn = torch.nn
 
 from cubemesh.frameworks.pytorch.distributed.buckets import GradientBuckets, packed
-from cubemesh.frameworks.pytorch.precision.master_weight_cast import narrowed
+from cubemesh.frameworks.pytorch.precision.master_weight_cast import cast_together
 
 TYPES = {"float32": 4, "float64": 8}
 PARAMETERS = st.lists(st.tuples(st.integers(1, 50), st.sampled_from(sorted(TYPES))), max_size=20)
@@ -74,7 +74,7 @@ def test_gradients_that_travel_narrow_are_wide_again_for_the_optimizer(bucket_by
         for weight in weights.values():
             weight.grad = None
         place_of = {"place_of": buckets.place_of} if placed else {}
-        made = narrowed(list(weights.values()), torch.bfloat16, **place_of)
+        made = cast_together(list(weights.values()), torch.bfloat16, **place_of)
         loss = sum((x @ weight).square().mean() for weight in made)
         wanted = torch.autograd.grad(loss, made, retain_graph=True)
         loss.backward()
@@ -92,7 +92,7 @@ def test_gradients_that_travel_narrow_are_wide_again_for_the_optimizer(bucket_by
 def test_two_gradients_of_a_weight_whose_place_was_given_away_are_an_error():
     weight = nn.Parameter(torch.randn(4, 3))
     buckets = GradientBuckets({"tied": weight}, 1, lambda bucket: None, travels_as=torch.bfloat16)
-    (made,) = narrowed([weight], torch.bfloat16, place_of=buckets.place_of)
+    (made,) = cast_together([weight], torch.bfloat16, place_of=buckets.place_of)
     loss = made.square().sum() + weight.square().sum()
     with pytest.raises(AssertionError, match="tied has two gradients"):
         loss.backward()
@@ -148,7 +148,7 @@ def test_a_gradient_that_is_written_into_its_place_is_not_copied(bucket_bytes):
         buckets.start()
         for weight in weights.values():
             weight.grad = None
-        made = narrowed(list(weights.values()), torch.bfloat16, place_of=buckets.place_of)
+        made = cast_together(list(weights.values()), torch.bfloat16, place_of=buckets.place_of)
         loss = sum((x @ weight).square().mean() for weight in made)
         wanted = torch.autograd.grad(loss, made, retain_graph=True)
         loss.backward()

@@ -16,7 +16,7 @@ from cubemesh.data.images.open_images import Reading, open_images
 from cubemesh.frameworks.api.program import SupportsDecoding, Unsupported
 from cubemesh.frameworks.pytorch import build, captured
 from cubemesh.frameworks.pytorch.input import jpeg, nvjpeg
-from cubemesh.frameworks.pytorch.input.host_to_device import Placer, narrow_types
+from cubemesh.frameworks.pytorch.input.host_to_device import HostToDevice, low_precision_types
 from cubemesh.networks import build as build_network
 
 pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
@@ -64,7 +64,7 @@ def decoding(make_request):
 def test_it_is_what_the_host_would_have_made(root, decoding, layout, precision, dtype, error):
     wanted = source(root).epoch(2, 7).source.batch(np.arange(8))
     encoded = source(root, stays_encoded=True).epoch(2, 7).source.batch(np.arange(8))
-    placer = Placer(decoding(precision=precision, layout=layout))
+    placer = HostToDevice(decoding(precision=precision, layout=layout))
     images, labels = placer.place(encoded)
     assert images.dtype == dtype
     assert images.stride()[1] == (1 if layout == "nhwc" else SIZE * SIZE)
@@ -85,7 +85,7 @@ def test_what_is_refused_comes_from_the_host_and_the_rest_from_the_device(
             return [None if n == 1 else one for n, one in enumerate(made)]
 
     monkeypatch.setattr(jpeg, "HostDecoder", Refuses)
-    placer = Placer(decoding())
+    placer = HostToDevice(decoding())
     batch = of_files.batch(np.array([1, 4, 6]))
     assert isinstance(batch, EncodedBatch)
     images, labels = placer.place(batch)
@@ -110,7 +110,7 @@ def test_an_image_of_another_size_than_its_header_said_comes_from_the_host(
 
     monkeypatch.setattr(jpeg, "HostDecoder", FindsAnother)
     of_files = source(root, stays_encoded=True)
-    images, _ = Placer(decoding()).place(of_files.batch(np.array([1, 4])))
+    images, _ = HostToDevice(decoding()).place(of_files.batch(np.array([1, 4])))
     want = source(root).batch(np.array([1, 4])).images
     assert np.abs(images.numpy() - want).max() <= TOLERANCE
     assert of_files.tally(np.ones(8, bool)).by_host == {"refused by the device's decoder": 1}
@@ -139,94 +139,38 @@ def test_a_training_on_files_goes_as_on_decoded_images(root, decoding, make_requ
 
 def test_inputs_are_narrow_only_where_every_reader_is(make_request):
     little = build_network("little-cnn", SIZE, 10)
-    assert narrow_types(make_request(little, precision="bf16")) == (torch.bfloat16,)
-    assert narrow_types(make_request(little, precision="fp32")) == (None,)
+    assert low_precision_types(make_request(little, precision="bf16")) == (torch.bfloat16,)
+    assert low_precision_types(make_request(little, precision="fp32")) == (None,)
     by_layer = make_request(little, precision="bf16", precision_of=("conv1=fp32",))
-    assert narrow_types(by_layer) == (None,)
+    assert low_precision_types(by_layer) == (None,)
     assert captured.build(make_request(little, precision="fp16"))._static_types == (torch.float16,)
 
 
-def test_one_that_fails_costs_no_more_than_itself():
-    calls = []
-
-    def decode(given):
-        calls.append(len(given))
-        if any(n in (3, 4) for n in given):
-            raise RuntimeError("Error while decoding JPEG images")
-        return [torch.tensor(n) for n in given]
-
-    found = jpeg.halved(range(9), decode)
-    assert [None if one is None else int(one) for one in found] == [0, 1, 2, None, None, 5, 6, 7, 8]
-    assert len(calls) <= 11
-    assert jpeg.halved([], decode) == []
-    with pytest.raises(RuntimeError, match="out of memory"):
-        jpeg.halved([1, 2], lambda given: (_ for _ in ()).throw(RuntimeError("out of memory")))
-
-
-def test_a_gpu_without_a_library_says_what_to_install(monkeypatch):
-    def missing(*args):
-        raise ImportError("no such module")
-
-    monkeypatch.setattr(jpeg.importlib, "import_module", missing)
-    monkeypatch.setattr(nvjpeg, "_libraries", missing)
-    with pytest.raises(Unsupported, match=r"pip install nvidia-nvjpeg.*decode_location=host"):
+def test_a_gpu_without_nvjpeg_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(nvjpeg, "_libraries", list)
+    with pytest.raises(Unsupported, match=r"nvidia-nvjpeg.*decode_location=host"):
         jpeg.open_decoder(torch.device("cuda:0"), 3)
     assert isinstance(jpeg.open_decoder(torch.device("cpu"), 3), jpeg.HostDecoder)
 
 
-def test_a_library_that_decodes_nothing_is_found_out(root):
+def test_a_decoder_that_decodes_nothing_is_unsupported(root):
     files = source(root, stays_encoded=True).batch(np.arange(8)).rows
 
     class Nothing(jpeg.HostDecoder):
-        name = "nvImageCodec"
+        fails = True
 
         def decode(self, images):
             return [None] * len(images) if self.fails else super().decode(images)
 
-    library = Nothing()
-    library.fails = True
-    unproved = jpeg.Unproved(library)
-    assert unproved.decode(files[:7]) == [None] * 7
-    with pytest.raises(Unsupported, match="nvImageCodec decoded none of 8 JPEGs"):
-        unproved.decode(files)
-    library.fails = False
-    assert None not in unproved.decode(files)
-    library.fails = True
-    assert unproved.decode(files) == [None] * 8, "broken files, of a library that has proved itself"
-
-
-def test_nvimagecodec_is_asked_as_its_documentation_says(root, monkeypatch):
-    files = source(root, stays_encoded=True).batch(np.arange(3)).rows
-
-    class Codec:
-        class ColorSpec:
-            SRGB, GRAY = "srgb", "grey"
-
-        @staticmethod
-        def DecodeParams(*, color_spec, apply_exif_orientation):  # noqa: N802
-            assert apply_exif_orientation is False
-            return color_spec
-
-        @staticmethod
-        def CodeStream(data):  # noqa: N802
-            if data is files[1].data:
-                raise RuntimeError("Could not match any parser")
-            return data
-
-        class Decoder:
-            def __init__(self, *, device_id, backends):
-                assert (device_id, backends) == (1, None)
-
-            def decode(self, streams, *, params, cuda_stream):
-                assert (params, cuda_stream, len(streams)) == ("srgb", 77, 2)
-                return [torch.zeros(20, 24, 3, dtype=torch.uint8), None]
-
-    monkeypatch.setattr(jpeg.importlib, "import_module", lambda name: Codec)
-    decoder = jpeg.NvImageCodec(torch.device("cuda:1"), 3)
-    monkeypatch.setattr(decoder, "_stream", lambda: 77)
-    first, *others = decoder.decode(files)
-    assert first.shape == (3, 20, 24)
-    assert others == [None, None]
+    decoder = Nothing()
+    checked = jpeg.CheckedDecoder(decoder)
+    assert checked.decode(files[:7]) == [None] * 7
+    with pytest.raises(Unsupported, match="0 of 8"):
+        checked.decode(files)
+    decoder.fails = False
+    assert None not in checked.decode(files)
+    decoder.fails = True
+    assert checked.decode(files) == [None] * 8, "broken files, of a decoder that works"
 
 
 def test_an_encoded_image_is_decoded_whole_on_the_host(root):

@@ -20,7 +20,7 @@ class Library:
     """Pillow behind nvJPEG's calls; `calls` are (backend, size of the minibatch) of those that
     decoded."""
 
-    backends = (nvjpeg.CIRCUITS, nvjpeg.KERNELS)
+    backends = (nvjpeg.HARDWARE, nvjpeg.HYBRID)
     fails = None
     """A status that every decoding ends with."""
 
@@ -43,7 +43,7 @@ class Library:
 
     def nvjpegDecodeBatchedInitialize(self, handle, state, size, threads, output):  # noqa: N802
         self.prepared[handle.value] = size
-        self.mode = {nvjpeg.COLOURS: "RGB", nvjpeg.GREY: "L"}[output]
+        self.mode = {nvjpeg.RGB: "RGB", nvjpeg.GREY: "L"}[output]
         return 0
 
     def nvjpegDecodeBatched(self, handle, state, data, lengths, targets, stream):  # noqa: N802
@@ -59,7 +59,7 @@ class Library:
                 made = np.asarray(image.convert(self.mode))
             except OSError:
                 return 3
-            if "progression" in image.info and handle.value == nvjpeg.CIRCUITS:
+            if "progression" in image.info and handle.value == nvjpeg.HARDWARE:
                 return 4  # NVJPEG_STATUS_JPEG_NOT_SUPPORTED
             for row, line in enumerate(made):
                 at = target.channel[0] + row * target.pitch[0]
@@ -107,7 +107,7 @@ def test_what_is_larger_than_was_said_is_not_decoded(library):
     images = [encoded(20, 20), encoded(300, 300, said=(20, 20)), encoded(20, 20)]
     found = nvjpeg.NvJpeg(torch.device("cpu"), 3).decode(images)
     assert [one is None for one in found] == [False, True, False]
-    assert library.calls == [(nvjpeg.CIRCUITS, 2)]
+    assert library.calls == [(nvjpeg.HARDWARE, 2)]
 
 
 def test_a_broken_image_costs_no_other(library):
@@ -124,13 +124,13 @@ def test_what_comes_in_several_scans_is_left_to_the_kernels(library):
     images = [encoded(20 + n, 20, progressive=n % 3 == 0) for n in range(7)]
     found = nvjpeg.NvJpeg(torch.device("cpu"), 3).decode(images)
     assert all(one is not None for one in found)
-    assert sorted(library.calls) == [(nvjpeg.KERNELS, 3), (nvjpeg.CIRCUITS, 4)]
+    assert sorted(library.calls) == [(nvjpeg.HYBRID, 3), (nvjpeg.HARDWARE, 4)]
 
 
 def test_a_gpu_without_circuits_decodes_by_kernels(library, monkeypatch):
-    monkeypatch.setattr(library, "backends", (nvjpeg.KERNELS,))
+    monkeypatch.setattr(library, "backends", (nvjpeg.HYBRID,))
     assert None not in nvjpeg.NvJpeg(torch.device("cpu"), 3).decode([encoded(20, 20)])
-    assert library.calls == [(nvjpeg.KERNELS, 1)]
+    assert library.calls == [(nvjpeg.HYBRID, 1)]
 
 
 @pytest.mark.parametrize(("status", "words"), [(5, "out of memory"), (8, "status 8")])
@@ -154,6 +154,6 @@ def test_the_next_library_is_tried_where_one_does_not_start(library, monkeypatch
 
 def test_a_library_that_is_not_there_is_an_import_error(monkeypatch):
     monkeypatch.setattr(nvjpeg, "NAMES", ("libnothing.so.1",))
-    monkeypatch.setattr(nvjpeg, "PLACES", (("cubemesh", "*.nothing"), ("no_such_package", "*")))
+    monkeypatch.setattr(nvjpeg, "PACKAGES", (("cubemesh", "*.nothing"), ("no_such_package", "*")))
     with pytest.raises(ImportError, match="not installed"):
         nvjpeg.NvJpeg(torch.device("cpu"), 3)

@@ -1,13 +1,12 @@
-"""How does a decoded image become what a network reads: cropped, resized, mirrored, 0 to 1?
+"""Crop, resize, mirror and scale decoded images to 0..1, on the device.
 
-As on the host, with the filter that Pillow calls bilinear: output pixel i of a box [low, high) lies
+As on the host, with Pillow's bilinear filter: output pixel i of a box [low, high) lies
 over position c = low + (i + ½)·s, s = (high - low)/n, and is the mean of the source pixels around
-it, the one whose centre lies d away weighted max(0, 1 - d/max(s, 1)). So an image that shrinks is
-averaged (antialiased) over all it had, and one that grows is interpolated. Along one axis, then the
-other, in float32; Pillow rounds to whole values after each axis, which is all they differ by: less
-than 1/255.
+it, a pixel at distance d weighted max(0, 1 - d/max(s, 1)). So an image that shrinks is averaged
+(antialiased), and one that grows is interpolated. One axis after the other, in fp32; Pillow rounds
+to integers after each axis, the only difference: less than 1/255.
 
-On a GPU with Triton a whole minibatch is one kernel (`crop_kernels.py`), written in the type and
+On a GPU with Triton a minibatch is one kernel (`kernels/triton/crop.py`), written in the type and
 layout that the program reads. Elsewhere each image is two products with matrices of weights.
 """
 
@@ -28,12 +27,12 @@ from cubemesh.batches import Box
 WHITE = 255.0
 """The value that becomes 1.0."""
 BLOCK = 256
-"""Pixels that one program of the kernel makes."""
+"""Pixels per program of the kernel."""
 
 
 class Bitmap(Protocol):
     """A decoded image, (channels, height, width) in uint8, of any strides: a tensor, or
-    `LyingImage`."""
+    `DeviceImage`."""
 
     @property
     def shape(self) -> Sequence[int]:
@@ -43,14 +42,13 @@ class Bitmap(Protocol):
         """Bytes from channel to channel, row to row and column to column."""
 
     def data_ptr(self) -> int:
-        """Where its first byte lies."""
+        """The address of its first byte."""
 
 
 @dataclass(frozen=True, slots=True)
-class LyingImage:
-    """A decoded image somewhere in a larger array. To cut a tensor out is a call of PyTorch, which
-    lets go of Python's lock and waits for it behind every other thread: for each of hundreds, that
-    is most of what decoding them takes."""
+class DeviceImage:
+    """A decoded image within a larger array. Slicing a tensor releases the GIL and waits for it
+    behind every other thread: for hundreds of images that is most of the time of decoding."""
 
     memory: Tensor
     """Flat, in uint8."""
@@ -68,13 +66,13 @@ class LyingImage:
         return self.address
 
     def tensor(self) -> Tensor:
-        """It, cut out."""
+        """A view of it."""
         return self.memory.as_strided(self.shape, self.strides, self.offset)
 
 
 def tensor_of(image: Bitmap) -> Tensor:
     """The image as a tensor in the same memory."""
-    if isinstance(image, LyingImage):
+    if isinstance(image, DeviceImage):
         return image.tensor()
     assert isinstance(image, Tensor), "the only other kind"
     return image
@@ -82,18 +80,17 @@ def tensor_of(image: Bitmap) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Crop:
-    """A decoded image, and what of it is wanted where."""
+    """A decoded image, the box to crop, and its row in the minibatch."""
 
     source: Bitmap
     box: Box
     mirrored: bool
     row: int
-    """Of the minibatch."""
 
 
 def crop_into(images: Tensor, crops: Sequence[Crop]) -> None:
     """Write each crop into its row of `images` (batch, channels, height, width), of any floating
-    type and strides. Queued on the current stream: sources must stay until that is done."""
+    type and strides. Queued on the current stream: sources must live until it is done."""
     if not crops:
         return
     if images.is_cuda and find_spec("triton") is not None:
@@ -148,13 +145,13 @@ def _by_products(crop: Crop, height: int, width: int) -> Tensor:
 def _weights(
     low: float, high: float, size_in: int, size_out: int, device: torch.device
 ) -> tuple[int, Tensor]:
-    """The first source pixel that counts, and the weights (`size_out`, pixels from there on)."""
+    """The first source pixel with a weight, and the weights (`size_out`, pixels from there on)."""
     scale = (high - low) / size_out
-    wide = max(scale, 1.0)
-    first = max(0, math.floor(low + 0.5 * scale - wide))
-    last = min(size_in, math.ceil(high - 0.5 * scale + wide))
+    reach = max(scale, 1.0)
+    first = max(0, math.floor(low + 0.5 * scale - reach))
+    last = min(size_in, math.ceil(high - 0.5 * scale + reach))
     centres = low + (torch.arange(size_out, dtype=torch.float64) + 0.5) * scale
     pixels = torch.arange(first, last, dtype=torch.float64) + 0.5
-    weights = (1 - (pixels - centres[:, None]).abs() / wide).clamp_min(0)
+    weights = (1 - (pixels - centres[:, None]).abs() / reach).clamp_min(0)
     weights /= weights.sum(1, keepdim=True)
     return first, weights.to(torch.float32).to(device)

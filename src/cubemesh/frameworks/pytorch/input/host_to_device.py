@@ -1,12 +1,12 @@
-"""How does a minibatch come to the device, in the type and layout that a program reads?
+"""Transfer of minibatches to the device, in the type and layout that a program reads.
 
-    arrays      pinned memory ──▶ copy, without waiting ──▶ type, layout
+    arrays      pinned memory ──▶ asynchronous copy ──▶ type, layout
     encoded     the device's decoder (`jpeg.py`) ──▶ crop, resize, mirror, 0 to 1, type and layout
-                in one kernel (`crops.py`) ──▶ the program's own copy, where it replays a graph
+                in one kernel (`crops.py`) ──▶ the static input of a captured step
 
-Encoded images are decoded on a stream of their own, so that this goes on beside a step; what the
-decoder refuses, or finds to be of another size than the header said, comes from the host. Where
-every layer that reads the images computes in 16 bits, they are made in 16 bits.
+Encoded images are decoded on a stream of their own, concurrently with a step; images that the
+decoder refuses, or whose size differs from the header, are decoded by the host. Images are 16-bit
+if every layer that reads them computes in 16 bits.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from cubemesh.batches import Array, Batch, EncodedBatch, EncodedImage, Pixels
 from cubemesh.frameworks.api.program import BuildRequest
 from cubemesh.frameworks.pytorch.input.crops import WHITE, Crop, crop_into
 from cubemesh.frameworks.pytorch.input.jpeg import JpegDecoder, open_decoder
-from cubemesh.frameworks.pytorch.runtime import ARRAY_TYPES, MEMORY_FORMATS, NARROW_TYPES
+from cubemesh.frameworks.pytorch.runtime import ARRAY_TYPES, AUTOCAST_TYPES, MEMORY_FORMATS
 from cubemesh.networks.layers import Convolution, Linear
 
 Placed = tuple[Tensor, ...]
-"""Images, or what else the network's inputs are, then labels, on the device."""
+"""The network's inputs, then labels, on the device."""
 
 
-class Decoded(Batch):
-    """A minibatch that was decoded on the device: `placed` lies there."""
+class DecodedBatch(Batch):
+    """A minibatch decoded on the device: `placed` is resident there."""
 
     __slots__ = ("placed",)
 
@@ -40,40 +40,40 @@ class Decoded(Batch):
         self.placed = placed
 
 
-class Placer:
-    """Places minibatches for one program."""
+class HostToDevice:
+    """Transfers minibatches for one program."""
 
     def __init__(self, request: BuildRequest) -> None:
-        """Unsupported where images are to be decoded and nothing is there that does."""
+        """Unsupported where images must be decoded and no decoder is installed."""
         settings = request.program
         self.device = torch.device(request.device)
         self._dtype = ARRAY_TYPES.get(settings.precision, torch.float32)
         self._memory_format = MEMORY_FORMATS[settings.layout]
         self._converts = settings.precision in ARRAY_TYPES or settings.layout == "nhwc"
         self._shape = request.network.inputs[0].shape
-        self._image_type = narrow_types(request)[0] or self._dtype
-        self._lock = threading.Lock()  # one evaluates while another decodes ahead
+        self._image_type = low_precision_types(request)[0] or self._dtype
+        self._lock = threading.Lock()  # evaluation and prefetching decode concurrently
         self._decoder: JpegDecoder | None = None
         self._stream: torch.cuda.Stream | None = None
         if settings.decode_location == "device":
             self._decoder = open_decoder(self.device, self._shape[0])
-            if self.device.type == "cuda":  # first where a step leaves room: it has little to do
+            if self.device.type == "cuda":  # before the step's kernels
                 self._stream = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
 
     def place(self, batch: Batch) -> Placed:
         """See `Program.place`."""
         if isinstance(batch, EncodedBatch):
             batch = self.decode(batch)
-        if isinstance(batch, Decoded):
+        if isinstance(batch, DecodedBatch):
             for array in batch.placed:
-                if array.is_cuda:  # its memory is the other stream's, which must not reuse it yet
+                if array.is_cuda:  # allocated on the other stream, which must not reuse it yet
                     array.record_stream(torch.cuda.current_stream(self.device))
             return batch.placed
         return tuple(map(self.array, (*batch.inputs, batch.labels)))
 
     def array(self, array: Array) -> Tensor:
-        """Copy to the device. A GPU is sent the array from pinned memory, without waiting: the
-        allocator of pinned memory gives no buffer out again before the GPU has read it."""
+        """Copy to the device; to a GPU asynchronously, from pinned memory: its allocator reuses no
+        buffer before the GPU has read it."""
         given = torch.from_numpy(array)
         is_image = given.dim() == 4
         layout = self._memory_format if is_image else torch.contiguous_format
@@ -83,9 +83,9 @@ class Placer:
         placed = given.pin_memory().to(self.device, non_blocking=True)
         return placed.to(dtype, memory_format=layout) if self._converts else placed
 
-    def decode(self, batch: EncodedBatch) -> Decoded:
+    def decode(self, batch: EncodedBatch) -> DecodedBatch:
         """See `SupportsDecoding`. Returns when the device is done with it."""
-        with self._lock, self._beside():
+        with self._lock, self._on_stream():
             images = torch.empty(
                 (batch.samples, *self._shape),
                 dtype=self._image_type,
@@ -96,16 +96,16 @@ class Placer:
             labels = self.array(batch.labels)
             if self._stream is not None:
                 self._stream.synchronize()
-            del sources  # now that nothing reads them
-        return Decoded((images, labels), batch.labels.copy())
+            del sources  # no kernel reads them now
+        return DecodedBatch((images, labels), batch.labels.copy())
 
-    def _beside(self) -> AbstractContextManager[object]:
-        """Within it work goes to the stream that decodes."""
+    def _on_stream(self) -> AbstractContextManager[object]:
+        """Queue work on the stream that decodes."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def _fill(self, images: Tensor, batch: EncodedBatch) -> list[Crop]:
-        """Queue all that makes `images`; what must be kept until it is done."""
-        assert self._decoder is not None, "asked for by the settings"
+        """Queue all work that fills `images`; returns what must live until it is done."""
+        assert self._decoder is not None, "created for this setting"
         rows = batch.rows
         encoded = {n: row for n, row in enumerate(rows) if isinstance(row, EncodedImage)}
         pixels = {n: row for n, row in enumerate(rows) if not isinstance(row, EncodedImage)}
@@ -122,23 +122,24 @@ class Placer:
         return crops
 
     def _fill_pixels(self, images: Tensor, pixels: Mapping[int, Pixels]) -> None:
-        """Rows that the host has decoded; they travel as bytes."""
+        """Rows decoded by the host, transferred as uint8."""
         if pixels:
-            made = self.array(np.stack(list(pixels.values()))).to(torch.float32) / WHITE
-            images[torch.tensor(list(pixels), device=self.device)] = made.to(self._image_type)
+            pixels_on_device = self.array(np.stack(list(pixels.values()))).to(torch.float32) / WHITE
+            images[torch.tensor(list(pixels), device=self.device)] = pixels_on_device.to(
+                self._image_type
+            )
 
 
-def narrow_types(request: BuildRequest) -> tuple[torch.dtype | None, ...]:
-    """For each input of the network the 16-bit type of the program, where every layer that reads it
-    would make it narrow anyway; None where the input keeps its own. Layers of a precision of their
-    own make none narrow."""
+def low_precision_types(request: BuildRequest) -> tuple[torch.dtype | None, ...]:
+    """For each input of the network the 16-bit type of the program, if every layer that reads it
+    casts it to that type; else None. With a precision by layer, None for all."""
     program = request.program
-    narrow = None if program.precision_of else NARROW_TYPES.get(program.precision)
+    low_precision = None if program.precision_of else AUTOCAST_TYPES.get(program.precision)
     readers = {
         i.name: [n.layer for n in request.network.nodes if i.name in n.inputs]
         for i in request.network.inputs
     }
     return tuple(
-        narrow if all(isinstance(layer, (Convolution, Linear)) for layer in layers) else None
+        low_precision if all(isinstance(layer, (Convolution, Linear)) for layer in layers) else None
         for layers in readers.values()
     )

@@ -1,10 +1,10 @@
-"""nvJPEG itself, called without a library between: a minibatch in one call, on the current stream.
+"""nvJPEG by ctypes: decode a minibatch of JPEGs in one call, on the current stream.
 
-Work on the stream that decodes comes first wherever the GPU has room (`placing.py`). Libraries that
-call nvJPEG for us queue it on streams of their own, where hundreds of short kernels stand behind
-those of a training step, one after the other.
+On the GPU's JPEG hardware where it has any (A100, H100, H200). The stream that decodes has the
+higher priority (`host_to_device.py`); libraries that wrap nvJPEG use streams of their own, where
+hundreds of short kernels queue behind those of a training step.
 
-Declared after nvjpeg.h of CUDA 12 and 13, whose names stand beside the numbers.
+Signatures and constants as in nvjpeg.h of CUDA 12 and 13.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ import numpy as np
 import torch
 
 from cubemesh.batches import EncodedImage
-from cubemesh.frameworks.pytorch.input.crops import LyingImage
+from cubemesh.frameworks.pytorch.input.crops import DeviceImage
 
 NAMES = ("libnvjpeg.so.13", "libnvjpeg.so.12", "libnvjpeg.so")
-PLACES = (("nvidia", "*/lib/libnvjpeg.so*"), ("torchvision", "../torchvision.libs/libnvjpeg*"))
-"""(package, where in its folder the library lies, if it brings one)."""
-CIRCUITS, KERNELS = 3, 2
-"""NVJPEG_BACKEND_HARDWARE, which takes a single scan; NVJPEG_BACKEND_GPU_HYBRID."""
-GREY, COLOURS = 2, 5
-"""NVJPEG_OUTPUT_Y; NVJPEG_OUTPUT_RGBI, the three of a pixel together."""
+PACKAGES = (("nvidia", "*/lib/libnvjpeg.so*"), ("torchvision", "../torchvision.libs/libnvjpeg*"))
+"""(package that may contain the library, its place in the package)."""
+HARDWARE, HYBRID = 3, 2
+"""NVJPEG_BACKEND_HARDWARE, for a single scan only; NVJPEG_BACKEND_GPU_HYBRID."""
+GREY, RGB = 2, 5
+"""NVJPEG_OUTPUT_Y; NVJPEG_OUTPUT_RGBI, interleaved."""
 REFUSED = frozenset({3, 4, 6, 9, 10})
-"""Statuses that may be an image's own fault: BAD_JPEG, JPEG_NOT_SUPPORTED, EXECUTION_FAILED,
+"""Statuses that an image may cause: BAD_JPEG, JPEG_NOT_SUPPORTED, EXECUTION_FAILED,
 IMPLEMENTATION_NOT_SUPPORTED, INCOMPLETE_BITSTREAM."""
 NO_MEMORY = 5
 """NVJPEG_STATUS_ALLOCATOR_FAILURE."""
 MOST_COMPONENTS = 4
 """NVJPEG_MAX_COMPONENT."""
-APART = 256
-"""Bytes between the beginnings of images, or a multiple."""
+ALIGNMENT = 256
+"""Of the first byte of each image."""
 
 
 class _Image(ctypes.Structure):
-    """nvjpegImage_t: where the channels of an image are written, and bytes from row to row."""
+    """nvjpegImage_t: pointers to the channels of an image, and their row strides in bytes."""
 
     _fields_ = (("channel", c_void_p * MOST_COMPONENTS), ("pitch", c_size_t * MOST_COMPONENTS))
 
 
-Targets = ctypes.Array[_Image]
-"""Where the images of a minibatch are written."""
+Outputs = ctypes.Array[_Image]
+"""The output buffers of a minibatch."""
 
 
 class NvJpeg:
-    """nvJPEG. ImportError where it is not there, or does not start."""
+    """nvJPEG. ImportError where it is not installed or does not start."""
 
     name = "nvJPEG"
 
@@ -61,56 +61,56 @@ class NvJpeg:
         if not libraries:
             raise ImportError("nvJPEG is not installed")
         with torch.cuda.device(device):
-            torch.cuda.current_stream().synchronize()  # there is a context
-            pairs = ((_Backend(one, KERNELS), _Backend(one, CIRCUITS)) for one in libraries)
+            torch.cuda.current_stream().synchronize()  # creates a context
+            pairs = ((_Backend(one, HYBRID), _Backend(one, HARDWARE)) for one in libraries)
             found = next((pair for pair in pairs if pair[0].starts), None)
         if found is None:
             raise ImportError("nvJPEG does not start on this GPU")
-        self._kernels, circuits = found
-        self._circuits = circuits if circuits.starts else None
+        self._hybrid, hardware = found
+        self._hardware = hardware if hardware.starts else None
 
-    def decode(self, images: Sequence[EncodedImage]) -> list[LyingImage | None]:
-        """See `JpegDecoder`. One image that fails costs its minibatch, which is halved until that
-        image is alone."""
-        made: dict[int, LyingImage | None] = {}
+    def decode(self, images: Sequence[EncodedImage]) -> list[DeviceImage | None]:
+        """See `JpegDecoder`. One image that fails fails the call, which is bisected until that
+        image is the only one."""
+        made: dict[int, DeviceImage | None] = {}
         by_backend: dict[_Backend, list[int]] = {}
         for n, image in enumerate(images):
-            backend = self._kernels
-            if self._circuits is not None and not image.progressive:
-                backend = self._circuits
-            if self._kernels.size_of(image.data) == image.size:
+            backend = self._hybrid
+            if self._hardware is not None and not image.progressive:
+                backend = self._hardware
+            if self._hybrid.size_of(image.data) == image.size:
                 by_backend.setdefault(backend, []).append(n)
         with torch.cuda.device(self._device):
             for backend, numbers in by_backend.items():
                 given = [images[n] for n in numbers]
-                made |= zip(numbers, self._halved(backend, given), strict=True)
+                made |= zip(numbers, self._bisected(backend, given), strict=True)
         return [made.get(n) for n in range(len(images))]
 
-    def _halved(self, by: _Backend, images: Sequence[EncodedImage]) -> list[LyingImage | None]:
+    def _bisected(self, by: _Backend, images: Sequence[EncodedImage]) -> list[DeviceImage | None]:
         if not images:
             return []
-        made, targets = self._room(images)
-        if self._decode_all(by, images, targets):
-            return list(made)
-        torch.cuda.current_stream().synchronize()  # what is queued still writes to that memory
+        decoded, outputs = self._allocate(images)
+        if self._decode_all(by, images, outputs):
+            return list(decoded)
+        torch.cuda.current_stream().synchronize()  # queued work still writes to that memory
         if len(images) == 1:
             return [None]
         middle = len(images) // 2
-        return self._halved(by, images[:middle]) + self._halved(by, images[middle:])
+        return self._bisected(by, images[:middle]) + self._bisected(by, images[middle:])
 
-    def _room(self, images: Sequence[EncodedImage]) -> tuple[list[LyingImage], Targets]:
-        """For each, (channels, height, width) with channels last, in one piece of memory; and the
-        same places as nvJPEG is told them."""
+    def _allocate(self, images: Sequence[EncodedImage]) -> tuple[list[DeviceImage], Outputs]:
+        """For each, (channels, height, width) with channels last, in one array; and the same as
+        nvJPEG's output buffers."""
         channels = self._channels
         widths, heights = np.array([image.size for image in images], np.int64).T
-        ends = np.cumsum(-(-widths * heights * channels // APART) * APART)
+        ends = np.cumsum(-(-widths * heights * channels // ALIGNMENT) * ALIGNMENT)
         memory = torch.empty(int(ends[-1]), dtype=torch.uint8, device=self._device)
         places, start = np.concatenate(([0], ends[:-1])), memory.data_ptr()
-        told = np.zeros((len(images), 2 * MOST_COMPONENTS), np.uint64)
-        told[:, 0] = places + start
-        told[:, MOST_COMPONENTS] = widths * channels
-        rooms = [
-            LyingImage(
+        table = np.zeros((len(images), 2 * MOST_COMPONENTS), np.uint64)
+        table[:, 0] = places + start
+        table[:, MOST_COMPONENTS] = widths * channels
+        decoded = [
+            DeviceImage(
                 memory,
                 place,
                 start + place,
@@ -121,45 +121,45 @@ class NvJpeg:
                 heights.tolist(), widths.tolist(), places.tolist(), strict=True
             )
         ]
-        return rooms, (_Image * len(images)).from_buffer(told.data)
+        return decoded, (_Image * len(images)).from_buffer(table.data)
 
-    def _decode_all(self, by: _Backend, images: Sequence[EncodedImage], targets: Targets) -> bool:
-        """Queue the decoding of all; whether none was refused."""
+    def _decode_all(self, by: _Backend, images: Sequence[EncodedImage], outputs: Outputs) -> bool:
+        """Queue the decoding of all; False if any was refused."""
         return by.decode(
             [image.data for image in images],
-            targets,
-            COLOURS if self._channels == 3 else GREY,
+            outputs,
+            RGB if self._channels == 3 else GREY,
             torch.cuda.current_stream().cuda_stream,
         )
 
 
 class _Backend:
-    """One of nvJPEG's ways to decode, and what it keeps from call to call."""
+    """One of nvJPEG's backends, and its state."""
 
     def __init__(self, library: ctypes.CDLL, number: int) -> None:
         self._library = library
         self._handle, self._state = c_void_p(), c_void_p()
         self._widths, self._heights = (c_int * MOST_COMPONENTS)(), (c_int * MOST_COMPONENTS)()
-        # One of each: who decodes is one thread at a time (`Placer.decode`).
-        self._found = (byref(c_int()), byref(c_int()), self._widths, self._heights)
-        """What a header says: components, how colours are halved, and sizes."""
+        # Shared by all calls: one thread decodes at a time (`HostToDevice.decode`).
+        self._info = (byref(c_int()), byref(c_int()), self._widths, self._heights)
+        """Of a header: components, chroma subsampling, widths and heights."""
         self._prepared: tuple[int, int] | None = None
-        """Size of the minibatch, and output, that it is prepared for."""
+        """Batch size and output format that it is initialised for."""
         self.starts = not (
             library.nvjpegCreateEx(number, None, None, c_uint(0), byref(self._handle))
             or library.nvjpegJpegStateCreate(self._handle, byref(self._state))
         )
 
     def size_of(self, data: bytes) -> tuple[int, int] | None:
-        """(width, height) as nvJPEG will write it; None for what it does not take."""
-        ask = self._library.nvjpegGetImageInfo
-        if self._refused(ask(self._handle, data, len(data), *self._found)):
+        """(width, height) of the output; None if it is refused."""
+        info = self._library.nvjpegGetImageInfo
+        if self._refused(info(self._handle, data, len(data), *self._info)):
             return None
         return self._widths[0], self._heights[0]
 
-    def decode(self, data: Sequence[bytes], targets: Targets, output: int, stream: int) -> bool:
-        """Queue a minibatch on a stream; whether none was refused. RuntimeError where that is no
-        image's fault."""
+    def decode(self, data: Sequence[bytes], outputs: Outputs, output: int, stream: int) -> bool:
+        """Queue a minibatch on a stream; False if any was refused. RuntimeError for any other
+        failure."""
         own = (self._handle, self._state)
         if self._prepared != (len(data), output):
             self._prepared = None
@@ -170,9 +170,9 @@ class _Backend:
             self._prepared = (len(data), output)
         given = (c_char_p * len(data))(*data)
         lengths = (c_size_t * len(data))(*map(len, data))
-        status = self._library.nvjpegDecodeBatched(*own, given, lengths, targets, c_void_p(stream))
+        status = self._library.nvjpegDecodeBatched(*own, given, lengths, outputs, c_void_p(stream))
         if status:
-            self._prepared = None  # what is prepared for a call does not outlive its failure
+            self._prepared = None  # a failed call leaves the state undefined
         return not self._refused(status)
 
     @staticmethod
@@ -191,13 +191,13 @@ class _Backend:
 
 
 def _libraries() -> Iterator[ctypes.CDLL]:
-    """Those that load, their calls declared."""
-    for name in (*NAMES, *_brought()):
+    """Those that load, with their functions declared."""
+    for name in (*NAMES, *_bundled()):
         try:
             library: Any = ctypes.CDLL(str(name))
         except OSError:
             continue
-        # Microseconds, and for every image: to let go of Python's lock would take as long.
+        # Microseconds per image: releasing the GIL would take as long.
         locked = ctypes.PyDLL(library._name, handle=library._handle)
         library.nvjpegGetImageInfo = locked.nvjpegGetImageInfo
         library.nvjpegGetImageInfo.argtypes = (
@@ -214,9 +214,9 @@ def _libraries() -> Iterator[ctypes.CDLL]:
         yield library
 
 
-def _brought() -> Iterator[Path]:
-    """Those that Python packages brought along."""
-    for package, pattern in PLACES:
+def _bundled() -> Iterator[Path]:
+    """The files that Python packages contain."""
+    for package, pattern in PACKAGES:
         spec = importlib.util.find_spec(package)
         for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
             yield from sorted(Path(folder).glob(pattern), reverse=True)

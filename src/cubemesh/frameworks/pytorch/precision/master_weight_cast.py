@@ -34,7 +34,7 @@ def nowhere(weight: Tensor) -> Place | None:
     return None
 
 
-def narrowed(
+def cast_together(
     weights: Sequence[Tensor],
     dtype: torch.dtype,
     joined: Callable[[], None] = lambda: None,
