@@ -72,6 +72,7 @@ SETTINGS: dict[str, dict[str, str]] = {
     "interconnect": {**_SCALING, "alone": "", "widths": "hidden_sizes"},
     "lr-scaling": {**_ONE_NETWORK, **_ONE_BATCH_SIZE, "ranks": "devices", "threads": "threads[]"},
     "minibatch": {
+        **_ONE_NETWORK,
         "batches": "batch_sizes",
         "smallest": "min_batch_size",
         "largest": "max_batch_size",
