@@ -109,3 +109,22 @@ def test_python_samples_import_what_exists(page: Path) -> None:
     samples = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
     for statement in re.findall(r"^(?:from|import) cubemesh.*$", "\n".join(samples), re.M):
         exec(statement, {})
+
+
+def commands(page: Path) -> list[tuple[str, list[str]]]:
+    """(experiment, settings it is given) of each `cubemesh run` on a page."""
+    text = page.read_text().replace("\\\n", " ")
+    found = re.findall(r"cubemesh run ([a-z][a-z0-9-]+)([^\n`]*)", text)
+    return [(name, re.findall(r"--set (\w+)=", rest)) for name, rest in found]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_on_a_page_set_what_exists(page: Path) -> None:
+    wrong = []
+    for name, settings in commands(page):
+        assert name in {*EXPERIMENTS, *SUITES}, f"{page.name}: cubemesh run {name}"
+        if name in EXPERIMENTS:
+            known = {f.name for f in dataclasses.fields(EXPERIMENTS[name].settings)}
+            known |= {*spec_fields(EXPERIMENTS[name])} - {*EXPERIMENTS[name].varies}
+            wrong += [f"{name}: {setting}" for setting in settings if setting not in known]
+    assert wrong == []
