@@ -22,6 +22,8 @@ SCHEMA = 2
 """Version of the record's plain form."""
 AGAINST = "against"
 """Phase of the windows of the other program, where two alternate."""
+FIRST_LOSSES = "first_losses"
+"""Name of the curve of the losses in the first steps on one batch (`TrainSteps.losses`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from cubemesh.experiments.tune.admission import (
     means_of,
 )
 from cubemesh.schema import Curve, RunSpec, TrainSteps
-from cubemesh.worker.run.loss_probe import CURVE
+from cubemesh.schema.record import FIRST_LOSSES
 
 FALLING = (2.3, 2.1, 1.8, 1.4)
 SEEDS = (FALLING, (2.4, 2.15, 1.75, 1.3), (2.25, 2.05, 1.85, 1.5))
@@ -25,7 +25,7 @@ SEEDS = (FALLING, (2.4, 2.15, 1.75, 1.3), (2.25, 2.05, 1.85, 1.5))
 def with_curve(record_of, losses):
     record = record_of(RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=8)))
     steps = tuple(float(n) for n in range(1, len(losses) + 1))
-    curves = (Curve(name=CURVE, x_name="step", x=steps, y=tuple(losses)),) if losses else ()
+    curves = (Curve(name=FIRST_LOSSES, x_name="step", x=steps, y=tuple(losses)),) if losses else ()
     return type(record)(**{**vars(record), "curves": curves})
 
 

@@ -10,7 +10,7 @@ from cubemesh.experiments.tune import experiment as tune
 from cubemesh.experiments.tune.search import NEAR, Search
 from cubemesh.experiments.tune.search_space import configuration_of
 from cubemesh.schema import Curve, Outcome, Rank, Status
-from cubemesh.worker.run.loss_probe import CURVE
+from cubemesh.schema.record import FIRST_LOSSES
 
 LEARNING = tuple(2.3 - 0.05 * step for step in range(20))
 STANDING = (2.3,) * 20
@@ -39,7 +39,7 @@ class Machine:
         record = self.record_of(spec, step_s=self.step_s(spec), status=status, message="no")
         rank = Rank(rank=0, host="h", device=self.device, outcome=Outcome(status=status), threads=4)
         curve = Curve(
-            name=CURVE, x_name="step", x=tuple(map(float, range(20))), y=self.losses(spec)
+            name=FIRST_LOSSES, x_name="step", x=tuple(map(float, range(20))), y=self.losses(spec)
         )
         return dataclasses.replace(
             record,

@@ -28,8 +28,8 @@ from cubemesh.schema import (
 )
 from cubemesh.schema.serialization import from_plain
 from cubemesh.worker.report.events import events_path, read_events
-from cubemesh.worker.run.attribution_setup import attribute
 from cubemesh.worker.run.job import Job
+from cubemesh.worker.run.steps import attribute
 from cubemesh.worker.run.tasks import TASKS
 
 EFFORT = Budget(steps=20, seconds=0.0, windows=6, warmup_seconds=0.0)

@@ -1,7 +1,7 @@
 """Convergence check of tuned settings: the first losses of a setting compared with the baseline's.
 
 Both start from the same weights and train on the same minibatch repeatedly
-(worker/run/loss_probe.py). Each loss curve is cut into quarters, and the mean of each quarter is
+(worker/run/steps.py). Each loss curve is cut into quarters, and the mean of each quarter is
 taken. A setting is *admitted* if in every quarter its mean differs from the baseline's by at most
 
     max(1 % of the first baseline loss,  min(spread in that quarter, half of the descent))
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from cubemesh.schema import RunRecord
-from cubemesh.worker.run.loss_probe import CURVE
+from cubemesh.schema.record import FIRST_LOSSES
 
 QUARTERS = 4
 ROUNDING = 0.01
@@ -54,7 +54,7 @@ class Admission:
 
 def means_of(record: RunRecord) -> Means | None:
     """Mean loss of each quarter of a run's first steps; None if it logged none, or too few."""
-    curve = next((c for c in record.curves if c.name == CURVE), None)
+    curve = next((c for c in record.curves if c.name == FIRST_LOSSES), None)
     if curve is None or len(curve.y) < QUARTERS:
         return None
     edges = [len(curve.y) * n // QUARTERS for n in range(QUARTERS + 1)]

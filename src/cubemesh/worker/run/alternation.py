@@ -37,9 +37,14 @@ from cubemesh.schema.record import AGAINST, Figure
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.work import Forward, NetworkWork, Train
 from cubemesh.worker.report.events import EventLog
-from cubemesh.worker.report.machine_warnings import log_machine_warnings
 from cubemesh.worker.run import inputs
-from cubemesh.worker.run.task import Task, check_loss, network_of, start_meters
+from cubemesh.worker.run.task import (
+    Task,
+    check_loss,
+    log_machine_warnings,
+    network_of,
+    start_meters,
+)
 from cubemesh.worker.validation import check_supported
 
 
@@ -81,7 +86,7 @@ def alternate_programs(task: Task) -> None:
     _check_threads(plans, programs)
     with Telemetry(log, task.usable_cores, meters=meters) as telemetry:
         found = alternate(instances, budget=task.spec.budget, log=log)
-    log_machine_warnings(telemetry, task.gpu_processes, log, found.started, found.ended)
+    log_machine_warnings(telemetry, task, found.started, found.ended)
     telemetry.keep_utilisation(found.started, found.ended)
     _tell(found, log)
     for program in programs:

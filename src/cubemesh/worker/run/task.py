@@ -22,12 +22,12 @@ from cubemesh.measure.energy.ranks import IDLE
 from cubemesh.measure.telemetry.gpu_processes import GpuProcessWatch
 from cubemesh.measure.telemetry.telemetry import Meter, Telemetry, idle_power, open_meters
 from cubemesh.measure.timing.timer import FreeRunning, Lockstep, Measured, Pace, measure
+from cubemesh.measure.validity import changing_clock, shared_gpu, throttled
 from cubemesh.networks.graph import Network
 from cubemesh.parallel.strategies import strategy
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.work import NetworkWork
 from cubemesh.worker.report.events import EventLog
-from cubemesh.worker.report.machine_warnings import log_machine_warnings
 from cubemesh.worker.run import inputs
 from cubemesh.worker.run.program_lifecycle import ready_program
 
@@ -65,7 +65,7 @@ def start_meters(task: Task) -> tuple[Meter, ...]:
     return meters
 
 
-def timed(
+def time_steps(
     task: Task,
     meters: Sequence[Meter],
     program: Program | CeilingProgram | inputs.Host,
@@ -85,9 +85,27 @@ def timed(
             beside=None if attributed is None else attributed.beside,
             pace=_pace(task),
         )
-    log_machine_warnings(telemetry, task.gpu_processes, task.log, measured.started, measured.ended)
+    log_machine_warnings(telemetry, task, measured.started, measured.ended)
     telemetry.keep_utilisation(measured.started, measured.ended)
     return measured, telemetry
+
+
+def log_machine_warnings(telemetry: Telemetry, task: Task, started: float, ended: float) -> None:
+    """Log warnings about the machine between two readings of `time.perf_counter()`: a busy host, a
+    shared GPU, throttling, changing clocks. Call it after the telemetry's block, while the run
+    still holds its context on the GPU."""
+    telemetry.check_host(started, ended)
+
+    def readings(name: str) -> list[float]:
+        return [value for _, value in telemetry.points(name, started, ended)]
+
+    for warning in (
+        shared_gpu(task.gpu_processes.others() or ()),
+        throttled(readings("gpu_throttle_reasons")),
+        changing_clock(readings("gpu_clock_sm_mhz")),
+    ):
+        if warning is not None:
+            task.log.warning(warning)
 
 
 def _pace(task: Task) -> Pace:

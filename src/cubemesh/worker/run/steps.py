@@ -1,0 +1,189 @@
+"""Timed training and forward steps: throughput, first losses, attribution, tokens per second.
+
+    data ─ build ─ weights ─ (losses) ─ warm-up ─ measure ─ (profile)
+
+The first losses come from repeated steps on one batch from the initial weights: if the arithmetic
+is right they fall within a few steps whatever the data, and two programs agree on them closely.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+from cubemesh.batches import Batch
+from cubemesh.data.feed import Feed, placed_batches
+from cubemesh.data.text.sequences import Sequences
+from cubemesh.frameworks.api.group import Group
+from cubemesh.frameworks.api.program import Diverged, Program, SupportsProfiling, Unsupported
+from cubemesh.measure.attribution.profile_windows import StepProfiler
+from cubemesh.measure.attribution.transfers import Transfers
+from cubemesh.measure.figures import figures
+from cubemesh.measure.log import Log
+from cubemesh.measure.timing.step_timestamps import StampedSteps
+from cubemesh.measure.timing.timer import Measured
+from cubemesh.parallel.strategies import STRATEGIES, strategy
+from cubemesh.parallel.timed_group import TimedGroup
+from cubemesh.schema.record import FIRST_LOSSES, Curve, Figure
+from cubemesh.schema.spec import RunSpec
+from cubemesh.schema.work import NetworkWork, TrainSteps
+from cubemesh.worker.run import inputs
+from cubemesh.worker.run.task import (
+    Task,
+    check_loss,
+    network_of,
+    program_for,
+    start_meters,
+    time_steps,
+)
+
+
+def measure_steps(task: Task, step_of: Callable[[Program], Callable[[object], None]]) -> None:
+    """Time the steps of a program, `step_of` giving the one that is timed; log its first losses and
+    attribute its step time, where the spec asks for them."""
+    work, log = cast(NetworkWork, task.spec.work), task.log
+    meters = start_meters(task)
+    network = network_of(work)
+    with log.phase("data"):
+        source = inputs.open_split(task.spec, network, "train")
+        feed = inputs.feed(task.spec, source, task.usable_cores, group=task.group)
+        inputs.log_files(log, source, feed.threads)
+    group, transfers = timed_group(task.spec, task.group)
+    exchanging = replace(task, group=group)
+    with program_for(exchanging, network, feed) as program:
+        queue = step_of(program)
+        if isinstance(work, TrainSteps) and work.losses:
+            with log.phase("losses"):
+                log_losses(program, next(feed.epoch(0)), work.losses, log)
+        attributed = attribute(
+            task.spec, program, feed, queue, log, task.folder, task.group, transfers
+        )
+        if attributed is None:
+            batches = placed_batches(program, feed, task.spec.program.data_location)
+
+            def step() -> None:
+                queue(next(batches))
+
+            measured, telemetry = time_steps(task, meters, program, step, feed.samples_per_step)
+        else:
+            measured, telemetry = time_steps(
+                task, meters, program, attributed.steps, feed.samples_per_step, attributed
+            )
+            with log.phase("profile"):
+                attributed.finish()
+            if attributed.trace is not None:
+                log.artifact(trace_name(task.group.rank), attributed.trace)
+        telemetry.keep_energy(measured.windows, sum(w.samples for w in measured.windows))
+        if task.spec.program.data_location == "host" and attributed is None:
+            log.figure("input_wait_s", inputs.wait(measured, feed))
+        inputs.log_images(log, (source, feed.tried))
+        inputs.warn_if_still_cached(task.spec, log, source)
+        if isinstance(feed.source, Sequences):
+            log.figure("tokens_per_s", tokens(measured, feed.source))
+        # Once, at the end: reading a loss waits for the device, and NaN stays NaN.
+        check_loss(program)
+
+
+def attribute(
+    spec: RunSpec,
+    program: Program,
+    feed: Feed,
+    queue: Callable[[Any], None],
+    log: Log,
+    folder: str,
+    group: Group,
+    transfers: Transfers,
+) -> StepProfiler | None:
+    """The profiler of the steps of `spec`; None where no attribution is asked for. On several
+    devices each rank has its own, and `transfers` are its transfers. Unsupported where cubemesh
+    reads no profile of the framework, or where communication cannot be timestamped.
+
+    The step calls its three parts one by one, so that the clock can be read between them: take a
+    batch from the feed, place it, queue the work."""
+    if not is_attributed(spec):
+        return None
+    sync = spec.program.sync
+    if group.size > 1 and not strategy(sync).profiled:
+        raise Unsupported(
+            f"sync={sync}: attribution needs ranks in lockstep that wait in collectives: "
+            f"{', '.join(n for n, s in STRATEGIES.items() if s.profiled)}. "
+            "Leave attribution and trace out."
+        )
+    if not isinstance(program, SupportsProfiling):
+        raise Unsupported(
+            f"cubemesh reads no profile of {spec.program.framework}, and an attribution needs one. "
+            "Leave attribution out, or set framework=pytorch or pytorch-compiled."
+        )
+    place: Callable[[Any], Any] = program.place
+    take: Callable[[], Any] = feed.__next__
+    fed = spec.program.data_location == "host"
+    if not fed:
+        placed = program.place(next(feed))
+        feed.close()
+        take, place = lambda: placed, lambda batch: batch
+    return StepProfiler(
+        program=program,
+        steps=StampedSteps(
+            take=take, place=place, queue=queue, clock=program.clock, exchanged=transfers.cut
+        ),
+        samples_per_step=spec.batch_per_device or 1,
+        log=log,
+        fed=fed,
+        trace=os.path.join(folder, trace_file(group.rank)) if spec.budget.trace else None,
+        agree=group.broadcast_object,
+        share=group.all_gather_object if group.size > 1 else None,
+    )
+
+
+def is_attributed(spec: RunSpec) -> bool:
+    """Whether its steps are profiled and attributed."""
+    return spec.budget.attribution or spec.budget.trace
+
+
+def timed_group(spec: RunSpec, group: Group) -> tuple[Group, Transfers]:
+    """The group through which the steps of `spec` communicate, and the transfers it records: none
+    without attribution or on a single device."""
+    transfers = Transfers(clock=time.perf_counter)
+    if group.size == 1 or not is_attributed(spec):
+        return group, transfers
+    return TimedGroup(group, transfers), transfers
+
+
+def log_losses(program: Program, batch: Batch, steps: int, log: Log) -> None:
+    """Make `steps` steps on `batch` and log the loss of each as a curve. Diverged where a loss is
+    not finite."""
+    placed, losses = program.place(batch), []
+    for step in range(1, steps + 1):
+        program.train_step(placed)
+        loss = program.loss()
+        if not math.isfinite(loss):
+            raise Diverged(f"the loss was {loss} in step {step}. Lower learning_rate.")
+        losses.append(loss)
+    numbers = tuple(float(step) for step in range(1, steps + 1))
+    log.curve(Curve(name=FIRST_LOSSES, x_name="step", x=numbers, y=tuple(losses)))
+
+
+def tokens(measured: Measured, source: Sequences) -> Figure:
+    """Tokens per second that count in the loss: samples per second × mean tokens per sample."""
+    rate, each = figures(measured.windows, wall_s=0.0)["throughput_per_s"], source.tokens_per_sample
+    return replace(
+        rate,
+        value=rate.value * each,
+        unit="tokens/s",
+        low=None if rate.low is None else rate.low * each,
+        high=None if rate.high is None else rate.high * each,
+    )
+
+
+def trace_name(rank: int) -> str:
+    """Name of a rank's trace among the artifacts of a run."""
+    return f"trace of rank {rank}" if rank else "trace"
+
+
+def trace_file(rank: int) -> str:
+    """File of a rank's trace in the run's folder."""
+    return f"trace-{rank}.json" if rank else "trace.json"
