@@ -51,7 +51,7 @@ def test_a_run_against_a_slower_program_breaches_a_threshold(tmp_path, threshold
     assert record["step_s"]["median"] == pytest.approx(0.01, rel=0.02), "figures are A's"
     assert "% slower" in said["answer"]["findings"][0]["text"]
     shown = cubemesh("results", record["run_id"][:8], store=path).stdout
-    assert "alternated with" in shown
+    assert "script=step=0.0106" in shown
     assert "slower" in shown
 
 

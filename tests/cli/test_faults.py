@@ -110,7 +110,7 @@ def test_ctrl_c_keeps_what_is_done_and_exits_130(tmp_path: Path, own_folders: Pa
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=90)
     assert process.returncode == 130
-    assert "the same command goes on" in err
+    assert "re-run the same command" in err
     assert "Traceback" not in err
     assert out == ""
     assert workers_of(str(own_folders)) == []
@@ -253,7 +253,7 @@ def test_sigterm_ends_the_workers_and_says_so(tmp_path: Path, own_folders: Path)
     process.terminate()
     _, err = process.communicate(timeout=90)
     assert process.returncode == 128 + signal.SIGTERM
-    assert "terminated; what was finished is kept" in err
+    assert "re-run the same command" in err
     assert workers_of(str(own_folders)) == []
 
 

@@ -205,10 +205,10 @@ OOM = Outcome(
 )
 BUSY = warn(
     "busy-host",
-    "Other processes used 8 % of these cores during minibatch 64.",
+    "Other processes used 8 % of these cores during batch size 64.",
     "Run it again on a quiet machine.",
 )
-FEW = warn("few-windows", "Minibatch 256 has 7 windows.", "Give it longer: --set seconds=10.")
+FEW = warn("few-windows", "Batch size 256 has 7 windows.", "Give it longer: --set seconds=10.")
 
 
 def minibatch_answer(records: Sequence[RunRecord]) -> Answer:
@@ -237,33 +237,35 @@ def minibatch_answer(records: Sequence[RunRecord]) -> Answer:
     published = tuple(Point(x=x, y=y) for x, y in ((16, 480), (32, 890), (64, 1350)))
     return Answer(
         experiment="minibatch",
-        question="How large a minibatch is worth it?",
-        title="LittleCNN against minibatch",
+        question="how large a batch size is worth it?",
+        title="LittleCNN by batch size",
         findings=(
             Finding(
-                text="This machine trains LittleCNN at 2,170 images/s. Below minibatch 32 it "
+                text="This machine trains LittleCNN at 2,170 images/s. Below batch size 32 it "
                 "loses a third of every step to launching work.",
                 question="How fast?",
                 value=2169.5,
                 unit="images/s",
                 low=2155.4,
                 high=2182.7,
-                remedy="Use minibatch 128: 5.8 times minibatch 8.",
+                remedy="Use batch size 128: 5.8 times batch size 8.",
             ),
             Finding(
-                text="Throughput stops growing at minibatch 128.",
+                text="Throughput stops growing at batch size 128.",
                 question="Where does it stop growing?",
                 value=128,
                 unit="images a step",
-                remedy="Larger minibatches only cost memory.",
+                remedy="Larger batch sizes only cost memory.",
             ),
-            Finding(text="From 16 to 64 it grows 2.5 times; document 001 saw 2.8 times on a V100."),
+            Finding(
+                text="From 16 to 64 it grows 2.5 times; the NVIDIA white paper has 2.8 times on a V100."
+            ),
         ),
         tables=(
             Table(
                 title="",
                 columns=(
-                    Column(name="minibatch"),
+                    Column(name="batch size"),
                     Column(name="images/s", unit="images/s"),
                     Column(name="step", unit="s"),
                     Column(name="memory", unit="bytes", digits=2),
@@ -274,13 +276,17 @@ def minibatch_answer(records: Sequence[RunRecord]) -> Answer:
         charts=(
             Chart(
                 name="throughput-by-minibatch",
-                title="Throughput by minibatch",
+                title="Throughput by batch size",
                 kind="line",
-                x=Axis(name="minibatch", scale="log2"),
+                x=Axis(name="batch size", scale="log2"),
                 y=Axis(name="throughput", unit="images/s"),
                 lines=(
                     Line(name="this machine", points=tuple(points)),
-                    Line(name="document 001, scaled", points=published, role="published"),
+                    Line(
+                        name="NVIDIA DGX-1 best practices, scaled",
+                        points=published,
+                        role="published",
+                    ),
                 ),
             ),
         ),
@@ -295,15 +301,15 @@ def accuracy_answer() -> Answer:
     accuracy = (0.972, 0.968, 0.955, 0.921, 0.874)
     return Answer(
         experiment="batch-accuracy",
-        question="What does a larger minibatch cost in accuracy?",
+        question="What does a larger batch size cost in accuracy?",
         title="Accuracy after 5 epochs, and each system's speed",
         findings=(
             Finding(
-                text="Accuracy falls from 97.2 % at minibatch 16 to 87.4 % at 256.",
+                text="Accuracy falls from 97.2 % at batch size 16 to 87.4 % at 256.",
                 question="What does speed cost?",
                 value=9.8,
                 unit="points of accuracy",
-                remedy="Raise the learning rate with the minibatch.",
+                remedy="Raise the learning rate with the batch size.",
             ),
         ),
         charts=(
@@ -311,7 +317,7 @@ def accuracy_answer() -> Answer:
                 name="accuracy-by-minibatch",
                 title="Validation accuracy",
                 kind="line",
-                x=Axis(name="minibatch", scale="log2"),
+                x=Axis(name="batch size", scale="log2"),
                 y=Axis(name="accuracy"),
                 lines=(
                     Line(
@@ -360,7 +366,7 @@ def accuracy_answer() -> Answer:
                     Line(
                         name="published",
                         role="published",
-                        points=(Point(x="DGX-1, 1 V100, minibatch 1024", y=26000),),
+                        points=(Point(x="DGX-1, 1 V100, batch size 1024", y=26000),),
                     ),
                 ),
             ),
@@ -387,7 +393,7 @@ def accuracy_answer() -> Answer:
                     (
                         Cell(text="DGX-1, 1 V100"),
                         Cell(value=26000),
-                        Cell(text="document 001, figure 1"),
+                        Cell(text="NVIDIA DGX-1 best practices, figure 1"),
                     ),
                 ),
             ),

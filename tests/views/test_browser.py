@@ -36,7 +36,7 @@ def test_charts_are_drawn_with_marks_and_findings_are_there(browser: Any, page: 
     assert browser.evaluate(f'{charts}[2].querySelectorAll("{bars}").length') == 2
     text = browser.evaluate("document.body.innerText")
     assert "This machine trains LittleCNN at 2,170 images/s." in text
-    assert "Throughput stops growing at minibatch 128." in text
+    assert "Throughput stops growing at batch size 128." in text
     assert "2,169 ± 14" in text
     assert "out of memory: needs 27 GiB, 24 here; 2,048 fits" in text
     assert "the hypervisor hides the frequency driver" in text
@@ -61,12 +61,12 @@ def _middle_of_point(browser: Any, chart: int, label: str) -> dict[str, float]:
 
 def test_hovering_a_point_tells_its_figure_interval_and_run(browser: Any, page: Path) -> None:
     browser.open(page, width=1180)
-    spot = _middle_of_point(browser, 0, "minibatch 128")
+    spot = _middle_of_point(browser, 0, "batch size 128")
     browser.move(spot["x"] - 60, spot["y"] - 60)
     browser.move(spot["x"], spot["y"])
     browser.wait_for("document.querySelector('#vg-tooltip-element.visible') !== null")
     tip = browser.evaluate("document.querySelector('#vg-tooltip-element').innerText")
-    assert "this machine · minibatch 128" in tip
+    assert "this machine · batch size 128" in tip
     assert "2,169 ± 14 images/s" in tip
     assert "2,155 to 2,183" in tip
     assert "0080c9d2b7a1" in tip
@@ -80,7 +80,7 @@ def test_hovering_a_missing_point_tells_why(browser: Any, page: Path) -> None:
     browser.move(spot["x"], spot["y"])
     browser.wait_for("document.querySelector('#vg-tooltip-element.visible') !== null")
     tip = browser.evaluate("document.querySelector('#vg-tooltip-element').innerText")
-    assert "minibatch 4,096" in tip
+    assert "batch size 4,096" in tip
     assert "out of memory: needs 27 GiB" in tip
 
 
@@ -121,7 +121,7 @@ def test_a_figure_links_to_its_run_and_opens_it(browser: Any, page: Path) -> Non
     assert browser.evaluate(f"{run}.open") is False
     browser.evaluate("document.querySelector('a[href=\"#run-0040c9d2b7a1\"]').click()")
     browser.wait_for(f"{run}.open")
-    assert "Where the run's time went" in browser.evaluate(f"{run}.innerText")
+    assert "Phases of the run" in browser.evaluate(f"{run}.innerText")
 
 
 def test_records_can_be_saved(browser: Any, page: Path, tmp_path: Path) -> None:

@@ -81,16 +81,16 @@ def test_clean_text_steers_no_terminal_and_can_be_written(text):
 
 def test_runs_are_named_by_what_tells_them_apart():
     train = TrainSteps(network="resnet-50", batch_per_device=4096)
-    assert formatting.run_name(RunSpec(work=train)) == "resnet-50 · minibatch 4,096"
+    assert formatting.run_name(RunSpec(work=train)) == "resnet-50 · batch size 4,096"
     two = RunSpec(work=train, placement=Placement(devices=2))
-    assert formatting.run_name(two).endswith("2 devices · each for itself · global minibatch 8,192")
+    assert formatting.run_name(two).endswith("2 devices · no sync · global batch size 8,192")
     four = RunSpec(
         work=train,
         placement=Placement(devices=4),
         program=ProgramSettings(sync="parameter-server"),
     )
     assert formatting.run_name(four).endswith(
-        "4 devices · parameter-server · global minibatch 16,384"
+        "4 devices · parameter-server · global batch size 16,384"
     )
     ceilings = RunSpec(work=Ceiling(), placement=Placement(devices=2))
     assert formatting.run_name(ceilings).endswith("2 devices")

@@ -42,7 +42,7 @@ def test_a_gap_says_why():
     chart = grid()
     gap = cells(vega_lite(chart))["0.001", "16"]
     assert (gap["opacity"], gap["label"]) == (0.0, "×")
-    assert "diverged" in gap["said"]
+    assert "diverged" in gap["description"]
     assert missing_points(chart) == (("0.001", "16", "diverged: the loss became nan"),)
 
 

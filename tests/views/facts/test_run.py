@@ -30,10 +30,10 @@ def asynchronous(record):
 
 def test_staleness_and_whose_updates_came_first(made):
     told = dict(run_facts(asynchronous(made.training_record())))
-    assert told["staleness of a gradient, mean"] == "1 versions"
+    assert told["mean gradient staleness"] == "1 versions"
     assert told["staleness rank 1"] == "0.5 versions"
-    assert told["staleness counted"] == "0 (10.0 %), 1 (80.0 %), 2 (10.0 %)"
-    assert told["first updates were of ranks"] == "0 1 1 0"
+    assert told["staleness histogram"] == "0 (10.0 %), 1 (80.0 %), 2 (10.0 %)"
+    assert told["ranks of the first updates"] == "0 1 1 0"
 
 
 def test_each_rank_with_its_own_speed(made):

@@ -23,7 +23,7 @@ def one(name: str, *values: float, device: str = "gpu") -> Series:
     return Series(name=name, device=device, times_s=TIMES[: len(values)], values=values)
 
 
-def test_what_belongs_together_shares_a_panel_and_all_share_the_time(run) -> None:
+def test_series_of_one_kind_share_a_panel(run) -> None:
     shown = timeline(
         run,
         [
@@ -36,7 +36,7 @@ def test_what_belongs_together_shares_a_panel_and_all_share_the_time(run) -> Non
     assert shown is not None
     assert [p.title for p in shown.panels] == ["utilisation", "power", "queue depth"]
     assert [k.name for k in shown.panels[0].keys] == ["GPU", "CPU, this run"]
-    assert shown.panels[1].keys[0].note == "300 W in the mean, 100 W to 300 W"
+    assert shown.panels[1].keys[0].note == "mean 300 W, 100 W to 300 W"
     assert (shown.panels[0].top, shown.panels[1].top) == ("100 %", "300 W")
     assert (shown.start, shown.end, shown.measured) == ("0 s", "4 s", "2 s to 4 s")
 
@@ -69,7 +69,7 @@ def test_small_changes_of_a_clock_do_not_fill_its_panel(run) -> None:
     assert (shown.panels[0].top, shown.panels[0].bottom) == ("1,980 MHz", "1,782 MHz")
 
 
-def test_what_did_not_change_is_said_not_drawn(run) -> None:
+def test_constant_series_are_a_note(run) -> None:
     shown = timeline(
         run,
         [
@@ -82,14 +82,14 @@ def test_what_did_not_change_is_said_not_drawn(run) -> None:
     assert shown is not None
     assert shown.panels == ()
     assert shown.notes == (
-        "What held the GPU's clock back while steps were measured: power cap (100 % of readings), "
+        "GPU clock throttle reasons during the measurement: power cap (100 % of readings), "
         "heat (hardware) (33 % of readings).",
-        "Did not change: memory clock (3,201 MHz), disks (0 B/s).",
+        "Constant: memory clock (3,201 MHz), disks (0 B/s).",
     )
 
 
 def test_throttle_reasons_in_words() -> None:
-    assert throttle_text([0.0, 0.0]) == "nothing"
+    assert throttle_text([0.0, 0.0]) == "none"
     assert throttle_text([4.0, 0.0]) == "power cap (50 % of readings)"
 
 

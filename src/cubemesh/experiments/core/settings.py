@@ -136,7 +136,8 @@ def parse_value(key: str, text: str, kind: Any) -> Any:
         raise UsageError(f"{key}={text} does not fit: {why}.") from None
     except UsageError as error:
         raise UsageError(f"{key}={text}: {error}") from None
-    if isinstance(value, float) and not math.isfinite(value):
+    values = value if isinstance(value, tuple) else (value,)
+    if any(isinstance(v, float) and not math.isfinite(v) for v in values):
         raise UsageError(f"{key}={text} does not fit: a finite number is needed.")
     return value
 
