@@ -258,7 +258,7 @@ def minibatch_answer(records: Sequence[RunRecord]) -> Answer:
                 remedy="Larger batch sizes only cost memory.",
             ),
             Finding(
-                text="From 16 to 64 it grows 2.5 times; the NVIDIA white paper has 2.8 times on a V100."
+                text="From 16 to 64 it grows 2.5 times; NVIDIA reports 2.8 times on a V100."
             ),
         ),
         tables=(
