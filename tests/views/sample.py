@@ -257,9 +257,7 @@ def minibatch_answer(records: Sequence[RunRecord]) -> Answer:
                 unit="images a step",
                 remedy="Larger batch sizes only cost memory.",
             ),
-            Finding(
-                text="From 16 to 64 it grows 2.5 times; NVIDIA reports 2.8 times on a V100."
-            ),
+            Finding(text="From 16 to 64 it grows 2.5 times; NVIDIA reports 2.8 times on a V100."),
         ),
         tables=(
             Table(
