@@ -70,7 +70,7 @@ def test_stored_runs_are_compared_and_what_differs_is_said(store):
     assert said["ratio"]["low"] < said["ratio"]["value"] < said["ratio"]["high"]
     text = cubemesh("compare", first, second, "--fail-below", "0.2", store=store)
     assert text.exit_code == 0
-    assert "What differs" in text.stdout
+    assert "Differences" in text.stdout
     assert a.removeprefix("script=") in text.stdout
     assert b.removeprefix("script=") in text.stdout
 
@@ -97,7 +97,7 @@ def test_single_runs_are_told_apart_only_by_a_stored_spread(store, tmp_path):
         store=alone,
     )
     assert done.exit_code == 1
-    assert "Too little data" in done.stdout
+    assert "Not enough runs" in done.stdout
     assert "repeats=3" in done.stdout
     assert "cannot be judged" in done.stdout
 

@@ -70,11 +70,11 @@ def test_larger_images_gain_less_from_the_minibatch_and_keep_the_device_busier(r
     assert [p.y for p in busy.lines[1].points] == [72.0, 96.0]
 
 
-def test_starving_is_told_by_size_and_minibatch(record_of):
+def test_input_bound_sizes_and_batch_sizes_are_named(record_of):
     host = records(record_of, STEPS, PERCENT)
     device = records(record_of, {k: t / 2 for k, t in STEPS.items()}, PERCENT, on="device")
     answer = EXPERIMENT.answer(Settings(data_location="both"), [*host, *device])
-    (starves,) = [f.text for f in answer.findings if f.text.startswith("The GPU starves")]
+    starves = next(f.text for f in answer.findings if f.code == "input-bound")
     assert "2.00× as fast at 32 pixels, minibatch 16 (20 % utilisation)" in (starves)
     assert "224 pixels, minibatch 64" not in starves
     assert answer.charts[0].lines[0].name == "32 × 32, data on the host"

@@ -87,6 +87,6 @@ def test_every_figure_of_a_suite_is_asked_under_its_own_number():
     ]
     assert all(a.place.startswith("000") for a in SUITES["doc-000"].asks)
     lines = resolve(["doc-000"], [], Scale.QUICK)
-    networks = [one.request.settings.network for one in lines[1:]]
+    networks = [one.request.settings.networks[0] for one in lines[1:]]
     assert networks == ["alexnet", "googlenet", "resnet-50"]
     assert len(resolve(["doc-000"], [], None)) == 8

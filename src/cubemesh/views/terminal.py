@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from cubemesh.experiments.analysis.roofline import losses
+from cubemesh.experiments.analysis.roofline import roofline_table
 from cubemesh.experiments.collectives.report import sweep_tables
 from cubemesh.schema import Answer, Finding, Machine, RunRecord, Series, Status, Table, Warning
 from cubemesh.units import format_seconds
@@ -173,7 +173,7 @@ def print_record(console: Console, record: RunRecord, series: Sequence[Series] =
             console.print()
             _line(console, title, style=ACCENT)
             print_facts(console, pairs)
-    if (table := losses(record)) is not None:
+    if (table := roofline_table(record)) is not None:
         console.print()
         print_table(console, table)
     for table in sweep_tables(record):

@@ -17,7 +17,7 @@ def test_what_differs_from_the_default_is_named(record_of):
         framework="null", precision="bf16", data_location="device", script="step=1"
     )
     spec = replace(SPEC, program=program, placement=Placement(threads=3))
-    expected = "null, bf16, data on the device, scripted, 3 threads"
+    expected = "null, bf16, data on device, simulated, 3 threads"
     assert conditions([record_of(spec)]) == expected
     assert titled("a", [record_of(spec)]) == f"a · {expected}"
 

@@ -1,3 +1,4 @@
+from answers import column, table, values
 from cubemesh.experiments.analysis.groups import Group
 from cubemesh.experiments.analysis.published_rows import (
     nearest_rows,
@@ -22,13 +23,13 @@ def answer(record_of, rate, network="resnet-50"):
 
 
 def test_nearest_published_rows_stand_in_a_table_of_their_own(record_of):
-    table = answer(record_of, 300.0).tables[1]
-    assert table.title == "Beside the published record"
-    assert 1 <= len(table.rows) <= 5
-    names = [c.name for c in table.columns]
-    assert {"network", "system", "framework", "precision", "minibatch", "source"} <= set(names)
-    assert all(row[names.index("samples/s")].value > 0 for row in table.rows)
-    assert not any(cell.run_id for row in table.rows for cell in row)
+    found = table(
+        answer(record_of, 300.0),
+        *("network", "system", "framework", "precision", "batch size", "source"),
+    )
+    assert 1 <= len(found.rows) <= 5
+    assert all(value > 0 for value in values(found, "throughput"))
+    assert not any(cell.run_id for row in found.rows for cell in row)
 
 
 def test_a_network_nobody_published_has_no_such_table(record_of):
@@ -65,8 +66,7 @@ def test_nothing_measured_has_nothing_beside_it(record_of):
 
 def test_published_rows_above_their_peak_are_shown_with_their_cause(record_of):
     made = answer(record_of, 300.0, "vgg16")
-    table = made.tables[1]
-    shares = [row[[c.name for c in table.columns].index("of peak")] for row in table.rows]
+    shares = column(table(made, "source"), "of peak")
     above = [s for s in shares if (s.value or 0) > 100 or s.text.startswith("≥ 1")]
     warnings = [w for w in made.warnings if w.code == "above-peak"]
     assert above

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from cubemesh.experiments.analysis.roofline import losses, roofline, rooflines
+from cubemesh.experiments.analysis.roofline import roofline, roofline_table, rooflines
 from cubemesh.networks import build
 from cubemesh.networks.cost import costs
 from cubemesh.schema import Breakdown, Figure, Outcome, Rank, RunSpec, Status, TimeRow, TrainSteps
@@ -60,7 +60,7 @@ def test_the_layer_that_loses_most_carries_its_name(timed):
     labels = [p.label for line in chart.lines for p in line.points if p.label]
     assert first in labels
     assert len(labels) <= 4
-    table = losses(timed)
+    table = roofline_table(timed)
     assert table.rows[0][0].text == first
     assert table.rows[0][4].value == pytest.approx(table.rows[0][2].value - table.rows[0][3].value)
 
@@ -68,13 +68,13 @@ def test_the_layer_that_loses_most_carries_its_name(timed):
 def test_without_ceilings_the_layers_stand_alone_and_say_so(timed):
     bare = dataclasses.replace(timed, figures={}, ranks=())
     assert {line.role for line in roofline(bare).lines} == {"measured"}
-    assert "no ceilings" in losses(bare).rows[0][3].reason
+    assert "ceilings" in roofline_table(bare).rows[0][3].reason
 
 
 def test_a_record_without_layers_has_neither(record_of):
     plain = record_of(RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=8)))
     assert roofline(plain) is None
-    assert losses(plain) is None
+    assert roofline_table(plain) is None
     assert rooflines([plain]) == ()
     assert record_json(plain)["roofline"] == []
 

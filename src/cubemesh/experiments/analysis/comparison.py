@@ -1,7 +1,4 @@
-"""What is said of two programs that were compared, as sentences and tables?
-
-Both ways lead here: runs that alternated (`run --against`), and stored runs (`compare`).
-"""
+"""Comparison of two programs as an answer: interleaved (`run --against`) or stored (`compare`)."""
 
 from __future__ import annotations
 
@@ -20,49 +17,49 @@ from cubemesh.store.select import PARTS, Selected, shown
 
 THRESHOLD_BREACHED = 99
 """Exit code of `--fail-below`."""
-NOT_JUDGED = 1
-"""Exit code of `--fail-below` where nothing may be called."""
+INCONCLUSIVE = 1
+"""Exit code of `--fail-below` without a valid comparison."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """`--fail-below`: what it says of some comparisons."""
+    """`--fail-below`: whether a comparison breaches the threshold."""
 
     below: float
     ratios: tuple[Ratio, ...]
 
     @property
     def exit_code(self) -> int:
-        """99 where one is surely below, 1 where one could not be judged, else 0."""
+        """99 if a ratio is significantly below, 1 if one has no interval, else 0."""
         found = [ratio.breaches(self.below) for ratio in self.ratios]
         if any(found):
             return THRESHOLD_BREACHED
-        return NOT_JUDGED if None in found or not found else 0
+        return INCONCLUSIVE if None in found or not found else 0
 
     @property
     def sentence(self) -> str:
-        """What came of it."""
+        """The result in a sentence."""
         code = self.exit_code
         if code == THRESHOLD_BREACHED:
             worst = min(r.high for r in self.ratios if r.breaches(self.below) and r.high)
             return (
-                f"Threshold breached: the whole 95 % interval (up to {worst:.3f}) lies below "
+                f"Threshold breached: the whole 95 % interval (up to {worst:.3f}) is below "
                 f"{self.below:g}."
             )
         if code:
-            return f"Whether the throughput is below {self.below:g} cannot be judged from this."
-        return f"The throughput is not surely below {self.below:g}."
+            return f"Inconclusive: not enough data to compare the throughput with {self.below:g}."
+        return f"The throughput is not significantly below {self.below:g}."
 
 
 def gate_of(below: float, records: Iterable[RunRecord]) -> Gate:
-    """The gate of the runs that alternated."""
+    """The gate of the interleaved runs."""
     found = (ratio_of_record(record) for record in records)
     return Gate(below=below, ratios=tuple(ratio for ratio in found if ratio is not None))
 
 
 def ratio_of_record(record: RunRecord) -> Ratio | None:
-    """What an alternating run found, from its windows; None for a run of one program, or one that
-    ended before a block was whole."""
+    """The ratio of an interleaved run, from its windows; None for a run of one program, or one that
+    ended before the first block was complete."""
     if record.spec.against is None:
         return None
     windows = [w for w in record.windows if w.phase in ("measure", AGAINST)]
@@ -73,7 +70,7 @@ def ratio_of_record(record: RunRecord) -> Ratio | None:
 
 
 def with_comparisons(answer: Answer, records: Iterable[RunRecord]) -> Answer:
-    """`answer` with what its alternating runs found, in front; as it is where none alternated."""
+    """`answer` with the comparisons of its interleaved runs in front."""
     found = [r for r in records if r.spec.against is not None]
     if not found:
         return answer
@@ -86,7 +83,7 @@ def with_comparisons(answer: Answer, records: Iterable[RunRecord]) -> Answer:
 
 
 def changes(record: RunRecord) -> tuple[tuple[str, str, str], ...]:
-    """What differs between the two programs of an alternating run: (name, A's, B's)."""
+    """Settings that differ between the two programs of an interleaved run: (name, A's, B's)."""
     other = record.spec.other
     if other is None:
         return ()
@@ -100,7 +97,7 @@ def changes(record: RunRecord) -> tuple[tuple[str, str, str], ...]:
 
 
 def sentence(ratio: Ratio, first: str, second: str) -> str:
-    """What may be said of `second` beside `first`."""
+    """The difference of `second` from `first`, if it is significant."""
     interval = ""
     if ratio.low is not None and ratio.high is not None:
         interval = f", 95 % interval {ratio.low:.3f} to {ratio.high:.3f}"
@@ -114,10 +111,10 @@ def sentence(ratio: Ratio, first: str, second: str) -> str:
     if ratio.verdict is Difference.NOT_SIGNIFICANT:
         width = 100 * (ratio.half_width or 0)
         return (
-            f"No difference found between {first} and {second}: {figures}. One of less than some "
-            f"{width:.2g} % would not show."
+            f"No significant difference between {first} and {second}: {figures}. Differences below "
+            f"{width:.2g} % would not be detected."
         )
-    return f"Too little data to call a difference between {first} and {second}: {ratio.why}"
+    return f"Not enough runs to compare {first} and {second}: {ratio.why}"
 
 
 def _finding(record: RunRecord) -> Finding:
@@ -126,10 +123,14 @@ def _finding(record: RunRecord) -> Finding:
     first = ", ".join(f"{name}={a}" for name, a, _ in pairs) or "the program"
     second = ", ".join(f"{name}={b}" for name, _, b in pairs) or "itself"
     if ratio is None:
-        return Finding(text=f"{where}: {first} and {second} were not compared, see the run.")
+        return Finding(
+            code="not-compared",
+            text=f"{where}: {first} and {second} were not compared; see the run.",
+        )
     return Finding(
+        code="speed-ratio",
         text=f"{where}: {sentence(ratio, first, second)}",
-        question=f"How fast is {second}, against {first}?",
+        question=f"How fast is {second} compared with {first}?",
         value=ratio.value,
         unit="×",
         low=ratio.low,
@@ -142,7 +143,7 @@ def _name(record: RunRecord) -> str:
     work = record.spec.work
     if not isinstance(work, NetworkWork):
         return work.kind
-    return f"{work.network}{' forward' if work.kind == 'forward' else ''}, minibatch " + str(
+    return f"{work.network}{' forward' if work.kind == 'forward' else ''}, batch size " + str(
         work.batch_per_device
     )
 
@@ -153,7 +154,7 @@ def _table(records: Sequence[RunRecord]) -> Table:
     second = ", ".join(f"{name}={b}" for name, _, b in pairs) or "A again"
     rows: list[tuple[Cell, ...]] = []
     for record in records:
-        ratio, why = ratio_of_record(record), record.outcome.message or "no whole block"
+        ratio, why = ratio_of_record(record), record.outcome.message or "no complete block"
         name = Cell(text=_name(record), run_id=record.run_id)
         if ratio is None:
             rows.append((name, *(Cell(reason=why, run_id=record.run_id),) * 4))
@@ -168,7 +169,7 @@ def _table(records: Sequence[RunRecord]) -> Table:
             )
         )
     return Table(
-        title=f"B ({second}) against A ({first}), alternating in one process",
+        title=f"B ({second}) compared with A ({first}), interleaved in one process",
         columns=(
             Column(name="run"),
             Column(name="step of A", unit="s"),
@@ -188,22 +189,22 @@ def _cell(figure: Figure | None) -> Cell:
 
 def _notes(records: Sequence[RunRecord]) -> list[str]:
     notes = [
-        f"Programs alternate in blocks of four windows; {found.method}. Everything else of this "
-        "answer is A's, measured beside B."
+        f"Programs are interleaved in blocks of four windows; {found.method}. The rest of this "
+        "answer is about A."
         for record in records[:1]
         if (found := ratio_of_record(record)) is not None
     ]
     if not changes(records[0]):
-        notes.append("Nothing differs between the two programs: this is A against itself.")
+        notes.append("The two programs do not differ: this compares A with itself.")
     return notes
 
 
 def comparison_answer(found: Compared, gate: Gate | None = None) -> Answer:
     """The answer of `cubemesh compare`."""
     ratio = found.ratio
-    notes = [f"How the interval was found: {ratio.method}."]
+    notes = [f"Method of the interval: {ratio.method}."]
     notes += [
-        f"{name} leaves out {side.left_out} runs of older versions of the software or of cubemesh."
+        f"{name} excludes {side.left_out} runs of older versions of the software or of cubemesh."
         for name, side in (("A", found.first), ("B", found.second))
         if side.left_out
     ]
@@ -212,11 +213,12 @@ def comparison_answer(found: Compared, gate: Gate | None = None) -> Answer:
     answer = Answer(
         experiment="compare",
         question="Which is faster?",
-        title=f"{found.second.text} against {found.first.text}",
+        title=f"{found.second.text} compared with {found.first.text}",
         findings=(
             Finding(
+                code="speed-ratio",
                 text=sentence(ratio, "A", "B"),
-                question="How fast is B, against A?",
+                question="How fast is B compared with A?",
                 value=ratio.value,
                 unit="×",
                 low=ratio.low,
@@ -274,7 +276,7 @@ def _different(found: Compared) -> tuple[Table, ...]:
         return ()
     return (
         Table(
-            title="What differs",
+            title="Differences",
             columns=(Column(name=""), Column(name="A"), Column(name="B")),
             rows=tuple(
                 (Cell(text=d.what), Cell(text=d.first or "–"), Cell(text=d.second or "–"))

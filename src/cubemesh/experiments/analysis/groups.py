@@ -1,8 +1,8 @@
-"""Records that measured the same thing, seen as one point of an answer.
+"""Groups: the records of one point of an answer, pooled.
 
 Repeats of one spec on one machine are pooled: throughput is all their samples over all their
-seconds, and the interval resamples runs as well as windows, because fresh processes differ by more
-than the windows of one. A group in which nothing was measured keeps the reason.
+seconds, and the interval resamples runs as well as windows, because processes differ by more than
+the windows of one. A group without a measurement has the reason.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class Group(Generic[K]):
 
     @property
     def ok(self) -> tuple[RunRecord, ...]:
-        """The records that came to their end."""
+        """The records of successful runs."""
         return tuple(r for r in self.records if r.ok)
 
     @property
     def run_id(self) -> str:
-        """The run to look at for this point: the first good one, else the first."""
+        """The first successful run, else the first."""
         return (self.ok or self.records)[0].run_id
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """Codes of the warnings its runs carry that forbid to compare them closely."""
+        """Codes of the warnings of its runs that forbid comparing them closely."""
         return noise_codes(self.ok)
 
     @property
@@ -52,13 +52,13 @@ class Group(Generic[K]):
     @property
     def why(self) -> str:
         """Why there is no figure: "out of memory: needs 27 GiB, 24 GiB here; 96 fits"."""
-        what, said = self.ending, self.records[0].outcome.message
-        why = said if what in said.lower() else f"{what}: {said}"
+        what, message = self.ending, self.records[0].outcome.message
+        why = message if what in message.lower() else f"{what}: {message}"
         return why.rstrip(": .")
 
     @cached_property
     def throughput(self) -> Figure | None:
-        """Samples per second with its 95 % interval; None where no run was good."""
+        """Samples per second with its 95 % interval; None without a successful run."""
         if len(self.ok) == 1:
             return self.ok[0].figures.get("throughput_per_s")
         runs = [[(w.samples, w.elapsed_s) for w in run_windows(r)] for r in self.ok]
@@ -92,7 +92,7 @@ class Group(Generic[K]):
         )
 
     def median_of(self, name: str) -> float | None:
-        """The median over the good runs of one of their figures."""
+        """The median of a figure over the successful runs."""
         values = [v for r in self.ok if (v := r.figure(name)) is not None]
         return median(values) if values else None
 
@@ -115,20 +115,20 @@ def caveats(*groups: Group[Any]) -> tuple[str, ...]:
 
 
 def group_by(records: Iterable[RunRecord], key: Callable[[RunRecord], K]) -> list[Group[K]]:
-    """Records that share a key, each group in the order the keys first came."""
+    """Records that share a key, each group in order of first occurrence."""
     groups: dict[K, list[RunRecord]] = {}
     for record in records:
         groups.setdefault(key(record), []).append(record)
     return [Group(k, tuple(r)) for k, r in groups.items()]
 
 
-_SPOKEN = {"data_location": "data on the {}", "script": "scripted", "threads": "{} threads"}
+_LABELS = {"data_location": "data on {}", "script": "simulated", "threads": "{} threads"}
 _BARE = ("framework", "precision", "layout", "device")
 
 
 def conditions(records: Sequence[RunRecord]) -> str:
     """`bf16, nhwc, data on the device`: the settings of program and placement that all `records`
-    share and that are not the defaults; empty where there are none."""
+    share and that differ from the defaults."""
     words = []
     for part, usual in (("program", ProgramSettings()), ("placement", Placement())):
         for field in fields(usual):
@@ -139,17 +139,17 @@ def conditions(records: Sequence[RunRecord]) -> str:
 
 
 def titled(title: str, records: Sequence[RunRecord]) -> str:
-    """`title` with the conditions of its records behind it."""
+    """`title`, followed by the conditions of its records."""
     under = conditions(records)
     return f"{title} · {under}" if under else title
 
 
 def setting_label(name: str, value: object) -> str:
-    """A setting in words: `bf16`, `data on the device`, `optimizer adam`."""
+    """A setting in words: `bf16`, `data on device`, `optimizer adam`."""
     if isinstance(value, tuple):
         value = ", ".join(map(str, value))
     if name in _BARE:
         return str(value)
     if name == "threads" and value == 1:
         return "1 thread"
-    return _SPOKEN.get(name, f"{name} {{}}").format(value)
+    return _LABELS.get(name, f"{name} {{}}").format(value)

@@ -1,7 +1,6 @@
-"""A figure for every network and every variant (a framework, a precision): as a table, as bars, and
-who is the fastest in each row.
+"""Matrix of throughputs by network and variant (a framework, a precision): table, bars, ratios.
 
-What has no figure is a gap that says why, never a missing row or column.
+A missing figure is a gap with its reason, not a missing row or column.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Matrix:
 
     @classmethod
     def of(cls, records: Iterable[RunRecord], key: Callable[[RunRecord], CellKey]) -> Matrix:
-        """The matrix of `records`; rows and columns stand in the order they first came."""
+        """The matrix of `records`; rows and columns in order of first occurrence."""
         return cls(tuple(group_by(records, key)))
 
     @property
@@ -55,11 +54,11 @@ class Matrix:
         return tuple(dict.fromkeys(g.key[1] for g in self.groups))
 
     def at(self, network: str, variant: str) -> Group[CellKey] | None:
-        """The records of one cell; None where nothing was asked for."""
+        """The records of one cell; None if it was not requested."""
         return next((g for g in self.groups if g.key == (network, variant)), None)
 
     def found(self, network: str, variant: str) -> Found | None:
-        """The group of a cell with its throughput; None where there is none."""
+        """The group of a cell with its throughput; None without one."""
         group = self.at(network, variant)
         figure = group.throughput if group else None
         return (group, figure) if group and figure else None
@@ -80,29 +79,32 @@ class Matrix:
                 yield network, ratio(a[1], b[1]), (a[0], b[0])
 
     def gains(self, over: str, under: str) -> Finding | None:
-        """What `over` gains on `under`, network by network: "it gains on a 2.00× (1.96–2.04); is
-        level on b 1.01× (0.99–1.03)". Networks of which a run was disturbed are named and not
-        compared; None where no network has both."""
-        told: dict[str, list[str]] = {"gains on": [], "loses on": [], "is level on": []}
-        disturbed: list[str] = []
+        """The speed-up of `over` over `under` by network: "faster on a 2.00× (1.96–2.04); no
+        significant difference on b 1.01× (0.99–1.03)". Noisy runs are not compared; None if no
+        network has both."""
+        words = {1: "faster on", -1: "slower on", 0: "no significant difference on"}
+        networks: dict[str, list[str]] = {word: [] for word in words.values()}
+        noisy: list[str] = []
         codes: list[str] = []
         for network, found, groups in self.ratios(over, under):
-            if doubted := caveats(*groups):
-                disturbed.append(network)
-                codes += doubted
+            if noise := caveats(*groups):
+                noisy.append(network)
+                codes += noise
                 continue
-            words = {1: "gains on", -1: "loses on", 0: "is level on"}[significance(found)]
-            told[words].append(f"{network} {format_ratio(found)}")
-        parts = [f"{words} {format_list(where)}" for words, where in told.items() if where]
-        if disturbed:
-            parts.append(f"was not compared on {format_list(disturbed)}, where a run was disturbed")
+            networks[words[significance(found)]].append(f"{network} {format_ratio(found)}")
+        parts = [f"{word} {format_list(where)}" for word, where in networks.items() if where]
+        if noisy:
+            parts.append(f"not compared on {format_list(noisy)}, where a run was noisy")
         if not parts:
             return None
-        text = f"{over} against {under}: it {'; '.join(parts)}."
-        return Finding(text=text, caveats=tuple(dict.fromkeys(codes)))
+        return Finding(
+            code="throughput-ratio",
+            text=f"{over} over {under}: {'; '.join(parts)}.",
+            caveats=tuple(dict.fromkeys(codes)),
+        )
 
     def table(self, title: str, unit: str, reading: Reading) -> Table:
-        """A row a network, a column a variant; a gap has its reason in two words."""
+        """A row for each network, a column for each variant; gaps have a short reason."""
         columns = (Column(name=self.row_name), *(Column(name=v, unit=unit) for v in self.variants))
         rows = tuple(
             (Cell(text=n), *(self._cell(self.at(n, v), reading) for v in self.variants))
@@ -111,7 +113,7 @@ class Matrix:
         return Table(title=title, columns=columns, rows=rows)
 
     def chart(self, name: str, title: str, y: Axis, reading: Reading) -> tuple[Chart, ...]:
-        """Bars: a group for each network, a bar for each variant; none where nothing was asked."""
+        """Bars: a group for each network, a bar for each variant; none for an empty matrix."""
         if not self.groups:
             return ()
         lines = tuple(
@@ -129,7 +131,7 @@ class Matrix:
         return (Chart(name=name, title=title, kind="bar", x=x, y=y, lines=lines),)
 
     def gaps(self) -> Iterator[tuple[str, str, list[str]]]:
-        """(variant, why, networks) of everything that has no figure, told once for each reason."""
+        """(variant, reason, networks) of all gaps, once for each reason."""
         places: dict[CellKey, list[str]] = {}
         for group in self.groups:
             if group.throughput is None:
@@ -143,7 +145,7 @@ class Matrix:
             return Cell(text="–")
         figure = reading(group)
         if figure is None:
-            reason = "not known" if group.ok else group.ending
+            reason = "unknown" if group.ok else group.ending
             return Cell(reason=reason, run_id=group.run_id)
         return group.cell(figure)
 

@@ -1,8 +1,8 @@
-"""What did others publish of the same network? Shown beside a measurement, never mixed with it.
+"""Published throughputs of the same network, shown next to measurements and never mixed with them.
 
-The table holds the nearest published throughputs, five at most. A published line is drawn only
-where one system was measured at several minibatches, and not where it would stand so high that the
-measured line could no longer be read.
+The table holds the nearest published throughputs, five at most. A published line is drawn if one
+system was measured at several batch sizes, unless it is so high that the measured line could no
+longer be read.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from cubemesh.units import format_number
 ROWS = 5
 FORWARD_BACKWARD = "forward+backward time"
 HIGHEST = 3.0
-"""A published line is left out where it would rise above the measured one this many times."""
+"""A published line this many times as high as the measured one is left out."""
 
 
 def nearest_rows(network: str, groups: Sequence[Group[int]]) -> list[PublishedFigure]:
-    """The published rows nearest to the fastest of `groups` (keyed by minibatch); none where
+    """The published rows nearest to the fastest of `groups` (keyed by batch size); none where
     nothing was measured or nothing is published."""
     done = [(f.value, g) for g in groups if (f := g.throughput) is not None]
     if not done:
@@ -39,34 +39,32 @@ def nearest_rows(network: str, groups: Sequence[Group[int]]) -> list[PublishedFi
 
 
 def nearest_table(found: Sequence[PublishedFigure]) -> tuple[Table, ...]:
-    """Published rows as a table; none for none. The source of a row stands last, so that its name
-    may run on."""
+    """Published rows as a table; the source is the last column, because it is long."""
     if not found:
         return ()
     columns = (
         Column(name="device"),
         Column(name="framework"),
         Column(name="precision"),
-        Column(name="minibatch"),
-        Column(name="samples/s"),
+        Column(name="batch size"),
+        Column(name="throughput", unit="samples/s"),
         Column(name="of peak", unit="%"),
         Column(name="network"),
         Column(name="system"),
         Column(name="source"),
     )
-    title = "Beside the published record"
+    title = "Nearest published results"
     return (Table(title=title, columns=columns, rows=tuple(map(_row, found))),)
 
 
 def above_peak(found: Sequence[PublishedFigure]) -> tuple[Warning, ...]:
-    """Why published rows that are shown reached more than all of their device's peak."""
+    """Warnings of published rows that exceed their device's peak."""
     shares = (peak_share(figure) for figure in found)
     return tuple(share.warning for share in shares if share.warning is not None)
 
 
 def share_cell(figure: PublishedFigure) -> Cell:
-    """How much of its device's peak a published figure reached, in percent; or that it cannot be
-    told, and why."""
+    """The percentage of its device's peak that a published figure reached."""
     found = peak_share(figure)
     if found.share is None:
         return Cell(text="–")
@@ -76,8 +74,8 @@ def share_cell(figure: PublishedFigure) -> Cell:
 
 
 def time_rows(groups: Sequence[Group[tuple[str, str]]]) -> list[PublishedFigure]:
-    """Published times of a minibatch forward and backward, nearest to what was measured: two rows
-    a network of `groups` (keyed by network and framework). They leave out the update."""
+    """Published times of a forward and backward pass, nearest to what was measured: two rows
+    a network of `groups` (keyed by network and framework). They exclude the update."""
     rows: list[PublishedFigure] = []
     for network in dict.fromkeys(g.key[0] for g in groups):
         record = next((g.ok[0] for g in groups if g.key[0] == network and g.ok), None)
@@ -97,17 +95,17 @@ def time_rows(groups: Sequence[Group[tuple[str, str]]]) -> list[PublishedFigure]
 
 
 def time_table(found: Sequence[PublishedFigure]) -> tuple[Table, ...]:
-    """Such times as a table; none for none."""
+    """Published times as a table."""
     columns = (
         Column(name="network"),
         Column(name="device"),
         Column(name="framework"),
-        Column(name="minibatch"),
+        Column(name="batch size"),
         Column(name="forward + backward", unit="ms"),
         Column(name="of peak", unit="%"),
         Column(name="source"),
     )
-    title = "Beside the published record"
+    title = "Nearest published results"
     rows = tuple(map(_time_row, found))
     return (Table(title=title, columns=columns, rows=rows),) if rows else ()
 
@@ -125,7 +123,7 @@ def _time_row(figure: PublishedFigure) -> tuple[Cell, ...]:
 
 
 def published_sweep(network: str, groups: Sequence[Group[int]]) -> Series:
-    """One published system's throughputs within the minibatches that `groups` measured; none where
+    """One published system's throughputs within the batch sizes that `groups` measured; none where
     no source has three of them, or where they would hide what was measured."""
     measured = [(g.key, f.value) for g in groups if (f := g.throughput) is not None]
     if not measured:
@@ -140,7 +138,7 @@ def published_sweep(network: str, groups: Sequence[Group[int]]) -> Series:
 
 
 def published_line(found: Series) -> tuple[Line, ...]:
-    """A published sweep as the line of a chart; none for none."""
+    """A published sweep as the line of a chart."""
     if not found:
         return ()
     name = f"{found[0].device}, {found[0].precision} (published)"
@@ -149,7 +147,7 @@ def published_line(found: Series) -> tuple[Line, ...]:
 
 
 def published_note(found: Series) -> tuple[str, ...]:
-    """Where the published line comes from."""
+    """The source of the published line."""
     if not found:
         return ()
     f = found[0]
@@ -160,7 +158,7 @@ def published_note(found: Series) -> tuple[str, ...]:
 
 
 def _devices(record: RunRecord) -> int:
-    """As published tables count: 0 is a run on a CPU."""
+    """The number of devices; 0 for a run on a CPU, as in published tables."""
     on_cpu = any(rank.device == "cpu" for rank in record.ranks)
     return 0 if on_cpu else record.spec.placement.devices
 
@@ -187,5 +185,5 @@ def _device(figure: PublishedFigure) -> str:
 
 
 def _short(framework: str) -> str:
-    """The framework with its version; the libraries below it are in the data."""
+    """The framework with its version, without the libraries below it."""
     return framework.split(",")[0].strip()

@@ -1,9 +1,9 @@
-"""How many times as much is one figure as another, and is that a difference?
+"""Ratios of figures and their significance.
 
 The interval of a ratio is the widest that the two intervals allow: the low end of one over the high
-end of the other. A difference is *called* where that whole interval lies on one side of 1 and the
-ratio itself is 3 % from it at least; anything less is *level*. The 3 % are a floor under intervals
-that come from the windows of one process: a fresh process can differ by more.
+end of the other. A difference is *significant* if that whole interval is on one side of 1 and the
+ratio differs from 1 by at least 3 %. The 3 % are a floor under intervals that come from the windows
+of one process, since processes can differ by more.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from __future__ import annotations
 from cubemesh.schema import Figure
 from cubemesh.units import format_interval
 
-MATTERS = 0.03
-"""Ratios nearer to 1 than this are never called a difference."""
+MIN_DIFFERENCE = 0.03
+"""Smallest relative difference that can be significant."""
 
 
 def bounds(figure: Figure) -> tuple[float, float]:
-    """The interval, or the value alone where there is none."""
+    """The interval; without one the value twice."""
     low = figure.value if figure.low is None else figure.low
     return low, figure.value if figure.high is None else figure.high
 
 
 def ratio(over: Figure, under: Figure) -> Figure:
-    """`over` as a multiple of `under`; both above 0. Without an interval where neither has one."""
+    """`over` as a multiple of `under`; both above 0. Without an interval if neither has one."""
     (over_low, over_high), (under_low, under_high) = bounds(over), bounds(under)
     sure = over.low is not None or under.low is not None
     return Figure(
@@ -35,14 +35,14 @@ def ratio(over: Figure, under: Figure) -> Figure:
 
 
 def significance(found: Figure) -> int:
-    """1 for a ratio surely above 1, -1 for one surely below, 0 for level. Where either figure had
-    no interval nothing is sure."""
+    """1 for a ratio significantly above 1, -1 below; 0 for no significant difference, and without
+    an interval."""
     low, high = bounds(found)
     if low == high:
         return 0
-    if low > 1 and found.value >= 1 + MATTERS:
+    if low > 1 and found.value >= 1 + MIN_DIFFERENCE:
         return 1
-    return -1 if high < 1 and found.value <= 1 - MATTERS else 0
+    return -1 if high < 1 and found.value <= 1 - MIN_DIFFERENCE else 0
 
 
 def format_ratio(found: Figure) -> str:

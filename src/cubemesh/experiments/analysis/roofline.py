@@ -1,7 +1,7 @@
-"""The layers of a run under the roof of their device: as a chart, and as a table of what they lose.
+"""Roofline of a run: its layers under the roof of the device, as a chart and a table of losses.
 
-The roof is drawn from the ceilings that were measured before the run, that of the datasheet dashed
-beside it. Layers are told apart by their category; those that lose most carry their names.
+The roof comes from the ceilings measured before the run, the datasheet's is dashed. Layers are
+coloured by category; those with the largest loss are labelled.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from cubemesh.schema import Axis, Cell, Chart, Column, Line, Point, RunRecord, T
 from cubemesh.units import format_quantity
 
 NAMED = 4
-"""Layers that carry their names in the chart."""
+"""Layers with a label in the chart."""
 WIDE, HIGH = 0.7, 0.25
-"""Powers of ten between two names, to the side and upwards, that keep them apart."""
+"""Smallest distance of two labels in powers of ten, horizontally and vertically."""
 MOST_CATEGORIES = 6
-"""Colours there are: further categories, which lose least, are left out."""
+"""Number of colours; categories with the smallest loss are left out."""
 CATEGORIES = ("convolution", "matrix product", "normalisation", "elementwise", "pooling")
 """In the order of their colours."""
 ROWS = 8
 NOTE = (
-    "Roofline: operations for each byte moved against operations a second, forward and backward. "
-    "A layer's floor is the least it takes under the measured roof; what it loses is its time less "
-    "that. Bytes are counted as if nothing were fused or cached, so a layer may stand above it."
+    "Roofline: operations per byte moved and operations per second, forward and backward. "
+    "A layer's floor is its shortest possible time under the measured roof; its loss is its time "
+    "minus the floor. Bytes are counted without fusion and caches: a layer can be above the roof."
 )
 
 
 def roofline(record: RunRecord, name: str = "roofline") -> Chart | None:
-    """The chart of a record whose layers were timed; None of any other."""
+    """The chart of a record whose layers were timed; None without them."""
     roof = measured_roof(record)
     points = points_of(record, roof)
     if not points:
@@ -48,16 +48,16 @@ def roofline(record: RunRecord, name: str = "roofline") -> Chart | None:
     network, batch = getattr(record.spec.work, "network", ""), record.spec.batch_per_device
     return Chart(
         name=name,
-        title=f"{network} at minibatch {batch}: layers under the roof",
+        title=f"{network} at batch size {batch}: roofline of its layers",
         kind="scatter",
-        x=Axis(name="operations for each byte moved", unit="FLOP/B", scale="log10"),
-        y=Axis(name="operations a second", unit="FLOP/s", scale="log10"),
+        x=Axis(name="arithmetic intensity", unit="FLOP/B", scale="log10"),
+        y=Axis(name="compute rate", unit="FLOP/s", scale="log10"),
         lines=tuple(lines),
     )
 
 
-def losses(record: RunRecord) -> Table | None:
-    """The layers of a record that lose most, with their floors; None where none was timed."""
+def roofline_table(record: RunRecord) -> Table | None:
+    """The layers of a record with the largest loss; None without timed layers."""
     points = points_of(record, measured_roof(record))
     if not points:
         return None
@@ -66,12 +66,14 @@ def losses(record: RunRecord) -> Table | None:
         Column(name="category"),
         Column(name="time", unit="s"),
         Column(name="floor", unit="s"),
-        Column(name="loses", unit="s"),
-        Column(name="reaches", unit="FLOP/s"),
+        Column(name="loss", unit="s"),
+        Column(name="rate", unit="FLOP/s"),
         Column(name="intensity", unit="FLOP/B", digits=2),
     )
     rows = tuple(_row(point, record.run_id) for point in points[:ROWS])
-    return Table(title="Layers that lose most under the roof", columns=columns, rows=rows)
+    return Table(
+        title="Layers with the largest loss below the roofline", columns=columns, rows=rows
+    )
 
 
 def rooflines(records: Iterable[RunRecord]) -> tuple[Chart, ...]:
@@ -91,7 +93,7 @@ def _row(point: LayerPoint, run_id: str) -> tuple[Cell, ...]:
         Cell(text=point.layer, run_id=run_id),
         Cell(text=point.category),
         Cell(value=point.seconds),
-        Cell(value=point.floor_s) if known else Cell(reason="no ceilings were measured before"),
+        Cell(value=point.floor_s) if known else Cell(reason="no measured ceilings"),
         Cell(value=point.lost_s) if known else Cell(text="–"),
         Cell(value=point.flops_per_s),
         Cell(value=point.intensity),
@@ -99,8 +101,8 @@ def _row(point: LayerPoint, run_id: str) -> tuple[Cell, ...]:
 
 
 def _layers(points: Sequence[LayerPoint], run_id: str) -> list[Line]:
-    """A line of points for each category that loses most, in an order that gives a category the
-    same colour in most charts."""
+    """The points of the categories with the largest loss, ordered so that a category mostly has the
+    same colour."""
     lost: dict[str, float] = {}
     for point in points:
         lost[point.category] = lost.get(point.category, 0.0) + point.lost_s
@@ -127,7 +129,7 @@ def _layers(points: Sequence[LayerPoint], run_id: str) -> list[Line]:
 
 
 def _named(points: Sequence[LayerPoint]) -> set[str]:
-    """Those that lose most, none too near to another for both to be read."""
+    """The layers with the largest loss whose labels do not overlap."""
     chosen: list[LayerPoint] = []
     for point in points:
         if len(chosen) == NAMED:
@@ -142,7 +144,7 @@ def _named(points: Sequence[LayerPoint]) -> set[str]:
 
 
 def _roof(limits: Limits, span: tuple[float, float], name: str, role: str) -> list[Line]:
-    """The roof over the intensities in `span`: rising to the ridge, then level."""
+    """The roof over the intensities in `span`: rising to the ridge, then flat."""
     rate, bandwidth = limits.flops_per_s, limits.bytes_per_s
     if not rate or not bandwidth:
         return []

@@ -1,7 +1,7 @@
-"""How much of the device did each point of an answer use? Columns of a table, where it is known.
+"""Device utilization of measured points, as table columns.
 
-The figures are the records' own (utilization.py): shares of the datasheet where the catalogue
-knows the device, and of ceilings where some were measured before.
+The figures are in the records (forecast/utilization.py): fractions of the datasheet's peaks if the
+catalogue knows the device, and of measured ceilings if there are any.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from cubemesh.schema import Budget, Ceiling, Cell, Column, Placement, ProgramSet
 
 COLUMNS = {
     "mfu_percent": "MFU",
-    "memory_use_percent": "memory use",
-    "ceiling_mfu_percent": "matrix use",
-    "ceiling_memory_use_percent": "of a copy",
+    "memory_use_percent": "of peak bandwidth",
+    "ceiling_mfu_percent": "matmul use",
+    "ceiling_memory_use_percent": "of memcpy bandwidth",
 }
-"""Figure → its column: of the datasheet's peak and bandwidth, of the measured product and copy."""
+"""Figure → its column."""
 NOTE = (
-    "MFU and memory use are the matrix operations and the bytes moved in a second, as counted, "
-    "over the datasheet's dense peak and bandwidth; matrix use and ‘of a copy’ are the same over "
-    "the fastest product and copy measured on this device. Fused kernels move less than counted."
+    "MFU and ‘of peak bandwidth’ are the counted matrix operations and bytes moved per second over "
+    "the datasheet's dense peak and bandwidth; ‘matmul use’ and ‘of memcpy bandwidth’ are the same "
+    "over the fastest matrix product and copy measured on this device. Fused kernels move fewer "
+    "bytes than counted."
 )
 
 
@@ -38,7 +39,7 @@ def utilization_columns(names: Iterable[str]) -> tuple[Column, ...]:
 
 
 def utilization_cells(group: Group[Any], names: Iterable[str]) -> tuple[Cell, ...]:
-    """What stands in them for one point: the median over its runs."""
+    """Their cells for one point: the median over its runs."""
     cells = []
     for name in names:
         value = group.median_of(name)
@@ -52,7 +53,7 @@ def utilization_cells(group: Group[Any], names: Iterable[str]) -> tuple[Cell, ..
 def ceiling_specs(
     program: ProgramSettings, budget: Budget, placement: Placement | None = None
 ) -> list[RunSpec]:
-    """The product and the copy that a program's runs are held against."""
+    """The matrix product and the copy that runs of a program are compared with."""
     return [
         RunSpec(
             work=Ceiling(operation=operation),
