@@ -99,7 +99,7 @@ def test_single_runs_are_told_apart_only_by_a_stored_spread(store, tmp_path):
     assert done.exit_code == 1
     assert "Not enough runs" in done.stdout
     assert "repeats=3" in done.stdout
-    assert "cannot be judged" in done.stdout
+    assert "Inconclusive" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_disturbed_runs_gain_nothing_and_unknown_memory_is_called_so(record_of):
     assert "not compared on resnet-50" in found.text
     assert found.caveats == ("drift",)
     memory = next(t for t in answer.tables if t.title.startswith("Memory"))
-    assert [memory.rows[0][1].value, memory.rows[0][2].reason] == [64, "not known"]
+    assert [memory.rows[0][1].value, memory.rows[0][2].reason] == [64, "unknown"]
 
 
 def test_what_is_not_offered_stands_in_its_place(record_of):

@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from cubemesh.experiments.analysis.roofline import losses, roofline
+from cubemesh.experiments.analysis.roofline import roofline, roofline_table
 from cubemesh.experiments.collectives.report import sweep_tables
 from cubemesh.schema import (
     WARNINGS,
@@ -344,7 +344,7 @@ def run_entry(record: RunRecord, series: Sequence[Series]) -> RunEntry:
             for b in record.breakdowns
         ),
         roofline=_roofline(record),
-        losses=None if (table := losses(record)) is None else text_table(table),
+        losses=None if (table := roofline_table(record)) is None else text_table(table),
         sweep=tuple(map(text_table, sweep_tables(record))),
         small=tuple(_small(record)),
         timeline=timeline(record, series),
