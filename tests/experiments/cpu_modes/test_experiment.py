@@ -1,4 +1,4 @@
-"""Which arrangements are measured where, and when one is said to win."""
+"""CPU configurations: which are measured, and which is significantly faster."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ def two_cores(machine):
     return dataclasses.replace(machine, cpu=cpu)
 
 
-def test_two_cores_have_few_arrangements_and_the_usual_one_comes_first(two_cores):
+def test_two_cores_have_few_configurations_the_default_first(two_cores):
     found = modes(Settings(layouts=("nchw",)), two_cores, Scale.DEFAULT)
     assert found == [
         CpuMode(2, "none", None, "nchw"),
@@ -65,7 +65,7 @@ def test_specs_are_of_the_cpu_and_repeated_in_fresh_processes(two_cores, play, r
 
 
 def measured(two_cores, play, record_of, speeds, scale=Scale.DEFAULT):
-    """Records of the two-core machine; `speeds` gives the step time of what is not the usual."""
+    """Records of the two-core machine; `speeds` has step times other than the default."""
 
     def make(spec):
         mode = (spec.placement.threads, spec.placement.pinning, spec.program.layout)
@@ -75,31 +75,30 @@ def measured(two_cores, play, record_of, speeds, scale=Scale.DEFAULT):
     return play(EXPERIMENT.plan(Settings(), context), make)[1]
 
 
-def test_a_faster_arrangement_is_called_with_its_interval_and_how_to_have_it(
-    two_cores, play, record_of
-):
+def test_a_significantly_faster_configuration_and_its_settings(two_cores, play, record_of):
     records = measured(two_cores, play, record_of, {(2, "none", "nhwc"): 0.05})
     answer = EXPERIMENT.answer(Settings(), records)
     first = answer.findings[0]
-    assert "2 threads, nhwc trains little-cnn 2.00×" in first.text
+    assert first.code == "fastest-configuration"
+    assert "2 threads, nhwc" in first.text
     assert first.value == pytest.approx(2, rel=0.05)
     assert first.low < 2 < first.high
     assert first.remedy == "Train with --set threads=2 --set layout=nhwc."
-    layout = next(f.text for f in answer.findings if f.text.startswith("The layout"))
-    assert "all else being the same: against nhwc, nchw 0.50×" in layout
+    (layout,) = (f.text for f in answer.findings if f.code == "layout-effect")
+    assert "nchw 0.50×" in layout
     assert answer.tables[0].rows[0][5].text == "fastest"
     assert answer.charts[0].lines[0].points[0].x == "2 threads, nhwc"
 
 
-def test_where_there_is_no_difference_that_is_said(two_cores, play, record_of):
+def test_no_significant_difference(two_cores, play, record_of):
     records = measured(two_cores, play, record_of, {(1, "compact", "nhwc"): 0.0995})
     answer = EXPERIMENT.answer(Settings(), records)
-    assert answer.findings[0].text.startswith("No arrangement trains little-cnn faster")
+    assert answer.findings[0].code == "default-fastest"
     assert answer.findings[0].remedy == ""
-    assert any(f.text.startswith("Level with the fastest") for f in answer.findings)
+    assert "equal-configurations" in {f.code for f in answer.findings}
 
 
-def test_one_process_each_is_said_to_be_too_few(two_cores, play, record_of):
+def test_a_single_process_each_is_a_warning(two_cores, play, record_of):
     records = measured(two_cores, play, record_of, {}, Scale.QUICK)
     (warning,) = EXPERIMENT.answer(Settings(), records).warnings
     assert warning.code == "reduced"
@@ -108,18 +107,16 @@ def test_one_process_each_is_said_to_be_too_few(two_cores, play, record_of):
     assert EXPERIMENT.answer(Settings(), full).warnings == ()
 
 
-def test_what_is_not_offered_keeps_its_reason(two_cores, play, record_of):
+def test_unsupported_configurations_have_a_reason(two_cores, play, record_of):
     records = measured(two_cores, play, record_of, {})
     gone = record_of(records[-1].spec, status=Status.UNSUPPORTED, message="no nhwc here")
     answer = EXPERIMENT.answer(Settings(), [*records[:-1], gone])
     assert any("no nhwc here" in f.text for f in answer.findings)
     nothing = EXPERIMENT.answer(Settings(), [gone])
-    assert nothing.findings[0].text.startswith("No arrangement was measured")
+    assert [f.code for f in nothing.findings] == ["nothing-measured"]
 
 
-def test_the_claim_about_a_knl_cannot_be_tested_and_says_what_was_measured(
-    two_cores, play, record_of
-):
+def test_the_claim_about_a_knl_cannot_be_tested(two_cores, play, record_of):
     claim = next(c for c in claims() if c.id == "004-13")
     records = measured(two_cores, play, record_of, {(2, "none", "nhwc"): 0.05})
     verdict = CHECKS["004-13"](claim, Evidence(records=tuple(records)))
@@ -136,11 +133,11 @@ def test_it_is_in_the_suites():
         assert "cpu-modes" in [a.experiment for a in SUITES[suite].asks]
 
 
-def test_disturbed_runs_call_no_winner(two_cores, play, record_of):
+def test_noisy_runs_are_inconclusive(two_cores, play, record_of):
     records = measured(two_cores, play, record_of, {(2, "none", "nhwc"): 0.05})
     busy = warn("busy-host", "others used 40 %", "stop them")
     records[0] = dataclasses.replace(records[0], warnings=(busy,))
     first = EXPERIMENT.answer(Settings(), records).findings[0]
-    assert first.text.startswith("Which arrangement is fastest cannot be told")
+    assert first.code == "noisy-runs"
     assert first.caveats == ("busy-host",)
     assert first.value is None

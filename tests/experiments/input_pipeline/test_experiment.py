@@ -1,3 +1,5 @@
+"""Stages and bottleneck of `input-pipeline`."""
+
 from dataclasses import replace
 
 import pytest
@@ -5,6 +7,7 @@ import pytest
 from cubemesh.errors import UsageError
 from cubemesh.experiments.core.settings import request, split
 from cubemesh.experiments.input_pipeline.experiment import EXPERIMENT, Settings
+from cubemesh.experiments.input_pipeline.report import LABELS
 from cubemesh.experiments.registry import Context, Scale
 from cubemesh.schema import Figure, Gpu, Status
 
@@ -28,7 +31,7 @@ STEP_S = {
 BY_DEVICE = ("decode-by-device", "page-cache-by-device")
 
 
-def played(machine, play, record_of, seconds=STEP_S, scale=Scale.DEFAULT, **settings):
+def simulated(machine, play, record_of, seconds=STEP_S, scale=Scale.DEFAULT, **settings):
     chosen = Settings(**settings)
     asked = []
 
@@ -52,18 +55,15 @@ def played(machine, play, record_of, seconds=STEP_S, scale=Scale.DEFAULT, **sett
     return asked, EXPERIMENT.answer(chosen, records)
 
 
-def test_every_part_is_measured_the_disk_before_what_may_stay_in_memory(machine, play, record_of):
-    asked, answer = played(machine, play, record_of)
+def test_every_part_is_measured_the_disk_first(machine, play, record_of):
+    asked, answer = simulated(machine, play, record_of)
     assert asked == [
         *("read", "disk", "decode-one", "decode", "copy"),
         *("page-cache", "decoded", "synthetic", "device"),
     ]
     stages, trainings = answer.tables
     assert [row[0].text for row in stages.rows] == [
-        "read from the disk",
-        "decode, one thread",
-        "decode",
-        "copy to the device",
+        LABELS[part] for part in ("read", "decode-one", "decode", "copy")
     ]
     assert [row[3].value for row in stages.rows] == [None, None, 40.0, None], "by thread"
     assert len(trainings.rows) == 5
@@ -73,93 +73,83 @@ def test_every_part_is_measured_the_disk_before_what_may_stay_in_memory(machine,
     assert "1,024 JPEG files" in answer.notes[0]
 
 
-def test_decoding_that_is_too_slow_is_named_with_what_it_takes(machine, play, record_of):
-    _, answer = played(machine, play, record_of)
+def test_slow_decoding_is_the_bottleneck(machine, play, record_of):
+    _, answer = simulated(machine, play, record_of)
     first, second, disk, *_ = answer.findings
-    assert first.text == (
-        "Decoding is the bottleneck: 160.0 ± 1.6 images/s, and the device trains 1,280 ± 13 when "
-        "feeding it costs nothing."
-    )
+    assert first.code == "input-bottleneck"
+    assert "decoding is the bottleneck" in first.text
     assert first.value == pytest.approx(0.125)
-    assert first.remedy == (
-        "Give it more cores, set decode_location=device on a GPU, or store images smaller."
-    )
-    assert second.text == (
-        "To feed this device takes 32 cores that decode, at 40 images/s each (40 where one works "
-        "alone), and a disk that reads 141 MB/s."
-    )
-    assert second.value == 32
-    assert disk.text.startswith("Training on files on the disk is 0.11× (0.11–0.12) as fast as on")
-    assert disk.text.endswith("80 % of a step waits for its input.")
-    assert "0.88 times the 2 GB/s" in answer.findings[-1].text
+    assert "decode_location=device" in first.remedy
+    assert (second.code, second.value) == ("required-input", 32)
+    assert "141 MB/s" in second.text
+    assert (disk.code, disk.value) == ("input-cost", pytest.approx(0.114, abs=0.001))
+    assert "80 % of a step" in disk.text
+    assert answer.findings[-1].code == "disk-bandwidth"
+    assert answer.findings[-1].value == pytest.approx(1.76e9)
 
 
-def test_a_device_that_is_slower_than_all_stages_is_the_bottleneck(machine, play, record_of):
+def test_a_slow_device_is_the_bottleneck(machine, play, record_of):
     slow = STEP_S | dict.fromkeys(("disk", "page-cache", "decoded", "synthetic", "device"), 1.0)
-    _, answer = played(machine, play, record_of, slow)
-    assert answer.findings[0].text == (
-        "The device is the bottleneck: it trains 16.00 ± 0.16 images/s, and the slowest stage "
-        "before it, decoding, makes 160.0 ± 1.6."
-    )
-    assert answer.findings[0].remedy == ""
-    assert "takes 1 core that decodes, at 40 images/s" in answer.findings[1].text
-    assert "is as fast as on one batch that lies on the device" in answer.findings[2].text
+    _, answer = simulated(machine, play, record_of, slow)
+    first, second, cost, *_ = answer.findings
+    assert (first.code, first.value) == ("device-bottleneck", pytest.approx(10))
+    assert first.remedy == ""
+    assert (second.value, second.unit) == (1, "core")
+    assert (cost.code, cost.value) == ("input-cost", pytest.approx(1))
 
 
-def test_a_quick_look_leaves_two_out_and_parts_choose(machine, play, record_of):
-    asked, _ = played(machine, play, record_of, scale=Scale.QUICK)
+def test_quick_leaves_parts_out_and_parts_selects(machine, play, record_of):
+    asked, _ = simulated(machine, play, record_of, scale=Scale.QUICK)
     assert set(STEP_S) - set(asked) == {"page-cache", "synthetic", *BY_DEVICE}
-    asked, answer = played(machine, play, record_of, parts=("read", "copy"))
+    asked, answer = simulated(machine, play, record_of, parts=("read", "copy"))
     assert asked == ["read", "copy"]
-    assert [f.text for f in answer.findings] == [
-        "Files are read at 1.76 GB/s, 0.88 times the 2 GB/s that document 002 gives for the disks "
-        "of a DGX-1."
-    ]
+    assert [f.code for f in answer.findings] == ["disk-bandwidth"]
 
 
-def test_a_gpu_decodes_too_and_each_way_has_its_bottleneck(machine, play, record_of):
+def test_a_gpu_also_decodes_and_each_path_has_its_bottleneck(machine, play, record_of):
     with_gpu = replace(machine, gpus=(Gpu(index=0, name="NVIDIA H200", uuid="GPU-0"),))
-    asked, answer = played(with_gpu, play, record_of)
+    asked, answer = simulated(with_gpu, play, record_of)
     assert set(asked) == set(STEP_S)
     stages, trainings = answer.tables
     assert "decode on the device" in [row[0].text for row in stages.rows]
     assert trainings.rows[2][0].text == "files decoded on the device"
-    host, device, *_ = (f.text for f in answer.findings)
-    assert host.startswith("Decoding is the bottleneck: 640")
-    assert device.startswith("Decoded on the device: the device is the bottleneck: it trains 5,120")
-    assert "before it, decoding there, makes 6,400" in device
-    assert any("files decoded on the device is 0.96×" in f.text for f in answer.findings)
+    host, device, *_ = answer.findings
+    assert (host.code, device.code) == ("input-bottleneck", "device-bottleneck")
+    assert host.value == pytest.approx(640 / 5120)
+    assert device.value == pytest.approx(6400 / 5120)
+    costs = {f.text: f.value for f in answer.findings if f.code == "input-cost"}
+    assert pytest.approx(0.96, abs=0.005) in costs.values()
     slow = STEP_S | {"decode-by-device": 0.05}
-    _, answer = played(with_gpu, play, record_of, slow)
+    _, answer = simulated(with_gpu, play, record_of, slow)
     second = answer.findings[1]
-    assert second.text.startswith("Decoded on the device: decoding there is the bottleneck: 1,280")
+    assert second.code == "input-bottleneck"
     assert "decode_location=host" in second.remedy
 
 
-def test_the_device_of_a_cpu_decodes_where_it_is_asked_for(machine, play, record_of):
-    asked, answer = played(machine, play, record_of, parts=(*BY_DEVICE, "device"))
+def test_decoding_on_the_device_of_a_cpu_if_requested(machine, play, record_of):
+    asked, answer = simulated(machine, play, record_of, parts=(*BY_DEVICE, "device"))
     assert asked == [*BY_DEVICE, "device"]
-    assert answer.findings[0].text.startswith("Decoded on the device: the device is the bottleneck")
+    assert answer.findings[0].code == "device-bottleneck"
 
 
-def test_your_own_images_are_read_from_where_they_lie(machine, play, record_of):
+def test_own_images_are_read_in_place(machine, play, record_of):
     chosen = Settings(data_path="/data/photos", networks=("alexnet",))
     asked, records = play(EXPERIMENT.plan(chosen, Context(machine=machine)), record_of)
     fed = {(s.work.data, s.work.data_path, s.work.image_size) for s in asked}
     assert fed == {("images", "/data/photos", None), ("synthetic", None, None)}
-    assert not any("are made" in note for note in EXPERIMENT.answer(chosen, records).notes)
+    assert not any("generated" in note for note in EXPERIMENT.answer(chosen, records).notes)
 
 
-def test_a_part_that_failed_says_why(machine, play, record_of):
+def test_failed_parts_have_a_reason(machine, play, record_of):
     def make(spec):
         return record_of(spec, status=Status.UNSUPPORTED, message="no decoder")
 
     _, records = play(EXPERIMENT.plan(Settings(), Context(machine=machine)), make)
     answer = EXPERIMENT.answer(Settings(), records)
-    assert answer.findings[0].text == "read from the disk: not supported: no decoder."
-    assert len(answer.findings) == 9
+    assert [f.code for f in answer.findings] == ["failed-run"] * 9
+    assert "no decoder" in answer.findings[0].text
 
 
-def test_what_it_varies_cannot_be_set(machine):
+def test_a_varied_field_cannot_be_set(machine):
     with pytest.raises(UsageError, match="sets stage itself"):
         request(EXPERIMENT, split(["stage=read"]))

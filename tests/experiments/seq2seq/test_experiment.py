@@ -1,4 +1,4 @@
-"""Translators by width, attention and minibatch: the plan, and what an answer says."""
+"""Translators by hidden size, attention and batch size: plan and answer."""
 
 import dataclasses
 
@@ -28,11 +28,7 @@ def trained(record_of, network, width, batch, step_s, precision="fp32", **more):
     return dataclasses.replace(record, figures={**record.figures, "tokens_per_s": tokens})
 
 
-def texts(records, settings=None):
-    return [f.text for f in EXPERIMENT.answer(settings or Settings(), records).findings]
-
-
-def test_full_settings_are_the_documents(machine, play, record_of):
+def test_full_settings_are_the_papers(machine, play, record_of):
     context = Context(machine=machine, scale=Scale.FULL)
     asked, sent = play(EXPERIMENT.plan(Settings(), context), record_of)
     assert [(s.work.hidden, s.batch_per_device, s.work.network) for s in asked] == [
@@ -45,19 +41,20 @@ def test_full_settings_are_the_documents(machine, play, record_of):
     assert EXPERIMENT.answer(Settings(), sent).warnings == ()
 
 
-def test_a_cpu_takes_less_and_says_so(machine, play, record_of):
+def test_a_cpu_runs_less_with_a_warning(machine, play, record_of):
     asked, sent = play(EXPERIMENT.plan(Settings(), Context(machine=machine)), record_of)
     assert {s.work.hidden for s in asked} == {128, 256, 512}
     assert {s.batch_per_device for s in asked} == {4, 8, 16, 32}
     (warning,) = EXPERIMENT.answer(Settings(), sent).warnings
-    assert "widths up to 512 for 2048" in warning.cause
-    assert "minibatches up to 32 for 256" in warning.cause
+    assert warning.code == "reduced"
+    assert "up to 512 for 2048" in warning.cause
+    assert "up to 32 for 256" in warning.cause
     quick = Context(machine=machine, scale=Scale.QUICK)
     asked, _ = play(EXPERIMENT.plan(Settings(), quick), record_of)
     assert {s.work.hidden for s in asked} == {128, 256}
 
 
-def test_a_list_ends_for_the_slow_attention_alone(machine, play, record_of):
+def test_the_list_of_a_slow_attention_ends(machine, play, record_of):
     def make(spec):
         slow = spec.work.network == "translator" and spec.batch_per_device >= 8
         return record_of(spec, step_s=60.0 if slow else 0.01)
@@ -73,7 +70,7 @@ def test_a_list_ends_for_the_slow_attention_alone(machine, play, record_of):
     assert [s.batch_per_device for s in asked] == [4, 8, 16]
 
 
-def test_attention_and_width_at_the_largest_minibatch_both_ran(record_of):
+def test_comparisons_at_the_largest_common_batch_size(record_of):
     records = [
         trained(record_of, "translator", 512, 64, 0.10),
         trained(record_of, "translator", 512, 128, 0.16),
@@ -86,28 +83,22 @@ def test_attention_and_width_at_the_largest_minibatch_both_ran(record_of):
         ),
     ]
     answer = EXPERIMENT.answer(Settings(), records)
-    fastest, attention, width = answer.findings[:3]
-    assert fastest.value == pytest.approx(1600)
-    assert "plain attention, 512 wide, trains at" in fastest.text
+    fastest, attention, hidden = answer.findings[:3]
+    assert (fastest.code, fastest.value) == ("highest-throughput", pytest.approx(1600))
+    assert "plain attention, hidden size 512" in fastest.text
     assert "tokens/s" in fastest.text
-    assert attention.question == "Which attention is faster?"
-    assert attention.text == (
-        "At minibatch 128 plain attention, 512 wide trains 2.00× (1.96–2.04) as many "
-        "sentences a second as mlp attention, 512 wide."
-    )
-    assert attention.value == pytest.approx(2)
-    assert width.text.startswith("At minibatch 64 mlp attention, 1024 wide trains 0.50×")
-    assert "times the operations" in width.text
-    told = texts(records)
-    assert any(
-        t.startswith("mlp attention, 512 wide: throughput levels off at minibatch 128, 1.25×")
-        for t in told
-    )
-    assert any("plain attention, 512 wide: throughput still grows" in t for t in told)
-    assert "mlp attention, 1024 wide, minibatch 128: out of memory." in told
+    assert (attention.code, attention.value) == ("attention-comparison", pytest.approx(2))
+    assert attention.question
+    assert "batch size 128" in attention.text
+    assert (hidden.code, hidden.value) == ("hidden-comparison", pytest.approx(0.5))
+    assert "times the operations" in hidden.text
+    found = {f.code: f for f in answer.findings}
+    assert found["throughput-knee"].value == 128
+    assert found["growing-throughput"].text.startswith("plain attention, hidden size 512")
+    assert "hidden size 1024, batch size 128: out of memory" in found["failed-run"].text
 
 
-def test_table_and_charts_count_tokens_and_show_gaps(record_of):
+def test_table_and_charts_have_tokens_and_gaps(record_of):
     records = [
         trained(record_of, "translator", 512, 64, 0.10),
         trained(record_of, "translator", 1024, 64, 0.20),
@@ -125,33 +116,34 @@ def test_table_and_charts_count_tokens_and_show_gaps(record_of):
     assert "out of memory" in gap["tokens/s"].reason
     by_batch, by_width = answer.charts
     assert [line.name for line in by_batch.lines] == [
-        "mlp attention, 512 wide",
-        "mlp attention, 1024 wide",
+        "mlp attention, hidden size 512",
+        "mlp attention, hidden size 1024",
     ]
     assert by_batch.lines[1].points[1].y is None
-    assert by_width.title == "tokens/s by width, minibatch 64"
+    assert by_width.title.endswith("batch size 64")
     assert [p.x for p in by_width.lines[0].points] == [512, 1024]
 
 
-def test_level_is_called_level_and_fewer_bits_are_compared(record_of):
+def test_no_significant_difference_and_lower_precision(record_of):
     records = [
         trained(record_of, "translator", 512, 64, 0.100),
         trained(record_of, "translator-plain", 512, 64, 0.099),
         trained(record_of, "translator", 512, 64, 0.050, precision="bf16"),
     ]
-    told = texts(records, Settings(precisions=("fp32", "bf16")))
-    assert any("are level: 1.01×" in t for t in told)
-    assert any(
-        t.startswith("At minibatch 64 mlp attention, 512 wide, bf16 trains 2.00×") for t in told
-    )
+    answer = EXPERIMENT.answer(Settings(precisions=("fp32", "bf16")), records)
+    found = {f.code: f for f in answer.findings}
+    assert found["attention-comparison"].value == pytest.approx(1.01, abs=0.001)
+    assert "no significant difference" in found["attention-comparison"].text
+    assert found["precision-comparison"].value == pytest.approx(2)
+    assert "bf16" in found["precision-comparison"].text
 
 
-def test_nothing_measured_is_no_error():
+def test_nothing_measured():
     answer = EXPERIMENT.answer(Settings(), [])
     assert answer.findings == answer.charts == answer.warnings == ()
 
 
-def test_what_it_varies_itself_is_refused():
+def test_varied_fields_and_unknown_settings():
     with pytest.raises(UsageError, match="--set hidden_sizes="):
         request(EXPERIMENT, {"hidden": "64"})
     with pytest.raises(UsageError, match="attentions=bahdanau"):
@@ -188,7 +180,7 @@ def test_the_scripted_framework_for_real(tmp_path):
     answered = asked(tmp_path, given)
     assert [record.ok for record in answered.records] == [True] * 4
     assert all(3 < each <= 6 for each in tokens_each(answered))
-    assert any("Which attention" in (f.question or "") for f in answered.answer.findings)
+    assert "attention-comparison" in {f.code for f in answered.answer.findings}
 
 
 def test_pytorch_on_real_text(tmp_path):
@@ -202,4 +194,4 @@ def test_pytorch_on_real_text(tmp_path):
     assert record.ok
     assert record.figures["throughput_per_s"].value > 0
     assert tokens_each(answered) == [pytest.approx((4 + 2) / 2)]
-    assert not any("made of chance" in note for note in answered.answer.notes)
+    assert not any("random" in note for note in answered.answer.notes)

@@ -1,8 +1,8 @@
-"""How fast would a cluster train, with more and more of its systems? Forecasts for `cluster`.
+"""Forecast training throughput of a cluster, for `cluster`.
 
-One job on 1, 2, 4, … devices of one system and then on 1, 2, 4, … whole systems (weak scaling,
-all-reduce), joined by each network that is compared; forecast/step.py has the model. Without a
-measured rate of one device only the band is known, so the efficiency says more than the rate.
+Weak scaling with all-reduce on 1, 2, 4, … devices of one system, then on 1, 2, 4, … whole systems,
+over each of the networks (forecast/step.py has the model). Without a measured rate of one device
+the throughput is only known within a band; the efficiency is more reliable.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from cubemesh.units import format_number
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """What is to be trained on the cluster."""
+class ClusterJob:
+    """A training on the cluster."""
 
     network: str
     batch_per_device: int
     precision: Precision
     rate: float | None
-    """Samples per second of one device, where it was measured."""
+    """Measured samples/s of one device."""
     max_devices: int
 
     @property
@@ -55,9 +55,9 @@ def device_counts(system: System, most: int) -> tuple[int, ...]:
 
 
 def forecasts(
-    system: System, designs: Mapping[str, Design], job: Job
+    system: System, designs: Mapping[str, Design], job: ClusterJob
 ) -> dict[str, tuple[Point, ...] | str]:
-    """The points on each network, by its name; or why there are none."""
+    """Points by name of the network, or the reason why there are none."""
     found: dict[str, tuple[Point, ...] | str] = {}
     counts = device_counts(system, job.max_devices)
     for name, design in designs.items():
@@ -81,7 +81,7 @@ def forecasts(
     return found
 
 
-def table(found: Mapping[str, tuple[Point, ...] | str], job: Job) -> Table:
+def table(found: Mapping[str, tuple[Point, ...] | str], job: ClusterJob) -> Table:
     """A row for each number of devices and network."""
     rows: list[tuple[Cell, ...]] = []
     for name, points in found.items():
@@ -98,10 +98,10 @@ def table(found: Mapping[str, tuple[Point, ...] | str], job: Job) -> Table:
             )
             for p in points
         ]
-    source = "its datasheet" if job.rate is None else "its measured rate"
+    source = "the datasheet" if job.rate is None else "the measured rate of one device"
     return Table(
-        title=f"{job.network}, {job.precision}, minibatch {job.batch_per_device} of each device, "
-        f"forecast from {source}",
+        title=f"Forecast of {job.network}, {job.precision}, batch size {job.batch_per_device} per "
+        f"device, from {source}",
         columns=(
             Column(name="network"),
             Column(name="devices"),
@@ -113,31 +113,38 @@ def table(found: Mapping[str, tuple[Point, ...] | str], job: Job) -> Table:
     )
 
 
-def findings(found: Mapping[str, tuple[Point, ...] | str], job: Job) -> Iterator[Finding]:
-    """What the most devices reach on each network, and from where on the network limits."""
+def findings(found: Mapping[str, tuple[Point, ...] | str], job: ClusterJob) -> Iterator[Finding]:
+    """Throughput on the largest number of devices, and where the network becomes the limit."""
     for name, points in found.items():
         if isinstance(points, str):
             continue
         last = points[-1]
         low, high = format_number(last.low), format_number(last.high)
         text = (
-            f"{last.devices:,} devices over {name} would train {job.network} at "
-            f"{format_number(last.samples_per_s)} samples/s ({low} to {high}), "
-            f"{100 * last.efficiency:.0f} % of as many single ones"
+            f"Forecast for {job.network} on {last.devices:,} devices with {name}: "
+            f"{format_number(last.samples_per_s)} samples/s ({low} to {high}), efficiency "
+            f"{100 * last.efficiency:.0f} %"
         )
-        limited = next((p for p in points if p.limit.startswith("sync")), None)
+        limited = next((p for p in points if ": " in p.limit), None)
         where = (
-            f"; from {limited.devices} on {limited.limit.removeprefix('exchange: ')} limits"
+            f"; limited by {limited.limit.partition(': ')[2]} from {limited.devices} devices"
             if limited
-            else f"; {last.limit} limits"
+            else f"; limited by {last.limit}"
         )
-        yield Finding(text=f"{text}{where}.")
+        yield Finding(
+            code="forecast-throughput",
+            text=f"{text}{where}.",
+            value=last.samples_per_s,
+            unit="samples/s",
+            low=last.low,
+            high=last.high,
+        )
 
 
 def chart(
-    found: Mapping[str, tuple[Point, ...] | str], job: Job, *, several: bool = False
+    found: Mapping[str, tuple[Point, ...] | str], job: ClusterJob, *, several: bool = False
 ) -> Chart:
-    """Throughput over devices, a line a network, with the ideal."""
+    """Throughput over devices, a line per network, with linear scaling."""
     lines = []
     for name, points in found.items():
         if isinstance(points, str):
@@ -147,7 +154,7 @@ def chart(
         one = points[0].samples_per_s
         ideal = tuple(Dot(x=p.devices, y=one * p.devices) for p in points)
         if len(lines) == 1:
-            lines.append(Line(name="as many single devices", points=ideal, role="reference"))
+            lines.append(Line(name="linear scaling", points=ideal, role="reference"))
     return Chart(
         name=f"cluster-throughput-{job.name}" if several else "cluster-throughput",
         title=f"Forecast throughput of {job.network} by number of devices",

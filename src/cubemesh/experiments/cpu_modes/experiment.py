@@ -1,12 +1,11 @@
-"""Which arrangement of threads, processors and memory trains fastest on this CPU?
+"""CPU configurations: number of threads, pinning, NUMA node and memory layout.
 
-Document 004 compares clustering and memory modes of a KNL (figure 5), which its firmware sets. What
-any processor leaves to its user is compared here: how many threads compute; whether they are bound
-to as many processors near one another, far apart, or not at all (pinning.py); the order of
-the image axes in memory; and, where there is more than one NUMA node, whether threads and memory
-stay on one. Each arrangement is measured in fresh processes, because on a CPU these differ from one
-another by more than the windows of one; the interval covers both. The *usual* arrangement is what
-cubemesh takes where nothing is set: a thread for each usable core, unbound, nchw.
+Gawande et al. 2018 [004] compare clustering and memory modes of a KNL (figure 5), which its
+firmware sets. Here the choices of a user on any CPU are compared: the number of threads; their
+pinning to processors (compact, spread or none; worker/launch/pinning.py); the memory layout of
+images; and on several NUMA nodes, whether threads and memory stay on one. Each configuration runs
+in fresh processes, which differ by more than the windows of one process; the interval covers both.
+The *default* is one thread per usable core, no pinning, nchw.
 """
 
 from __future__ import annotations
@@ -34,29 +33,28 @@ from cubemesh.schema.spec import Layout, Pinning
 
 NETWORK, BATCH = "little-cnn", 64
 REPEATS = {Scale.QUICK: 1, Scale.DEFAULT: 3, Scale.FULL: 5}
-"""Fresh processes of each arrangement."""
+"""Fresh processes per configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What can be set in `cpu-modes` besides the fields of its specs."""
+    """Settings of `cpu-modes` besides the fields of its specs."""
 
     networks: tuple[str, ...] = (NETWORK,)
     """Networks to train."""
     batch_sizes: tuple[int, ...] = (BATCH,)
     """Batch sizes."""
     threads: tuple[int, ...] = ()
-    """Counts of threads; none given is one, half of the usable cores, all of them, and a thread for
-    every logical processor where there are more. --quick takes the half and all."""
+    """Numbers of threads; default: one, half of the usable cores, all of them, and all logical
+    processors; with --quick half and all cores."""
     pinnings: tuple[Pinning, ...] = ("none", "compact", "spread")
-    """How threads are bound to processors. Where there are as many threads as processors, binding
-    them to all leaves everything as it is, and is left out."""
+    """Thread pinnings; left out where there is a thread for every processor."""
     layouts: tuple[Layout, ...] = ("nchw", "nhwc")
-    """Orders of the image axes in memory."""
+    """Memory layouts of images."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:
-    """Every arrangement that differs from the others on this machine."""
+    """Every distinct configuration on this machine."""
     budget = replace(context.budget, repeats=REPEATS[context.scale])
     yield [
         RunSpec(
@@ -74,7 +72,7 @@ def plan(settings: Settings, context: Context) -> Plan:
 
 
 def modes(settings: Settings, machine: Machine, scale: Scale) -> list[CpuMode]:
-    """The arrangements to measure, the usual one first."""
+    """The configurations to measure, the default first."""
     cpu = machine.cpu
     usable = cpu.usable_cores
     logical = cpu.affinity_cores or cpu.logical_cores or usable
@@ -86,12 +84,11 @@ def modes(settings: Settings, machine: Machine, scale: Scale) -> list[CpuMode]:
                 continue
             for pinning in settings.pinnings:
                 bound = pinning != "none"
-                # One thread is as far from the others as it is near.
                 if bound and (threads >= room or (threads == 1 and pinning != "compact")):
                     continue
                 found += [CpuMode(threads, pinning, node, layout) for layout in settings.layouts]
-    usual = CpuMode(usable, "none", None, "nchw")
-    return sorted(dict.fromkeys(found), key=lambda mode: mode != usual)  # keeps the others' order
+    default = CpuMode(usable, "none", None, "nchw")
+    return sorted(dict.fromkeys(found), key=lambda mode: mode != default)  # a stable sort
 
 
 def _counts(usable: int, logical: int, scale: Scale) -> list[int]:
@@ -102,7 +99,7 @@ def _counts(usable: int, logical: int, scale: Scale) -> list[int]:
 
 
 def _nodes(machine: Machine) -> list[tuple[int, int]]:
-    """The first NUMA node and how many processors it has; nothing where there is but one node."""
+    """The first NUMA node and its number of processors; empty if there is only one."""
     nodes = [n for n in machine.cpu.numa_nodes if n.cpus]
     return [(nodes[0].node, len(nodes[0].cpus))] if len(nodes) > 1 else []
 
@@ -128,19 +125,18 @@ def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
-        title=f"Arrangements of {network}, minibatch {batch}",
+        title=f"CPU configurations of {network}, batch size {batch}",
         findings=tuple(findings(network, groups, ranked)),
         tables=(table(groups, ranked),) if groups else (),
         charts=tuple(charts(network, ranked)),
         warnings=(*_reduced(steps), *(w for r in records for w in r.warnings)),
         run_ids=tuple(r.run_id for r in records),
         notes=(
-            "Bound threads may use as many processors as they are: near one another (compact), "
-            "near one another with a core each (cores), or far apart (spread). ± covers the "
-            "windows and the processes of an arrangement; those whose ratio to the fastest holds "
-            "1, or lies within 3 % of it, count as level.",
-            "Document 004 figure 5 compares clustering and memory modes of a KNL, which its "
-            "firmware sets.",
+            "Pinned threads use as many processors as threads: neighbours (compact), neighbours "
+            "with a core each (cores), or distant ones (spread). ± covers windows and processes; "
+            "ratios whose interval contains 1, or that are within 3 % of it, are not significant.",
+            "Gawande et al. 2018 [004], figure 5, compare clustering and memory modes of a KNL, "
+            "which its firmware sets.",
         ),
     )
 
@@ -152,8 +148,8 @@ def _reduced(records: Sequence[RunRecord]) -> tuple[Warning, ...]:
     return (
         warn(
             "reduced",
-            f"Each arrangement ran in {min(repeats)} process{'' if min(repeats) == 1 else 'es'}, "
-            "and processes differ: the intervals are too narrow to call small differences.",
+            f"Each configuration ran in {min(repeats)} process{'' if min(repeats) == 1 else 'es'}; "
+            "processes differ, so the intervals are too narrow for small differences.",
             "Leave --quick out, or set repeats=3.",
         ),
     )
@@ -161,7 +157,7 @@ def _reduced(records: Sequence[RunRecord]) -> tuple[Warning, ...]:
 
 EXPERIMENT = Experiment(
     name="cpu-modes",
-    question="Which arrangement of threads, processors and memory trains fastest on this CPU?",
+    question="Which threads, pinning and memory layout train fastest on this CPU?",
     settings=Settings,
     works=(TrainSteps,),
     varies={

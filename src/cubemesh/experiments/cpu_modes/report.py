@@ -1,4 +1,4 @@
-"""The table, the chart and the findings of `cpu-modes`."""
+"""Table, chart and findings of `cpu-modes`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cubemesh.units import format_list
 
 @dataclass(frozen=True)
 class CpuMode:
-    """One arrangement."""
+    """One configuration."""
 
     threads: int
     pinning: Pinning
@@ -33,28 +33,28 @@ class CpuMode:
 
 
 def mode_of(record: RunRecord) -> CpuMode:
-    """The arrangement a record was measured in."""
+    """The configuration of a record."""
     place = record.spec.placement
     threads = place.threads or (record.ranks[0].threads if record.ranks else None) or 0
     return CpuMode(threads, place.pinning, place.numa_node, record.spec.program.layout)
 
 
 def rate_of(group: Group[CpuMode]) -> Figure:
-    """The throughput of an arrangement that was measured."""
+    """Throughput of a configuration that ran."""
     figure = group.throughput
-    assert figure is not None, "only arrangements that were measured are ranked"
+    assert figure is not None, "only configurations that ran are ranked"
     return figure
 
 
 def table(groups: Sequence[Group[CpuMode]], ranked: Sequence[Group[CpuMode]]) -> Table:
-    """A row an arrangement, the fastest first; what was not measured last, with its reason."""
+    """A row per configuration, the fastest first, failed ones last."""
     columns = (
         Column(name="threads"),
         Column(name="pinning"),
         Column(name="NUMA node"),
         Column(name="layout"),
         Column(name="samples/s"),
-        Column(name="of the fastest"),
+        Column(name="vs fastest"),
         Column(name="processes"),
     )
     rows = []
@@ -86,13 +86,13 @@ def table(groups: Sequence[Group[CpuMode]], ranked: Sequence[Group[CpuMode]]) ->
 
 
 def charts(network: str, ranked: Sequence[Group[CpuMode]]) -> Iterator[Chart]:
-    """A bar for each arrangement that was measured, the fastest first."""
+    """A bar for each configuration that ran, the fastest first."""
     if ranked:
         yield Chart(
             name=f"cpu-modes-{network}",
-            title=f"{network}: samples/s by arrangement",
+            title=f"{network}: samples/s by CPU configuration",
             kind="bar",
-            x=Axis(name="arrangement", scale="category"),
+            x=Axis(name="configuration", scale="category"),
             y=Axis(name="throughput", unit="samples/s", from_zero=True),
             lines=(
                 Line(
@@ -106,38 +106,42 @@ def charts(network: str, ranked: Sequence[Group[CpuMode]]) -> Iterator[Chart]:
 def findings(
     network: str, groups: Sequence[Group[CpuMode]], ranked: Sequence[Group[CpuMode]]
 ) -> Iterator[Finding]:
-    """Which arrangement wins and by how much, what is level with it, and what each choice does."""
+    """The fastest configuration, those without a significant difference, and each effect."""
     if not ranked:
         if groups:
-            yield Finding(text=f"No arrangement was measured. {groups[0].why}.")
+            yield Finding(
+                code="nothing-measured", text=f"No configuration was measured: {groups[0].why}."
+            )
         return
     best, top = ranked[0], rate_of(ranked[0])
-    usual = usual_of(groups)
-    level = [g for g in ranked[1:] if significance(ratio(top, rate_of(g))) <= 0]
-    if usual is None:
-        text = f"{best.key.words} trains {network} fastest here, at {plus_minus(top)} samples/s"
+    default = default_of(groups)
+    equal = [g for g in ranked[1:] if significance(ratio(top, rate_of(g))) <= 0]
+    if default is None:
         yield Finding(
-            question="Which arrangement?", text=f"{text}.", value=top.value, unit="samples/s"
+            code="fastest-configuration",
+            question=QUESTION,
+            text=f"{network} trains fastest with {best.key.words}: {plus_minus(top)} samples/s.",
+            value=top.value,
+            unit="samples/s",
         )
     else:
-        yield _against_usual(network, best, usual)
-    if level:
-        names = format_list(g.key.words for g in level[:4])
-        more = f" and {len(level) - 4} more" if len(level) > 4 else ""
+        yield _versus_default(network, best, default)
+    if equal:
+        names = format_list(g.key.words for g in equal[:4])
+        more = f" and {len(equal) - 4} more" if len(equal) > 4 else ""
         yield Finding(
-            text=f"Level with the fastest ({best.key.words}), as far as the intervals can tell: "
-            f"{names}{more}.",
-            caveats=caveats(best, *level),
+            code="equal-configurations",
+            text=f"No significant difference from the fastest ({best.key.words}): {names}{more}.",
+            caveats=caveats(best, *equal),
         )
     yield from _effects(ranked)
     for group in groups:
         if group.throughput is None:
-            yield Finding(text=f"{group.key.words}: {group.why}.")
+            yield Finding(code="failed-run", text=f"{group.key.words}: {group.why}.")
 
 
-def usual_of(groups: Sequence[Group[CpuMode]]) -> Group[CpuMode] | None:
-    """The arrangement that a plan asks for first, which is the usual one where that was among the
-    settings; None where it was not measured, or something in it was named."""
+def default_of(groups: Sequence[Group[CpuMode]]) -> Group[CpuMode] | None:
+    """The default configuration, which a plan runs first; None if it was not measured."""
     first = groups[0] if groups else None
     if first is None or first.throughput is None:
         return None
@@ -146,33 +150,37 @@ def usual_of(groups: Sequence[Group[CpuMode]]) -> Group[CpuMode] | None:
 
 
 def gain(records: Sequence[RunRecord]) -> tuple[str, Figure] | None:
-    """The fastest arrangement in words, and its throughput as a multiple of the usual one's; None
-    where these were not measured."""
+    """The fastest configuration in words, and its throughput relative to the default; None if
+    these were not measured."""
     groups = group_by(records, mode_of)
-    usual = usual_of(groups)
-    if usual is None:
+    default = default_of(groups)
+    if default is None:
         return None
     best = max((g for g in groups if g.throughput is not None), key=lambda g: rate_of(g).value)
-    return best.key.words, ratio(rate_of(best), rate_of(usual))
+    return best.key.words, ratio(rate_of(best), rate_of(default))
 
 
-def _against_usual(network: str, best: Group[CpuMode], usual: Group[CpuMode]) -> Finding:
-    found = ratio(rate_of(best), rate_of(usual))
-    disturbed = caveats(best, usual)
-    if disturbed:
+QUESTION = "Which CPU configuration is fastest?"
+
+
+def _versus_default(network: str, best: Group[CpuMode], default: Group[CpuMode]) -> Finding:
+    found = ratio(rate_of(best), rate_of(default))
+    noisy = caveats(best, default)
+    if noisy:
         return Finding(
-            text=f"Which arrangement is fastest cannot be told: {best.key.words} ran at "
-            f"{format_ratio(found)} of the unbound {usual.key.words}, but a run of the two was "
-            "disturbed.",
+            code="noisy-runs",
+            text=f"Inconclusive: {best.key.words} ran at {format_ratio(found)} the speed of the "
+            f"default ({default.key.words}), but one of the runs is noisy.",
             remedy="Measure again on a quiet machine (--no-cache).",
-            caveats=disturbed,
+            caveats=noisy,
         )
     if significance(found) > 0:
         remedy = _remedy(best.key)
         return Finding(
-            question="Which arrangement?",
-            text=f"{best.key.words} trains {network} {format_ratio(found)} as fast as the "
-            f"unbound {usual.key.words}.",
+            code="fastest-configuration",
+            question=QUESTION,
+            text=f"{network} trains fastest with {best.key.words}: {format_ratio(found)} the speed "
+            f"of the default ({default.key.words}).",
             value=found.value,
             unit="× the speed",
             low=found.low,
@@ -180,10 +188,10 @@ def _against_usual(network: str, best: Group[CpuMode], usual: Group[CpuMode]) ->
             remedy=remedy,
         )
     return Finding(
-        question="Which arrangement?",
-        text=f"No arrangement trains {network} faster than the unbound {usual.key.words}, "
-        f"as far as the intervals can tell: the fastest, {best.key.words}, is at "
-        f"{format_ratio(found)} of it.",
+        code="default-fastest",
+        question=QUESTION,
+        text=f"No configuration trains {network} significantly faster than the default "
+        f"({default.key.words}): the fastest, {best.key.words}, is at {format_ratio(found)}.",
         value=found.value,
         unit="× the speed",
         low=found.low,
@@ -192,39 +200,34 @@ def _against_usual(network: str, best: Group[CpuMode], usual: Group[CpuMode]) ->
 
 
 def _remedy(mode: CpuMode) -> str:
-    told = [f"threads={mode.threads}"]
+    changes = [f"threads={mode.threads}"]
     if mode.pinning != "none":
-        told.append(f"pinning={mode.pinning}")
+        changes.append(f"pinning={mode.pinning}")
     if mode.node is not None:
-        told.append(f"numa_node={mode.node}")
+        changes.append(f"numa_node={mode.node}")
     if mode.layout != "nchw":
-        told.append(f"layout={mode.layout}")
-    return f"Train with --set {' --set '.join(told)}."
+        changes.append(f"layout={mode.layout}")
+    return f"Train with --set {' --set '.join(changes)}."
 
 
 def _effects(ranked: Sequence[Group[CpuMode]]) -> Iterator[Finding]:
-    """What each choice alone does, beside the fastest arrangement that differs in nothing else."""
+    """Effect of each choice: the fastest configuration with only that choice changed."""
     best = ranked[0]
-    choices: dict[str, tuple[str, str]] = {
-        "layout": ("The layout", "{}"),
-        "pinning": ("Pinning", "{}"),
-        "threads": ("The number of threads", "{} of them"),
-    }
-    for name, (words, spoken) in choices.items():
+    for name in ("layout", "pinning", "threads"):
         others = [g for g in ranked[1:] if _only(name, g.key, best.key)]
-        told = [
-            f"{spoken.format(getattr(g.key, name))} "
-            f"{format_ratio(ratio(rate_of(g), rate_of(best)))} as fast"
-            for g in others
-        ]
-        if told:
-            base = spoken.format(getattr(best.key, name))
+        if others:
+            speeds = (
+                f"{getattr(g.key, name)} {format_ratio(ratio(rate_of(g), rate_of(best)))}"
+                for g in others
+            )
             yield Finding(
-                text=f"{words}, all else being the same: against {base}, {format_list(told)}.",
+                code=f"{name}-effect",
+                text=f"Speed by {name}, otherwise equal, relative to {getattr(best.key, name)}: "
+                f"{format_list(speeds)}.",
                 caveats=caveats(best, *others),
             )
 
 
 def _only(name: str, mode: CpuMode, best: CpuMode) -> bool:
-    """Whether two arrangements differ in `name` and nothing else."""
+    """Whether two configurations only differ in `name`."""
     return mode != best and replace(mode, **{name: getattr(best, name)}) == best

@@ -1,15 +1,14 @@
-"""Can the input keep up with the device, and if not, which stage holds it back?
+"""Input pipeline benchmark: throughput of each stage from disk to device, and the bottleneck.
 
-Each stage between the disk and the step is measured on its own: reading files from the disk,
-decoding images that lie in memory (by one thread, by one on each core, by the device), copying a
-minibatch to the device. Beside them stands training on the same images from the disk, from the page
-cache (decoded by the host, or by the device), kept decoded in memory, on synthetic images from the
-host, and with one batch on the device already: what the device could do if feeding it cost nothing.
-The slowest of all is the bottleneck, and the cores and the disk that it would take to feed the
-device follow from the rates.
+Each stage is measured separately: reading files from the disk, decoding images in memory (with one
+thread, with one per core, on the device), copying a batch to the device. They are compared with
+training on the same images from the disk, from the page cache (decoded on the host, or on the
+device), cached decoded in memory, on synthetic images from the host, and with one batch resident on
+the device: the throughput without any input cost. The slowest is the bottleneck; the cores and the
+disk bandwidth that the device needs follow from the rates.
 
-Stages overlap in a training, so its rate is at best that of its slowest stage; decoding and a CPU
-that trains share the cores, and there it is lower.
+Stages overlap in training, so its throughput is at most that of the slowest stage; on a CPU,
+decoding and training share the cores, and it is lower.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-from cubemesh.data.images.generated_jpegs import NAME as MADE
+from cubemesh.data.images.generated_jpegs import NAME as GENERATED
 from cubemesh.experiments.analysis.groups import group_by, titled
 from cubemesh.experiments.analysis.per_workload import per_workload
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
@@ -65,30 +64,29 @@ Part = Literal[
     "device",
 ]
 NOT_QUICK = (MEMORY, MEMORY_BY_DEVICE, SYNTHETIC)
-OF_A_GPU = (BY_DEVICE, MEMORY_BY_DEVICE)
-"""Measured elsewhere only where they are asked for: there the device is the host."""
+GPU_ONLY = (BY_DEVICE, MEMORY_BY_DEVICE)
+"""Measured on a CPU only if requested: there the device is the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What can be set in `input-pipeline` besides the fields of its specs."""
+    """Settings of `input-pipeline` besides the fields of its specs."""
 
     networks: tuple[str, ...] = ()
     """Networks to train; default: resnet-50 on a GPU, little-cnn on a CPU."""
     image_size: int | None = None
-    """Side of the images in pixels; none given is the network's own."""
+    """Image size in pixels; default: the network's own."""
     batch_sizes: tuple[int, ...] = ()
     """Batch sizes; default: 64 on a GPU, 16 on a CPU."""
     parts: tuple[Part, ...] = ()
-    """What is measured; none given is all there is (what the device decodes on a GPU alone), with
-    `--quick` all but page-cache, page-cache-by-device and synthetic."""
+    """Stages and trainings to measure; default: all (decoding on the device only on a GPU), with
+    --quick all but page-cache, page-cache-by-device and synthetic."""
     data_path: str | None = None
-    """Folder of your own images or tar shards; none given makes 1,024 images."""
+    """Folder of images or tar shards; default: 1,024 generated images."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:
-    """The stages, then the trainings. What is read from the disk comes before what may leave it in
-    the page cache."""
+    """The stages and trainings; reading from the disk comes before what fills the page cache."""
     networks = settings.networks or ("resnet-50" if context.has_gpu else "little-cnn",)
     batches = settings.batch_sizes or (64 if context.has_gpu else 16,)
     for network, batch in product(dict.fromkeys(networks), dict.fromkeys(batches)):
@@ -96,7 +94,7 @@ def plan(settings: Settings, context: Context) -> Plan:
 
 
 def _plan_of(settings: Settings, context: Context, network: str, batch: int) -> Plan:
-    data = "images" if settings.data_path else MADE
+    data = "images" if settings.data_path else GENERATED
     common = {"network": network, "image_size": settings.image_size, "batch_per_device": batch}
     files = {**common, "data": data, "data_path": settings.data_path}
 
@@ -128,7 +126,7 @@ def _plan_of(settings: Settings, context: Context, network: str, batch: int) -> 
         DEVICE: training(common, data_location="device"),
     }
     quick = context.scale is Scale.QUICK
-    left_out = {*(NOT_QUICK if quick else ()), *(() if context.has_gpu else OF_A_GPU)}
+    left_out = {*(NOT_QUICK if quick else ()), *(() if context.has_gpu else GPU_ONLY)}
     wanted = settings.parts or [name for name in asked if name not in left_out]
     yield [spec for name, spec in asked.items() if name in wanted]
 
@@ -148,7 +146,7 @@ def _answer(records: Sequence[RunRecord]) -> Answer:
     groups = {g.key: g for g in group_by(records, _key)}
     networks = {r.spec.work.network for r in records if isinstance(r.spec.work, NetworkWork)}
     batches = {b for r in records if (b := r.spec.batch_per_device)}
-    title = f"Feeding {', '.join(sorted(networks))}, minibatch {', '.join(map(str, batches))}"
+    title = f"Input of {', '.join(sorted(networks))}, batch size {', '.join(map(str, batches))}"
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
@@ -182,7 +180,7 @@ def _key(record: RunRecord) -> str:
 
 EXPERIMENT = Experiment(
     name="input-pipeline",
-    question="Can the input keep up with the device, and which stage holds it back?",
+    question="Is training input-bound, and which stage is the bottleneck?",
     settings=Settings,
     works=(Input, TrainSteps),
     varies={

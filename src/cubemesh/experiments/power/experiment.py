@@ -1,13 +1,13 @@
-"""Which settings train fastest for the power they draw? Power against performance, and the front.
+"""Power and performance of training: energy per sample and the Pareto front of settings.
 
-Document 004 figures 16 to 19: power against performance of CifarNet, AlexNet and GoogLeNet at two
-minibatches each and of ResNet-50, on one to eight P100 and on KNL. Here training steps are timed at
-each minibatch, precision and (on a CPU) number of threads, and the energy of the same steps is
-read beside them (energy.py); the document ran each twice instead. A setting is on the
-*Pareto front* of its network where no other is at least as fast and draws no more power.
+Gawande et al. 2018 [004], figures 16 to 19: power against performance of CifarNet, AlexNet and
+GoogLeNet at two batch sizes each and of ResNet-50, on one to eight P100 and on KNL. Here training
+steps are timed at each batch size, precision and (on a CPU) number of threads, and the energy of
+the same steps is measured (measure/energy); the paper ran each twice instead. A setting is on the
+*Pareto front* of its network if no other setting is at least as fast for no more power.
 
-The machine is taken as it is found: no power limit and no clock is set. Power of unlike coverage
-(the GPU's board, or packages and DRAM) is never compared.
+No power limit and no clock is set. Power of different coverage (the GPU's board, or packages and
+DRAM) is never compared.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from cubemesh.experiments.analysis.groups import group_by, titled
 from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
-from cubemesh.experiments.power import report as power_shown
+from cubemesh.experiments.power import report
 from cubemesh.experiments.power.pareto_front import PowerData, key_of
 from cubemesh.schema import (
     Answer,
@@ -37,30 +37,30 @@ BATCHES = {
     "googlenet": (256, 512),
     "resnet-50": (32, 64),
 }
-"""The document's networks and minibatches."""
+"""Networks and batch sizes of Gawande et al. 2018 [004]."""
 OTHERS = (32, 64)
-"""Minibatches of a network that the document does not have."""
+"""Batch sizes of other networks."""
 QUICK = ("cifarnet", "alexnet")
 SECONDS = {Scale.QUICK: 2.0, Scale.DEFAULT: 5.0, Scale.FULL: 10.0}
-"""Power sensors are slow."""
+"""Measuring time; power sensors are slow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What can be set in `power` besides the fields of its specs."""
+    """Settings of `power` besides the fields of its specs."""
 
     networks: tuple[str, ...] | None = None
-    """Networks to train; none given is the document's four, two of them with `--quick`."""
+    """Networks to train; default: the paper's four, two of them with --quick."""
     batch_sizes: tuple[int, ...] | None = None
     """Batch sizes; default: the paper's two for each network, on a CPU an eighth of them."""
     precisions: tuple[Precision, ...] = ("fp32",)
     """Precisions to train in."""
     threads: tuple[int, ...] | None = None
-    """CPU threads; none given is all usable cores and, on a CPU, half of them as well."""
+    """CPU threads; default: all usable cores, on a CPU also half of them."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:
-    """One run for each setting of each network."""
+    """A run for each setting of each network."""
     networks = settings.networks or (QUICK if context.scale is Scale.QUICK else tuple(BATCHES))
     seconds = max(context.budget.seconds, SECONDS[context.scale])
     budget = replace(context.budget, seconds=seconds)
@@ -90,7 +90,7 @@ def _batches(settings: Settings, network: str, context: Context) -> Sequence[int
 
 
 def _threads(settings: Settings, context: Context) -> Sequence[int | None]:
-    """None is every usable core."""
+    """Numbers of threads; None is every usable core."""
     if settings.threads:
         return list(dict.fromkeys(settings.threads))
     half = context.machine.cpu.usable_cores // 2
@@ -100,25 +100,25 @@ def _threads(settings: Settings, context: Context) -> Sequence[int | None]:
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, table and charts from the records of one `power`."""
     groups = group_by(records, key_of)
-    shown = PowerData(groups=tuple(groups))
+    data = PowerData(groups=tuple(groups))
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
-        title=titled("Power against performance", records),
-        findings=tuple(power_shown.findings(shown)),
-        tables=(power_shown.table(shown),),
-        charts=tuple(power_shown.charts(shown)),
+        title=titled("Power and performance", records),
+        findings=tuple(report.findings(data)),
+        tables=(report.table(data),),
+        charts=tuple(report.charts(data)),
         warnings=(
             *_reductions(settings, records),
             *(w for r in records for w in r.warnings),
         ),
         run_ids=tuple(r.run_id for r in records),
-        notes=tuple(power_shown.notes(shown)),
+        notes=tuple(report.notes(data)),
     )
 
 
 def _reductions(settings: Settings, records: Sequence[RunRecord]) -> Iterator[Warning]:
-    """What was left out against the document, network by network."""
+    """What is less than in the paper, by network."""
     by_network = group_by(records, lambda r: key_of(r).network)
     missing = (
         [] if settings.networks else [n for n in BATCHES if n not in {g.key for g in by_network}]
@@ -133,7 +133,7 @@ def _reductions(settings: Settings, records: Sequence[RunRecord]) -> Iterator[Wa
 
 EXPERIMENT = Experiment(
     name="power",
-    question="Which settings train fastest for the power they draw?",
+    question="Which settings train fastest for their power?",
     settings=Settings,
     works=(TrainSteps,),
     varies={

@@ -1,8 +1,8 @@
-"""Which settings of a network draw how much power, and which of them does no other beat?
+"""Pareto front of throughput and power over the settings of a network.
 
-A setting is on the *Pareto front* where no other is at least as fast for as little power. Settings
-are compared within one network and one coverage: the power of a GPU's board is never held against
-that of packages and DRAM.
+A setting is on the *Pareto front* if no other is at least as fast for no more power. Settings are
+compared within one network and one coverage: the power of a GPU's board is never compared with that
+of packages and DRAM.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cubemesh.schema import Figure, NetworkWork, RunRecord
 
 
 @dataclass(frozen=True, order=True)
-class Key:
+class PowerSetting:
     """One setting of a network."""
 
     network: str
@@ -26,22 +26,22 @@ class Key:
 
     @property
     def words(self) -> str:
-        """`minibatch 64, fp32`."""
-        return f"minibatch {self.batch}, {self.variant}"
+        """`batch size 64, fp32`."""
+        return f"batch size {self.batch}, {self.variant}"
 
     @property
     def variant(self) -> str:
-        """What differs beside the minibatch: `fp32`, `fp32, 2 threads`."""
+        """Without the batch size: `fp32`, `fp32, 2 threads`."""
         if self.threads is None:
             return self.precision
         return f"{self.precision}, {self.threads} {'thread' if self.threads == 1 else 'threads'}"
 
 
-def key_of(record: RunRecord) -> Key:
-    """The setting that a record is of."""
+def key_of(record: RunRecord) -> PowerSetting:
+    """The setting of a record."""
     work = record.spec.work
     assert isinstance(work, NetworkWork)
-    return Key(
+    return PowerSetting(
         network=work.network,
         batch=work.batch_per_device,
         precision=record.spec.program.precision,
@@ -50,29 +50,29 @@ def key_of(record: RunRecord) -> Key:
 
 
 def _threads_of(record: RunRecord) -> int | None:
-    """What "all cores" became on a CPU; on a GPU it says nothing about the speed."""
+    """Number of threads on a CPU; None on a GPU."""
     on_cpu = (rank.threads for rank in record.ranks if rank.device == "cpu")
     return next(on_cpu, None)
 
 
 @dataclass(frozen=True)
 class PowerPoint:
-    """A setting with its performance and its power."""
+    """A setting with its throughput and power."""
 
-    group: Group[Key]
+    group: Group[PowerSetting]
     throughput: Figure
     watts: float
     covered: str
-    """Which parts of the machine the power is of."""
+    """Parts of the machine that the power covers."""
 
     @property
     def joules(self) -> float:
-        """Of a sample."""
+        """Energy per sample."""
         return self.watts / self.throughput.value
 
 
-def measured(group: Group[Key]) -> PowerPoint | None:
-    """None where the setting has no throughput or no power."""
+def measured(group: Group[PowerSetting]) -> PowerPoint | None:
+    """Throughput and power of a group; None if one is missing."""
     throughput, watts = group.throughput, group.median_of("mean_power_watts")
     if throughput is None or not watts:
         return None
@@ -82,7 +82,7 @@ def measured(group: Group[Key]) -> PowerPoint | None:
 
 
 def pareto_front(settings: Sequence[PowerPoint]) -> list[PowerPoint]:
-    """Those that no other matches in speed for as little power, from the least power up."""
+    """Settings that no other matches in speed for no more power, by rising power."""
     best: list[PowerPoint] = []
     for one in sorted(settings, key=lambda m: (m.watts, -m.throughput.value)):
         if not best or one.throughput.value > best[-1].throughput.value:
@@ -92,28 +92,28 @@ def pareto_front(settings: Sequence[PowerPoint]) -> list[PowerPoint]:
 
 @dataclass(frozen=True)
 class PowerData:
-    """Everything that was measured, by setting."""
+    """All measurements, by setting."""
 
-    groups: tuple[Group[Key], ...]
+    groups: tuple[Group[PowerSetting], ...]
 
     @cached_property
     def networks(self) -> tuple[str, ...]:
-        """In the order they came."""
+        """Networks, in the order of the runs."""
         return tuple(dict.fromkeys(g.key.network for g in self.groups))
 
     @cached_property
     def measured(self) -> tuple[PowerPoint, ...]:
-        """The settings whose power is known, of one coverage: that of the most of them."""
+        """Settings with known power, of the most common coverage."""
         found = [m for g in self.groups if (m := measured(g)) is not None]
         kinds = [m.covered for m in found]
         usual = max(dict.fromkeys(kinds), key=kinds.count, default="")
         return tuple(m for m in found if m.covered == usual)
 
     def of(self, network: str) -> list[PowerPoint]:
-        """The settings of a network whose power is known."""
+        """Settings of a network with known power."""
         return [m for m in self.measured if m.group.key.network == network]
 
     @cached_property
-    def on_front(self) -> frozenset[Key]:
-        """The settings on the fronts of their networks."""
+    def on_front(self) -> frozenset[PowerSetting]:
+        """Settings on the Pareto fronts of their networks."""
         return frozenset(m.group.key for n in self.networks for m in pareto_front(self.of(n)))

@@ -1,4 +1,4 @@
-"""The findings, the table and the charts of `power`."""
+"""Findings, table and charts of `power`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from cubemesh.experiments.analysis.groups import Group, caveats
 from cubemesh.experiments.power.pareto_front import (
-    Key,
     PowerData,
     PowerPoint,
+    PowerSetting,
     measured,
     pareto_front,
 )
@@ -18,25 +18,27 @@ from cubemesh.schema import Axis, Cell, Chart, Column, Finding, Line, Point, Tab
 from cubemesh.units import format_interval, format_list, format_number
 
 PARTS = {"gpu_power_watts": "GPU", "cpu_package_watts": "CPU", "dram_watts": "DRAM"}
-DOCUMENT_COST = 4.0
-"""Percent of performance that document 004 let sampling cost."""
+PAPER_COST = 4.0
+"""Cost of sampling in Gawande et al. 2018 [004], in percent of performance."""
 
 
-def findings(shown: PowerData) -> Iterator[Finding]:
-    """The most sparing setting of each network, its front, what sampling cost, and what could not
-    be measured."""
+def findings(data: PowerData) -> Iterator[Finding]:
+    """The most efficient setting of each network, its Pareto front, the cost of sampling, and what
+    could not be measured."""
     card = True
-    for network in shown.networks:
-        for finding in _front_of(network, shown.of(network), card=card):
+    for network in data.networks:
+        for finding in _front_of(network, data.of(network), card=card):
             card = False
             yield finding
-    yield from _without_power(shown)
-    yield from _agreement(shown)
-    yield from _idle(shown)
-    yield from _cost(shown)
-    for group in shown.groups:
+    yield from _without_power(data)
+    yield from _agreement(data)
+    yield from _idle(data)
+    yield from _cost(data)
+    for group in data.groups:
         if group.throughput is None:
-            yield Finding(text=f"{group.key.network} at {group.key.words}: {group.why}.")
+            yield Finding(
+                code="failed-run", text=f"{group.key.network} at {group.key.words}: {group.why}."
+            )
 
 
 def _front_of(network: str, settings: Sequence[PowerPoint], *, card: bool) -> Iterator[Finding]:
@@ -45,115 +47,131 @@ def _front_of(network: str, settings: Sequence[PowerPoint], *, card: bool) -> It
     best = min(settings, key=lambda m: m.joules)
     fastest = max(settings, key=lambda m: m.throughput.value)
     yield Finding(
-        question="What is trained for a watt?" if card else None,
+        code="lowest-energy",
+        question="Which setting takes the least energy per sample?" if card else None,
         text=f"{network} takes the least energy at {best.group.key.words}: "
-        f"{_number(best.joules)} J a sample ({_speed(best)} at {_number(best.watts)} W).",
+        f"{_number(best.joules)} J/sample ({_speed(best)} at {_number(best.watts)} W).",
         value=1 / best.joules if card else None,
-        unit="samples/s per watt",
+        unit="samples/J",
         caveats=best.group.caveats,
     )
     if fastest is not best:
         yield Finding(
-            text=f"{network} is fastest at {fastest.group.key.words}, with {_speed(fastest)} at "
-            f"{_number(fastest.watts)} W: {_number(fastest.joules / best.joules)} times the energy "
-            "of a sample.",
+            code="fastest-setting",
+            text=f"{network} is fastest at {fastest.group.key.words}: {_speed(fastest)} at "
+            f"{_number(fastest.watts)} W, {_number(fastest.joules / best.joules)} times the energy "
+            "per sample.",
+            value=fastest.joules / best.joules,
+            unit="× the energy",
             caveats=caveats(best.group, fastest.group),
         )
     if len(settings) > 1:
-        yield Finding(text=_front_words(network, settings))
+        yield Finding(
+            code="pareto-front",
+            text=_front_text(network, settings),
+            value=len(pareto_front(settings)),
+            unit=f"of {len(settings)} settings",
+        )
 
 
-def _front_words(network: str, settings: Sequence[PowerPoint]) -> str:
+def _front_text(network: str, settings: Sequence[PowerPoint]) -> str:
     chosen: dict[str, list[str]] = {}
     for one in pareto_front(settings):
         chosen.setdefault(one.group.key.variant, []).append(str(one.group.key.batch))
-    told = format_list(f"{v} at minibatch {format_list(batches)}" for v, batches in chosen.items())
-    beaten = len(settings) - sum(map(len, chosen.values()))
-    if not beaten:
-        return f"{network}'s Pareto front is {told}: all of them."
-    others = "the other" if beaten == 1 else f"each of the other {beaten}"
-    return (
-        f"{network}'s Pareto front is {told}; to {others} one of these is at least as fast for no "
-        "more power."
+    front = format_list(
+        f"{v} at batch size {format_list(batches)}" for v, batches in chosen.items()
     )
+    others = len(settings) - sum(map(len, chosen.values()))
+    rest = f"{others} other settings are" if others > 1 else "the other setting is"
+    return f"Pareto front of {network}: {front}" + (f"; {rest} not on it." if others else " (all).")
 
 
-def _agreement(shown: PowerData) -> Iterator[Finding]:
-    """Between the two ways to know a GPU's energy."""
-    records = [r for m in shown.measured for r in m.group.ok]
+def _agreement(data: PowerData) -> Iterator[Finding]:
+    """Agreement of the GPU's energy counter with its integrated power."""
+    records = [r for m in data.measured for r in m.group.ok]
     both = [(r.figure("gpu_energy_joules"), r.figure(INTEGRATED)) for r in records]
     shares = [abs(power / counter - 1) for counter, power in both if counter and power]
     if shares:
         yield Finding(
-            text="The GPU's energy counter and its power, integrated over the readings, differ by "
-            f"{100 * max(shares):.1f} % at the most; the figures use the counter."
+            code="energy-agreement",
+            text="The GPU's energy counter and its power integrated over the readings differ by at "
+            f"most {100 * max(shares):.1f} %; the figures use the counter.",
+            value=100 * max(shares),
+            unit="%",
         )
 
 
-def _idle(shown: PowerData) -> Iterator[Finding]:
-    idle = [v for m in shown.measured for r in m.group.ok if (v := r.figure("gpu_idle_watts"))]
-    board = [v for m in shown.measured if (v := m.group.median_of("gpu_power_watts"))]
+def _idle(data: PowerData) -> Iterator[Finding]:
+    idle = [v for m in data.measured for r in m.group.ok if (v := r.figure("gpu_idle_watts"))]
+    board = [v for m in data.measured if (v := m.group.median_of("gpu_power_watts"))]
     if idle and board:
         yield Finding(
-            text=f"The GPU drew {_number(min(idle))} W at the least before a run touched it: "
-            f"{100 * min(idle) / max(board):.0f} % of the most it drew in training. The figures "
-            "here include it."
+            code="idle-power",
+            text=f"Idle power of the GPU before a run: {_number(min(idle))} W, "
+            f"{100 * min(idle) / max(board):.0f} % of the highest power in training. The figures "
+            "include it.",
+            value=min(idle),
+            unit="W",
         )
 
 
-def _cost(shown: PowerData) -> Iterator[Finding]:
-    costs = [v for g in shown.groups for r in g.ok if (v := r.figure("telemetry_cpu_percent"))]
+def _cost(data: PowerData) -> Iterator[Finding]:
+    costs = [v for g in data.groups for r in g.ok if (v := r.figure("telemetry_cpu_percent"))]
     if costs:
         yield Finding(
-            text=f"Sampling cost at most {_number(max(costs), 2)} % of a run's "
-            f"processor time (document 004 let it cost {DOCUMENT_COST:.0f} % of the performance)."
+            code="sampling-cost",
+            text=f"Sampling takes at most {_number(max(costs), 2)} % of a run's CPU time "
+            f"(Gawande et al. 2018 [004]: {PAPER_COST:.0f} % of performance).",
+            value=max(costs),
+            unit="% of CPU time",
         )
 
 
-def _without_power(shown: PowerData) -> Iterator[Finding]:
-    known = {m.group.key for m in shown.measured}
-    lacking = [g for g in shown.groups if g.throughput is not None and g.key not in known]
-    why: dict[str, list[Group[Key]]] = {}
+def _without_power(data: PowerData) -> Iterator[Finding]:
+    known = {m.group.key for m in data.measured}
+    lacking = [g for g in data.groups if g.throughput is not None and g.key not in known]
+    why: dict[str, list[Group[PowerSetting]]] = {}
     for group in lacking:
         reasons = [u.why for r in group.ok for u in r.unmeasured if u.what == "energy and power"]
-        other = "not comparable: it covers other parts of the machine than the rest"
+        other = "not comparable: it covers different parts of the machine"
         none = "not measurable: the record has no power"
         usual = other if measured(group) else none
         why.setdefault(reasons[0] if reasons else usual, []).append(group)
     for reason, groups in why.items():
-        everything = len(groups) == len(shown.groups)
-        where = "here" if everything else f"of {format_list(_name(g) for g in groups)}"
+        everything = len(groups) == len(data.groups)
+        where = "" if everything else f" of {format_list(_name(g) for g in groups)}"
         yield Finding(
-            text=f"Power {where} is {reason}. Performance is shown without it.",
+            code="unknown-power",
+            text=f"Power{where} is {reason}. Throughput is shown without it.",
             remedy=remedy(reason),
         )
 
 
 def remedy(reason: str) -> str:
-    """What to do so that power can be measured, by the reason why it cannot."""
+    """How to make power measurable, by the reason why it is not."""
     if "only root" in reason:
-        return f"Let everyone read RAPL's counters until the next start: {READABLE}"
+        return f"Make RAPL's counters readable until the next boot: {READABLE}"
     if "are needed" in reason:
         return "Measure longer: set seconds=10 or more."
     if "clock of its own" in reason:
-        return "Take a framework that computes."
+        return "Use a framework that computes."
     return (
-        "Run it where a sensor can be read: on an NVIDIA GPU, or on the machine itself rather than "
-        "a virtual machine, with RAPL (docs/power.md)."
+        "Run it where a sensor can be read: on an NVIDIA GPU, or with RAPL outside a virtual "
+        "machine (docs/power.md)."
     )
 
 
-def table(shown: PowerData) -> Table:
-    """A row a setting; the columns of power only where some power is known."""
-    found = {m.group.key: m for m in shown.measured}
+def table(data: PowerData) -> Table:
+    """A row per setting; columns of power only if some power is known."""
+    found = {m.group.key: m for m in data.measured}
     parts = {
         name: words
         for name, words in PARTS.items()
-        if any(m.group.median_of(name) is not None for m in shown.measured)
+        if any(m.group.median_of(name) is not None for m in data.measured)
     }
     columns = [
         Column(name="network"),
-        Column(name="minibatch"),
+        Column(name="batch size"),
         Column(name="setting"),
         Column(name="samples/s"),
     ]
@@ -163,11 +181,11 @@ def table(shown: PowerData) -> Table:
             columns += [Column(name=words, unit="W") for words in parts.values()]
         columns += [
             Column(name="energy", unit="J/sample"),
-            Column(name="samples/s per watt"),
-            Column(name="front"),
+            Column(name="samples/J"),
+            Column(name="Pareto front"),
         ]
     rows = []
-    for group in shown.groups:
+    for group in data.groups:
         key = group.key
         row = [
             Cell(text=key.network, run_id=group.run_id),
@@ -176,13 +194,13 @@ def table(shown: PowerData) -> Table:
             group.cell(group.throughput),
         ]
         if found:
-            row += _power_cells(group, found.get(key), parts if len(parts) > 1 else {}, shown)
+            row += _power_cells(group, found.get(key), parts if len(parts) > 1 else {}, data)
         rows.append(tuple(row))
     return Table(title="", columns=tuple(columns), rows=tuple(rows))
 
 
 def _power_cells(
-    group: Group[Key], one: PowerPoint | None, parts: dict[str, str], shown: PowerData
+    group: Group[PowerSetting], one: PowerPoint | None, parts: dict[str, str], data: PowerData
 ) -> list[Cell]:
     if one is None:
         why = group.ending if group.throughput is None else "not measurable"
@@ -192,18 +210,18 @@ def _power_cells(
         *(Cell(value=group.median_of(name), reason="not measurable") for name in parts),
         Cell(value=one.joules),
         Cell(value=1 / one.joules),
-        Cell(text="on it" if group.key in shown.on_front else "–"),
+        Cell(text="yes" if group.key in data.on_front else "–"),
     ]
 
 
-def charts(shown: PowerData) -> Iterator[Chart]:
-    """Performance against power, network by network; bars of performance where none is known."""
-    for network in shown.networks:
-        settings = shown.of(network)
+def charts(data: PowerData) -> Iterator[Chart]:
+    """Throughput over power for each network; bars of throughput if power is unknown."""
+    for network in data.networks:
+        settings = data.of(network)
         if settings:
             yield _scatter(network, settings)
-        elif any(g.throughput for g in shown.groups if g.key.network == network):
-            yield _bars(network, [g for g in shown.groups if g.key.network == network])
+        elif any(g.throughput for g in data.groups if g.key.network == network):
+            yield _bars(network, [g for g in data.groups if g.key.network == network])
 
 
 def _scatter(network: str, settings: Sequence[PowerPoint]) -> Chart:
@@ -221,7 +239,7 @@ def _scatter(network: str, settings: Sequence[PowerPoint]) -> Chart:
         lines.insert(0, Line(name="Pareto front", points=points, role="reference"))
     return Chart(
         name=f"power-{network}",
-        title=f"{network}: samples/s against power, by minibatch",
+        title=f"{network}: samples/s over power, by batch size",
         kind="scatter",
         x=Axis(name="power", unit="W"),
         y=Axis(name="throughput", unit="samples/s"),
@@ -241,13 +259,13 @@ def _point(one: PowerPoint) -> Point:
     )
 
 
-def _bars(network: str, groups: Sequence[Group[Key]]) -> Chart:
+def _bars(network: str, groups: Sequence[Group[PowerSetting]]) -> Chart:
     variants = dict.fromkeys(g.key.variant for g in groups)
     return Chart(
         name=f"power-{network}",
-        title=f"{network}: samples/s by minibatch (power is not measurable here)",
+        title=f"{network}: samples/s by batch size (power is not measurable here)",
         kind="bar",
-        x=Axis(name="minibatch", scale="category"),
+        x=Axis(name="batch size", scale="category"),
         y=Axis(name="throughput", unit="samples/s", from_zero=True),
         lines=tuple(
             Line(
@@ -263,20 +281,20 @@ def _bars(network: str, groups: Sequence[Group[Key]]) -> Chart:
     )
 
 
-def notes(shown: PowerData) -> Iterator[str]:
-    """What the power is of, and how it was found."""
-    if not shown.measured:
+def notes(data: PowerData) -> Iterator[str]:
+    """What the power covers, and how it is measured."""
+    if not data.measured:
         return
-    yield f"Power is that of {shown.measured[0].covered}."
+    yield f"Power covers {data.measured[0].covered}."
     yield (
-        "Power is the energy of the measured windows over their seconds; joules of a sample and "
-        "samples/s per watt follow from it, and have no interval, because windows are shorter than "
-        "power sensors take (docs/power.md). A setting is on the Pareto front where no other is at "
-        "least as fast for as little power."
+        "Power is the energy of the measured windows over their duration; J/sample and samples/J "
+        "follow from it, without an interval, because windows are shorter than the update interval "
+        "of power sensors (docs/power.md). A setting is on the Pareto front if no other is at "
+        "least as fast for no more power."
     )
     yield (
-        "Document 004 figures 16 to 19 compare the boards of one to eight P100 with the packages "
-        "and DRAM of KNL. No power limit and no clock was set here."
+        "Gawande et al. 2018 [004], figures 16 to 19, compare the boards of one to eight P100 with "
+        "the packages and DRAM of KNL. No power limit and no clock was set here."
     )
 
 
@@ -285,7 +303,7 @@ def _speed(one: PowerPoint) -> str:
     return f"{format_interval(figure.value, figure.low, figure.high)} samples/s"
 
 
-def _name(group: Group[Key]) -> str:
+def _name(group: Group[PowerSetting]) -> str:
     return f"{group.key.network} at {group.key.words}"
 
 

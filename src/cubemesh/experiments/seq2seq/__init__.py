@@ -1,1 +1,1 @@
-"""Throughput of a translator by width and attention."""
+"""Throughput of a translator by hidden size and attention."""

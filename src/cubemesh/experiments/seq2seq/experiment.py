@@ -1,10 +1,10 @@
-"""How fast does a translator train, and what do its width and its attention cost?
+"""Sequence-to-sequence training: throughput by hidden size, attention and batch size.
 
-Document 002 figures 6, 7 and 15: an LSTM translator with attention by a perceptron (Sockeye) or by
-a product (Caffe2), in fp32, 512 to 2048 wide, 256 sentences a device and fewer where it is wider.
-Training steps are timed at each width, attention and minibatch. A sentence is a pair, source and
-target; the tokens counted are those of the target that are judged, so padding counts as none.
-Two settings are compared at the largest minibatch that both ran.
+DGX-1 V100 white paper [002], figures 6, 7 and 15: an LSTM translator with attention by a perceptron
+(Sockeye) or by a product (Caffe2), in fp32, hidden sizes 512 to 2048, 256 sentences per device and
+fewer at larger sizes. Training steps are timed at each hidden size, attention and batch size. A
+sentence is a pair of source and target; tokens are those of the target, without padding. Two
+settings are compared at the largest batch size that both ran.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cubemesh.experiments.minibatch.max_batch import may_double
 from cubemesh.experiments.seq2seq.report import (
     NETWORKS,
     Groups,
-    Key,
+    TranslatorSetting,
     charts,
     curves,
     name_of,
@@ -48,15 +48,15 @@ from cubemesh.schema import (
 from cubemesh.schema.spec import Precision
 
 Attention = Literal["mlp", "plain"]
-WIDTHS = (512, 1024, 2048)
+HIDDEN_SIZES = (512, 1024, 2048)
 BATCHES = (32, 64, 128, 256)
-NARROWER = 4
-"""By how much a CPU's widths are divided."""
+CPU_DIVISOR = 4
+"""Divisor of the hidden sizes on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What can be set in `seq2seq` besides the fields of its specs."""
+    """Settings of `seq2seq` besides the fields of its specs."""
 
     attentions: tuple[Attention, ...] = ("mlp", "plain")
     """`mlp` is `translator`, `plain` is `translator-plain`."""
@@ -71,81 +71,83 @@ class Settings:
 
 
 def plan(settings: Settings, context: Context) -> Plan:
-    """Width by width, from the smallest minibatch up, the attentions side by side."""
+    """By hidden size, from the smallest batch size up."""
     batches = sorted({*settings.batch_sizes} or {reduction.batch(b, context) for b in BATCHES})
     precisions = dict.fromkeys(settings.precisions)
-    for width, precision in product(default_widths(settings, context), precisions):
-        going = [NETWORKS[a] for a in dict.fromkeys(settings.attentions)]
+    for hidden, precision in product(default_sizes(settings, context), precisions):
+        remaining = [NETWORKS[a] for a in dict.fromkeys(settings.attentions)]
         for batch in batches:
-            if not going:
+            if not remaining:
                 break
             records = yield [
                 RunSpec(
-                    work=TrainSteps(network=network, batch_per_device=batch, hidden=width),
+                    work=TrainSteps(network=network, batch_per_device=batch, hidden=hidden),
                     program=ProgramSettings(precision=precision),
                     budget=context.budget,
                 )
-                for network in going
+                for network in remaining
             ]
             if not settings.batch_sizes:
                 ended = {_key(r).network for r in records if not may_double(r, context.scale)}
-                going = [network for network in going if network not in ended]
+                remaining = [network for network in remaining if network not in ended]
 
 
-def default_widths(settings: Settings, context: Context) -> list[int]:
-    """The widths named; else the document's, a quarter of them on a CPU, two with `--quick`."""
+def default_sizes(settings: Settings, context: Context) -> list[int]:
+    """The hidden sizes set; else the paper's, a quarter of them on a CPU, two with --quick."""
     if settings.hidden_sizes:
         return sorted(set(settings.hidden_sizes))
-    narrower = NARROWER if reduction.is_reduced(context) else 1
-    many = 2 if context.scale is Scale.QUICK else len(WIDTHS)
-    return [width // narrower for width in WIDTHS[:many]]
+    divisor = CPU_DIVISOR if reduction.is_reduced(context) else 1
+    many = 2 if context.scale is Scale.QUICK else len(HIDDEN_SIZES)
+    return [size // divisor for size in HIDDEN_SIZES[:many]]
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, table and charts from the records of one `seq2seq`."""
-    groups = sorted(group_by(records, _key), key=lambda g: (g.key.width, g.key.batch))
-    told = []
+    groups = sorted(group_by(records, _key), key=lambda g: (g.key.hidden, g.key.batch))
+    notes = []
     works = (r.spec.work for r in records)
     if any(isinstance(w, NetworkWork) and w.data == "synthetic" for w in works):
-        told.append(
-            "The text is made of chance: sentences that fill more than half of the network's "
-            "length. data=parallel-text takes real ones."
+        notes.append(
+            "The text is random: sentences that fill more than half of the network's sequence "
+            "length. data=parallel-text uses real text."
         )
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
-        title=titled("Translators by width, attention and minibatch", records),
+        title=titled("Translators by hidden size, attention and batch size", records),
         findings=tuple(_findings(groups)),
         tables=(table(groups),),
         charts=tuple(charts(groups)),
         warnings=(*_reduced(settings, groups), *(w for r in records for w in r.warnings)),
         run_ids=tuple(r.run_id for r in records),
         notes=(
-            "A sentence is a pair of source and target; tokens are those of the target that are "
-            "judged, so padding counts as none.",
-            *told,
-            "Document 002 compares the interconnects of eight GPUs with these translators; its "
-            "text states no speed of a single one.",
+            "A sentence is a pair of source and target; tokens are those of the target, without "
+            "padding.",
+            *notes,
+            "DGX-1 V100 white paper [002] compares the interconnects of eight GPUs with these "
+            "translators; it states no throughput of a single GPU.",
         ),
     )
 
 
-def _key(record: RunRecord) -> Key:
+def _key(record: RunRecord) -> TranslatorSetting:
     work = record.spec.work
     assert isinstance(work, NetworkWork)
     attention = next(a for a, network in NETWORKS.items() if network == work.network)
-    width = work.hidden or entry(work.network).hidden
-    return Key(attention, width, record.spec.program.precision, work.batch_per_device)
+    hidden = work.hidden or entry(work.network).hidden
+    return TranslatorSetting(
+        attention, hidden, record.spec.program.precision, work.batch_per_device
+    )
 
 
-Done = tuple[Group[Key], Figure]
+Done = tuple[Group[TranslatorSetting], Figure]
 
 
 def _pairs(groups: Groups, field: str, over: Any, under: Any) -> Iterator[tuple[Done, Done]]:
-    """Points that differ in `field` alone, at the largest minibatch that both ran."""
+    """Points that only differ in `field`, at the largest batch size that both ran."""
     done = {g.key: (g, f) for g in groups if (f := g.throughput) is not None}
-    largest: dict[Key, Key] = {}
-    for key in done:  # by minibatch, so the last to come is the largest
+    largest: dict[TranslatorSetting, TranslatorSetting] = {}
+    for key in done:  # sorted by batch size: the last is the largest
         if getattr(key, field) == under and key._replace(**{field: over}) in done:
             largest[key._replace(batch=0)] = key
     for key in largest.values():
@@ -156,8 +158,8 @@ def _findings(groups: Groups) -> Iterator[Finding]:
     yield from _fastest(groups)
     yield from _all_compared(groups, "attention", "mlp", ["plain"], "Which attention is faster?")
     for field, question in (
-        ("width", "What does a wider translator cost?"),
-        ("precision", "What do fewer bits gain?"),
+        ("hidden", "What does a larger hidden size cost?"),
+        ("precision", "What does lower precision gain?"),
     ):
         first, *others = values_of(groups, field) or [None]
         yield from _all_compared(groups, field, first, others, question)
@@ -168,8 +170,8 @@ def _findings(groups: Groups) -> Iterator[Finding]:
             yield _growth(name_of(key, several), done)
     for group in groups:
         if group.throughput is None:
-            where = f"{name_of(group.key, several)}, minibatch {group.key.batch}"
-            yield Finding(text=f"{where}: {group.why}.")
+            where = f"{name_of(group.key, several)}, batch size {group.key.batch}"
+            yield Finding(code="failed-run", text=f"{where}: {group.why}.")
 
 
 def _fastest(groups: Groups) -> Iterator[Finding]:
@@ -180,9 +182,10 @@ def _fastest(groups: Groups) -> Iterator[Finding]:
     rate, several = tokens(group), len(values_of(groups, "precision")) > 1
     also = f", {plus_minus(rate)} tokens/s" if rate else ""
     yield Finding(
+        code="highest-throughput",
         question="How fast does a translator train?",
-        text=f"The fastest, {name_of(group.key, several)}, trains at {plus_minus(figure)} "
-        f"sentences/s{also}, at minibatch {group.key.batch}.",
+        text=f"Highest throughput: {plus_minus(figure)} sentences/s{also} with "
+        f"{name_of(group.key, several)}, batch size {group.key.batch}.",
         value=figure.value,
         unit="sentences/s",
         low=figure.low,
@@ -194,28 +197,28 @@ def _fastest(groups: Groups) -> Iterator[Finding]:
 def _all_compared(
     groups: Groups, field: str, under: Any, values: list[Any], question: str
 ) -> Iterator[Finding]:
-    """Every comparison along one field; the first is the one that can stand alone."""
+    """All comparisons along one field; the first carries the question."""
     several = len(values_of(groups, "precision")) > 1
     pairs = [pair for value in values for pair in _pairs(groups, field, value, under)]
     for place, (over, base) in enumerate(pairs):
-        found = _compared(over, base, precision=several, operations=field == "width")
+        found = _compared(over, base, field, precision=several)
         yield found if place else replace(found, question=question)
 
 
-def _compared(over: Done, under: Done, *, precision: bool, operations: bool) -> Finding:
-    """One point as a multiple of another, in sentences a second; with `precision` in their names,
-    and with `operations` compared as well."""
+def _compared(over: Done, under: Done, field: str, *, precision: bool) -> Finding:
+    """Throughput of one point relative to another, which differs in `field`."""
     (group, rate), (base, base_rate) = over, under
     found = ratio(rate, base_rate)
     one, other = name_of(group.key, precision), name_of(base.key, precision)
-    at = f"At minibatch {base.key.batch}"
+    at = f"At batch size {base.key.batch}"
     if significance(found):
-        text = f"{at} {one} trains {format_ratio(found)} as many sentences a second as {other}."
+        text = f"{at}, {one} trains {format_ratio(found)} as many sentences/s as {other}."
     else:
-        text = f"{at} {one} and {other} are level: {format_ratio(found)}."
-    if operations:
+        text = f"{at}, no significant difference of {one} and {other}: {format_ratio(found)}."
+    if field == "hidden":
         text += f" A sentence takes {_flops(group) / _flops(base):.2g} times the operations."
     return Finding(
+        code=f"{field}-comparison",
         text=text,
         value=found.value,
         unit="× the speed",
@@ -225,51 +228,60 @@ def _compared(over: Done, under: Done, *, precision: bool, operations: bool) -> 
     )
 
 
-def _flops(group: Group[Key]) -> int:
+def _flops(group: Group[TranslatorSetting]) -> int:
     work = group.records[0].spec.work
     assert isinstance(work, NetworkWork)
     return totals(build_for(work)).total.matrix_flops
 
 
 def _growth(name: str, done: list[Done]) -> Finding:
-    """Where throughput levels off: the first minibatch within 3 % of the fastest."""
+    """The knee of throughput: the first batch size within 3 % of the highest."""
     top = max(figure.value for _, figure in done)
     (first, slow), (last, _) = done[0], done[-1]
     level, figure = next(pair for pair in done if pair[1].value >= KNEE_FRACTION * top)
-    remedy = ""
+    code, remedy = "throughput-knee", ""
     if level is first:
-        text = f"{name}: throughput does not grow with the minibatch from {first.key.batch} on."
+        code = "flat-throughput"
+        text = f"{name}: throughput does not grow with the batch size above {first.key.batch}."
     else:
-        gain = f"{format_ratio(ratio(figure, slow))} that of {first.key.batch}"
+        gain = f"{format_ratio(ratio(figure, slow))} that at {first.key.batch}"
         if level is last:
-            text = f"{name}: throughput still grows at minibatch {level.key.batch}, {gain}."
+            code = "growing-throughput"
+            text = f"{name}: throughput still grows at batch size {level.key.batch}, {gain}."
             larger = 2 * level.key.batch, 4 * level.key.batch
-            remedy = f"Try larger ones: --set batch_sizes={larger[0]},{larger[1]}"
+            remedy = f"Try larger batch sizes: --set batch_sizes={larger[0]},{larger[1]}"
         else:
-            text = f"{name}: throughput levels off at minibatch {level.key.batch}, {gain}."
-    return Finding(text=text, remedy=remedy, caveats=caveats(*(g for g, _ in done)))
+            text = f"{name}: throughput knee at batch size {level.key.batch}, {gain}."
+    return Finding(
+        code=code,
+        text=text,
+        value=level.key.batch,
+        remedy=remedy,
+        caveats=caveats(*(g for g, _ in done)),
+    )
 
 
 def _reduced(settings: Settings, groups: Groups) -> Iterator[Warning]:
-    told = []
-    if groups and not settings.hidden_sizes and (most := groups[-1].key.width) < WIDTHS[-1]:
-        told.append(f"widths up to {most} for {WIDTHS[-1]}")
+    less = []
+    most = groups[-1].key.hidden if groups else HIDDEN_SIZES[-1]
+    if not settings.hidden_sizes and most < HIDDEN_SIZES[-1]:
+        less.append(f"hidden sizes up to {most} for {HIDDEN_SIZES[-1]}")
     if not settings.batch_sizes:
         ends = {c[-1].key.batch for c in curves(groups).values() if c[-1].throughput is not None}
         if ends and min(ends) < BATCHES[-1]:
-            told.append(f"minibatches up to {min(ends)} for {BATCHES[-1]}")
-    if told:
+            less.append(f"batch sizes up to {min(ends)} for {BATCHES[-1]}")
+    if less:
         cause = (
-            f"Less than the document: {'; '.join(told)}. On a CPU widths are a quarter and "
-            "minibatches an eighth of the document's, and a list ends where a run would take too "
-            "long, unless --full is given or they are named."
+            f"Less than in the paper: {'; '.join(less)}. On a CPU hidden sizes are a quarter and "
+            "batch sizes an eighth of the paper's, and a list ends where a run would take too "
+            "long, unless --full or the settings are given."
         )
-        yield warn("reduced", cause, "Use --full, or name the settings.")
+        yield warn("reduced", cause, "Use --full, or set them.")
 
 
 EXPERIMENT = Experiment(
     name="seq2seq",
-    question="How fast does a translator train, and what do its width and its attention cost?",
+    question="How fast does a translator train, by hidden size and attention?",
     settings=Settings,
     works=(TrainSteps,),
     varies={

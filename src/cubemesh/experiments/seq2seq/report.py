@@ -1,4 +1,4 @@
-"""The table and the charts of `seq2seq`, and how its points are named."""
+"""Table and charts of `seq2seq`."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from cubemesh.schema import Axis, Cell, Chart, Column, Figure, Line, Point, Tabl
 NETWORKS: dict[str, str] = {"mlp": "translator", "plain": "translator-plain"}
 
 
-class Key(NamedTuple):
-    """What one point of the answer was measured at."""
+class TranslatorSetting(NamedTuple):
+    """Setting of one point."""
 
     attention: str
-    width: int
+    hidden: int
     precision: str
     batch: int
 
     @property
     def network(self) -> str:
-        """Its name in the table of networks."""
+        """Name of the network."""
         return NETWORKS[self.attention]
 
 
-Groups = Sequence[Group[Key]]
-"""Groups of records by what they were measured at, by width and minibatch."""
+Groups = Sequence[Group[TranslatorSetting]]
+"""Groups of records by setting, sorted by hidden size and batch size."""
 
 
-def tokens(group: Group[Key]) -> Figure | None:
-    """Tokens a second: those of a sentence, in the mean over the data, times sentences a second."""
+def tokens(group: Group[TranslatorSetting]) -> Figure | None:
+    """Tokens/s: mean tokens per sentence times sentences/s."""
     rate = group.throughput
     if rate is None:
         return None
@@ -47,32 +47,32 @@ def tokens(group: Group[Key]) -> Figure | None:
     )
 
 
-def curves(groups: Groups) -> dict[Key, list[Group[Key]]]:
-    """The groups of each attention, width and precision (with minibatch 0), by minibatch."""
-    found: dict[Key, list[Group[Key]]] = {}
+def curves(groups: Groups) -> dict[TranslatorSetting, list[Group[TranslatorSetting]]]:
+    """Groups of each attention, hidden size and precision (batch size 0), by batch size."""
+    found: dict[TranslatorSetting, list[Group[TranslatorSetting]]] = {}
     for group in groups:
         found.setdefault(group.key._replace(batch=0), []).append(group)
     return found
 
 
 def values_of(groups: Groups, field: str) -> list[Any]:
-    """The values that one field of the keys takes, in the order they first came."""
+    """Distinct values of one field of the keys, in order."""
     return list(dict.fromkeys(getattr(g.key, field) for g in groups))
 
 
-def name_of(key: Key, precision: bool) -> str:
-    """`mlp attention, 512 wide`; with its precision, where that is not the only one."""
-    told = f", {key.precision}" if precision else ""
-    return f"{key.attention} attention, {key.width} wide{told}"
+def name_of(key: TranslatorSetting, precision: bool) -> str:
+    """`mlp attention, hidden size 512`, with its precision if there are several."""
+    suffix = f", {key.precision}" if precision else ""
+    return f"{key.attention} attention, hidden size {key.hidden}{suffix}"
 
 
 def table(groups: Groups) -> Table:
-    """A row a point, curve by curve; the reason where there is no figure."""
+    """A row per point, curve by curve."""
     columns = (
         Column(name="attention"),
-        Column(name="width"),
+        Column(name="hidden size"),
         Column(name="precision"),
-        Column(name="minibatch"),
+        Column(name="batch size"),
         Column(name="sentences/s"),
         Column(name="tokens/s"),
         Column(name="step", unit="ms"),
@@ -82,13 +82,13 @@ def table(groups: Groups) -> Table:
     return Table(title="", columns=columns, rows=tuple(map(_row, ordered)))
 
 
-def _row(group: Group[Key]) -> tuple[Cell, ...]:
-    key, held, rate = group.key, group.median_of("peak_memory_bytes"), tokens(group)
-    memory = Figure(value=held / 2**20, unit="MiB") if held else None
-    missing = None if group.throughput is None else Cell(reason="not known")
+def _row(group: Group[TranslatorSetting]) -> tuple[Cell, ...]:
+    key, memory_bytes, rate = group.key, group.median_of("peak_memory_bytes"), tokens(group)
+    memory = Figure(value=memory_bytes / 2**20, unit="MiB") if memory_bytes else None
+    missing = None if group.throughput is None else Cell(reason="unknown")
     return (
         Cell(text=key.attention, run_id=group.run_id),
-        Cell(text=str(key.width)),
+        Cell(text=str(key.hidden)),
         Cell(text=key.precision),
         Cell(text=str(key.batch)),
         group.cell(group.throughput),
@@ -99,7 +99,7 @@ def _row(group: Group[Key]) -> tuple[Cell, ...]:
 
 
 def charts(groups: Groups) -> Iterator[Chart]:
-    """Tokens/s by minibatch, and by width where there are several; none where nothing was asked."""
+    """Tokens/s by batch size, and by hidden size if there are several."""
     lines = curves(groups)
     if not lines:
         return
@@ -107,9 +107,9 @@ def charts(groups: Groups) -> Iterator[Chart]:
     y = Axis(name="throughput", unit="tokens/s", from_zero=True)
     yield Chart(
         name="seq2seq",
-        title="tokens/s by minibatch",
+        title="tokens/s by batch size",
         kind="line",
-        x=Axis(name="minibatch", scale="log2"),
+        x=Axis(name="batch size", scale="log2"),
         y=y,
         lines=tuple(
             Line(
@@ -120,23 +120,23 @@ def charts(groups: Groups) -> Iterator[Chart]:
         ),
     )
     shared = set.intersection(*({g.key.batch for g in c if g.ok} for c in lines.values()))
-    if shared and len(values_of(groups, "width")) > 1:
-        yield _by_width(groups, max(shared), several, y)
+    if shared and len(values_of(groups, "hidden")) > 1:
+        yield _by_hidden_size(groups, max(shared), several, y)
 
 
-def _by_width(groups: Groups, batch: int, several: bool, y: Axis) -> Chart:
-    """At the largest minibatch that all of them ran."""
+def _by_hidden_size(groups: Groups, batch: int, several: bool, y: Axis) -> Chart:
+    """At the largest batch size that all of them ran."""
     lines: dict[str, list[Point]] = {}
     for group in groups:
         if group.key.batch == batch:
-            told = f", {group.key.precision}" if several else ""
-            name = f"{group.key.attention} attention{told}"
-            lines.setdefault(name, []).append(group.point(group.key.width, tokens(group)))
+            suffix = f", {group.key.precision}" if several else ""
+            name = f"{group.key.attention} attention{suffix}"
+            lines.setdefault(name, []).append(group.point(group.key.hidden, tokens(group)))
     return Chart(
-        name="seq2seq-width",
-        title=f"tokens/s by width, minibatch {batch}",
+        name="seq2seq-hidden-size",
+        title=f"tokens/s by hidden size, batch size {batch}",
         kind="line",
-        x=Axis(name="width", scale="log2"),
+        x=Axis(name="hidden size", scale="log2"),
         y=y,
         lines=tuple(Line(name=name, points=tuple(points)) for name, points in lines.items()),
     )

@@ -1,8 +1,8 @@
-"""Training for its own sake: to how many epochs ask, or to an accuracy, with what it takes to last.
+"""Training of one network for a number of epochs or to a target accuracy, with fault tolerance.
 
-One network is trained, and the answer says what it has learned, epoch by epoch, and how fast. A run
-that was killed, crashed or fell silent is started again from its last checkpoint, as often as
-`restarts` says; every attempt is a run of its own in the store.
+The answer gives accuracy, loss and throughput by epoch. A run that was killed, crashed or stopped
+responding is restarted from its last checkpoint, up to `restarts` times; every attempt is a stored
+run.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from cubemesh.schema import Answer, CheckpointSettings, RunRecord, RunSpec, Stat
 from cubemesh.training.checkpoint import steps_in
 
 FOLDER = "cubemesh-checkpoints"
-"""Where checkpoints go when no folder is named, in the current folder."""
+"""Default folder of checkpoints, below the current folder."""
 TIME_LIMIT_S = 30 * 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What can be set in `train` besides the fields of its spec."""
+    """Settings of `train` besides the fields of its spec."""
 
     networks: tuple[str, ...] = ("little-cnn",)
-    """The network to train, one; `cubemesh networks` lists them."""
+    """The network to train; one. `cubemesh networks` lists them."""
     checkpoints: str | None = None
-    """Folder of the checkpoints; none given is `cubemesh-checkpoints`, where they are asked for."""
+    """Folder of checkpoints; default: cubemesh-checkpoints, with checkpoint_every or resume."""
     checkpoint_every: int | None = None
-    """Steps from one checkpoint to the next; none given is one after each epoch."""
+    """Steps between checkpoints; default: one checkpoint after each epoch."""
     keep: int = 3
-    """How many checkpoints stay, the newest."""
+    """Number of most recent checkpoints to keep."""
     resume: bool = False
-    """Go on from the newest whole checkpoint, where there is one."""
+    """Resume from the latest complete checkpoint, if there is one."""
     restarts: int = 3
-    """How often a run that was killed, crashed or fell silent goes on from its last checkpoint."""
+    """Maximum restarts of a run that was killed, crashed or stopped responding."""
     tensorboard: str | None = None
-    """Folder of event files for TensorBoard; none given writes none."""
+    """Folder of event files for TensorBoard; default: none are written."""
 
     def __post_init__(self) -> None:
         if len(self.networks) != 1:
@@ -54,12 +54,12 @@ class Settings:
 
     @property
     def checkpointing(self) -> CheckpointSettings:
-        """As the spec has it, with absolute paths: a worker may run elsewhere."""
-        asked = self.checkpoints is not None or self.resume or self.checkpoint_every is not None
+        """The settings of the spec, with absolute paths: a worker may run in another folder."""
+        enabled = self.checkpoints is not None or self.resume or self.checkpoint_every is not None
         folder = Path(self.checkpoints or FOLDER).expanduser().absolute()
         board = None if self.tensorboard is None else Path(self.tensorboard).expanduser().absolute()
         return CheckpointSettings(
-            checkpoints=str(folder) if asked else None,
+            checkpoints=str(folder) if enabled else None,
             every_steps=self.checkpoint_every,
             keep=self.keep,
             resume=self.resume,
@@ -68,7 +68,7 @@ class Settings:
 
 
 def plan(settings: Settings, context: Context) -> Plan:
-    """One training; again, from its last checkpoint, where it was ended by a fault."""
+    """One training, restarted from its last checkpoint after a fault."""
     checkpointing = settings.checkpointing
     _check_free(checkpointing)
     spec = RunSpec(
@@ -80,7 +80,7 @@ def plan(settings: Settings, context: Context) -> Plan:
     (record,) = yield [spec]
     for _ in range(settings.restarts):
         newest = _newest(record)
-        if newest is None or not _may_go_on(record, newest > before):
+        if newest is None or not _can_resume(record, newest > before):
             return
         before = newest
         again = dataclasses.replace(
@@ -90,40 +90,40 @@ def plan(settings: Settings, context: Context) -> Plan:
 
 
 def _check_free(checkpointing: CheckpointSettings) -> None:
-    """UsageError where checkpoints would be mixed with those that are there."""
+    """UsageError if checkpoints of two trainings would mix."""
     if checkpointing.checkpoints is None or checkpointing.resume:
         return
     steps = steps_in(Path(checkpointing.checkpoints), ranks=1)
     if steps:
         raise UsageError(
-            f"'{checkpointing.checkpoints}' holds checkpoints already, up to step {steps[-1]}. Add "
-            "--resume to go on from there, or name another folder with --checkpoints."
+            f"'{checkpointing.checkpoints}' already has checkpoints up to step {steps[-1]}. Add "
+            "--resume to continue from there, or choose another folder with --checkpoints."
         )
 
 
 def _newest(record: RunRecord) -> int | None:
-    """The step of the checkpoint to go on from; None where there is none."""
+    """Step of the checkpoint to resume from; None if there is none."""
     checkpointing, devices = record.spec.checkpointing, record.spec.placement.devices
     if checkpointing.checkpoints is None:
         return None
     return max(steps_in(Path(checkpointing.checkpoints), devices), default=None)
 
 
-def _may_go_on(record: RunRecord, came_further: bool) -> bool:
-    """Whether the same training may come further next time: after what somebody or something did to
-    it, but after a crash only where it got past the checkpoint that it began from."""
+def _can_resume(record: RunRecord, progressed: bool) -> bool:
+    """Whether a restart may help: after a kill or a lost heartbeat, and after a crash if the run
+    got past the checkpoint that it started from."""
     outcome = record.outcome
-    silent = outcome.status is Status.TIMED_OUT and "heartbeat_timeout_s" in outcome.facts
-    crashed = outcome.status is Status.CRASHED and came_further
-    return outcome.status is Status.KILLED or silent or crashed
+    hung = outcome.status is Status.TIMED_OUT and "heartbeat_timeout_s" in outcome.facts
+    crashed = outcome.status is Status.CRASHED and progressed
+    return outcome.status is Status.KILLED or hung or crashed
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
-    """What was learned, by the last run that came to its end, or how the last one ended."""
+    """Accuracy, loss and throughput of the last attempt, or how it ended."""
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
-        title=titled(f"{settings.network}{_data(records)}: a training", records),
+        title=titled(f"Training of {settings.network}{_data(records)}", records),
         findings=tuple(findings(records)),
         tables=tuple(table(records)),
         charts=tuple(charts(settings.network, records)),
@@ -131,7 +131,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         run_ids=tuple(r.run_id for r in records),
         notes=(
             "Accuracy is on samples held out from training; ± is its 95 % binomial (Wilson) "
-            "interval, which does not cover the luck of the initial weights.",
+            "interval, which does not include the variation over seeds.",
         ),
     )
 
@@ -148,7 +148,7 @@ def _warnings(records: Sequence[RunRecord]) -> Iterator[Warning]:
 
 EXPERIMENT = Experiment(
     name="train",
-    question="What does this network learn, and how fast?",
+    question="What accuracy does this network reach, and how fast?",
     settings=Settings,
     works=(Train,),
     varies={"network": "networks"},

@@ -1,4 +1,4 @@
-"""What is told of a training: what it learned, when, and what happened to it on the way."""
+"""Findings, table and charts of `train`."""
 
 from __future__ import annotations
 
@@ -23,38 +23,46 @@ PERCENT = 100
 
 
 def last(records: Sequence[RunRecord]) -> RunRecord | None:
-    """The run that tells most: the last, which went on from those before it."""
+    """The last attempt, which resumed the earlier ones."""
     return records[-1] if records else None
 
 
 def findings(records: Sequence[RunRecord]) -> Iterator[Finding]:
-    """What the network learned; the target, reached or not; how attempts before the last ended."""
+    """Accuracy; target reached or not; how earlier attempts ended."""
     record = last(records)
     if record is None:
         return
     if record.ok:
-        yield _learned(record)
+        yield _accuracy(record)
         yield from _target(record)
     else:
-        yield Finding(text=f"The training did not come to its end: {_ending(record)}")
+        yield Finding(
+            code="training-failed", text=f"The training did not complete: {_ending(record)}"
+        )
     for earlier in records[:-1]:
         following = records[records.index(earlier) + 1]
         step = following.figure("resumed_at_step")
-        where = "from the beginning" if step is None else f"from the checkpoint of step {step:.0f}"
-        yield Finding(text=f"An attempt ended: {_ending(earlier)} The next went on {where}.")
+        where = "started over" if step is None else f"resumed from step {step:.0f}"
+        yield Finding(
+            code="restart",
+            text=f"An attempt failed: {_ending(earlier)} The next one {where}.",
+            value=step,
+            unit="" if step is None else "steps",
+        )
 
 
-def _learned(record: RunRecord) -> Finding:
+def _accuracy(record: RunRecord) -> Finding:
     work, figure = _work(record), record.figures["accuracy"]
     epochs = round(record.figure("epochs_trained") or work.epochs)
     top5 = record.figure("top5_accuracy")
     also = f" (top-5 {PERCENT * top5:.1f} %)" if top5 is not None else ""
     return Finding(
-        question="What has it learned?",
-        text=f"After {epochs} epochs of {work.data}, {work.network} is right on "
+        code="accuracy",
+        question="What accuracy does it reach?",
+        text=f"Accuracy of {work.network} after {epochs} epochs of {work.data}: "
         f"{PERCENT * figure.value:.1f} % of the held-out samples{also}.",
         value=PERCENT * figure.value,
-        unit="% right",
+        unit="% top-1",
         low=None if figure.low is None else PERCENT * figure.low,
         high=None if figure.high is None else PERCENT * figure.high,
     )
@@ -68,18 +76,24 @@ def _target(record: RunRecord) -> Iterator[Finding]:
     epoch = record.figure("target_epoch")
     if epoch is None:
         yield Finding(
-            text=f"{target} was not reached in {work.epochs} epochs.",
-            remedy="Train longer (epochs), or with another learning rate or minibatch.",
+            code="target-missed",
+            text=f"The target of {target} was not reached in {work.epochs} epochs.",
+            remedy="Train for more epochs, or change the learning rate or batch size.",
         )
         return
-    took = ""
+    duration = ""
     if record.figure("resumed_at_step") is None:
-        took = f", {format_seconds(_training_s(record))} of training and evaluating"
-    yield Finding(text=f"{target} was reached in epoch {epoch:.0f}{took}.")
+        duration = f", after {format_seconds(_training_s(record))} of training and evaluation"
+    yield Finding(
+        code="target-reached",
+        text=f"The target of {target} was reached in epoch {epoch:.0f}{duration}.",
+        value=epoch,
+        unit="epochs",
+    )
 
 
 def _training_s(record: RunRecord) -> float:
-    """From the first step to the end of the last evaluation, on the first rank."""
+    """Seconds from the first step to the end of the last evaluation, on the first rank."""
     own = [w for w in record.windows if w.rank == 0]
     return max(w.start_s + w.elapsed_s for w in own) - min(w.start_s for w in own)
 
@@ -90,7 +104,7 @@ def _ending(record: RunRecord) -> str:
 
 
 def table(records: Sequence[RunRecord]) -> Iterator[Table]:
-    """A row an epoch."""
+    """A row per epoch."""
     record = last(records)
     accuracy = None if record is None else _curve(record, "validation_accuracy")
     if record is None or accuracy is None or not accuracy.x:
@@ -104,18 +118,18 @@ def table(records: Sequence[RunRecord]) -> Iterator[Table]:
         Column(name="samples/s"),
     )
     rows = tuple(_row(record, round(epoch)) for epoch in accuracy.x)
-    yield Table(title="Epoch by epoch", columns=columns, rows=rows)
+    yield Table(title="Epochs", columns=columns, rows=rows)
 
 
 def _row(record: RunRecord, epoch: int) -> tuple[Cell, ...]:
     place = epoch - 1
     loss = _curve(record, "validation_loss")
-    assert loss is not None, "told with the accuracy"
+    assert loss is not None, "logged with the accuracy"
     return (
         Cell(text=str(epoch), run_id=record.run_id),
-        _cell(_training_loss(record, epoch), "none was read"),
+        _cell(_training_loss(record, epoch), "not logged"),
         Cell(value=loss.y[place]),
-        _cell(_percent(record, "validation_accuracy", place), "not told"),
+        _cell(_percent(record, "validation_accuracy", place), "not logged"),
         _cell(_percent(record, "validation_top5_accuracy", place), "five classes or fewer"),
         _cell(_rate(record, epoch), "trained by an earlier run"),
     )
@@ -131,7 +145,7 @@ def _percent(record: RunRecord, name: str, place: int) -> float | None:
 
 
 def _training_loss(record: RunRecord, epoch: int) -> float | None:
-    """The last that was read in an epoch. Steps of an epoch are those of all, evenly shared."""
+    """The last value in an epoch; all epochs have the same number of steps."""
     curve, scored = _curve(record, "training_loss"), _curve(record, "validation_loss")
     if curve is None or scored is None or not curve.x:
         return None
@@ -141,7 +155,7 @@ def _training_loss(record: RunRecord, epoch: int) -> float | None:
 
 
 def _rate(record: RunRecord, epoch: int) -> float | None:
-    """Samples of all ranks in an epoch's measured windows, over the time these took."""
+    """Samples/s of all ranks in an epoch's measured windows."""
     own = [w for w in record.measured if f"epoch-{epoch}" in w.marks]
     ranks = {w.rank for w in own}
     seconds = sum(w.elapsed_s for w in own) / max(1, len(ranks))
