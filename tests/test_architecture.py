@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "src" / "cubemesh"
 RUNGS = [
     ("errors",),
-    ("units", "statistics"),
+    ("units", "statistics", "cgroups"),
     ("schema",),
     ("networks",),
     ("machines",),
@@ -44,7 +44,17 @@ RUNG = {room: rung for rung, rooms in enumerate(RUNGS) for room in rooms}
 ONLY = {"kernels": {"errors", "units", "kernels"}}
 """Rooms that may import less than their rung allows."""
 WORKER_ROOMS = {
-    *("errors", "units", "statistics", "schema", "networks", "batches", "data", "kernels"),
+    *(
+        "errors",
+        "units",
+        "statistics",
+        "cgroups",
+        "schema",
+        "networks",
+        "batches",
+        "data",
+        "kernels",
+    ),
     *("frameworks", "frameworks.api", "measure", "parallel", "training", "worker"),
 }
 """What a worker process imports: the standard library, numpy, psutil and its own framework."""

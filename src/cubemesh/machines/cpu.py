@@ -6,7 +6,7 @@ that the control groups grant. 1.5 granted cores count as one: a second thread w
 the middle of every scheduling period, and the steps it works on with it.
 
 Sources: /proc/cpuinfo, /sys/devices/system/cpu (Documentation/admin-guide/cputopology.rst and
-ABI/testing/sysfs-devices-system-cpu of the Linux kernel), /sys/devices/system/node, cgroup.py.
+ABI/testing/sysfs-devices-system-cpu of the Linux kernel), /sys/devices/system/node, cgroups.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import platform
 from collections import Counter
 from collections.abc import Collection
 
-from cubemesh.machines.cgroup import cgroup_cores
+from cubemesh.cgroups import cgroup_cores
 from cubemesh.machines.cpuinfo import Cpuinfo
 from cubemesh.machines.files import Tree, cpu_list, meminfo_bytes, size_bytes, whole_number
 from cubemesh.schema import Cache, Cpu, NumaNode
@@ -31,7 +31,7 @@ def read_cpu(tree: Tree, info: Cpuinfo) -> Cpu:
     online = _online(tree, info)
     cores = _cores(tree, info, online)
     affinity = _affinity(tree, online)
-    granted = cgroup_cores(tree)
+    granted = cgroup_cores(tree.root)
     _note_unnamed(tree, info)
     return Cpu(
         model=info.model,

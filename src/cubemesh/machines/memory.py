@@ -9,7 +9,7 @@ of the Linux kernel): where these hold well over the total, that is noted and ke
 
 from __future__ import annotations
 
-from cubemesh.machines.cgroup import cgroup_memory_bytes
+from cubemesh.cgroups import cgroup_memory_bytes
 from cubemesh.machines.files import Tree, meminfo_bytes
 from cubemesh.schema import Memory
 from cubemesh.units import format_bytes
@@ -34,7 +34,7 @@ def read_memory(tree: Tree) -> Memory:
     return Memory(
         total_bytes=total,
         available_bytes=_noted(tree, "MemAvailable", "available memory"),
-        cgroup_limit_bytes=cgroup_memory_bytes(tree),
+        cgroup_limit_bytes=cgroup_memory_bytes(tree.root),
         swap_bytes=_noted(tree, "SwapTotal", "swap space"),
         present_bytes=present,
     )

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 
-from cubemesh.machines.cgroup import cgroup_paths
+from cubemesh.cgroups import cgroup_paths
 from cubemesh.machines.cpuinfo import Cpuinfo
 from cubemesh.machines.files import Tree
 
@@ -83,7 +83,7 @@ def container(tree: Tree, environment: Mapping[str, str]) -> str | None:
     Where several apply, the innermost or the most telling one: Apptainer inside a Kubernetes pod
     is `apptainer`, Docker under Kubernetes is `kubernetes`.
     """
-    paths = " ".join(cgroup_paths(tree).values())
+    paths = " ".join(cgroup_paths(tree.root).values())
     by_group = next((name for word, name in CGROUP_NAMES if re.search(word, paths)), None)
     manager = environment.get("container") or tree.text("/run/host/container-manager")
     signs = (

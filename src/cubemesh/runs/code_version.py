@@ -17,6 +17,7 @@ MEASURING = (
     "statistics",
     "schema",
     "batches.py",
+    "cgroups.py",
     "networks",
     "data",
     "kernels",

@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from cubemesh.cgroups import oom_kills
 from cubemesh.runs.exit_status import WorkerExit
 from cubemesh.runs.forkserver import Forkserver, ServerDied
 from cubemesh.runs.progress import Observer, Progress
 from cubemesh.worker.launch.ranks import EXITS_FILE
 from cubemesh.worker.report.events import EventReader, events_path
-from cubemesh.worker.report.memory import oom_kills
 from cubemesh.worker.run.job import Job
 
 POLL_S = 0.1

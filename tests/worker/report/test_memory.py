@@ -6,11 +6,15 @@ import pytest
 
 from cubemesh.worker.report import memory
 
+MOUNTS = (
+    "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+    "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+)
 MEMINFO = "MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable:     800 kB\n"
 
 
 def tree(tmp_path, **files):
-    for name, text in {"proc/meminfo": MEMINFO, **files}.items():
+    for name, text in {"proc/meminfo": MEMINFO, "proc/self/mountinfo": MOUNTS, **files}.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -65,32 +69,6 @@ def test_a_container_that_is_told_its_path_on_the_host_finds_its_own_group(tmp_p
 def test_a_kernel_without_memavailable_is_named(tmp_path):
     with pytest.raises(OSError, match="MemAvailable"):
         memory.available_bytes(tree(tmp_path, **{"proc/meminfo": "MemFree: 1 kB\n"}))
-
-
-@pytest.mark.parametrize(
-    ("files", "kills"),
-    [
-        ({}, None),
-        ({"proc/vmstat": "pgfault 3\noom_kill 4\n"}, 4),
-        (
-            {
-                "proc/self/cgroup": "0::/g\n",
-                "sys/fs/cgroup/g/memory.events": "oom 9\noom_kill 2\n",
-                "proc/vmstat": "oom_kill 4\n",
-            },
-            2,
-        ),
-        (
-            {
-                "proc/self/cgroup": "4:memory:/g\n",
-                "sys/fs/cgroup/memory/g/memory.oom_control": "under_oom 0\noom_kill 3\n",
-            },
-            3,
-        ),
-    ],
-)
-def test_oom_kills_of_the_own_group_come_before_those_of_the_machine(tmp_path, files, kills):
-    assert memory.oom_kills(tree(tmp_path, **files)) == kills
 
 
 def test_this_very_process_is_read():

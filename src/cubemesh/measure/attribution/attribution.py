@@ -26,9 +26,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cubemesh.measure.attribution.operator_gaps import inside_steps
-from cubemesh.measure.attribution.timeline import DeviceWork, RecordedSteps, play
+from cubemesh.measure.attribution.timeline import (
+    DeviceWork,
+    RecordedSteps,
+    length,
+    outside,
+    play,
+    union,
+)
 from cubemesh.measure.attribution.transfers import Waited
-from cubemesh.measure.timing.intervals import length, outside, union
 from cubemesh.measure.timing.step_timestamps import StampedWindow, boundaries
 from cubemesh.schema.profile import Profile
 from cubemesh.schema.record import Part

@@ -20,7 +20,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from cubemesh.measure.attribution.categories import COMMUNICATION, category_of
-from cubemesh.measure.timing.intervals import Interval, length, outside, union
+from cubemesh.measure.attribution.timeline import Interval, length, outside, union
 from cubemesh.measure.timing.step_timestamps import StampedWindow
 from cubemesh.schema.profile import Profile, ProfileEvent
 from cubemesh.statistics import mean, median, outliers

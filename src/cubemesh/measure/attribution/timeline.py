@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -31,6 +31,8 @@ from cubemesh.measure.timing.step_timestamps import StampedWindow, boundaries
 from cubemesh.schema.profile import Profile, ProfileEvent
 from cubemesh.statistics import median
 
+Interval = tuple[float, float]
+"""(start, end) in seconds."""
 Stretch = Literal["feed", "place", "step", "loop"]
 Use = Literal["compute", "communication", "copy", "wait"]
 """`wait` is a communication kernel before the last rank has come."""
@@ -241,3 +243,38 @@ def _delays(
         elif call is not None and call.end_s < before:
             turnarounds.append(max(0.0, event.start_s - before))
         last_end[event.lane] = max(before, event.end_s)
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The union of intervals, sorted and disjoint; empty ones are left out."""
+    found: list[Interval] = []
+    for start, end in sorted(i for i in intervals if i[1] > i[0]):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return found
+
+
+def outside(intervals: Iterable[Interval], taken: Sequence[Interval]) -> list[Interval]:
+    """The part of `intervals` outside `taken`, which is a union."""
+    found: list[Interval] = []
+    at = 0
+    for start, end in union(intervals):
+        while at < len(taken) and taken[at][1] <= start:
+            at += 1
+        index = at
+        while start < end:
+            if index == len(taken) or taken[index][0] >= end:
+                found.append((start, end))
+                break
+            if taken[index][0] > start:
+                found.append((start, taken[index][0]))
+            start = taken[index][1]
+            index += 1
+    return found
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    """Total seconds of disjoint intervals."""
+    return math.fsum(end - start for start, end in intervals)

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cubemesh.measure.timing.intervals import length, outside, union
+from cubemesh.measure.attribution.timeline import length, outside, union
 
 pairs = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), max_size=12).map(
     lambda found: [(float(a), float(a + b)) for a, b in found]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cubemesh.machines.cgroup import cgroup_cores, cgroup_memory_bytes, cgroup_paths
+from cubemesh.cgroups import cgroup_cores, cgroup_memory_bytes, cgroup_paths, oom_kills
 
 ROOT = "/sys/fs/cgroup"
 
@@ -21,8 +21,8 @@ def test_version_2_takes_the_tightest_of_nested_groups(make_tree, v2_mount):
             f"{ROOT}/kubepods.slice/pod7.slice/cri-1.scope/memory.max": "max\n",
         }
     )
-    assert cgroup_cores(tree) == 1.5
-    assert cgroup_memory_bytes(tree) == 8 << 30
+    assert cgroup_cores(tree.root) == 1.5
+    assert cgroup_memory_bytes(tree.root) == 8 << 30
 
 
 def test_version_2_of_a_container_with_its_own_namespace(make_tree, v2_mount):
@@ -34,8 +34,8 @@ def test_version_2_of_a_container_with_its_own_namespace(make_tree, v2_mount):
             f"{ROOT}/memory.max": "1073741824\n",
         }
     )
-    assert cgroup_cores(tree) == 2.5
-    assert cgroup_memory_bytes(tree) == 1 << 30
+    assert cgroup_cores(tree.root) == 2.5
+    assert cgroup_memory_bytes(tree.root) == 1 << 30
 
 
 def test_version_1_quota_and_memory(make_tree, v1_mounts):
@@ -51,8 +51,8 @@ def test_version_1_quota_and_memory(make_tree, v1_mounts):
             f"{ROOT}/memory/memory.limit_in_bytes": "9223372036854771712\n",
         }
     )
-    assert cgroup_cores(tree) == 4.0
-    assert cgroup_memory_bytes(tree) is None
+    assert cgroup_cores(tree.root) == 4.0
+    assert cgroup_memory_bytes(tree.root) is None
 
 
 def test_version_1_container_sees_limits_above_it_through_memory_stat(make_tree, v1_mounts):
@@ -65,7 +65,7 @@ def test_version_1_container_sees_limits_above_it_through_memory_stat(make_tree,
             f"{ROOT}/memory/memory.stat": "cache 1\nhierarchical_memory_limit 2147483648\n",
         }
     )
-    assert cgroup_memory_bytes(tree) == 2 << 30
+    assert cgroup_memory_bytes(tree.root) == 2 << 30
 
 
 def test_the_mounted_group_is_taken_off_the_path(make_tree, v1_mounts):
@@ -77,9 +77,9 @@ def test_the_mounted_group_is_taken_off_the_path(make_tree, v1_mounts):
         f"{ROOT}/cpu,cpuacct/inner/cpu.cfs_period_us": "100000\n",
     }
     inside = {"/proc/self/cgroup": "3:cpu,cpuacct:/docker/abc/inner\n"}
-    assert cgroup_cores(make_tree(quota, inside, {"/proc/self/mountinfo": mounts})) == 0.5
+    assert cgroup_cores(make_tree(quota, inside, {"/proc/self/mountinfo": mounts}).root) == 0.5
     elsewhere = {"/proc/self/cgroup": "3:cpu,cpuacct:/docker/abcdef/inner\n"}
-    assert cgroup_cores(make_tree(elsewhere)) is None
+    assert cgroup_cores(make_tree(elsewhere).root) is None
 
 
 def test_both_versions_side_by_side(make_tree, v1_mounts):
@@ -92,8 +92,8 @@ def test_both_versions_side_by_side(make_tree, v1_mounts):
             f"{ROOT}/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
         }
     )
-    assert cgroup_cores(tree) == 3.0
-    assert cgroup_paths(tree)["cgroup2"] == "/app.scope"
+    assert cgroup_cores(tree.root) == 3.0
+    assert cgroup_paths(tree.root)["cgroup2"] == "/app.scope"
 
 
 @pytest.mark.parametrize("content", ["", "max", "x y z", "100000", "0 100000", "100000 0", "\0"])
@@ -106,13 +106,13 @@ def test_malformed_or_absent_limits_are_no_limits_or_plain_ones(make_tree, v2_mo
             f"{ROOT}/memory.max": content,
         }
     )
-    assert cgroup_cores(tree) == (1.0 if content == "100000" else None)
-    assert cgroup_memory_bytes(tree) == (100000 if content == "100000" else None)
+    assert cgroup_cores(tree.root) == (1.0 if content == "100000" else None)
+    assert cgroup_memory_bytes(tree.root) == (100000 if content == "100000" else None)
 
 
 def test_no_control_groups_at_all(make_tree):
-    assert cgroup_cores(make_tree()) is None
-    assert cgroup_memory_bytes(make_tree()) is None
+    assert cgroup_cores(make_tree().root) is None
+    assert cgroup_memory_bytes(make_tree().root) is None
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -128,4 +128,33 @@ def test_the_smallest_quota_on_the_way_up_holds(make_tree, v2_mount, quotas):
     deeper = {f"{ROOT}{path}/cpu.max": "max 100000\n"}
     set_quotas = [q for q in quotas if q is not None]
     expected = min(set_quotas) / 100000 if set_quotas else None
-    assert cgroup_cores(make_tree(levels, own, deeper)) == expected
+    assert cgroup_cores(make_tree(levels, own, deeper).root) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "kills"),
+    [
+        ({}, None),
+        ({"/proc/vmstat": "pgfault 3\noom_kill 4\n"}, 4),
+        (
+            {
+                "/proc/self/cgroup": "0::/g\n",
+                "/sys/fs/cgroup/g/memory.events": "oom 9\noom_kill 2\n",
+                "/proc/vmstat": "oom_kill 4\n",
+            },
+            2,
+        ),
+        (
+            {
+                "/proc/self/cgroup": "4:memory:/g\n",
+                "/sys/fs/cgroup/memory/g/memory.oom_control": "under_oom 0\noom_kill 3\n",
+            },
+            3,
+        ),
+    ],
+)
+def test_oom_kills_of_the_own_group_come_before_those_of_the_machine(
+    make_tree, v1_mounts, v2_mount, files, kills
+):
+    mounts = {"/proc/self/mountinfo": v2_mount + v1_mounts}
+    assert oom_kills(make_tree(files, mounts).root) == kills
