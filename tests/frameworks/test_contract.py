@@ -261,7 +261,7 @@ import os, sys
 import numpy as np
 from cubemesh.frameworks import entry
 from cubemesh.batches import Batch
-from cubemesh.frameworks.api.framework import BuildRequest
+from cubemesh.frameworks.api.program import BuildRequest
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 from cubemesh.networks.builder import NetworkBuilder

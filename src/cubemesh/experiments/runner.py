@@ -16,7 +16,6 @@ from cubemesh.experiments.analysis.caveats import mark_simulated
 from cubemesh.experiments.analysis.comparison import with_comparisons
 from cubemesh.experiments.core.ab_overrides import alternating
 from cubemesh.experiments.core.experiment import Context, Experiment
-from cubemesh.experiments.core.preflight import check
 from cubemesh.experiments.core.settings import TUNED, Request, apply
 from cubemesh.experiments.tune.apply import CHOSEN, Tunings
 from cubemesh.runs import Executor
@@ -30,6 +29,7 @@ from cubemesh.schema import (
 )
 from cubemesh.schema.serialization import from_plain, to_plain
 from cubemesh.store import Store
+from cubemesh.worker.validation import check_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +140,7 @@ def _prepare(
 ) -> list[RunSpec]:
     asked = [_as_set(spec, request.overrides, experiment.plans_devices, tuned) for spec in specs]
     prepared = [alternating(spec, request.against, environments) for spec in asked]
-    check([*prepared, *(other for spec in prepared if (other := spec.other) is not None)])
+    check_names([*prepared, *(other for spec in prepared if (other := spec.other) is not None)])
     return prepared
 
 

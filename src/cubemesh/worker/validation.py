@@ -1,74 +1,80 @@
-"""Validation of a spec against a framework's capabilities.
+"""Validation of a spec: `check_names` before anything runs, `check_supported` in the worker.
 
-A framework declares what it can do (`Capabilities`); whatever a spec asks beyond that is refused
-here, with what is offered instead.
+A mistake in a command (an unknown name, a file that cannot be read) ends it at once with UsageError
+or DataError. What depends on the framework or the device becomes an outcome: a framework declares
+what it can do (`Capabilities`), and `check_supported` refuses everything beyond that, with what is
+offered instead. Only limits of the machine (cores, GPUs, memory) are checked later, where they are
+known.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import NoReturn
 
+from cubemesh import data, frameworks, networks
+from cubemesh.errors import UsageError
 from cubemesh.frameworks.api.program import Capabilities, Unsupported
+from cubemesh.networks.precision import layer_precisions
 from cubemesh.parallel.strategies import STRATEGIES, strategy
+from cubemesh.schema.collective import Collective
 from cubemesh.schema.spec import RunSpec
+from cubemesh.schema.work import Forward, Input, NetworkWork, Train, TrainSteps
+
+
+def check_names(specs: Iterable[RunSpec]) -> None:
+    """UsageError or DataError for the first spec with an unknown name, data that cannot be read, or
+    a network that cannot take its input."""
+    seen = set()
+    for spec in specs:
+        work, program = spec.work, spec.program
+        if program.script is not None:
+            _read_script(program.framework, program.script)
+        strategy(program.sync)
+        if not isinstance(work, NetworkWork):
+            continue
+        if isinstance(work, Train) and program.data_location == "device":
+            raise UsageError(
+                "data_location=device repeats one batch, which trains to no accuracy. Leave "
+                "data_location out."
+            )
+        key = (dataclasses.replace(work, seed=0), program.precision_of)
+        if key in seen:
+            continue
+        seen.add(key)
+        network = networks.build_for(work)
+        layer_precisions(network, program.precision_of)
+        data.check(work.data, work.data_path, work.batch_per_device)
+        data.check_feeds(work.data, network)
+        classes = network.targets[0].classes or 0
+        needed = data.SOURCES[work.data].classes
+        if needed is not None and classes < needed:
+            raise UsageError(
+                f"{work.data} has {needed} classes and {work.network} was given {classes}. "
+                f"Leave classes out, or set classes={needed} or more."
+            )
 
 
 def check_supported(spec: RunSpec, able: Capabilities) -> None:
-    """Raise `Unsupported` for the first thing in `spec` that `able` does not cover."""
-    program, work = spec.program, spec.work
-    if work.kind not in able.works:
-        _refuse("work", work.kind, able.works, program.framework)
-    if not able.devices:
-        words = f"{program.framework} finds no device it can use here."
-        raise Unsupported(" ".join(filter(None, (words, able.hint))))
-    kinds = {d.split(":")[0] for d in able.devices}
-    if spec.placement.device not in ("auto", *kinds):
-        _refuse("device", spec.placement.device, kinds, program.framework, able.hint)
-    kind = able.devices[0].split(":")[0]
-    kind = kind if spec.placement.device == "auto" else spec.placement.device
-    if program.precision not in able.precisions[kind]:
-        what = f"on {kind} the precision"
-        _refuse(what, program.precision, able.precisions[kind], program.framework)
-    if program.precision_of and not able.precision_by_layer:
+    """Raise `Unsupported` for the first setting in `spec` that `able` does not cover, or that
+    excludes another."""
+    kind = _check_device(spec, able)
+    _check_program(spec, able, kind)
+    _check_devices(spec, able, kind)
+    _check_input(spec, able)
+    if spec.budget.memory_limit_bytes is not None and kind != "cpu":
         raise Unsupported(
-            f"{program.framework} computes every layer in one precision and takes no precision_of. "
-            "Leave it out."
+            f"memory_limit_bytes={spec.budget.memory_limit_bytes}: only a run on the CPU can be "
+            f"limited, and this one is on {kind}. Leave it out, or set device=cpu."
         )
-    if program.loss_scale is not None:
-        asked = "dynamic" if program.loss_scale == "dynamic" else "static"
-        if asked not in able.loss_scales:
-            offered = able.loss_scales | {"its own (leave loss_scale out)"}
-            _refuse("loss scaling", asked, offered, program.framework)
-    if program.layout not in able.layouts:
-        hint = f"Set layout={min(able.layouts)}." if len(able.layouts) == 1 else ""
-        _refuse("layout", program.layout, able.layouts, program.framework, hint)
-    if spec.placement.devices > 1 and not able.sync_features:
+    if spec.checkpointing.checkpoints is not None and strategy(spec.program.sync).free_running:
         raise Unsupported(
-            f"{program.framework} trains on one device; devices={spec.placement.devices} needs a "
-            "framework that synchronises gradients. Set devices=1."
+            f"sync={spec.program.sync} always has gradients in transit, which no checkpoint holds. "
+            "Leave checkpoints out, or set another sync."
         )
-    needs = strategy(program.sync).needs
-    if needs is not None and needs not in able.sync_features:
-        _refuse("sync", program.sync, supported_strategies(able), program.framework)
-    if spec.placement.devices > 1 and program.batch_norm not in able.batch_norms:
-        _refuse("batch_norm", program.batch_norm, able.batch_norms, program.framework)
-    if program.deterministic and not able.deterministic:
-        raise Unsupported(
-            f"{program.framework} is not held to the same steps every time by cubemesh. Leave "
-            "deterministic out, or set framework=pytorch."
-        )
-    if program.decode_location == "device" and not able.decodes:
-        _refuse("decode_location", "device", {"host"}, program.framework)
-    if program.compile_by == "segment" and not able.compiles_segments:
-        _refuse("compile_by", "segment", {"network"}, program.framework)
-    optimizer = getattr(work, "optimizer", None)
-    if optimizer is not None and optimizer not in able.optimizers:
-        _refuse("optimizer", optimizer, able.optimizers, program.framework)
-    if program.script is not None and not able.scripted:
-        raise Unsupported(
-            f"{program.framework} computes for real and takes no script; framework=null does."
-        )
+    if spec.against is not None:
+        _check_alternating(spec)
 
 
 def supported_strategies(able: Capabilities) -> list[str]:
@@ -80,7 +86,134 @@ def supported_strategies(able: Capabilities) -> list[str]:
     ]
 
 
+def _read_script(framework: str, script: str) -> None:
+    read = frameworks.entry(framework).read_script
+    if read is None:
+        raise UsageError(f"{framework} takes no script; framework=null does.")
+    read(script)
+
+
+def _check_device(spec: RunSpec, able: Capabilities) -> str:
+    """The kind of device, `cpu` or `cuda`."""
+    program, asked = spec.program, spec.placement.device
+    if spec.work.kind not in able.works:
+        _refuse("work", spec.work.kind, able.works, program.framework)
+    if not able.devices:
+        words = f"{program.framework} finds no device it can use here."
+        raise Unsupported(" ".join(filter(None, (words, able.hint))))
+    kinds = [d.split(":")[0] for d in able.devices]
+    if asked not in ("auto", *kinds):
+        _refuse("device", asked, set(kinds), program.framework, able.hint)
+    return kinds[0] if asked == "auto" else asked
+
+
+def _check_program(spec: RunSpec, able: Capabilities, kind: str) -> None:
+    program = spec.program
+    name = program.framework
+    if program.precision not in able.precisions[kind]:
+        _refuse(f"on {kind} the precision", program.precision, able.precisions[kind], name)
+    if program.precision_of and not able.precision_by_layer:
+        raise Unsupported(
+            f"{name} computes every layer in one precision and takes no precision_of. Leave it out."
+        )
+    if program.loss_scale is not None:
+        asked = "dynamic" if program.loss_scale == "dynamic" else "static"
+        if asked not in able.loss_scales:
+            offered = able.loss_scales | {"its own (leave loss_scale out)"}
+            _refuse("loss scaling", asked, offered, name)
+    if program.layout not in able.layouts:
+        hint = f"Set layout={min(able.layouts)}." if len(able.layouts) == 1 else ""
+        _refuse("layout", program.layout, able.layouts, name, hint)
+    if program.deterministic and not able.deterministic:
+        raise Unsupported(
+            f"cubemesh does not test {name} for reproducible steps. Leave deterministic out, or "
+            "set framework=pytorch."
+        )
+    if program.compile_by == "segment" and not able.compiles_segments:
+        _refuse("compile_by", "segment", {"network"}, name)
+    optimizer = getattr(spec.work, "optimizer", None)
+    if optimizer is not None and optimizer not in able.optimizers:
+        _refuse("optimizer", optimizer, able.optimizers, name)
+    if program.script is not None and not able.scripted:
+        raise Unsupported(f"{name} takes no script; framework=null does.")
+
+
+def _check_devices(spec: RunSpec, able: Capabilities, kind: str) -> None:
+    program, place, sync = spec.program, spec.placement, strategy(spec.program.sync)
+    if place.devices == 1 and isinstance(spec.work, Collective):
+        raise Unsupported("devices=1: a collective needs two devices or more. Set devices=2.")
+    if place.devices > 1 and not able.sync_features:
+        raise Unsupported(
+            f"{program.framework} trains on one device; devices={place.devices} needs a framework "
+            "that synchronises gradients. Set devices=1."
+        )
+    if sync.needs is not None and sync.needs not in able.sync_features:
+        _refuse("sync", program.sync, supported_strategies(able), program.framework)
+    if place.devices == 1:
+        return
+    if program.batch_norm not in able.batch_norms:
+        _refuse("batch_norm", program.batch_norm, able.batch_norms, program.framework)
+    if kind == "cpu" and (place.pinning != "none" or place.numa_node is not None):
+        raise Unsupported(
+            f"devices={place.devices}: each device on a CPU is pinned to cores of its own. Leave "
+            "pinning and numa_node out."
+        )
+    attributed = spec.budget.attribution or spec.budget.trace
+    if attributed and isinstance(spec.work, TrainSteps | Forward) and not sync.profiled:
+        profiled = [name for name, s in STRATEGIES.items() if s.profiled]
+        _refuse("attribution and trace of sync", program.sync, profiled, "cubemesh")
+
+
+def _check_input(spec: RunSpec, able: Capabilities) -> None:
+    work, program = spec.work, spec.program
+    on_device = program.decode_location == "device"
+    if on_device and not able.decodes:
+        _refuse("decode_location", "device", {"host"}, program.framework)
+    if not isinstance(work, NetworkWork):
+        return
+    decoded = data.entry(work.data).is_slow
+    if program.script is not None and decoded:
+        raise Unsupported(
+            f"a script simulates time, and data={work.data} takes real time to read and decode. "
+            "Set data=synthetic, or leave the script out."
+        )
+    if on_device and isinstance(work, Input) and work.stage != "decode":
+        raise Unsupported(
+            f"decode_location=device applies to stage=decode, not to stage={work.stage}. Leave it "
+            "out, or set stage=decode."
+        )
+    if on_device and not decoded:
+        raise Unsupported(
+            f"decode_location=device decodes images, and data={work.data} has none to decode. "
+            "Leave it out, or set data=images."
+        )
+
+
+def _check_alternating(spec: RunSpec) -> None:
+    """Whether the two programs of `spec` can alternate in one process."""
+    other = spec.other
+    assert other is not None
+    apart = "Measure both, and compare the runs: cubemesh compare A B."
+    if spec.work.kind != other.work.kind or not isinstance(spec.work, NetworkWork):
+        raise Unsupported("two programs can alternate in the same kind of work on networks only.")
+    if isinstance(spec.work, Train):
+        raise Unsupported("training over epochs does not alternate; compare steps (train_steps).")
+    if max(spec.placement.devices, other.placement.devices) > 1:
+        raise Unsupported(f"two programs alternate on one device. {apart}")
+    for name in ("pinning", "numa_node"):
+        if getattr(spec.placement, name) != getattr(other.placement, name):
+            raise Unsupported(
+                f"{name} applies to the whole process, so it cannot differ between two programs "
+                f"that alternate in one. {apart}"
+            )
+    if spec.placement.device != other.placement.device:
+        raise Unsupported(
+            f"device={spec.placement.device} and device={other.placement.device} are two devices; "
+            f"two programs alternate on one. {apart}"
+        )
+
+
 def _refuse(what: str, asked: str, able: Iterable[str], framework: str, hint: str = "") -> NoReturn:
     offered = ", ".join(sorted(able))
-    words = f"{framework} does not offer {what} '{asked}' here; it offers {offered}."
+    words = f"{framework} does not support {what} '{asked}' here; it supports {offered}."
     raise Unsupported(" ".join(filter(None, (words, hint))))

@@ -287,7 +287,7 @@ def test_a_batch_of_another_shape_runs_as_it_is(make_request, make_batch):
     ("asked", "work", "says"),
     [
         ({"batch_norm": "global", "sync": "all-reduce"}, TrainSteps, "batch_norm 'global'"),
-        ({"deterministic": True}, TrainSteps, "not held to the same steps every time"),
+        ({"deterministic": True}, TrainSteps, "deterministic"),
         ({}, FirstSteps, "work 'first_steps'"),
     ],
 )

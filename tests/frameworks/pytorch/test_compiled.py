@@ -111,7 +111,7 @@ def test_without_a_compiler_it_says_what_to_install(monkeypatch, tmp_path):
     able = compiled.capabilities()
     assert able.devices == ()
     assert able.precisions == {}
-    with pytest.raises(Unsupported, match=r"no device it can use here\. .*install g\+\+"):
+    with pytest.raises(Unsupported, match=r"install g\+\+"):
         check_supported(SPEC, able)
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert "CXX names 'no-such-compiler'" in compiled.capabilities().hint
@@ -122,7 +122,7 @@ def test_a_gpu_without_a_cpu_compiler_says_why_the_cpu_is_refused():
         compiled.capabilities(), devices=("cuda:0",), hint="Install g++ for the CPU."
     )
     spec = dataclasses.replace(SPEC, placement=Placement(device="cpu"))
-    with pytest.raises(Unsupported, match=r"offers cuda\. Install g\+\+ for the CPU"):
+    with pytest.raises(Unsupported, match=r"cuda\. Install g\+\+ for the CPU"):
         check_supported(spec, able)
 
 
@@ -152,7 +152,7 @@ def test_what_is_compiled_is_kept_in_the_cache_folder(tmp_path):
 COMPILING = """
 import numpy as np
 from cubemesh.batches import Batch
-from cubemesh.frameworks.api.framework import BuildRequest
+from cubemesh.frameworks.api.program import BuildRequest
 from cubemesh.frameworks.pytorch import compiled
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from cubemesh import networks
 from cubemesh.batches import Batch
-from cubemesh.frameworks.api.framework import BuildRequest
+from cubemesh.frameworks.api.program import BuildRequest
 from cubemesh.frameworks.pytorch import build, is_out_of_memory, preload
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps

@@ -56,12 +56,10 @@ def test_ranks_share_no_core_and_have_as_many_each(ranks, threads):
     assert len({core for mine in own for core in mine}) == ranks * threads
 
 
-def test_more_cores_than_there_are_and_a_binding_of_another_kind_are_refused():
+def test_more_cores_than_there_are_are_refused():
     own = RankInfo(rank=0, local_rank=0, ranks=2, local_ranks=2)
     with pytest.raises(Unsupported, match="Set threads=1 or fewer devices"):
         own_cores(spec(devices=2, threads=2), own, (0, 1, 2))
-    with pytest.raises(Unsupported, match="Leave pinning and numa_node out"):
-        own_cores(spec(devices=2, threads=1, pinning="compact"), own, (0, 1))
 
 
 def test_each_rank_has_a_gpu_of_its_own():

@@ -6,11 +6,10 @@ import time
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from cubemesh.errors import DataError, UsageError
 from cubemesh.frameworks.api.group import SingleProcessGroup
-from cubemesh.frameworks.api.program import Snapshot, Unsupported
+from cubemesh.frameworks.api.program import Snapshot
 from cubemesh.schema import CheckpointSettings, Placement, RunSpec, Train
 from cubemesh.training import checkpoint as checkpoints
 from cubemesh.training.checkpoint import Checkpoint
@@ -111,14 +110,3 @@ def test_each_rank_reads_its_own_file_however_long_another_takes(tmp_path, monke
     checkpoints.path_of(tmp_path, 10, 0).write_bytes(b"")
     told = begin(tmp_path, tmp_path, resume=True)
     assert all(text.startswith("None of the 1 checkpoints in") for text in told), told
-
-
-@pytest.mark.parametrize("sync", ["asynchronous", "asynchronous-aware"])
-def test_gradients_under_way_are_in_no_checkpoint(tmp_path, sync):
-    spec = RunSpec(
-        work=Train(network="little-cnn", batch_per_device=4),
-        checkpointing=CheckpointSettings(checkpoints=str(tmp_path)),
-    )
-    spec = replace(spec, program=replace(spec.program, sync=sync))
-    with pytest.raises(Unsupported, match="which no checkpoint holds"):
-        checkpointing.beginning(spec, SingleProcessGroup(), InMemoryLog())

@@ -1,11 +1,9 @@
 """A sweep, played by a program whose operations take scripted time."""
 
-import dataclasses
-
 import pytest
 
 from cubemesh.frameworks.api.group import SingleProcessGroup
-from cubemesh.frameworks.api.program import OutOfMemory, Unsupported
+from cubemesh.frameworks.api.program import OutOfMemory
 from cubemesh.schema import Budget, Collective, Placement, RunSpec
 from cubemesh.worker.report.outcomes import outcome_from_error
 from cubemesh.worker.run.collectives import build, sweep
@@ -110,12 +108,6 @@ def test_unchecked_results_have_no_count():
     program, log = played(spec(sizes_bytes=(8,), checks=0))
     assert log.points[0].wrong is None
     assert "fill 1" not in program.said
-
-
-def test_one_device_has_nobody_to_exchange_with():
-    alone = dataclasses.replace(spec(), placement=Placement())
-    with pytest.raises(Unsupported, match="Set devices=2"):
-        build(alone, object(), SingleProcessGroup(), "cpu", 1, None)
 
 
 def test_arrays_that_cannot_fit_are_refused_before_they_are_made():

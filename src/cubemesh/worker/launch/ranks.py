@@ -153,11 +153,6 @@ def own_cores(spec: RunSpec, own: RankInfo, cores: tuple[int, ...]) -> tuple[int
     even share, each by the number of the one hardware thread that is used. Where
     there are too few and they may be shared, ranks take them by turns."""
     ranks = own.local_ranks
-    if spec.placement.pinning != "none" or spec.placement.numa_node is not None:
-        raise Unsupported(
-            f"devices={own.ranks}: each device on a CPU is bound to cores of its own already. "
-            "Leave pinning and numa_node out."
-        )
     each = spec.placement.threads or max(1, len(cores) // ranks)
     if each * ranks > len(cores) and spec.placement.oversubscribe:
         first = own.local_rank * each

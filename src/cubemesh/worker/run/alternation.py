@@ -35,7 +35,7 @@ from cubemesh.parallel import strategies
 from cubemesh.schema.comparison import RATIO
 from cubemesh.schema.record import AGAINST, Figure
 from cubemesh.schema.spec import RunSpec
-from cubemesh.schema.work import Forward, NetworkWork, Train
+from cubemesh.schema.work import Forward, NetworkWork
 from cubemesh.worker.report.events import EventLog
 from cubemesh.worker.run import inputs
 from cubemesh.worker.run.task import (
@@ -67,7 +67,6 @@ def alternate_programs(task: Task) -> None:
     """Measure a spec against its other program; both must run on the same device."""
     log, other = task.log, task.spec.other
     assert other is not None
-    check_alternating(task.spec)
     framework = entry(other.program.framework).load()
     check_supported(other, framework.capabilities())
     meters = start_meters(task)
@@ -92,33 +91,6 @@ def alternate_programs(task: Task) -> None:
     for program in programs:
         check_loss(program)
         program.close()
-
-
-def check_alternating(spec: RunSpec) -> None:
-    """Unsupported where the two programs of `spec` cannot alternate in one process."""
-    other = spec.other
-    assert other is not None
-    if spec.work.kind != other.work.kind or not isinstance(spec.work, NetworkWork):
-        raise Unsupported("two programs alternate in the same work on networks, step by step.")
-    if isinstance(spec.work, Train):
-        raise Unsupported("training over epochs does not alternate; compare steps (train_steps).")
-    if max(spec.placement.devices, other.placement.devices) > 1:
-        raise Unsupported(
-            "two programs alternate on one device. Measure both with devices set, and compare the "
-            "runs: cubemesh compare A B."
-        )
-    for name in ("pinning", "numa_node"):
-        if getattr(spec.placement, name) != getattr(other.placement, name):
-            raise Unsupported(
-                f"{name} binds the whole process, so it cannot differ between two programs that "
-                "alternate in one. Measure both, and compare the runs: cubemesh compare A B."
-            )
-    if spec.placement.device != other.placement.device:
-        raise Unsupported(
-            f"device={spec.placement.device} and device={other.placement.device} are two devices, "
-            "whose windows do not meet the same conditions by alternating. Measure both, and "
-            "compare the runs: cubemesh compare A B."
-        )
 
 
 def _plan(spec: RunSpec, framework: Framework, task: Task) -> _Plan:

@@ -17,7 +17,6 @@ from cubemesh.errors import DataError, UsageError
 from cubemesh.frameworks.api.group import Group
 from cubemesh.frameworks.api.program import Program, SupportsSnapshots, Unsupported
 from cubemesh.measure.log import Log
-from cubemesh.parallel.strategies import strategy
 from cubemesh.schema.record import Figure
 from cubemesh.schema.serialization import to_plain
 from cubemesh.schema.spec import RunSpec
@@ -67,11 +66,6 @@ def beginning(spec: RunSpec, group: Group, log: Log) -> Beginning:
     checkpointing = spec.checkpointing
     if checkpointing.checkpoints is None:
         return Beginning()
-    if strategy(spec.program.sync).free_running:
-        raise Unsupported(
-            f"sync={spec.program.sync} has gradients under way at any moment, which no "
-            "checkpoint holds. Leave checkpoints out, or set another exchange."
-        )
     folder = Path(checkpointing.checkpoints)
     try:
         folder.mkdir(parents=True, exist_ok=True)

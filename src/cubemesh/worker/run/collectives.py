@@ -44,10 +44,6 @@ def build(
     """The program of `spec`, a collective. OutOfMemory where its arrays cannot fit into
     `limit_bytes`, before anything is allocated."""
     work = cast(Collective, spec.work)
-    if group.size < 2:
-        raise Unsupported(
-            "devices=1: a collective is between devices. Set devices=2, or as many as there are."
-        )
     if not isinstance(framework, SupportsCollectives):
         raise Unsupported(f"{spec.program.framework} has no collectives to measure.")
     largest = extent(work, max(work.sizes_bytes), group.size)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cubemesh.data import Reading, Source, entry, input_threads, open_for
+from cubemesh.data import Reading, Source, input_threads, open_for
 from cubemesh.data.feed import Feed
 from cubemesh.data.images.encoded_source import StaysEncoded
 from cubemesh.data.images.image_source import Images
@@ -45,17 +45,7 @@ def open_split(spec: RunSpec, network: Network, split: Split) -> Source:
     work = spec.work
     assert isinstance(work, NetworkWork), "only networks are fed"
     program, usual = spec.program, Reading()
-    if program.script is not None and entry(work.data).is_slow:
-        raise Unsupported(
-            f"a script plays time of its own, and data={work.data} takes real time to read and "
-            "decode. Set data=synthetic, or leave the script out."
-        )
     stays_encoded = program.decode_location == "device"
-    if stays_encoded and not entry(work.data).is_slow:
-        raise Unsupported(
-            f"decode_location=device decodes images, and data={work.data} has none to decode. "
-            "Leave it out, or set data=images."
-        )
     folder, limit_bytes = program.stage_folder, program.stage_limit_bytes
     reading = Reading(
         max_pixels=usual.max_pixels if work.max_image_pixels is None else work.max_image_pixels,
@@ -80,18 +70,13 @@ def open_stage(spec: RunSpec, network: Network) -> Source:
     """What a stage of the input is measured on; Unsupported where the data have no such stage."""
     work = spec.work
     assert isinstance(work, Input), "asked of an input's stage alone"
-    if spec.program.decode_location == "device" and work.stage != "decode":
-        raise Unsupported(
-            f"decode_location=device decodes, and stage={work.stage} is another stage. "
-            "Leave it out, or set stage=decode."
-        )
     source = open_split(spec, network, "train")
     if work.stage == "copy":
         return source
     if not isinstance(source, Images):
         raise Unsupported(
             f"data={work.data} is neither read nor decoded in the step. Set data=images, without "
-            "keep_decoded, or stage=copy."
+            "cache_decoded, or stage=copy."
         )
     return ReadOnly(source) if work.stage == "read" else decode_only(source)
 

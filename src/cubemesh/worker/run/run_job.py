@@ -200,11 +200,6 @@ def _memory_limit(
     """
     asked = job.spec.budget.memory_limit_bytes
     if device.split(":")[0] != "cpu":
-        if asked is not None:
-            raise Unsupported(
-                f"memory_limit_bytes={asked}: only a run on the CPU can be limited, and this one "
-                f"is on {device}. Leave it out, or set device=cpu."
-            )
         return job.gpu_memory_bytes, nullcontext()
     if private_writable_bytes() is None:
         if asked is not None:

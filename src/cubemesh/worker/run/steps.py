@@ -26,7 +26,6 @@ from cubemesh.measure.figures import figures
 from cubemesh.measure.log import Log
 from cubemesh.measure.timing.step_timestamps import StampedSteps
 from cubemesh.measure.timing.timer import Measured
-from cubemesh.parallel.strategies import STRATEGIES, strategy
 from cubemesh.parallel.timed_group import TimedGroup
 from cubemesh.schema.record import FIRST_LOSSES, Curve, Figure
 from cubemesh.schema.spec import RunSpec
@@ -106,13 +105,6 @@ def attribute(
     batch from the feed, place it, queue the work."""
     if not is_attributed(spec):
         return None
-    sync = spec.program.sync
-    if group.size > 1 and not strategy(sync).profiled:
-        raise Unsupported(
-            f"sync={sync}: attribution needs ranks in lockstep that wait in collectives: "
-            f"{', '.join(n for n, s in STRATEGIES.items() if s.profiled)}. "
-            "Leave attribution and trace out."
-        )
     if not isinstance(program, SupportsProfiling):
         raise Unsupported(
             f"cubemesh reads no profile of {spec.program.framework}, and an attribution needs one. "

@@ -1,0 +1,162 @@
+"""Unsupported settings are refused, with the setting and what is supported."""
+
+from dataclasses import replace
+
+import pytest
+
+from cubemesh.errors import UsageError
+from cubemesh.frameworks.api.program import Capabilities, Unsupported
+from cubemesh.parallel.strategies import STRATEGIES
+from cubemesh.schema.collective import Collective
+from cubemesh.schema.spec import (
+    Against,
+    Budget,
+    CheckpointSettings,
+    Placement,
+    ProgramSettings,
+    RunSpec,
+)
+from cubemesh.schema.work import Ceiling, Forward, Input, Train, TrainSteps
+from cubemesh.worker.validation import check_names, check_supported, supported_strategies
+
+ABLE = Capabilities(
+    works=frozenset({"train_steps"}),
+    devices=("cuda:0", "cpu"),
+    precisions={"cuda": frozenset({"fp32", "bf16"}), "cpu": frozenset({"fp32"})},
+    layouts=frozenset({"nchw"}),
+    optimizers=frozenset({"sgd"}),
+)
+ALL = replace(
+    ABLE,
+    works=frozenset({"train_steps", "forward", "train", "input", "collective"}),
+    sync_features=frozenset({"all-reduce", "hooks", "weight-server", "model-parallel"}),
+    decodes=True,
+    scripted=True,
+)
+FEED = {"network": "little-cnn", "batch_per_device": 8}
+SPEC = RunSpec(work=TrainSteps(**FEED))
+ON_CPU = Placement(device="cpu")
+
+
+def program(**settings):
+    return replace(SPEC, program=ProgramSettings(**settings))
+
+
+def test_supported_settings_pass():
+    check_supported(SPEC, ABLE)
+    check_supported(program(precision="bf16"), ABLE)
+    check_supported(replace(program(sync="all-reduce"), placement=Placement(devices=2)), ALL)
+
+
+@pytest.mark.parametrize(
+    ("spec", "given", "supported"),
+    [
+        (replace(SPEC, work=Ceiling()), "'ceiling'", "train_steps"),
+        (replace(program(precision="bf16"), placement=ON_CPU), "'bf16'", "fp32"),
+        (program(layout="nhwc"), "'nhwc'", "layout=nchw"),
+        (program(sync="all-reduce"), "'all-reduce'", "none"),
+        (program(script="step=1"), "script", "framework=null"),
+        (program(compile_by="segment"), "'segment'", "network"),
+        (program(deterministic=True), "deterministic", "framework=pytorch"),
+        (program(decode_location="device"), "'device'", "host"),
+        (replace(SPEC, placement=Placement(devices=2)), "devices=2", "devices=1"),
+        (replace(SPEC, work=TrainSteps(**FEED, optimizer="adam")), "'adam'", "sgd"),
+        (program(precision="bf16", precision_of=("fc1=fp32",)), "precision_of", "Leave"),
+    ],
+)
+def test_refused_by_capabilities(spec, given, supported):
+    with pytest.raises(Unsupported) as refused:
+        check_supported(spec, ABLE)
+    assert given in str(refused.value)
+    assert supported in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "given"),
+    [
+        (replace(SPEC, work=Collective()), "devices=1"),
+        (
+            replace(
+                program(sync="all-reduce"),
+                placement=replace(ON_CPU, devices=2, numa_node=0),
+            ),
+            "numa_node",
+        ),
+        (
+            replace(
+                program(sync="asynchronous"),
+                placement=Placement(devices=2),
+                budget=Budget(attribution=True),
+            ),
+            "'asynchronous'",
+        ),
+        (replace(SPEC, budget=Budget(memory_limit_bytes=1 << 30)), "memory_limit_bytes"),
+        (replace(program(script="step=1"), work=TrainSteps(**FEED, data="images")), "data=images"),
+        (program(decode_location="device"), "data=synthetic"),
+        (
+            replace(
+                program(decode_location="device"), work=Input(**FEED, data="images", stage="read")
+            ),
+            "stage=read",
+        ),
+        (
+            replace(
+                program(sync="asynchronous"),
+                work=Train(**FEED),
+                checkpointing=CheckpointSettings(checkpoints="folder"),
+            ),
+            "sync=asynchronous",
+        ),
+        (replace(SPEC, against=Against(work=Forward(**FEED))), "same kind of work"),
+        (
+            replace(SPEC, against=Against(work=SPEC.work, placement=Placement(numa_node=1))),
+            "numa_node",
+        ),
+        (replace(SPEC, against=Against(work=SPEC.work, placement=ON_CPU)), "device=cpu"),
+    ],
+)
+def test_refused_combinations(spec, given):
+    with pytest.raises(Unsupported) as refused:
+        check_supported(spec, ALL)
+    assert given in str(refused.value)
+
+
+def test_a_missing_device_is_refused():
+    able = replace(ABLE, devices=("cpu",), hint="Install it.")
+    with pytest.raises(Unsupported, match=r"'cuda'.* cpu\. Install it\."):
+        check_supported(replace(SPEC, placement=Placement(device="cuda")), able)
+    with pytest.raises(Unsupported, match=r"Install it\."):
+        check_supported(SPEC, replace(able, devices=()))
+
+
+def test_loss_scaling():
+    able = replace(
+        ABLE, precisions={"cuda": frozenset({"fp16"})}, loss_scales=frozenset({"static"})
+    )
+    check_supported(program(precision="fp16", loss_scale=8.0), able)
+    with pytest.raises(Unsupported, match=r"'dynamic'.* static"):
+        check_supported(program(precision="fp16", loss_scale="dynamic"), able)
+
+
+def test_strategies_of_a_framework_follow_from_their_needs():
+    assert supported_strategies(ABLE) == ["none"]
+    one = replace(ABLE, sync_features=frozenset({"all-reduce"}))
+    assert supported_strategies(one) == ["none", "all-reduce"]
+    assert supported_strategies(ALL) == list(STRATEGIES)
+
+
+@pytest.mark.parametrize(
+    ("spec", "given"),
+    [
+        (program(sync="all-reduc"), "all-reduc"),
+        (program(script="step=1"), "pytorch"),
+        (program(framework="null", script="step=oops"), "oops"),
+        (replace(SPEC, work=TrainSteps(network="little-cn", batch_per_device=8)), "little-cn"),
+        (replace(program(data_location="device"), work=Train(**FEED)), "data_location=device"),
+        (replace(SPEC, work=TrainSteps(**FEED, data="digits", classes=3)), "classes=10"),
+    ],
+)
+def test_unknown_names_and_impossible_settings_are_errors_before_a_run(spec, given):
+    with pytest.raises(UsageError) as error:
+        check_names([SPEC, spec])
+    assert given in str(error.value)
