@@ -12,7 +12,7 @@ from cubemesh.runs.slurm import Resources, own_script, submit
 class SlurmJob:
     """A job and its script."""
 
-    job: str | None
+    job: int | None
     """Its id; None where it was not submitted."""
     script: str
 

@@ -53,7 +53,7 @@ class NetworkSummary:
     backward_other_flops: int
     saved_bytes: int
     input_shape: Shape
-    classes: int
+    classes: int | None
     layers: int
     smallest_image_size: int | None
     source: str
