@@ -74,6 +74,7 @@ class Collective:
     sizes_bytes: tuple[int, ...] = (1 << 20,)
     """One that is smaller than an element for each rank is measured as that."""
     data_type: DataType = "float"
+    """Data type of the elements."""
     reduction: Reduction = "sum"
     """Of all-reduce, reduce-scatter and reduce."""
     warmup_iterations: int = 5

@@ -45,6 +45,7 @@ class Placement:
     device: Device = "auto"
     """`auto`: the GPU if there is one that the framework can use, else the CPU."""
     devices: int = 1
+    """Number of devices."""
     threads: int | None = None
     """CPU threads of the framework; None: one per core that the process may really use."""
     pinning: Pinning = "none"
@@ -75,7 +76,9 @@ class ProgramSettings:
     """The framework and its options."""
 
     framework: str = "pytorch"
+    """Framework; `cubemesh experiments` lists them."""
     precision: Precision = "fp32"
+    """Numeric precision of the computation."""
     precision_of: tuple[str, ...] = ()
     """Under bf16 or fp16, `name=precision` for layers computed in another precision: fp32, bf16, or
     fp16 under fp16. A name is a layer, a segment or a dotted prefix of one, with the wildcards `*`
@@ -83,6 +86,7 @@ class ProgramSettings:
     loss_scale: LossScale | None = None
     """Of fp16: the fixed loss scale, or `dynamic`; None: the framework's default."""
     layout: Layout = "nchw"
+    """Memory layout of images."""
     sync: str = "none"
     """Gradient synchronisation strategy."""
     bucket_bytes: int | None = None
@@ -142,6 +146,7 @@ class Budget:
     repeats: int = 1
     """Fresh processes that measure the same spec."""
     time_limit_s: float = 900.0
+    """Time limit of a run, after which it ends as timed out."""
     heartbeat_timeout_s: float = 30.0
     """A rank of several, or a training, that sends no heartbeat for this long is ended."""
     memory_limit_bytes: int | None = None

@@ -25,7 +25,9 @@ class NetworkWork:
     """What every work on a network names: the network, its input, and the samples fed to it."""
 
     network: str
+    """Network to run; `cubemesh networks` lists them."""
     batch_per_device: int
+    """Batch size per device."""
     image_size: int | None = None
     """Height and width of the input in pixels; None is the network's own."""
     classes: int | None = None
@@ -37,6 +39,7 @@ class NetworkWork:
     hidden: int | None = None
     """Width of the translator's vectors and LSTMs; None is the network's own."""
     data: str = "synthetic"
+    """Data set; `synthetic` generates random samples."""
     data_path: str | None = None
     """Folder (or file) of the data set, for data that is not carried by cubemesh."""
     max_image_pixels: int | None = None
@@ -64,10 +67,13 @@ class TrainSteps(NetworkWork):
 
     kind: Literal["train_steps"] = "train_steps"
     optimizer: Optimizer = "sgd"
+    """Optimiser."""
     learning_rate: float = 0.01
+    """Learning rate, for one device."""
     momentum: float = 0.9
     """Of SGD and LARS; the others run with their usual constants and ignore it."""
     weight_decay: float = 0.0
+    """Weight decay (L2 penalty)."""
     losses: int = 0
     """Steps on the first minibatch, again and again, that are made before anything is timed; their
     losses are kept as a curve."""
@@ -83,10 +89,15 @@ class Train(NetworkWork):
 
     kind: Literal["train"] = "train"
     epochs: int = 1
+    """Maximum number of epochs."""
     optimizer: Optimizer = "sgd"
+    """Optimiser."""
     learning_rate: float = 0.01
+    """Learning rate, for one device."""
     momentum: float = 0.9
+    """Momentum of SGD and LARS; the other optimisers ignore it."""
     weight_decay: float = 0.0
+    """Weight decay (L2 penalty)."""
     rate_scaling: RateScaling = "none"
     """`linear`: the learning rate is multiplied by the number of devices (Goyal et al. 2017)."""
     warmup_epochs: float = 0.0
@@ -117,9 +128,13 @@ class FirstSteps(NetworkWork):
     iterations: int = 10
     """Steps to make."""
     optimizer: Optimizer = "sgd"
+    """Optimiser."""
     learning_rate: float = 0.01
+    """Learning rate, for one device."""
     momentum: float = 0.9
+    """Momentum of SGD and LARS; the other optimisers ignore it."""
     weight_decay: float = 0.0
+    """Weight decay (L2 penalty)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -143,6 +158,7 @@ class Ceiling:
 
     kind: Literal["ceiling"] = "ceiling"
     operation: Operation = "matrix_product"
+    """Elementary operation to measure."""
     size: int | None = None
     """Matrix side in elements, or bytes of a copy or file; None is found by doubling until the rate
     stops growing, for a matrix product among known shapes too."""
