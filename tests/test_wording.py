@@ -76,7 +76,7 @@ AVOID_SHOWN = {
     r"how often more": "ratio between successive message sizes",
     r"trust nothing": "results are wrong; check link error counters",
     r"of slowest alone": "vs slowest device without sync",
-    r"of a copy|^for seconds$": "% of memcpy bandwidth; sustained",
+    r"^of a copy$|^for seconds$": "% of memcpy bandwidth; sustained",
     r"for each watt": "samples/J",
     r"keeps no board": "rendezvous store not reachable",
     r"is no name of|no share of": "is not a valid ...; must be between 0 and 1",
