@@ -1,4 +1,4 @@
-"""Time, energy and epochs to an accuracy, from scripted records."""
+"""Time, energy and epochs to an accuracy, from simulated records."""
 
 import dataclasses
 
@@ -25,12 +25,12 @@ def test_it_goes_up_to_all_cores_with_a_scaled_rate(machine, play, record_of):
     assert (other.placement.devices, other.work.target_accuracy, other.work.epochs) == (4, 0.5, 3)
 
 
-def test_a_device_of_a_cpu_is_as_many_cores_alone_as_among_others(machine, play, record_of):
+def test_a_cpu_device_has_the_same_cores_alone_and_among_others(machine, play, record_of):
     one, two = asked_of(play, record_of, machine)
     assert {s.placement.threads for s in (one, two)} == {1}
     assert (one.placement.pinning, two.placement.pinning) == ("cores", "none")
-    (wide,) = asked_of(play, record_of, machine, threads=(2,))
-    assert (wide.placement.devices, wide.placement.threads) == (1, 2)
+    (two_cores,) = asked_of(play, record_of, machine, threads=(2,))
+    assert (two_cores.placement.devices, two_cores.placement.threads) == (1, 2)
 
 
 def trained(record_of, spec, *, epochs, epoch_s, accuracy, watts=None):
@@ -56,10 +56,10 @@ def test_time_energy_and_speed_up(machine, play, record_of):
     ]
     answer = EXPERIMENT.answer(Settings(), records)
     best, speed_up = answer.findings
+    assert best.code == "time-to-accuracy"
     assert best.value == pytest.approx(25.0)  # five epochs of 4 s and 1 s
-    assert best.text == "2 devices reach 95 % in 25 s and 2 kJ, after 5 epochs."
-    assert "2 devices get there 1.6× as fast as 1 device" in speed_up.text
-    assert speed_up.text.endswith("and 5 epochs for 4.")
+    assert "2 kJ on 2 devices, after 5 epochs" in best.text
+    assert (speed_up.code, speed_up.value) == ("speed-up", pytest.approx(1.6))
     (table,) = answer.tables
     assert [row[2].value for row in table.rows] == [pytest.approx(40.0), pytest.approx(25.0)]
     assert [row[3].value for row in table.rows] == [pytest.approx(2000), pytest.approx(2000)]
@@ -67,29 +67,28 @@ def test_time_energy_and_speed_up(machine, play, record_of):
     assert [p.x for p in chart.lines[1].points][:2] == [pytest.approx(5.0), pytest.approx(10.0)]
 
 
-def test_what_does_not_get_there_says_how_far_it_came(machine, play, record_of):
+def test_a_missed_target_has_its_accuracy(machine, play, record_of):
     one, two = asked_of(play, record_of, machine)
     records = [
         trained(record_of, one, epochs=30, epoch_s=1.0, accuracy=0.91),
         record_of(two, status=Status.UNSUPPORTED, message="devices=2: one core here."),
     ]
     answer = EXPERIMENT.answer(Settings(), records)
-    texts = [f.text for f in answer.findings]
-    assert texts == [
-        "1 device: 95 % was not reached: 91.0 % after 30 epochs.",
-        "2 devices: not supported: devices=2: one core here.",
-    ]
+    assert [f.code for f in answer.findings] == ["target-missed", "failed-run"]
+    assert "91.0 % after 30 epochs" in answer.findings[0].text
+    assert "one core here" in answer.findings[1].text
     first, second = answer.tables[0].rows
     assert first[2].reason.startswith("95 % was not reached")
     assert second[2].reason.startswith("not supported")
 
 
-def test_energy_that_cannot_be_measured_is_a_gap(machine, play, record_of):
+def test_unknown_energy_is_a_gap(machine, play, record_of):
     one, _ = asked_of(play, record_of, machine)
     record = trained(record_of, one, epochs=4, epoch_s=9.0, accuracy=0.96)
     answer = EXPERIMENT.answer(Settings(), [record])
     assert answer.tables[0].rows[0][3].reason == NO_ENERGY
     why = "not measurable: GPU board: the sensor fell silent"
-    told = dataclasses.replace(record, unmeasured=(Unknown(what="energy and power", why=why),))
-    answer = EXPERIMENT.answer(Settings(), [told])
-    assert answer.findings[-1].text == f"Energy is {why}."
+    unknown = dataclasses.replace(record, unmeasured=(Unknown(what="energy and power", why=why),))
+    answer = EXPERIMENT.answer(Settings(), [unknown])
+    assert answer.findings[-1].code == "unknown-energy"
+    assert why in answer.findings[-1].text

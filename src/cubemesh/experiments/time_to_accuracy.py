@@ -1,12 +1,12 @@
-"""How long, and with how much energy, does a training take to an accuracy, on how many devices?
+"""Time to accuracy: time and energy of a training to a target accuracy, by number of devices.
 
-Document 003 gives training time beside images per second: 90 epochs of 1.2 million images in under
-a day on four P100. Faster steps on more devices need not mean an earlier end, for a larger global
-minibatch makes fewer updates an epoch. So each number of devices trains until the samples held out
-are right as often as asked for, with the learning rate times the number of devices. A device of a
-CPU has as many cores where there is one as where there are several (scaling.py). Time to accuracy
-runs from the first step to the end of the evaluation that reached it; its energy is the mean power
-of the measured steps times that.
+Dell EMC 2016 [003] gives training time next to images per second: 90 epochs of 1.2 million images
+in under a day on four P100. Faster steps on more devices need not reach an accuracy earlier,
+because a larger global batch size makes fewer updates per epoch. Each number of devices trains to a
+target validation accuracy, with the learning rate scaled by the number of devices. A device of a
+CPU has the same number of cores alone and among several (scaling/design.py). Time to accuracy lasts
+from the first step to the end of the evaluation that reached it; its energy is the mean power of
+the measured steps times that.
 """
 
 from __future__ import annotations
@@ -43,36 +43,35 @@ EPOCHS = {Scale.QUICK: 5, Scale.DEFAULT: 30, Scale.FULL: 90}
 TARGETS = {Scale.QUICK: 0.8, Scale.DEFAULT: 0.95, Scale.FULL: 0.95}
 NO_ENERGY = "not measurable"
 NOTES = (
-    "Time to accuracy runs from the first step to the end of the evaluation that reached it; "
-    "evaluations come once an epoch, so it is late by up to one. Energy is the mean power of the "
-    "measured steps times that.",
-    "Days are those of 90 epochs of 1.28 million samples at the measured throughput (document 003 "
-    "gives under a day for four P100, over a week for a CPU).",
+    "Time to accuracy lasts from the first step to the end of the evaluation that reached it; "
+    "evaluations come once per epoch. Energy is the mean power of the measured steps times that.",
+    "Days are those of 90 epochs of 1.28 million samples at the measured throughput (Dell EMC 2016 "
+    "[003]: under a day for four P100, over a week for a CPU).",
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What can be set in `time-to-accuracy` besides the fields of its specs."""
+    """Settings of `time-to-accuracy` besides the fields of its specs."""
 
     networks: tuple[str, ...] = ("little-cnn",)
     """Networks to train; `cubemesh networks` lists them."""
     devices: tuple[int, ...] = ()
-    """Numbers of devices; none given is every power of two up to all GPUs, or to all cores."""
+    """Numbers of devices; default: every power of two up to all GPUs, or all cores."""
     batch_sizes: tuple[int, ...] = (32,)
     """Batch sizes per device."""
     target_accuracy: float | None = None
-    """Accuracy to reach, 0 to 1; none given is 0.95, with --quick 0.8."""
+    """Target accuracy, 0 to 1; default: 0.95, with --quick 0.8."""
     epochs: int | None = None
-    """Epochs after which it is given up; none given is 30, with --quick 5, with --full 90."""
+    """Maximum number of epochs; default: 30, with --quick 5, with --full 90."""
     data: str = "digits"
-    """What is learned: digits, or cifar-10 with data_path."""
+    """Data set: digits, or cifar-10 with data_path."""
     learning_rate: float = 1e-3
-    """Of one device, for RMSprop."""
+    """Learning rate for one device (RMSprop)."""
     rate_scaling: RateScaling = "linear"
-    """`none` leaves the learning rate as it is on any number of devices."""
+    """linear: times the number of devices; none: the same on any number of devices."""
     device: Device = "auto"
-    """What a device is: a GPU (`cuda`) or a group of cores (`cpu`)."""
+    """Kind of device: GPU (cuda) or group of cores (cpu)."""
     threads: tuple[int, ...] = (1,)
     """Cores of each device on a CPU."""
 
@@ -143,12 +142,12 @@ def _work(group: Group[int]) -> Train:
 
 def _target(group: Group[int]) -> float:
     target = _work(group).target_accuracy
-    assert target is not None, "the plan sets it, and None is no target"
+    assert target is not None, "the plan sets it"
     return target
 
 
 def _reached(group: Group[int]) -> list[RunRecord]:
-    """The trainings that reached the target."""
+    """Trainings that reached the target."""
     return [r for r in group.ok if r.figures["accuracy"].value >= _target(group)]
 
 
@@ -173,18 +172,18 @@ def _joules(group: Group[int]) -> float | None:
 
 
 def _missing(group: Group[int]) -> str:
-    """Why there is no time."""
+    """Why there is no time to accuracy."""
     if not group.ok:
         return group.why
     share = 100 * group.ok[0].figures["accuracy"].value
-    return f"{100 * _target(group):g} % was not reached: {share:.1f} % after {_epochs_said(group)}"
+    return f"{100 * _target(group):g} % was not reached: {share:.1f} % after {_epochs_text(group)}"
 
 
 def _epochs(group: Group[int]) -> int:
     return round(group.median_of("epochs_trained") or 0)
 
 
-def _epochs_said(group: Group[int]) -> str:
+def _epochs_text(group: Group[int]) -> str:
     return f"{_epochs(group)} {'epoch' if _epochs(group) == 1 else 'epochs'}"
 
 
@@ -199,10 +198,10 @@ def _findings(groups: Sequence[Group[int]]) -> Iterator[Finding]:
         joules = _joules(best)
         energy = f" and {format_quantity(joules, 'J')}" if joules is not None else ""
         yield Finding(
-            question="How long does it take to the accuracy asked for?",
-            text=f"{_name(best)} reach{'es' if best.key == 1 else ''} "
-            f"{100 * _target(best):g} % in {format_seconds(least_s)}{energy}, after "
-            f"{_epochs_said(best)}.",
+            code="time-to-accuracy",
+            question="How long does it take to reach the target accuracy?",
+            text=f"Shortest time to {100 * _target(best):g} %: {format_seconds(least_s)}{energy} "
+            f"on {_name(best)}, after {_epochs_text(best)}.",
             value=least_s,
             unit="s",
             caveats=best.caveats,
@@ -211,27 +210,36 @@ def _findings(groups: Sequence[Group[int]]) -> Iterator[Finding]:
         yield _speed_up(*timed[0], group, time_s)
     for group in groups:
         if _time_s(group) is None:
-            yield Finding(text=f"{_name(group)}: {_missing(group)}.")
+            yield Finding(
+                code="failed-run" if not group.ok else "target-missed",
+                text=f"{_name(group)}: {_missing(group)}.",
+            )
     reached = [r for group in groups if _joules(group) is None for r in _reached(group)]
     for why in dict.fromkeys(u.why for r in reached for u in r.unmeasured if u.what == ENERGY):
-        yield Finding(text=f"Energy is {why}.")
+        yield Finding(code="unknown-energy", text=f"Energy is {why}.")
 
 
 def _speed_up(one: Group[int], one_s: float, many: Group[int], many_s: float) -> Finding:
     rates = [g.throughput for g in (one, many)]
-    text = f"{_name(many)} get there {one_s / many_s:.3g}× as fast as {_name(one)}"
+    text = f"Speed-up of {_name(many)} over {_name(one)}: {one_s / many_s:.3g}×"
     if rates[0] is not None and rates[1] is not None:
         text += (
             f", with {rates[1].value / rates[0].value:.3g}× the throughput and "
-            f"{_epochs_said(many)} for {_epochs(one)}"
+            f"{_epochs_text(many)} instead of {_epochs(one)}"
         )
-    return Finding(text=f"{text}.", caveats=caveats(one, many))
+    return Finding(
+        code="speed-up",
+        text=f"{text}.",
+        value=one_s / many_s,
+        unit="×",
+        caveats=caveats(one, many),
+    )
 
 
 def _table(groups: Sequence[Group[int]]) -> Table:
     columns = (
         Column(name="devices"),
-        Column(name="global minibatch"),
+        Column(name="global batch size"),
         Column(name="time to accuracy", unit="s"),
         Column(name="energy", unit="J"),
         Column(name="epochs"),
@@ -240,9 +248,7 @@ def _table(groups: Sequence[Group[int]]) -> Table:
         Column(name="wall time", unit="s"),
         Column(name="90 epochs", unit="days"),
     )
-    return Table(
-        title="Until the accuracy asked for", columns=columns, rows=tuple(map(_row, groups))
-    )
+    return Table(title="Time to accuracy", columns=columns, rows=tuple(map(_row, groups)))
 
 
 def _row(group: Group[int]) -> tuple[Cell, ...]:
@@ -283,8 +289,8 @@ def _charts(groups: Sequence[Group[int]], name: str) -> Iterator[Chart]:
 def _curve(group: Group[int]) -> Line:
     record = group.ok[0]
     own = [w for w in record.windows if w.rank == 0]
-    began = min(w.start_s for w in own)
-    ends = [w.start_s + w.elapsed_s - began for w in own if w.phase == "evaluate"]
+    began_s = min(w.start_s for w in own)
+    ends = [w.start_s + w.elapsed_s - began_s for w in own if w.phase == "evaluate"]
     curve = next((c for c in record.curves if c.name == "validation_accuracy"), None)
     shares = curve.y if curve is not None else ()
     return Line(
@@ -297,7 +303,7 @@ def _curve(group: Group[int]) -> Line:
 
 EXPERIMENT = Experiment(
     name="time-to-accuracy",
-    question="How long does a training take to an accuracy, on how many devices?",
+    question="How long does training to an accuracy take, by number of devices?",
     settings=Settings,
     works=(Train,),
     varies={"network": "networks", "batch_per_device": "batch_sizes", **PLACED},

@@ -1,3 +1,5 @@
+"""Accuracy by batch size and learning rate: plan and answer."""
+
 import dataclasses
 
 import pytest
@@ -11,7 +13,7 @@ def train(batch, epochs=30):
     return RunSpec(work=Train(network="little-cnn", batch_per_device=batch, epochs=epochs))
 
 
-def test_the_documents_settings_at_full_scale(machine, play, record_of):
+def test_the_papers_settings_at_full_scale(machine, play, record_of):
     context = Context(machine=machine, scale=Scale.FULL)
     asked, _ = play(EXPERIMENT.plan(Settings(), context), record_of)
     works = [s.work for s in asked]
@@ -21,7 +23,7 @@ def test_the_documents_settings_at_full_scale(machine, play, record_of):
     assert [w.batch_per_device for w in works] == [16, 32, 64, 128, 256, 512, 1024]
 
 
-def test_settings_take_the_place_of_the_rule(machine, play, record_of):
+def test_settings_override_the_defaults(machine, play, record_of):
     settings = Settings(batch_sizes=(4,), epochs=2, learning_rates=(0.1,), networks=("cifarnet",))
     asked, _ = play(EXPERIMENT.plan(settings, Context(machine=machine)), record_of)
     (work,) = [s.work for s in asked]
@@ -33,26 +35,24 @@ def test_settings_take_the_place_of_the_rule(machine, play, record_of):
     )
 
 
-def test_a_clear_loss_of_accuracy_is_said_with_its_cause(record_of):
+def test_a_significantly_lower_accuracy(record_of):
     records = [record_of(train(16), accuracy=0.76), record_of(train(2048), accuracy=0.50)]
     answer = EXPERIMENT.answer(Settings(), records)
-    text = next(f.text for f in answer.findings if "teach less" in f.text)
-    assert "2048 (50.0 %)" in text
-    assert "16 (76.0 %)" in text
-    assert "updates" in text
-    card = next(f for f in answer.findings if f.question)
-    assert card.value == pytest.approx(76.0)
+    best, lower = answer.findings
+    assert (best.code, best.value) == ("highest-accuracy", pytest.approx(76))
+    assert best.question
+    assert (lower.code, lower.value) == ("lower-accuracy", pytest.approx(-26))
+    assert "2048" in lower.text
     assert answer.warnings == ()
 
 
-def test_a_difference_within_the_intervals_is_not_called(record_of):
+def test_a_difference_within_the_intervals_is_not_significant(record_of):
     records = [record_of(train(16), accuracy=0.76), record_of(train(64), accuracy=0.74)]
     answer = EXPERIMENT.answer(Settings(), records)
-    assert any("makes no difference that 360 held-out samples" in f.text for f in answer.findings)
-    assert not any("teach less" in f.text for f in answer.findings)
+    assert [f.code for f in answer.findings] == ["highest-accuracy", "equal-accuracy"]
 
 
-def test_fewer_epochs_than_the_document_are_said(record_of):
+def test_fewer_epochs_than_the_paper_are_a_warning(record_of):
     answer = EXPERIMENT.answer(Settings(), [record_of(train(16, epochs=4), accuracy=0.4)])
     assert [w.code for w in answer.warnings] == ["reduced"]
 
@@ -66,11 +66,11 @@ def test_curves_by_epoch_and_missing_points(record_of):
     by_batch, by_epoch = answer.charts
     assert [p.y for p in by_batch.lines[0].points] == [pytest.approx(80.0), None]
     assert "diverged" in by_batch.lines[0].points[1].reason
-    assert [line.name for line in by_epoch.lines] == ["minibatch 16"]
+    assert [line.name for line in by_epoch.lines] == ["batch size 16"]
     assert len(by_epoch.lines[0].points) == 30
 
 
-def test_on_several_devices_the_minibatch_is_that_of_all(record_of):
+def test_on_several_devices_the_batch_size_is_global(record_of):
     specs = [dataclasses.replace(train(b), placement=Placement(devices=4)) for b in (16, 64)]
     records = [record_of(spec, accuracy=0.8) for spec in specs]
     answer = EXPERIMENT.answer(Settings(), records)
@@ -87,7 +87,7 @@ def grid_of(record_of, accuracies, **failed):
     return records
 
 
-def test_a_grid_asks_for_every_pair(machine, play, record_of):
+def test_a_grid_runs_every_pair(machine, play, record_of):
     settings = Settings(batch_sizes=(16, 64), learning_rates=(1e-3, 1e-4), epochs=2)
     asked, _ = play(EXPERIMENT.plan(settings, Context(machine=machine)), record_of)
     assert {(s.batch_per_device, s.work.learning_rate) for s in asked} == {
@@ -95,19 +95,17 @@ def test_a_grid_asks_for_every_pair(machine, play, record_of):
     }
 
 
-def test_a_grid_tells_its_best_and_is_a_heat_map(record_of):
+def test_a_grid_has_its_best_point_and_a_heat_map(record_of):
     accuracies = {(16, 1e-4): 0.70, (16, 1e-3): None, (256, 1e-4): 0.50, (256, 1e-3): 0.90}
     records = grid_of(record_of, accuracies, status=Status.DIVERGED, message="the loss became nan")
     answer = EXPERIMENT.answer(Settings(learning_rates=(1e-4, 1e-3)), records)
-    texts = [f.text for f in answer.findings]
-    assert texts[0] == (
-        "Minibatch 256 with a learning rate of 0.001 is right on 90.0 % of the held-out samples."
-    )
-    assert texts[1] == (
-        "The best learning rate is 0.0001 at minibatch 16 (70.0 %) and 0.001 at minibatch 256 "
-        "(90.0 %)."
-    )
-    assert texts[2] == "Minibatch 16 with 0.001: diverged: the loss became nan."
+    best, rates, failed = answer.findings
+    assert (best.code, best.value) == ("highest-accuracy", pytest.approx(90))
+    assert "batch size 256 with learning rate 0.001" in best.text
+    assert rates.code == "best-learning-rates"
+    assert "0.0001 at batch size 16 (70.0 %)" in rates.text
+    assert failed.code == "failed-run"
+    assert "the loss became nan" in failed.text
     (chart,) = answer.charts
     assert (chart.kind, chart.rows) == ("heat", "learning rate")
     assert [line.name for line in chart.lines] == ["0.0001", "0.001"]
@@ -115,7 +113,8 @@ def test_a_grid_tells_its_best_and_is_a_heat_map(record_of):
     assert len(answer.tables[0].rows) == 4
 
 
-def test_a_grid_says_what_the_samples_cannot_tell_apart(record_of):
+def test_a_grid_names_points_without_a_significant_difference(record_of):
     records = grid_of(record_of, {(16, 1e-4): 0.88, (16, 1e-3): 0.90})
     answer = EXPERIMENT.answer(Settings(learning_rates=(1e-4, 1e-3)), records)
-    assert "minibatch 16 with 0.0001 cannot be told from it" in answer.findings[0].text
+    text = answer.findings[0].text
+    assert "no significant difference from batch size 16 with learning rate 0.0001" in text

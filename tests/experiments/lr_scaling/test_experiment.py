@@ -1,4 +1,4 @@
-"""Document 001's two pictures, from scripted records."""
+"""Constant and scaled learning rate by number of devices, from simulated records."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ def asked_of(play, record_of, machine, scale=Scale.DEFAULT, **settings):
     return asked
 
 
-def test_on_eight_gpus_the_documents_settings(machine, play, record_of):
+def test_eight_gpus_run_the_papers_settings(machine, play, record_of):
     asked = asked_of(play, record_of, gpus(machine, 8))
     found = [(s.placement.devices, s.work.rate_scaling) for s in asked]
     constant = [(n, "none") for n in (1, 2, 4, 8)]
@@ -37,7 +37,9 @@ def test_a_cpu_shares_its_cores_between_four(machine, play, record_of):
     assert {s.placement.devices for s in asked} == {1, 2, 4}
     assert all(s.placement.oversubscribe for s in asked if s.placement.devices > 1)
     assert {(s.work.batch_per_device, s.work.epochs) for s in asked} == {(16, 4)}
-    assert {s.placement.threads for s in asked} == {1}, "one device is no more than each of several"
+    assert {s.placement.threads for s in asked} == {1}, (
+        "one device has the cores of each of several"
+    )
     assert {s.placement.pinning for s in asked if s.placement.devices == 1} == {"cores"}
 
 
@@ -78,15 +80,13 @@ def trained(machine, play, record_of):
 GROWING = {(1, "none"): 0.5, (2, "none"): 1.0, (4, "none"): 2.0}
 
 
-def test_the_two_pictures_as_numbers(trained):
+def test_findings_and_table_of_both_policies(trained):
     answer = trained({**GROWING, (2, "linear"): 0.52, (4, "linear"): 0.6})
     constant, scaled = answer.findings
-    assert constant.text == (
-        "With a constant rate the loss grows with the devices: 0.5 on 1, 1 on 2 and 2 on 4."
-    )
-    assert constant.value == pytest.approx(4.0)
-    assert "roughly equal: 0.5 on 1, 0.52 on 2 and 0.6 on 4" in scaled.text
-    assert scaled.value == pytest.approx(1.2)
+    assert (constant.code, constant.value) == ("constant-rate-loss", pytest.approx(4))
+    assert "0.5 on 1, 1 on 2 and 2 on 4" in constant.text
+    assert constant.remedy
+    assert (scaled.code, scaled.value) == ("equal-losses", pytest.approx(1.2))
     (table,) = answer.tables
     rates = [(row[0].text, row[1].value, row[3].text) for row in table.rows]
     assert rates[0] == ("constant", 1, "0.0001")
@@ -94,7 +94,7 @@ def test_the_two_pictures_as_numbers(trained):
     assert {w.code for w in answer.warnings} == {"reduced"}
 
 
-def test_the_pictures_are_drawn_by_epoch_and_by_time(trained):
+def test_charts_by_epoch_and_by_time(trained):
     answer = trained({**GROWING, (2, "linear"): 0.52, (4, "linear"): 0.6})
     by_epoch, by_time, *_ = answer.charts
     assert [line.name for line in by_epoch.lines] == ["1 device", "2 devices", "4 devices"]
@@ -107,7 +107,7 @@ def test_the_pictures_are_drawn_by_epoch_and_by_time(trained):
     assert "oversubscribed" in {w.code for w in answer.warnings}
 
 
-def test_losses_are_multiples_of_that_of_the_fewest_devices_there_are(trained):
+def test_losses_are_relative_to_the_fewest_devices(trained):
     answer = trained({**GROWING, (2, "linear"): 0.52, (4, "linear"): 0.6})
     assert {f.unit for f in answer.findings} == {"× the loss of 1 device"}
     answer = trained({**GROWING, (1, "none"): None, (2, "linear"): 0.52, (4, "linear"): 0.6})
@@ -116,15 +116,16 @@ def test_losses_are_multiples_of_that_of_the_fewest_devices_there_are(trained):
     assert scaled.unit == "× the loss of 2 devices"
 
 
-def test_losses_that_differ_are_not_called_equal_and_a_gap_has_its_reason(trained):
+def test_unequal_losses_and_failed_runs(trained):
     answer = trained({**GROWING, (2, "linear"): 0.9, (4, "linear"): None})
-    texts = [f.text for f in answer.findings]
-    assert "the losses are not equal: 0.5 on 1 and 0.9 on 2" in texts[1]
-    assert answer.findings[1].remedy == (
-        "Train for longer (set epochs=30): updates made in these 2 epochs are 120 on 1 and 120 "
-        "on 2."
-    )
-    assert texts[2] == "4 devices, scaled rate: diverged: the loss was nan."
+    _, scaled, failed = answer.findings
+    assert (scaled.code, scaled.value) == ("unequal-losses", pytest.approx(1.8))
+    assert "epochs=30" in scaled.remedy
+    assert "120 on 1 and 120 on 2" in scaled.remedy
+    assert failed.code == "failed-run"
+    assert "4 devices" in failed.text
+    assert "the loss was nan" in failed.text
     flat = {(1, "none"): 1.0, (2, "none"): 0.9, (4, "none"): 1.0}
     answer = trained({**flat, (2, "linear"): 1.0, (4, "linear"): 1.0})
-    assert "does not grow with every step" in answer.findings[0].text
+    assert answer.findings[0].code == "constant-rate-loss"
+    assert answer.findings[0].value == pytest.approx(0.9)

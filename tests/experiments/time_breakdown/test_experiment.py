@@ -1,15 +1,15 @@
-"""Where time goes, from records made up to have lost it."""
+"""Breakdown of the step time, from simulated records."""
 
 import dataclasses
 
 import pytest
 
 from cubemesh.experiments.registry import Context, Scale
-from cubemesh.experiments.time_breakdown.experiment import DOCUMENTED, EXPERIMENT, Settings
+from cubemesh.experiments.time_breakdown.experiment import EXPERIMENT, PAPER_POINTS, Settings
 from cubemesh.schema import Breakdown, Figure, Part, RunSpec, Status, TimeRow, TrainSteps
 
 
-def taken_apart(record_of, network="little-cnn", batch=8, step_s=0.01, calls=(), **shares):
+def profiled(record_of, network="little-cnn", batch=8, step_s=0.01, calls=(), **shares):
     """A record whose step is `shares` (in percent) and other; layers share its compute."""
     record = record_of(RunSpec(work=TrainSteps(network=network, batch_per_device=batch)))
     known = {name: share / 100 * step_s for name, share in shares.items()}
@@ -27,14 +27,14 @@ def taken_apart(record_of, network="little-cnn", batch=8, step_s=0.01, calls=(),
         Breakdown(name="layer", rows=rows, method=""),
     ]
     if calls:
-        told = tuple(TimeRow(name=n, seconds=s, calls=1) for n, s in calls)
-        breakdowns.append(Breakdown(name="runtime call", rows=told, method=""))
-    profiled = Figure(value=1.2 * step_s, unit="s")
+        call_rows = tuple(TimeRow(name=n, seconds=s, calls=1) for n, s in calls)
+        breakdowns.append(Breakdown(name="runtime call", rows=call_rows, method=""))
+    figure = Figure(value=1.2 * step_s, unit="s")
     return dataclasses.replace(
         record,
         parts=tuple(Part(name=n, seconds=s, method="") for n, s in known.items()),
         breakdowns=tuple(breakdowns),
-        figures={**record.figures, "profiled_step_s": profiled},
+        figures={**record.figures, "profiled_step_s": figure},
     )
 
 
@@ -42,25 +42,25 @@ def table(answer, title):
     return next(t for t in answer.tables if title in t.title)
 
 
-def test_the_plan_is_the_documents_where_a_machine_can_hold_it(machine, play, record_of):
+def test_full_runs_the_papers_points(machine, play, record_of):
     full = Context(machine=machine, scale=Scale.FULL)
     asked, _ = play(EXPERIMENT.plan(Settings(ceiling=False), full), record_of)
     points = [(s.work.network, s.batch_per_device) for s in asked]
-    assert points == [("little-cnn", 8), *DOCUMENTED]
+    assert points == [("little-cnn", 8), *PAPER_POINTS]
     assert all(s.budget.attribution for s in asked)
     assert all(s.work.image_size is None for s in asked)
 
 
-def test_a_small_machine_takes_less_and_says_so(machine, play, record_of):
+def test_a_cpu_runs_less_with_a_warning(machine, play, record_of):
     asked, sent = play(
         EXPERIMENT.plan(Settings(ceiling=False), Context(machine=machine)), record_of
     )
     assert ("alexnet", 32) in [(s.work.network, s.batch_per_device) for s in asked]
     (reduced,) = [w for w in EXPERIMENT.answer(Settings(), sent).warnings if w.code == "reduced"]
-    assert "resnet-50 at minibatch 8 for 64" in reduced.cause
+    assert "resnet-50 at batch size 8 for 64" in reduced.cause
 
 
-def test_quick_is_one_small_network_and_named_points_are_taken_as_named(machine, play, record_of):
+def test_quick_runs_one_small_network_and_settings_override(machine, play, record_of):
     quick = Context(machine=machine, scale=Scale.QUICK)
     asked, _ = play(EXPERIMENT.plan(Settings(ceiling=False), quick), record_of)
     assert [(s.work.network, s.batch_per_device) for s in asked] == [("little-cnn", 8)]
@@ -69,16 +69,17 @@ def test_quick_is_one_small_network_and_named_points_are_taken_as_named(machine,
     assert [(s.work.network, s.batch_per_device) for s in asked] == [("vgg16", 1), ("vgg16", 256)]
 
 
-def test_each_point_is_a_row_and_its_biggest_loss_a_sentence(record_of):
-    gaps = taken_apart(record_of, compute=60, launch_gaps=31, input_stall=1, host=5)
-    full = taken_apart(record_of, "resnet-50", 64, 0.1, compute=99.5, host=0.4)
+def test_each_point_has_a_row_and_its_largest_overhead(record_of):
+    gaps = profiled(record_of, compute=60, launch_gaps=31, input_stall=1, host=5)
+    full = profiled(record_of, "resnet-50", 64, 0.1, compute=99.5, host=0.4)
     answer = EXPERIMENT.answer(Settings(), [gaps, full])
     first, second = answer.findings
-    assert first.text == "little-cnn: 31 % launch gaps at minibatch 8."
-    assert first.remedy.startswith("Raise the minibatch or capture the step")
+    assert (first.code, first.value) == ("largest-overhead", pytest.approx(31))
+    assert first.unit == "% launch gaps"
+    assert first.remedy
     assert first.question
-    assert "Nothing much is lost at minibatch 64" in second.text
-    sums = table(answer, "as a sum")
+    assert (second.code, second.value, second.remedy) == ("largest-overhead", None, "")
+    sums = table(answer, "Breakdown")
     row = {c.name: cell for c, cell in zip(sums.columns, sums.rows[0], strict=True)}
     assert row["step"].value == pytest.approx(10)
     assert row["launch gaps"].value == pytest.approx(31)
@@ -94,32 +95,32 @@ def test_each_point_is_a_row_and_its_biggest_loss_a_sentence(record_of):
     assert heights == pytest.approx([100, 100])
 
 
-def test_work_is_told_by_category_by_layer_and_by_call(record_of):
+def test_work_by_category_layer_and_runtime_call(record_of):
     calls = (("synchronise", 0.009), ("launch", 0.001))
-    answer = EXPERIMENT.answer(Settings(), [taken_apart(record_of, compute=100, calls=calls)])
+    answer = EXPERIMENT.answer(Settings(), [profiled(record_of, compute=100, calls=calls)])
     assert [row[0].text for row in table(answer, "category").rows] == ["convolution", "unnamed"]
-    layers = table(answer, "layers that take longest, 10 of 12")
+    layers = table(answer, "longest layers, 10 of 12")
     assert [row[0].text for row in layers.rows] == [f"layer{i}" for i in range(10)]
-    assert [row[1].value for row in table(answer, "runtime").rows] == pytest.approx([9, 1])
+    assert [row[1].value for row in table(answer, "Runtime").rows] == pytest.approx([9, 1])
 
 
-def test_a_point_that_could_not_be_taken_apart_says_why(record_of):
+def test_a_point_without_attribution_has_a_reason(record_of):
     spec = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=8))
     refused = record_of(spec, status=Status.UNSUPPORTED, message="reads no profile of jax")
     plain = record_of(
         dataclasses.replace(spec, work=TrainSteps(network="vgg16", batch_per_device=8))
     )
     answer = EXPERIMENT.answer(Settings(), [refused, plain])
+    assert [f.code for f in answer.findings] == ["no-attribution"] * 2
     assert "reads no profile of jax" in answer.findings[0].text
-    assert "without attribution" in answer.findings[1].text
     assert answer.charts == ()
-    assert all(cell.reason for row in table(answer, "as a sum").rows for cell in row[2:])
+    assert all(cell.reason for row in table(answer, "Breakdown").rows for cell in row[2:])
 
 
-def test_the_ceilings_that_layers_are_held_against_come_first(machine, play, record_of):
+def test_ceilings_run_first(machine, play, record_of):
     quick = Context(machine=machine, scale=Scale.QUICK)
     asked, sent = play(EXPERIMENT.plan(Settings(), quick), record_of)
     assert [getattr(s.work, "operation", "") for s in asked] == ["matrix_product", "copy", ""]
     answer = EXPERIMENT.answer(Settings(), sent)
     assert len(answer.run_ids) == 3
-    assert "run without attribution" in answer.findings[-1].text
+    assert answer.findings[-1].code == "no-attribution"

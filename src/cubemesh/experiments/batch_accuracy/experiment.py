@@ -1,19 +1,19 @@
-"""What validation accuracy is reached after a fixed number of epochs, by minibatch?
+"""Validation accuracy by batch size and learning rate, after a fixed number of epochs.
 
-Document 001 figure 1: LittleCNN on CIFAR-10, 30 epochs, RMSprop at 1e-4: 76 % at minibatch 16, 50 %
-at 2048. The same epochs at a larger minibatch are fewer updates of the weights, so less is learned.
-The default data are the handwritten digits cubemesh carries; CIFAR-10 where its folder is given.
-With several learning rates it becomes a grid (`accuracy_grid.py`), which document 003 wishes for.
+DGX-1 best practices [001], figure 1: LittleCNN on CIFAR-10, 30 epochs, RMSprop at 1e-4: 76 % at
+batch size 16, 50 % at 2048. The same epochs at a larger batch size are fewer updates, so less is
+learned. The default data are the handwritten digits that cubemesh includes; CIFAR-10 if its folder
+is given. With several learning rates the answer is a grid of both, as Dell EMC 2016 [003] proposes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cubemesh.experiments.analysis.groups import Group, group_by, titled
 from cubemesh.experiments.analysis.per_workload import per_workload
-from cubemesh.experiments.batch_accuracy import grid as accuracy_grid
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.schema import (
     Answer,
@@ -32,13 +32,14 @@ from cubemesh.schema import (
     Warning,
     warn,
 )
+from cubemesh.units import format_list
 
 ACCURACY_NOTE = (
     "Accuracy is top-1 on samples held out from training; ± is its 95 % binomial (Wilson) "
-    "interval, which does not cover the luck of the initial weights."
+    "interval, which does not include the variation over seeds."
 )
-DOCUMENT_EPOCHS = 30
-EPOCHS = {Scale.QUICK: 4, Scale.DEFAULT: 15, Scale.FULL: DOCUMENT_EPOCHS}
+PAPER_EPOCHS = 30
+EPOCHS = {Scale.QUICK: 4, Scale.DEFAULT: 15, Scale.FULL: PAPER_EPOCHS}
 BATCHES = {
     Scale.QUICK: (16, 64, 256),
     Scale.DEFAULT: (16, 64, 256, 1024),
@@ -48,22 +49,22 @@ BATCHES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What can be set in `batch-accuracy` besides the fields of its specs."""
+    """Settings of `batch-accuracy` besides the fields of its specs."""
 
     networks: tuple[str, ...] = ("little-cnn",)
     """Networks to train; `cubemesh networks` lists them."""
     batch_sizes: tuple[int, ...] = ()
     """Batch sizes; default: 16 to 1024, fewer with --quick."""
     epochs: int | None = None
-    """Epochs of each training; none given is the document's 30, fewer without --full."""
+    """Epochs of each training; default: the paper's 30, fewer without --full."""
     data: str = "digits"
-    """What is learned: digits, or cifar-10 with data_path."""
+    """Data set: digits, or cifar-10 with data_path."""
     learning_rates: tuple[float, ...] = (1e-4,)
-    """Learning rates at every batch size; default: the paper's."""
+    """Learning rates at every batch size; with several, the answer is a grid."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:
-    """One training a minibatch, or one for each of its learning rates."""
+    """One training for each network, learning rate and batch size."""
     epochs = EPOCHS[context.scale] if settings.epochs is None else settings.epochs
     yield [
         RunSpec(
@@ -85,55 +86,31 @@ def plan(settings: Settings, context: Context) -> Plan:
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, table and charts from the records of one `batch-accuracy`, by network."""
-    one = _grid if len(settings.learning_rates) > 1 else _answer
+    one = _grid if len(settings.learning_rates) > 1 else _by_batch_size
     return per_workload(records, lambda r: (_work(r).network,), lambda own: one(settings, own))
 
 
-def _named(settings: Settings, records: Sequence[RunRecord]) -> str:
-    return _work(records[0]).network if records else settings.networks[0]
-
-
-def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
-    groups, network = group_by(records, _batch), _named(settings, records)
+def _by_batch_size(settings: Settings, records: Sequence[RunRecord]) -> Answer:
+    groups, network = group_by(records, _batch), _network(settings, records)
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
-        title=titled(f"{network} on {settings.data}: accuracy against minibatch", records),
+        title=titled(f"{network} on {settings.data}: accuracy by batch size", records),
         findings=tuple(_findings(settings, groups)),
         tables=(_table(groups),),
         charts=tuple(_charts(network, settings.data, groups)),
-        warnings=(*_reduced(groups), *(w for r in records for w in r.warnings)),
+        warnings=(*_reduced(records), *(w for r in records for w in r.warnings)),
         run_ids=tuple(r.run_id for r in records),
         notes=(
             ACCURACY_NOTE,
-            "Document 001 figure 1 saw 76 % at minibatch 16 and 50 % at 2048 (LittleCNN, CIFAR-10, "
-            "30 epochs, one V100).",
+            "DGX-1 best practices [001], figure 1: 76 % at batch size 16 and 50 % at 2048 "
+            "(LittleCNN, CIFAR-10, 30 epochs, one V100).",
         ),
-    )
-
-
-def _grid(settings: Settings, records: Sequence[RunRecord]) -> Answer:
-    """The answer where several learning rates were gone through at every minibatch."""
-    grid, network = accuracy_grid.grid(records), _named(settings, records)
-    what = f"{network} on {settings.data}: accuracy against minibatch and learning rate"
-    return Answer(
-        experiment=EXPERIMENT.name,
-        question=EXPERIMENT.question,
-        title=titled(what, records),
-        findings=tuple(accuracy_grid.findings(grid)),
-        tables=(accuracy_grid.table(grid),),
-        charts=accuracy_grid.chart(grid, f"batch-accuracy-{network}-{settings.data}-grid"),
-        warnings=(
-            *_reduced(group_by(records, _batch)),
-            *(w for r in records for w in r.warnings),
-        ),
-        run_ids=tuple(r.run_id for r in records),
-        notes=(ACCURACY_NOTE,),
     )
 
 
 def _batch(record: RunRecord) -> int:
-    """What all devices together take in a step."""
+    """The global batch size."""
     return record.spec.global_batch or 0
 
 
@@ -142,9 +119,22 @@ def _work(record: RunRecord) -> Train:
     return record.spec.work
 
 
-def _accuracy(group: Group[int]) -> Figure | None:
-    """Of the first good run: accuracies of repeats belong to the same weights and order."""
-    return group.ok[0].figures.get("accuracy") if group.ok else None
+def _network(settings: Settings, records: Sequence[RunRecord]) -> str:
+    return _work(records[0]).network if records else settings.networks[0]
+
+
+def _accuracy(group: Group[Any]) -> Figure | None:
+    """Accuracy in percent of the first good run: repeats have the same weights and order."""
+    figure = group.ok[0].figures.get("accuracy") if group.ok else None
+    if figure is None:
+        return None
+    return Figure(
+        value=100 * figure.value,
+        unit="%",
+        low=None if figure.low is None else 100 * figure.low,
+        high=None if figure.high is None else 100 * figure.high,
+        n=figure.n,
+    )
 
 
 def _findings(settings: Settings, groups: list[Group[int]]) -> Iterator[Finding]:
@@ -153,80 +143,81 @@ def _findings(settings: Settings, groups: list[Group[int]]) -> Iterator[Finding]
         yield from _comparison(settings, done)
     for group in groups:
         if _accuracy(group) is None:
-            yield Finding(text=f"Minibatch {group.key}: {group.why}.")
+            yield Finding(code="failed-run", text=f"Batch size {group.key}: {group.why}.")
 
 
 def _comparison(settings: Settings, done: list[tuple[Group[int], Figure]]) -> Iterator[Finding]:
     best, top = max(done, key=lambda p: p[1].value)
     epochs = _work(best.records[0]).epochs
+    others = ", ".join(f"{g.key}: {a.value:.1f} %" for g, a in done if g.key != best.key)
     yield Finding(
-        question="Which minibatch learns?",
-        text=f"After {epochs} epochs of {settings.data} minibatch {best.key} is right on "
-        f"{100 * top.value:.1f} % of the held-out samples{_others(done, best)}.",
-        value=100 * top.value,
-        unit="% right",
-        low=None if top.low is None else 100 * top.low,
-        high=None if top.high is None else 100 * top.high,
+        code="highest-accuracy",
+        question="Which batch size reaches the highest accuracy?",
+        text=f"Highest accuracy after {epochs} epochs of {settings.data}: {top.value:.1f} % of the "
+        f"held-out samples at batch size {best.key}{others and f' ({others})'}.",
+        value=top.value,
+        unit="% top-1",
+        low=top.low,
+        high=top.high,
         caveats=best.caveats,
     )
     (small, a), (large, b) = done[0], done[-1]
     if small.key == large.key:
         return
     if a.low is not None and b.high is not None and b.high < a.low:
-        text = (
-            f"The same {epochs} epochs teach less at minibatch {large.key} ({100 * b.value:.1f} %) "
-            f"than at {small.key} ({100 * a.value:.1f} %): {_updates(large):,} updates of the "
-            f"weights against {_updates(small):,}."
+        yield Finding(
+            code="lower-accuracy",
+            text=f"The same {epochs} epochs reach a lower accuracy at batch size {large.key} "
+            f"({b.value:.1f} %) than at {small.key} ({a.value:.1f} %): {_updates(large):,} instead "
+            f"of {_updates(small):,} updates.",
+            value=b.value - a.value,
+            unit="percentage points",
+            remedy="Raise the learning rate with the batch size.",
         )
-        remedy = "Raise the learning rate with the minibatch."
     else:
-        remedy = ""
-        text = (
-            f"After {epochs} epochs the minibatch makes no difference that {a.n} held-out samples "
-            f"can show: {100 * a.value:.1f} % at {small.key}, {100 * b.value:.1f} % at {large.key}."
+        yield Finding(
+            code="equal-accuracy",
+            text=f"No significant difference after {epochs} epochs with {a.n} held-out samples: "
+            f"{a.value:.1f} % at batch size {small.key}, {b.value:.1f} % at {large.key}.",
+            value=b.value - a.value,
+            unit="percentage points",
         )
-    yield Finding(text=text, remedy=remedy)
-
-
-def _others(done: list[tuple[Group[int], Figure]], best: Group[int]) -> str:
-    others = [f"{g.key}: {100 * a.value:.1f} %" for g, a in done if g.key != best.key]
-    return f" ({', '.join(others)})" if others else ""
 
 
 def _updates(group: Group[int]) -> int:
-    """Every step of training, the first one too, which is timed apart. (In fp16 a step whose
-    gradients overflow updates nothing, and is counted all the same.)"""
+    """Number of training steps, with the first one, which is timed separately. (A step in fp16
+    with overflowing gradients counts, although it updates nothing.)"""
     return sum(w.steps for w in group.ok[0].windows if w.phase != "evaluate")
 
 
 def _table(groups: list[Group[int]]) -> Table:
     columns = (
-        Column(name="minibatch"),
+        Column(name="batch size"),
         Column(name="accuracy", unit="%"),
         Column(name="validation loss"),
         Column(name="updates", digits=12),
         Column(name="samples/s"),
         Column(name="wall time", unit="s"),
     )
-    return Table(title="After the last epoch", columns=columns, rows=tuple(map(_row, groups)))
-
-
-def _row(group: Group[int]) -> tuple[Cell, ...]:
-    name, figure = Cell(text=str(group.key), run_id=group.run_id), _accuracy(group)
-    if figure is None:
-        return (name, *[group.cell(None)] * 5)
-    low, high = figure.low, figure.high
-    accuracy = Cell(
-        value=100 * figure.value,
-        low=None if low is None else 100 * low,
-        high=None if high is None else 100 * high,
-        run_id=group.run_id,
+    rows = tuple(
+        (
+            Cell(text=str(group.key), run_id=group.run_id),
+            *_cells(group, updates=True),
+        )
+        for group in groups
     )
+    return Table(title="After the last epoch", columns=columns, rows=rows)
+
+
+def _cells(group: Group[Any], *, updates: bool = False) -> tuple[Cell, ...]:
+    """Accuracy, loss, number of updates, throughput and wall time; gaps without an accuracy."""
+    figure = _accuracy(group)
+    if figure is None:
+        return (group.cell(None),) * (5 if updates else 4)
     return (
-        name,
-        accuracy,
+        group.cell(figure),
         Cell(value=group.median_of("validation_loss")),
-        Cell(value=_updates(group)),
+        *((Cell(value=_updates(group)),) if updates else ()),
         group.cell(group.throughput),
         Cell(value=group.median_of("wall_s")),
     )
@@ -235,13 +226,14 @@ def _row(group: Group[int]) -> tuple[Cell, ...]:
 def _charts(network: str, data: str, groups: list[Group[int]]) -> Iterator[Chart]:
     if not groups:
         return
+    points = tuple(g.point(g.key, _accuracy(g)) for g in groups)
     yield Chart(
         name=f"batch-accuracy-{network}-{data}",
-        title="Validation accuracy by minibatch",
+        title="Validation accuracy by batch size",
         kind="line",
-        x=Axis(name="minibatch", scale="log2"),
+        x=Axis(name="batch size", scale="log2"),
         y=Axis(name="accuracy", unit="%"),
-        lines=(Line(name=network, points=tuple(map(_point, groups))),),
+        lines=(Line(name=network, points=points),),
     )
     curves = tuple(c for g in groups if (c := _curve(g)) is not None)
     if curves:
@@ -255,41 +247,135 @@ def _charts(network: str, data: str, groups: list[Group[int]]) -> Iterator[Chart
         )
 
 
-def _point(group: Group[int]) -> Point:
-    figure = _accuracy(group)
-    if figure is None:
-        return group.point(group.key, None)
-    return Point(
-        x=group.key,
-        y=100 * figure.value,
-        low=None if figure.low is None else 100 * figure.low,
-        high=None if figure.high is None else 100 * figure.high,
-        run_id=group.run_id,
-    )
-
-
 def _curve(group: Group[int]) -> Line | None:
     for record in group.ok:
         for curve in record.curves:
             if curve.name == "validation_accuracy":
                 pairs = zip(curve.x, curve.y, strict=True)
                 points = tuple(Point(x=x, y=100 * y, run_id=record.run_id) for x, y in pairs)
-                return Line(name=f"minibatch {group.key}", points=points)
+                return Line(name=f"batch size {group.key}", points=points)
     return None
 
 
-def _reduced(groups: list[Group[int]]) -> Iterator[Warning]:
-    if groups and (epochs := _work(groups[0].records[0]).epochs) < DOCUMENT_EPOCHS:
+def _reduced(records: Sequence[RunRecord]) -> Iterator[Warning]:
+    if records and (epochs := _work(records[0]).epochs) < PAPER_EPOCHS:
         yield warn(
             "reduced",
-            f"These are {epochs} epochs; the document trains for {DOCUMENT_EPOCHS}.",
+            f"{epochs} epochs; the paper trains for {PAPER_EPOCHS}.",
             "Use --full, or --set epochs=30.",
         )
 
 
+GridPoint = tuple[int, float]
+"""(batch size per device, learning rate)."""
+
+
+def _grid(settings: Settings, records: Sequence[RunRecord]) -> Answer:
+    """The answer with several learning rates at every batch size."""
+    groups = sorted(group_by(records, _grid_point), key=lambda g: g.key)
+    network = _network(settings, records)
+    what = f"{network} on {settings.data}: accuracy by batch size and learning rate"
+    return Answer(
+        experiment=EXPERIMENT.name,
+        question=EXPERIMENT.question,
+        title=titled(what, records),
+        findings=tuple(_grid_findings(groups)),
+        tables=(_grid_table(groups),),
+        charts=_grid_chart(groups, f"batch-accuracy-{network}-{settings.data}-grid"),
+        warnings=(*_reduced(records), *(w for r in records for w in r.warnings)),
+        run_ids=tuple(r.run_id for r in records),
+        notes=(ACCURACY_NOTE,),
+    )
+
+
+def _grid_point(record: RunRecord) -> GridPoint:
+    return _work(record).batch_per_device, _work(record).learning_rate
+
+
+def _grid_findings(groups: Sequence[Group[GridPoint]]) -> Iterator[Finding]:
+    """The best point, the best learning rate at each batch size, and failed runs."""
+    done = [(g, a) for g in groups if (a := _accuracy(g)) is not None]
+    if done:
+        best, top = max(done, key=lambda p: p[1].value)
+        equal = [g for g, a in done if g is not best and _overlap(a, top)]
+        names = format_list(map(_name, equal)) if 0 < len(equal) <= 3 else f"{len(equal)} others"
+        rest = f"; no significant difference from {names}" if equal else ""
+        yield Finding(
+            code="highest-accuracy",
+            question="Which batch size and learning rate reach the highest accuracy?",
+            text=f"Highest accuracy: {top.value:.1f} % of the held-out samples at {_name(best)}"
+            f"{rest}.",
+            value=top.value,
+            unit="% top-1",
+            low=top.low,
+            high=top.high,
+        )
+        rates = []
+        for batch in dict.fromkeys(g.key[0] for g, _ in done):
+            own = ((g, a) for g, a in done if g.key[0] == batch)
+            group, figure = max(own, key=lambda p: p[1].value)
+            rates.append(f"{group.key[1]:g} at batch size {batch} ({figure.value:.1f} %)")
+        if len(rates) > 1:
+            yield Finding(
+                code="best-learning-rates", text=f"Best learning rates: {format_list(rates)}."
+            )
+    for group in groups:
+        if _accuracy(group) is None:
+            name = _name(group)
+            yield Finding(code="failed-run", text=f"{name[0].upper()}{name[1:]}: {group.why}.")
+
+
+def _overlap(a: Figure, b: Figure) -> bool:
+    return a.high is not None and b.low is not None and a.high >= b.low
+
+
+def _name(group: Group[GridPoint]) -> str:
+    return f"batch size {group.key[0]} with learning rate {group.key[1]:g}"
+
+
+def _grid_table(groups: Sequence[Group[GridPoint]]) -> Table:
+    columns = (
+        Column(name="batch size"),
+        Column(name="learning rate"),
+        Column(name="accuracy", unit="%"),
+        Column(name="validation loss"),
+        Column(name="samples/s"),
+        Column(name="wall time", unit="s"),
+    )
+    rows = tuple(
+        (Cell(text=str(g.key[0]), run_id=g.run_id), Cell(text=f"{g.key[1]:g}"), *_cells(g))
+        for g in groups
+    )
+    return Table(title="After the last epoch", columns=columns, rows=rows)
+
+
+def _grid_chart(groups: Sequence[Group[GridPoint]], name: str) -> tuple[Chart, ...]:
+    """A heat map: batch size to the right, learning rate upwards."""
+    if not groups:
+        return ()
+    lines = tuple(
+        Line(
+            name=f"{rate:g}",
+            points=tuple(g.point(g.key[0], _accuracy(g)) for g in groups if g.key[1] == rate),
+        )
+        for rate in sorted({g.key[1] for g in groups})
+    )
+    return (
+        Chart(
+            name=name,
+            title="Validation accuracy by batch size and learning rate",
+            kind="heat",
+            x=Axis(name="batch size", scale="category"),
+            y=Axis(name="accuracy", unit="%"),
+            rows="learning rate",
+            lines=lines,
+        ),
+    )
+
+
 EXPERIMENT = Experiment(
     name="batch-accuracy",
-    question="What validation accuracy is reached after a fixed number of epochs, by minibatch?",
+    question="What accuracy is reached after a fixed number of epochs, by batch size?",
     settings=Settings,
     works=(Train,),
     varies={

@@ -1,4 +1,4 @@
-"""How the answer of `lr-scaling` reads: document 001's two policies, as numbers and as charts."""
+"""Findings, table and charts of `lr-scaling`."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from cubemesh.schema import (
 from cubemesh.schema.work import RateScaling
 from cubemesh.units import format_devices, format_list
 
-DOCUMENT_EPOCHS = 30
-DOCUMENT_BATCH = 128
+PAPER_EPOCHS = 30
+PAPER_BATCH = 128
 EQUAL = 1.25
-"""Largest ratio of two validation losses that are called roughly equal; the document gives none."""
+"""Largest ratio of two validation losses that count as roughly equal; the paper states none."""
 NAMES: dict[RateScaling, str] = {"none": "constant", "linear": "scaled"}
 NOTES = (
-    "The loss is the mean softmax cross-entropy of the samples held out, after the last epoch. "
-    f"Losses within a factor of {EQUAL:g} are called roughly equal.",
-    "Document 001 figures 5 and 6 (LittleCNN, CIFAR-10, 128 samples on each of 1 to 8 V100, "
-    "RMSprop, 30 epochs): with 1e-4 the loss grows with every doubling of the GPUs; with N · 1e-4 "
-    "the losses are roughly equal.",
+    "The loss is the mean softmax cross-entropy of the held-out samples after the last epoch. "
+    f"Losses within a factor of {EQUAL:g} count as roughly equal.",
+    "DGX-1 best practices [001], figures 5 and 6 (LittleCNN, CIFAR-10, batch size 128 on each of 1 "
+    "to 8 V100, RMSprop, 30 epochs): with 1e-4 the loss grows with every doubling of the GPUs; "
+    "with N · 1e-4 the losses are roughly equal.",
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RatePolicy:
-    """The trainings with one way to choose the learning rate, by number of devices."""
+    """Trainings with a constant or a scaled learning rate, by number of devices."""
 
     scaling: RateScaling
     groups: tuple[Group[int], ...]
@@ -53,24 +53,24 @@ class RatePolicy:
         return NAMES[self.scaling]
 
     def losses(self) -> dict[int, float]:
-        """Number of devices → validation loss in the end, of those that came to it."""
+        """Number of devices → final validation loss, of completed trainings."""
         found = ((g.key, g.median_of("validation_loss")) for g in self.groups)
         return {devices: loss for devices, loss in found if loss is not None}
 
     def unit(self) -> str:
-        """Of a multiple of the loss of the fewest devices."""
+        """Unit of losses relative to the fewest devices."""
         return f"× the loss of {format_devices(min(self.losses()))}"
 
     def worst(self) -> float | None:
-        """The loss that differs most from that of the fewest devices, as a multiple of it; None
-        with a single number of devices."""
+        """The loss that differs most from that of the fewest devices, relative to it; None with a
+        single number of devices."""
         losses = list(self.losses().values())
         if len(losses) < 2:
             return None
         return max((loss / losses[0] for loss in losses[1:]), key=lambda r: abs(math.log(r)))
 
     def rises(self) -> bool:
-        """Whether every larger number of devices ends with a higher loss."""
+        """Whether every larger number of devices has a higher final loss."""
         losses = list(self.losses().values())
         return all(a < b for a, b in pairwise(losses))
 
@@ -85,7 +85,7 @@ def _devices(record: RunRecord) -> int:
 
 
 def policies(records: Sequence[RunRecord]) -> list[RatePolicy]:
-    """Constant and scaled; one device stands in both, for there the two are the same."""
+    """Constant and scaled; one device belongs to both, which are the same there."""
     found = []
     for scaling in NAMES:
         own = [r for r in records if _devices(r) == 1 or _work(r).rate_scaling == scaling]
@@ -95,24 +95,27 @@ def policies(records: Sequence[RunRecord]) -> list[RatePolicy]:
 
 
 def findings(found: Sequence[RatePolicy]) -> Iterator[Finding]:
-    """What each policy shows, and whether scaling helps."""
+    """Loss by number of devices with either rate, and failed runs."""
     constant, scaled = found
     both = constant.worst(), scaled.worst()
     if both[0] is not None:
-        grows = "grows with the devices" if constant.rises() else "does not grow with every step"
+        grows = "grows" if constant.rises() else "does not always grow"
         yield Finding(
+            code="constant-rate-loss",
             question="What does a constant learning rate cost?",
-            text=f"With a constant rate the loss {grows}: {told(constant)}.",
+            text=f"With a constant rate the loss {grows} with the number of devices: "
+            f"{losses_text(constant)}.",
             value=both[0],
             unit=constant.unit(),
-            remedy="Scale the rate with the number of devices." if both[0] > EQUAL else "",
+            remedy="Scale the learning rate with the number of devices." if both[0] > EQUAL else "",
         )
     if both[1] is not None:
         equal = 1 / EQUAL <= both[1] <= EQUAL
         yield Finding(
-            question="Does scaling the learning rate make up for it?",
-            text=f"With the rate times the number of devices the losses are "
-            f"{'roughly equal' if equal else 'not equal'}: {told(scaled)}.",
+            code="equal-losses" if equal else "unequal-losses",
+            question="Does scaling the learning rate compensate?",
+            text=f"With the rate scaled by the number of devices the losses are "
+            f"{'roughly equal' if equal else 'not equal'}: {losses_text(scaled)}.",
             value=both[1],
             unit=scaled.unit(),
             remedy="" if equal else _longer(scaled),
@@ -121,23 +124,23 @@ def findings(found: Sequence[RatePolicy]) -> Iterator[Finding]:
         for group in policy.groups:
             if not group.ok and (policy is constant or group.key > 1):
                 where = format_devices(group.key)
-                yield Finding(text=f"{where}, {policy.name} rate: {group.why}.")
+                yield Finding(code="failed-run", text=f"{where}, {policy.name} rate: {group.why}.")
 
 
 def _longer(policy: RatePolicy) -> str:
-    """What to do about losses that are not equal: where little was learned, learn more."""
+    """Remedy of unequal losses: more epochs, if there were few."""
     epochs = max(_work(r).epochs for g in policy.groups for r in g.ok)
-    if epochs >= DOCUMENT_EPOCHS:
+    if epochs >= PAPER_EPOCHS:
         return ""
-    made = [f"{_updates(g.ok[0])} on {g.key}" for g in policy.groups if g.ok]
+    updates = [f"{_updates(g.ok[0])} on {g.key}" for g in policy.groups if g.ok]
     return (
-        f"Train for longer (set epochs={DOCUMENT_EPOCHS}): updates made in these {epochs} epochs "
-        f"are {format_list(made)}."
+        f"Train for longer (set epochs={PAPER_EPOCHS}): these {epochs} epochs made only "
+        f"{format_list(updates)} updates."
     )
 
 
-def told(policy: RatePolicy) -> str:
-    """The losses, each with its number of devices."""
+def losses_text(policy: RatePolicy) -> str:
+    """The losses by number of devices."""
     ends = [f"{loss:.3g} on {devices}" for devices, loss in policy.losses().items()]
     return format_list(ends)
 
@@ -147,7 +150,7 @@ def tables(found: Sequence[RatePolicy]) -> tuple[Table, ...]:
     columns = (
         Column(name="learning rate"),
         Column(name="devices"),
-        Column(name="global minibatch"),
+        Column(name="global batch size"),
         Column(name="rate"),
         Column(name="updates", digits=12),
         Column(name="validation loss"),
@@ -179,7 +182,7 @@ def _row(policy: RatePolicy, group: Group[int]) -> tuple[Cell, ...]:
 
 
 def _updates(record: RunRecord) -> int:
-    """Every step of the first rank: all ranks make one update together."""
+    """Steps of the first rank: all ranks make one update together."""
     return sum(w.steps for w in record.windows if w.rank == 0 and w.phase != "evaluate")
 
 
@@ -189,8 +192,7 @@ def _percent(share: Figure) -> Figure:
 
 
 def charts(found: Sequence[RatePolicy], name: str) -> Iterator[Chart]:
-    """The document's two policies by epoch; and by time, where every device has cores of its own.
-    Then the end of each curve by number of devices."""
+    """Loss by epoch, and by time if devices do not share cores; final loss by number of devices."""
     for policy in found:
         yield from _curves(policy, f"{name}-{policy.name}")
     ends = tuple(
@@ -205,7 +207,7 @@ def charts(found: Sequence[RatePolicy], name: str) -> Iterator[Chart]:
     if any(len(line.points) > 1 for line in ends):
         yield Chart(
             name=name,
-            title="Validation loss after the last epoch, by number of devices",
+            title="Final validation loss by number of devices",
             kind="bar",
             x=Axis(name="devices", scale="category"),
             y=Axis(name="validation loss", from_zero=True),
@@ -243,7 +245,7 @@ def _curve(group: Group[int], by_time: bool) -> Line:
 
 
 def _epoch_ends(record: RunRecord) -> dict[int, float]:
-    """Epoch → seconds of training until its end, the evaluations left out."""
+    """Epoch → seconds of training until its end, without evaluations."""
     ended: dict[int, float] = {}
     spent = 0.0
     for window in record.windows:
@@ -255,13 +257,13 @@ def _epoch_ends(record: RunRecord) -> dict[int, float]:
 
 
 def reduced(records: Sequence[RunRecord]) -> Iterator[Warning]:
-    """What was trained less than the document did."""
+    """The warning `reduced` if less was trained than in the paper."""
     for record in records[:1]:
         work = _work(record)
-        if work.epochs < DOCUMENT_EPOCHS or work.batch_per_device < DOCUMENT_BATCH:
+        if work.epochs < PAPER_EPOCHS or work.batch_per_device < PAPER_BATCH:
             yield warn(
                 "reduced",
-                f"These are {work.epochs} epochs with {work.batch_per_device} samples on each "
-                f"device; the document has {DOCUMENT_EPOCHS} and {DOCUMENT_BATCH}.",
-                f"Use --set epochs={DOCUMENT_EPOCHS} --set batch_per_device={DOCUMENT_BATCH}.",
+                f"{work.epochs} epochs with batch size {work.batch_per_device} per device; the "
+                f"paper has {PAPER_EPOCHS} and {PAPER_BATCH}.",
+                f"Use --set epochs={PAPER_EPOCHS} --set batch_per_device={PAPER_BATCH}.",
             )

@@ -1,9 +1,9 @@
-"""Where does the time of a training step go, and what is lost?
+"""Time breakdown of a training step: its parts, and its work by category, layer and runtime call.
 
-Each network is run at each minibatch with an attribution (docs/attribution.md): the measured step
-as a sum of measured parts, its work by category, by layer and by runtime call. Document 004 counted
-CUDA calls (figures 7, 9, 11, 13) and took the share of waiting for the GPU as a sign of its
-computing; that share is told beside the parts, which say the same directly.
+Each network runs at each batch size with attribution (docs/attribution.md): the measured step
+broken down into measured parts. Gawande et al. 2018 [004] counted CUDA calls (figures 7, 9, 11, 13)
+and took the fraction of time waiting for the GPU as a sign of computation; that fraction is shown
+with the parts, which state it directly.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cubemesh.experiments.time_breakdown.report import (
     charts,
     longest_layers,
     name_of,
-    told_by,
+    profiled_record,
     why,
     work_by,
 )
@@ -38,36 +38,34 @@ from cubemesh.schema import (
     warn,
 )
 
-DOCUMENTED = (
+PAPER_POINTS = (
     ("cifarnet", 192),
     ("alexnet", 256),
     ("googlenet", 256),
     ("resnet-50", 32),
     ("resnet-50", 64),
 )
-"""What figures 7, 9, 11 and 13 of document 004 (and its section 5.4) take apart."""
+"""Points of figures 7, 9, 11 and 13 of Gawande et al. 2018 [004], and of its section 5.4."""
 SMALL = (("little-cnn", 8),)
-"""Where a step is short, and most is lost around it."""
-LEAST = 8
-"""The smallest minibatch that is chosen."""
+"""A point with a short step, and a large overhead."""
+MIN_BATCH = 8
+"""Smallest default batch size."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What can be set in `time-breakdown` besides the fields of its specs."""
+    """Settings of `time-breakdown` besides the fields of its specs."""
 
     networks: tuple[str, ...] = ()
-    """Networks to take apart; none given is document 004's four and LittleCNN, LittleCNN alone with
-    --quick."""
+    """Networks to profile; default: the paper's four and little-cnn, with --quick little-cnn."""
     batch_sizes: tuple[int, ...] = ()
-    """Batch sizes for each; default: the paper's (8 for other networks), less on a CPU."""
+    """Batch sizes for each network; default: the paper's (8 for other networks), less on a CPU."""
     ceiling: bool = True
-    """Whether to measure the fastest matrix product and copy too, to hold the layers against."""
+    """Also measure the fastest matrix product and copy, as ceilings of the layers."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:
-    """The ceilings that layers are held against, then a run with attribution for each network and
-    minibatch."""
+    """The ceilings, then a run with attribution for each network and batch size."""
     budget = replace(context.budget, repeats=1)
     roof = ceiling_specs(ProgramSettings(), budget) if settings.ceiling else []
     yield roof + [
@@ -84,15 +82,15 @@ def plan(settings: Settings, context: Context) -> Plan:
 
 
 def _points(settings: Settings, context: Context) -> Sequence[Key]:
-    """(network, minibatch), each once."""
-    usual = SMALL if context.scale is Scale.QUICK else (*SMALL, *DOCUMENTED)
+    """(network, batch size), each once."""
+    usual = SMALL if context.scale is Scale.QUICK else (*SMALL, *PAPER_POINTS)
     networks = settings.networks or tuple(network for network, _ in usual)
     if settings.batch_sizes:
         return tuple(dict.fromkeys((n, b) for n in networks for b in settings.batch_sizes))
     known: dict[str, list[int]] = {}
-    for network, batch in (*SMALL, *DOCUMENTED):
-        known.setdefault(network, []).append(max(LEAST, reduction.batch(batch, context)))
-    return tuple(dict.fromkeys((n, b) for n in networks for b in known.get(n, [LEAST])))
+    for network, batch in (*SMALL, *PAPER_POINTS):
+        known.setdefault(network, []).append(max(MIN_BATCH, reduction.batch(batch, context)))
+    return tuple(dict.fromkeys((n, b) for n in networks for b in known.get(n, [MIN_BATCH])))
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
@@ -102,21 +100,21 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
-        title=titled("Where the time of a step goes", steps),
+        title=titled("Breakdown of the step time", steps),
         findings=tuple(_findings(groups)),
         tables=(
             *attributions(groups),
             *work_by(groups, "category", "Work of a step by category"),
             *longest_layers(groups),
-            *work_by(groups, "runtime call", "Calls into the device's runtime in a step"),
+            *work_by(groups, "runtime call", "Runtime calls in a step"),
         ),
-        charts=(*charts(groups), *rooflines(r for g in groups if (r := told_by(g)))),
+        charts=(*charts(groups), *rooflines(r for g in groups if (r := profiled_record(g)))),
         warnings=(*_reductions(steps), *(w for r in records for w in r.warnings)),
         run_ids=tuple(r.run_id for r in records),
         notes=(
             NOTE,
-            "Every part but other is measured by itself; other is the mean step less all parts, "
-            "and says how far they can be believed. docs/attribution.md has what each part is.",
+            "Every part except other is measured; other is the mean step minus all parts, and "
+            "indicates their accuracy. docs/attribution.md defines the parts.",
             "Categories, layers and runtime calls are of profiled steps. Their rows may overlap in "
             "time: they add up to the profiler's total, not to the step.",
         ),
@@ -124,17 +122,17 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
 
 
 def _reductions(records: Sequence[RunRecord]) -> tuple[Warning, ...]:
-    """The warning `reduced` where networks of the document were run at less than it ran them."""
-    told = []
+    """The warning `reduced` for networks that ran at smaller batch sizes than in the paper."""
+    less = []
     for group in group_by(records, lambda r: _key(r)[0]):
-        documented = [batch for network, batch in DOCUMENTED if network == group.key]
+        documented = [batch for network, batch in PAPER_POINTS if network == group.key]
         largest = max(_key(r)[1] for r in group.records)
         if documented and largest < max(documented):
-            told.append(f"{group.key} at minibatch {largest} for {max(documented)}")
-    if not told:
+            less.append(f"{group.key} at batch size {largest} for {max(documented)}")
+    if not less:
         return ()
-    cause = f"Less than the document: {', '.join(told)}. {reduction.RULE}"
-    return (warn("reduced", cause, "Use --full, or name the settings."),)
+    cause = f"Less than in the paper: {', '.join(less)}. {reduction.RULE}"
+    return (warn("reduced", cause, "Use --full, or set them."),)
 
 
 def _key(record: RunRecord) -> Key:
@@ -146,27 +144,29 @@ def _findings(groups: Sequence[Group[Key]]) -> Iterator[Finding]:
     found = [
         (group, loss)
         for group in groups
-        if (record := told_by(group)) and (loss := largest_bottleneck(record.parts, record.spec))
+        if (record := profiled_record(group))
+        and (loss := largest_bottleneck(record.parts, record.spec))
     ]
     worst = max(found, key=lambda pair: pair[1].share, default=None)
     for group, loss in found:
         card = worst is not None and group is worst[0] and loss.name != ""
         yield Finding(
+            code="largest-overhead",
             text=f"{group.key[0]}: {loss.text}.",
-            question="What does a step lose most time to?" if card else None,
-            value=100 * loss.share if card else None,
-            unit=f"% {loss.name.replace('_', ' ')}" if card else "",
+            question="What is the largest overhead of a step?" if card else None,
+            value=100 * loss.share if loss.name else None,
+            unit=f"% {loss.name.replace('_', ' ')}" if loss.name else "",
             remedy=f"{loss.remedy[0].upper()}{loss.remedy[1:]}." if loss.remedy else "",
             caveats=caveats(group),
         )
     for group in groups:
-        if told_by(group) is None:
-            yield Finding(text=f"{name_of(group.key)}: {why(group)}.")
+        if profiled_record(group) is None:
+            yield Finding(code="no-attribution", text=f"{name_of(group.key)}: {why(group)}.")
 
 
 EXPERIMENT = Experiment(
     name="time-breakdown",
-    question="Where does the time of a training step go, and what is lost?",
+    question="What takes the time of a training step, and what is the largest overhead?",
     settings=Settings,
     works=(TrainSteps,),
     varies={"network": "networks", "batch_per_device": "batch_sizes"},

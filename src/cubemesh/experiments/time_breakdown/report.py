@@ -1,4 +1,4 @@
-"""The tables and the chart of `time-breakdown`: the step as a sum, and its work by what did it."""
+"""Tables and chart of `time-breakdown`."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from cubemesh.schema import Axis, Breakdown, Cell, Chart, Column, Line, Point, R
 
 MOST_LAYERS = 10
 Key = tuple[str, int]
-"""(network, minibatch)."""
+"""(network, batch size)."""
 
 
-def told_by(group: Group[Key]) -> RunRecord | None:
-    """The record that stands for a point: its first with an attribution."""
+def profiled_record(group: Group[Key]) -> RunRecord | None:
+    """The first record of a point with an attribution."""
     return next((r for r in group.ok if r.parts), None)
 
 
 def name_of(key: Key) -> str:
-    """A point in a heading: network, minibatch."""
+    """Network and batch size, for a heading."""
     return f"{key[0]}, {key[1]}"
 
 
 def why(group: Group[Key]) -> str:
-    """The reason that no record stands for a point."""
+    """Why a point has no attribution."""
     return "run without attribution" if group.ok else group.why
 
 
 def attributions(groups: Sequence[Group[Key]]) -> Iterator[Table]:
-    """A row for each point: the mean step and the share of each of its parts."""
+    """A row per point: the mean step, and the percentage of each part."""
     names = [n for n in PARTS if any(n in _shares(group) for group in groups)]
     columns = (
         Column(name="network"),
-        Column(name="minibatch"),
+        Column(name="batch size"),
         Column(name="step", unit="ms"),
         *(Column(name=name.replace("_", " "), unit="%") for name in names),
         Column(name="profiled step", unit="x"),
         *(Column(name=words, unit="%") for _, words in _own_figures(groups)),
     )
     rows = tuple(_attribution_row(group, names, groups) for group in groups)
-    yield Table(title="The mean step as a sum", columns=columns, rows=rows)
+    yield Table(title="Breakdown of the mean step time", columns=columns, rows=rows)
 
 
 _FIGURES = (("device_busy_percent", "device busy"), ("occupancy_percent", "occupancy"))
 
 
 def _own_figures(groups: Sequence[Group[Key]]) -> tuple[tuple[str, str], ...]:
-    """Those that some run has: a CPU has neither."""
+    """Figures that some run has: a CPU has neither."""
     return tuple(
         pair for pair in _FIGURES if any(pair[0] in r.figures for g in groups for r in g.ok)
     )
@@ -58,7 +58,7 @@ def _attribution_row(
     group: Group[Key], names: Sequence[str], groups: Sequence[Group[Key]]
 ) -> tuple[Cell, ...]:
     head = (Cell(text=group.key[0]), Cell(text=str(group.key[1])))
-    record, figures = told_by(group), _own_figures(groups)
+    record, figures = profiled_record(group), _own_figures(groups)
     if record is None:
         return (*head, *(Cell(reason=why(group)) for _ in range(2 + len(names) + len(figures))))
     shares, step_s = _shares(group), _step_s(record)
@@ -86,7 +86,7 @@ def _step_s(record: RunRecord) -> float:
 
 
 def _shares(group: Group[Key]) -> dict[str, float]:
-    record = told_by(group)
+    record = profiled_record(group)
     if record is None:
         return {}
     step_s = _step_s(record)
@@ -94,11 +94,11 @@ def _shares(group: Group[Key]) -> dict[str, float]:
 
 
 def charts(groups: Sequence[Group[Key]]) -> tuple[Chart, ...]:
-    """A bar for each point, of its parts on one another; none where nothing was taken apart."""
-    told = [group for group in groups if told_by(group)]
-    if not told:
+    """A stacked bar of the parts for each profiled point."""
+    profiled = [group for group in groups if profiled_record(group)]
+    if not profiled:
         return ()
-    names = [n for n in PARTS if any(n in _shares(group) for group in told)]
+    names = [n for n in PARTS if any(n in _shares(group) for group in profiled)]
     lines = tuple(
         Line(
             name=name.replace("_", " "),
@@ -108,7 +108,7 @@ def charts(groups: Sequence[Group[Key]]) -> tuple[Chart, ...]:
                     y=max(0.0, 100 * _shares(group).get(name, 0.0)),
                     run_id=group.run_id,
                 )
-                for group in told
+                for group in profiled
             ),
             role="reference" if name == OTHER else "measured",
         )
@@ -116,10 +116,10 @@ def charts(groups: Sequence[Group[Key]]) -> tuple[Chart, ...]:
     )
     chart = Chart(
         name="time-breakdown",
-        title="The mean step as a sum, by network and minibatch",
+        title="Breakdown of the mean step time by network and batch size",
         kind="bar",
-        x=Axis(name="network, minibatch", scale="category"),
-        y=Axis(name="of the step", unit="%", from_zero=True),
+        x=Axis(name="network, batch size", scale="category"),
+        y=Axis(name="step time", unit="%", from_zero=True),
         lines=lines,
         stacked=True,
     )
@@ -127,12 +127,12 @@ def charts(groups: Sequence[Group[Key]]) -> tuple[Chart, ...]:
 
 
 def _breakdown(group: Group[Key], name: str) -> Breakdown | None:
-    record = told_by(group)
+    record = profiled_record(group)
     return next((b for b in record.breakdowns if b.name == name), None) if record else None
 
 
 def work_by(groups: Sequence[Group[Key]], name: str, title: str) -> Iterator[Table]:
-    """Rows by the longest anywhere first, a column for each point."""
+    """A row per name, longest first, and a column per point."""
     found = [(group, b) for group in groups if (b := _breakdown(group, name)) is not None]
     if not found:
         return
@@ -155,7 +155,7 @@ def _seconds(breakdown: Breakdown, name: str, group: Group[Key]) -> Cell:
 
 
 def longest_layers(groups: Sequence[Group[Key]]) -> Iterator[Table]:
-    """The longest layers of each network, at its largest minibatch that was taken apart."""
+    """The longest layers of each network, at its largest profiled batch size."""
     largest: dict[str, tuple[Group[Key], Breakdown]] = {}
     for group in sorted(groups, key=lambda g: g.key[1]):
         breakdown = _breakdown(group, "layer")
@@ -173,10 +173,10 @@ def longest_layers(groups: Sequence[Group[Key]]) -> Iterator[Table]:
         )
         columns = (
             Column(name="layer"),
-            Column(name="a step", unit="ms"),
-            Column(name="of all work", unit="%"),
+            Column(name="per step", unit="ms"),
+            Column(name="of total", unit="%"),
         )
-        title = f"{network} at minibatch {group.key[1]}: layers that take longest"
+        title = f"{network} at batch size {group.key[1]}: longest layers"
         if len(breakdown.rows) > MOST_LAYERS:
             title += f", {MOST_LAYERS} of {len(breakdown.rows)}"
         yield Table(title=title, columns=columns, rows=rows)

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cubemesh import networks
-from cubemesh.experiments.lr_scaling import report as lr_scaling_shown
-from cubemesh.experiments.lr_scaling.report import EQUAL, policies
+from cubemesh.experiments.lr_scaling.report import EQUAL, losses_text, policies
 from cubemesh.experiments.sequential_equivalence.compare import comparable, error_rate, interval_gap
 from cubemesh.experiments.sequential_equivalence.experiment import comparisons
 from cubemesh.papers.claims.evidence import Check, Evidence
@@ -29,7 +28,7 @@ def loss_by_rate(claim: Claim, evidence: Evidence) -> Verdict:
     grows, equals = constant.worst(), scaled.worst()
     if grows is None or equals is None:
         return untested(claim, "no two numbers of devices were trained with either rate")
-    told = [f"{policy.name}: {lr_scaling_shown.told(policy)}" for policy in (constant, scaled)]
+    told = [f"{policy.name}: {losses_text(policy)}" for policy in (constant, scaled)]
     holds = constant.rises() and 1 / EQUAL <= equals <= EQUAL
     return Verdict(
         claim=claim,
