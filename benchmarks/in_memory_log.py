@@ -7,7 +7,7 @@ from typing import Any
 
 from cubemesh.measure.log import Log
 from cubemesh.schema.collective import SweepPoint
-from cubemesh.schema.first_steps_trace import Replica
+from cubemesh.schema.first_steps_trace import RankTrace
 from cubemesh.schema.machine import Unknown
 from cubemesh.schema.record import Breakdown, Curve, Figure, Part, Phase, Window
 from cubemesh.schema.series import Series
@@ -24,7 +24,7 @@ class InMemoryLog(Log):
     curves: dict[str, Curve] = field(default_factory=dict)
     parts: list[Part] = field(default_factory=list)
     breakdowns: list[Breakdown] = field(default_factory=list)
-    replicas: list[Replica] = field(default_factory=list)
+    replicas: list[RankTrace] = field(default_factory=list)
     points: list[SweepPoint] = field(default_factory=list)
     warnings: list[Warning] = field(default_factory=list)
     unknown: list[Unknown] = field(default_factory=list)

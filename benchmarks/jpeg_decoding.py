@@ -34,9 +34,9 @@ import numpy as np
 
 from cubemesh.batches import EncodedBatch, EncodedImage
 from cubemesh.data.images import generated_jpegs as made_images
-from cubemesh.data.images.decode import PILLOW_PIXELS, Decoder, Draw
+from cubemesh.data.images.decode import PILLOW_PIXELS, Augmentation, Decoder
 from cubemesh.data.images.jpeg_header import plain_header
-from cubemesh.data.images.open_images import Reading, open_images
+from cubemesh.data.images.open_images import ImageOptions, open_images
 from cubemesh.data.stage_benchmark import decode_only
 
 PIECE = 16
@@ -84,7 +84,7 @@ def decoder(size: int) -> Decoder:
 def to_network(images: Sequence[bytes], size: int) -> None:
     """As in training."""
     for number, data in enumerate(images):
-        decoder(size).decode(data, "x.jpg", number, Draw(0, 0))
+        decoder(size).decode(data, "x.jpg", number, Augmentation(0, 0))
 
 
 def pillow(images: Sequence[bytes]) -> None:
@@ -217,7 +217,11 @@ def with_crop(args: argparse.Namespace) -> Iterator[Line]:
     placing = importlib.import_module("cubemesh.frameworks.pytorch.input.host_to_device")
     feeding = importlib.import_module("jpeg_feeding")
     images = open_images(
-        made_images.folder(), "train", (3, args.size, args.size), 10, Reading(stays_encoded=True)
+        made_images.folder(),
+        "train",
+        (3, args.size, args.size),
+        10,
+        ImageOptions(stays_encoded=True),
     )
     source = decode_only(images)
     for batch in args.batches:

@@ -27,7 +27,7 @@ from cubemesh import networks
 from cubemesh.batches import Batch, EncodedBatch
 from cubemesh.data.feed import Feed
 from cubemesh.data.images import generated_jpegs as made_images
-from cubemesh.data.images.open_images import Reading, open_images
+from cubemesh.data.images.open_images import ImageOptions, open_images
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.api.program import (
     BuildRequest,
@@ -121,7 +121,7 @@ def measure(args: argparse.Namespace) -> Result:
         n: getattr(args, n) for n in ("framework", "precision", "layout", "decode_location")
     }
     request = request_for(args.device, args.size, args.batch, network=args.network, **settings)
-    reading = Reading(stays_encoded=args.decode_location == "device")
+    reading = ImageOptions(stays_encoded=args.decode_location == "device")
     shape = request.network.inputs[0].shape
     source = open_images(made_images.folder(), "train", shape, 10, reading)
     feed = Feed(source, args.batch, 0, threads=args.threads)

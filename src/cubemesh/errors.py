@@ -1,4 +1,4 @@
-"""The errors cubemesh raises on purpose, and the exit code each one ends the command with.
+"""Errors that cubemesh raises on purpose, each with the exit code of the command.
 
     CubemeshError            1   something failed; the message says what and what to do
     ├── UsageError           2   a name, value or combination that cannot be meant

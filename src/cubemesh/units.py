@@ -1,4 +1,4 @@
-"""How are quantities written for people, and read from them?
+"""Formatting and parsing of quantities with units: bytes, rates, durations, counts.
 
 Numbers are rounded to significant digits and written out with thousands separators, never in
 scientific notation. Rates, operations, power and energy take SI prefixes (powers of 1,000); memory

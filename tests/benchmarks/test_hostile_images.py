@@ -11,8 +11,8 @@ import pytest
 
 from cubemesh.batches import EncodedBatch, EncodedImage
 from cubemesh.data.feed import Feed
-from cubemesh.data.images.image_source import Images
-from cubemesh.data.images.open_images import Reading, open_images
+from cubemesh.data.images.image_source import ImageSource
+from cubemesh.data.images.open_images import ImageOptions, open_images
 from cubemesh.schema import ProgramSettings, RunSpec, Train
 from cubemesh.worker.run.job import Job
 from cubemesh.worker.run.run_job import run_job
@@ -30,7 +30,7 @@ def hostile(script, tmp_path: Path) -> tuple[Path, dict[str, Counter[str]]]:
 def test_the_count_is_exact(hostile, threads: int) -> None:
     root, expected = hostile
     source = open_images(root, "train", (3, 32, 32), 10)
-    assert isinstance(source, Images)
+    assert isinstance(source, ImageSource)
     feed = Feed(source, 10, 0, threads=threads, epochs=1)
     for batch in feed:
         assert (batch.labels >= 0).all()
@@ -50,7 +50,7 @@ def test_the_count_is_exact(hostile, threads: int) -> None:
 def test_the_count_is_the_same_where_the_device_decodes(hostile) -> None:
     """The device is stood in for by the host's decoder, which refuses what it cannot decode."""
     root, expected = hostile
-    source = open_images(root, "train", (3, 32, 32), 10, Reading(stays_encoded=True))
+    source = open_images(root, "train", (3, 32, 32), 10, ImageOptions(stays_encoded=True))
     feed = Feed(source, 10, 0, threads=3, epochs=1)
     labels = []
     for batch in feed:
@@ -72,7 +72,7 @@ def test_only_what_had_its_turn_is_counted(hostile) -> None:
     counts = []
     for threads in (0, 3):
         source = open_images(root, "train", (3, 32, 32), 10)
-        assert isinstance(source, Images)
+        assert isinstance(source, ImageSource)
         feed = Feed(source, 10, 0, threads=threads)
         for _ in range(3):
             next(feed)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from cubemesh.batches import Batch, EncodedBatch
-from cubemesh.data.device_prefetch import AHEAD, DecodedAhead
-from cubemesh.data.pipeline import Wanted
+from cubemesh.data.device_prefetch import AHEAD, DevicePrefetcher
+from cubemesh.data.pipeline import PlannedBatch
 
 
 class Numbered:
@@ -27,7 +27,7 @@ class Numbered:
         if self.made == self._count:
             raise StopIteration
         number = np.array([self.made])
-        self.taken, self.made = Wanted(None, number), self.made + 1
+        self.taken, self.made = PlannedBatch(None, number), self.made + 1
         return EncodedBatch(np.empty(1, object), labels=number)
 
     def close(self) -> None:
@@ -48,7 +48,7 @@ class Decoder:
 
 def test_all_come_in_order_decoded_by_one_thread_with_what_they_were_made_from():
     decoder = Decoder()
-    ahead = DecodedAhead(Numbered(7), decoder)
+    ahead = DevicePrefetcher(Numbered(7), decoder)
     seen = [(b.labels[0], ahead.taken.indices[0]) for b in ahead]
     assert seen == [(100 + n, n) for n in range(7)]
     assert decoder.threads == {"cubemesh-decode"}
@@ -63,7 +63,7 @@ def test_all_come_in_order_decoded_by_one_thread_with_what_they_were_made_from()
     ],
 )
 def test_an_error_comes_where_its_minibatch_would_have(encoded, decoder, raised):
-    ahead = DecodedAhead(encoded, decoder)
+    ahead = DevicePrefetcher(encoded, decoder)
     assert [next(ahead).labels[0] for _ in range(2)] == [100, 101]
     for _ in range(2):
         with pytest.raises(raised):
@@ -73,7 +73,7 @@ def test_an_error_comes_where_its_minibatch_would_have(encoded, decoder, raised)
 
 def test_it_runs_ahead_as_far_as_it_may_and_ends_when_told():
     encoded = Numbered(1000)
-    ahead = DecodedAhead(encoded, Decoder())
+    ahead = DevicePrefetcher(encoded, Decoder())
     next(ahead)
     deadline = time.perf_counter() + 5
     while encoded.made < AHEAD + 2 and time.perf_counter() < deadline:
@@ -87,7 +87,7 @@ def test_it_runs_ahead_as_far_as_it_may_and_ends_when_told():
 
 
 def test_the_taker_waits_for_what_is_not_decoded_yet():
-    ahead = DecodedAhead(Numbered(3), Decoder(seconds=0.05))
+    ahead = DevicePrefetcher(Numbered(3), Decoder(seconds=0.05))
     list(ahead)
     assert 0.1 < ahead.waited_s < 1
     ahead.close()
@@ -95,7 +95,7 @@ def test_the_taker_waits_for_what_is_not_decoded_yet():
 
 def test_it_ends_though_nothing_was_taken():
     encoded = Numbered(3)
-    ahead = DecodedAhead(encoded, Decoder())
+    ahead = DevicePrefetcher(encoded, Decoder())
     ahead.close()
     assert (encoded.made, encoded.closed) == (0, True)
     with pytest.raises(StopIteration):

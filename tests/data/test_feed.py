@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 
 from cubemesh.batches import Batch
 from cubemesh.data.feed import Feed, in_order, placed_batches
-from cubemesh.data.images.arrays import Ready
+from cubemesh.data.images.arrays import FloatImages
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.api.program import Program
 
 SAMPLES = st.integers(1, 60)
 
 
-def source(samples: int) -> Ready:
+def source(samples: int) -> FloatImages:
     """The image of sample n is n everywhere, and so is its label."""
     numbers = np.arange(samples)
     images = np.broadcast_to(numbers[:, None, None, None], (samples, 1, 2, 2)).astype(np.float32)
-    return Ready("numbers", images, numbers, max(samples, 1))
+    return FloatImages("numbers", images, numbers, max(samples, 1))
 
 
 def labels(batches: Iterator[Batch]) -> list[list[int]]:

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from cubemesh.batches import Batch
 from cubemesh.data import input_threads
 from cubemesh.data.feed import Feed, in_order
-from cubemesh.data.images.arrays import Ready
-from cubemesh.data.pipeline import Ahead, AtHand, Batches, Wanted, batches
+from cubemesh.data.images.arrays import FloatImages
+from cubemesh.data.pipeline import Batches, PlannedBatch, PrefetchLoader, SyncLoader, batches
 from cubemesh.data.source import Indices, Source
 from cubemesh.errors import DataError, UsageError
 from cubemesh.schema.spec import ProgramSettings
 
 
-class Numbers(Ready):
+class Numbers(FloatImages):
     """The image of sample n is n everywhere, and so is its label. Counts how many minibatches'
     worth of rows are being filled, and can fail or be slow."""
 
@@ -43,9 +43,9 @@ class Numbers(Ready):
         return super().batch(indices, into)
 
 
-def plan(source: Source, sizes: list[int], seed: int = 0) -> list[Wanted]:
+def plan(source: Source, sizes: list[int], seed: int = 0) -> list[PlannedBatch]:
     generator = np.random.default_rng(seed)
-    return [Wanted(source, generator.integers(source.samples, size=n)) for n in sizes]
+    return [PlannedBatch(source, generator.integers(source.samples, size=n)) for n in sizes]
 
 
 def seen(made: Batches) -> list[tuple[list[int], list[float]]]:
@@ -68,9 +68,9 @@ def test_threads_change_neither_order_nor_content(
 ) -> None:
     source = Numbers(20, side)  # of 700 pixels a piece holds one image, of 1 all of them
     wanted = plan(source, sizes)
-    with Ahead(iter(wanted), source, 9, threads, slots) as ahead:
-        assert seen(ahead) == seen(AtHand(iter(wanted), source, 9))
-    assert [n for n, _ in seen(AtHand(iter(wanted), source, 9))] == [
+    with PrefetchLoader(iter(wanted), source, 9, threads, slots) as ahead:
+        assert seen(ahead) == seen(SyncLoader(iter(wanted), source, 9))
+    assert [n for n, _ in seen(SyncLoader(iter(wanted), source, 9))] == [
         w.indices.tolist() for w in wanted
     ]
 
@@ -106,7 +106,7 @@ def test_a_batch_stays_until_the_next_is_taken(threads: int) -> None:
 
 def test_memory_is_bounded_by_the_slots() -> None:
     source = Numbers(64)
-    with Ahead(iter(plan(source, [8] * 300)), source, 8, threads=4, slots=3) as ahead:
+    with PrefetchLoader(iter(plan(source, [8] * 300)), source, 8, threads=4, slots=3) as ahead:
         next(ahead)
         time.sleep(0.05)  # time enough to run away
         assert len(list(ahead)) == 299
@@ -131,7 +131,7 @@ def test_of_two_errors_in_a_minibatch_the_first_in_order_is_told() -> None:
     source = Numbers(8, side=700)  # a piece an image
     source.broken = {2: DataError("the second"), 5: DataError("the fifth")}
     for _ in range(20):
-        ahead = Ahead(iter([Wanted(source, np.arange(8))]), source, 8, threads=4)
+        ahead = PrefetchLoader(iter([PlannedBatch(source, np.arange(8))]), source, 8, threads=4)
         with pytest.raises(DataError, match="the second"):
             next(ahead)
 
@@ -140,8 +140,8 @@ def test_of_two_errors_in_a_minibatch_the_first_in_order_is_told() -> None:
 def test_a_plan_that_fails_is_told_too(threads: int) -> None:
     source = Numbers(8)
 
-    def failing() -> Iterator[Wanted]:
-        yield Wanted(source, np.arange(4))
+    def failing() -> Iterator[PlannedBatch]:
+        yield PlannedBatch(source, np.arange(4))
         raise OSError("the list of files is gone")
 
     made = batches(failing(), source, 4, threads)
@@ -154,7 +154,7 @@ def test_a_plan_that_fails_is_told_too(threads: int) -> None:
 def test_closing_ends_the_threads_and_frees_a_taker() -> None:
     source = Numbers(64)
     source.slow_s = 0.01
-    ahead = Ahead(iter(plan(source, [8] * 1000)), source, 8, threads=3)
+    ahead = PrefetchLoader(iter(plan(source, [8] * 1000)), source, 8, threads=3)
     next(ahead)
     assert len(input_threads_alive()) == 3
     ahead.close()
@@ -164,7 +164,7 @@ def test_closing_ends_the_threads_and_frees_a_taker() -> None:
 
 
 def test_closing_before_the_first_minibatch_starts_nothing() -> None:
-    ahead = Ahead(iter(plan(Numbers(8), [4])), Numbers(8), 4, threads=2)
+    ahead = PrefetchLoader(iter(plan(Numbers(8), [4])), Numbers(8), 4, threads=2)
     ahead.close()
     assert list(ahead) == []
     assert input_threads_alive() == []
@@ -187,7 +187,7 @@ def test_how_long_the_taker_waited() -> None:
 def test_what_is_made_ahead_is_not_waited_for() -> None:
     source = Numbers(64)
     source.slow_s = 0.02
-    with Ahead(iter(plan(source, [8] * 6)), source, 8, threads=1) as ahead:
+    with PrefetchLoader(iter(plan(source, [8] * 6)), source, 8, threads=1) as ahead:
         for _ in ahead:
             time.sleep(0.08)  # the step takes longer than making its minibatch
     first_alone_s = 0.02
@@ -216,4 +216,4 @@ def test_threads_are_chosen_by_what_the_data_need() -> None:
 
 def test_too_few_slots() -> None:
     with pytest.raises(ValueError, match="a thread and two slots"):
-        Ahead(iter([]), Numbers(8), 4, threads=1, slots=1)
+        PrefetchLoader(iter([]), Numbers(8), 4, threads=1, slots=1)

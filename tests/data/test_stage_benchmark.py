@@ -9,9 +9,9 @@ import pytest
 from cubemesh.data.feed import Feed
 from cubemesh.data.images import generated_jpegs as made_images
 from cubemesh.data.images import timed_reader as wrapped
-from cubemesh.data.images.image_source import Images
-from cubemesh.data.images.open_images import Reading, open_images
-from cubemesh.data.page_cache import Extent, drop, resident_share
+from cubemesh.data.images.image_source import ImageSource
+from cubemesh.data.images.open_images import ImageOptions, open_images
+from cubemesh.data.page_cache import Extent, drop, resident_fraction
 from cubemesh.data.stage_benchmark import ReadOnly, decode_only
 from cubemesh.errors import DataError
 
@@ -26,9 +26,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Path:
     return made_images.folder()
 
 
-def opened(root: Path, **reading: bool) -> Images:
-    source = open_images(root, "train", SHAPE, 10, Reading(**reading))
-    assert isinstance(source, Images)
+def opened(root: Path, **reading: bool) -> ImageSource:
+    source = open_images(root, "train", SHAPE, 10, ImageOptions(**reading))
+    assert isinstance(source, ImageSource)
     return source
 
 
@@ -82,15 +82,15 @@ def test_files_can_be_dropped_from_memory_and_it_shows(made: Path) -> None:
     files = [Extent(f, 0, f.stat().st_size) for f in made.rglob("*.jpg")]
     for extent in files:
         extent.path.read_bytes()
-    if resident_share(files) is None:
+    if resident_fraction(files) is None:
         pytest.skip("this file system cannot tell what is in memory")
-    assert resident_share(files) == 1
+    assert resident_fraction(files) == 1
     for extent in files[:20]:
         drop(extent)
-    if resident_share(files[:20]) == 1:
+    if resident_fraction(files[:20]) == 1:
         pytest.skip("this file system does not drop pages")
     # The kernel keeps what it is about to sort into its lists: a file or two.
-    assert resident_share(files) == pytest.approx(0.5, abs=0.1)
+    assert resident_fraction(files) == pytest.approx(0.5, abs=0.1)
     source = opened(made, drop_page_cache=True)
     assert source.in_page_cache() == pytest.approx(0, abs=0.2)
     source.batch(np.arange(40))
@@ -101,7 +101,7 @@ def test_files_can_be_dropped_from_memory_and_it_shows(made: Path) -> None:
 def test_what_is_not_there_is_neither_in_memory_nor_dropped(tmp_path: Path) -> None:
     nothing = Extent(tmp_path / "nothing", 0, 10)
     drop(nothing)
-    assert resident_share([nothing]) is None
+    assert resident_fraction([nothing]) is None
     os.mkfifo(tmp_path / "pipe")
     drop(Extent(tmp_path / "pipe", 0, 10))
-    assert resident_share([Extent(tmp_path / "pipe", 0, 10)]) is None
+    assert resident_fraction([Extent(tmp_path / "pipe", 0, 10)]) is None

@@ -8,7 +8,7 @@ import pytest
 from cubemesh import networks
 from cubemesh.errors import UsageError
 from cubemesh.forecast.calibration import defaults
-from cubemesh.forecast.from_records import told_by
+from cubemesh.forecast.from_records import measured_inputs
 from cubemesh.forecast.request import ForecastRequest
 from cubemesh.forecast.step import predict
 from cubemesh.machines.catalogue.systems import load_system
@@ -61,10 +61,10 @@ def swept(record: RunRecord, operation: str = "all-reduce", sizes=SIZES) -> RunR
 
 
 def test_one_and_several_devices_tell_their_rates(trained: RunRecord) -> None:
-    one = told_by(trained, "resnet-50", ASKED)
+    one = measured_inputs(trained, "resnet-50", ASKED)
     assert one.rates == {1: pytest.approx(3894.97, abs=0.01)}
     assert one.sweeps == ()
-    eight = told_by(several(trained, 8), "resnet-50", ASKED)
+    eight = measured_inputs(several(trained, 8), "resnet-50", ASKED)
     assert eight.rates == {8: pytest.approx(0.9 * 8 * 3894.97, rel=1e-4)}
     found = predict(ASKED, [8], defaults(), one.rates | eight.rates)
     assert found.points[0].efficiency == pytest.approx(0.9, rel=1e-3)
@@ -72,11 +72,11 @@ def test_one_and_several_devices_tell_their_rates(trained: RunRecord) -> None:
 
 def test_another_exchange_is_another_run(trained: RunRecord) -> None:
     with pytest.raises(UsageError, match="its sync is local-sgd"):
-        told_by(several(trained, 8, "local-sgd"), "resnet-50", ASKED)
+        measured_inputs(several(trained, 8, "local-sgd"), "resnet-50", ASKED)
 
 
 def test_a_sweep_of_a_collective_is_taken_as_measured(trained: RunRecord) -> None:
-    (sweep,) = told_by(swept(trained), "resnet-50", ASKED).sweeps
+    (sweep,) = measured_inputs(swept(trained), "resnet-50", ASKED).sweeps
     assert (sweep.operation, sweep.devices, sweep.size_bytes) == ("all-reduce", 8, SIZES)
     assert sweep.seconds == pytest.approx([size / 1e11 for size in SIZES])
     known = defaults().with_sweeps(sweep)
@@ -89,6 +89,6 @@ def test_a_sweep_of_a_collective_is_taken_as_measured(trained: RunRecord) -> Non
 
 def test_what_a_forecast_cannot_use_is_refused(trained: RunRecord) -> None:
     with pytest.raises(UsageError, match="all-to-all is no part of a forecast"):
-        told_by(swept(trained, "all-to-all"), "resnet-50", ASKED)
+        measured_inputs(swept(trained, "all-to-all"), "resnet-50", ASKED)
     with pytest.raises(UsageError, match="fewer than two sizes"):
-        told_by(swept(trained, sizes=(1 << 20,)), "resnet-50", ASKED)
+        measured_inputs(swept(trained, sizes=(1 << 20,)), "resnet-50", ASKED)

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from cubemesh.forecast.utilization import with_usage
+from cubemesh.forecast.utilization import with_utilization
 from cubemesh.networks import build
 from cubemesh.networks.cost import totals
 from cubemesh.schema import (
@@ -65,7 +65,7 @@ def copied(rate, **changed):
 
 
 def test_shares_of_the_datasheet_by_hand():
-    found = with_usage(steps(), []).figures
+    found = with_utilization(steps(), []).figures
     cost = totals(build("resnet-50"), 64, "bf16").total
     assert found["model_flops_per_s"].value == pytest.approx(3000 * cost.matrix_flops / 64)
     assert found["mfu_percent"].value == pytest.approx(
@@ -81,7 +81,7 @@ def test_shares_of_the_datasheet_by_hand():
 
 
 def test_a_forward_pass_counts_its_own_operations_only():
-    whole, ahead = (with_usage(steps(kind=k), []).figures for k in (TrainSteps, Forward))
+    whole, ahead = (with_utilization(steps(kind=k), []).figures for k in (TrainSteps, Forward))
     cost = totals(build("resnet-50"), 1)
     share = cost.forward.matrix_flops / cost.total.matrix_flops
     ratio = ahead["mfu_percent"].value / whole["mfu_percent"].value
@@ -97,7 +97,7 @@ def test_shares_of_what_was_measured_take_the_fastest_alike():
         product(900e12, device="NVIDIA H100 PCIe"),
         copied(4e12, precision="fp32"),
     ]
-    found = with_usage(steps(), measured).figures
+    found = with_utilization(steps(), measured).figures
     expected = 100 * found["model_flops_per_s"].value / 600e12
     assert found["ceiling_mfu_percent"].value == pytest.approx(expected)
     assert "600 TFLOP/s (measured, run ceiling-1)" in found["ceiling_mfu_percent"].method
@@ -109,30 +109,30 @@ def test_on_a_processor_the_threads_must_agree():
     run = steps(device="Xeon of mine", threads=2, rate=10.0)
     assert (
         "ceiling_mfu_percent"
-        not in with_usage(run, [product(1e11, device="Xeon of mine", threads=4)]).figures
+        not in with_utilization(run, [product(1e11, device="Xeon of mine", threads=4)]).figures
     )
     assert (
         "ceiling_mfu_percent"
-        in with_usage(run, [product(1e11, device="Xeon of mine", threads=2)]).figures
+        in with_utilization(run, [product(1e11, device="Xeon of mine", threads=2)]).figures
     )
 
 
 def test_an_unknown_device_has_no_share_of_a_datasheet():
-    found = with_usage(steps(device="Abacus 9000"), []).figures
+    found = with_utilization(steps(device="Abacus 9000"), []).figures
     assert "model_flops_per_s" in found
     assert not {"mfu_percent", "memory_use_percent"} & set(found)
 
 
 def test_more_than_a_peak_is_a_warning_with_its_cause():
     winograd = steps(rate=1000.0, network="vgg16", precision="fp32")
-    (warning,) = with_usage(winograd, []).warnings
+    (warning,) = with_utilization(winograd, []).warnings
     assert warning.code == "above-peak"
     assert "Winograd" in warning.cause
     impossible = steps(rate=1e6, network="vit-b16")
-    (warning,) = with_usage(impossible, []).warnings
+    (warning,) = with_utilization(impossible, []).warnings
     assert "no fast algorithm explains that" in warning.cause
     (ceiling,) = [
-        w for w in with_usage(steps(), [product(1e12)]).warnings if w.code == "above-ceiling"
+        w for w in with_utilization(steps(), [product(1e12)]).warnings if w.code == "above-ceiling"
     ]
     assert "measured, run" in ceiling.cause
 
@@ -149,16 +149,16 @@ def test_more_than_a_peak_is_a_warning_with_its_cause():
     ids=["a ceiling", "nothing measured", "never began", "a script", "a stage of the input"],
 )
 def test_where_nothing_was_computed_nothing_is_added(run):
-    assert with_usage(run, []) == run
+    assert with_utilization(run, []) == run
 
 
 def test_several_devices_are_held_against_what_so_many_can_do():
-    alone = with_usage(steps(rate=3000.0), [])
+    alone = with_utilization(steps(rate=3000.0), [])
     (rank,) = alone.ranks
     two = dataclasses.replace(
         steps(rate=6000.0), ranks=(rank, dataclasses.replace(rank, rank=1, device="cuda:1"))
     )
-    found = with_usage(two, [product(500e12)])
+    found = with_utilization(two, [product(500e12)])
     assert found.figure("mfu_percent") == pytest.approx(alone.figure("mfu_percent"))
     assert found.figure("model_flops_per_s") == 2 * alone.figure("model_flops_per_s")
     method = found.figures["ceiling_mfu_percent"].method

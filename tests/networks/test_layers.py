@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from cubemesh.errors import UsageError
-from cubemesh.networks.activation_memory import KEEPS
+from cubemesh.networks.activation_memory import SAVED_TENSOR_RULES
 from cubemesh.networks.layers import (
     Add,
     AveragePool,
@@ -109,4 +109,4 @@ def test_every_layer_type_has_its_line_in_every_table():
     written = {k for k in leaves(Layer) if not k.__name__.startswith("_")} - {Layer}
     assert written == set(ALL_LAYERS.values())
     assert set(ALL_COUNTS) == set(ALL_LAYERS.values())
-    assert set(KEEPS) == set(ALL_LAYERS.values())
+    assert set(SAVED_TENSOR_RULES) == set(ALL_LAYERS.values())

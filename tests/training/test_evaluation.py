@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from cubemesh.training.evaluation import Scored, accuracy_figure, score, wilson_interval
+from cubemesh.training.evaluation import EvaluationResult, accuracy_figure, score, wilson_interval
 
 SCORES = hnp.arrays(
     np.float32,
@@ -54,7 +54,7 @@ def test_batches_add_up_to_the_whole(scores: np.ndarray, data: st.DataObject) ->
     labels = np.array(data.draw(st.lists(st.integers(0, classes - 1), min_size=n, max_size=n)))
     cut = data.draw(st.integers(0, n))
     parts = [p for p in ((scores[:cut], labels[:cut]), (scores[cut:], labels[cut:])) if len(p[1])]
-    total = sum((score(*p) for p in parts), start=Scored())
+    total = sum((score(*p) for p in parts), start=EvaluationResult())
     whole = score(scores, labels)
     assert (total.samples, total.top1, total.top5) == (whole.samples, whole.top1, whole.top5)
     assert total.loss == pytest.approx(whole.loss)

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cubemesh.data.images.arrays import Ready
+from cubemesh.data.images.arrays import FloatImages
 from cubemesh.frameworks.api.program import BuildRequest
 from cubemesh.frameworks.pytorch import build, captured
 from cubemesh.networks.builder import NetworkBuilder
@@ -54,7 +54,7 @@ def bits(program):
 def test_five_steps_and_five_in_a_new_program_equal_ten(tmp_path, precision):
     rng = np.random.default_rng(3)
     images = rng.random((80, 1, 6, 6), dtype=np.float32)
-    source = Ready("noise", images, rng.integers(0, 10, 80), 10)
+    source = FloatImages("noise", images, rng.integers(0, 10, 80), 10)
     batches = [source.batch(np.arange(8 * n, 8 * n + 8)) for n in range(10)]
     through = made(precision)
     for step, batch in enumerate(batches, 1):
@@ -74,7 +74,9 @@ def test_five_steps_and_five_in_a_new_program_equal_ten(tmp_path, precision):
 
 def test_a_captured_step_takes_the_rate_that_is_set():
     rng = np.random.default_rng(3)
-    source = Ready("noise", rng.random((8, 1, 6, 6), dtype=np.float32), rng.integers(0, 10, 8), 10)
+    source = FloatImages(
+        "noise", rng.random((8, 1, 6, 6), dtype=np.float32), rng.integers(0, 10, 8), 10
+    )
     batch = source.batch(np.arange(8))
     program = made("fp32", captured.build)
     for rate in [0.01] * 5 + [0.0] * 5:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cubemesh.batches import Batch
 from cubemesh.data.feed import Feed
-from cubemesh.data.images.arrays import Ready
+from cubemesh.data.images.arrays import FloatImages
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.api.program import Diverged, Unsupported
 from cubemesh.schema.work import Train
@@ -78,9 +78,9 @@ class Pupil:
         pass
 
 
-def source(samples: int, classes: int = CLASSES) -> Ready:
+def source(samples: int, classes: int = CLASSES) -> FloatImages:
     labels = np.arange(samples) % classes
-    return Ready("numbers", np.zeros((samples, 1, 2, 2), np.float32), labels, classes)
+    return FloatImages("numbers", np.zeros((samples, 1, 2, 2), np.float32), labels, classes)
 
 
 def feed(samples: int, work: Train) -> Feed:
@@ -93,7 +93,7 @@ def run(
     epochs: int = 3,
     batch: int = 4,
     samples: int = 42,
-    validation: Callable[[], Ready] = lambda: source(30),
+    validation: Callable[[], FloatImages] = lambda: source(30),
 ) -> InMemoryLog:
     log = InMemoryLog()
     work = Train(network="little-cnn", batch_per_device=batch, epochs=epochs)

@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cubemesh.data.feed import Feed, in_order
-from cubemesh.data.images.arrays import Ready
+from cubemesh.data.images.arrays import FloatImages
 from cubemesh.frameworks.api.group import SingleProcessGroup
 from cubemesh.frameworks.api.program import BuildRequest, ReplicasDiffer
 from cubemesh.frameworks.pytorch import build, join, launch
@@ -51,7 +51,7 @@ def network():
 def source(samples):
     rng = np.random.default_rng(7)
     images = rng.random((samples, 1, 6, 6), dtype=np.float32)
-    return Ready("noise", images, rng.integers(0, 10, samples), 10)
+    return FloatImages("noise", images, rng.integers(0, 10, samples), 10)
 
 
 def run(folder, sync, group, *, resume=False, epochs=3, sabotage=None, every=1):

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cubemesh.data.feed import Feed
-from cubemesh.data.images.arrays import Ready
+from cubemesh.data.images.arrays import FloatImages
 from cubemesh.errors import DataError, UsageError
 from cubemesh.frameworks.api.group import SingleProcessGroup
 from cubemesh.frameworks.api.program import BuildRequest, Diverged
@@ -39,7 +39,7 @@ def dropping():
 def source(samples):
     rng = np.random.default_rng(7)
     images = rng.random((samples, 1, 6, 6), dtype=np.float32)
-    return Ready("noise", images, rng.integers(0, 10, samples), 10)
+    return FloatImages("noise", images, rng.integers(0, 10, samples), 10)
 
 
 def spec(folder, *, every, resume=False, program=None, **fields):

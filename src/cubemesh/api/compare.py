@@ -8,14 +8,14 @@ from cubemesh.api.arguments import AnyStore, open_store
 from cubemesh.experiments.analysis.comparison import Gate, comparison_answer
 from cubemesh.schema import Answer
 from cubemesh.schema.comparison import Ratio
-from cubemesh.store.compare import Compared, compare_texts
+from cubemesh.store.compare import StoredComparison, compare_texts
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Comparison:
     """Two sides, A and B, and what differs between them."""
 
-    compared: Compared
+    compared: StoredComparison
     gate: Gate | None
     answer: Answer
 

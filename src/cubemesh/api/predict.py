@@ -13,11 +13,11 @@ from cubemesh.api.arguments import AnyStore, Settings, open_store, setting_lines
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.forecast.calibration import Calibration, defaults, read_sweeps
 from cubemesh.forecast.energy import BusyPower, busy_power, device_watts, sample_joules
-from cubemesh.forecast.from_records import told_by
+from cubemesh.forecast.from_records import measured_inputs
 from cubemesh.forecast.gradient_sync import check_cost
 from cubemesh.forecast.request import Forecast, ForecastRequest, Point, Regime
 from cubemesh.forecast.step import predict as forecast_steps
-from cubemesh.forecast.what_if import Change, changed, read_changes
+from cubemesh.forecast.what_if import Change, apply_changes, read_changes
 from cubemesh.machines.catalogue import datasheets
 from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.machines.files import read_text
@@ -115,7 +115,7 @@ def predict(
     rates, known, watts = _calibrated(_sources(calibrate, store), network, request)
     rates |= measured
     found = forecast_steps(request, counts, known, rates, changes)
-    asked = changed(request, known, changes)[0]
+    asked = apply_changes(request, known, changes)[0]
     sheet = datasheets().get(asked.system.device)
     memory = None if sheet is None else sheet.value("memory_bytes")
     power_before = busy_power(request.system.device, watts)
@@ -170,7 +170,7 @@ def _calibrated(
                 *read_sweeps(read_text(source, MAX_SWEEP_BYTES, "sweep"), str(source))
             )
             continue
-        told = told_by(source, network, request)
+        told = measured_inputs(source, network, request)
         rates |= told.rates
         known = known.with_sweeps(*told.sweeps)
         watts = told.device_watts or watts

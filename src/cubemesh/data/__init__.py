@@ -1,4 +1,4 @@
-"""FED BY WHAT: the sets of samples that networks are trained on.
+"""Data sets: the table of sources, validation of a choice, and opening.
 
 `SOURCES` is the table of all there are; `check` finds what can be known to be wrong before anything
 runs, `open_source` opens one.
@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cubemesh.data import synthetic
-from cubemesh.data.images import cifar10, digits
-from cubemesh.data.images import generated_jpegs as made_images
-from cubemesh.data.images import open_images as images
+from cubemesh.data.images import cifar10, digits, generated_jpegs, open_images
 from cubemesh.data.images.image_source import NAME as IMAGES
-from cubemesh.data.images.open_images import Reading
+from cubemesh.data.images.open_images import ImageOptions
 from cubemesh.data.source import Shape, Source, Split
 from cubemesh.data.text import parallel_text, sequences
 from cubemesh.data.text.sequences import Sequences, takes_tokens
@@ -26,8 +24,8 @@ from cubemesh.units import format_count
 
 __all__ = [
     "SOURCES",
+    "ImageOptions",
     "OpenRequest",
-    "Reading",
     "Source",
     "SourceEntry",
     "check",
@@ -55,7 +53,7 @@ class OpenRequest:
     """Classes the network tells apart."""
     seed: int
     samples_needed: int
-    reading: Reading
+    options: ImageOptions
     """Of images that are decoded."""
 
 
@@ -104,8 +102,8 @@ def _open_parallel_text(request: TokenRequest) -> Sequences:
 
 def _open_images(request: OpenRequest) -> Source:
     assert request.path is not None  # `check` has seen to it
-    return images.open_images(
-        request.path, request.split, request.shape, request.classes, request.reading
+    return open_images.open_images(
+        request.path, request.split, request.shape, request.classes, request.options
     )
 
 
@@ -135,13 +133,13 @@ SOURCES: dict[str, SourceEntry] = {
     IMAGES: SourceEntry(
         about="photographs, from the folders of classes or the tar shards that data_path names",
         open=_open_images,
-        check_path=images.check_files,
+        check_path=open_images.check_files,
         is_slow=True,
     ),
-    made_images.NAME: SourceEntry(
+    generated_jpegs.NAME: SourceEntry(
         about="1,024 photographs made of chance, JPEG files in the cache folder; for speed only",
-        open=lambda r: made_images.open_made(r.split, r.shape, r.classes, r.reading),
-        classes=made_images.CLASSES,
+        open=lambda r: generated_jpegs.open_made(r.split, r.shape, r.classes, r.options),
+        classes=generated_jpegs.CLASSES,
         is_slow=True,
     ),
     parallel_text.NAME: SourceEntry(
@@ -237,7 +235,7 @@ def open_for(
     *,
     seed: int,
     samples_needed: int = 1,
-    reading: Reading | None = None,
+    options: ImageOptions | None = None,
 ) -> Source:
     """The data set `name` in the form that `network` is fed; the rest as in `open_source`."""
     check_feeds(name, network)
@@ -262,7 +260,7 @@ def open_for(
         classes=network.targets[0].classes or 1,
         seed=seed,
         samples_needed=samples_needed,
-        reading=reading,
+        options=options,
     )
 
 
@@ -275,13 +273,13 @@ def open_source(
     classes: int,
     seed: int,
     samples_needed: int = 1,
-    reading: Reading | None = None,
+    options: ImageOptions | None = None,
 ) -> Source:
     """The data set `name`, split `train` or `validation`, in a network's `shape`.
 
     `classes` is what the network tells apart, `seed` decides what is drawn at random,
     `samples_needed` (a minibatch) is how many samples made to order there must be at least, and
-    `reading` says how images are read that must be decoded. UsageError and DataError as in `check`,
+    `options` says how images are decoded. UsageError and DataError as in `check`,
     and where the network has fewer classes than the data.
     """
     check(name, path)
@@ -296,6 +294,6 @@ def open_source(
             classes=classes,
             seed=seed,
             samples_needed=samples_needed,
-            reading=reading or Reading(),
+            options=options or ImageOptions(),
         )
     )

@@ -1,4 +1,4 @@
-"""How are minibatches decoded on a device while it trains on the ones before?
+"""Device prefetch: images are decoded on the device while it trains on the previous batch.
 
     encoded minibatches ──▶ a thread: `SupportsDecoding.decode` ──▶ at most two of them ──▶ taker
 
@@ -15,21 +15,21 @@ from collections import deque
 from collections.abc import Iterator
 
 from cubemesh.batches import Batch, EncodedBatch
-from cubemesh.data.pipeline import Batches, Wanted
+from cubemesh.data.pipeline import Batches, PlannedBatch
 from cubemesh.frameworks.api.program import SupportsDecoding
 
 AHEAD = 2
 """Minibatches that wait for the taker: one that is next, and one for when decoding is late."""
 
 
-class DecodedAhead:
+class DevicePrefetcher:
     """`Batches` of what `encoded` makes, decoded by `program` in a thread of their own."""
 
     def __init__(self, encoded: Batches, program: SupportsDecoding) -> None:
         self.waited_s = 0.0
-        self.taken: Wanted | None = None
+        self.taken: PlannedBatch | None = None
         self._encoded, self._program = encoded, program
-        self._ready: deque[tuple[Batch, Wanted | None]] = deque()
+        self._ready: deque[tuple[Batch, PlannedBatch | None]] = deque()
         self._error: BaseException | None = None
         self._ended = self._closed = False
         self._changed = threading.Condition()

@@ -1,4 +1,4 @@
-"""How fast does a folder's disk deliver a file that is not in memory?
+"""Disk read ceiling: the rate at which a folder's disk delivers an uncached file.
 
 A file of random bytes is written into the folder, forced to the disk and unlinked at once, so that
 it is gone however the process ends. It is then read from end to end, again and again, in blocks.

@@ -1,4 +1,4 @@
-"""Which samples come when? Minibatches of a source, in an order that a seed decides.
+"""Feed: batches of a source, in an order that a seed decides.
 
 For training, every epoch is a new permutation of all samples, drawn from (seed, epoch) alone, so
 any epoch can be had again without the ones before it. It is cut into full minibatches; what is left
@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubemesh.batches import Batch
-from cubemesh.data.device_prefetch import DecodedAhead
-from cubemesh.data.pipeline import Batches, Wanted, batches
+from cubemesh.data.device_prefetch import DevicePrefetcher
+from cubemesh.data.pipeline import Batches, PlannedBatch, batches
 from cubemesh.data.source import Epoch, HasEpochs, Source
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.api.program import Program, SupportsDecoding
@@ -91,7 +91,7 @@ class Feed:
         first, last = (bisect.bisect_left(self._taken_at, t) for t in (started, ended))
         return sum(self._waits_s[first:last])
 
-    def plan(self, number: int) -> Iterator[Wanted]:
+    def plan(self, number: int) -> Iterator[PlannedBatch]:
         """What the minibatches of an epoch, counted from 0, are made from."""
         if isinstance(self.source, HasEpochs):
             epoch = self.source.epoch(number, self.seed)
@@ -102,7 +102,7 @@ class Feed:
         size = self.batch_per_device
         for _ in range(self.steps_per_epoch):
             numbers = np.fromiter(itertools.islice(order, size * self.ranks), np.int64)
-            yield Wanted(epoch.source, numbers[self.rank * size : (self.rank + 1) * size])
+            yield PlannedBatch(epoch.source, numbers[self.rank * size : (self.rank + 1) * size])
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """The minibatches of one epoch, counted from 0, in arrays of their own."""
@@ -124,7 +124,7 @@ class Feed:
         """From now on `program` decodes the minibatches, ahead of the step where they are made
         ahead. Without threads they stay as they are: `place` decodes each in its step."""
         if self.threads:
-            self._batches = DecodedAhead(self._batches, program)
+            self._batches = DevicePrefetcher(self._batches, program)
 
     def close(self) -> None:
         """End its threads and give the memory of its minibatches back."""
@@ -134,7 +134,7 @@ class Feed:
 def in_order(source: Source, batch: int, threads: int = 0) -> Batches:
     """All samples once, in their own order, `batch` at a time; the last may be shorter."""
     plan = (
-        Wanted(source, np.arange(start, min(start + batch, source.samples)))
+        PlannedBatch(source, np.arange(start, min(start + batch, source.samples)))
         for start in range(0, source.samples, batch)
     )
     return batches(plan, source, min(batch, source.samples), threads)

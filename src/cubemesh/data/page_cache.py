@@ -1,4 +1,4 @@
-"""Do files come from the disk or from memory? What the kernel keeps of them, and how to drop it.
+"""Page cache: which pages of a file are in memory, and how to drop them.
 
 Whether a page is in memory tells mincore(2), which does not touch it. (A read that may not wait,
 RWF_NOWAIT, would have the kernel read ahead, and so change what it is to look at.) The kernel tells
@@ -30,7 +30,7 @@ class Extent:
     size: int
 
 
-def resident_share(extents: Iterable[Extent]) -> float | None:
+def resident_fraction(extents: Iterable[Extent]) -> float | None:
     """The share of `extents` whose middle page is in memory; None where the kernel does not tell,
     or nothing can be opened."""
     looked = found = 0

@@ -1,4 +1,4 @@
-"""How are minibatches made before the step asks for them?
+"""Input pipeline: threads prepare batches ahead of the training step.
 
 Threads fill *slots*, which are minibatches' worth of memory that is used again and again:
 
@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from cubemesh.batches import Batch
-from cubemesh.data.source import Fills, Indices, Source
+from cubemesh.data.source import BatchMaker, Indices, Source
 
 SLOTS = 3
 """One that the taker holds, one that is ready for it, one that is being filled."""
@@ -36,10 +36,10 @@ takes some hundred times longer to fill than to hand out; fewer where threads wo
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PlannedBatch:
     """One minibatch of a plan."""
 
-    source: Fills
+    source: BatchMaker
     indices: Indices
 
 
@@ -48,7 +48,7 @@ class Batches(Protocol):
 
     waited_s: float
     """Seconds the taker has spent in `next` so far."""
-    taken: Wanted | None
+    taken: PlannedBatch | None
     """What the last minibatch was made from."""
 
     def __iter__(self) -> Iterator[Batch]: ...
@@ -61,23 +61,23 @@ class Batches(Protocol):
         """End what makes minibatches and give their memory back."""
 
 
-def batches(plan: Iterable[Wanted], like: Source, samples: int, threads: int) -> Batches:
+def batches(plan: Iterable[PlannedBatch], like: Source, samples: int, threads: int) -> Batches:
     """The minibatches of `plan`, made ahead by `threads` threads (0: made by the taker).
 
     `like` shapes the slots, which hold `samples` samples; a minibatch may have fewer. Memory for
     the slots is taken here and now, threads start when the first minibatch is taken.
     """
     if threads:
-        return Ahead(plan, like, samples, threads)
-    return AtHand(plan, like, samples)
+        return PrefetchLoader(plan, like, samples, threads)
+    return SyncLoader(plan, like, samples)
 
 
-class AtHand:
+class SyncLoader:
     """Makes each minibatch when it is asked for, in the taker's own thread."""
 
-    def __init__(self, plan: Iterable[Wanted], like: Source, samples: int) -> None:
+    def __init__(self, plan: Iterable[PlannedBatch], like: Source, samples: int) -> None:
         self.waited_s = 0.0
-        self.taken: Wanted | None = None
+        self.taken: PlannedBatch | None = None
         self._plan = iter(plan)
         self._slots = itertools.cycle([like.empty(samples) for _ in range(2)])
 
@@ -103,7 +103,7 @@ class AtHand:
 class _Filling:
     """A slot on its way from the plan to the taker."""
 
-    wanted: Wanted
+    wanted: PlannedBatch
     slot: Batch
     missing: int
     """Pieces that are not filled yet."""
@@ -127,17 +127,22 @@ class _Piece:
     stop: int
 
 
-class Ahead:
+class PrefetchLoader:
     """Makes minibatches ahead of the taker, in `threads` threads and `slots` slots."""
 
     def __init__(
-        self, plan: Iterable[Wanted], like: Source, samples: int, threads: int, slots: int = SLOTS
+        self,
+        plan: Iterable[PlannedBatch],
+        like: Source,
+        samples: int,
+        threads: int,
+        slots: int = SLOTS,
     ) -> None:
         if threads < 1 or slots < 2:
             raise ValueError("prefetching takes a thread and two slots at least")
         self.waited_s = 0.0
-        self.taken: Wanted | None = None
-        self._plan: Iterator[Wanted] | None = iter(plan)
+        self.taken: PlannedBatch | None = None
+        self._plan: Iterator[PlannedBatch] | None = iter(plan)
         self._free = [like.empty(samples) for _ in range(slots)]
         sample_bytes = max(1, self._free[0].size_bytes // samples)
         self._piece = max(1, min(PIECE_BYTES // sample_bytes, samples // threads))

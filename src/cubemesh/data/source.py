@@ -1,4 +1,4 @@
-"""What must a set of samples offer so that a network can be fed from it?
+"""Source: the protocol of a data set that networks are trained on.
 
 A `Source` is a set of finite size, open for reading, that hands out minibatches in the shape its
 network takes. It knows nothing of frameworks, epochs or order; `feed.py` decides which samples come
@@ -31,7 +31,7 @@ CACHE_BYTES = 256 * 2**20
 brought into shape a batch at a time."""
 
 
-class Fills(Protocol):
+class BatchMaker(Protocol):
     """What makes minibatches of numbered samples."""
 
     def batch(self, indices: Indices, into: Batch | None = None) -> Batch:
@@ -44,7 +44,7 @@ class Fills(Protocol):
         """
 
 
-class Source(Fills, Protocol):
+class Source(BatchMaker, Protocol):
     """A set of samples and labels in the shape a network takes."""
 
     name: str
@@ -60,7 +60,7 @@ class Source(Fills, Protocol):
 class Epoch:
     """What one pass over a source reads."""
 
-    source: Fills
+    source: BatchMaker
     """Hands out the samples as they are in this epoch."""
     order: Iterable[int]
     """Every sample once."""

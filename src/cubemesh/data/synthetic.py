@@ -1,4 +1,4 @@
-"""Images made of chance, to measure speed without a data set.
+"""Synthetic images, random values for measuring speed without a data set.
 
 As document 001 made them: 1,024 images of values drawn evenly from [0, 1], each with a label drawn
 at random. Nothing can be learned from them beyond learning them by heart. They are drawn once, on
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cubemesh.data.images.arrays import Ready
+from cubemesh.data.images.arrays import FloatImages
 from cubemesh.data.source import CACHE_BYTES, Shape, Source, Split, image_bytes
 
 SAMPLES = {"train": 1024, "validation": 256}
@@ -29,4 +29,4 @@ def open_synthetic(
     generator = np.random.default_rng((seed, SAMPLES[split]))
     labels = generator.integers(classes, size=samples)
     images = generator.random((samples, *shape), dtype=np.float32)
-    return Ready("synthetic", images, labels, classes)
+    return FloatImages("synthetic", images, labels, classes)

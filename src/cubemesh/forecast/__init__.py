@@ -1,1 +1,1 @@
-"""EXPECTED WHAT: how fast something should be, from what it costs and what a device can do."""
+"""Forecast of speed, from the cost of the work and the capability of the devices."""

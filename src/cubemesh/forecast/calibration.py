@@ -1,4 +1,4 @@
-"""Which numbers does a prediction rest on, and who says so?
+"""Calibration: the factors that a forecast uses, each with its source.
 
 A `Calibration` is a value: factors, each measured, fitted or assumed, with its source, and sweeps
 of collectives that were measured. The default has assumed and fitted factors alone; what is

@@ -1,4 +1,4 @@
-"""How long does a collective take, by its size, on the devices of a system?
+"""Time of a collective, by message size, on the devices of a system.
 
 From a measured sweep where the calibration has one for this collective and device count, with
 straight lines between logarithms. Else from bandwidths and latencies, for n devices in N systems of

@@ -1,4 +1,4 @@
-"""How fast could a training step be on a device, and how near to that does it come?
+"""Ideal time of a training step on a device (roofline), and the efficiency reached.
 
 The roofline model (S. Williams, A. Waterman, D. Patterson, Communications of the ACM 52(4), 2009),
 layer by layer and pass by pass: a piece of work takes at least the longer of

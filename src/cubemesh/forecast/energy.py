@@ -1,4 +1,4 @@
-"""What power will so many devices draw while they train, and how much energy is a sample?
+"""Power of several devices during training, and energy per sample.
 
 A device draws its busy power while it computes and its idle power while it waits:
 

@@ -1,4 +1,4 @@
-"""Over what do so many devices of a system talk to one another? What collectives run on.
+"""Fabric: the links that collectives use between the devices of a system.
 
 Inside a system: the rings that are found through its devices, each at what its links sustain while
 all hops of all rings use them (NCCL's figure of a link where it has one, else the specification).

@@ -1,4 +1,4 @@
-"""How few multiplications could a network's convolutions be done with?
+"""Fast convolution: multiplications saved by Winograd and FFT algorithms.
 
 Costs count what the definition of a convolution asks for. Libraries have faster algorithms for
 kernels of 3 × 3 and more that move by one pixel:

@@ -1,4 +1,4 @@
-"""What does a stored run tell a forecast? The rate of so many devices, their power, or a sweep.
+"""Calibration from a stored run: throughput, power, or a sweep of collectives.
 
 A run of training must be of what is asked for: network, input, minibatch, precision, and the
 exchange where it had several devices. A run of a collective becomes a measured sweep; where an
@@ -20,7 +20,7 @@ from cubemesh.schema.work import NetworkWork, TrainSteps
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class MeasuredInputs:
     """What one run tells."""
 
     rates: dict[int, float] = field(default_factory=dict)
@@ -30,14 +30,14 @@ class Told:
     """Mean power of a device while it trained."""
 
 
-def told_by(record: RunRecord, network: str, request: ForecastRequest) -> Told:
+def measured_inputs(record: RunRecord, network: str, request: ForecastRequest) -> MeasuredInputs:
     """What a run tells about `request`, which is about the network called `network`; UsageError
     for a run of something else."""
     if isinstance(record.spec.work, Collective):
-        return Told(sweeps=(_sweep(record, request),))
+        return MeasuredInputs(sweeps=(_sweep(record, request),))
     devices, rate = _rate(record, network, request)
     watts = record.figure("mean_power_watts")
-    return Told(rates={devices: rate}, device_watts=watts if devices == 1 else None)
+    return MeasuredInputs(rates={devices: rate}, device_watts=watts if devices == 1 else None)
 
 
 def _where(record: RunRecord) -> str:

@@ -1,4 +1,4 @@
-"""How long does a device wait for the host that launches its work?
+"""Launch overhead: the time that a device waits for the host to launch its work.
 
 Two clocks run beside each other. The host launches one layer after the other and does not wait; the
 device begins a layer when it has ended the one before and the host has launched it:

@@ -1,4 +1,4 @@
-"""What do the networks cost that others published rates of, but that cubemesh does not train?
+"""Cost of networks with published rates that cubemesh does not train.
 
 Only forecasts are made for these; none of them is in the table of networks.
 

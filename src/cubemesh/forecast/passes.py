@@ -1,4 +1,4 @@
-"""How long do the passes of a step take on one device, and when is each gradient ready?
+"""Forward and backward time of each layer on one device, and when each gradient is ready.
 
 By the roofline (`compute.py`): each layer's passes take the longer of operations and bytes at what
 the device attains, a share of its datasheet's peaks. A measured time of the whole step scales all
@@ -26,7 +26,7 @@ UPDATE_ACCESSES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speed:
+class DeviceSpeed:
     """What a device attains."""
 
     flops_per_s: float
@@ -34,7 +34,7 @@ class Speed:
     source: str
 
 
-PROPORTIONS = Speed(
+PROPORTIONS = DeviceSpeed(
     flops_per_s=10e12,
     bytes_per_s=500e9,
     source="no datasheet: layers in proportion as on a device of 20 operations a byte",
@@ -96,21 +96,21 @@ class Passes:
         )
 
 
-def speed(system: System, precision: Precision, calibration: Calibration) -> Speed | None:
+def speed(system: System, precision: Precision, calibration: Calibration) -> DeviceSpeed | None:
     """What the device of a system attains in `precision`; None where its datasheet is not known."""
     sheet = datasheets().get(system.device)
     peak = None if sheet is None else sheet.peak(precision)
     bandwidth = None if sheet is None else sheet.value("memory_bytes_per_s")
     if sheet is None or peak is None or bandwidth is None:
         return None
-    return Speed(
+    return DeviceSpeed(
         flops_per_s=peak.flops_per_s * calibration["attained_flops"],
         bytes_per_s=bandwidth * calibration["attained_bytes"],
         source=f"{sheet.name}: dense {peak.computed_in}, {peak.source}",
     )
 
 
-def passes(network: Network, batch: int, precision: Precision, at: Speed) -> Passes:
+def passes(network: Network, batch: int, precision: Precision, at: DeviceSpeed) -> Passes:
     """The passes on `batch` samples; UsageError for fewer than one."""
     if batch < 1:
         raise UsageError(f"batch_per_device={batch} must be 1 or more.")

@@ -1,4 +1,4 @@
-"""What is asked of a forecast, and what it answers: nouns that the model and its views share."""
+"""Forecast request and result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where does each layer stand under the roof of its device?
+"""Roofline: each layer's arithmetic intensity and performance against the device's limits.
 
 The roofline model (S. Williams, A. Waterman, D. Patterson, CACM 52(4), 2009): a layer that does f
 operations and moves b bytes in t seconds stands at x = f / b, y = f / t. The roof is the lower of

@@ -1,4 +1,4 @@
-"""How fast will several devices train a network, what will they lose, and to what?
+"""Step time forecast: the throughput of several devices, and what limits it.
 
 A step on n devices takes
 
@@ -27,7 +27,7 @@ from cubemesh.forecast.gradient_sync import SyncTime, sync_time
 from cubemesh.forecast.launch_overhead import host_s, stall_s, times_for
 from cubemesh.forecast.passes import PROPORTIONS, Passes, passes, speed
 from cubemesh.forecast.request import Forecast, ForecastRequest, Point
-from cubemesh.forecast.what_if import Change, changed
+from cubemesh.forecast.what_if import Change, apply_changes
 from cubemesh.networks.recurrent_layers import LSTM
 
 __all__ = ["Forecast", "ForecastRequest", "Point", "predict", "slowest"]
@@ -129,7 +129,7 @@ class _Model:
 
     def with_changes(self, changes: Sequence[Change]) -> _Model:
         """The same on a changed machine or with a changed program, with nothing fitted anew."""
-        request, known = changed(self.asked, self.known, changes)
+        request, known = apply_changes(self.asked, self.known, changes)
         model = _Model(request, known, self.measured, foreign=True)
         before, after = self.asked.computed_on, request.computed_on
         model.elsewhere = before != after

@@ -1,4 +1,4 @@
-"""How much of its device did a run use? Its operations and bytes against ceilings and datasheet.
+"""Device utilization of a run: its FLOPs and bytes against ceilings and datasheet.
 
     operations a second   matrix operations of the work, a multiply-add counted as two, by its time
     bytes a second        bytes that its layers move, each operand read once and each result
@@ -50,7 +50,7 @@ class Limits:
         )
 
 
-def with_usage(record: RunRecord, measured: Sequence[RunRecord]) -> RunRecord:
+def with_utilization(record: RunRecord, measured: Sequence[RunRecord]) -> RunRecord:
     """`record` with the figures above, and a warning where it exceeds a peak; as it is where
     nothing was trained. `measured` are records of ceilings, those of other devices too."""
     work = record.spec.work
@@ -69,8 +69,8 @@ def with_usage(record: RunRecord, measured: Sequence[RunRecord]) -> RunRecord:
     figures = {"model_flops_per_s": flops, "model_bytes_per_s": moves}
     warnings: list[Warning] = []
     for prefix, code, limits in (
-        ("", "above-peak", stated(record).times(len(record.ranks))),
-        ("ceiling_", "above-ceiling", reached(record, measured).times(len(record.ranks))),
+        ("", "above-peak", datasheet_limits(record).times(len(record.ranks))),
+        ("ceiling_", "above-ceiling", measured_limits(record, measured).times(len(record.ranks))),
     ):
         figures |= dict(_shares(prefix, flops, moves, limits))
         warnings += _excess(code, flops, limits, done)
@@ -81,7 +81,7 @@ def with_usage(record: RunRecord, measured: Sequence[RunRecord]) -> RunRecord:
     )
 
 
-def stated(record: RunRecord) -> Limits:
+def datasheet_limits(record: RunRecord) -> Limits:
     """What the datasheet of a record's device says, for the precision that ran."""
     sheet = find(record.ranks[0].device_name) if record.ranks else None
     if sheet is None:
@@ -95,7 +95,7 @@ def stated(record: RunRecord) -> Limits:
     )
 
 
-def reached(record: RunRecord, measured: Sequence[RunRecord]) -> Limits:
+def measured_limits(record: RunRecord, measured: Sequence[RunRecord]) -> Limits:
     """The fastest product, in the precision that ran, and the fastest copy that were measured on a
     record's device with as many threads."""
     alike = [m for m in measured if _same_place(m, record)]

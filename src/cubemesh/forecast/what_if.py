@@ -1,4 +1,4 @@
-"""What would be, if the machine or the program were another? The changes of `--what-if`.
+"""What-if analysis: changes to the machine or the program (`--what-if`).
 
 A change is a key and a value. It is made after the model was fitted to what was measured, so a
 measured device keeps its speed while its links, its network or its exchange become others.
@@ -36,7 +36,7 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Key:
+class ChangeKey:
     """What can be changed, and how."""
 
     means: str
@@ -66,7 +66,7 @@ def read_changes(texts: Sequence[str]) -> tuple[Change, ...]:
     return tuple(found.values())
 
 
-def changed(
+def apply_changes(
     request: ForecastRequest, known: Calibration, changes: Sequence[Change]
 ) -> tuple[ForecastRequest, Calibration]:
     """The question and the factors with these changes, in the order of `KEYS`; UsageError for a
@@ -222,77 +222,77 @@ def _batch(request: ForecastRequest, text: str) -> ForecastRequest:
     return replace(request, batch_per_device=_whole("batch_per_device", text))
 
 
-KEYS: dict[str, Key] = {
-    "machine": Key(
+KEYS: dict[str, ChangeKey] = {
+    "machine": ChangeKey(
         means="another machine, devices included",
         values="a system of the catalogue or a file",
         request=_machine,
     ),
-    "device": Key(
+    "device": ChangeKey(
         means="other devices on the same links",
         values="a device of the catalogue: v100-sxm2-16gb",
         request=_device,
     ),
-    "link": Key(
+    "link": ChangeKey(
         means="how the GPUs of a system are joined",
         values="pcie, nvlink (all to all, as fast as their datasheet says) or host (its memory)",
         request=_link,
     ),
-    "network": Key(
+    "network": ChangeKey(
         means="the network between systems",
         values=f"one of {', '.join(NETWORKS)}",
         request=_network,
     ),
-    "network_gbit_per_s": Key(
+    "network_gbit_per_s": ChangeKey(
         means="of one of its ports, one way", values="a number: 400", request=_gbit_per_s
     ),
-    "network_latency_us": Key(
+    "network_latency_us": ChangeKey(
         means="from system to system", values="a number: 1.5", request=_latency_us
     ),
-    "ports": Key(means="network ports of a system", values="a number: 8", request=_ports),
-    "sync": Key(
+    "ports": ChangeKey(means="network ports of a system", values="a number: 8", request=_ports),
+    "sync": ChangeKey(
         means="gradient synchronisation strategy",
         values=f"one of {', '.join(COSTS)}",
         request=_sync,
     ),
-    "precision": Key(
+    "precision": ChangeKey(
         means="what is computed in",
         values=f"one of {', '.join(get_args(Precision))}",
         request=_precision,
     ),
-    "batch_per_device": Key(
+    "batch_per_device": ChangeKey(
         means="samples of each device in a step", values="a number: 128", request=_batch
     ),
-    "device_speed": Key(
+    "device_speed": ChangeKey(
         means="how many times as fast each device computes",
         values="a number: 2",
         factor="device_speed",
     ),
-    "straggler": Key(
+    "straggler": ChangeKey(
         means="the slowest device's step over that of the others",
         values="a number of 1 or more: 1.1",
         factor="straggler",
         least=1.0,
     ),
-    "gradient_bytes": Key(
+    "gradient_bytes": ChangeKey(
         means="bytes of a gradient that is sent",
         values="a number: 2",
         factor="gradient_scale",
         unit=1 / 4,
     ),
-    "bucket_mib": Key(
+    "bucket_mib": ChangeKey(
         means="size of a bucket of gradients",
         values="a number: 100",
         factor="bucket_bytes",
         unit=float(1 << 20),
     ),
-    "average_every": Key(
+    "average_every": ChangeKey(
         means="steps between two averages of local-sgd",
         values="a number of 1 or more: 16",
         factor="average_every",
         least=1.0,
     ),
-    "launch_us": Key(
+    "launch_us": ChangeKey(
         means="what launching a layer takes the host in a step",
         values="a number: 20",
         factor="launch_layer_s",

@@ -1,4 +1,4 @@
-"""On what is trained: this computer as the `Machine` of `cubemesh.schema`, and what to know of it.
+"""This machine: probe, advice, topology, and the catalogue of known devices and systems.
 
 `probe()` finds out what there is, `advice(machine)` says what about it may slow training down.
 Reading takes some milliseconds (some tens with NVIDIA GPUs) and imports no framework.

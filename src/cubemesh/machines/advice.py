@@ -1,4 +1,4 @@
-"""Is anything about this machine likely to slow training down, whatever is trained?
+"""Advice: properties of this machine that are likely to slow down training.
 
 Host memory against GPU memory, by document 002, section 2.1: a DGX-1 has four times the memory of
 its GPUs, which gives "greater flexibility for managing in-memory working sets"; twice "would

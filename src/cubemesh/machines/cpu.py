@@ -1,4 +1,4 @@
-"""Which processors does this machine have, and how many cores may this process really use?
+"""CPU probe: processors, cores, caches, NUMA nodes, and the cores this process may use.
 
 The usable cores are the physical cores that the affinity mask reaches (two hardware threads of one
 core share its arithmetic units, so they count once), cut down to the whole cores' worth of time

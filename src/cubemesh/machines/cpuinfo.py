@@ -1,4 +1,4 @@
-"""What does /proc/cpuinfo say the processors are, and which instruction sets do they all have?
+"""Parser of /proc/cpuinfo: processor models and their common instruction sets.
 
 On x86 the file names the model. On Arm it gives the implementer's and the part's number instead,
 which are looked up in the tables below (Arm's MIDR_EL1 register; the numbers stand in the Linux

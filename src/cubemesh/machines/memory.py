@@ -1,4 +1,4 @@
-"""How much memory does the machine have, and how much of it may this process use?
+"""Memory probe: memory of the machine, and how much this process may use.
 
 /proc/meminfo for what the kernel manages, the control groups for their limit. The total of a
 virtual machine need not stay as it is: some microVMs start with a part of their memory and take in

@@ -1,4 +1,4 @@
-"""Which NVIDIA GPUs does the driver show, and how do they reach one another?
+"""NVIDIA GPU probe through NVML: GPUs, and the links between them.
 
 Every figure is one query to NVML, NVIDIA's management library (NVML API reference guide), through
 its Python binding pynvml. A query that a GPU, its driver or a virtual machine does not answer

@@ -1,4 +1,4 @@
-"""What is this computer? Everything that could be found out about it, in one `Machine`.
+"""Probe: this computer as a `Machine`.
 
 Processors, memory, virtual machine and container are read from the kernel's files, GPUs from NVML,
 the software stack from the installed distributions. Nothing here runs anything on a device,

@@ -1,4 +1,4 @@
-"""Which versions of Python, the system, the frameworks and NVIDIA's libraries are installed here?
+"""Software probe: versions of Python, the system, frameworks and NVIDIA libraries.
 
 Versions come from the metadata of the installed distributions, so no framework is imported. cuDNN
 and NCCL have distributions of their own where a framework was installed from wheels

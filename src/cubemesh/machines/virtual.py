@@ -1,4 +1,4 @@
-"""Does this process run in a virtual machine or a container, and in whose?
+"""Virtualization: whether this process runs in a virtual machine or a container.
 
 On x86 a hypervisor shows itself by the `hypervisor` flag of /proc/cpuinfo: without it the processor
 is a real one, whatever the firmware is called (a cloud's bare-metal servers carry its name too).

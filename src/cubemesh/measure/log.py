@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cubemesh.schema.collective import SweepPoint
-from cubemesh.schema.first_steps_trace import Replica
+from cubemesh.schema.first_steps_trace import RankTrace
 from cubemesh.schema.machine import Unknown
 from cubemesh.schema.record import Breakdown, Curve, Figure, Part, Phase, Window
 from cubemesh.schema.series import Series
@@ -106,7 +106,7 @@ class Log(ABC):
         """The step time by category, layer or runtime call."""
         self.emit("breakdown", breakdown=breakdown)
 
-    def replica(self, replica: Replica) -> None:
+    def replica(self, replica: RankTrace) -> None:
         """Inputs and results of this rank's first steps."""
         self.emit("replica", replica=replica)
 

@@ -1,4 +1,4 @@
-"""WHAT is trained: networks as data, and everything that can be said of one without running it.
+"""Networks as data: the table of known networks, and how one is built.
 
 `NETWORKS` is the table of all there are; `build(name)` makes one. What it costs is in `cost.py`,
 what memory it needs in `memory.py`, how it is shown in `describe.py`.

@@ -1,14 +1,14 @@
-"""What does the forward pass keep until the backward pass needs it? Each array once.
+"""Activation memory: the tensors that the forward pass saves for the backward pass, each once.
 
-The table `KEEPS` says for each layer type what an eager framework (PyTorch's autograd; its
-derivatives.yaml) holds on to: a convolution its input, a ReLU its output, batch normalisation its
+The table `SAVED_TENSOR_RULES` says for each layer type what an eager framework saves (PyTorch's
+autograd; its derivatives.yaml): a convolution its input, a ReLU its output, batch normalisation its
 input and the batch's statistics. The output of a ReLU is mostly the input of the next convolution:
-two nodes keep it, memory holds it once. `Flow` knows which values are one array in memory and which
-need a gradient at all; `saved` gives every array to the first node that keeps it, so that the bytes
-of all nodes add up to what memory holds.
+two nodes save it, memory holds it once. `GradientFlow` knows which values share memory and which
+need a gradient; `saved_tensors` assigns every array to the first node that saves it, so that the
+bytes of all nodes add up to the memory used.
 
-A sample fed to the network lies in memory anyway, so keeping it costs nothing, unless the program
-computes in less than 4 bytes: then the narrow copy made of it is what is kept.
+An input sample is in memory anyway, so saving it costs nothing, unless the program computes in less
+than 4 bytes: then its low-precision copy is saved.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MASK_BYTES = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class SavedTensor:
     """One array the forward pass keeps."""
 
     name: str
@@ -84,24 +84,24 @@ class Kept:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keeps:
+class SavedTensorRule:
     """What a layer type keeps: its input, its output, and arrays of its own by role."""
 
     input: bool = False
     last_input: bool = False
     """Of several inputs, the last alone."""
     output: bool = False
-    own: Callable[[Any, Node], dict[str, Kept]] | None = None
+    own: Callable[[Any, Node], dict[str, SavedTensor]] | None = None
     """(layer, node) → role and array."""
 
 
-def _statistics(layer: BatchNorm, node: Node) -> dict[str, Kept]:
+def _statistics(layer: BatchNorm, node: Node) -> dict[str, SavedTensor]:
     """Mean and inverse deviation of each channel over the batch."""
     channels = node.shape[0]
     return {"statistics": _own(node, "statistics", 2 * channels, "wide", per_sample=False)}
 
 
-def _lrn_parts(layer: LocalResponseNorm, node: Node) -> dict[str, Kept]:
+def _lrn_parts(layer: LocalResponseNorm, node: Node) -> dict[str, SavedTensor]:
     """The squares that are averaged, the sum raised to a power, and that power.
 
     Across channels the squares are padded by size − 1 channels of zeros.
@@ -116,33 +116,33 @@ def _lrn_parts(layer: LocalResponseNorm, node: Node) -> dict[str, Kept]:
     }
 
 
-def _mask(layer: Dropout, node: Node) -> dict[str, Kept]:
+def _mask(layer: Dropout, node: Node) -> dict[str, SavedTensor]:
     return {"mask": _own(node, "mask", math.prod(node.shape), "mask")}
 
 
-def _indices(layer: MaxPool, node: Node) -> dict[str, Kept]:
+def _indices(layer: MaxPool, node: Node) -> dict[str, SavedTensor]:
     """Where each window's largest value lies."""
     return {"indices": _own(node, "indices", math.prod(node.shape), "index")}
 
 
-def _moments(layer: LayerNorm, node: Node) -> dict[str, Kept]:
+def _moments(layer: LayerNorm, node: Node) -> dict[str, SavedTensor]:
     """Mean and inverse deviation of each position."""
     positions = math.prod(node.shape[:-1])
     return {"statistics": _own(node, "statistics", 2 * positions, "wide")}
 
 
-def _log_sums(layer: Attention, node: Node) -> dict[str, Kept]:
+def _log_sums(layer: Attention, node: Node) -> dict[str, SavedTensor]:
     """The logarithm of each row's sum of exponentials, in each head; a fused kernel keeps no
     score."""
     return {"log_sums": _own(node, "log_sums", layer.heads * node.shape[0], "wide")}
 
 
-def _gates(layer: LSTM, node: Node) -> dict[str, Kept]:
+def _gates(layer: LSTM, node: Node) -> dict[str, SavedTensor]:
     """Four gates and the cell, at every position."""
     return {"gates": _own(node, "gates", 5 * math.prod(node.shape))}
 
 
-def _shares(layer: Mix, node: Node) -> dict[str, Kept]:
+def _shares(layer: Mix, node: Node) -> dict[str, SavedTensor]:
     """The softmax of the scores."""
     return {"shares": _own(node, "shares", node.shape[0] * layer.keys)}
 
@@ -153,40 +153,42 @@ def _own(
     elements: int,
     item: Literal["value", "wide", "index", "mask"] = "value",
     per_sample: bool = True,
-) -> Kept:
-    return Kept(name=f"{node.name}:{role}", elements=elements, item=item, per_sample=per_sample)
+) -> SavedTensor:
+    return SavedTensor(
+        name=f"{node.name}:{role}", elements=elements, item=item, per_sample=per_sample
+    )
 
 
-KEEPS: dict[type[Layer], Keeps] = {
-    Convolution: Keeps(input=True),
-    Linear: Keeps(input=True),
-    BatchNorm: Keeps(input=True, own=_statistics),
-    LocalResponseNorm: Keeps(input=True, own=_lrn_parts),
-    ReLU: Keeps(output=True),
-    Add: Keeps(),
-    Concat: Keeps(),
-    Dropout: Keeps(own=_mask),
-    Flatten: Keeps(),
-    MaxPool: Keeps(input=True, own=_indices),
-    AveragePool: Keeps(input=True),  # for its shape alone, but autograd holds the array
-    GlobalAveragePool: Keeps(),
-    LayerNorm: Keeps(input=True, own=_moments),
-    GELU: Keeps(input=True),
-    Attention: Keeps(input=True, output=True, own=_log_sums),
-    Tokens: Keeps(),
-    ClassToken: Keeps(),
-    Embedding: Keeps(),  # its tokens lie in memory as the batch
-    PositionEmbedding: Keeps(),
-    SelectPosition: Keeps(),
-    Tanh: Keeps(output=True),
-    LSTM: Keeps(input=True, output=True, own=_gates),
-    PairSum: Keeps(),
-    PairProduct: Keeps(input=True),
-    Mix: Keeps(last_input=True, own=_shares),
+SAVED_TENSOR_RULES: dict[type[Layer], SavedTensorRule] = {
+    Convolution: SavedTensorRule(input=True),
+    Linear: SavedTensorRule(input=True),
+    BatchNorm: SavedTensorRule(input=True, own=_statistics),
+    LocalResponseNorm: SavedTensorRule(input=True, own=_lrn_parts),
+    ReLU: SavedTensorRule(output=True),
+    Add: SavedTensorRule(),
+    Concat: SavedTensorRule(),
+    Dropout: SavedTensorRule(own=_mask),
+    Flatten: SavedTensorRule(),
+    MaxPool: SavedTensorRule(input=True, own=_indices),
+    AveragePool: SavedTensorRule(input=True),  # for its shape alone, but autograd holds the array
+    GlobalAveragePool: SavedTensorRule(),
+    LayerNorm: SavedTensorRule(input=True, own=_moments),
+    GELU: SavedTensorRule(input=True),
+    Attention: SavedTensorRule(input=True, output=True, own=_log_sums),
+    Tokens: SavedTensorRule(),
+    ClassToken: SavedTensorRule(),
+    Embedding: SavedTensorRule(),  # its tokens lie in memory as the batch
+    PositionEmbedding: SavedTensorRule(),
+    SelectPosition: SavedTensorRule(),
+    Tanh: SavedTensorRule(output=True),
+    LSTM: SavedTensorRule(input=True, output=True, own=_gates),
+    PairSum: SavedTensorRule(),
+    PairProduct: SavedTensorRule(input=True),
+    Mix: SavedTensorRule(last_input=True, own=_shares),
 }
 
 
-class Flow:
+class GradientFlow:
     """Which values of a network need a gradient, and which are one array in memory."""
 
     def __init__(self, network: Network) -> None:
@@ -198,20 +200,20 @@ class Flow:
         self.accumulated = self._accumulated()
         """Node → values per sample that its data gradient adds to a gradient already there."""
 
-    def kept(self, node: Node) -> list[Kept]:
+    def kept(self, node: Node) -> list[SavedTensor]:
         """Everything `node` keeps, whether or not others keep it too."""
         if node.name not in self.needs_gradient:
             return []
-        rule = KEEPS[type(node.layer)]
+        rule = SAVED_TENSOR_RULES[type(node.layer)]
         values = [*(node.inputs if rule.input else ()), *((node.name,) if rule.output else ())]
         values += node.inputs[-1:] if rule.last_input else ()
         own = rule.own(node.layer, node) if rule.own else {}
         return [*map(self._value, values), *own.values()]
 
-    def _value(self, name: str) -> Kept:
+    def _value(self, name: str) -> SavedTensor:
         name = self.storage[name]
         elements = math.prod(self.network.shapes[name])
-        return Kept(name=name, elements=elements, fed=name in self.fed)
+        return SavedTensor(name=name, elements=elements, fed=name in self.fed)
 
     def _needs_gradient(self) -> frozenset[str]:
         found: set[str] = set()
@@ -242,19 +244,21 @@ class Flow:
         return found
 
 
-def log_probabilities(network: Network, head: Head) -> Kept:
+def log_probabilities(network: Network, head: Head) -> SavedTensor:
     """What the loss of `head` keeps: the logarithm of each class's probability."""
-    return Kept(
+    return SavedTensor(
         name=f"{head.value}:log_probabilities",
         elements=math.prod(network.shapes[head.value]),
         item="wide",
     )
 
 
-def saved(network: Network, flow: Flow | None = None) -> dict[str, tuple[Kept, ...]]:
+def saved_tensors(
+    network: Network, flow: GradientFlow | None = None
+) -> dict[str, tuple[SavedTensor, ...]]:
     """For each node, in order, the arrays it is the first to keep; the losses keep more, see
     `log_probabilities`."""
-    flow = flow or Flow(network)
+    flow = flow or GradientFlow(network)
     seen: set[str] = set()
     found = {}
     for node in network.nodes:

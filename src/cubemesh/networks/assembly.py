@@ -1,4 +1,4 @@
-"""Putting a network together: nodes by name, their shapes and parameters, heads and segments.
+"""Assembly of a network: named nodes, their shapes and parameters, heads and segments.
 
 Each node that is added works out its shape and its parameters from those that stand already, and
 its name is what the next one reads. What is wrong is refused at the line that says it. `builder.py`

@@ -1,4 +1,4 @@
-"""Writing a network down, a line a layer: `x = net.conv(x, 64, kernel=3, padding=1)`.
+"""Network builder, one line per layer: `x = net.conv(x, 64, kernel=3, padding=1)`.
 
 Each call appends a node, works out its shape and its parameters, and returns the name of its value
 for the next call. Nodes are named after their layer and number ("conv3") unless `name` says better.

@@ -1,4 +1,4 @@
-"""What does a network cost, layer by layer, in operations and bytes, forward and backward?
+"""Cost of a network, layer by layer, in FLOPs and bytes, forward and backward.
 
 From the graph and the formulas of `counts.py` and `sequence_counts.py`. Bytes are counted as if
 nothing stayed in a cache and nothing was fused: every operand is read once and every result written
@@ -14,9 +14,9 @@ import math
 from cubemesh.networks.activation_memory import (
     ELEMENT_BYTES,
     LABEL_BYTES,
-    Flow,
+    GradientFlow,
     log_probabilities,
-    saved,
+    saved_tensors,
 )
 from cubemesh.networks.flops import LayerCost, Sizes
 from cubemesh.networks.graph import Head, Network, Node
@@ -31,8 +31,8 @@ def costs(network: Network, batch: int = 1, precision: Precision = "fp32") -> di
     """What every node costs on `batch` samples, by name in order, then each loss, as
     `fc8.loss` for a loss of `fc8`."""
     width = ELEMENT_BYTES[precision]
-    flow = Flow(network)
-    kept = saved(network, flow)
+    flow = GradientFlow(network)
+    kept = saved_tensors(network, flow)
     found = {}
     for node in network.nodes:
         kept_bytes = sum(k.size_bytes(batch, width) for k in kept[node.name])
@@ -48,7 +48,7 @@ def totals(network: Network, batch: int = 1, precision: Precision = "fp32") -> L
 
 
 def _node_cost(
-    flow: Flow, node: Node, batch: int, element_bytes: int, kept_bytes: int
+    flow: GradientFlow, node: Node, batch: int, element_bytes: int, kept_bytes: int
 ) -> LayerCost:
     network = flow.network
     shapes = [network.shapes[i] for i in node.inputs]

@@ -1,4 +1,4 @@
-"""How is a network shown? As one line of a list, or layer by layer, in plain values.
+"""Description of a network in plain values: a row of a list, or a table of layers.
 
 Operations are per sample, a multiply-add is two. `forward_flops` and `backward_flops` are those of
 convolutions and matrix products, which is what papers and framework counters count; everything

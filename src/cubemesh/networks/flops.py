@@ -1,4 +1,4 @@
-"""What does one layer cost? A formula for each layer type.
+"""FLOPs and bytes of a layer: a formula for each layer type.
 
 Counted for the forward pass, the gradient of the layer's input (data gradient) and that of its
 parameters (weight gradient) apart. A multiply-add is two operations; an exponential, a power or a

@@ -1,4 +1,4 @@
-"""Which neighbouring layers can be computed as one? Found in the graph, whatever network it is.
+"""Layer fusion: neighbouring layers that can be computed as one, found in the graph.
 
     batch norm                        its result alone
     batch norm ─ ReLU                 where only the ReLU reads the normalised value

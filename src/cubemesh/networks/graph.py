@@ -1,4 +1,4 @@
-"""A network as data: nodes in the order they run, the arrays they own, the losses they end in.
+"""Network graph: nodes in execution order, their parameters, inputs, and losses.
 
 Everything about a network comes from this one value: programs in every framework, counts of
 operations and bytes, the memory forecast, drawings. Nodes *name* their parameters, so two nodes can

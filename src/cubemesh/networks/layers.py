@@ -1,4 +1,4 @@
-"""The layer types networks are made of: what each computes, its shapes, its parameters.
+"""Layer types: what each computes, its shapes and its parameters.
 
 A layer is a frozen dataclass of its settings. It knows nothing of batches or frameworks: shapes are
 per sample, channels first, `(channels, height, width)` or `(features,)`. A framework brings a table

@@ -1,4 +1,4 @@
-"""How much memory does training need, and what is the largest batch that fits?
+"""Memory forecast: the memory that training needs, and the largest batch size that fits.
 
 A forecast for an eager framework that frees every array with its last reader (PyTorch), by walking
 through the step as it runs (`step_walk.py`): the forward pass makes values and keeps some
@@ -27,10 +27,10 @@ import math
 from typing import Literal, TypedDict
 
 from cubemesh.errors import UsageError
-from cubemesh.networks.activation_memory import ELEMENT_BYTES, FED_BYTES, LABEL_BYTES, Flow
+from cubemesh.networks.activation_memory import ELEMENT_BYTES, FED_BYTES, LABEL_BYTES, GradientFlow
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Convolution
-from cubemesh.networks.memory_simulation import Walk
+from cubemesh.networks.memory_simulation import StepSimulation
 from cubemesh.networks.workspaces import Workspaces, convolution_workspaces, library_bytes
 from cubemesh.schema.forecast import MemoryForecast
 from cubemesh.schema.spec import Layout, Precision, RunSpec
@@ -80,7 +80,7 @@ def forecast(
     parameter_bytes = network.parameter_count * master
     state_bytes = sum(math.prod(s.shape) for s in network.state.values()) * master
     taken = _workspaces(network, batch, precision, layout) if device == "cuda" else {}
-    fullest = Walk(Flow(network), batch, width, training, taken).fullest()
+    fullest = StepSimulation(GradientFlow(network), batch, width, training, taken).fullest()
     update_bytes = _UPDATE_ARRAYS[optimizer] * parameter_bytes
     if training and sum(fullest.values()) < parameter_bytes + update_bytes:
         fullest = dict.fromkeys(fullest, 0)

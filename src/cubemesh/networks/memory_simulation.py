@@ -1,4 +1,4 @@
-"""Which arrays are alive at each moment of a training step?
+"""Simulation of the memory allocations in a training step.
 
 A step as a sequence of allocations, by what they are for, in the order in which an eager framework
 makes and frees them. Weights, optimizer state and the fed batch are not in it. The gradient of a
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
-from cubemesh.networks.activation_memory import Flow, log_probabilities, saved
+from cubemesh.networks.activation_memory import GradientFlow, log_probabilities, saved_tensors
 from cubemesh.networks.graph import Node
 from cubemesh.networks.layers import Add, Concat, Convolution, Linear
 from cubemesh.networks.sequence_layers import ClassToken, PositionEmbedding, SelectPosition
@@ -27,13 +27,13 @@ Group = Literal["weights", "activations", "gradients", "workspace"]
 """What lives for a part of the step; `weights` are the narrow copies alone."""
 
 
-class Walk:
+class StepSimulation:
     """A step of `batch` samples, values `width` bytes wide; `workspaces` says, by node, what its
     library takes while it computes."""
 
     def __init__(
         self,
-        flow: Flow,
+        flow: GradientFlow,
         batch: int,
         width: int,
         training: bool,
@@ -82,7 +82,7 @@ class Walk:
         storage, nodes, heads = self.flow.storage, self.network.nodes, self.network.heads
         readers = Counter(storage[i] for node in nodes for i in node.inputs)
         readers.update(storage[h.value] for h in heads)
-        kept = saved(self.network, self.flow) if self.training else {}
+        kept = saved_tensors(self.network, self.flow) if self.training else {}
         activations = {k.name for arrays in kept.values() for k in arrays}
 
         def read(value: str) -> None:
@@ -119,7 +119,7 @@ class Walk:
             gradients[head.value] = f"d {head.value}"
             self._free("d logs")
             self._free(logs.name)
-        kept = saved(self.network, self.flow)
+        kept = saved_tensors(self.network, self.flow)
         for node in reversed(self.network.nodes):
             if node.name not in gradients:
                 continue

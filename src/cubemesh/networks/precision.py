@@ -1,4 +1,4 @@
-"""In which precision is each layer's product computed, where a spec says so by layer?
+"""Precision of each layer, where a spec sets it by layer (`precision_of`).
 
 `precision_of` holds lines `name=precision`. A name stands for a node (`fc8`, `layer1.0.conv1`), for
 the nodes of a segment, or for those under a part of their names (`layer1` for `layer1.0.conv1`);

@@ -1,4 +1,4 @@
-"""The layer types of a recurrent translator: LSTM, and the parts its attention is made of.
+"""Recurrent layer types: LSTM, and the parts of additive attention.
 
 Values are `(length, features)` a sample, as in `sequence_layers.py`. Attention is put together from
 what it computes: a score for each pair of positions, then a mean weighted by the scores' softmax.

@@ -1,4 +1,4 @@
-"""Writing a network of sequences down, a line a layer, as `builder.py` does for images."""
+"""Sequence network builder, one line per layer, as `builder.py` for images."""
 
 from __future__ import annotations
 

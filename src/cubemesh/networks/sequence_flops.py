@@ -1,4 +1,4 @@
-"""What does one layer of a network of sequences cost? Formulas, as in `counts.py`.
+"""FLOPs and bytes of sequence layers: a formula for each type, as in `flops.py`.
 
 Attention is counted as PyTorch's `flop_counter` counts its mathematics: every position against
 every other, also where `causal` hides half of them, and nothing computed twice, though fused

@@ -1,4 +1,4 @@
-"""The layer types of networks that read sequences: of words, or of the patches of an image.
+"""Sequence layer types, for words or for the patches of an image.
 
 Values are `(length, features)` a sample, a row a position; tokens are whole numbers, `(length,)`.
 Matrix weights are laid out `(out, in)`, as in `layers.py`. `ALL_LAYERS` joins both files

@@ -1,4 +1,4 @@
-"""What do the libraries that compute a step on a GPU take for themselves?
+"""Workspace memory that cuBLAS and cuDNN allocate during a step.
 
 cuBLAS keeps a workspace for each thread that calls it, and PyTorch calls from two: the backward
 pass has a thread of its own. cuDNN's convolutions take theirs while they run. Which algorithm it

@@ -18,12 +18,12 @@ from cubemesh.schema import (
     Answer,
     Cell,
     Claim,
+    ClaimState,
     Column,
     ExperimentRun,
     Finding,
     Machine,
     RunRecord,
-    State,
     Table,
     Verdict,
 )
@@ -85,12 +85,13 @@ def documents() -> list[str]:
 
 
 def _findings(document: str, verdicts: list[Verdict]) -> Iterable[Finding]:
-    n = Counter(v.state for v in verdicts)
-    holds, fails = n[State.HOLDS], n[State.DOES_NOT_HOLD]
+    states = Counter(v.state for v in verdicts)
+    holds, fails = states[ClaimState.HOLDS], states[ClaimState.DOES_NOT_HOLD]
+    untestable = states[ClaimState.CANNOT_BE_TESTED_HERE]
     yield Finding(
         text=f"Of the {len(verdicts)} claims of document {document}, {holds} "
         f"{'holds' if holds == 1 else 'hold'} here, {fails} "
-        f"{'does' if fails == 1 else 'do'} not, and {n[State.CANNOT_BE_TESTED_HERE]} cannot be "
+        f"{'does' if fails == 1 else 'do'} not, and {untestable} cannot be "
         "tested here."
     )
     if disturbed := [v for v in verdicts if _in_doubt(v)]:
@@ -102,7 +103,7 @@ def _findings(document: str, verdicts: list[Verdict]) -> Iterable[Finding]:
             caveats=tuple(dict.fromkeys(code for v in disturbed for code in v.caveats)),
         )
     for verdict in verdicts:
-        if verdict.state is State.DOES_NOT_HOLD and verdict.measured is not None:
+        if verdict.state is ClaimState.DOES_NOT_HOLD and verdict.measured is not None:
             m = verdict.measured
             yield Finding(
                 text=f"{verdict.claim.id} does not hold: the document has "
@@ -114,7 +115,7 @@ def _findings(document: str, verdicts: list[Verdict]) -> Iterable[Finding]:
 
 def _in_doubt(verdict: Verdict) -> bool:
     """Whether a claim was settled by runs that another program may have slowed."""
-    return bool(verdict.caveats) and verdict.state is not State.CANNOT_BE_TESTED_HERE
+    return bool(verdict.caveats) and verdict.state is not ClaimState.CANNOT_BE_TESTED_HERE
 
 
 def _table(verdicts: list[Verdict]) -> Table:

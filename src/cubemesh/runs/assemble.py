@@ -18,7 +18,7 @@ from cubemesh.measure.merge_ranks import merge_free_running, merge_lockstep
 from cubemesh.parallel.strategies import strategy
 from cubemesh.runs.exit_status import WorkerExit, rank_outcomes, run_outcome
 from cubemesh.schema.collective import Collective, SweepPoint
-from cubemesh.schema.first_steps_trace import Replica
+from cubemesh.schema.first_steps_trace import RankTrace
 from cubemesh.schema.machine import Unknown
 from cubemesh.schema.outcome import Outcome
 from cubemesh.schema.record import (
@@ -113,7 +113,7 @@ def assemble(
         parts=tuple(_nouns(own, "part", Part)),
         rank_parts=_rank_parts(events, spec.placement.devices),
         breakdowns=tuple(_nouns(own, "breakdown", Breakdown)),
-        replicas=tuple(sorted(_nouns(events, "replica", Replica), key=lambda r: r.rank)),
+        replicas=tuple(sorted(_nouns(events, "replica", RankTrace), key=lambda r: r.rank)),
         sweep=points,
         library=library,
         series=tuple(dict.fromkeys(s.name for s in series)),

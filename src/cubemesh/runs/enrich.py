@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from cubemesh.forecast.utilization import with_usage
+from cubemesh.forecast.utilization import with_utilization
 from cubemesh.schema.machine import Gpu, Machine
 from cubemesh.schema.record import Rank, RunRecord
 from cubemesh.schema.warning import Warning, warn
@@ -36,7 +36,7 @@ def enrich(record: RunRecord, host: Host) -> RunRecord:
 
 def utilization(record: RunRecord, host: Host) -> RunRecord:
     """Model FLOP/s and bytes/s, as fractions of the stated peak and of the measured ceilings."""
-    return with_usage(record, host.ceilings(record.key.machine_id))
+    return with_utilization(record, host.ceilings(record.key.machine_id))
 
 
 def unused_nvlink(record: RunRecord, host: Host) -> RunRecord:

@@ -1,4 +1,4 @@
-"""The nouns of cubemesh: standard-library frozen dataclasses that every room shares.
+"""Schema: the frozen standard-library dataclasses that every room shares.
 
 A question becomes `RunSpec`s, a worker turns each into a `RunRecord`, and an `Answer` is computed
 from records alone. Nothing here measures, reads files or imports anything beyond the standard
@@ -9,7 +9,7 @@ from cubemesh.schema.answer import Answer, Axis, Cell, Chart, Column, Finding, L
 from cubemesh.schema.collective import Collective, SweepPoint
 from cubemesh.schema.cost import Cost
 from cubemesh.schema.experiment_run import ExperimentRun, new_experiment_run_id
-from cubemesh.schema.first_steps_trace import Replica, Sketch
+from cubemesh.schema.first_steps_trace import RankTrace, Sketch
 from cubemesh.schema.forecast import MemoryForecast
 from cubemesh.schema.machine import (
     Cache,
@@ -24,7 +24,7 @@ from cubemesh.schema.machine import (
 )
 from cubemesh.schema.outcome import Outcome, Status
 from cubemesh.schema.profile import Profile, ProfileEvent
-from cubemesh.schema.published import Claim, PublishedFigure, State, Verdict
+from cubemesh.schema.published import Claim, ClaimState, PublishedFigure, Verdict
 from cubemesh.schema.record import (
     Breakdown,
     Curve,
@@ -76,6 +76,7 @@ __all__ = [
     "Chart",
     "CheckpointSettings",
     "Claim",
+    "ClaimState",
     "Collective",
     "Column",
     "Cost",
@@ -106,14 +107,13 @@ __all__ = [
     "ProgramSettings",
     "PublishedFigure",
     "Rank",
-    "Replica",
+    "RankTrace",
     "RunKey",
     "RunRecord",
     "RunSpec",
     "Series",
     "Sketch",
     "Software",
-    "State",
     "Status",
     "SweepPoint",
     "Table",

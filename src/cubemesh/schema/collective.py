@@ -1,4 +1,4 @@
-"""What is a collective operation, how is its measurement asked for, and what is found of it?
+"""Collective operations: the spec of a sweep over message sizes, and its results.
 
 Names of data types, the counting of sizes and the bus bandwidths are those of nccl-tests
 (doc/PERFORMANCE.md): with n ranks and an array of S bytes that takes t seconds,

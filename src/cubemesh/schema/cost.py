@@ -1,4 +1,4 @@
-"""What a piece of work costs in operations and bytes, independent of any machine."""
+"""Cost of a computation in FLOPs and bytes, independent of any machine."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What one rank was fed and made in the first steps of a training: what trainings are held against
-one another by.
+"""Trace of the first training steps of one rank: samples, losses, weights, gradients.
 
 Arrays are kept as *sketches*: a few sums of their elements with random signs. The sketch of a sum
 is the sum of the sketches, and the distance of two sketches is that of the arrays, give or take a
@@ -34,7 +33,7 @@ class Sketch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replica:
+class RankTrace:
     """One rank's part in the first steps of a training."""
 
     rank: int = 0

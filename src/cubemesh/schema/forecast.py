@@ -1,4 +1,4 @@
-"""What is expected before anything runs."""
+"""Memory forecast of a training step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine consists of, as far as it could be found out.
+"""Machine description: CPU, memory, GPUs, links and software, as far as they are known.
 
 A field that is None was looked for and not found; why stands in `Machine.unknown`. Nothing here is
 ever a guess. Memory is in bytes, clocks in MHz, link speeds in bytes per second and direction.

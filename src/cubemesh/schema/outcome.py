@@ -1,4 +1,4 @@
-"""How a run ended. Everything that can happen to a measurement is a value, never an exception."""
+"""Outcome of a run. Whatever happens to a measurement is a value, never an exception."""
 
 from __future__ import annotations
 

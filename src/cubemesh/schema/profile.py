@@ -1,4 +1,4 @@
-"""What a framework's profiler saw of some steps, as plain events.
+"""Profile: the events that a framework's profiler recorded during some steps.
 
 Only a framework knows its profiler; everything that is made of a profile (`breakdown.py`,
 `measure/attribution/attribution.py`) reads these. Times are readings of the program's clock.

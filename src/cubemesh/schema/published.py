@@ -1,4 +1,4 @@
-"""What others published: figures with their source and conditions, and what documents claim.
+"""Published figures with their sources and conditions, and claims of papers.
 
 A published figure is a fact about somebody else's machine. It stands beside what was measured and
 never enters a figure of ours.
@@ -92,7 +92,7 @@ class Claim:
     kind: ClaimKind
 
 
-class State(StrEnum):
+class ClaimState(StrEnum):
     """What came of holding a claim against measurements."""
 
     HOLDS = "holds"
@@ -105,7 +105,7 @@ class Verdict:
     """What came of one claim, and why."""
 
     claim: Claim
-    state: State
+    state: ClaimState
     reason: str
     measured: Figure | None = None
     """What was measured of the same quantity, also where it settles nothing."""

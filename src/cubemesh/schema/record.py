@@ -1,4 +1,4 @@
-"""What came of a run: a `RunRecord`, never changed after it is stored.
+"""Run record: the result of a run, never changed after it is stored.
 
 Times inside a record are seconds on a monotonic clock that starts with the run (`start_s`), not
 dates; `started_utc` is the one date. A record keeps the raw windows, so every figure in it can be
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cubemesh.schema.collective import SweepPoint
-from cubemesh.schema.first_steps_trace import Replica
+from cubemesh.schema.first_steps_trace import RankTrace
 from cubemesh.schema.machine import Software, Unknown
 from cubemesh.schema.outcome import Outcome, Status
 from cubemesh.schema.serialization import digest
@@ -182,7 +182,7 @@ class RunRecord:
     """The same of every rank, in their order, where several were taken apart; `parts` is the first
     one's."""
     breakdowns: tuple[Breakdown, ...] = ()
-    replicas: tuple[Replica, ...] = ()
+    replicas: tuple[RankTrace, ...] = ()
     """Of `first_steps`, what each rank was fed and made."""
     sweep: tuple[SweepPoint, ...] = ()
     """Of a collective: what it took at each size."""

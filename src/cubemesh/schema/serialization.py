@@ -1,4 +1,4 @@
-"""Dataclasses to plain JSON data and back, for nouns that travel between processes and disks.
+"""Serialization of dataclasses to plain JSON data and back.
 
 `to_plain` leaves out fields that hold their default when asked to, which is what makes an id
 independent of fields added later; `from_plain` rebuilds the dataclass from its type hints alone.

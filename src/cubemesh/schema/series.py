@@ -1,4 +1,4 @@
-"""Something sampled over time beside a run: utilisation, memory, power."""
+"""Time series sampled during a run: utilisation, memory, power."""
 
 from __future__ import annotations
 

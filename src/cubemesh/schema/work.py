@@ -1,4 +1,4 @@
-"""What is executed: one class for each kind of work that a `RunSpec` may ask for.
+"""Work: what a `RunSpec` executes, one class for each kind.
 
 The fields of a work are what its result depends on; which framework does it, where, and how long it
 is watched are the other parts of a spec (spec.py).

@@ -1,4 +1,4 @@
-"""What do repeated measurements say: the typical value, how sure it is, and does it stand still?
+"""Statistics of repeated measurements: typical value, confidence interval, drift.
 
 Step times are skewed and carry stragglers, so what is used here is robust: medians, resampling and
 rank tests, none of which assume a normal distribution. A throughput is always all samples over all

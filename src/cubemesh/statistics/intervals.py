@@ -1,4 +1,4 @@
-"""How sure is a figure of repeated measurements: by resampling, or by Student's t?"""
+"""Confidence intervals of repeated measurements, by bootstrap or Student's t."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do values stand still in the order they were measured, or do they rise or fall?"""
+"""Drift: whether values rise or fall in the order they were measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is the typical value, how far do values lie from it, and which lie far out?"""
+"""Typical value, spread and outliers of repeated measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KEPT WHERE: records, series, machines and questions in one database that outlives its writers."""
+"""Store: records, series, machines and experiment runs in one database."""
 
 from cubemesh.schema.experiment_run import ExperimentRun
 from cubemesh.store.store import Store

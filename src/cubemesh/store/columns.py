@@ -1,4 +1,4 @@
-"""What of a noun is put in columns, to be searched for beside its JSON?"""
+"""Database rows: the searchable columns of each dataclass."""
 
 from __future__ import annotations
 

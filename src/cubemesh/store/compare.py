@@ -1,4 +1,4 @@
-"""How do stored runs stand to other stored runs, and what differs between them besides?
+"""Comparison of stored runs: throughput ratio, and the settings that differ.
 
 The ratio of throughputs with its interval comes from `between.py`. Where a side has one run, the
 spread between fresh processes is looked for among all stored runs of the same workload on the same
@@ -16,12 +16,12 @@ from cubemesh.frameworks import entry
 from cubemesh.schema import Machine, RunRecord
 from cubemesh.schema.comparison import Ratio
 from cubemesh.store.run_statistics import Spread, pooled, ratio_of_runs, run_windows, spread_between
-from cubemesh.store.select import Selected, select, settings_of, shown
+from cubemesh.store.select import RunSelection, format_value, select, settings_of
 from cubemesh.store.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class SettingDifference:
     """Something that is not the same on both sides."""
 
     what: str
@@ -30,16 +30,18 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class StoredComparison:
     """Two sides, side by side."""
 
-    first: Selected
-    second: Selected
+    first: RunSelection
+    second: RunSelection
     ratio: Ratio
-    differences: tuple[Difference, ...]
+    differences: tuple[SettingDifference, ...]
 
 
-def compare_texts(first: str, second: str, first_store: Store, second_store: Store) -> Compared:
+def compare_texts(
+    first: str, second: str, first_store: Store, second_store: Store
+) -> StoredComparison:
     """Compare the runs that two words on the command line mean (select.py); UsageError where they
     mean the same runs, or none."""
     sides = select(first_store, first), select(second_store, second)
@@ -52,7 +54,9 @@ def compare_texts(first: str, second: str, first_store: Store, second_store: Sto
     return compare(*sides, first_store, second_store)
 
 
-def compare(first: Selected, second: Selected, first_store: Store, second_store: Store) -> Compared:
+def compare(
+    first: RunSelection, second: RunSelection, first_store: Store, second_store: Store
+) -> StoredComparison:
     """The second's throughput over the first's, and what differs."""
     sides = (first, first_store), (second, second_store)
     spreads = [
@@ -61,7 +65,7 @@ def compare(first: Selected, second: Selected, first_store: Store, second_store:
         if len(side.records) == 1 and (spread := stored_spread(store, side.records[0])) is not None
     ]
     machines = [store.machine(side.records[0].key.machine_id) for side, store in sides]
-    return Compared(
+    return StoredComparison(
         first=first,
         second=second,
         ratio=ratio_of_runs(
@@ -89,19 +93,21 @@ def stored_spread(store: Store, record: RunRecord) -> Spread | None:
 
 def differences(
     first: Sequence[RunRecord], second: Sequence[RunRecord], machines: Sequence[Machine | None]
-) -> list[Difference]:
+) -> list[SettingDifference]:
     """Settings, machine, device, software, version of the code, warnings: whatever is not alike."""
     a, b = first[0], second[0]
     own = settings_of(a), settings_of(b)
     names = dict.fromkeys((*own[0], *own[1]))
-    rows = [(name, shown(own[0].get(name)), shown(own[1].get(name))) for name in names]
+    rows = [
+        (name, format_value(own[0].get(name)), format_value(own[1].get(name))) for name in names
+    ]
     if a.key.machine_id != b.key.machine_id:
         rows.append(("machine", _machine(a, machines[0]), _machine(b, machines[1])))
     rows.append(("runs on", _devices(first), _devices(second)))
     rows += _software(a, b, machines)
     rows.append(("cubemesh", a.key.code_version, b.key.code_version))
     rows.append(("warnings", _warnings(first), _warnings(second)))
-    return [Difference(what=w, first=x, second=y) for w, x, y in rows if x != y]
+    return [SettingDifference(what=w, first=x, second=y) for w, x, y in rows if x != y]
 
 
 def _machine(record: RunRecord, machine: Machine | None) -> str:

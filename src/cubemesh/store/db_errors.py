@@ -1,4 +1,4 @@
-"""What does a database's complaint mean to the user, and what can be done about it?
+"""Database errors as messages with remedies.
 
 SQLite's result codes (sqlite.org/rescode.html) are told apart by number, not by their text.
 """

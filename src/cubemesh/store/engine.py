@@ -1,4 +1,4 @@
-"""How is the database opened so that what was stored stays stored?
+"""Database engine: durable settings of SQLite, and connections to other databases.
 
 SQLite runs in WAL mode, where readers and a writer do not wait for each other, with
 `synchronous=FULL`: a commit returns once the log is on the disk, so a stored record survives

@@ -1,4 +1,4 @@
-"""What others measured comes into the store: logs of nccl-tests, and sweeps of `--json`.
+"""Import of collective measurements: nccl-tests logs, and sweeps saved with `--json`.
 
 An imported sweep is a record like any other, of the machine its ranks were on, with a question of
 its own, so that results and reports show it; its framework is called `nccl-tests` or what the

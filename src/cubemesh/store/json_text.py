@@ -1,4 +1,4 @@
-"""How do the nouns become text and come back, to the last bit?
+"""JSON text of dataclasses, exact for every float.
 
 As strict JSON, so that SQL can look inside (`json_extract`). JSON has no word for infinity or
 not-a-number, which a diverged run is full of: they are written `{"$float": "NaN"}`.

@@ -1,4 +1,4 @@
-"""Where are results kept? A file in the user's data folder, unless told otherwise.
+"""Location of the store: a file in the user's data folder by default, or a URL.
 
 The default follows the XDG Base Directory Specification 0.8: `$XDG_DATA_HOME`, or
 `~/.local/share` where that is unset or not absolute.

@@ -1,4 +1,4 @@
-"""What did nccl-tests measure? Its printed output, of any version, read line by line.
+"""Parser of nccl-tests output, of any version.
 
     # nThread 1 nGpus 8 …                                 options; left aside
     # Collective test starting: all_reduce_perf           its name, in versions of late

@@ -1,4 +1,4 @@
-"""How do the runs of one program stand to those of another, when each run is a process of its own?
+"""Statistics across runs: throughput ratio of two programs over fresh processes.
 
 A run's value is ln(all its samples over all its seconds). Between fresh processes it differs by
 more than its windows tell, so the interval comes from the runs: Welch's, with Satterthwaite's

@@ -1,4 +1,4 @@
-"""Which stored runs does a word on the command line mean? The runs of one side of a comparison.
+"""Selection of stored runs by id, prefix or settings, for one side of a comparison.
 
     3f2a9c                       the run whose id begins so, or the runs of the spec that does
     3f2a9c,77be01                several of them
@@ -33,7 +33,7 @@ MOST_TOLD = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Selected:
+class RunSelection:
     """The runs of one side."""
 
     text: str
@@ -43,7 +43,7 @@ class Selected:
     """Runs of older versions that fit as well."""
 
 
-def select(store: Store, text: str) -> Selected:
+def select(store: Store, text: str) -> RunSelection:
     """The good runs that `text` means; UsageError where there are none, or where they measured
     different things."""
     stored = [r for r in store.records() if r.spec.against is None]
@@ -61,7 +61,7 @@ def select(store: Store, text: str) -> Selected:
     _check_one_thing(text, good)
     newest = max(good, key=lambda r: r.started_utc)
     same = [r for r in good if _version(r) == _version(newest)]
-    return Selected(text=text, records=tuple(same), left_out=len(good) - len(same))
+    return RunSelection(text=text, records=tuple(same), left_out=len(good) - len(same))
 
 
 def _version(record: RunRecord) -> tuple[str, str]:
@@ -110,7 +110,7 @@ def _fits(record: RunRecord, key: str, value: str) -> bool:
     own = settings_of(record)
     if key == "network":
         value = canonical_name(value)
-    return key in own and shown(own[key]) == value
+    return key in own and format_value(own[key]) == value
 
 
 def settings_of(record: RunRecord) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def settings_of(record: RunRecord) -> dict[str, Any]:
     return {"work" if name == "kind" else name: value for name, value in merged.items()}
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A field's value as one types it."""
     if value is None:
         return "none"
@@ -128,7 +128,7 @@ def shown(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:g}"
-    return ",".join(map(shown, value)) if isinstance(value, list) else str(value)
+    return ",".join(map(format_value, value)) if isinstance(value, list) else str(value)
 
 
 def _check_one_thing(text: str, records: Iterable[RunRecord]) -> None:
@@ -142,7 +142,7 @@ def _check_one_thing(text: str, records: Iterable[RunRecord]) -> None:
     ]
     values: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for own in settings for name in own):
-        found = list(dict.fromkeys(shown(own[name]) for own in settings if name in own))
+        found = list(dict.fromkeys(format_value(own[name]) for own in settings if name in own))
         if len(found) > 1:
             values[name] = found
     told = [f"{name} ({', '.join(found[:MOST_TOLD])})" for name, found in values.items()]

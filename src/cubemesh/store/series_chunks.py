@@ -1,4 +1,4 @@
-"""How do long series fit in a database? Cut into chunks, each a row of compressed numbers.
+"""Time series as rows of compressed chunks.
 
 A chunk holds up to 600 samples: their times since the chunk's first (`t0_s`) and their values, as
 little-endian float32, compressed by zlib. Values keep 24 bits, a relative error under 1e-7; times

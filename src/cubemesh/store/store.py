@@ -1,4 +1,4 @@
-"""Where do records go, and how are they found again?
+"""Store of records, series, machines and experiment runs.
 
 A `Store` is a database of records, series, machines and questions. A record is stored in one
 transaction together with its series and is never changed; when `save` returns, it is on the disk.

@@ -1,1 +1,1 @@
-"""Training over epochs, for what a step time cannot tell: loss and accuracy."""
+"""Training over epochs: loss, accuracy and checkpoints."""

@@ -1,4 +1,4 @@
-"""How well does a network classify samples it was not trained on?
+"""Evaluation: accuracy and loss on samples that were not trained on.
 
 Top-1 accuracy is the share of samples whose own class has the highest score, top-5 the share whose
 class is among the five highest; the loss is the mean softmax cross-entropy. A sample whose class
@@ -27,7 +27,7 @@ from cubemesh.statistics import Interval
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scored:
+class EvaluationResult:
     """Sums over scored samples. They add up, batch by batch."""
 
     samples: int = 0
@@ -35,8 +35,8 @@ class Scored:
     top5: int = 0
     loss_sum: float = 0.0
 
-    def __add__(self, other: Scored) -> Scored:
-        return Scored(
+    def __add__(self, other: EvaluationResult) -> EvaluationResult:
+        return EvaluationResult(
             samples=self.samples + other.samples,
             top1=self.top1 + other.top1,
             top5=self.top5 + other.top5,
@@ -54,7 +54,7 @@ class Scored:
         return self.top1 / self.samples
 
 
-def score(scores: NDArray[Any], labels: NDArray[np.int64]) -> Scored:
+def score(scores: NDArray[Any], labels: NDArray[np.int64]) -> EvaluationResult:
     """Judge the scores (batch, classes) of one batch against its labels (batch,).
 
     Where each position has a label, (batch, positions, classes) and (batch, positions), a position
@@ -68,7 +68,7 @@ def score(scores: NDArray[Any], labels: NDArray[np.int64]) -> Scored:
     with np.errstate(invalid="ignore"):  # scores that are infinite give a loss that says so
         highest = scores.max(axis=1)
         log_sum = highest + np.log(np.exp(scores - highest[:, None]).sum(axis=1))
-    return Scored(
+    return EvaluationResult(
         samples=len(labels),
         top1=int((rank == 0).sum()),
         top5=int((rank < 5).sum()),
@@ -76,11 +76,11 @@ def score(scores: NDArray[Any], labels: NDArray[np.int64]) -> Scored:
     )
 
 
-def score_all(program: Program, batches: Iterable[Batch], log: Log, mark: str) -> Scored:
+def score_all(program: Program, batches: Iterable[Batch], log: Log, mark: str) -> EvaluationResult:
     """Score every sample of `batches`. Scores come to the host, so each batch is a step that waits,
     and all together are one window of phase `evaluate`, marked `mark`."""
     start = program.clock()
-    total, steps, samples = Scored(), 0, 0
+    total, steps, samples = EvaluationResult(), 0, 0
     for batch in batches:
         total += score(program.evaluate(program.place(batch)), batch.labels)
         steps += 1

@@ -1,10 +1,10 @@
-"""What does a training do in its first steps? Looked at, not timed.
+"""First steps of a training, traced and not timed.
 
     step 1: batch ─ forward ─ backward ─ exchange ─ update   every layer's result, every gradient
     step 2 …: batch ─ step ─ loss                            before and after the exchange
     last:     error rate on the samples held out, of the weights all ranks have come to
 
-Each rank looks at itself (`Replica`); whoever compares runs does the rest.
+Each rank looks at itself (`RankTrace`); whoever compares runs does the rest.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from cubemesh.frameworks.api.program import (
     synchronize_replicas,
 )
 from cubemesh.measure.log import Log
-from cubemesh.schema.first_steps_trace import COUNTERS, Replica, Sketch
+from cubemesh.schema.first_steps_trace import COUNTERS, RankTrace, Sketch
 from cubemesh.schema.record import Curve, Figure
 from cubemesh.schema.work import FirstSteps
-from cubemesh.training.evaluation import Scored, accuracy_figure, score
+from cubemesh.training.evaluation import EvaluationResult, accuracy_figure, score
 
 FED_KEPT = 16
 """First steps of which the numbers of the samples are kept."""
@@ -71,7 +71,9 @@ def first_steps(
         log.figure("validation_loss", Figure(value=scored.loss, unit="", n=scored.samples))
 
 
-def _steps(program: SupportsStepInspection, feed: Feed, work: FirstSteps, group: Group) -> Replica:
+def _steps(
+    program: SupportsStepInspection, feed: Feed, work: FirstSteps, group: Group
+) -> RankTrace:
     weights = _sketches(program.parameters())
     seen: dict[str, list[Sketch]] = {"output": [], "own gradient": [], "gradient": []}
 
@@ -89,7 +91,7 @@ def _steps(program: SupportsStepInspection, feed: Feed, work: FirstSteps, group:
         else:
             program.train_step(placed)
         losses.append(_finite(program.loss(), step))
-    return Replica(
+    return RankTrace(
         rank=group.rank,
         fed=tuple(fed),
         losses=tuple(losses),
@@ -107,8 +109,8 @@ def _finite(loss: float, step: int) -> float:
     return loss
 
 
-def _evaluated(program: Program, validation: Source) -> Scored:
-    total = Scored()
+def _evaluated(program: Program, validation: Source) -> EvaluationResult:
+    total = EvaluationResult()
     with closing(in_order(validation, EVALUATED)) as batches:
         for batch in batches:
             total += score(program.evaluate(program.place(batch)), batch.labels)

@@ -7,7 +7,7 @@ from typing import Any
 
 from cubemesh.measure.log import Log
 from cubemesh.schema.record import Curve, Figure
-from cubemesh.training.evaluation import Scored, accuracy_figure
+from cubemesh.training.evaluation import EvaluationResult, accuracy_figure
 
 TOP5_CLASSES = 5
 """Up to so many classes, top-5 accuracy is always 1."""
@@ -20,7 +20,7 @@ class History:
     done: int = 0
     losses: dict[int, float] = field(default_factory=dict)
     """By step, counted from 1."""
-    validation: list[Scored] = field(default_factory=list)
+    validation: list[EvaluationResult] = field(default_factory=list)
     rates: dict[int, float] = field(default_factory=dict)
     """Learning rate by step, if it changes."""
 
@@ -39,7 +39,7 @@ class History:
         return cls(
             done=plain["done"],
             losses=dict(plain["losses"]),
-            validation=[Scored(**scored) for scored in plain["validation"]],
+            validation=[EvaluationResult(**scored) for scored in plain["validation"]],
             rates=dict(plain["rates"]),
         )
 

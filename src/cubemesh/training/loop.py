@@ -1,4 +1,4 @@
-"""What does a network learn in so many epochs, and how fast does it pass through them?
+"""Training loop over epochs, with an evaluation after each.
 
     epoch 1                                    epoch 2
     W W W W … (phase measure) │ evaluate       W W W W … │ evaluate       …
@@ -40,7 +40,7 @@ from cubemesh.schema.spec import DataLocation
 from cubemesh.schema.work import Train
 from cubemesh.training import replica_check
 from cubemesh.training.checkpoint_writer import TrainingWriter
-from cubemesh.training.evaluation import Scored, score_all
+from cubemesh.training.evaluation import EvaluationResult, score_all
 from cubemesh.training.history import TOP5_CLASSES, History
 from cubemesh.training.schedule import Schedule
 
@@ -278,7 +278,7 @@ class _Training:
             f"{self.work.learning_rate:g}.{self.writer.newest()}"
         )
 
-    def _evaluate(self, batches: Batches, epoch: int) -> Scored:
+    def _evaluate(self, batches: Batches, epoch: int) -> EvaluationResult:
         """Score every sample, and write the curves."""
         total = score_all(self.program, batches, self.log, mark=f"epoch-{epoch}")
         if not math.isfinite(total.loss):

@@ -1,4 +1,4 @@
-"""At which learning rate is each step of a training made?
+"""Learning-rate schedule: the rate of each step.
 
     rate ▲      ┌────────────╮  full · ½ (1 + cos π t)          cosine, t from 0 to 1
     full │     ╱└────────────┐─────────────────────── constant

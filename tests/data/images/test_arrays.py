@@ -2,16 +2,16 @@ import numpy as np
 import pytest
 
 from cubemesh.data.images import arrays
-from cubemesh.data.images.arrays import Raw, Ready, prepared
+from cubemesh.data.images.arrays import FloatImages, RawImages, prepared
 from cubemesh.data.source import Shape, empty_batch
 from cubemesh.errors import UsageError
 
 
-def raw(shape: Shape = (3, 4, 4), *, channels: int = 1, parts: int = 1) -> Raw:
+def raw(shape: Shape = (3, 4, 4), *, channels: int = 1, parts: int = 1) -> RawImages:
     generator = np.random.default_rng(1)
     pieces = [generator.integers(17, size=(6, channels * 16)).astype(np.uint8)] * parts
     labels = np.arange(6 * parts) % 4
-    return Raw(
+    return RawImages(
         "grey",
         pieces,
         labels,
@@ -37,7 +37,7 @@ def test_bytes_become_shares_of_white_and_grey_becomes_every_channel() -> None:
 def test_ready_and_raw_give_the_same_values(shape: Shape) -> None:
     source = raw(shape)
     ready = prepared(source)
-    assert isinstance(ready, Ready)
+    assert isinstance(ready, FloatImages)
     indices = np.array([5, 1, 1, 0])
     one, other = source.batch(indices), ready.batch(indices)
     assert np.array_equal(one.images, other.images)
@@ -48,7 +48,7 @@ def test_ready_and_raw_give_the_same_values(shape: Shape) -> None:
 def test_what_does_not_fit_the_budget_stays_raw(monkeypatch: pytest.MonkeyPatch) -> None:
     source = raw()
     monkeypatch.setattr(arrays, "CACHE_BYTES", 6 * 3 * 16 * 4)
-    assert isinstance(prepared(source), Ready)
+    assert isinstance(prepared(source), FloatImages)
     monkeypatch.setattr(arrays, "CACHE_BYTES", 6 * 3 * 16 * 4 - 1)
     assert prepared(source) is source
 
@@ -60,9 +60,9 @@ def test_samples_come_from_the_part_they_lie_in() -> None:
     assert (images[:, 0, 0, 0] * 16).tolist() == [2, 0, 1, 1, 2]
 
 
-@pytest.mark.parametrize("kind", [Raw, Ready])
+@pytest.mark.parametrize("kind", [RawImages, FloatImages])
 def test_a_batch_is_filled_in_place(kind: type) -> None:
-    source = raw() if kind is Raw else prepared(raw())
+    source = raw() if kind is RawImages else prepared(raw())
     into = empty_batch(2, (3, 4, 4))
     batch = source.batch(np.array([3, 4]), into)
     assert batch is into

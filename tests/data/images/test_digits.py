@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from cubemesh.data.images import digits
-from cubemesh.data.images.arrays import Raw, Ready
+from cubemesh.data.images.arrays import FloatImages, RawImages
 from cubemesh.data.images.digits import open_digits, read, split_indices
 from cubemesh.errors import UsageError
 
@@ -42,8 +42,8 @@ def test_scaled_to_the_network() -> None:
 
 
 def test_large_images_are_scaled_batch_by_batch() -> None:
-    assert isinstance(open_digits("train", (3, 32, 32), 10), Ready)
-    assert isinstance(open_digits("train", (3, 224, 224), 10), Raw)
+    assert isinstance(open_digits("train", (3, 32, 32), 10), FloatImages)
+    assert isinstance(open_digits("train", (3, 224, 224), 10), RawImages)
 
 
 def test_too_few_classes() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from cubemesh.batches import PADDING, EncodedBatch, EncodedImage
 from cubemesh.data.feed import Feed, in_order
-from cubemesh.data.images.decode import Decoder, Draw, SetAside
-from cubemesh.data.images.encoded_source import StaysEncoded
-from cubemesh.data.images.open_images import Reading, open_images
+from cubemesh.data.images.decode import Augmentation, Decoder, Skipped
+from cubemesh.data.images.encoded_source import EncodedSource
+from cubemesh.data.images.open_images import ImageOptions, open_images
 from cubemesh.data.stage_benchmark import decode_only
 from cubemesh.errors import UsageError
 
@@ -36,13 +36,13 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def opened(root: Path, split="train", **reading: object) -> StaysEncoded:
-    source = open_images(root, split, SHAPE, 2, Reading(stays_encoded=True, **reading))
-    assert isinstance(source, StaysEncoded)
+def opened(root: Path, split="train", **reading: object) -> EncodedSource:
+    source = open_images(root, split, SHAPE, 2, ImageOptions(stays_encoded=True, **reading))
+    assert isinstance(source, EncodedSource)
     return source
 
 
-def rows(source: StaysEncoded, *numbers: int) -> tuple[EncodedBatch, list[object]]:
+def rows(source: EncodedSource, *numbers: int) -> tuple[EncodedBatch, list[object]]:
     batch = source.batch(np.array(numbers))
     assert isinstance(batch, EncodedBatch)
     return batch, list(batch.rows)
@@ -57,7 +57,7 @@ def test_a_minibatch_holds_files_and_what_of_them_is_wanted(root: Path) -> None:
         assert isinstance(row, EncodedImage)
         assert row.data == source.encoded.read(number)
         assert row.size == (40, 30)
-        assert (row.box, row.mirrored) == Draw(5, 3).box(number, 40, 30)
+        assert (row.box, row.mirrored) == Augmentation(5, 3).box(number, 40, 30)
     assert drawn.size_bytes == sum(len(r.data) for r in drawn.rows) + 16
     assert (source.empty(2).samples, source.empty(2).size_bytes) == (2, 16)
 
@@ -168,7 +168,7 @@ def test_decoding_alone_stays_encoded(root: Path) -> None:
 
 def test_decoded_once_and_by_the_device_are_two_ways() -> None:
     with pytest.raises(UsageError, match="cache_decoded=true decodes every image once"):
-        Reading(cache_decoded=True, stays_encoded=True)
+        ImageOptions(cache_decoded=True, stays_encoded=True)
 
 
 def test_an_image_with_too_many_pixels_is_not_decoded_whole(root: Path) -> None:
@@ -176,5 +176,5 @@ def test_an_image_with_too_many_pixels_is_not_decoded_whole(root: Path) -> None:
     decoder = opened(root).decoder
     assert decoder.whole(saved(0)).shape == (3, 30, 40)
     few = Decoder(3, 16, 16, max_pixels=1199)
-    with pytest.raises(SetAside, match="too many pixels"):
+    with pytest.raises(Skipped, match="too many pixels"):
         few.whole(saved(0))

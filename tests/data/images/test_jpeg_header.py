@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cubemesh.data.images.jpeg_header import Header, plain_header
+from cubemesh.data.images.jpeg_header import JpegHeader, plain_header
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -23,15 +23,15 @@ def jpeg(mode: str = "RGB", **saving: object) -> bytes:
 )
 def test_a_plain_jpeg_tells_its_size_and_colours(saving: dict[str, object]) -> None:
     progressive = "progressive" in saving
-    assert plain_header(jpeg(**saving)) == Header(40, 30, 3, progressive)
+    assert plain_header(jpeg(**saving)) == JpegHeader(40, 30, 3, progressive)
     grey = plain_header(jpeg("L", **{k: v for k, v in saving.items() if k != "subsampling"}))
-    assert grey == Header(40, 30, 1, progressive)
+    assert grey == JpegHeader(40, 30, 1, progressive)
     assert (grey.pixels, grey.mode) == (1200, "L")
 
 
 def test_bytes_may_fill_the_space_between_segments() -> None:
     data = jpeg()
-    assert plain_header(data[:2] + b"\xff" * 5 + data[2:]) == Header(40, 30, 3)
+    assert plain_header(data[:2] + b"\xff" * 5 + data[2:]) == JpegHeader(40, 30, 3)
 
 
 RGB_BY_ADOBE = b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00\x00"
@@ -82,7 +82,7 @@ def test_it_agrees_with_pillow_about_real_sizes() -> None:
     for width, height in rng.integers(1, 300, (20, 2)).tolist():
         file = io.BytesIO()
         Image.new("RGB", (width, height)).save(file, "JPEG")
-        assert plain_header(file.getvalue()) == Header(width, height, 3)
+        assert plain_header(file.getvalue()) == JpegHeader(width, height, 3)
 
 
 def comment(content: bytes) -> bytes:

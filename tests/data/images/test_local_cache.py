@@ -8,11 +8,11 @@ import pytest
 
 from cubemesh.data.feed import Feed
 from cubemesh.data.images import local_cache as staging
-from cubemesh.data.images.decode import SetAside
+from cubemesh.data.images.decode import Skipped
 from cubemesh.data.images.image_folder import ImageFolder
-from cubemesh.data.images.image_source import Images
-from cubemesh.data.images.local_cache import Staged
-from cubemesh.data.images.open_images import Reading, open_images
+from cubemesh.data.images.image_source import ImageSource
+from cubemesh.data.images.local_cache import LocalCache
+from cubemesh.data.images.open_images import ImageOptions, open_images
 from cubemesh.errors import UsageError
 
 Image = pytest.importorskip("PIL.Image")
@@ -37,11 +37,11 @@ def room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "FREE_SHARE", 0.0)
 
 
-def opened(source: Path, limit_bytes: int = 1 << 20) -> Staged:
-    return Staged(ImageFolder(source, "train"), source.parent / "local", limit_bytes)
+def opened(source: Path, limit_bytes: int = 1 << 20) -> LocalCache:
+    return LocalCache(ImageFolder(source, "train"), source.parent / "local", limit_bytes)
 
 
-def read_all(staged: Staged) -> list[bytes]:
+def read_all(staged: LocalCache) -> list[bytes]:
     return [staged.read(n) for n in range(COUNT)]
 
 
@@ -141,13 +141,13 @@ def test_other_files_have_another_pack(source: Path) -> None:
     time.sleep(0.02)
     (source / "train/a/new.jpg").write_bytes(b"new")
     assert opened(source).pack != before
-    assert Staged(ImageFolder(source, "validation"), source.parent / "local").pack != before
+    assert LocalCache(ImageFolder(source, "validation"), source.parent / "local").pack != before
 
 
 def test_what_cannot_be_read_is_not_kept(source: Path) -> None:
     staged = opened(source)
     (source / "train/a/03.jpg").unlink()
-    with pytest.raises(SetAside, match="missing"):
+    with pytest.raises(Skipped, match="missing"):
         staged.read(3)
     staged.close()
     assert staged.staged == 0
@@ -156,7 +156,7 @@ def test_what_cannot_be_read_is_not_kept(source: Path) -> None:
 def test_a_folder_that_cannot_be_written_to(source: Path) -> None:
     (source / "file").write_text("")
     with pytest.raises(UsageError, match="Name a folder on a local disk"):
-        Staged(ImageFolder(source, "train"), source / "file")
+        LocalCache(ImageFolder(source, "train"), source / "file")
 
 
 def test_training_through_a_pack_is_the_same_training(tmp_path: Path) -> None:
@@ -165,13 +165,13 @@ def test_training_through_a_pack_is_the_same_training(tmp_path: Path) -> None:
         place.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (30, 30), (10 * number,) * 3).save(place / f"{number}.jpg")
 
-    def epochs(reading: Reading) -> list[float]:
+    def epochs(reading: ImageOptions) -> list[float]:
         images = open_images(tmp_path / "set", "train", (3, 8, 8), 2, reading)
-        assert isinstance(images, Images)
+        assert isinstance(images, ImageSource)
         feed = Feed(images, 6, 0, threads=2, epochs=2)
         made = [float(b.images.sum()) for b in feed]
         feed.close()
         return made
 
-    plain = epochs(Reading())
-    assert epochs(Reading(stage_folder=tmp_path / "local")) == plain
+    plain = epochs(ImageOptions())
+    assert epochs(ImageOptions(stage_folder=tmp_path / "local")) == plain

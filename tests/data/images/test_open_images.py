@@ -19,9 +19,9 @@ from cubemesh.batches import PADDING
 from cubemesh.data.feed import Feed, in_order
 from cubemesh.data.images import open_images as images
 from cubemesh.data.images import tar_shards
-from cubemesh.data.images.decode import Draw, middle, random_crop, uniform_numbers
-from cubemesh.data.images.image_source import Images
-from cubemesh.data.images.open_images import Kept, Reading, open_images
+from cubemesh.data.images.decode import Augmentation, middle, random_crop, uniform_numbers
+from cubemesh.data.images.image_source import ImageSource
+from cubemesh.data.images.open_images import CachedImages, ImageOptions, open_images
 from cubemesh.data.images.tar_shards import TarShards, find_shards, shuffled
 from cubemesh.data.source import HasEpochs
 from cubemesh.errors import DataError, UsageError
@@ -69,14 +69,14 @@ def shards(root: Path, count: int = 3, each: int = 10) -> Path:
 
 
 @pytest.fixture(params=["folder", "shards"])
-def source(request: pytest.FixtureRequest, tmp_path: Path) -> Images:
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> ImageSource:
     make = folder if request.param == "folder" else shards
     opened = open_images(make(tmp_path), "train", SHAPE, 10)
-    assert isinstance(opened, Images)
+    assert isinstance(opened, ImageSource)
     return opened
 
 
-def test_images_come_with_their_labels(source: Images) -> None:
+def test_images_come_with_their_labels(source: ImageSource) -> None:
     batch = next(iter(in_order(source, source.samples)))
     assert batch.images.shape == (source.samples, *SHAPE)
     assert batch.labels.tolist() == source.encoded.labels.tolist()
@@ -86,7 +86,7 @@ def test_images_come_with_their_labels(source: Images) -> None:
         assert values[number] == pytest.approx(within, abs=0.1)
 
 
-def test_any_number_of_threads_gives_the_same_epochs(source: Images) -> None:
+def test_any_number_of_threads_gives_the_same_epochs(source: ImageSource) -> None:
     def epochs(threads: int) -> list[tuple[list[int], list[float]]]:
         feed = Feed(source, 7, seed=5, threads=threads, epochs=2)
         made = [(b.labels.tolist(), b.images.sum(axis=(1, 2, 3)).tolist()) for b in feed]
@@ -96,7 +96,7 @@ def test_any_number_of_threads_gives_the_same_epochs(source: Images) -> None:
     assert epochs(0) == epochs(1) == epochs(3)
 
 
-def test_an_epoch_has_every_image_once_in_another_order(source: Images) -> None:
+def test_an_epoch_has_every_image_once_in_another_order(source: ImageSource) -> None:
     assert isinstance(source, HasEpochs)
     orders = [list(source.epoch(n, seed=0).order) for n in range(2)]
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(source.samples))
@@ -113,7 +113,7 @@ def test_training_crops_and_mirrors_anew_in_each_epoch(tmp_path: Path) -> None:
     for number in range(2):
         Image.fromarray(ramp).save(place / f"{number}.png")
     opened = open_images(tmp_path, "train", SHAPE, 2)
-    assert isinstance(opened, Images)
+    assert isinstance(opened, ImageSource)
     seen = [opened.epoch(n, 0).source.batch(np.array([0])).images for n in range(12)]
     assert len({s.tobytes() for s in seen}) == 12
     rising = {bool(s[0, 0, 0, -1] > s[0, 0, 0, 0]) for s in seen}
@@ -134,7 +134,7 @@ def test_crops_lie_within_the_image(width: int, height: int, seed: int) -> None:
 
 
 def test_crops_have_the_areas_and_shapes_of_the_paper() -> None:
-    boxes = [Draw(0, 0).box(n, 500, 375)[0] for n in range(2000)]
+    boxes = [Augmentation(0, 0).box(n, 500, 375)[0] for n in range(2000)]
     areas = np.array([(right - left) * (low - top) for left, top, right, low in boxes]) / (
         500 * 375
     )
@@ -175,8 +175,8 @@ def test_a_broken_image_is_replaced_in_training_and_not_counted_in_evaluation(
     (root / "train/class-1/03.jpg").write_bytes(b"")
     (root / "val/class-2/11.jpg").write_bytes(b"GIF89a and no more")
     train, validation = (open_images(root, s, SHAPE, 3) for s in ("train", "validation"))
-    assert isinstance(train, Images)
-    assert isinstance(validation, Images)
+    assert isinstance(train, ImageSource)
+    assert isinstance(validation, ImageSource)
     batch = train.batch(np.array([15, 16]))
     assert batch.labels.tolist() == [1, 1]
     assert np.array_equal(batch.images[0], batch.images[1]), "the next image takes its place"
@@ -206,7 +206,7 @@ def test_without_splits_every_tenth_image_is_for_validation(tmp_path: Path) -> N
     names = {
         split: [s.encoded.name(n) for n in range(s.samples)]
         for split in ("train", "validation")
-        if isinstance(s := open_images(tmp_path, split, SHAPE, 1), Images)
+        if isinstance(s := open_images(tmp_path, split, SHAPE, 1), ImageSource)
     }
     assert names["validation"] == ["only/09.png", "only/19.png"]
     assert sorted(chain(*names.values())) == [f"only/{n:02}.png" for n in range(25)]
@@ -215,9 +215,9 @@ def test_without_splits_every_tenth_image_is_for_validation(tmp_path: Path) -> N
 def test_images_kept_decoded_are_those_of_evaluation(tmp_path: Path) -> None:
     root = folder(tmp_path)
     (root / "train/class-0/00.jpg").write_bytes(b"")
-    kept = open_images(root, "train", SHAPE, 3, Reading(cache_decoded=True))
+    kept = open_images(root, "train", SHAPE, 3, ImageOptions(cache_decoded=True))
     fresh = open_images(root, "train", SHAPE, 3)
-    assert isinstance(kept, Kept)
+    assert isinstance(kept, CachedImages)
     assert kept.samples == 35
     assert np.array_equal(kept.batch(np.arange(35)).images, fresh.batch(np.arange(1, 36)).images)
     assert kept.tally(np.zeros(35, bool)).set_aside == {"empty file": 1}
@@ -233,11 +233,11 @@ def test_without_the_decoder_it_says_what_to_install(
 
 
 def test_images_larger_than_asked_for(tmp_path: Path) -> None:
-    opened = open_images(folder(tmp_path), "train", SHAPE, 3, Reading(max_pixels=1199))
+    opened = open_images(folder(tmp_path), "train", SHAPE, 3, ImageOptions(max_pixels=1199))
     with pytest.raises(DataError, match="36 too many pixels"):
         opened.batch(np.array([0]))
     with pytest.raises(UsageError, match="max_image_pixels=99000000 does not fit"):
-        Reading(max_pixels=99_000_000)
+        ImageOptions(max_pixels=99_000_000)
 
 
 def test_a_network_of_one_channel_sees_grey(tmp_path: Path) -> None:
@@ -364,7 +364,7 @@ def test_hostile_shards_are_counted_and_the_others_read(tmp_path: Path) -> None:
     endless.type, endless.size = tarfile.XHDTYPE, 1 << 40
     (root / "06.tar").write_bytes(endless.tobuf() + bytes(4096))
     opened = open_images(root, "train", SHAPE, 4)
-    assert isinstance(opened, Images)
+    assert isinstance(opened, ImageSource)
     assert opened.encoded.ignored == {
         "the rest of a damaged tar file": 2,
         "a tar file that is none": 2,
@@ -386,14 +386,14 @@ def test_a_header_that_leads_backwards_ends_the_shard(tmp_path: Path) -> None:
     shard(tmp_path / "0.tar", {"k/a.jpg": photo(0)})
     (tmp_path / "1.tar").write_bytes(bytes(header) + bytes(1024))
     opened = open_images(tmp_path, "train", SHAPE, 1)
-    assert isinstance(opened, Images)
+    assert isinstance(opened, ImageSource)
     assert opened.samples == 1
     assert sum(opened.encoded.ignored.values()) == 1
 
 
 def test_a_shard_that_is_gone_or_shortened_later(tmp_path: Path) -> None:
     opened = open_images(shards(tmp_path), "train", SHAPE, 4)
-    assert isinstance(opened, Images)
+    assert isinstance(opened, ImageSource)
     (tmp_path / "00.tar").unlink()
     (tmp_path / "02.tar").write_bytes((tmp_path / "02.tar").read_bytes()[:3000])
     list(in_order(opened, 9))
@@ -411,6 +411,6 @@ def test_few_shards_are_open_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_what_is_kept_decoded_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "KEPT_BYTES", 10 * 3 * 32 * 32)
-    kept = open_images(folder(tmp_path), "train", SHAPE, 3, Reading(cache_decoded=True))
+    kept = open_images(folder(tmp_path), "train", SHAPE, 3, ImageOptions(cache_decoded=True))
     assert kept.samples == 10
     assert set(kept.batch(np.arange(10)).labels.tolist()) == {0, 1, 2}, "taken evenly"

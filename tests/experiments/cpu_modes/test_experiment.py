@@ -11,7 +11,7 @@ from cubemesh.experiments.registry import SUITES
 from cubemesh.papers.claims import CHECKS
 from cubemesh.papers.claims.evidence import Evidence
 from cubemesh.papers.published import claims
-from cubemesh.schema import NumaNode, State, Status, warn
+from cubemesh.schema import ClaimState, NumaNode, Status, warn
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_the_claim_about_a_knl_cannot_be_tested(two_cores, play, record_of):
     claim = next(c for c in claims() if c.id == "004-13")
     records = measured(two_cores, play, record_of, {(2, "none", "nhwc"): 0.05})
     verdict = CHECKS["004-13"](claim, Evidence(records=tuple(records)))
-    assert verdict.state is State.CANNOT_BE_TESTED_HERE
+    assert verdict.state is ClaimState.CANNOT_BE_TESTED_HERE
     assert "firmware" in verdict.reason
     assert "2 threads, nhwc" in verdict.reason
     assert verdict.measured.value == pytest.approx(2, rel=0.05)

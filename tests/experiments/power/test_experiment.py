@@ -15,12 +15,12 @@ from cubemesh.papers.claims import judge
 from cubemesh.papers.claims.evidence import Evidence
 from cubemesh.papers.published import claims
 from cubemesh.schema import (
+    ClaimState,
     Figure,
     Gpu,
     Placement,
     ProgramSettings,
     RunSpec,
-    State,
     Status,
     TrainSteps,
     Unknown,
@@ -214,17 +214,17 @@ def test_the_claim_about_the_cost_of_sampling(record_of, machine):
     claim = next(c for c in claims() if c.id == "004-12")
     cheap = run(record_of, 32, 400.0, 300.0)
     found = judge(claim, Evidence(records=(cheap,), machine=machine), {"power"})
-    assert found.state is State.HOLDS
+    assert found.state is ClaimState.HOLDS
     assert found.measured.value == 0.3
     costly = replace(
         cheap, figures={**cheap.figures, "telemetry_cpu_percent": Figure(value=9.0, unit="%")}
     )
     found = judge(claim, Evidence(records=(cheap, costly), machine=machine), {"power"})
-    assert found.state is State.DOES_NOT_HOLD
+    assert found.state is ClaimState.DOES_NOT_HOLD
     blind = replace(
         cheap, figures={k: f for k, f in cheap.figures.items() if k != "mean_power_watts"}
     )
     unread = judge(claim, Evidence(records=(blind,), machine=machine), {"power"})
-    assert unread.state is State.CANNOT_BE_TESTED_HERE
+    assert unread.state is ClaimState.CANNOT_BE_TESTED_HERE
     nothing = judge(claim, Evidence(records=(), machine=machine), {"power"})
-    assert nothing.state is State.CANNOT_BE_TESTED_HERE
+    assert nothing.state is ClaimState.CANNOT_BE_TESTED_HERE

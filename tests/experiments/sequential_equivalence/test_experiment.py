@@ -34,13 +34,13 @@ from cubemesh.parallel import strategies
 from cubemesh.runs.assemble import assemble
 from cubemesh.runs.exit_status import WorkerExit
 from cubemesh.schema import (
+    ClaimState,
     FirstSteps,
     Outcome,
     Placement,
     ProgramSettings,
     RunKey,
     RunSpec,
-    State,
     Status,
 )
 from cubemesh.worker.report.events import EventLog, events_path, read_events
@@ -349,15 +349,15 @@ def test_the_claim_of_equal_error_rates_is_held_against_the_runs(folder, alone):
     claim = next(c for c in claims() if c.id == "004-14")
     records = (alone(CASES[GOOD][0]), record(folder / GOOD, CASES[GOOD][0]))
     found = same_error_rates(claim, Evidence(records=records))
-    assert found.state is State.HOLDS
+    assert found.state is ClaimState.HOLDS
     assert "little-cnn after 4 iterations" in found.reason
     wrong = dataclasses.replace(records[1].figures["accuracy"], value=0.99, low=0.98, high=1.0)
     other = dataclasses.replace(records[1], figures={"accuracy": wrong})
     assert same_error_rates(claim, Evidence(records=(records[0], other))).state is (
-        State.DOES_NOT_HOLD
+        ClaimState.DOES_NOT_HOLD
     )
     assert same_error_rates(claim, Evidence(records=records[:1])).state is (
-        State.CANNOT_BE_TESTED_HERE
+        ClaimState.CANNOT_BE_TESTED_HERE
     )
 
 

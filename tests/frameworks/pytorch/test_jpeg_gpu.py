@@ -11,7 +11,7 @@ Image = pytest.importorskip("PIL.Image")
 from cubemesh.batches import EncodedImage
 from cubemesh.data.feed import Feed
 from cubemesh.data.images import generated_jpegs as made_images
-from cubemesh.data.images.open_images import Reading, open_images
+from cubemesh.data.images.open_images import ImageOptions, open_images
 from cubemesh.frameworks.pytorch import build, captured
 from cubemesh.frameworks.pytorch.input import jpeg, nvjpeg
 from cubemesh.frameworks.pytorch.input.crops import Crop, crop_into, tensor_of
@@ -39,7 +39,7 @@ def made(monkeypatch):
 
 
 def opened(root, **reading):
-    return open_images(root, "train", (3, SIZE, SIZE), 10, Reading(**reading))
+    return open_images(root, "train", (3, SIZE, SIZE), 10, ImageOptions(**reading))
 
 
 @pytest.fixture

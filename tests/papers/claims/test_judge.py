@@ -7,9 +7,9 @@ from cubemesh.papers.claims import CHECKS, judge
 from cubemesh.papers.claims.evidence import Evidence
 from cubemesh.papers.published import claims
 from cubemesh.papers.replay import replay
-from cubemesh.schema import State, warn
+from cubemesh.schema import ClaimState, warn
 
-UNTOLD = State.CANNOT_BE_TESTED_HERE
+UNTOLD = ClaimState.CANNOT_BE_TESTED_HERE
 CLAIMS = {claim.id: claim for claim in claims()}
 COUNTED = {"004-10"}
 """What is counted from a network, and needs no run."""
@@ -18,7 +18,7 @@ COUNTED = {"004-10"}
 def test_every_claim_gets_a_verdict_with_its_reason(verdict):
     for claim in claims():
         found = judge(claim, Evidence(records=()), EXPERIMENTS)
-        assert found.state is (State.HOLDS if claim.id in COUNTED else UNTOLD)
+        assert found.state is (ClaimState.HOLDS if claim.id in COUNTED else UNTOLD)
         assert found.reason
     assert "not measured on 2 devices" in verdict("001-15", ()).reason
     assert "experiment seq2seq" in judge(CLAIMS["002-5"], Evidence(records=()), ()).reason

@@ -4,19 +4,19 @@ import pytest
 
 from cubemesh.schema import (
     Breakdown,
+    ClaimState,
     Figure,
     Gpu,
     ProgramSettings,
     Rank,
     RunSpec,
-    State,
     Status,
     TimeRow,
     Train,
     TrainSteps,
 )
 
-HOLDS, FAILS, UNTOLD = State.HOLDS, State.DOES_NOT_HOLD, State.CANNOT_BE_TESTED_HERE
+HOLDS, FAILS, UNTOLD = ClaimState.HOLDS, ClaimState.DOES_NOT_HOLD, ClaimState.CANNOT_BE_TESTED_HERE
 
 
 def on_v100(machine, records):

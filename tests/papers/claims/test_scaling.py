@@ -9,17 +9,17 @@ from cubemesh.papers.claims import judge
 from cubemesh.papers.claims.evidence import Evidence
 from cubemesh.papers.published import claims
 from cubemesh.schema import (
+    ClaimState,
     Collective,
     Figure,
     Placement,
     ProgramSettings,
     RunSpec,
-    State,
     TrainSteps,
 )
 
 CLAIMS = {c.id: c for c in claims()}
-HOLDS, FAILS, UNTOLD = State.HOLDS, State.DOES_NOT_HOLD, State.CANNOT_BE_TESTED_HERE
+HOLDS, FAILS, UNTOLD = ClaimState.HOLDS, ClaimState.DOES_NOT_HOLD, ClaimState.CANNOT_BE_TESTED_HERE
 
 
 @pytest.fixture

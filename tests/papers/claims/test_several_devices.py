@@ -2,9 +2,9 @@ import dataclasses
 
 import pytest
 
-from cubemesh.schema import Figure, Placement, RunSpec, State, Train
+from cubemesh.schema import ClaimState, Figure, Placement, RunSpec, Train
 
-HOLDS, FAILS, UNTOLD = State.HOLDS, State.DOES_NOT_HOLD, State.CANNOT_BE_TESTED_HERE
+HOLDS, FAILS, UNTOLD = ClaimState.HOLDS, ClaimState.DOES_NOT_HOLD, ClaimState.CANNOT_BE_TESTED_HERE
 
 
 def trained_on(record_of, devices, scaling, loss):

@@ -1,8 +1,8 @@
-"""The two ways a source holds its images: ready for the network, or raw and scaled on the way.
+"""Image sources held in memory: float images ready for the network, or raw bytes scaled on the way.
 
-`Ready` keeps float32 images in the network's shape, one after the other in memory, so that a batch
-is one gather. `Raw` keeps bytes in the data set's own shape, in memory or in mapped files, and
-converts, resizes and repeats channels for each batch. `prepared` chooses: ready where the whole set
+`FloatImages` holds float32 images in the network's shape, contiguous in memory, so a batch is one
+gather. `RawImages` holds bytes in the data set's own shape, in memory or in mapped files, and
+converts, resizes and repeats channels for each batch. `prepared` chooses: float if the whole set
 fits `CACHE_BYTES`, raw otherwise. Both give the same values.
 """
 
@@ -21,7 +21,7 @@ from cubemesh.errors import UsageError
 _CHUNK = 1024
 
 
-class Ready:
+class FloatImages:
     """Images kept in the network's shape.
 
     `images` is (samples, channels, height, width) in float32, C-contiguous; `labels` (samples,).
@@ -51,7 +51,7 @@ class Ready:
         return into
 
 
-class Raw:
+class RawImages:
     """Images kept as bytes, scaled when they are asked for.
 
     `parts` are arrays (n, …) of uint8, all of the same length n, whose rows hold one image of
@@ -113,7 +113,7 @@ class Raw:
         return gathered
 
 
-def prepared(raw: Raw) -> Source:
+def prepared(raw: RawImages) -> Source:
     """`raw` itself, or its images made ready once and for all where they fit `CACHE_BYTES`."""
     if raw.samples * image_bytes(raw.shape) > CACHE_BYTES:
         return raw
@@ -122,7 +122,7 @@ def prepared(raw: Raw) -> Source:
         numbers = np.arange(start, min(start + _CHUNK, raw.samples))
         here = slice(start, start + len(numbers))
         raw.batch(numbers, Batch(images=whole.images[here], labels=whole.labels[here]))
-    return Ready(raw.name, whole.images, whole.labels, raw.classes)
+    return FloatImages(raw.name, whole.images, whole.labels, raw.classes)
 
 
 def check_indices(indices: Indices, samples: int) -> None:

@@ -1,4 +1,4 @@
-"""CIFAR-10 from a folder the user names, in its published binary or Python format.
+"""CIFAR-10 from a folder of the user, in its published binary or Python format.
 
 60,000 colour images of 32×32 in 10 classes (A. Krizhevsky, "Learning Multiple Layers of Features
 from Tiny Images", 2009): data_batch_1.bin to data_batch_5.bin for training and test_batch.bin for
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cubemesh.data.images.arrays import Raw, prepared
+from cubemesh.data.images.arrays import RawImages, prepared
 from cubemesh.data.images.cifar10_python import read_batch
 from cubemesh.data.source import Shape, Source, Split, check_classes
 from cubemesh.errors import DataError
@@ -50,7 +50,7 @@ def open_cifar10(path: Path, split: Split, shape: Shape, classes: int) -> Source
     else:
         records = [_mapped(folder / name) for name in FILES[split]]
         batches = [(r[:, 1:], r[:, 0].astype(np.int64)) for r in records]
-    raw = Raw(
+    raw = RawImages(
         "cifar-10",
         [images for images, _ in batches],
         np.concatenate([labels for _, labels in batches]),

@@ -1,4 +1,4 @@
-"""CIFAR-10 in its published Python format: pickles, read by an unpickler that runs nothing.
+"""CIFAR-10 in its Python format: pickles, read by an unpickler that runs no code.
 
 Each of data_batch_1 to data_batch_5 and test_batch is a pickled dictionary with b"data", an array
 (10000, 3072) of bytes, and b"labels", a list of 10,000 numbers. A pickle may name any function to

@@ -1,4 +1,4 @@
-"""How does an encoded image become pixels of the size a network takes, whoever made the file?
+"""Image decoding to the size a network takes; files are not trusted.
 
 Pillow decodes (its C code leaves Python's lock, so threads help). Nothing in a file is trusted: the
 header alone decides whether it is decoded at all, by its format and its number of pixels, and
@@ -59,7 +59,7 @@ AREA, RATIO, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10
 _LOG_RATIO = math.log(RATIO[0]), math.log(RATIO[1])
 
 
-class SetAside(Exception):
+class Skipped(Exception):
     """An image that cannot be used; the message is the reason, the same for all of its kind."""
 
 
@@ -73,7 +73,7 @@ class Decoded:
 
 
 @dataclass(frozen=True)
-class Draw:
+class Augmentation:
     """What decides how an image looks in one epoch of training."""
 
     seed: int
@@ -117,17 +117,19 @@ class Decoder:
         self._max_pixels = max_pixels
         self._large = threading.Lock()
 
-    def decode(self, data: bytes, name: str, number: int = 0, draw: Draw | None = None) -> Decoded:
+    def decode(
+        self, data: bytes, name: str, number: int = 0, draw: Augmentation | None = None
+    ) -> Decoded:
         """The image in `data`, cropped as `draw` says for image `number`, or for evaluation.
 
         SetAside with the reason where it cannot be used; MemoryError is left to the caller.
         """
         if not data:
-            raise SetAside("empty file")
+            raise Skipped("empty file")
         with _reasons(), self._image.open(io.BytesIO(data), formats=FORMATS) as image:
             width, height = image.size
             if width * height > self._max_pixels:
-                raise SetAside("too many pixels")
+                raise Skipped("too many pixels")
             box, mirrored = self.crop(number, width, height, draw)
             format_ = "JPEG" if image.format in JPEGS else image.format
             animated = format_ in ("GIF", "PNG") and getattr(image, "is_animated", False)
@@ -141,7 +143,9 @@ class Decoder:
             pixels = pixels[:, :, ::-1]
         return Decoded(pixels, converted)
 
-    def crop(self, number: int, width: int, height: int, draw: Draw | None) -> tuple[Box, bool]:
+    def crop(
+        self, number: int, width: int, height: int, draw: Augmentation | None
+    ) -> tuple[Box, bool]:
         """What of image `number` the network sees as `draw` says, or for evaluation; and whether it
         is mirrored."""
         if draw is None:
@@ -152,7 +156,7 @@ class Decoder:
         """All of the image in `data`, in its own size; SetAside with the reason."""
         with _reasons(), self._image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.size[0] * image.size[1] > self._max_pixels:
-                raise SetAside("too many pixels")
+                raise Skipped("too many pixels")
             return _channels_first(self._plain(image))
 
     def _pixels(self, image: Any, box: Box) -> Pixels:
@@ -218,10 +222,10 @@ def _reasons() -> Iterator[None]:
     """Whatever a decoder raises about a file made to confuse it, as a reason."""
     try:
         yield
-    except (SetAside, MemoryError):
+    except (Skipped, MemoryError):
         raise
     except Exception as error:
-        raise SetAside(_reason(error)) from error
+        raise Skipped(_reason(error)) from error
 
 
 def _reason(error: Exception) -> str:

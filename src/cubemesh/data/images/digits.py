@@ -1,4 +1,4 @@
-"""1,797 real handwritten digits, carried by cubemesh, so that accuracy can be measured offline.
+"""Digits: 1,797 real handwritten digits, carried by cubemesh for offline training.
 
 8×8 grey images with values 0 to 16: the test set of "Optical Recognition of Handwritten Digits"
 (E. Alpaydin, C. Kaynak, UCI Machine Learning Repository, 1998, doi 10.24432/C50P49, CC BY 4.0), as
@@ -13,7 +13,7 @@ from importlib import resources
 import numpy as np
 from numpy.typing import NDArray
 
-from cubemesh.data.images.arrays import Raw, prepared
+from cubemesh.data.images.arrays import RawImages, prepared
 from cubemesh.data.source import Shape, Source, Split, check_classes
 
 CLASSES = 10
@@ -33,7 +33,7 @@ def open_digits(split: Split, shape: Shape, classes: int) -> Source:
     check_classes("digits", CLASSES, classes)
     images, labels = read()
     chosen = split_indices(labels)[split]
-    raw = Raw(
+    raw = RawImages(
         "digits",
         [images[chosen]],
         labels[chosen],

@@ -1,4 +1,4 @@
-"""Photographs that are handed over as they lie in their files, for a device to decode.
+"""Encoded images, passed on undecoded for a device to decode.
 
 The host reads them, looks at their headers and decides what of each the network sees; bytes and
 boxes travel. What a device's decoder would not take (`jpeg.py` says what it takes) the host decodes
@@ -13,22 +13,22 @@ from functools import partial
 import numpy as np
 
 from cubemesh.batches import PADDING, Batch, EncodedBatch, EncodedImage, Pixels
-from cubemesh.data.images.decode import LARGE_PIXELS, Draw, SetAside, conversions
-from cubemesh.data.images.image_source import Images
+from cubemesh.data.images.decode import LARGE_PIXELS, Augmentation, Skipped, conversions
+from cubemesh.data.images.image_source import ImageSource
 from cubemesh.data.images.jpeg_header import plain_header
 
 NOT_PLAIN, LARGE, REFUSED = "no plain JPEG", "large", "refused by the device's decoder"
 """Why the host decodes an image that was for the device."""
 
 
-class StaysEncoded(Images):
+class EncodedSource(ImageSource):
     """Images whose minibatches are `EncodedBatch`: what is plain JPEG is left to the device."""
 
     def empty(self, samples: int) -> Batch:
         """See `Source.empty`."""
         return EncodedBatch(np.empty(samples, object), labels=np.empty(samples, np.int64))
 
-    def made(self, number: int, draw: Draw | None) -> Pixels | EncodedImage | None:
+    def made(self, number: int, draw: Augmentation | None) -> Pixels | EncodedImage | None:
         """The file, or pixels where the device cannot decode it."""
         if self.ledger.is_left_to_host(number):
             return self.decoded(number, draw)
@@ -36,7 +36,7 @@ class StaysEncoded(Images):
             return None
         try:
             data = self.encoded.read(number)
-        except SetAside as reason:
+        except Skipped as reason:
             self.ledger.set_aside(number, str(reason))
             return None
         header = plain_header(data)
@@ -56,16 +56,16 @@ class StaysEncoded(Images):
         )
 
     def put(self, made: Pixels | EncodedImage | None, into: Batch, row: int) -> None:
-        """See `Images.put`."""
+        """See `ImageSource.put`."""
         into.images[row] = np.zeros(self.shape, np.uint8) if made is None else made
 
     def _whole(self, data: bytes) -> Pixels | None:
         try:
             return self.decoder.whole(data)
-        except SetAside:
+        except Skipped:
             return None  # `_by_host` finds the reason
 
-    def _by_host(self, number: int, draw: Draw | None) -> tuple[Pixels, int]:
+    def _by_host(self, number: int, draw: Augmentation | None) -> tuple[Pixels, int]:
         pixels = self._left_to_host(number, draw, REFUSED)
         if pixels is not None:
             return pixels, int(self.encoded.labels[number])
@@ -74,7 +74,7 @@ class StaysEncoded(Images):
             return np.zeros(self.shape, np.uint8), PADDING
         return pixels, int(self.encoded.labels[used])
 
-    def _left_to_host(self, number: int, draw: Draw | None, reason: str) -> Pixels | None:
+    def _left_to_host(self, number: int, draw: Augmentation | None, reason: str) -> Pixels | None:
         pixels = self.decoded(number, draw)
         if pixels is not None:
             self.ledger.leave_to_host(number, reason)

@@ -1,4 +1,4 @@
-"""Where do encoded images lie, and how is one read that may be anything?
+"""Encoded image files: the protocol `EncodedImages`, and safe reading.
 
 `EncodedImages` is what image folders and tar shards have in common: numbered images that are read
 as bytes, each with its class. `read_whole` reads a file without trusting its name: a folder, a
@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cubemesh.data.images.decode import SetAside
+from cubemesh.data.images.decode import Skipped
 from cubemesh.data.page_cache import Extent
 
 MAX_FILE_BYTES = 64 << 20
@@ -71,16 +71,16 @@ def read_whole(path: str | Path) -> bytes:
         try:
             found = os.fstat(descriptor)
             if stat.S_ISDIR(found.st_mode):
-                raise SetAside(_REASONS[errno.EISDIR])
+                raise Skipped(_REASONS[errno.EISDIR])
             if not stat.S_ISREG(found.st_mode):
-                raise SetAside("not a file")
+                raise Skipped("not a file")
             if found.st_size > MAX_FILE_BYTES:
-                raise SetAside("file too large")
+                raise Skipped("file too large")
             return pread(descriptor, found.st_size, 0)
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise SetAside(_REASONS.get(error.errno or 0, "cannot be read")) from error
+        raise Skipped(_REASONS.get(error.errno or 0, "cannot be read")) from error
 
 
 def pread(descriptor: int, size: int, offset: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Photographs made of chance, in JPEG files of realistic size: what reading and decoding cost.
+"""Generated JPEG photographs of realistic size, for input benchmarks.
 
 1,024 files of 500 × 375 pixels and about 110 kB, as ImageNet's are in the mean, in ten classes.
 They are 128 different pictures, large soft shapes with grain on them, written eight times each: as
@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from cubemesh.data.images.decode import load_decoder
-from cubemesh.data.images.open_images import Reading, open_images
+from cubemesh.data.images.open_images import ImageOptions, open_images
 from cubemesh.data.source import Shape, Source, Split
 from cubemesh.errors import DataError
 
@@ -35,7 +35,7 @@ VERSION = 1
 """Of what is made: another version has a folder of its own."""
 
 
-def open_made(split: Split, shape: Shape, classes: int, reading: Reading) -> Source:
+def open_made(split: Split, shape: Shape, classes: int, reading: ImageOptions) -> Source:
     """The images of `split`, made if they are not there; else as `open_images`."""
     source = open_images(folder(), split, shape, classes, reading)
     source.name = NAME

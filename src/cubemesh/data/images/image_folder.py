@@ -1,4 +1,4 @@
-"""Images in folders, a folder a class: how ImageNet lies on most disks.
+"""Image folders, one folder per class, as ImageNet is usually stored.
 
 `train/CLASS/IMAGE` and `val/CLASS/IMAGE`; or `CLASS/IMAGE` alone, and then every tenth image of a
 class is for validation. Classes are numbered in the order of their names. An image is whatever ends

@@ -1,4 +1,4 @@
-"""Photographs in files of their own or in tar shards, decoded each time they are asked for.
+"""Image source: photographs in files or tar shards, decoded whenever they are read.
 
 An image that cannot be used never stops a training: its place in the minibatch is taken by the next
 one that can (by number, and so of the same class mostly), and it is written into the ledger with
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from cubemesh.batches import PADDING, Batch, EncodedImage, Pixels
 from cubemesh.data.images.arrays import check_indices
-from cubemesh.data.images.decode import PILLOW_PIXELS, Decoder, Draw, SetAside
+from cubemesh.data.images.decode import PILLOW_PIXELS, Augmentation, Decoder, Skipped
 from cubemesh.data.images.files import EncodedImages
-from cubemesh.data.images.skipped_images import Ledger, Tally
-from cubemesh.data.page_cache import resident_share
+from cubemesh.data.images.skipped_images import ImageCounts, SkippedImages
+from cubemesh.data.page_cache import resident_fraction
 from cubemesh.data.source import Epoch, Indices, Shape, Split, empty_batch
 from cubemesh.errors import DataError
 from cubemesh.units import format_count
@@ -33,7 +33,7 @@ LOOKED_AT = 512
 T = TypeVar("T")
 
 
-class Images:
+class ImageSource:
     """A `Source` of encoded images; `HasEpochs`: in training each epoch crops them anew."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Images:
         self.classes = len(encoded.classes)
         self.split = split
         self.max_pixels = max_pixels
-        self.ledger = Ledger()
+        self.ledger = SkippedImages()
         self.decoder = Decoder(*shape, max_pixels)
 
     def empty(self, samples: int) -> Batch:
@@ -60,23 +60,23 @@ class Images:
     def epoch(self, number: int, seed: int) -> Epoch:
         """See `HasEpochs`: cropped and mirrored by chance, in an order that suits the files."""
         order = self.encoded.order(np.random.default_rng((seed, number)))
-        return Epoch(source=_Drawn(self, Draw(seed, number)), order=order)
+        return Epoch(source=_Drawn(self, Augmentation(seed, number)), order=order)
 
     def in_page_cache(self) -> float | None:
         """The share of the files that is in memory, looked at in 512 of them; None: not known."""
         looked = np.linspace(0, self.samples - 1, min(self.samples, LOOKED_AT)).astype(np.int64)
-        return resident_share(map(self.encoded.extent, looked.tolist()))
+        return resident_fraction(map(self.encoded.extent, looked.tolist()))
 
     def mean_bytes(self) -> float:
         """Bytes of an encoded image, in the mean of the same ones."""
         looked = np.linspace(0, self.samples - 1, min(self.samples, LOOKED_AT)).astype(np.int64)
         return float(np.mean([self.encoded.extent(n).size for n in looked.tolist()]))
 
-    def tally(self, tried: NDArray[np.bool_]) -> Tally:
+    def tally(self, tried: NDArray[np.bool_]) -> ImageCounts:
         """What was set aside and converted of the samples marked in `tried`."""
         return self.ledger.tally(tried, self.encoded.name, self.encoded.ignored)
 
-    def drawn(self, indices: Indices, into: Batch | None, draw: Draw | None) -> Batch:
+    def drawn(self, indices: Indices, into: Batch | None, draw: Augmentation | None) -> Batch:
         """As `batch`, cropped as `draw` says. DataError where not one image can be used."""
         check_indices(indices, self.samples)
         into = into or self.empty(len(indices))
@@ -91,7 +91,7 @@ class Images:
             into.labels[row] = PADDING if used is None else self.encoded.labels[used]
         return into
 
-    def made(self, number: int, draw: Draw | None) -> Pixels | EncodedImage | None:
+    def made(self, number: int, draw: Augmentation | None) -> Pixels | EncodedImage | None:
         """What a minibatch holds of image `number`; None where it is set aside."""
         return self.decoded(number, draw)
 
@@ -121,14 +121,14 @@ class Images:
             f"None of the {format_count(self.ledger.aside)} images tried can be used: {reasons}."
         )
 
-    def decoded(self, number: int, draw: Draw | None = None) -> Pixels | None:
+    def decoded(self, number: int, draw: Augmentation | None = None) -> Pixels | None:
         """Image `number`, decoded here; None where it is set aside."""
         if self.ledger.reason(number) is not None:
             return None
         try:
             data = self.encoded.read(number)
             image = self.decoder.decode(data, self.encoded.name(number), number, draw)
-        except SetAside as reason:
+        except Skipped as reason:
             self.ledger.set_aside(number, str(reason))
             return None
         if image.converted:
@@ -140,8 +140,8 @@ class Images:
 class _Drawn:
     """`images` as they look in one epoch of training."""
 
-    images: Images
-    draw: Draw
+    images: ImageSource
+    draw: Augmentation
 
     def batch(self, indices: Indices, into: Batch | None = None) -> Batch:
         """See `Source.batch`."""

@@ -1,4 +1,4 @@
-"""Which JPEG can be left to a device's decoder, by its header alone?
+"""JPEG header parser: whether a device can decode a file.
 
 A JPEG is a row of segments: FF, a byte that names the segment, two bytes of length, content (ITU-T
 T.81, annex B). Size and kind stand in the frame header, before the first scan. Reading them here
@@ -29,7 +29,7 @@ _ADOBE = 0xEE
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class JpegHeader:
     """What a decoder is about to find."""
 
     width: int
@@ -51,12 +51,12 @@ class Header:
         return "L" if self.colours == 1 else "RGB"
 
 
-def plain_header(data: bytes) -> Header | None:
+def plain_header(data: bytes) -> JpegHeader | None:
     """The header of a plain JPEG; None where `data` is none."""
     if data[:2] != b"\xff\xd8" or data[-2:] != b"\xff\xd9":
         return None
     at = 2
-    found: Header | None = None
+    found: JpegHeader | None = None
     while at + 4 <= len(data) and data[at] == 0xFF:
         kind = data[at + 1]
         if kind == 0xFF:  # any number of them may fill the space between segments
@@ -78,7 +78,7 @@ def plain_header(data: bytes) -> Header | None:
     return None
 
 
-def _frame(content: bytes, progressive: bool) -> Header | None:
+def _frame(content: bytes, progressive: bool) -> JpegHeader | None:
     """What a frame header says of 8 bits and one or three colours."""
     if len(content) < 6:
         return None
@@ -88,7 +88,7 @@ def _frame(content: bytes, progressive: bool) -> Header | None:
         return None
     if len(content) != 6 + 3 * colours:
         return None
-    return Header(width, height, colours, progressive)
+    return JpegHeader(width, height, colours, progressive)
 
 
 def _says_rgb(content: bytes) -> bool:

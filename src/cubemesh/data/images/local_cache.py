@@ -1,4 +1,4 @@
-"""A slow source of images is read once: what has come from it is kept on a local disk.
+"""Local cache: images from a slow source are stored on a local disk.
 
 Document 002, section 2.1: working sets are staged and cached on the local disks while training
 runs. The first epoch reads from the source; each image that comes is handed to a thread that
@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 
 from cubemesh.data.images.files import EncodedImages, pread
-from cubemesh.data.images.timed_reader import Wrapped
+from cubemesh.data.images.timed_reader import WrappedReader
 from cubemesh.errors import UsageError
 
 LIMIT_BYTES = 100 << 30
@@ -41,7 +41,7 @@ WAITING = 64
 _NOWHERE = -1
 
 
-class Staged(Wrapped):
+class LocalCache(WrappedReader):
     """Encoded images that are read from a pack in `folder` once they have come from where they lie.
 
     UsageError where the folder cannot be written to. `close` it, or its pack is forgotten.

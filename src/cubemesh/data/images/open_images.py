@@ -1,5 +1,4 @@
-"""From a folder of photographs to a source: found, opened, read as asked for, and decoded here, by
-the device, or once for all."""
+"""Opening of image data: folders or tar shards to a source, with the options for reading."""
 
 from __future__ import annotations
 
@@ -11,16 +10,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cubemesh.data.images.arrays import Raw
+from cubemesh.data.images.arrays import RawImages
 from cubemesh.data.images.decode import PILLOW_PIXELS
-from cubemesh.data.images.encoded_source import StaysEncoded
+from cubemesh.data.images.encoded_source import EncodedSource
 from cubemesh.data.images.files import EncodedImages
 from cubemesh.data.images.image_folder import ImageFolder, check_folder
-from cubemesh.data.images.image_source import DECODED, NAME, Images
-from cubemesh.data.images.local_cache import LIMIT_BYTES, Staged
-from cubemesh.data.images.skipped_images import Tally
+from cubemesh.data.images.image_source import DECODED, NAME, ImageSource
+from cubemesh.data.images.local_cache import LIMIT_BYTES, LocalCache
+from cubemesh.data.images.skipped_images import ImageCounts
 from cubemesh.data.images.tar_shards import TarShards, find_shards
-from cubemesh.data.images.timed_reader import Dropping
+from cubemesh.data.images.timed_reader import UncachedReader
 from cubemesh.data.source import Shape, Source, Split, check_classes
 from cubemesh.errors import DataError, UsageError
 from cubemesh.units import format_count
@@ -30,7 +29,7 @@ KEPT_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class ImageOptions:
     """How images are read."""
 
     max_pixels: int = PILLOW_PIXELS
@@ -69,14 +68,14 @@ def check_files(path: Path) -> None:
 
 
 def open_images(
-    path: Path, split: Split, shape: Shape, classes: int, reading: Reading | None = None
+    path: Path, split: Split, shape: Shape, classes: int, reading: ImageOptions | None = None
 ) -> Source:
     """The images of `split`, for a network of `classes` classes fed `shape`.
 
     Unsupported where the decoder is missing; DataError and UsageError as `check_files` and where
     the network has fewer classes.
     """
-    reading = reading or Reading()
+    reading = reading or ImageOptions()
     if shape[0] not in (1, 3):
         raise UsageError(
             f"{NAME} has images of 1 or 3 channels and the network takes {shape[0]}. Choose "
@@ -87,20 +86,20 @@ def open_images(
     encoded: EncodedImages = TarShards(shards, split) if shards else ImageFolder(path, split)
     check_classes(NAME, len(encoded.classes), classes)
     if reading.drop_page_cache:
-        encoded = Dropping(encoded)
+        encoded = UncachedReader(encoded)
     if reading.stage_folder is not None:
-        encoded = Staged(encoded, reading.stage_folder, reading.stage_limit_bytes)
+        encoded = LocalCache(encoded, reading.stage_folder, reading.stage_limit_bytes)
     if reading.stays_encoded:
-        return StaysEncoded(encoded, shape, split, reading.max_pixels)
-    images = Images(encoded, shape, split, reading.max_pixels)
-    return Kept(images) if reading.cache_decoded else images
+        return EncodedSource(encoded, shape, split, reading.max_pixels)
+    images = ImageSource(encoded, shape, split, reading.max_pixels)
+    return CachedImages(images) if reading.cache_decoded else images
 
 
-class Kept(Raw):
+class CachedImages(RawImages):
     """Images decoded once, cut as for evaluation, and kept in memory as bytes: as many as fit
     `KEPT_BYTES`, taken evenly from all. Those that cannot be used are left out."""
 
-    def __init__(self, images: Images) -> None:
+    def __init__(self, images: ImageSource) -> None:
         fit = KEPT_BYTES // int(np.prod(images.shape))
         tried = np.linspace(0, images.samples - 1, min(images.samples, fit)).astype(np.int64)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -121,7 +120,7 @@ class Kept(Raw):
         self._tried = np.zeros(images.samples, np.bool_)
         self._tried[tried] = True
 
-    def tally(self, tried: NDArray[np.bool_]) -> Tally:
+    def tally(self, tried: NDArray[np.bool_]) -> ImageCounts:
         """What was set aside and converted of the images that were decoded, which all were tried
         before the first step."""
         return self._images.tally(self._tried)

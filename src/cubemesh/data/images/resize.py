@@ -1,4 +1,4 @@
-"""How does an image of one size become one of another?
+"""Image resizing.
 
 Bilinear interpolation with half-pixel centres: output pixel i lies over input position
 (i + ½)·n_in/n_out - ½, positions beyond the first and last centre take the edge's value, and the

@@ -1,4 +1,4 @@
-"""Which images could not be used, which had to be converted, and which only the host could decode?
+"""Skipped images: what could not be used or had to be converted, with reasons.
 
 Every image that is tried and found wanting is written down once, by its number, with the reason.
 The tally is over the images whose turn had come, so that it does not depend on how far threads had
@@ -20,7 +20,7 @@ EXAMPLES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tally:
+class ImageCounts:
     """How many images were set aside and converted, of those that were tried."""
 
     tried: int
@@ -42,8 +42,8 @@ class Tally:
         """Images set aside, for whatever reason."""
         return sum(self.set_aside.values())
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(
+    def __add__(self, other: ImageCounts) -> ImageCounts:
+        return ImageCounts(
             tried=self.tried + other.tried,
             set_aside=_sum(self.set_aside, other.set_aside),
             examples={
@@ -61,7 +61,7 @@ def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
     return dict(Counter(one) + Counter(other))
 
 
-class Ledger:
+class SkippedImages:
     """What was found wrong, by image; threads may write at the same time."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class Ledger:
         tried: NDArray[np.bool_],
         name_of: Callable[[int], str],
         ignored: Mapping[str, int] | None = None,
-    ) -> Tally:
+    ) -> ImageCounts:
         """What is known of the images marked in `tried` (samples,)."""
         with self._lock:
             aside = {n: r for n, r in sorted(self._aside.items()) if tried[n]}
@@ -119,7 +119,7 @@ class Ledger:
             names = examples.get(reason, ())
             if len(names) < EXAMPLES:
                 examples[reason] = (*names, name_of(number))
-        return Tally(
+        return ImageCounts(
             tried=int(tried.sum()),
             set_aside=dict(Counter(aside.values())),
             examples=examples,

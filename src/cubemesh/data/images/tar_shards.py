@@ -1,4 +1,4 @@
-"""Images in plain tar files, read from front to end: what a disk or a network serves fastest.
+"""Tar shards: images in plain tar files, read sequentially.
 
 Members follow WebDataset's naming: `KEY.jpg` (or .jpeg, .png, .gif, .bmp) with its class in
 `KEY.cls`, a number as text, or in `KEY.json` under "label" or "cls"; or else the folder in the
@@ -30,7 +30,7 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from cubemesh.data.images.decode import SUFFIXES, SetAside
+from cubemesh.data.images.decode import SUFFIXES, Skipped
 from cubemesh.data.images.files import MAX_FILE_BYTES, identity_of, pread, readable
 from cubemesh.data.images.image_folder import SPLITS, is_of
 from cubemesh.data.page_cache import Extent
@@ -89,15 +89,15 @@ class TarShards:
         """See `EncodedImages.read`."""
         size = int(self._size[number])
         if size > MAX_FILE_BYTES:
-            raise SetAside("file too large")
+            raise Skipped("file too large")
         path = self._files[self._shard[number]]
         try:
             file = self._open.get(path)
             data = pread(file.descriptor, size, int(self._offset[number]))
         except OSError as error:
-            raise SetAside("cannot be read") from error
+            raise Skipped("cannot be read") from error
         if len(data) < size:
-            raise SetAside("truncated")
+            raise Skipped("truncated")
         return data
 
     def name(self, number: int) -> str:

@@ -1,7 +1,7 @@
-"""Encoded images that are read in another way than from where they lie.
+"""Readers of encoded images that change where the bytes come from.
 
-`Dropping` makes every file as cold as one of a set larger than the memory: its pages are dropped as
-soon as it was read. `InMemory` has the bytes already, so that only decoding is left.
+`UncachedReader` drops a file's pages from the page cache as soon as it was read, as if the set were
+larger than the memory. `InMemoryReader` has the bytes in memory, so only decoding is left.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from cubemesh.data.images.decode import SetAside
+from cubemesh.data.images.decode import Skipped
 from cubemesh.data.images.files import EncodedImages
 from cubemesh.data.page_cache import Extent, drop
 
@@ -19,7 +19,7 @@ MEMORY_BYTES = 256 << 20
 """Most that encoded images take which are kept in memory."""
 
 
-class Wrapped:
+class WrappedReader:
     """`EncodedImages` like those given."""
 
     def __init__(self, encoded: EncodedImages) -> None:
@@ -49,7 +49,7 @@ class Wrapped:
         return self._encoded.identity()
 
 
-class Dropping(Wrapped):
+class UncachedReader(WrappedReader):
     """Encoded images whose pages are dropped from memory now, and as soon as they were read."""
 
     def __init__(self, encoded: EncodedImages) -> None:
@@ -64,7 +64,7 @@ class Dropping(Wrapped):
         return data
 
 
-class InMemory(Wrapped):
+class InMemoryReader(WrappedReader):
     """Encoded images whose bytes are read now: the first that fit `MEMORY_BYTES` stand for all."""
 
     def __init__(self, encoded: EncodedImages) -> None:
@@ -74,7 +74,7 @@ class InMemory(Wrapped):
         for number in range(len(encoded.labels)):
             try:
                 self._data.append(encoded.read(number))
-            except SetAside:
+            except Skipped:
                 self._data.append(b"")
             size_bytes += len(self._data[-1])
             if size_bytes >= MEMORY_BYTES:

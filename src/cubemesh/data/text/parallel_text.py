@@ -1,4 +1,4 @@
-"""Sentences of two languages, the second the translation of the first, from files the user names.
+"""Parallel text: sentence pairs for translation, from files of the user.
 
 Either a folder with `source.txt` and `target.txt`, one sentence a line and line for line the same,
 or one file with a tab between the two. A word is what stands between white space; one vocabulary

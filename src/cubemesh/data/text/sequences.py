@@ -1,4 +1,4 @@
-"""Sequences of tokens, ready in memory, and some made of chance to measure speed with.
+"""Token sequences in memory, and synthetic ones for measuring speed.
 
 A source of sequences hands out what each input of a network takes, (n, length) of whole numbers,
 and a label for each position, (n, length). A position whose label is -1 is padding: it is fed like

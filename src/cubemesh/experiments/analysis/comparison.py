@@ -12,8 +12,8 @@ from cubemesh.schema import Answer, Cell, Column, Figure, Finding, NetworkWork, 
 from cubemesh.schema.comparison import Difference, Ratio
 from cubemesh.schema.record import AGAINST
 from cubemesh.schema.serialization import to_plain
-from cubemesh.store.compare import Compared
-from cubemesh.store.select import PARTS, Selected, shown
+from cubemesh.store.compare import StoredComparison
+from cubemesh.store.select import PARTS, RunSelection, format_value
 
 THRESHOLD_BREACHED = 99
 """Exit code of `--fail-below`."""
@@ -89,7 +89,7 @@ def changes(record: RunRecord) -> tuple[tuple[str, str, str], ...]:
         return ()
     first, second = to_plain(record.spec), to_plain(other)
     return tuple(
-        (name, shown(first[part].get(name)), shown(value))
+        (name, format_value(first[part].get(name)), format_value(value))
         for part in PARTS
         for name, value in second[part].items()
         if first[part].get(name) != value
@@ -199,7 +199,7 @@ def _notes(records: Sequence[RunRecord]) -> list[str]:
     return notes
 
 
-def comparison_answer(found: Compared, gate: Gate | None = None) -> Answer:
+def comparison_answer(found: StoredComparison, gate: Gate | None = None) -> Answer:
     """The answer of `cubemesh compare`."""
     ratio = found.ratio
     notes = [f"Method of the interval: {ratio.method}."]
@@ -238,7 +238,7 @@ def comparison_answer(found: Compared, gate: Gate | None = None) -> Answer:
     return mark_simulated(answer, [*found.first.records, *found.second.records])
 
 
-def _sides(found: Compared) -> Table:
+def _sides(found: StoredComparison) -> Table:
     rows = []
     for name, side in (("A", found.first), ("B", found.second)):
         windows = [w for r in side.records for w in r.measured]
@@ -267,11 +267,11 @@ def _sides(found: Compared) -> Table:
     )
 
 
-def _what(side: Selected) -> str:
+def _what(side: RunSelection) -> str:
     return f"{_name(side.records[0])}, {side.records[0].started_utc[:10]}"
 
 
-def _different(found: Compared) -> tuple[Table, ...]:
+def _different(found: StoredComparison) -> tuple[Table, ...]:
     if not found.differences:
         return ()
     return (

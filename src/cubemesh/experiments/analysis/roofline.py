@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from cubemesh.forecast.roofline import LayerPoint, measured_roof, points_of
-from cubemesh.forecast.utilization import Limits, stated
+from cubemesh.forecast.utilization import Limits, datasheet_limits
 from cubemesh.schema import Axis, Cell, Chart, Column, Line, Point, RunRecord, Table
 from cubemesh.units import format_quantity
 
@@ -36,7 +36,7 @@ def roofline(record: RunRecord, name: str = "roofline") -> Chart | None:
     points = points_of(record, roof)
     if not points:
         return None
-    sheet = stated(record)
+    sheet = datasheet_limits(record)
     ends = [p.intensity for p in points]
     for limits in (roof, sheet):
         if limits.flops_per_s and limits.bytes_per_s:

@@ -25,7 +25,7 @@ from cubemesh.experiments.sequential_equivalence.divergence_causes import (
     of_start,
 )
 from cubemesh.experiments.sequential_equivalence.sketch_distance import mean_of, relative
-from cubemesh.schema import Figure, Replica, RunRecord
+from cubemesh.schema import Figure, RankTrace, RunRecord
 
 TOLERANCES = {"fp64": 1e-10, "fp32": 1e-4}
 """Largest distance at which two gradients or losses count as the same, by precision."""
@@ -153,17 +153,17 @@ def compare(
     )
 
 
-def _start(ranks: Sequence[Replica], one: Replica) -> float:
+def _start(ranks: Sequence[RankTrace], one: RankTrace) -> float:
     return max(relative(r.weights, one.weights) for r in ranks)
 
 
-def _fed(ranks: Sequence[Replica], one: Replica) -> float:
+def _fed(ranks: Sequence[RankTrace], one: RankTrace) -> float:
     """In how many of the steps that were looked at the ranks together were fed other samples."""
     steps = zip(one.fed, *(r.fed for r in ranks), strict=True)
     return float(sum(sorted(own) != sorted(sum(parts, ())) for own, *parts in steps))
 
 
-def _losses(run: RunRecord, one: Replica) -> float:
+def _losses(run: RunRecord, one: RankTrace) -> float:
     """The largest difference of the first losses; of several ranks their mean is the loss."""
     by_step = zip(*(r.losses for r in run.replicas), strict=True)
     together = [math.fsum(losses) / len(run.replicas) for losses in by_step]

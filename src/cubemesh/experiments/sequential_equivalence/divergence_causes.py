@@ -30,7 +30,7 @@ from cubemesh.experiments.sequential_equivalence.sketch_distance import (
     weights_in,
 )
 from cubemesh.networks.layers import BatchNorm, Dropout
-from cubemesh.schema import NetworkWork, Replica, RunRecord
+from cubemesh.schema import NetworkWork, RankTrace, RunRecord
 from cubemesh.units import format_list
 
 NEAR = 0.02
@@ -50,7 +50,7 @@ class DivergenceCause:
     remedy: str
 
 
-def of_start(ranks: Sequence[Replica], one: Replica, limit: float) -> DivergenceCause:
+def of_start(ranks: Sequence[RankTrace], one: RankTrace, limit: float) -> DivergenceCause:
     """Ranks that began from other weights or were fed other samples."""
     other_weights = {r.rank for r in ranks if relative(r.weights, one.weights) > limit}
     other_samples = {r.rank for r in ranks if r.fed != _part(r, one, len(ranks))}
@@ -85,7 +85,7 @@ def of_start(ranks: Sequence[Replica], one: Replica, limit: float) -> Divergence
     )
 
 
-def _part(replica: Replica, one: Replica, ranks: int) -> tuple[tuple[int, ...], ...]:
+def _part(replica: RankTrace, one: RankTrace, ranks: int) -> tuple[tuple[int, ...], ...]:
     """The samples that are this rank's own part of what one device is fed."""
     own = []
     for fed in one.fed:
@@ -94,7 +94,7 @@ def _part(replica: Replica, one: Replica, ranks: int) -> tuple[tuple[int, ...], 
     return tuple(own)
 
 
-def _skipped(replica: Replica, one: Replica, ranks: int) -> tuple[int, int] | None:
+def _skipped(replica: RankTrace, one: RankTrace, ranks: int) -> tuple[int, int] | None:
     """(the first step with other samples, by how many steps they come too early)."""
     due = _part(replica, one, ranks)
     fed_and_due = zip(replica.fed, due, strict=True)
@@ -105,7 +105,7 @@ def _skipped(replica: Replica, one: Replica, ranks: int) -> tuple[int, int] | No
     return None
 
 
-def of_gradients(run: RunRecord, one: Replica, limit: float) -> DivergenceCause:
+def of_gradients(run: RunRecord, one: RankTrace, limit: float) -> DivergenceCause:
     """Own gradients whose mean is another, though weights and samples are the same."""
     ranks = run.replicas
     found = distances(sum_of(r.outputs for r in ranks), one.outputs)
@@ -149,7 +149,7 @@ def _of_layer(run: RunRecord, name: str, far: float) -> DivergenceCause:
     )
 
 
-def of_exchange(ranks: Sequence[Replica]) -> DivergenceCause:
+def of_exchange(ranks: Sequence[RankTrace]) -> DivergenceCause:
     """An exchanged gradient that is not the mean of the ranks' own."""
     count = len(ranks)
     shares, rest = weights_in(ranks[0].gradients, [r.own_gradients for r in ranks])
@@ -192,7 +192,7 @@ def of_exchange(ranks: Sequence[Replica]) -> DivergenceCause:
     )
 
 
-def of_replicas(ranks: Sequence[Replica], limit: float) -> DivergenceCause:
+def of_replicas(ranks: Sequence[RankTrace], limit: float) -> DivergenceCause:
     """Ranks that hold other weights than the first in the end."""
     away = {r.rank for r in ranks if relative(r.final_weights, ranks[0].final_weights) > limit}
     return DivergenceCause(

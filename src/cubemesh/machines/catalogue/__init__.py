@@ -1,4 +1,4 @@
-"""What does a known device do by its datasheet? Figures with their sources, found by its name.
+"""Catalogue of datasheets: a device's figures with their sources, found by its name.
 
 The datasheets are TOML files beside this one, a table a device. Whoever is not in them is unknown,
 and what a datasheet does not state is unknown too: it is measured, or said not to be known, never

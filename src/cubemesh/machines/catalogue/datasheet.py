@@ -1,4 +1,4 @@
-"""What stands in a datasheet: a device's figures, each with the source it was read from."""
+"""Datasheet of a device: figures, each with the source it was read from."""
 
 from __future__ import annotations
 

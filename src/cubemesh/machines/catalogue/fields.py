@@ -1,4 +1,4 @@
-"""Where in a TOML text does a field stand? So that a complaint can name its line.
+"""Field access in a TOML text, with the line number of each field for error messages.
 
 The standard library's reader gives values without their lines; they are found again by the table's
 heading and the key. What does not fit is a DataError that names file, line, field, the value that

@@ -1,4 +1,4 @@
-"""How do the catalogue's files become datasheets? Every line is checked; nothing is guessed.
+"""Loader of the catalogue's datasheets; every line is validated.
 
     [sources]
     maker-2024 = "Maker, Datasheet of the X1 (2024)"

@@ -1,4 +1,4 @@
-"""Which datasheet does a name mean? All of its words must be accounted for.
+"""Datasheet lookup by a device's name; all words of the name must match.
 
 A name is taken apart into words. Makers, sizes of memory, watts and clocks say nothing of the model
 and may be missing from a datasheet's names; every other word must be there, on both sides: "GTX

@@ -1,4 +1,4 @@
-"""What a system of the catalogue, or a user's own, consists of; and where several are a cluster."""
+"""System: GPUs, CPUs and links of one machine, or a cluster of several."""
 
 from __future__ import annotations
 

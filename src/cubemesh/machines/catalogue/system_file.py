@@ -1,4 +1,4 @@
-"""How does a TOML text become a system? docs/topology.md tells what it may hold.
+"""System files: TOML to a `System`; docs/topology.md describes the format.
 
     name = "my-server"
     title = "Four H100 over PCIe"

@@ -1,4 +1,4 @@
-"""How are the parts of a system linked, and what do its links carry together?
+"""Topology of a system: its links, and what they carry together.
 
 `graph.py` holds the nouns; `smi_matrix.py`, `nccl_xml.py` and `probed.py` read them from what
 machines tell of themselves, the catalogue from TOML; `routes.py`, `rings.py`, `trees.py` and

@@ -1,4 +1,4 @@
-"""How much can one half of the GPUs send to the other half, however they are halved?
+"""Bisection bandwidth: what one half of the GPUs can send to the other half.
 
 The bisection bandwidth: of all ways to halve the GPUs, the smallest maximum flow from one half to
 the other, one way, over all links (max-flow min-cut; document 002, footnote 4, adds the links that

@@ -1,5 +1,4 @@
-"""How many switches does a cluster need, what crosses its middle, and what does the next system
-take?
+"""Fat trees: the switches of a cluster, its bisection, and the cost of one more system.
 
 A fat tree: every switch below the top has as many links up as down, so that half of the systems can
 talk to the other half at full speed (C. Leiserson, Fat-trees, IEEE Transactions on Computers C-34,

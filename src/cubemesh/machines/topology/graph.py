@@ -1,4 +1,4 @@
-"""What is linked to what inside one system, how fast and how far? The graph that the rest reads.
+"""Topology graph: devices and links of one system, with bandwidths and distances.
 
 Nodes are GPUs, processors, PCIe switches, host bridges, NVSwitches and network adapters; links have
 a bandwidth for one way (both ways may be used at once) and a latency. All NVSwitches of a system

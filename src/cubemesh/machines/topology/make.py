@@ -1,4 +1,4 @@
-"""How is a link of a known kind made? The one place where speeds and graph meet."""
+"""Link construction: a link of a known kind with its speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a topology file of NCCL say about a system?
+"""Parser of NCCL's topology XML.
 
 NCCL writes it where NCCL_TOPO_DUMP_FILE points (NVIDIA/nccl, src/graph/xml.cc): `system` holds
 `cpu`s, these `pci` devices in one another, bridges (class 0x06) and what hangs below them, `gpu`s

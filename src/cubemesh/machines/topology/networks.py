@@ -1,4 +1,4 @@
-"""How fast are the networks between systems, and how far does a message travel in time?
+"""Networks between systems: bandwidth and latency of each technology.
 
 Rates are one way, of one port. Where a network's makers state a latency from system to system and
 one of a switch, the two are kept apart; where they do not, the figure is NCCL's hardware latency of

@@ -1,4 +1,4 @@
-"""What graph do pairs of devices tell of, each of which says how near its two are?
+"""Topology from pairs of devices, each with the nearest common component.
 
 `nvidia-smi topo -m` and the probe know of every two GPUs (and network adapters) the nearest thing
 that they share: a PCIe switch, a host bridge, a NUMA node, or nothing but the link between sockets.
@@ -36,7 +36,7 @@ class Pair:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class DevicePairs:
     """What is told about a system. Devices are counted through, GPUs first, then adapters."""
 
     name: str
@@ -57,13 +57,13 @@ class Seen:
     notes: tuple[str, ...] = field(default=())
 
 
-def from_pairs(seen: Seen) -> Topology:
+def from_pairs(seen: DevicePairs) -> Topology:
     """The graph; DataError where what is told contradicts itself."""
     return _Builder(seen).build()
 
 
 class _Builder:
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, seen: DevicePairs) -> None:
         self.seen = seen
         self.size = seen.gpus + len(seen.nics)
         numbers = seen.numbers or range(seen.gpus)

@@ -1,4 +1,4 @@
-"""What graph does the probe of this machine tell of?
+"""Topology of the probed machine.
 
 GPUs and the nearness of each two come from NVML (nvidia.py); NVLink's generation from the GPUs'
 compute capability, PCIe's generation and width from NVML too.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from cubemesh.errors import DataError
 from cubemesh.machines.catalogue.names import find
 from cubemesh.machines.topology.graph import Topology
-from cubemesh.machines.topology.pairs import Pair, Seen, from_pairs, generation_of
+from cubemesh.machines.topology.pairs import DevicePairs, Pair, from_pairs, generation_of
 from cubemesh.machines.topology.routes import REACHES, Reach
 from cubemesh.schema import GpuLink, Machine
 
@@ -38,7 +38,7 @@ def topology_of(machine: Machine) -> Topology:
                 )
     sheets = [find(gpu.name) for gpu in gpus]
     return from_pairs(
-        Seen(
+        DevicePairs(
             name=machine.hostname,
             gpus=len(gpus),
             numbers=[gpu.index for gpu in gpus],

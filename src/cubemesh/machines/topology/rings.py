@@ -1,4 +1,4 @@
-"""In which rings do collectives run on these GPUs, and how much do the rings carry together?
+"""Rings for collectives on the GPUs of a system, and their total bandwidth.
 
 A ring goes through every GPU once and back to the first. As NCCL does it (NVIDIA/nccl,
 src/graph/search.cc), rings are looked for over NVLink alone first, then with hops over ever farther

@@ -1,4 +1,4 @@
-"""Which way do bytes take from one GPU to another, and what do transfers leave one another?
+"""Routes between GPUs, and bandwidth sharing between concurrent transfers.
 
 A route is chosen as NCCL chooses it: over NVLink where the two are joined by it, directly or
 through NVSwitches, else over PCIe by the fewest links, between sockets only where nothing nearer

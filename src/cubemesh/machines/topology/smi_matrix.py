@@ -1,4 +1,4 @@
-"""What does the text of `nvidia-smi topo -m` (or `-mp`) say about a system?
+"""Parser of the output of `nvidia-smi topo -m` (or `-mp`).
 
 A matrix: a line and a column for each GPU and each network adapter, and in each field the nearest
 thing two of them share (NVIDIA, System Management Interface, "topo"): `X` itself, `NV#` so many
@@ -13,7 +13,7 @@ import re
 
 from cubemesh.errors import DataError
 from cubemesh.machines.topology.graph import Topology
-from cubemesh.machines.topology.pairs import Pair, Seen, from_pairs
+from cubemesh.machines.topology.pairs import DevicePairs, Pair, from_pairs
 from cubemesh.machines.topology.routes import Reach
 
 MOST_DEVICES = 128
@@ -56,7 +56,7 @@ def read_smi_matrix(text: str, file: str = "nvidia-smi topo -m") -> Topology:
     gpus = [n for n in names if n.startswith("GPU")]
     legend = {m[1]: m[2] for line in lines if (m := _LEGEND.match(line))}
     return from_pairs(
-        Seen(
+        DevicePairs(
             name=file.rpartition("/")[2],
             gpus=len(gpus),
             numbers=[int(n[3:]) for n in gpus],

@@ -1,4 +1,4 @@
-"""How fast is a link of a known kind, one way?
+"""Link speeds by kind, one way.
 
 NVLink: NVIDIA's white papers of P100 to B200, as the five documents and the published topologies
 give them. PCIe: transfers a second × lanes × coding (8b/10b up to generation 2, 128b/130b from 3
@@ -37,7 +37,7 @@ PCIE_WIDTHS = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Smp:
+class SocketLink:
     """How two sockets are joined: one link of the kind, one way."""
 
     name: str
@@ -46,11 +46,11 @@ class Smp:
     """NCCL's figure for GPU traffic across, of all links together."""
 
 
-SMP: dict[str, Smp] = {
-    "qpi-9.6": Smp(name="QPI", bytes_per_s=9.6e9 * 2, sustained_bytes_per_s=6 * GB),
-    "upi-10.4": Smp(name="UPI", bytes_per_s=10.4e9 * 2, sustained_bytes_per_s=10 * GB),
-    "upi-16": Smp(name="UPI 2", bytes_per_s=16e9 * 3, sustained_bytes_per_s=22 * GB),
-    "xgmi-16": Smp(name="xGMI-2", bytes_per_s=16e9 * 2, sustained_bytes_per_s=16 * GB),
+SMP: dict[str, SocketLink] = {
+    "qpi-9.6": SocketLink(name="QPI", bytes_per_s=9.6e9 * 2, sustained_bytes_per_s=6 * GB),
+    "upi-10.4": SocketLink(name="UPI", bytes_per_s=10.4e9 * 2, sustained_bytes_per_s=10 * GB),
+    "upi-16": SocketLink(name="UPI 2", bytes_per_s=16e9 * 3, sustained_bytes_per_s=22 * GB),
+    "xgmi-16": SocketLink(name="xGMI-2", bytes_per_s=16e9 * 2, sustained_bytes_per_s=16 * GB),
 }
 """Broadwell, Skylake, Sapphire Rapids, EPYC 7002."""
 

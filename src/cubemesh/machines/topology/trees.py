@@ -1,4 +1,4 @@
-"""In which trees can data spread over GPUs, and what does the order of sending cost?
+"""Broadcast trees over GPUs, and the double binary tree between systems.
 
 Inside a system: a broadcast in steps, in each of which every GPU that has the data sends it to one
 that has not. Whom to send to first decides: the GPUs are halved where the least bandwidth runs

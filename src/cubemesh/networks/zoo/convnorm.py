@@ -1,4 +1,4 @@
-"""What GoogLeNet and the Inceptions are made of: convolution, batch normalisation, ReLU.
+"""Building block of GoogLeNet and the Inceptions: convolution, batch normalisation, ReLU.
 
 The three nodes are called `<name>.conv`, `<name>.bn` and `<name>.relu`, the first two as in
 torchvision. The convolution has no bias, for the normalisation would take it away again.

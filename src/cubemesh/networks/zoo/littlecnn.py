@@ -1,4 +1,4 @@
-"""LittleCNN, the small network of document 001 ("similar to LeNet-5").
+"""LittleCNN, the small network of the DGX-1 best-practices paper ("similar to LeNet-5").
 
 Two blocks of two 3×3 convolutions (32, then 64 filters) and 2×2 max pooling, a fully connected
 layer of 512, a softmax over the classes; dropout of 0.25, 0.25 and 0.5. The document does not state

@@ -1,4 +1,4 @@
-"""The translator of document 002: an LSTM encoder, an LSTM decoder, attention between them.
+"""Translator of the DGX-1 V100 paper: LSTM encoder, LSTM decoder, attention between them.
 
     encoder     each source token's vector, LSTM
     decoder     each target token's vector, LSTM, begun from tanh(W · the encoder's last output)

@@ -17,7 +17,7 @@ from cubemesh.experiments.scaling.modes import ScalingMode
 from cubemesh.experiments.scaling.report import ScalingGroup
 from cubemesh.papers.claims.evidence import Check, Evidence
 from cubemesh.papers.claims.verdicts import close, every, never, sided, untested
-from cubemesh.schema import Claim, Figure, NetworkWork, RunRecord, State, Verdict
+from cubemesh.schema import Claim, ClaimState, Figure, NetworkWork, RunRecord, Verdict
 
 NEAR_LINEAR = 90.0
 """Percent of efficiency from which on a document's "near linear" is taken to hold."""
@@ -91,7 +91,7 @@ def efficiency_of(
             figure, groups, what = found
             one = close(replace(claim, values=(value,)), figure, what)
             verdicts.append(replace(_from(one, groups), claim=claim))
-        return max(verdicts, key=lambda v: v.state is State.DOES_NOT_HOLD)
+        return max(verdicts, key=lambda v: v.state is ClaimState.DOES_NOT_HOLD)
 
     return check
 

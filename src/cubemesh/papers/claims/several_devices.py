@@ -16,7 +16,7 @@ from cubemesh.experiments.sequential_equivalence.compare import comparable, erro
 from cubemesh.experiments.sequential_equivalence.experiment import comparisons
 from cubemesh.papers.claims.evidence import Check, Evidence
 from cubemesh.papers.claims.verdicts import close, never, untested
-from cubemesh.schema import Claim, Collective, Figure, FirstSteps, State, Train, Verdict
+from cubemesh.schema import Claim, ClaimState, Collective, Figure, FirstSteps, Train, Verdict
 from cubemesh.units import format_count, format_list
 
 
@@ -32,7 +32,7 @@ def loss_by_rate(claim: Claim, evidence: Evidence) -> Verdict:
     holds = constant.rises() and 1 / EQUAL <= equals <= EQUAL
     return Verdict(
         claim=claim,
-        state=State.HOLDS if holds else State.DOES_NOT_HOLD,
+        state=ClaimState.HOLDS if holds else ClaimState.DOES_NOT_HOLD,
         measured=Figure(value=equals, unit="x"),
         reason=f"validation losses, {'; '.join(told)} (scaled over one device, within {EQUAL:g}?)",
         run_id=trained[-1].run_id,
@@ -52,7 +52,7 @@ def same_error_rates(claim: Claim, evidence: Evidence) -> Verdict:
     run = (off or several)[0].run
     return Verdict(
         claim=claim,
-        state=State.DOES_NOT_HOLD if off else State.HOLDS,
+        state=ClaimState.DOES_NOT_HOLD if off else ClaimState.HOLDS,
         measured=error_rate(run),
         reason=f"error rates of {len(several)} trainings on several devices against one: "
         f"{format_list(told)} iterations",

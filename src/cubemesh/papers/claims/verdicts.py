@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from cubemesh.experiments.analysis.ratios import bounds
-from cubemesh.schema import Claim, Figure, State, Verdict
+from cubemesh.schema import Claim, ClaimState, Figure, Verdict
 from cubemesh.units import format_interval
 
 CLOSE = 0.1
@@ -20,7 +20,9 @@ CLOSE = 0.1
 
 def untested(claim: Claim, reason: str, measured: Figure | None = None) -> Verdict:
     """The verdict of a claim that nothing here can settle."""
-    return Verdict(claim=claim, state=State.CANNOT_BE_TESTED_HERE, reason=reason, measured=measured)
+    return Verdict(
+        claim=claim, state=ClaimState.CANNOT_BE_TESTED_HERE, reason=reason, measured=measured
+    )
 
 
 def never(reason: str) -> Callable[[Claim, object], Verdict]:
@@ -33,7 +35,7 @@ def close(claim: Claim, figure: Figure, what: str) -> Verdict:
     value = claim.values[0]
     low, high = bounds(figure)
     holds = low <= value * (1 + CLOSE) and high >= value * (1 - CLOSE)
-    state = State.HOLDS if holds else State.DOES_NOT_HOLD
+    state = ClaimState.HOLDS if holds else ClaimState.DOES_NOT_HOLD
     how = "within" if holds else "not within"
     reason = f"{what}: {how} {100 * CLOSE:.0f} % of {value:g}"
     return Verdict(claim=claim, state=state, reason=reason, measured=figure)
@@ -47,7 +49,7 @@ def sided(claim: Claim, figure: Figure, limit: float, side: float, what: str) ->
         reason = f"{what}: {shown} lies on both sides of {limit:g}; more runs would tell"
         return untested(claim, reason, figure)
     holds = low > limit if side > 0 else high < limit
-    state = State.HOLDS if holds else State.DOES_NOT_HOLD
+    state = ClaimState.HOLDS if holds else ClaimState.DOES_NOT_HOLD
     return Verdict(claim=claim, state=state, reason=what, measured=figure)
 
 
@@ -55,7 +57,7 @@ def every(claim: Claim, networks: Iterable[str], one: Callable[[str], Verdict]) 
     """A claim over several networks holds when it holds for each that was measured: the verdict is
     of the first for which it does not, else of the first that could not be told."""
     verdicts = [one(network) for network in networks]
-    for state in (State.DOES_NOT_HOLD, State.CANNOT_BE_TESTED_HERE, State.HOLDS):
+    for state in (ClaimState.DOES_NOT_HOLD, ClaimState.CANNOT_BE_TESTED_HERE, ClaimState.HOLDS):
         for verdict in verdicts:
             if verdict.state is state:
                 return verdict

@@ -20,7 +20,7 @@ from cubemesh import networks
 from cubemesh.forecast.calibration import Calibration, defaults
 from cubemesh.forecast.launch_overhead import stall_s
 from cubemesh.forecast.other_networks import GNMT_TOKENS, OTHERS
-from cubemesh.forecast.passes import Speed, passes
+from cubemesh.forecast.passes import DeviceSpeed, passes
 from cubemesh.forecast.step import ForecastRequest, Point, predict
 from cubemesh.machines.catalogue import find
 from cubemesh.machines.catalogue.system import System
@@ -202,7 +202,7 @@ def forecast_alone(f: PublishedFigure, known: Calibration) -> float | None:
     peak, bandwidth = sheet.peak(precision), sheet.value("memory_bytes_per_s")
     if f.canonical is None or not f.batch_per_device or peak is None or bandwidth is None:
         return None
-    at = Speed(
+    at = DeviceSpeed(
         flops_per_s=peak.flops_per_s * known["attained_flops"],
         bytes_per_s=bandwidth * known["attained_bytes"],
         source=sheet.name,

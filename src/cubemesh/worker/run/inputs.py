@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cubemesh.data import Reading, Source, input_threads, open_for
+from cubemesh.data import ImageOptions, Source, input_threads, open_for
 from cubemesh.data.feed import Feed
-from cubemesh.data.images.encoded_source import StaysEncoded
-from cubemesh.data.images.image_source import Images
-from cubemesh.data.images.local_cache import Staged
-from cubemesh.data.images.open_images import Kept
-from cubemesh.data.images.skipped_images import Tally
+from cubemesh.data.images.encoded_source import EncodedSource
+from cubemesh.data.images.image_source import ImageSource
+from cubemesh.data.images.local_cache import LocalCache
+from cubemesh.data.images.open_images import CachedImages
+from cubemesh.data.images.skipped_images import ImageCounts
 from cubemesh.data.source import Split
 from cubemesh.data.stage_benchmark import ReadOnly, decode_only
 from cubemesh.frameworks.api.group import Group, SingleProcessGroup
@@ -36,7 +36,7 @@ from cubemesh.schema.work import Input, NetworkWork
 from cubemesh.units import format_count
 
 STILL_THERE = 0.25
-"""Files with a larger share in memory were not read from the disk. Reading ahead leaves some."""
+"""Files with a larger share in memory were not read from the disk. ImageOptions ahead leaves some."""
 
 
 def open_split(spec: RunSpec, network: Network, split: Split) -> Source:
@@ -44,10 +44,10 @@ def open_split(spec: RunSpec, network: Network, split: Split) -> Source:
     where a script is to play on images that take real time to decode."""
     work = spec.work
     assert isinstance(work, NetworkWork), "only networks are fed"
-    program, usual = spec.program, Reading()
+    program, usual = spec.program, ImageOptions()
     stays_encoded = program.decode_location == "device"
     folder, limit_bytes = program.stage_folder, program.stage_limit_bytes
-    reading = Reading(
+    options = ImageOptions(
         max_pixels=usual.max_pixels if work.max_image_pixels is None else work.max_image_pixels,
         cache_decoded=program.cache_decoded,
         drop_page_cache=program.drop_page_cache,
@@ -62,7 +62,7 @@ def open_split(spec: RunSpec, network: Network, split: Split) -> Source:
         split,
         seed=work.seed,
         samples_needed=work.batch_per_device * spec.placement.devices,
-        reading=reading,
+        options=options,
     )
 
 
@@ -73,7 +73,7 @@ def open_stage(spec: RunSpec, network: Network) -> Source:
     source = open_split(spec, network, "train")
     if work.stage == "copy":
         return source
-    if not isinstance(source, Images):
+    if not isinstance(source, ImageSource):
         raise Unsupported(
             f"data={work.data} is neither read nor decoded in the step. Set data=images, without "
             "cache_decoded, or stage=copy."
@@ -102,7 +102,7 @@ def log_files(log: Log, source: Source, threads: int) -> None:
     much of them is in memory before anything is timed."""
     if threads:
         log.figure("input_threads", Figure(value=threads, unit=""))
-    if isinstance(source, Images | ReadOnly):
+    if isinstance(source, ImageSource | ReadOnly):
         log.figure("image_file_bytes", Figure(value=source.mean_bytes(), unit="B"))
         share = source.in_page_cache()
         if (warning := page_cache(share)) is not None:
@@ -114,7 +114,7 @@ def log_files(log: Log, source: Source, threads: int) -> None:
 
 def warn_if_still_cached(spec: RunSpec, log: Log, source: Source) -> None:
     """A warning where files that were to be dropped from memory are there all the same."""
-    if not spec.program.drop_page_cache or not isinstance(source, Images | ReadOnly):
+    if not spec.program.drop_page_cache or not isinstance(source, ImageSource | ReadOnly):
         return
     share = source.in_page_cache()
     if share is not None and share <= STILL_THERE:
@@ -186,12 +186,12 @@ def log_images(log: Log, *read: tuple[Source, NDArray[np.bool_] | None]) -> None
     tallies = [
         source.tally(np.ones(source.samples, np.bool_) if tried is None else tried)
         for source, tried in read
-        if isinstance(source, Images | Kept | ReadOnly)
+        if isinstance(source, ImageSource | CachedImages | ReadOnly)
     ]
     if not tallies:
         return
-    _say_staged(log, [s for s, _ in read if isinstance(s, Images)])
-    tally = sum(tallies, Tally(tried=0))
+    _say_staged(log, [s for s, _ in read if isinstance(s, ImageSource)])
+    tally = sum(tallies, ImageCounts(tried=0))
     log.figure(
         "images_set_aside",
         Figure(value=tally.aside, unit="", n=tally.tried, method=by_kind(tally.set_aside)),
@@ -200,7 +200,7 @@ def log_images(log: Log, *read: tuple[Source, NDArray[np.bool_] | None]) -> None
         "images_converted",
         Figure(value=tally.converted, unit="", n=tally.tried, method=by_kind(tally.conversions)),
     )
-    if any(isinstance(source, StaysEncoded) for source, _ in read):
+    if any(isinstance(source, EncodedSource) for source, _ in read):
         by_host = sum(tally.by_host.values())
         log.figure(
             "images_decoded_by_host",
@@ -210,9 +210,9 @@ def log_images(log: Log, *read: tuple[Source, NDArray[np.bool_] | None]) -> None
         log.warning(warning)
 
 
-def _say_staged(log: Log, read: Sequence[Images]) -> None:
+def _say_staged(log: Log, read: Sequence[ImageSource]) -> None:
     """How much lies in the packs on the local disk, which are ended here."""
-    packs = [s.encoded for s in read if isinstance(s.encoded, Staged)]
+    packs = [s.encoded for s in read if isinstance(s.encoded, LocalCache)]
     for pack in packs:
         pack.close()
     if packs:
@@ -227,7 +227,7 @@ def _say_staged(log: Log, read: Sequence[Images]) -> None:
         )
 
 
-def set_aside(tally: Tally) -> Warning | None:
+def set_aside(tally: ImageCounts) -> Warning | None:
     """The warning `images-skipped`, with each reason, its count and some names; None where every
     image could be used and nothing else lay among them."""
     if not tally.aside and not tally.ignored:

@@ -12,7 +12,7 @@ Image = pytest.importorskip("PIL.Image")
 
 from cubemesh.batches import EncodedBatch, EncodedImage
 from cubemesh.data.feed import Feed
-from cubemesh.data.images.open_images import Reading, open_images
+from cubemesh.data.images.open_images import ImageOptions, open_images
 from cubemesh.frameworks.api.program import SupportsDecoding, Unsupported
 from cubemesh.frameworks.pytorch import build, captured
 from cubemesh.frameworks.pytorch.input import jpeg, nvjpeg
@@ -41,7 +41,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def source(root: Path, **reading):
-    return open_images(root, "train", (3, SIZE, SIZE), 10, Reading(**reading))
+    return open_images(root, "train", (3, SIZE, SIZE), 10, ImageOptions(**reading))
 
 
 @pytest.fixture
