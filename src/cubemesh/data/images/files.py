@@ -47,7 +47,7 @@ class EncodedImages(Protocol):
         """What lies among them and is left out → how many."""
 
     def read(self, number: int) -> bytes:
-        """The file; SetAside with the reason where it cannot be read."""
+        """The file; Skipped with the reason where it cannot be read."""
 
     def name(self, number: int) -> str:
         """What people call it, readable whatever bytes the name is made of."""

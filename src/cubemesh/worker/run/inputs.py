@@ -36,7 +36,7 @@ from cubemesh.schema.work import Input, NetworkWork
 from cubemesh.units import format_count
 
 STILL_THERE = 0.25
-"""Files with a larger share in memory were not read from the disk. ImageOptions ahead leaves some."""
+"""Files with a larger fraction in memory were not read from the disk; read-ahead leaves some."""
 
 
 def open_split(spec: RunSpec, network: Network, split: Split) -> Source:
