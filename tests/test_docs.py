@@ -128,3 +128,36 @@ def test_commands_on_a_page_set_what_exists(page: Path) -> None:
             known |= {*spec_fields(EXPERIMENTS[name])} - {*EXPERIMENTS[name].varies}
             wrong += [f"{name}: {setting}" for setting in settings if setting not in known]
     assert wrong == []
+
+
+SOURCE = DOCS.parent / "src" / "cubemesh"
+
+
+def named_paths(section: str) -> list[str]:
+    """Paths that the tables in a section of docs/architecture.md name in code style."""
+    text = (DOCS / "architecture.md").read_text().partition(f"\n## {section}\n")[2]
+    rows = [line for line in text.partition("\n## ")[0].splitlines() if line.startswith("|")]
+    return re.findall(r"`([\w/]+(?:/|\.py|\.toml))`", "\n".join(rows))
+
+
+def test_the_index_names_files_that_exist() -> None:
+    paths = named_paths("Where is …?")
+    assert len(paths) > 40
+    assert [path for path in paths if not (SOURCE / path).exists()] == []
+
+
+def test_every_room_is_in_the_table() -> None:
+    rooms = {p.name + "/" for p in SOURCE.iterdir() if p.is_dir() and p.name != "__pycache__"}
+    rooms |= {p.name for p in SOURCE.glob("*.py")} - {"__init__.py", "__main__.py"}
+    assert rooms - {*named_paths("Rooms")} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_paths_on_a_page_exist(page: Path) -> None:
+    """Paths with a folder, below src/cubemesh or the repository."""
+    paths = set(
+        re.findall(r"`([\w.-]+/[\w./-]+\.(?:py|toml|csv|cpp|md|json|sqlite))`", page.read_text())
+    )
+    found = (SOURCE, DOCS.parent, page.parent)
+    made_up = {"frameworks/NAME.py"}
+    assert sorted(p for p in paths - made_up if not any((f / p).exists() for f in found)) == []
