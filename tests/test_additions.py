@@ -61,7 +61,7 @@ def cubemesh(words):
     except SystemExit as end:
         assert end.code == 0, end
 """
-"""What a proof may use: `train(network, framework, …)`, `run(specs)`, `cubemesh("command line")`."""
+"""What proofs use: `train(network, framework, …)`, `run(specs)`, `cubemesh("command line")`."""
 
 
 @dataclass(frozen=True, kw_only=True)
