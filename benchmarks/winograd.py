@@ -25,7 +25,7 @@ from torch import nn
 from cubemesh import networks
 from cubemesh.kernels.cpu import winograd
 from cubemesh.kernels.cpu.allocator import keep_freed_memory
-from cubemesh.kernels.cpu.compiler import lacks_compiler
+from cubemesh.kernels.cpu.compiler import missing_compiler
 from cubemesh.kernels.fused.conv import PASSES, FusedConv
 from cubemesh.networks.layers import Convolution
 from cubemesh.statistics import bootstrap_interval, median
@@ -91,7 +91,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", metavar="FILE", help="write the result there as well")
     args = parser.parse_args()
-    if lack := lacks_compiler():
+    if lack := missing_compiler():
         print(lack)
         return 2
     keep_freed_memory()  # as every program does

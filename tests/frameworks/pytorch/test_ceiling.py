@@ -5,7 +5,7 @@ torch = pytest.importorskip("torch")
 from cubemesh.frameworks.api.program import Unsupported, monotonic_s
 from cubemesh.frameworks.ceilings import REST_S, try_out
 from cubemesh.frameworks.pytorch import build_ceiling
-from cubemesh.frameworks.pytorch.ceiling import Copy, MatrixProduct
+from cubemesh.frameworks.pytorch.ceiling import TorchCopy, TorchMatrixProduct
 from cubemesh.schema.spec import ProgramSettings
 from cubemesh.schema.work import Ceiling
 
@@ -21,7 +21,7 @@ from cubemesh.schema.work import Ceiling
 )
 def test_a_product_is_computed_in_the_precision_asked_for(precision, dtype):
     program = build_ceiling(Ceiling(size=48), ProgramSettings(precision=precision), "cpu", 2)
-    assert isinstance(program, MatrixProduct)
+    assert isinstance(program, TorchMatrixProduct)
     program.call()
     assert program._c.dtype == dtype
     expected = (program._a.double() @ program._b.double()).numpy()
@@ -32,7 +32,7 @@ def test_a_product_is_computed_in_the_precision_asked_for(precision, dtype):
 @pytest.mark.parametrize("size", [1, 1000, (3 << 20) + 7])
 def test_a_copy_moves_every_byte(size):
     program = build_ceiling(Ceiling(operation="copy", size=size), ProgramSettings(), "cpu", 2)
-    assert isinstance(program, Copy)
+    assert isinstance(program, TorchCopy)
     program.call()
     assert torch.equal(program._source, program._target)
     assert program._source.numel() == size
@@ -48,7 +48,7 @@ def test_without_a_size_one_is_found():
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_product_has_the_shape_asked_for(transposed):
-    program = MatrixProduct((3, 5, 7), torch.float64, "cpu", transposed)
+    program = TorchMatrixProduct((3, 5, 7), torch.float64, "cpu", transposed)
     program.call()
     assert program.work_per_call == 2 * 3 * 5 * 7
     assert program._a.shape == (3, 7)

@@ -13,9 +13,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from cubemesh.frameworks import pytorch as programs
 from cubemesh.frameworks.api.program import Unsupported
 from cubemesh.frameworks.pytorch import compiled
-from cubemesh.frameworks.pytorch import factory as programs
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.schema.spec import Placement, ProgramSettings, RunSpec
 from cubemesh.schema.work import TrainSteps
@@ -195,7 +195,7 @@ def test_libraries_that_a_killed_process_was_writing_are_made_anew(tmp_path):
                 made.append(library)
             ctypes.CDLL(str(library))
 
-    compiled.run_mending(run, lambda: tmp_path)
+    compiled.run_with_cache_repair(run, lambda: tmp_path)
     assert made == libraries
 
 
@@ -207,7 +207,7 @@ def test_what_stays_broken_is_raised(tmp_path):
         ctypes.CDLL(str(library))
 
     with pytest.raises(OSError, match=r"kernel\.so"):
-        compiled.run_mending(run, lambda: tmp_path)
+        compiled.run_with_cache_repair(run, lambda: tmp_path)
 
 
 @pytest.mark.sweep
@@ -235,11 +235,11 @@ def test_only_a_library_of_the_own_cache_is_given_up(tmp_path):
     cut.parent.mkdir(parents=True)
     cut.write_bytes(b"")
     said = RuntimeError(f"InductorError: ImportError: {cut}: file too short")
-    assert compiled.unreadable_library(said, lambda: tmp_path / "inductor") == cut
-    assert compiled.unreadable_library(said, lambda: tmp_path / "elsewhere") is None
-    assert compiled.unreadable_library(said, lambda: None) is None
+    assert compiled.damaged_cache_library(said, lambda: tmp_path / "inductor") == cut
+    assert compiled.damaged_cache_library(said, lambda: tmp_path / "elsewhere") is None
+    assert compiled.damaged_cache_library(said, lambda: None) is None
     cut.unlink()
-    assert compiled.unreadable_library(said, lambda: tmp_path / "inductor") is None
+    assert compiled.damaged_cache_library(said, lambda: tmp_path / "inductor") is None
 
 
 def test_what_is_no_damage_to_a_library_leaves_it_and_the_compiler_alone(tmp_path, monkeypatch):
@@ -255,6 +255,6 @@ def test_what_is_no_damage_to_a_library_leaves_it_and_the_compiler_alone(tmp_pat
         f"{whole}: undefined symbol: answer",
         "a network that cannot be traced",
     ):
-        assert compiled.unreadable_library(RuntimeError(words), unasked) is None
+        assert compiled.damaged_cache_library(RuntimeError(words), unasked) is None
     monkeypatch.setitem(sys.modules, "torch._inductor.runtime.cache_dir_utils", None)
     assert compiled._cache_in_use() is None

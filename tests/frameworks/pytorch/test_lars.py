@@ -3,7 +3,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cubemesh.frameworks.pytorch.lars import ETA, Lars
+from cubemesh.frameworks.pytorch.optimizers import ETA, Lars
 
 SETTINGS = {"rate": 2.0, "momentum": 0.9, "decay": 0.01}
 

@@ -8,8 +8,8 @@ from cubemesh.kernels.cpu import compiler as cpp_compiler
 
 
 def test_a_library_is_compiled_once(tmp_path, monkeypatch):
-    if cpp_compiler.lacks_compiler():
-        pytest.skip(cpp_compiler.lacks_compiler())
+    if cpp_compiler.missing_compiler():
+        pytest.skip(cpp_compiler.missing_compiler())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     source = tmp_path / "answer.cpp"
     source.write_text('extern "C" int answer() { return 42; }')
@@ -22,8 +22,8 @@ def test_a_library_is_compiled_once(tmp_path, monkeypatch):
 
 
 def test_a_changed_header_is_compiled_anew(tmp_path, monkeypatch):
-    if cpp_compiler.lacks_compiler():
-        pytest.skip(cpp_compiler.lacks_compiler())
+    if cpp_compiler.missing_compiler():
+        pytest.skip(cpp_compiler.missing_compiler())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     source, header = tmp_path / "told.cpp", tmp_path / "told.h"
     source.write_text('#include "told.h"\nextern "C" int answer() { return told; }')
@@ -34,8 +34,8 @@ def test_a_changed_header_is_compiled_anew(tmp_path, monkeypatch):
 
 
 def test_what_does_not_compile_says_why(tmp_path, monkeypatch):
-    if cpp_compiler.lacks_compiler():
-        pytest.skip(cpp_compiler.lacks_compiler())
+    if cpp_compiler.missing_compiler():
+        pytest.skip(cpp_compiler.missing_compiler())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     source = tmp_path / "broken.cpp"
     source.write_text("int x = ;")
@@ -46,18 +46,18 @@ def test_what_does_not_compile_says_why(tmp_path, monkeypatch):
 
 def test_without_a_compiler_it_is_said_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "CXX names 'no-such-compiler'" in cpp_compiler.lacks_compiler()
+    assert "CXX names 'no-such-compiler'" in cpp_compiler.missing_compiler()
     with pytest.raises(OSError, match="install g"):
         cpp_compiler.compiled_library(tmp_path / "any.cpp")
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "there is none" in cpp_compiler.lacks_compiler()
+    assert "there is none" in cpp_compiler.missing_compiler()
 
 
 @pytest.mark.parametrize("content", [b"", b"half of it", None])
 def test_a_library_that_was_cut_short_is_compiled_anew(content, tmp_path, monkeypatch):
-    if cpp_compiler.lacks_compiler():
-        pytest.skip(cpp_compiler.lacks_compiler())
+    if cpp_compiler.missing_compiler():
+        pytest.skip(cpp_compiler.missing_compiler())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     source = tmp_path / "number.cpp"
     source.write_text(f'extern "C" int number() {{ return {len(content or b"")}; }}')

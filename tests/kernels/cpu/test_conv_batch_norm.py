@@ -9,13 +9,13 @@ from torch import nn
 from cubemesh.frameworks.pytorch.fused_network import FusedNetwork
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.kernels.cpu import autotune as autotune
-from cubemesh.kernels.cpu.compiler import lacks_compiler
+from cubemesh.kernels.cpu.compiler import missing_compiler
 from cubemesh.kernels.cpu.conv_batch_norm import FusedConvBatchNorm, supports
 from cubemesh.kernels.fused.batch_norm import FusedBatchNorm
 from cubemesh.kernels.fused.conv import FusedConv
 from cubemesh.networks.builder import NetworkBuilder
 
-pytestmark = pytest.mark.skipif(bool(lacks_compiler()), reason=lacks_compiler())
+pytestmark = pytest.mark.skipif(bool(missing_compiler()), reason=missing_compiler())
 TOLERANCE = 3e-6
 """Relative error of values and gradients, as norms."""
 

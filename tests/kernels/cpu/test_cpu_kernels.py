@@ -11,7 +11,7 @@ from torch import nn
 from cubemesh.frameworks.pytorch.fused_network import FusedNetwork
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.kernels.cpu import cpu_kernels as cpu_kernels
-from cubemesh.kernels.cpu.compiler import lacks_compiler
+from cubemesh.kernels.cpu.compiler import missing_compiler
 from cubemesh.kernels.cpu.cpu_kernels import CpuBatchNorm
 from cubemesh.kernels.fused.batch_norm import FusedBatchNorm
 from cubemesh.kernels.fused.conv import FusedConv
@@ -19,7 +19,7 @@ from cubemesh.kernels.fused.dropout import FusedDropout, usable
 from cubemesh.kernels.fused.pool import FusedMaxPool
 from cubemesh.networks.builder import NetworkBuilder
 
-pytestmark = pytest.mark.skipif(bool(lacks_compiler()), reason=lacks_compiler())
+pytestmark = pytest.mark.skipif(bool(missing_compiler()), reason=missing_compiler())
 TOLERANCE = 2e-6
 """Relative error of values and gradients, as norms."""
 

@@ -10,10 +10,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from cubemesh.kernels.cpu import winograd
-from cubemesh.kernels.cpu.compiler import lacks_compiler
+from cubemesh.kernels.cpu.compiler import missing_compiler
 from cubemesh.kernels.fused.conv import PASSES
 
-compiled = pytest.mark.skipif(bool(lacks_compiler()), reason=lacks_compiler())
+compiled = pytest.mark.skipif(bool(missing_compiler()), reason=missing_compiler())
 TOLERANCE = 2e-6
 """Relative error of a result or a gradient, as norms, of normally distributed values."""
 TIMES = 6

@@ -16,12 +16,12 @@ from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.kernels.cpu import autotune as autotune
 from cubemesh.kernels.cpu import winograd
 from cubemesh.kernels.cpu.autotune import CpuAutotuner
-from cubemesh.kernels.cpu.compiler import lacks_compiler
+from cubemesh.kernels.cpu.compiler import missing_compiler
 from cubemesh.kernels.fused.conv import PASSES, FusedConv
 from cubemesh.kernels.fused.dropout import FusedDropout
 from cubemesh.networks.builder import NetworkBuilder
 
-compiled = pytest.mark.skipif(bool(lacks_compiler()), reason=lacks_compiler())
+compiled = pytest.mark.skipif(bool(missing_compiler()), reason=missing_compiler())
 TOLERANCE = 4e-6
 """Relative error of a result or a gradient, as norms; test_winograd.py has tighter ones."""
 

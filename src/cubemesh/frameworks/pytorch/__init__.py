@@ -1,12 +1,15 @@
-"""PyTorch, eager: programs made from the graph that run as handwritten code would."""
+"""PyTorch framework, eager: programs built from the graph."""
 
 from __future__ import annotations
 
+from cubemesh.frameworks.api.gradient_sync import ModelParallelSync, WeightServerSync
+from cubemesh.frameworks.api.program import BuildRequest, Unsupported
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
 from cubemesh.frameworks.pytorch.distributed.collectives import build_collective
 from cubemesh.frameworks.pytorch.distributed.group import join
 from cubemesh.frameworks.pytorch.distributed.launch import launch
-from cubemesh.frameworks.pytorch.factory import build
+from cubemesh.frameworks.pytorch.distributed.model_parallel import ModelParallelProgram
+from cubemesh.frameworks.pytorch.program import PyTorchProgram
 from cubemesh.frameworks.pytorch.runtime import (
     capabilities,
     is_out_of_memory,
@@ -29,3 +32,20 @@ __all__ = [
     "release_freed_memory",
     "setup_process",
 ]
+
+
+def build(request: BuildRequest) -> PyTorchProgram:
+    """The program for `request`. Unsupported for a synchronised batch normalisation where ranks do
+    not step together."""
+    sync = request.sync
+    unsynchronised = (
+        isinstance(sync, (WeightServerSync, ModelParallelSync)) and request.group.size > 1
+    )
+    if unsynchronised and request.program.batch_norm == "global":
+        raise Unsupported(
+            f"batch_norm=global: with sync={sync.name} the ranks do not compute the same layers at "
+            "the same time. Leave batch_norm out, or set sync=all-reduce."
+        )
+    if isinstance(sync, ModelParallelSync) and sync.group.size > 1:
+        return ModelParallelProgram(request, sync)
+    return PyTorchProgram(request)

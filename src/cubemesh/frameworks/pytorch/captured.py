@@ -1,17 +1,16 @@
-"""PyTorch, the whole training step captured: one launch a step, whatever it computes.
+"""PyTorch with the whole training step captured as a CUDA graph: one launch per step.
 
-    step 1, 2     forward ─ backward ─ exchange ─ update      as they are; libraries settle
-    step 3        the same, recorded as one CUDA graph, and replayed
-    step 4, …     batch into the graph's own arrays ─ replay
+    step 1, 2     forward ─ backward ─ gradient sync ─ update      eager; libraries warm up
+    step 3        the same, captured as one CUDA graph, and replayed
+    step 4, …     batch copied into the graph's static inputs ─ replay
 
-Launching some hundred kernels one by one takes the host longer than a GPU needs for a small
-minibatch; replaying a graph of them takes microseconds. What is captured is the network with its
-fusions (`fused.py`), where it has any that are faster; exchanges are captured with it.
+Launching some hundred kernels separately takes the host longer than a GPU needs for a small batch;
+replaying a graph takes microseconds. The captured network has its fusions (`fused_network.py`),
+where they are faster; gradient synchronisation is captured with it.
 
-Where a step cannot be captured, on a CPU, with a loss scale that changes, with an exchange that is
-more than a reduction, it runs as it is, and `not_captured` says why. On a CPU it is fused all the
-same.
-"""
+A step that cannot be captured (on a CPU, with a dynamic loss scale, with a synchronisation that
+differs from step to step) runs eagerly, and `not_captured` has the reason. Fusions are used on a
+CPU too."""
 
 from __future__ import annotations
 
@@ -51,23 +50,23 @@ __all__ = [
     "setup_process",
 ]
 
-STEPS_BEFORE = 2
-"""Steps that run as they are before one is captured: cuDNN tries its algorithms in the first, and
-optimizers make their arrays."""
+STEPS_BEFORE_CAPTURE = 2
+"""Eager steps before the capture: in the first, cuDNN times its algorithms and optimizers allocate
+their state."""
 
 
 class CapturedProgram(PyTorchProgram):
-    """The eager program, its step replayed as one graph; batch normalisations fused."""
+    """The eager program with fusions, its step replayed as one CUDA graph."""
 
-    overwrites = False  # a captured array may be read again by the next replay
-    shows_layers = False  # a fused kernel computes several
+    overwrites = False  # the next replay may read a captured array again
+    profiles_layers = False  # a fused kernel computes several layers
 
     def __init__(self, request: BuildRequest) -> None:
         self._stream: torch.cuda.Stream | None = None
         if request.device.startswith("cuda"):
-            torch.cuda.set_device(request.device)  # here: leaving a stream goes back to its device
+            torch.cuda.set_device(request.device)  # here: leaving a stream restores its device
             self._stream = torch.cuda.Stream(request.device)  # type: ignore[no-untyped-call]
-        with self._aside():
+        with self._capture_stream():
             super().__init__(request)
         self.fused = FusedNetwork(self._built)
         if self._gradients is not None:
@@ -76,61 +75,61 @@ class CapturedProgram(PyTorchProgram):
         self._why_not = self._reason()
         self._rate_changed = False
         self._updated: tuple[str, ...] = ()
-        """Parameters of which the step under way has updated the weights already."""
+        """Parameters that the current step has already updated."""
 
     @property
     def not_captured(self) -> str:
         """See `SupportsCapture`."""
         if not self._why_not and self._rate_changed and self._graph is None:
-            return "its learning rate changes from step to step, and a recorded step has one rate"
+            return "the learning rate changes at each step, and a captured step has a constant rate"
         return "; ".join(filter(None, (self._why_not, self.fused.unavailable_reason)))
 
     def _reason(self) -> str:
         if not isinstance(self._work, (TrainSteps, Train)):
             return "only training steps are captured"
         if self._kind != "cuda":
-            return "a CPU has no graph of kernels to replay"
+            return "CUDA graphs need a GPU, and this is a CPU"
         if isinstance(self._scaling, DynamicScaling):
             return (
-                "a dynamic loss scale looks at the gradients after each step; set a static "
-                "loss_scale to capture"
+                "a dynamic loss scale depends on each step's gradients; set a static loss_scale "
+                "to capture"
             )
-        if not self._exchange.capturable:
-            return f"the exchange {self._exchange.name} does not do the same in every step"
+        if not self._sync.capturable:
+            return f"sync={self._sync.name} differs from step to step"
         return ""
 
-    def _forget(self) -> None:
-        """Capture anew: the arrays, or what is done with them, are others."""
+    def _reset_capture(self) -> None:
+        """Capture again: arrays or operations have changed."""
         self._graph: torch.cuda.CUDAGraph | None = None
         self._static: Placed = ()
         self._done = 0
 
     def compile(self, placed: Placed) -> bool | None:
-        """Choose what each fusion runs as, by trying; `load` comes after it."""
+        """Autotune the fusions; call `load` after it."""
         if self._why_not and self._kind == "cuda":
             return None
-        with self._aside(), self._autocast:
+        with self._capture_stream(), self._autocast:
             self.fused.tune(*placed[:-1])
         self.synchronize()
-        torch.manual_seed(self._seed)  # dropout goes on as if nothing had been drawn
+        torch.manual_seed(self._seed)  # so that dropout draws the same numbers
         if self._kind == "cuda":
             torch.cuda.empty_cache()
         return None
 
     def train_step(self, placed: Placed) -> None:
-        """Queue a replay of the captured step; the first steps, and a batch of another shape than
-        the captured one's, run as they are."""
+        """Queue a replay of the captured step; the first steps, and a batch of another shape, run
+        eagerly."""
         if self._why_not:
-            self._step_as_it_is(placed)
+            self._eager_step(placed)
             return
         if self._graph is None:
             self._done += 1
-            if self._done <= STEPS_BEFORE:
-                self._step_as_it_is(placed)
+            if self._done <= STEPS_BEFORE_CAPTURE:
+                self._eager_step(placed)
                 return
             self._capture(placed)
-        if not _alike(placed, self._static):
-            self._step_as_it_is(placed)
+        if not _same_shapes(placed, self._static):
+            self._eager_step(placed)
             return
         assert self._graph is not None
         for own, given in zip(self._static, placed, strict=True):
@@ -138,16 +137,15 @@ class CapturedProgram(PyTorchProgram):
         self._graph.replay()
         self._loss = self._captured_loss
 
-    def _step_as_it_is(self, placed: Placed) -> None:
-        with self._aside():
+    def _eager_step(self, placed: Placed) -> None:
+        with self._capture_stream():
             super().train_step(placed)
 
     @contextmanager
-    def _aside(self) -> Iterator[None]:
-        """Within it work is queued on the stream that steps are captured on, behind what is queued
-        and before what will be. All that has to do with gradients goes there, from the first hook
-        on: PyTorch adds a gradient up on the stream on which it first met its parameter, and in a
-        graph every other stream is a branch of its own, to which the GPU changes and back."""
+    def _capture_stream(self) -> Iterator[None]:
+        """Queue work on the stream of the capture, in order with the current stream. All work on
+        gradients goes there, from the first hook on: PyTorch accumulates a gradient on the stream
+        on which its parameter was first used, and in a graph every other stream is a branch."""
         if self._stream is None:
             yield
             return
@@ -160,33 +158,35 @@ class CapturedProgram(PyTorchProgram):
             here.wait_stream(self._stream)
 
     def _capture(self, placed: Placed) -> None:
-        """Record a step. Nothing is computed: the replay does."""
+        """Capture a step, which does not execute it; the replay does."""
         assert self._optimizer is not None
         self._static = tuple(
             torch.empty_like(array, dtype=dtype or array.dtype)
             for array, dtype in zip(placed, (*self._static_types, None), strict=True)
         )
-        self._optimizer.zero_grad(set_to_none=True)  # so that gradients lie in the graph's memory
+        self._optimizer.zero_grad(
+            set_to_none=True
+        )  # so that gradients are in the graph's memory pool
         self.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             super().train_step(self._static)
         self._graph, self._captured_loss = graph, self._loss
 
-    def _end_exchange(self, gradients: GradientBuckets) -> None:
-        """The last bucket is full when the backward pass ends, and then every rank would wait for
-        it. In a captured step, where a launch more costs nothing, all other weights are updated
+    def _finish_sync(self, gradients: GradientBuckets) -> None:
+        """The last bucket is full at the end of the backward pass, and its transfer would delay
+        every rank. In a captured step, where launches are free, all other weights are updated
         meanwhile."""
-        sync, (*early, last) = self._exchange, gradients.buckets
+        sync, (*early, last) = self._sync, gradients.buckets
         if self._why_not or not early or not isinstance(sync, FinishesInOrder):
-            super()._end_exchange(gradients)
+            super()._finish_sync(gradients)
             return
         sync.finish_but_last()
-        gradients.widen(early)
+        gradients.restore_precision(early)
         with without_gradients(self._built.parameters, last.parameters):
             super()._apply()
         sync.finish()
-        gradients.widen([last])
+        gradients.restore_precision([last])
         self._updated = tuple(name for bucket in early for name in bucket.parameters)
 
     def _apply(self) -> None:
@@ -199,24 +199,24 @@ class CapturedProgram(PyTorchProgram):
             return total_loss(self._weights, self.fused(*inputs), labels)
 
     def set_learning_rate(self, rate: float) -> None:
-        """See `SupportsLearningRate`. A step is captured anew once its rate has stood
-        still for as many steps as run before a capture."""
-        assert self._optimizer is not None, "only what trains has a rate"
+        """See `SupportsLearningRate`. A step is captured again once its rate is constant
+        for as many steps as precede a capture."""
+        assert self._optimizer is not None, "a training program"
         if any(group["lr"] != rate for group in self._optimizer.param_groups):
             self._rate_changed = True
-            self._forget()
+            self._reset_capture()
         super().set_learning_rate(rate)
 
     def _start_optimizer(self) -> None:
         super()._start_optimizer()
         for group in self._optimizer.param_groups if self._optimizer else ():
-            if "capturable" in group:  # counts its steps on the device
+            if "capturable" in group:  # keeps its step count on the device
                 group["capturable"] = self._kind == "cuda"
-        self._forget()
+        self._reset_capture()
 
     def close(self) -> None:
         """Drop every array and the graph."""
-        self._forget()
+        self._reset_capture()
         del self.fused
         super().close()
 
@@ -227,9 +227,9 @@ def build(request: BuildRequest) -> CapturedProgram:
 
 
 def capabilities() -> Capabilities:
-    """Those of eager PyTorch, but for looking into layers, which may be fused, for precisions and
-    normalisations that cannot be, and for networks cut apart. Kernels are chosen by their time, so
-    they may be others every time."""
+    """Those of eager PyTorch without inspection of layers, precision by layer, synchronised batch
+    normalisation and model parallelism. Kernels are chosen by timing, so runs are not
+    deterministic."""
     able = runtime.capabilities()
     return replace(
         able,
@@ -241,5 +241,5 @@ def capabilities() -> Capabilities:
     )
 
 
-def _alike(one: Placed, other: Placed) -> bool:
+def _same_shapes(one: Placed, other: Placed) -> bool:
     return all(a.shape == b.shape for a, b in zip(one, other, strict=True))

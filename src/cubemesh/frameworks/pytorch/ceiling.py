@@ -1,11 +1,11 @@
-"""How fast does this device multiply matrices, or copy memory, at best through PyTorch?
+"""Ceilings of a device through PyTorch: matrix products, copies, host-device transfers.
 
 A product of (m × k) and (k × n) is 2 m n k operations; a copy within the device of b bytes reads b
-and writes b; one between host and device moves b across the link between them, from or to
-page-locked memory, or pageable memory, which the driver first copies to page-locked memory of its
-own. `frameworks/ceilings.py` looks for the fastest size and shape where none is given. Elements are
-normally distributed: what is multiplied decides how many transistors switch, and a GPU at its power
-limit multiplies zeros, or whole numbers, faster than anything real.
+and writes b; one between host and device moves b over the link, from or to pinned
+memory or pageable memory, which the driver first copies to pinned memory of its own.
+`frameworks/ceilings.py` searches the fastest size and shape where none is given. Elements are
+normally distributed: the data decides how many transistors switch, and a GPU at its power limit
+multiplies zeros or integers faster than real data.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from cubemesh.units import format_bytes
 
 
 class _OnDevice:
-    """What all operations share."""
+    """Base class of all operations."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -54,9 +54,9 @@ class _OnDevice:
         return monotonic_s()
 
 
-class MatrixProduct(_OnDevice):
-    """c = a b, with a (m, k) and b (k, n); `transposed` lays b out as a linear layer's weights are,
-    its columns one after the other."""
+class TorchMatrixProduct(_OnDevice):
+    """c = a b, with a (m, k) and b (k, n); `transposed` stores b like a linear layer's
+    weights, column by column."""
 
     unit = "FLOP/s"
 
@@ -91,7 +91,7 @@ class _Copying(_OnDevice):
         self._target.copy_(self._source, non_blocking=True)
 
 
-class Copy(_Copying):
+class TorchCopy(_Copying):
     """A copy from one array of `size_bytes` to another on the same device."""
 
     def __init__(self, size_bytes: int, device: str) -> None:
@@ -102,8 +102,8 @@ class Copy(_Copying):
         self._target = torch.empty_like(self._source)
 
 
-class Transfer(_Copying):
-    """A copy of `size_bytes` from the host to the device, or the other way."""
+class TorchTransfer(_Copying):
+    """A copy of `size_bytes` from host to device, or from device to host."""
 
     def __init__(self, size_bytes: int, device: str, *, to_device: bool, pinned: bool) -> None:
         super().__init__(device)
@@ -111,12 +111,12 @@ class Transfer(_Copying):
         self.what = f"{format_bytes(size_bytes)}, {'pinned' if pinned else 'pageable'} host memory"
         host = _random_bytes(size_bytes, "cpu")
         host = host.pin_memory() if pinned else host
-        there = host.to(device)
-        self._source, self._target = (host, there) if to_device else (there, host)
+        on_device = host.to(device)
+        self._source, self._target = (host, on_device) if to_device else (on_device, host)
 
 
 def _random_bytes(size_bytes: int, device: str) -> torch.Tensor:
-    """Random once, then repeated: drawing 2 GiB would take a CPU half a minute."""
+    """1 MiB of random bytes, repeated: drawing 2 GiB takes a CPU half a minute."""
     drawn = torch.randint(0, 256, (min(size_bytes, 1 << 20),), dtype=torch.uint8, device=device)
     return drawn.repeat(math.ceil(size_bytes / len(drawn)))[:size_bytes]
 
@@ -137,13 +137,13 @@ def build_ceiling(
     if work.operation == "copy":
 
         def make(size: int) -> _Copying:
-            return Copy(size, device)
+            return TorchCopy(size, device)
 
     else:
 
         def make(size: int) -> _Copying:
             to_device = work.operation == "host_to_device"
-            return Transfer(size, device, to_device=to_device, pinned=work.pinned)
+            return TorchTransfer(size, device, to_device=to_device, pinned=work.pinned)
 
     if work.size is not None:
         return make(work.size)
@@ -153,13 +153,13 @@ def build_ceiling(
 
 def _product(
     work: Ceiling, dtype: torch.dtype, device: str, sides: tuple[int, int]
-) -> MatrixProduct:
-    """As asked for; else the fastest shape, b laid out in the faster way."""
-    asked = shape_of(work)
-    if asked is not None:
-        return MatrixProduct(asked, dtype, device)
+) -> TorchMatrixProduct:
+    """The shape of `work`; without one the fastest, with b in the faster layout."""
+    shape = shape_of(work)
+    if shape is not None:
+        return TorchMatrixProduct(shape, dtype, device)
     plain = fastest_product(
-        lambda shape: MatrixProduct(shape, dtype, device), sides, is_out_of_memory
+        lambda shape: TorchMatrixProduct(shape, dtype, device), sides, is_out_of_memory
     )
-    other = MatrixProduct(plain.shape, dtype, device, transposed=True)
+    other = TorchMatrixProduct(plain.shape, dtype, device, transposed=True)
     return max(plain, other, key=lambda program: try_out(program).rate_per_s)

@@ -1,11 +1,11 @@
-"""PyTorch, compiled: the eager program, its network given to `torch.compile` whole or by segment.
+"""PyTorch with `torch.compile`: the eager program, compiled as a whole or by segment.
 
 Forward, backward and loss are compiled by TorchInductor for the fixed shapes of a run: C++ on a
 CPU, Triton on a GPU. Batches, weights, precision, layout and optimizer are the eager program's; so
-is evaluation, which is not part of the step and meets a shorter last batch.
+is evaluation, which is not part of the step and has a shorter last batch.
 
-What was compiled is kept in `$XDG_CACHE_HOME/cubemesh/compile/torch-VERSION`, or where
-TORCHINDUCTOR_CACHE_DIR says, and found again by later runs.
+Compiled code is cached in `$XDG_CACHE_HOME/cubemesh/compile/torch-VERSION`, or in
+TORCHINDUCTOR_CACHE_DIR, for later runs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cubemesh.frameworks.pytorch.input.host_to_device import Placed
 from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
 from cubemesh.frameworks.pytorch.runtime import setup_process
 from cubemesh.kernels.cpu.allocator import release_freed_memory
-from cubemesh.kernels.cpu.compiler import cache_folder, damaged_libraries, lacks_compiler
+from cubemesh.kernels.cpu.compiler import cache_folder, damaged_libraries, missing_compiler
 
 __all__ = [
     "build",
@@ -49,26 +49,26 @@ __all__ = [
 ]
 
 SYNC_FEATURES: frozenset[SyncFeature] = frozenset({"all-reduce", "hooks"})
-"""Synchronisation beside the step, which stays one that was compiled whole."""
+"""Synchronisation outside the compiled step."""
 BACKEND = "inductor"
 """Of torch.compile."""
 POINTWISE_SEARCH: dict[str, str | int | bool | Callable[..., object]] = {
     "max_autotune_pointwise": True
 }
-"""TorchInductor tries more block sizes for elementwise kernels and reductions, on a GPU: 1.7 % of
-ResNet-50's step on an H200 for twice the compiling (benchmarks/LOG.md)."""
+"""TorchInductor times more block sizes for elementwise kernels and reductions, on a GPU: 1.7 % of
+ResNet-50's step on an H200 for twice the compile time (benchmarks/LOG.md)."""
 
 _C_COMPILERS = ("gcc", "clang", "cc")
 _VOLTA = (7, 0)
-"""The first compute capability that Triton makes code for (README of triton-lang/triton)."""
+"""The first compute capability that Triton supports (README of triton-lang/triton)."""
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 class CompiledProgram(PyTorchProgram):
     """The eager program, its forward pass, loss and backward pass compiled."""
 
-    overwrites = False  # the compiler decides; a stage that changes its input would copy it back
-    shows_layers = False  # a compiled kernel may compute several
+    overwrites = False  # the compiler decides; a stage that mutates its input would copy it back
+    profiles_layers = False  # a compiled kernel may compute several layers
 
     def __init__(self, request: BuildRequest) -> None:
         _set_up_compiler()
@@ -81,45 +81,45 @@ class CompiledProgram(PyTorchProgram):
         )
         loss = partial(total_loss, self._weights)
         self.staged = build_stages(self._built, loss, compiled, request.program.compile_by)
-        """What is compiled: `staged.code` and `staged.stage_codes` are it as Python."""
+        """The compiled function; `staged.code` and `staged.stage_codes` are its Python."""
 
     def compile(self, placed: Placed) -> bool | None:
-        """Compile what the work runs by running it once, without an update, on arrays that may
-        hold anything; whether all of it came from the cache. `load` comes after it."""
+        """Compile by one run without an update, on uninitialised weights; whether all of it came
+        from the cache. Call `load` after it."""
         hits, misses = _cache_counts()
-        run_mending(lambda: self._run_once(placed), _cache_in_use)
+        run_with_cache_repair(lambda: self._run_once(placed), _cache_in_use)
         self.synchronize()
         self._loss = torch.full((), float("nan"))
-        torch.manual_seed(self._seed)  # dropout goes on as if nothing had been drawn
+        torch.manual_seed(self._seed)  # so that dropout draws the same numbers
         now_hits, now_misses = _cache_counts()
         if (now_hits, now_misses) == (hits, misses):
             return None
         return now_misses == misses
 
     def _run_once(self, placed: Placed) -> None:
-        """A forward pass, and a backward pass where it trains."""
+        """A forward pass and, in training, a backward pass."""
         if self._optimizer is None:
             self.forward(placed)
             return
         if self._gradients is not None:
-            self._gradients.resting = True  # nothing that means anything is exchanged
+            self._gradients.paused = True  # these gradients are not synchronised
         self._forward(placed).backward()  # type: ignore[no-untyped-call]
         self._optimizer.zero_grad(set_to_none=True)
         if self._gradients is not None:
-            self._gradients.resting = False
+            self._gradients.paused = False
 
     def _forward(self, placed: Placed) -> Tensor:
         with self._autocast:
             return self.staged.run(*placed)
 
     def close(self) -> None:
-        """Drop every array and what was compiled for them."""
+        """Drop every array and the compiled code."""
         del self.staged
         super().close()
 
 
 def build(request: BuildRequest) -> CompiledProgram:
-    """The program for `request`; its first step compiles, unless `compile` has."""
+    """The program for `request`; its first step compiles, unless `compile` did."""
     return CompiledProgram(request)
 
 
@@ -128,11 +128,11 @@ def capabilities() -> Capabilities:
     able = runtime.capabilities()
     devices, missing = [], []
     for device in able.devices:
-        lack = _lacks_for_cpu() if device == "cpu" else _lacks_for_gpu(device)
-        if lack is None:
+        reason = _missing_for_cpu() if device == "cpu" else _missing_for_gpu(device)
+        if reason is None:
             devices.append(device)
         else:
-            missing.append(lack)
+            missing.append(reason)
     kinds = {device.split(":")[0] for device in devices}
     return replace(
         able,
@@ -142,14 +142,13 @@ def capabilities() -> Capabilities:
         sync_features=SYNC_FEATURES,
         hint=" ".join(dict.fromkeys(missing)),
         compiles_segments=True,
-        batch_norms=frozenset({"device"}),  # ranks do not meet inside what is compiled whole
+        batch_norms=frozenset({"device"}),  # no communication inside the compiled step
         deterministic=False,
     )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error`, or what it was raised from, means that memory was refused: the compiler
-    wraps what it meets."""
+    """Whether `error` or its cause means that memory was refused: the compiler wraps errors."""
     seen: BaseException | None = error
     while seen is not None:
         if runtime.is_out_of_memory(seen):
@@ -159,61 +158,58 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def preload() -> None:
-    """Import the compiler too. It is told to use no other process, so that none is started here or
-    outlives a worker."""
+    """Import the compiler too, set to use no other process, so that none outlives a worker."""
     _set_up_compiler()
     runtime.preload()
-    with runtime.asking_the_driver():
+    with runtime.nvml_device_check():
         for name in ("compile_fx", "codegen.cpp", "codegen.cpp_wrapper_cpu", "codegen.triton"):
             importlib.import_module(f"torch._inductor.{name}")
 
 
 def _set_up_compiler() -> None:
-    """Where the compiler keeps what it made, and that it works in this process alone. Its own
-    import settles where, so this comes before anything that imports it."""
+    """Set the compiler's cache and that it compiles in this process. It reads its cache folder at
+    import, so this comes before any import of it."""
     if _CACHE_VARIABLE not in os.environ:
         os.environ[_CACHE_VARIABLE] = str(cache_folder() / f"torch-{torch.__version__}")
     config = importlib.import_module("torch._inductor.config")
     config.compile_threads = 1  # type: ignore[attr-defined]
     dynamo = importlib.import_module("torch._dynamo.config")
-    dynamo.allow_rnn = True  # type: ignore[attr-defined]  # traced as what it is made of
+    dynamo.allow_rnn = True  # type: ignore[attr-defined]  # decomposed
 
 
 def _trace_backward_without_autocast() -> None:
-    """Compile backward passes as eager ones run: each in the types of its forward pass. By itself
-    the compiler traces them under the forward pass's autocast, which would make the gradients of a
-    layer in fp32 narrow."""
+    """Compile backward passes in the dtypes of their forward pass, as in eager mode. By default the
+    compiler traces them under the forward pass's autocast, which would cast the gradients of an
+    fp32 layer to 16 bits."""
     config = importlib.import_module("torch._functorch.config")
     if not hasattr(config, "backward_pass_autocast"):
         raise Unsupported(
-            f"PyTorch {torch.__version__} compiles backward passes under the autocast around them, "
-            "so no layer's gradients keep a precision of their own. Leave precision_of out, or "
-            "upgrade PyTorch."
+            f"PyTorch {torch.__version__} compiles backward passes under the surrounding autocast, "
+            "without precision by layer. Leave precision_of out, or upgrade PyTorch."
         )
     config.backward_pass_autocast = "off"  # type: ignore[attr-defined]
 
 
-def run_mending(run: Callable[[], None], cache_in_use: Callable[[], Path | None]) -> None:
-    """Run what compiles, again after each library of the cache that cannot be loaded: that one is
-    deleted, and so compiled anew. What fails for another reason, or twice for the same library, is
-    raised."""
+def run_with_cache_repair(run: Callable[[], None], cache_in_use: Callable[[], Path | None]) -> None:
+    """Call `run`, which compiles; if a library of the cache cannot be loaded, delete it and call
+    `run` again. Other errors, and a second one for the same library, are raised."""
     discarded: set[Path] = set()
     while True:
         try:
             return run()
         except Exception as error:
-            broken = unreadable_library(error, cache_in_use)
+            broken = damaged_cache_library(error, cache_in_use)
             if broken is None or broken in discarded:
                 raise
             broken.unlink()
             discarded.add(broken)
 
 
-def unreadable_library(
+def damaged_cache_library(
     error: BaseException, cache_in_use: Callable[[], Path | None]
 ) -> Path | None:
-    """The library in the cache of compiled code that `error` says is no whole one, such as one that
-    a process was writing when it was killed; None where it says no such thing."""
+    """The damaged library in the cache that `error` names, e.g. from a process killed while writing
+    it; None if it names none."""
     named = damaged_libraries(error)
     cache = cache_in_use() if named else None
     if cache is None:
@@ -222,8 +218,8 @@ def unreadable_library(
 
 
 def _cache_in_use() -> Path | None:
-    """Where TorchInductor keeps what it compiles; it reads its variable when it is first imported,
-    so not before `_set_up_compiler` has set it. None where this PyTorch does not tell."""
+    """TorchInductor's cache folder, which it reads at its first import: call `_set_up_compiler`
+    before. None if this PyTorch has no such function."""
     try:
         found = importlib.import_module("torch._inductor.runtime.cache_dir_utils")
     except ImportError:
@@ -232,36 +228,34 @@ def _cache_in_use() -> Path | None:
 
 
 def _cache_counts() -> tuple[int, int]:
-    """Graphs (found in the cache, compiled anew) so far in this process."""
+    """Graphs (from the cache, compiled) so far in this process."""
     counters = importlib.import_module("torch._dynamo.utils").counters
     graphs = counters["inductor"]
     misses = graphs["fxgraph_cache_miss"] + graphs["fxgraph_cache_bypass"]
     return graphs["fxgraph_cache_hit"], misses
 
 
-def _lacks_for_cpu() -> str | None:
-    """What must be installed to compile for the CPU; None where nothing lacks."""
-    if lack := lacks_compiler():
-        return lack
-    return _lacks_headers("CPU")
+def _missing_for_cpu() -> str | None:
+    """What must be installed to compile for the CPU; None if nothing."""
+    return missing_compiler() or _missing_headers("CPU")
 
 
-def _lacks_for_gpu(device: str) -> str | None:
+def _missing_for_gpu(device: str) -> str | None:
     """The same for a GPU."""
     if torch.cuda.get_device_capability(device) < _VOLTA:
         return f"{device} is older than compute capability 7.0, the first that Triton compiles for."
     if find_spec("triton") is None:
-        return "To compile for the GPU it needs Triton: pip install triton."
-    asked = os.environ.get("CC")
-    if not any(shutil.which(name) for name in ((asked,) if asked else _C_COMPILERS)):
-        return "To compile for the GPU it needs a C compiler: install gcc (apt install gcc)."
-    return _lacks_headers("GPU")
+        return "Compiling for the GPU needs Triton: pip install triton."
+    compiler = os.environ.get("CC")
+    if not any(shutil.which(name) for name in ((compiler,) if compiler else _C_COMPILERS)):
+        return "Compiling for the GPU needs a C compiler: install gcc (apt install gcc)."
+    return _missing_headers("GPU")
 
 
-def _lacks_headers(kind: str) -> str | None:
+def _missing_headers(kind: str) -> str | None:
     if Path(sysconfig.get_paths()["include"], "Python.h").is_file():
         return None
     return (
-        f"To compile for the {kind} it needs Python's header files: install them "
-        "(apt install python3-dev)."
+        f"Compiling for the {kind} needs Python's header files: install them (apt install "
+        "python3-dev)."
     )

@@ -25,8 +25,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from cubemesh.frameworks.pytorch.module import Built
-from cubemesh.frameworks.pytorch.precision.master_weight_cast import PlaceOf, cast_together, nowhere
+from cubemesh.frameworks.pytorch.module import BuiltNetwork
+from cubemesh.frameworks.pytorch.precision.master_weight_cast import (
+    PlaceOf,
+    cast_together,
+    no_destination,
+)
 from cubemesh.kernels.cpu.autotune import CpuAutotuner
 from cubemesh.kernels.fused.additive_attention import FusedAttentionScores
 from cubemesh.kernels.fused.batch_norm import FusedBatchNorm
@@ -49,7 +53,7 @@ Run = Callable[..., Tensor]
 class FusedNetwork:
     """A built network's forward pass for training, from its inputs to its heads' values."""
 
-    def __init__(self, built: Built) -> None:
+    def __init__(self, built: BuiltNetwork) -> None:
         network = built.network
         self._on_cpu = all(p.device.type == "cpu" for p in built.parameters.values())
         self.steps = fused_steps(network, relus=self._on_cpu)
@@ -68,7 +72,7 @@ class FusedNetwork:
         """Whether weights are cast to low precision together; under the autocast of `tune`."""
         self.side_stream: SideStream | None = None
         """The stream of weight gradients, on a GPU."""
-        self.place_of: PlaceOf = nowhere
+        self.place_of: PlaceOf = no_destination
         """The array that a weight's gradient is written to."""
         self._segments = _weights_by_segment(self.steps, self.operations)
         self._sums: Tensor | None = None

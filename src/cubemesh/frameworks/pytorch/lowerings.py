@@ -1,10 +1,9 @@
-"""Which PyTorch module computes a layer? The table of lowerings, one line a layer type.
+"""Lowerings: the PyTorch module of each layer type, one line each.
 
-A lowering gives the module without its arrays: made on the `meta` device, they take no memory, and
-`module.py` puts the network's own in their place, shared ones once. `in_place` says that the
-module may write its result over its first input. That spares an array the size of the layer, and
-nothing reads the old values: `may_overwrite` decides it from the graph.
-"""
+A lowering returns the module with its arrays on the `meta` device, without memory; `module.py`
+replaces them by the network's own, shared ones once. `in_place`: the module may write its result
+over its first input, which saves an array the size of the layer; `may_overwrite` decides it from
+the graph. Sequences are (batch, length, features)."""
 
 from __future__ import annotations
 
@@ -16,7 +15,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from cubemesh.frameworks.pytorch.sequence_lowerings import SEQUENCE_LOWERINGS
 from cubemesh.networks.graph import Network, Node
 from cubemesh.networks.layers import (
     Add,
@@ -33,6 +31,17 @@ from cubemesh.networks.layers import (
     MaxPool,
     ReLU,
     Shape,
+)
+from cubemesh.networks.recurrent_layers import LSTM, Mix, PairProduct, PairSum, Tanh
+from cubemesh.networks.sequence_layers import (
+    GELU,
+    Attention,
+    ClassToken,
+    Embedding,
+    LayerNorm,
+    PositionEmbedding,
+    SelectPosition,
+    Tokens,
 )
 
 Lowering = Callable[[Any, Shape, bool], nn.Module]
@@ -56,10 +65,10 @@ class Sum(nn.Module):
 
 
 class Concatenation(nn.Module):
-    """Values one behind the other along their second axis, the one after the batch."""
+    """Concatenation along the second axis, the one after the batch."""
 
     def forward(self, *values: Tensor) -> Tensor:
-        """Values (batch, channels, …), alike but for their channels → all their channels."""
+        """Values (batch, channels, …), alike but for their channels → all channels."""
         return torch.cat(values, dim=1)
 
 
@@ -92,6 +101,110 @@ class PatchResponseNorm(nn.Module):
         return f"{self.size}, alpha={self.alpha}, beta={self.beta}, k={self.k}"
 
 
+class SelfAttention(nn.Module):
+    """Scaled dot-product self-attention, by PyTorch's fastest available kernel."""
+
+    def __init__(self, heads: int, causal: bool) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Queries, keys and values (batch, length, 3 · features) → (batch, length, features)."""
+        batch, length, width = x.shape
+        packed = x.view(batch, length, 3, self.heads, width // (3 * self.heads))
+        q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return y.transpose(1, 2).reshape(batch, length, width // 3)
+
+    def extra_repr(self) -> str:
+        """What `print` shows between the brackets."""
+        return f"heads={self.heads}, causal={self.causal}"
+
+
+class Patches(nn.Module):
+    """The positions of an image as a sequence."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width) → (batch, height · width, channels)."""
+        return x.flatten(2).transpose(1, 2)
+
+
+class PrependedToken(nn.Module):
+    """A learned class token before all positions."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.empty(features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, features) → (batch, 1 + length, features)."""
+        return torch.cat([self.token.to(x.dtype).expand(len(x), 1, -1), x], dim=1)
+
+
+class AddedPositions(nn.Module):
+    """Learned position embeddings, added."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, features), unchanged in shape."""
+        return x + self.weight
+
+
+class Position(nn.Module):
+    """One position of a sequence."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__()
+        self.position = position
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, features) → (batch, features)."""
+        return x[:, self.position]
+
+    def extra_repr(self) -> str:
+        """What `print` shows between the brackets."""
+        return str(self.position)
+
+
+class Recurrence(nn.LSTM):
+    """An LSTM of one layer; cuDNN's on a GPU."""
+
+    def __init__(self, features: int, hidden: int) -> None:
+        super().__init__(features, hidden, batch_first=True)
+
+    def forward(self, x: Tensor, begin: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        """(batch, length, features), first h (batch, hidden) → (batch, length, hidden)."""
+        if begin is None:
+            return super().forward(x)[0]
+        first = begin.unsqueeze(0)
+        return super().forward(x, (first, torch.zeros_like(first)))[0]
+
+
+class Pairs(nn.Module):
+    """The sum, or the inner product, of each query and each key."""
+
+    def __init__(self, product: bool) -> None:
+        super().__init__()
+        self.product = product
+
+    def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """(batch, queries, features), (batch, keys, features) → (batch, queries, keys, …)."""
+        if self.product:
+            return torch.bmm(queries, keys.transpose(1, 2)).unsqueeze(3)
+        return queries.unsqueeze(2) + keys.unsqueeze(1)
+
+
+class WeightedMean(nn.Module):
+    """The mean of values, weighted by the softmax of scores."""
+
+    def forward(self, scores: Tensor, values: Tensor) -> Tensor:
+        """(batch, queries, keys, 1), (batch, keys, features) → (batch, queries, features)."""
+        return torch.bmm(torch.softmax(scores.squeeze(3), 2).to(values.dtype), values)
+
+
 def _convolution(layer: Convolution, shape: Shape, in_place: bool) -> nn.Module:
     return nn.Conv2d(
         shape[0],
@@ -107,7 +220,7 @@ def _convolution(layer: Convolution, shape: Shape, in_place: bool) -> nn.Module:
 def _batch_norm(layer: BatchNorm, shape: Shape, in_place: bool) -> nn.Module:
     kind = nn.BatchNorm2d if len(shape) == 3 else nn.BatchNorm1d
     norm = kind(shape[0], eps=layer.epsilon, momentum=layer.momentum)
-    # Counts batches for a momentum of None, which no layer here has: a launch a step for nothing.
+    # Only used with momentum=None, which no layer here has; it would cost a launch per step.
     norm.num_batches_tracked = None
     return norm
 
@@ -138,7 +251,19 @@ LOWERINGS: dict[type[Layer], Lowering] = {
     MaxPool: _max_pool,
     AveragePool: _average_pool,
     GlobalAveragePool: lambda layer, shape, _: ChannelMeans(),
-    **SEQUENCE_LOWERINGS,
+    LayerNorm: lambda layer, shape, _: nn.LayerNorm(shape[-1], eps=layer.epsilon),
+    GELU: lambda layer, shape, _: nn.GELU("none" if layer.form == "erf" else "tanh"),
+    Attention: lambda layer, shape, _: SelfAttention(layer.heads, layer.causal),
+    Tokens: lambda layer, shape, _: Patches(),
+    Embedding: lambda layer, shape, _: nn.Embedding(layer.vocabulary, layer.features),
+    ClassToken: lambda layer, shape, _: PrependedToken(shape[1]),
+    PositionEmbedding: lambda layer, shape, _: AddedPositions(shape),
+    SelectPosition: lambda layer, shape, _: Position(layer.position),
+    Tanh: lambda layer, shape, _: nn.Tanh(),
+    LSTM: lambda layer, shape, _: Recurrence(shape[1], layer.hidden),
+    PairSum: lambda layer, shape, _: Pairs(product=False),
+    PairProduct: lambda layer, shape, _: Pairs(product=True),
+    Mix: lambda layer, shape, _: WeightedMean(),
 }
 
 ATTRIBUTES = {"running_variance": "running_var"}
@@ -152,24 +277,25 @@ LSTM_ATTRIBUTES = {
 """The same for an LSTM."""
 
 _RESULT_UNREAD = (Add, BatchNorm, Concat, Convolution, Linear)
-"""Layers whose backward pass reads their inputs at most, never their result."""
+"""Layers whose backward pass does not read their result."""
 
 
 def lower(node: Node, shape: Shape, in_place: bool) -> nn.Module:
-    """The module for `node`, its arrays on the `meta` device; `shape` is one sample's of its first
-    input."""
+    """The module for `node`, its arrays on the `meta` device; `shape` is that of one sample of its
+    first input."""
     with torch.device("meta"):
         return LOWERINGS[type(node.layer)](node.layer, shape, in_place)
 
 
 def may_overwrite(network: Network) -> frozenset[str]:
-    """Names of the nodes whose first input nobody needs once they have run: no other node and no
-    head reads it, and the layer that made it does not for its backward pass."""
+    """Names of the nodes whose first input may be overwritten: no other node and no head reads it,
+    nor does the backward pass of the layer that computed it."""
     readers = Counter(value for node in network.nodes for value in node.inputs)
     readers.update(head.value for head in network.heads)
-    made_by = {node.name: node.layer for node in network.nodes}
+    producers = {node.name: node.layer for node in network.nodes}
     return frozenset(
         node.name
         for node in network.nodes
-        if readers[node.inputs[0]] == 1 and isinstance(made_by.get(node.inputs[0]), _RESULT_UNREAD)
+        if readers[node.inputs[0]] == 1
+        and isinstance(producers.get(node.inputs[0]), _RESULT_UNREAD)
     )

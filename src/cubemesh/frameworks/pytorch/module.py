@@ -1,15 +1,15 @@
-"""How does a graph become a PyTorch module that reads and runs as if written by hand?
+"""PyTorch module from a network's graph, with a generated forward pass.
 
-The forward pass is written out as Python, one line a layer, and compiled. Each layer is a name of
-its own in it, so nothing is looked up while it runs, and each value is given up after its last
-reader, so no array lives longer than in handwritten code:
+The forward pass is generated as Python, one line per layer, and compiled. Each layer is a local
+name, so nothing is looked up at run time, and each value is deleted after its last reader, so no
+array lives longer than in handwritten code:
 
     conv1 = run_conv1(image); del image
     relu1 = run_relu1(conv1); del conv1
 
-The layers hang in modules nested as their names read (`layer1.0.conv1`), so that `print`,
-`state_dict` and hooks find them. (`torch.fx` writes much the same, but fetches each layer through
-`self` and wraps each call; benchmarks/LOG.md has the cost.)
+Layers are submodules nested by their names (`layer1.0.conv1`), for `print`, `state_dict` and hooks.
+(`torch.fx` generates similar code, but reads each layer through `self` and wraps each call;
+benchmarks/LOG.md has the cost.)
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _RESERVED = frozenset({*keyword.kwlist, "torch"})
 
 
 class NetworkModule(nn.Module):
-    """Layers under their names, and a forward pass from the inputs to one value for each head."""
+    """Layers by name, and a forward pass from the inputs to one value per head."""
 
     def __init__(
         self,
@@ -56,19 +56,19 @@ class NetworkModule(nn.Module):
         self._title = "".join(word.capitalize() for word in network.name.split("-"))
         nodes = network.needed(*(head.value for head in heads))
         for node in nodes:
-            _hang(self, node.name, layers[node.name])
+            _add_layer(self, node.name, layers[node.name])
         names = identifiers(network)
         results = [head.value for head in heads]
-        fed = [i.name for i in network.inputs]
-        self.code = write_forward(names, fed, nodes, results, layer_types)
+        inputs = [i.name for i in network.inputs]
+        self.code = write_forward(names, inputs, nodes, results, layer_types)
         """The forward pass as Python."""
         called: dict[str, Any] = {f"run_{names[n.name]}": layers[n.name] for n in nodes}
         called["torch"] = torch
         self._run: Callable[[Tensor], Values] = define(self.code, self._title, called)["forward"]
 
     def forward(self, *inputs: Tensor) -> Values:
-        """Images (batch, channels, height, width), or what else the network's inputs are → each
-        head's value, (batch, classes)."""
+        """The network's inputs, e.g. images (batch, channels, height, width) → the value of each
+        head, (batch, classes)."""
         return self._run(*inputs)
 
     def _get_name(self) -> str:
@@ -76,18 +76,18 @@ class NetworkModule(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Built:
-    """A network as PyTorch modules; both run the same layers with the same arrays."""
+class BuiltNetwork:
+    """A network as PyTorch modules for training and evaluation, which share layers and arrays."""
 
     network: Network
     layers: Mapping[str, nn.Module]
     """By node."""
     layer_types: Mapping[str, torch.dtype]
-    """Node → type its product is computed in, for those that have one of their own."""
+    """Node → compute dtype of its product, where it differs from the program's."""
     training: NetworkModule
     """With every head."""
     evaluation: NetworkModule
-    """With the head that is judged, and nothing that only the others need."""
+    """With the evaluated head only, and the nodes that it needs."""
     parameters: dict[str, nn.Parameter]
     """By the graph's names, shared ones once."""
     state: dict[str, Tensor]
@@ -117,14 +117,13 @@ def build_modules(
     overwrite: bool = True,
     layer_types: Mapping[str, torch.dtype] = MappingProxyType({}),
     replace: Callable[[nn.Module], nn.Module] = lambda layer: layer,
-) -> Built:
-    """The modules of `network`; their arrays hold nothing until `load`.
+) -> BuiltNetwork:
+    """The modules of `network`; their arrays are uninitialised until `load`.
 
-    `overwrite` lets a layer write over its input where nobody needs it any more. Four-dimensional
-    arrays lie in `memory_format`. `layer_types` names nodes whose products are computed in a type
-    of their own, under an autocast to another. `replace` gives the module to use for one that was
-    lowered. Unsupported for a layer that is not.
-    """
+    `overwrite` lets a layer write over its input where nothing reads it afterwards.
+    Four-dimensional arrays have `memory_format`. `layer_types`: compute dtypes of single nodes,
+    under an autocast to another. `replace` maps a lowered module to the one to use. Unsupported for
+    a layer without a lowering."""
     check_layers(network, LOWERINGS, "pytorch")
 
     def empty(shape: tuple[int, ...]) -> Tensor:
@@ -134,16 +133,16 @@ def build_modules(
     parameters = {n: nn.Parameter(empty(p.shape)) for n, p in network.parameters.items()}
     state = {n: empty(s.shape) for n, s in network.state.items()}
     overwriting = may_overwrite(network) if overwrite else frozenset[str]()
-    if layer_types:  # the terms of a sum may be of two types, and neither need be its own
+    if layer_types:  # terms of a sum may differ in dtype from each other and from the sum
         overwriting -= {n.name for n in network.nodes if isinstance(n.layer, Add)}
     layers = _layers(network, {**parameters, **state}, overwriting, replace)
-    judged = tuple(h for h in network.heads if not h.train_only)[-1:]
-    return Built(
+    evaluated = tuple(h for h in network.heads if not h.train_only)[-1:]
+    return BuiltNetwork(
         network=network,
         layers=layers,
         layer_types=layer_types,
         training=NetworkModule(network, network.heads, layers, layer_types),
-        evaluation=NetworkModule(network, judged, layers, layer_types),
+        evaluation=NetworkModule(network, evaluated, layers, layer_types),
         parameters=parameters,
         state=state,
     )
@@ -155,7 +154,7 @@ def _layers(
     overwriting: frozenset[str],
     replace: Callable[[nn.Module], nn.Module],
 ) -> dict[str, nn.Module]:
-    """Node name → module that holds the network's own arrays."""
+    """Node name → module with the network's own arrays."""
     shapes = {i.name: i.shape for i in network.inputs} | {n.name: n.shape for n in network.nodes}
     layers = {}
     for node in network.nodes:
@@ -164,12 +163,12 @@ def _layers(
         for role, name in {**node.parameters, **node.state}.items():
             setattr(module, attributes.get(role, role), arrays[name])
         if isinstance(module, nn.RNNBase):
-            module.flatten_parameters()  # one piece of memory, as cuDNN wants it
+            module.flatten_parameters()  # contiguous, as cuDNN requires
         layers[node.name] = module
     return layers
 
 
-def _hang(root: nn.Module, name: str, layer: nn.Module) -> None:
+def _add_layer(root: nn.Module, name: str, layer: nn.Module) -> None:
     """Make `layer` the submodule called `name`, in containers for the parts before its dots."""
     *path, last = name.split(".")
     for part in path:
@@ -207,8 +206,8 @@ def write_forward(
 
 
 def _in_type(line: str, read: str, dtype: torch.dtype) -> str:
-    """`line`, which reads the value `read`, under an autocast of its own. A narrow type converts
-    input and weights; float32 is no autocast at all, so its input is converted here."""
+    """`line`, which reads the value `read`, under an autocast of its own. A 16-bit dtype casts
+    input and weights; for float32 autocast is disabled, so the input is cast here."""
     if dtype == torch.float32:
         around = f"torch.autocast({read}.device.type, enabled=False)"
         line = line.replace(f"({read})", f"({read}.float())")
@@ -218,8 +217,8 @@ def _in_type(line: str, read: str, dtype: torch.dtype) -> str:
 
 
 def define(code: str, title: str, scope: Mapping[str, Any]) -> dict[str, Any]:
-    """What `code` defines, by name, where it finds the names of `scope`; a traceback through it
-    shows its lines."""
+    """The names that `code` defines, executed with the names of `scope`; tracebacks show its
+    lines."""
     filename = f"<forward of {title}>"
     linecache.cache[filename] = (len(code), None, code.splitlines(keepends=True), filename)
     defined = dict(scope)
@@ -228,7 +227,7 @@ def define(code: str, title: str, scope: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def identifiers(network: Network) -> dict[str, str]:
-    """Name of each input and node → a Python identifier that reads like it, no two alike."""
+    """Name of each input and node → a unique Python identifier that resembles it."""
     found: dict[str, str] = {}
     for value in (*(i.name for i in network.inputs), *(n.name for n in network.nodes)):
         name = re.sub(r"\W", "_", value)

@@ -1,23 +1,30 @@
-"""Which optimizer of PyTorch does a spec mean? The fused one where there is one.
+"""Optimizers of a spec: PyTorch's fused ones where available, and LARS.
 
     sgd       g + decay · w;  v = momentum · v + g;  w −= rate · v      Sutskever et al. 2013
     rmsprop   v = 0.99 v + 0.01 g²;  w −= rate · g / (√v + 1e-8)        Tieleman and Hinton 2012
     adam      betas 0.9 and 0.999, epsilon 1e-8                         Kingma and Ba 2015
     adamw     w −= rate · decay · w;  then as adam, without decay       Loshchilov and Hutter 2019
-    lars      lars.py                                                   You et al. 2017
+    lars      v = momentum · v + trust · (g + decay · w);  w −= rate · v     You et al. 2017
 
 In the first three weight decay is added to the gradient. A fused update is one kernel over all
-arrays (SGD, Adam, AdamW); RMSprop has none, and takes PyTorch's own choice between a loop and
-`foreach`.
+arrays (SGD, Adam, AdamW); RMSprop has none and uses PyTorch's default of a loop or `foreach`.
+
+LARS (You, Gitman and Ginsburg, "Large Batch Training of Convolutional Networks", arXiv:1708.03888,
+algorithm 1): trust = eta · |w| / (|g| + decay · |w|), eta 0.001, norms of the whole array. As in
+other implementations, arrays of one axis (biases, weights of normalisations) are excluded from
+adaptation and decay: for them, and where a norm is 0, trust is 1. The paper has the rate inside v,
+which is the same while the rate is constant.
 """
 
 from __future__ import annotations
 
 import torch
-from torch import nn, optim
+from torch import Tensor, nn, optim
 
-from cubemesh.frameworks.pytorch.lars import Lars
 from cubemesh.schema.work import NetworkWork, Training
+
+ETA = 0.001
+"""The paper's trust coefficient."""
 
 
 def make_optimizer(work: NetworkWork, parameters: list[nn.Parameter]) -> optim.Optimizer | None:
@@ -35,8 +42,59 @@ def make_optimizer(work: NetworkWork, parameters: list[nn.Parameter]) -> optim.O
         return Lars(parameters, rate=rate, momentum=work.momentum, decay=decay)
     sgd = optim.SGD(parameters, lr=rate, momentum=work.momentum, weight_decay=decay, fused=True)
     if work.momentum:
-        # Its first step would make them, and leaves them as the memory was (PyTorch 2.13) when
-        # scaled gradients overflow and the step is skipped. From zero the first step is the same.
+        # Its first step would allocate them, uninitialised (PyTorch 2.13) when scaled gradients
+        # overflow and the step is skipped. From zero the first step is the same.
         for parameter in parameters:
             sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return sgd
+
+
+class Lars(optim.Optimizer):
+    """LARS over `parameters`. A step works in place on the gradients, without synchronising: the
+    norms stay on the device."""
+
+    def __init__(
+        self, parameters: list[nn.Parameter], *, rate: float, momentum: float, decay: float
+    ) -> None:
+        super().__init__(parameters, {"lr": rate, "momentum": momentum, "decay": decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            weights = [w for w in group["params"] if w.grad is not None]
+            if not weights:
+                continue
+            gradients = _gradients(weights)
+            _adapt([w for w in weights if w.ndim > 1], group["decay"])
+            if group["momentum"]:
+                velocities = [self._velocity(w) for w in weights]
+                torch._foreach_mul_(velocities, group["momentum"])
+                torch._foreach_add_(velocities, gradients)
+                gradients = velocities
+            torch._foreach_add_(weights, gradients, alpha=-group["lr"])
+
+    def _velocity(self, weight: Tensor) -> Tensor:
+        state = self.state[weight]
+        if "velocity" not in state:
+            state["velocity"] = torch.zeros_like(weight)
+        velocity: Tensor = state["velocity"]
+        return velocity
+
+
+def _adapt(weights: list[Tensor], decay: float) -> None:
+    """Turn the gradient of each weight array into trust · (g + decay · w), in place."""
+    if not weights:
+        return
+    gradients = _gradients(weights)
+    weight_norms = torch.stack(torch._foreach_norm(weights))
+    gradient_norms = torch.stack(torch._foreach_norm(gradients))
+    trust = ETA * weight_norms / (gradient_norms + decay * weight_norms)
+    trust = torch.where((weight_norms > 0) & (gradient_norms > 0), trust, torch.ones_like(trust))
+    if decay:
+        torch._foreach_add_(gradients, weights, alpha=decay)
+    torch._foreach_mul_(gradients, trust.unbind())
+
+
+def _gradients(weights: list[Tensor]) -> list[Tensor]:
+    return [w.grad for w in weights if w.grad is not None]

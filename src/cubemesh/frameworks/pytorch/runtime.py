@@ -1,4 +1,4 @@
-"""What can PyTorch do on this machine, and how is it set up for a run?
+"""Capabilities of PyTorch on this machine, and process settings of a run.
 
 precision   arrays     computed in
 fp64        float64    float64
@@ -24,9 +24,9 @@ from cubemesh.networks.recurrent_layers import LSTM
 from cubemesh.schema.spec import ProgramSettings
 
 ARRAY_TYPES = {"fp64": torch.float64}
-"""Precision → type of parameters, state and images, where it is not float32."""
+"""Precision → dtype of parameters, state and images, where it is not float32."""
 AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""Precision → type that products are computed in under autocast."""
+"""Precision → dtype of products under autocast."""
 MEMORY_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 
 _AMPERE = (8, 0)
@@ -40,23 +40,23 @@ _REFUSALS = (
     "bad_alloc",
     "alloc_failed",
 )
-"""What allocators say for want of memory: those of PyTorch, C++, the system, cuBLAS and cuDNN."""
+"""In the messages of allocators that refuse memory: PyTorch, C++, the system, cuBLAS, cuDNN."""
 _QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS", "32"
 _NVML_VARIABLE = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _NO_PRIMITIVE = "could not create a primitive"
-"""oneDNN's words when an operation it has already accepted (it says "primitive descriptor" where
-it has not) gets no memory for its generated code or its tables; it gives no reason."""
+"""oneDNN's message when a supported operation gets no memory for its generated code or tables (it
+says "primitive descriptor" for an unsupported one)."""
 
 
 def capabilities() -> Capabilities:
-    """What PyTorch can do here. Wakes the GPU, where there is one."""
+    """The capabilities of PyTorch here. Initialises CUDA, where there is a GPU."""
     precisions = {"cpu": frozenset({"fp64", "fp32", "bf16", "fp16"})}
     gpus: list[str] = []
     if torch.cuda.is_available():
         gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         ampere = torch.cuda.get_device_capability() >= _AMPERE
-        narrow = {"tf32", "bf16"} if ampere else set()
-        precisions["cuda"] = frozenset({"fp64", "fp32", "fp16"} | narrow)
+        ampere_only = {"tf32", "bf16"} if ampere else set()
+        precisions["cuda"] = frozenset({"fp64", "fp32", "fp16"} | ampere_only)
     return Capabilities(
         works=frozenset(
             {"train_steps", "forward", "train", "first_steps", "input", "ceiling", "collective"}
@@ -75,35 +75,34 @@ def capabilities() -> Capabilities:
 
 
 def other_precision(request: BuildRequest) -> str:
-    """See `ReportsPrecision`. Autocast hands cuDNN's recurrent layers float16 whatever type it
-    was asked for (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
+    """See `ReportsPrecision`. Autocast runs cuDNN's recurrent layers in float16 whatever its dtype
+    (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
     recurrent = [n.name for n in request.network.nodes if isinstance(n.layer, LSTM)]
     if not recurrent or request.program.precision != "bf16" or request.device == "cpu":
         return ""
     return (
-        f"PyTorch computes {' and '.join(recurrent)} in fp16 on a GPU, under bf16 too, and nothing "
-        "keeps small gradients there from becoming zero."
+        f"PyTorch computes {' and '.join(recurrent)} in fp16 on a GPU even with precision=bf16, "
+        "where small gradients underflow to zero without loss scaling."
     )
 
 
 def prepare(device: str, precision: str, threads: int, deterministic: bool = False) -> None:
-    """Set what PyTorch keeps for the whole process: threads, TF32, the choice of convolutions; that
-    denormal numbers count as 0; what becomes of memory that a CPU's program frees; and, where it is
-    to be `deterministic`, algorithms that give the same result every time.
+    """Set PyTorch's process-wide settings: threads, TF32, cuDNN benchmarking, flushing of
+    denormals, the allocator of a CPU, and `deterministic` algorithms.
 
-    Gradients and momenta that fade pass through the denormal range (float32: under 1.2e-38), where
-    a CPU computes many times slower; TensorFlow and XLA flush them as well. Threads inherit it from
-    the one that starts them, so it comes before any is started."""
+    Vanishing gradients and momenta pass through the denormal range (float32: under 1.2e-38), where
+    a CPU computes many times slower; TensorFlow and XLA flush them as well. Threads inherit the
+    setting from the one that starts them, so it comes before any is started."""
     torch.set_flush_denormal(True)
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    # Shapes never change in a run: try once, keep the best. Another time another may be the best.
+    # Shapes are fixed in a run, so algorithms are timed once; another run may choose others.
     torch.backends.cudnn.benchmark = not deterministic
-    if deterministic:  # cuBLAS reads its variable when it is first used
+    if deterministic:  # read by cuBLAS at its first use
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
-    # Batches are only ever read, so that NumPy forbids writing to one is no danger.
+    # Batches are only read.
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
     if torch.device(device).type == "cuda":
         torch.cuda.set_device(device)
@@ -112,30 +111,29 @@ def prepare(device: str, precision: str, threads: int, deterministic: bool = Fal
 
 
 def synchronize(device: str) -> None:
-    """Wait until everything queued on `device` is done; on a CPU nothing is ever queued."""
+    """Wait for all queued work of `device`; a CPU has no queue."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` means that memory was refused, by the device or by the system.
+    """Whether `error` means that the device or the system refused memory.
 
-    PyTorch has a class for the GPU's refusals only; the CPU's are RuntimeErrors, told by their
-    words.
+    PyTorch has a class for GPUs only; on a CPU it is a RuntimeError, recognised by its message.
     """
     if isinstance(error, (OutOfMemory, MemoryError, torch.cuda.OutOfMemoryError)):
         return True
     if not isinstance(error, RuntimeError):
         return False
-    words = str(error).lower()
-    return words.strip() == _NO_PRIMITIVE or any(refusal in words for refusal in _REFUSALS)
+    message = str(error).lower()
+    return message.strip() == _NO_PRIMITIVE or any(text in message for text in _REFUSALS)
 
 
 @contextmanager
-def asking_the_driver() -> Iterator[None]:
-    """Within it PyTorch asks NVML and not CUDA whether there is a GPU, which the compiler's import
-    and torchrun's launcher want to know: once CUDA has been asked, no fork of this process can use
-    the GPU (PyTorch's notes on CUDA semantics, PYTORCH_NVML_BASED_CUDA_CHECK)."""
+def nvml_device_check() -> Iterator[None]:
+    """Within it PyTorch checks for GPUs by NVML instead of CUDA, which the compiler's import and
+    torchrun's launcher do: after a check by CUDA no fork of this process can use the GPU (PyTorch's
+    notes on CUDA semantics, PYTORCH_NVML_BASED_CUDA_CHECK)."""
     before = os.environ.get(_NVML_VARIABLE)
     os.environ[_NVML_VARIABLE] = "1"
     try:
@@ -148,16 +146,15 @@ def asking_the_driver() -> Iterator[None]:
 
 
 def setup_process(program: ProgramSettings) -> None:
-    """See `SupportsProcessSetup`. Streams share a few queues of the GPU, and what
-    stands behind a replayed step in one waits for its end. A decoder has a dozen streams: where it
-    works beside the steps, there are as many queues as CUDA makes (CUDA C++ Programming Guide,
-    environment variables). On an H200 circuits decode 22,400 images/s beside a step, and 330 in the
-    usual eight."""
+    """See `SupportsProcessSetup`. Streams share a few hardware queues, and work behind a replayed
+    step in a queue waits for its end. nvJPEG has a dozen streams: with decoding on the device the
+    number of queues is CUDA's maximum (CUDA C++ Programming Guide, environment variables). During
+    steps an H200's hardware decodes 22,400 images/s with it, and 330 with the default of 8."""
     if program.decode_location == "device":
         os.environ.setdefault(*_QUEUES)
 
 
 def preload() -> None:
-    """Import what a first step imports. The optimizers pull in TorchDynamo, which takes as long
-    as PyTorch itself; neither touches the GPU or starts a thread."""
+    """Import the modules of a first step. Optimizers import TorchDynamo, which takes as long as
+    PyTorch itself; neither uses the GPU or starts a thread."""
     importlib.import_module("torch._dynamo")

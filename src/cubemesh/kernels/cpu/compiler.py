@@ -32,23 +32,23 @@ _DAMAGED = re.compile(
 """What the loader says of a file that is no whole library (glibc, elf/dl-load.c), with its name."""
 
 
-def asked_compiler() -> str:
+def compiler_setting() -> str:
     """What CXX names, else nothing."""
     return os.environ.get("CXX", "")
 
 
 def cpp_compiler() -> str | None:
     """The path of CXX, or where that is not set of the first compiler that is there."""
-    asked = asked_compiler()
+    asked = compiler_setting()
     paths = (shutil.which(name) for name in ((asked,) if asked else COMPILERS))
     return next((path for path in paths if path is not None), None)
 
 
-def lacks_compiler() -> str:
+def missing_compiler() -> str:
     """What to install, in words; empty where there is a compiler."""
     if cpp_compiler() is not None:
         return ""
-    asked = asked_compiler()
+    asked = compiler_setting()
     what = f"CXX names '{asked}', which is not there" if asked else "there is none"
     return (
         f"To compile for the CPU it needs a C++ compiler, and {what}: install g++ or clang++ "
@@ -71,7 +71,7 @@ def compiled_library(source: Path, *more: str) -> ctypes.CDLL:
     """
     compiler = cpp_compiler()
     if compiler is None:
-        raise OSError(lacks_compiler())
+        raise OSError(missing_compiler())
     version = _run(compiler, "--version").stdout
     headers = (header.read_text() for header in sorted(source.parent.glob("*.h")))
     parts = (source.read_text(), *headers, compiler, *FLAGS, *more, version, _cpu())

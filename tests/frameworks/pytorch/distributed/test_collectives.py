@@ -89,6 +89,6 @@ def test_what_a_library_does_not_offer_is_unsupported(monkeypatch):
 
     monkeypatch.setattr(dist, "all_reduce", refuse)
     work = Collective(reduction="avg")
-    words = r"does not offer all-reduce \(avg, float\) here: Cannot use ReduceOp.AVG with Gloo\."
+    words = r"does not support all-reduce \(avg, float\) here: Cannot use ReduceOp.AVG with Gloo\."
     with pytest.raises(Unsupported, match=words):
         build_collective(work, "cpu", 1, extent(work, 64, 1))

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cubemesh import networks
-from cubemesh.frameworks.pytorch.distributed.graph_partition import build_stages, cut
+from cubemesh.frameworks.pytorch.distributed.graph_partition import build_stages, partition
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.frameworks.pytorch.program import total_loss
 from cubemesh.networks.builder import NetworkBuilder
@@ -38,7 +38,7 @@ def staged_and_eager(network, compiled=lambda function: function):
 
 
 def test_a_stage_reads_what_others_made_and_gives_what_others_read():
-    stem, middle, end = cut(two_heads(), "segment")
+    stem, middle, end = partition(two_heads(), "segment")
     conv, relu, _, head = (node.name for node in stem.nodes)
     assert (stem.inputs, stem.results) == (("image",), (relu, head))
     assert middle.inputs == (relu,)
@@ -52,14 +52,14 @@ def test_a_stage_reads_what_others_made_and_gives_what_others_read():
 def test_a_network_without_segments_is_one_stage():
     net = NetworkBuilder("plain")
     net.classify(net.linear(net.flatten(net.input("image", (1, 2, 2))), 3))
-    (stage,) = cut(net.build(), "segment")
+    (stage,) = partition(net.build(), "segment")
     assert stage.name == "stage1"
     assert stage.inputs == ("image",)
 
 
 def test_the_network_as_one_stage_has_every_layer_its_heads_need():
     network = two_heads()
-    (stage,) = cut(network, "network")
+    (stage,) = partition(network, "network")
     assert stage.nodes == tuple(network.needed(*(head.value for head in network.heads)))
     assert stage.inputs == ("image",)
     assert stage.results == tuple(head.value for head in network.heads)

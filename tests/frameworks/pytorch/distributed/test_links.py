@@ -12,8 +12,8 @@ from cubemesh.frameworks.api.group import Link
 from cubemesh.frameworks.api.program import Unsupported
 from cubemesh.frameworks.pytorch.distributed.links import (
     NcclLog,
-    chosen,
     gloo_link,
+    link_environment,
     nccl_link,
     tcp_link,
 )
@@ -70,16 +70,16 @@ def test_the_log_of_nccl_is_asked_for_unless_somebody_asked_already(monkeypatch)
 
 def test_a_link_is_chosen_by_the_librarys_own_settings():
     names = ["eth0", "lo"]
-    assert chosen("auto", "cuda", names) == {}
-    assert chosen("shared-memory", "cuda", names) == {"NCCL_P2P_DISABLE": "1"}
-    network = chosen("network", "cuda", names)
+    assert link_environment("auto", "cuda", names) == {}
+    assert link_environment("shared-memory", "cuda", names) == {"NCCL_P2P_DISABLE": "1"}
+    network = link_environment("network", "cuda", names)
     assert network == {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
-    assert chosen("lo", "cpu", names) == {"GLOO_SOCKET_IFNAME": "lo"}
-    assert chosen("eth0", "cuda", names)["NCCL_SOCKET_IFNAME"] == "=eth0"
+    assert link_environment("lo", "cpu", names) == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert link_environment("eth0", "cuda", names)["NCCL_SOCKET_IFNAME"] == "=eth0"
     with pytest.raises(Unsupported, match="gloo"):
-        chosen("shared-memory", "cpu", names)
+        link_environment("shared-memory", "cpu", names)
     with pytest.raises(Unsupported, match="eth0, lo"):
-        chosen("ib0", "cuda", names)
+        link_environment("ib0", "cuda", names)
 
 
 def test_a_connection_is_named_by_the_interface_of_its_own_end():

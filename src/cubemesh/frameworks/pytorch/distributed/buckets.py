@@ -1,16 +1,14 @@
-"""Gradients that travel together: flat buckets, filled while the backward pass runs.
+"""Gradient buckets: flat arrays, filled during the backward pass and synchronised when full.
 
     parameters, last layer first:   │ fc.weight fc.bias layer4… │ layer4… layer3… │ … conv1 │
     one flat array each:            └────────── bucket 0 ───────┴─── bucket 1 ────┴── … ────┘
 
-When a bucket's last gradient is complete, all of them are copied into their places at once, but for
-those that were written there; a parameter's gradient then *is* its place, so what the exchange
-leaves there is what the optimizer reads. Where numbers travel as 16-bit floats, buckets are of
-those, and what the exchange leaves there is made wide again for the optimizer. A bucket is handed
-over when it is full and every bucket before it has been handed over: all ranks hand over in the
-same order, whatever order their gradients come in. (The design of PyTorch's
-DistributedDataParallel: Li et al., VLDB 2020.)
-"""
+When a bucket's last gradient is complete, all are copied into the bucket at once, except those that
+were written there directly; a parameter's gradient is then a view of the bucket, so the optimizer
+reads the synchronised values. With 16-bit communication buckets are 16-bit, and the result is cast
+back to fp32 for the optimizer. A bucket is synchronised when it is full and every earlier bucket
+has been: all ranks use the same order, whatever the order of their gradients. (The design of
+PyTorch's DistributedDataParallel: Li et al., VLDB 2020.)"""
 
 from __future__ import annotations
 
@@ -26,53 +24,52 @@ from cubemesh.frameworks.api.gradient_sync import (
     Bucket,
     GradientSync,
 )
-from cubemesh.frameworks.pytorch.distributed.group import NARROW
-from cubemesh.frameworks.pytorch.precision.master_weight_cast import Place
+from cubemesh.frameworks.pytorch.distributed.group import LOW_PRECISION
+from cubemesh.frameworks.pytorch.precision.master_weight_cast import GradientPlace
 
-Room = Callable[[int, Tensor], "Tensor | None"]
-"""Of how many numbers, and an array of their type: a flat array of zeros for them; None where any
-will do."""
+AllocateBucket = Callable[[int, Tensor], "Tensor | None"]
+"""(numbers, an array of their dtype) → a flat array of zeros; None for PyTorch's allocator."""
 
 
-def anywhere(numbers: int, like: Tensor) -> Tensor | None:
-    """No memory of its own for a bucket."""
+def default_allocation(numbers: int, like: Tensor) -> Tensor | None:
+    """PyTorch's allocator."""
     return None
 
 
 class GradientBuckets:
-    """The buckets of a network's parameters; `ready` is called with each as it fills."""
+    """The buckets of a network's parameters; `ready` is called with each when it is full."""
 
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
         bucket_bytes: int,
         ready: Callable[[Bucket], None],
-        room: Room = anywhere,
-        travels_as: torch.dtype | None = None,
+        allocate: AllocateBucket = default_allocation,
+        low_precision_dtype: torch.dtype | None = None,
     ) -> None:
-        """`travels_as` is the type of what is handed over; None is the parameters' own."""
-        self._ready, self._room, self._travels_as = ready, room, travels_as
+        """`low_precision_dtype`: dtype of the buckets; None for the parameters' own."""
+        self._ready, self._allocate, self._travels_as = ready, allocate, low_precision_dtype
         self._parameters = dict(parameters)
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._places: dict[str, Tensor] = {}
-        """Where each gradient travels."""
+        """View of each gradient in its bucket."""
         self._gradients: dict[str, Tensor] = {}
-        """Where the optimizer reads it: the same place, or a wide copy of it."""
-        self._wide: list[Tensor] = []
-        """Those copies, by bucket; none where gradients travel as they are."""
-        self.apart_bytes = 0
-        """Of buckets in memory of the exchange's own, which PyTorch's allocator does not count."""
+        """The gradient that the optimizer reads: the same view, or an fp32 copy."""
+        self._fp32_gradients: list[Tensor] = []
+        """Those copies, by bucket; empty without low precision."""
+        self.external_bytes = 0
+        """Of buckets outside PyTorch's allocator."""
         self._bucket_of: dict[str, int] = {}
         self.buckets: tuple[Bucket, ...] = tuple(
             self._make(index, names)
             for index, names in enumerate(packed(self._parameters, bucket_bytes))
         )
-        self.resting = False
-        """Whether gradients stay where they came and nothing is handed over."""
-        self.gathering: Callable[[Bucket], None] = lambda bucket: None
-        """Called with each bucket whose gradients have come, before they are moved."""
+        self.paused = False
+        """Whether gradients are neither gathered nor synchronised."""
+        self.before_gather: Callable[[Bucket], None] = lambda bucket: None
+        """Called with each bucket whose gradients are complete, before they are copied."""
         self._given: set[str] = set()
-        """Parameters whose place was given away in this backward pass."""
+        """Parameters whose destination was requested in this backward pass."""
         self._missing: list[int] = []
         self._next = 0
         self._hooks: list[Any] = [
@@ -81,56 +78,55 @@ class GradientBuckets:
         ]
         self.start()
 
-    def place_of(self, parameter: Tensor) -> Place | None:
-        """Where the gradient of a parameter travels, for one that makes it to write it there
-        itself, and what is to be given to autograd. None for what is no parameter, for one that has
-        a gradient, which may lie there, and while gradients rest."""
+    def place_of(self, parameter: Tensor) -> GradientPlace | None:
+        """The destination of a parameter's gradient in its bucket, and the array for autograd. None
+        for a tensor that is no parameter, a parameter that has a gradient, and while paused."""
         name = self._names.get(id(parameter))
-        if name is None or self.resting or parameter.grad is not None:
+        if name is None or self.paused or parameter.grad is not None:
             return None
         self._given.add(name)
-        return Place(self._places[name], self._gradients[name].detach())
+        return GradientPlace(self._places[name], self._gradients[name].detach())
 
     def start(self) -> None:
-        """Before each backward pass: nothing has come yet."""
+        """Reset before each backward pass."""
         self._given.clear()
         self._missing = [len(bucket.parameters) for bucket in self.buckets]
         self._next = 0
 
     def close(self) -> None:
-        """Let go of the parameters, which would keep the buckets' memory."""
+        """Remove the hooks, which keep the buckets' memory alive."""
         for hook in self._hooks:
             hook.remove()
 
     def check_complete(self) -> None:
-        """RuntimeError where a bucket was never handed over: the ranks would wait for it."""
+        """RuntimeError if a bucket was not synchronised: the ranks would wait for it."""
         if self._next < len(self.buckets):
             bucket = self.buckets[self._next]
             raise RuntimeError(
-                f"{self._missing[self._next]} of the {len(bucket.parameters)} gradients of bucket "
-                f"{bucket.index} did not come in the backward pass."
+                f"the backward pass computed no gradient for {self._missing[self._next]} of "
+                f"{len(bucket.parameters)} parameters of bucket {bucket.index}."
             )
 
-    def widen(self, exchanged: Sequence[Bucket]) -> None:
-        """Give the optimizer what travelled as narrow numbers, of buckets that have come back."""
-        if not self._wide:
+    def restore_precision(self, exchanged: Sequence[Bucket]) -> None:
+        """Cast synchronised 16-bit buckets to the fp32 gradients that the optimizer reads."""
+        if not self._fp32_gradients:
             return
-        wide = [self._wide[bucket.index] for bucket in exchanged]
-        torch._foreach_copy_(wide, [bucket.gradients for bucket in exchanged])
+        fp32 = [self._fp32_gradients[bucket.index] for bucket in exchanged]
+        torch._foreach_copy_(fp32, [bucket.gradients for bucket in exchanged])
 
     def _make(self, index: int, names: Sequence[str]) -> Bucket:
         like = {name: self._parameters[name] for name in names}
         size, first = sum(p.numel() for p in like.values()), like[names[0]]
         kind = first.new_empty(0, dtype=self._travels_as)
-        flat = self._room(size, kind)
+        flat = self._allocate(size, kind)
         if flat is None:
             flat = kind.new_zeros(size)
         else:
-            self.apart_bytes += flat.nbytes
+            self.external_bytes += flat.nbytes
         read = flat
         if flat.dtype != first.dtype:
             read = first.new_zeros(size)
-            self._wide.append(read)
+            self._fp32_gradients.append(read)
         self._places |= places(flat, like)
         self._gradients |= places(read, like)
         self._bucket_of |= dict.fromkeys(names, index)
@@ -140,8 +136,8 @@ class GradientBuckets:
     def _hook(self, name: str) -> Callable[[Tensor], None]:
         index = self._bucket_of[name]
 
-        def arrived(parameter: Tensor) -> None:
-            if self.resting:
+        def accumulated(parameter: Tensor) -> None:
+            if self.paused:
                 return
             self._missing[index] -= 1
             if not self._missing[index]:
@@ -150,36 +146,38 @@ class GradientBuckets:
                 self._ready(self.buckets[self._next])
                 self._next += 1
 
-        return arrived
+        return accumulated
 
     def _gather(self, bucket: Bucket) -> None:
-        """Have every gradient of a bucket lie in its place."""
-        self.gathering(bucket)
+        """Copy every gradient of a bucket into it."""
+        self.before_gather(bucket)
         to, given = [], []
         for name in bucket.parameters:
             parameter, read = self._parameters[name], self._gradients[name]
-            assert parameter.grad is not None, "all have come"
+            assert parameter.grad is not None, "all are complete"
             if parameter.grad.data_ptr() != read.data_ptr():
-                assert not (self._wide and name in self._given), f"{name} has two gradients"
+                assert not (self._fp32_gradients and name in self._given), (
+                    f"{name} has two gradients"
+                )
                 to.append(self._places[name])
                 given.append(parameter.grad)
             parameter.grad = read
-        if to:  # hundreds are small: one kernel, not one each
+        if to:  # hundreds are small: one kernel for all
             torch._foreach_copy_(to, given)
 
 
 def buckets_for(
     sync: GradientSync, parameters: Mapping[str, nn.Parameter]
 ) -> GradientBuckets | None:
-    """As an exchange wants them, which is told of each; None where it sends no gradients."""
+    """The buckets of a synchronisation strategy; None if it sends no gradients."""
     if sync.bucket_bytes is None:
         return None
     return GradientBuckets(
         parameters,
         sync.bucket_bytes,
         sync.ready,
-        sync.allocate if isinstance(sync, AllocatesBuckets) else anywhere,
-        NARROW if sync.low_precision else None,
+        sync.allocate if isinstance(sync, AllocatesBuckets) else default_allocation,
+        LOW_PRECISION if sync.low_precision else None,
     )
 
 
@@ -187,17 +185,17 @@ def buckets_for(
 def without_gradients(
     parameters: Mapping[str, nn.Parameter], names: Sequence[str]
 ) -> Iterator[None]:
-    """Within it those named have no gradient, so that an optimizer leaves them alone."""
-    kept = [(parameters[name], parameters[name].grad) for name in names]
-    for parameter, _ in kept:
+    """Within it the named parameters have no gradient, so that an optimizer skips them."""
+    saved = [(parameters[name], parameters[name].grad) for name in names]
+    for parameter, _ in saved:
         parameter.grad = None
     yield
-    for parameter, gradient in kept:
+    for parameter, gradient in saved:
         parameter.grad = gradient
 
 
 def places(flat: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`flat` cut into arrays of the sizes and layouts of `like`, one after the other."""
+    """Views of `flat` with the sizes and strides of `like`, in order."""
     parts = torch.split(flat, [array.numel() for array in like.values()])
     return {
         name: part.as_strided(array.size(), array.stride(), part.storage_offset())
@@ -206,17 +204,17 @@ def places(flat: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def packed(parameters: Mapping[str, Tensor], bucket_bytes: int) -> Iterable[list[str]]:
-    """The names bucket by bucket, last parameter first: a bucket is closed when it holds
-    `bucket_bytes` or more, or the next parameter is of another type."""
+    """The names by bucket, last parameter first: a bucket is closed when it holds `bucket_bytes` or
+    more, or the next parameter has another dtype."""
     names: list[str] = []
-    held = 0
+    size = 0
     for name in reversed(list(parameters)):
         parameter = parameters[name]
         other = bool(names) and parameters[names[0]].dtype != parameter.dtype
-        if names and (held >= bucket_bytes or other):
+        if names and (size >= bucket_bytes or other):
             yield names
-            names, held = [], 0
+            names, size = [], 0
         names.append(name)
-        held += parameter.numel() * parameter.element_size()
+        size += parameter.numel() * parameter.element_size()
     if names:
         yield names

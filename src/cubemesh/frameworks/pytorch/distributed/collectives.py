@@ -1,10 +1,9 @@
-"""How fast does torch.distributed carry a collective, and does the right thing arrive?
+"""Collectives by torch.distributed, for bandwidth and correctness measurements.
 
-all-reduce, broadcast and reduce replace their array in PyTorch, so they are measured in place
-alone; reduce-scatter and all-gather both ways, with the rank's part inside the whole array; the
-others out of place. Like nccl-tests, one call after the other takes another place of arrays that
-have room for the largest size, so that small ones do not always find theirs in a cache.
-"""
+all-reduce, broadcast and reduce replace their array in PyTorch, so they are measured in place only;
+reduce-scatter and all-gather in place (the rank's part inside the whole array) and out of place;
+the others out of place. As in nccl-tests, successive calls use different offsets of arrays of the
+largest size, so that small ones are not always in a cache."""
 
 from __future__ import annotations
 
@@ -41,11 +40,11 @@ ONLY_IN_PLACE = ("all-reduce", "broadcast", "reduce")
 BOTH_WAYS = ("reduce-scatter", "all-gather")
 MOST_PLACES = 32
 CHUNK = 1 << 22
-"""Elements that are computed at once for a check."""
+"""Elements computed at once in a check."""
 
 
 class TorchCollective:
-    """See `CollectiveProgram` in frameworks/collectives."""
+    """See `CollectiveProgram`."""
 
     def __init__(self, work: Collective, device: str, largest: Extent) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
@@ -57,26 +56,26 @@ class TorchCollective:
         self._span = span(work, self.ranks)
         room, kind = max(largest.gives, largest.gets), TYPES[work.data_type]
         own = 0 if self.places == (True,) else largest.gives
-        self._giving = torch.zeros(own, dtype=kind, device=device)
-        self._getting = torch.zeros(room, dtype=kind, device=device)
+        self._input = torch.zeros(own, dtype=kind, device=device)
+        self._output = torch.zeros(room, dtype=kind, device=device)
 
     def lay_out(self, of: Extent, in_place: bool, pair: tuple[int, int] | None = None) -> None:
         """See `CollectiveProgram`."""
         self._of, self._pair = of, pair
         whole = max(of.gives, of.gets)
-        places = max(1, min(len(self._getting) // whole, MOST_PLACES))
+        places = max(1, min(len(self._output) // whole, MOST_PLACES))
         arrays = [self._arrays(place, whole, in_place) for place in range(places)]
         self._given, self._got = arrays[0]
-        self._whole = self._getting[:whole]
+        self._whole = self._output[:whole]
         self._calls = [self._operation(given, got) for given, got in arrays]
         self._next = 0
 
     def _arrays(self, place: int, whole: int, in_place: bool) -> tuple[Tensor, Tensor]:
-        """What is given and what is got by calls at a place."""
+        """Input and output arrays of calls at an offset."""
         of, name = self._of, self._work.collective
-        there = self._getting[place * whole : (place + 1) * whole]
+        there = self._output[place * whole : (place + 1) * whole]
         if not in_place:
-            return self._giving[place * of.gives : (place + 1) * of.gives], there[: of.gets]
+            return self._input[place * of.gives : (place + 1) * of.gives], there[: of.gets]
         part = there[self.rank * of.count : (self.rank + 1) * of.count]
         if name == "all-gather":
             return part, there
@@ -88,7 +87,7 @@ class TorchCollective:
         name, op = self._work.collective, _OPS[self._work.reduction]
         parts = list((given if name == "scatter" else got).chunk(self.ranks))
         mine = parts if self.rank == ROOT else None
-        before, behind = (self.rank - 1) % self.ranks, (self.rank + 1) % self.ranks
+        before, after = (self.rank - 1) % self.ranks, (self.rank + 1) % self.ranks
         operations: dict[str, Callable[[], object]] = {
             "all-reduce": lambda: dist.all_reduce(got, op),
             "reduce": lambda: dist.reduce(got, ROOT, op),
@@ -99,7 +98,7 @@ class TorchCollective:
             "scatter": lambda: dist.scatter(got, mine, ROOT),
             "all-to-all": lambda: dist.all_to_all_single(got, given),
             "send-receive": lambda: _exchange(
-                [dist.P2POp(dist.isend, given, behind), dist.P2POp(dist.irecv, got, before)]
+                [dist.P2POp(dist.isend, given, after), dist.P2POp(dist.irecv, got, before)]
             ),
         }
         return operations[name]
@@ -164,13 +163,13 @@ class TorchCollective:
         return self._work.reduction == "avg" and self._work.collective in REDUCING
 
     def _numbers(self, start: int, count: int, rank: int, repetition: int) -> Tensor:
-        """The elements from `start` on that `rank` gives in a repetition, as int64."""
-        first, second, kept = SCRAMBLE
-        seed = ((rank * 7919 + repetition * 104729 + 1) * second) & kept
-        number = torch.arange(start, start + count, device=self._device) & kept
-        number = (number * first + seed) & kept
+        """The input elements of `rank` from `start` on in a repetition, as int64."""
+        first, second, mask = SCRAMBLE
+        seed = ((rank * 7919 + repetition * 104729 + 1) * second) & mask
+        number = torch.arange(start, start + count, device=self._device) & mask
+        number = (number * first + seed) & mask
         number ^= number >> 15
-        number = (number * second) & kept
+        number = (number * second) & mask
         number ^= number >> 13
         number %= self._span
         if self._work.reduction == "prod":
@@ -190,7 +189,7 @@ class TorchCollective:
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-"""By their names of late; the older ones warn at each call."""
+"""The current names; the older ones warn at each call."""
 _OPS = {
     "sum": dist.ReduceOp.SUM,
     "prod": dist.ReduceOp.PRODUCT,
@@ -201,12 +200,12 @@ _OPS = {
 
 
 def _exchange(operations: list[dist.P2POp]) -> None:
-    for under_way in dist.batch_isend_irecv(operations):
-        under_way.wait()
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
 
 
 def library(device: str) -> str:
-    """What carries collectives between devices of this kind."""
+    """The library of collectives between devices of this kind."""
     if torch.device(device).type != "cuda":
         return "gloo"
     return f"nccl {'.'.join(map(str, torch.cuda.nccl.version()))}"  # type: ignore[no-untyped-call]
@@ -215,8 +214,7 @@ def library(device: str) -> str:
 def build_collective(
     work: Collective, device: str, threads: int, largest: Extent
 ) -> CollectiveProgram:
-    """The operation of `work`; `Unsupported` where the library refuses it, which one call of the
-    smallest size shows."""
+    """The operation of `work`; `Unsupported` if the library refuses a call of the smallest size."""
     prepare(device, "fp32", threads)
     program = TorchCollective(work, device, largest)
     try:
@@ -228,11 +226,11 @@ def build_collective(
             raise
         reason = str(error).splitlines()[0].rstrip(".")
         raise Unsupported(
-            f"{program.library} does not offer {work.collective} ({work.reduction}, "
+            f"{program.library} does not support {work.collective} ({work.reduction}, "
             f"{work.data_type}) here: {reason}."
         ) from error
     return program
 
 
 _REFUSALS = ("support", "not implemented", "cannot use", "invalid scalar type", "unhandled")
-"""How torch.distributed says that a backend lacks an operation, a reduction or a type."""
+"""In the messages of torch.distributed about unsupported operations, reductions or dtypes."""

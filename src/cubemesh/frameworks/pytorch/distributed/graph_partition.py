@@ -1,16 +1,15 @@
-"""How is a network cut into what is compiled, and runs backward, by itself?
+"""Partition of a network's graph into stages that are compiled separately.
 
-A stage is a segment of the graph, or the whole of it, as one function, from the values of earlier
-segments that it reads to those of its own that later ones read. The last stage ends in the loss, so
-that this is compiled with the layers before it. One more function, never compiled, calls the stages
-in turn:
+A stage is a segment of the graph, or all of it, as one function, from the values of earlier
+segments that it reads to its values that later ones read. The last stage includes the loss. One
+more function, not compiled, calls the stages in order:
 
     (dropout1,) = run_stage1_block1(image); del image
     (dropout2,) = run_stage2_block2(dropout1); del dropout1
     return run_stage3_classifier(dropout2, labels)
 
-So a step runs as many graphs forward as there are stages, and as many backward, the last stage
-first: the gradients of one are complete, and may travel, while those before it still run.
+So a step runs one compiled graph per stage forward and one backward, the last stage first: the
+gradients of a stage are complete and can be synchronised while earlier stages run.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cubemesh.frameworks.pytorch.module import Built, define, identifiers, write_forward
+from cubemesh.frameworks.pytorch.module import BuiltNetwork, define, identifiers, write_forward
 from cubemesh.networks.graph import Network, Node
 from cubemesh.schema.spec import CompileBy
 
@@ -34,18 +33,18 @@ Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A segment, with what it reads from outside and what is read from it."""
+    """A segment, the values that it reads and its values that others read."""
 
     name: str
     """Its identifier: stage, number, segment."""
     nodes: tuple[Node, ...]
     inputs: tuple[str, ...]
     results: tuple[str, ...]
-    """Of the last stage: every head's value, its own or another's."""
+    """Of the last stage: the values of all heads."""
 
 
-def cut(network: Network, compile_by: CompileBy) -> tuple[Stage, ...]:
-    """The stages of `network`, in the order they run: one, or one a segment."""
+def partition(network: Network, compile_by: CompileBy) -> tuple[Stage, ...]:
+    """The stages of `network`, in execution order: one, or one per segment."""
     heads = tuple(dict.fromkeys(head.value for head in network.heads))
     needed = network.needed(*(head.value for head in network.heads))
     parts = [
@@ -70,11 +69,11 @@ def cut(network: Network, compile_by: CompileBy) -> tuple[Stage, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Staged:
-    """A network's loss as a function of images and labels, stage by stage."""
+class StagedLoss:
+    """A network's loss as a function of inputs and labels, by stages."""
 
     code: str
-    """The function that calls the stages, as Python."""
+    """Python source of the function that calls the stages."""
     stages: tuple[Stage, ...]
     stage_codes: tuple[str, ...]
     run: Callable[..., Tensor]
@@ -82,10 +81,10 @@ class Staged:
 
 
 def build_stages(
-    built: Built, loss: Loss, compiled: Compiler, compile_by: CompileBy = "segment"
-) -> Staged:
-    """The stages of a built network, each handed to `compiled` and called as what that returns."""
-    network, stages = built.network, cut(built.network, compile_by)
+    built: BuiltNetwork, loss: Loss, compiled: Compiler, compile_by: CompileBy = "segment"
+) -> StagedLoss:
+    """The stages of a built network, each compiled by `compiled`."""
+    network, stages = built.network, partition(built.network, compile_by)
     names = identifiers(network)
     codes, called = [], {}
     for stage in stages:
@@ -102,11 +101,11 @@ def build_stages(
         )
     code = _write_calls(names, stages, [i.name for i in network.inputs])
     run = define(code, f"{network.name}, by stages", called)["forward"]
-    return Staged(code=code, stages=stages, stage_codes=tuple(codes), run=run)
+    return StagedLoss(code=code, stages=stages, stage_codes=tuple(codes), run=run)
 
 
 def _write_loss(names: Mapping[str, str], stage: Stage, network: Network) -> str:
-    """The last stage with the loss after it. Labels are called so that no value can be."""
+    """The last stage followed by the loss. The name of the labels is reserved."""
     inputs = ", ".join(names[value] for value in stage.inputs)
     heads = ", ".join(str(stage.results.index(head.value)) for head in network.heads)
     return (

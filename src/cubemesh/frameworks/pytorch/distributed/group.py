@@ -1,8 +1,7 @@
-"""The ranks of a run, joined by torch.distributed: NCCL between GPUs, gloo between CPUs.
+"""Process group by torch.distributed: NCCL between GPUs, gloo between CPUs.
 
-The launcher (torchrun, Slurm, or whoever set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT) says
-who is who; see https://docs.pytorch.org/docs/stable/elastic/run.html.
-"""
+The launcher (e.g. torchrun or Slurm) sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; see
+https://docs.pytorch.org/docs/stable/elastic/run.html."""
 
 from __future__ import annotations
 
@@ -21,16 +20,16 @@ from cubemesh.frameworks.api.program import Unsupported
 from cubemesh.frameworks.api.rendezvous import wait_and_check
 from cubemesh.frameworks.pytorch.distributed.links import (
     NcclLog,
-    chosen,
     gloo_link,
     interface_names,
+    link_environment,
 )
-from cubemesh.frameworks.pytorch.distributed.p2p import NEVER, TorchPointToPoint
+from cubemesh.frameworks.pytorch.distributed.p2p import NO_TIMEOUT, TorchPointToPoint
 from cubemesh.frameworks.pytorch.distributed.p2p_all_reduce import REFUSED, TorchPeerMemory
 
-NARROW = torch.bfloat16
-"""What gradients are rounded to on the way where that is asked for: fp32's range, so none of them
-overflows, whatever the loss is scaled by."""
+LOW_PRECISION = torch.bfloat16
+"""Of 16-bit gradient communication: with fp32's range no gradient overflows, whatever the loss
+scale."""
 
 
 class TorchGroup:
@@ -38,7 +37,7 @@ class TorchGroup:
 
     def __init__(self, device: str, timeout_s: float, link: str = "auto") -> None:
         cuda = torch.device(device).type == "cuda"
-        self._averages = cuda  # gloo has no mean of its own
+        self._averages = cuda  # gloo has no mean
         self._log = NcclLog() if cuda else None
         dist.init_process_group(
             "nccl" if cuda else "gloo",
@@ -49,12 +48,12 @@ class TorchGroup:
         self.size = dist.get_world_size()
         self._store = dist.distributed_c10d._get_default_store()
         self._device, self._timeout_s = torch.device(device), timeout_s
-        self._asked_link, self._uses_peer_memory = link, False
-        self._agreed = self._shared = self._met = 0
+        self._link, self._uses_peer_memory = link, False
+        self._broadcasts = self._gathers = self._barriers = 0
 
     def all_reduce_mean(self, array: Tensor, low_precision: bool = False) -> TransferHandle:
         """See `Group`."""
-        sent = array.to(NARROW) if low_precision else array
+        sent = array.to(LOW_PRECISION) if low_precision else array
         op = dist.ReduceOp.AVG if self._averages else dist.ReduceOp.SUM
         work = dist.all_reduce(sent, op, async_op=True)
         return _Transfer(work, sent, array, 1 if self._averages else self.size)
@@ -73,28 +72,27 @@ class TorchGroup:
         """See `PeerMemoryGroup`."""
         if self._device.type != "cuda":
             raise Unsupported(REFUSED.format("ranks are on CPUs"))
-        if self._asked_link != "auto":
+        if self._link != "auto":
             raise Unsupported(
-                f"link={self._asked_link} is a setting of NCCL, which has no part in exchanges by "
-                "copies. Leave link out, or set sync=all-reduce."
+                f"link={self._link} applies to NCCL, which sync=all-reduce-copied does not use. "
+                "Leave link out, or set sync=all-reduce."
             )
         self._uses_peer_memory = True
         return TorchPeerMemory(self._device, self._timeout_s)
 
     def broadcast_object(self, value: Any) -> Any:
-        """Rank 0's `value`, plain data, on every rank. It goes through the launcher's store, so no
-        device waits for it."""
-        self._agreed += 1
-        key = f"cubemesh/agreed/{self._agreed}"
+        """See `Group`. Through the rendezvous store, so no device waits."""
+        self._broadcasts += 1
+        key = f"cubemesh/agreed/{self._broadcasts}"
         if self.rank == 0:
             self._store.set(key, json.dumps(value))
             return value
         return json.loads(self._store.get(key))
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """See `Group`. It goes through the launcher's store as well."""
-        self._shared += 1
-        keys = [f"cubemesh/shared/{self._shared}/{rank}" for rank in range(self.size)]
+        """See `Group`. Through the rendezvous store."""
+        self._gathers += 1
+        keys = [f"cubemesh/shared/{self._gathers}/{rank}" for rank in range(self.size)]
         self._store.set(keys[self.rank], json.dumps(value))
         return [json.loads(self._store.get(key)) for key in keys]
 
@@ -108,14 +106,14 @@ class TorchGroup:
         return bool(self._store.check([key]))
 
     def barrier(self, check: Callable[[], None] | None = None) -> None:
-        """See `Group`. Through the launcher's store, like `agree`."""
-        self._met += 1
-        key = f"cubemesh/met/{self._met}"
+        """See `Group`. Through the rendezvous store."""
+        self._barriers += 1
+        key = f"cubemesh/met/{self._barriers}"
         if self._store.add(f"{key}/ranks", 1) == self.size:
             self._store.set(key, "")
         if check is not None:
             wait_and_check(lambda: bool(self._store.check([key])), check)
-        self._store.wait([key], NEVER)
+        self._store.wait([key], NO_TIMEOUT)
 
     def point_to_point(self) -> PointToPoint:
         """See `Group`."""
@@ -135,7 +133,7 @@ class TorchGroup:
 
 
 class _Transfer:
-    """One operation; what came is divided and put where it belongs when it is waited for."""
+    """One operation; its result is divided and copied to its array in `wait`."""
 
     def __init__(self, work: Any, sent: Tensor, array: Tensor, divisor: int) -> None:
         self._work, self._sent, self._array, self._divisor = work, sent, array, divisor
@@ -160,6 +158,6 @@ class _Transfers:
 
 
 def join(device: str, timeout_s: float, link: str = "auto") -> TorchGroup:
-    """Meet the other ranks; see `SupportsDistributed` in frameworks/base."""
-    os.environ |= chosen(link, torch.device(device).type, interface_names())
+    """See `SupportsDistributed`."""
+    os.environ |= link_environment(link, torch.device(device).type, interface_names())
     return TorchGroup(device, timeout_s, link)

@@ -1,9 +1,8 @@
-"""One process for each device of this host, by torchrun's own agent.
+"""Launch one process per device of this host, by torchrun's elastic agent.
 
-The agent (torch.distributed.elastic) starts the ranks, sets RANK, WORLD_SIZE, MASTER_ADDR and
-MASTER_PORT for them, watches them, and ends all of them when one of them fails. They are forked, so
-that nothing is imported again; the process that calls this must not have touched a GPU.
-"""
+The agent (torch.distributed.elastic) starts the ranks, sets their RANK, WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT, monitors them, and terminates all when one fails. They are forked, so that nothing is
+imported again; the calling process must not have initialised CUDA."""
 
 from __future__ import annotations
 
@@ -16,22 +15,22 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from cubemesh.frameworks.api.rendezvous import Rendezvous
-from cubemesh.frameworks.pytorch.runtime import asking_the_driver
+from cubemesh.frameworks.pytorch.runtime import nvml_device_check
 
 MONITOR_S = 0.1
-"""How often the agent looks at its ranks."""
+"""Interval at which the agent polls its ranks."""
 JOIN_S = 120
-"""How long an agent waits for those of the other hosts."""
+"""How long an agent waits for those of other hosts."""
 
 
 def launch(
     run_rank: Callable[[str], None], job: str, ranks: int, rendezvous: Rendezvous | None = None
 ) -> dict[int, int]:
     """Call `run_rank(job)` in `ranks` processes; the exit code of each rank that failed, negative
-    for a signal. The agent ends the others then, which are not in it unless they failed too. With
-    a `rendezvous` as many ranks are started by an agent on each other host."""
+    for a signal. The agent then terminates the others, which are not in the result unless they
+    failed too. With a `rendezvous`, an agent on each other host starts as many ranks."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
-    with asking_the_driver():
+    with nvml_device_check():
         config = LaunchConfig(
             min_nodes=1 if rendezvous is None else rendezvous.hosts,
             max_nodes=1 if rendezvous is None else rendezvous.hosts,
@@ -45,7 +44,7 @@ def launch(
             monitor_interval=MONITOR_S,
             start_method="fork",
         )
-    config.numa_options = None  # it would ask CUDA, and devices have cores of their own
+    config.numa_options = None  # it would initialise CUDA; pinning is done elsewhere
     try:
         elastic_launch(config, run_rank)(job)
     except ChildFailedError as error:
@@ -54,5 +53,5 @@ def launch(
 
 
 def _configs(rendezvous: Rendezvous) -> dict[str, Any]:
-    # Who keeps the store is said, for hosts may have a name that is not their address's.
+    # The host of the store is explicit: a host's name may not resolve to its address.
     return {"is_host": rendezvous.is_first, "join_timeout": JOIN_S}

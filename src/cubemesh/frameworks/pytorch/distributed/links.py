@@ -1,17 +1,16 @@
-"""Over what do the ranks of a run really exchange? Read from what is there, not what was asked.
+"""Link between ranks: the transport and interface in use, and the setting that forces one.
 
-gloo talks TCP: the local addresses of this process's connections say through which interface, but
-for those to the launcher's store. NCCL says which transport it took for each pair of ranks when it
-connects them, in the lines of NCCL_DEBUG=INFO (NCCL User Guide, environment variables):
+gloo uses TCP: the local addresses of this process's connections (without those to the rendezvous
+store) give the interface. NCCL logs the transport of each pair of ranks with NCCL_DEBUG=INFO (NCCL
+User Guide, environment variables):
 
     … Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM            another GPU's memory (NVLink, PCIe)
     … Channel 00/0 : 0[0] -> 1[1] via SHM/direct/direct    the host's memory between them
     … Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0  a network: TCP, or NET/IB
-    … NET/Socket : Using [0]eth0:192.0.2.2<0>               and its interface
+    … NET/Socket : Using [0]eth0:192.0.2.2<0>               its interface
     … NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:192.0.2.2<0>
 
-They go to a file of their own, unless whoever started the run has set NCCL_DEBUG, whose output it
-then is.
+The log goes to a temporary file, unless the environment sets NCCL_DEBUG.
 """
 
 from __future__ import annotations
@@ -32,28 +31,28 @@ _USING = re.compile(r"NET/(?:Socket|IB) ?: Using (.+)")
 _NAMED = re.compile(r"\[\d+\]([\w.-]+):")
 
 
-def chosen(link: str, kind: str, interfaces: Collection[str]) -> dict[str, str]:
-    """The environment that makes the ranks of a `kind` of device exchange over `link` (see
-    `Placement.link`); Unsupported for what they cannot. They are the libraries' own settings (NCCL
-    User Guide, environment variables; gloo as PyTorch's documentation of torch.distributed)."""
+def link_environment(link: str, kind: str, interfaces: Collection[str]) -> dict[str, str]:
+    """The environment variables that make ranks on a `kind` of device use `link` (see
+    `Placement.link`); Unsupported for an impossible one. (NCCL User Guide, environment variables;
+    PyTorch's documentation of torch.distributed for gloo.)"""
     if link == "auto":
         return {}
     if link in ("shared-memory", "network"):
         if kind != "cuda":
             raise Unsupported(
-                f"link={link}: CPUs exchange by gloo, which takes TCP whatever lies between them. "
-                f"Leave link out, or name an interface: {', '.join(interfaces)}."
+                f"link={link}: CPUs use gloo, which supports TCP only. Leave link out, or set an "
+                f"interface: {', '.join(interfaces)}."
             )
         no_peers = {"NCCL_P2P_DISABLE": "1"}
         return no_peers if link == "shared-memory" else no_peers | {"NCCL_SHM_DISABLE": "1"}
     if link not in interfaces:
         raise Unsupported(
-            f"link={link}: it is auto, shared-memory, network or an interface of this host: "
+            f"link={link} is none of auto, shared-memory, network and this host's interfaces: "
             f"{', '.join(interfaces)}."
         )
     if kind != "cuda":
         return {"GLOO_SOCKET_IFNAME": link}
-    # With = NCCL takes the name as it is, not as the beginning of one.
+    # With = NCCL takes an exact name, not a prefix.
     return {"NCCL_SOCKET_IFNAME": f"={link}", "NCCL_IB_DISABLE": "1"}
 
 
@@ -63,7 +62,7 @@ def interface_names() -> list[str]:
 
 
 class NcclLog:
-    """What NCCL says of itself in this process; to be made before it starts."""
+    """NCCL's log of this process; create it before NCCL starts."""
 
     def __init__(self) -> None:
         self._path: Path | None = None
@@ -74,38 +73,37 @@ class NcclLog:
             os.environ |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": name}
 
     def link(self) -> Link | None:
-        """What it connected its ranks by so far; None where it said nothing."""
+        """The transports logged so far; None without any."""
         if self._path is None:
             return None
         return nccl_link(self._path.read_text(errors="replace").splitlines())
 
     def close(self) -> None:
-        """Remove the file, and ask for no more of it."""
+        """Remove the file and stop logging."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
             del os.environ["NCCL_DEBUG"], os.environ["NCCL_DEBUG_FILE"]
 
 
 def nccl_link(lines: Iterable[str]) -> Link | None:
-    """The transports in NCCL's own words, `NCCL P2P/CUMEM`, those of several joined by a comma, and
-    the interface where one of them is a network."""
-    ways: dict[str, None] = {}
+    """The transports in NCCL's notation, `NCCL P2P/CUMEM`, joined by commas, and the interface if
+    one of them is a network."""
+    transports: dict[str, None] = {}
     interfaces: dict[str, None] = {}
     for line in lines:
         if found := _VIA.search(line):
-            ways[f"{found[1]}/{found[2]}"] = None
+            transports[f"{found[1]}/{found[2]}"] = None
         if using := _USING.search(line):
             interfaces |= dict.fromkeys(_NAMED.findall(using[1]))
-    if not ways:
+    if not transports:
         return None
-    network = any(way.startswith("NET/") for way in ways)
+    network = any(transport.startswith("NET/") for transport in transports)
     named = ", ".join(sorted(interfaces)) if network else ""
-    return Link(transport=f"NCCL {', '.join(sorted(ways))}", interface=named)
+    return Link(transport=f"NCCL {', '.join(sorted(transports))}", interface=named)
 
 
 def gloo_link() -> Link | None:
-    """The interface that gloo's connections to the other ranks go through; None where there are
-    none."""
+    """The interface of gloo's connections to other ranks; None without any."""
     store = os.environ.get("MASTER_PORT", "")
     addresses = [
         c.laddr.ip
@@ -116,9 +114,8 @@ def gloo_link() -> Link | None:
 
 
 def tcp_link(addresses: Iterable[str], interfaces: Mapping[str, str]) -> Link | None:
-    """The link of connections with these local `addresses`; `interfaces` is address → name. An
-    address of this host's own reaches another process of it through its memory, whatever interface
-    the address belongs to; a network is named by its interface."""
+    """The link of connections with these local `addresses`; `interfaces` is address → name.
+    Connections within the host go through memory, whatever the interface of the address."""
     named = {interfaces.get(address.removeprefix("::ffff:"), "") for address in addresses}
     known = sorted(filter(None, named))
     return Link(transport="gloo TCP", interface=", ".join(known)) if known else None

@@ -1,15 +1,16 @@
-"""What must a layer do so that several devices compute what one would with the global minibatch?
+"""Synchronised batch normalisation and dropout: the same results as one device with the global
+batch.
 
-Most layers treat each sample by itself. Two kinds do not:
+Most layers treat each sample separately. Two do not:
 
-    batch normalisation   its statistics are those of the minibatch: all ranks' together
-    dropout               which values are dropped is drawn: for the whole global minibatch on every
-                          rank, from one seed, and each rank takes its own rows
+    batch normalisation   statistics are those of the global batch dropout               masks are
+    drawn for the global batch on every rank, from one seed, and each
+                          rank uses its own rows
 
 With n positions on each of N ranks, μᵣ and σᵣ² their mean and variance there, the global statistics
 are μ = mean of μᵣ and σ² = mean of (σᵣ² + (μᵣ - μ)²). Backward, with x̂ = (x - μ) / σ and the
 gradient g of the result, ∂x = γ/σ · (g - mean(g) - x̂ · mean(g · x̂)), means over all ranks (Ioffe
-and Szegedy, ICML 2015). Two small arrays travel in each direction. torch.nn.SyncBatchNorm does the
+and Szegedy, ICML 2015). Two small arrays are reduced in each pass. torch.nn.SyncBatchNorm does the
 same, on GPUs only.
 """
 
@@ -24,25 +25,25 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from cubemesh.frameworks.api.group import Group
 
 
-class GlobalLayers:
-    """Puts layers that know of all ranks in the place of those that do not."""
+class SyncLayers:
+    """Replaces batch normalisation and dropout by their synchronised versions."""
 
     def __init__(self, group: Group, *, norm: bool, dropout: bool) -> None:
         self._group, self._dropout = group, dropout
         self._norm = norm and group.size > 1
 
     def __call__(self, layer: nn.Module) -> nn.Module:
-        """The layer to use for `layer`: itself, where it treats each sample alone."""
+        """The layer to use for `layer`: itself, if it treats samples separately."""
         if self._norm and isinstance(layer, _BatchNorm):
-            return GlobalBatchNorm(layer, self._group)
+            return SyncBatchNorm(layer, self._group)
         if self._dropout and isinstance(layer, nn.Dropout):
-            return GlobalDropout(layer.p, self._group)
+            return SyncDropout(layer.p, self._group)
         return layer
 
 
-class GlobalDropout(nn.Module):
-    """Dropout of the global minibatch, of which this rank has its rows; every rank's generator must
-    have the same seed."""
+class SyncDropout(nn.Module):
+    """Dropout of this rank's rows of the global batch; every rank's generator must have the same
+    seed."""
 
     def __init__(self, rate: float, group: Group) -> None:
         super().__init__()
@@ -53,18 +54,18 @@ class GlobalDropout(nn.Module):
         if not self.training or self.rate == 0.0:
             return x
         batch, rank = x.shape[0], self._group.rank
-        everyone = (batch * self._group.size, *x.shape[1:])
-        drawn = torch.rand(everyone, device=x.device)  # in fp32, so that precisions drop alike
-        kept = drawn[rank * batch : (rank + 1) * batch] >= self.rate
-        return x * kept.to(x.dtype).div_(1.0 - self.rate)
+        global_shape = (batch * self._group.size, *x.shape[1:])
+        drawn = torch.rand(global_shape, device=x.device)  # fp32: the same mask in every precision
+        keep = drawn[rank * batch : (rank + 1) * batch] >= self.rate
+        return x * keep.to(x.dtype).div_(1.0 - self.rate)
 
     def extra_repr(self) -> str:
         """What `print` shows between the brackets."""
         return f"p={self.rate}, of {self._group.size} ranks"
 
 
-class GlobalBatchNorm(nn.Module):
-    """Batch normalisation with the statistics of all ranks' minibatches together."""
+class SyncBatchNorm(nn.Module):
+    """Batch normalisation with the statistics of the global batch."""
 
     weight: Tensor
     bias: Tensor
@@ -98,14 +99,14 @@ class GlobalBatchNorm(nn.Module):
 
 
 class _Normalise(torch.autograd.Function):
-    """Result, mean and variance; gradients flow through the result alone."""
+    """Result, mean and variance; only the result is differentiable."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, group: Group
     ) -> tuple[Tensor, Tensor, Tensor]:
-        wide = x.to(weight.dtype)
-        own_variance, own_mean = torch.var_mean(wide, _all_but_channels(x), correction=0)
+        x_fp32 = x.to(weight.dtype)
+        own_variance, own_mean = torch.var_mean(x_fp32, _all_but_channels(x), correction=0)
         means, variances = _gathered(torch.stack((own_mean, own_variance)), group).unbind(1)
         mean = means.mean(0)
         variance = (variances + (means - mean).square()).mean(0)
@@ -114,7 +115,7 @@ class _Normalise(torch.autograd.Function):
         ctx.group = group
         ctx.mark_non_differentiable(mean, variance)
         scale = weight * inverse
-        result = wide * _along(scale, x) + _along(bias - mean * scale, x)
+        result = x_fp32 * _along(scale, x) + _along(bias - mean * scale, x)
         return result.to(x.dtype), mean, variance
 
     @staticmethod
@@ -139,7 +140,7 @@ class _Normalise(torch.autograd.Function):
 
 
 def _gathered(own: Tensor, group: Group) -> Tensor:
-    """Every rank's array in a row of its own: (ranks, …)."""
+    """All-gather of an array: (ranks, …)."""
     table = own.new_zeros((group.size, *own.shape))
     table[group.rank] = own
     group.all_reduce_mean(table).wait()
@@ -151,5 +152,5 @@ def _all_but_channels(x: Tensor) -> list[int]:
 
 
 def _along(channels: Tensor, x: Tensor) -> Tensor:
-    """(channels,) in a shape that is broadcast over `x`."""
+    """(channels,) in a shape that broadcasts over `x`."""
     return channels.view(-1, *[1] * (x.dim() - 2))

@@ -3,10 +3,9 @@
     worker's program   ── gradients, by bucket ──▶ incoming ─ apply ─▶ server's weights
                        ◀── Replica.received ─────  outgoing ◀─ read ──┘
 
-All flat arrays are cut as the buckets of gradients are, so that a few transfers carry everything.
-On a GPU the master has a stream of its own: its updates and transfers run beside the steps of the
-program on the same GPU, and one after the other, whichever thread asked for them.
-"""
+All flat arrays are divided like the gradient buckets, so that few transfers are needed. On a GPU
+the server has a stream of its own: its updates and transfers run concurrently with the steps of the
+program on the same GPU, in order, whichever thread queued them."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ MakeOptimizer = Callable[[list[nn.Parameter]], optim.Optimizer | None]
 
 
 class TorchReplica:
-    """See `Replica`. `own_optimizer` says the learning rate of the
-    moment; `make_optimizer` makes another like it."""
+    """See `Replica`. `own_optimizer` has the current learning rate; `make_optimizer` creates
+    another like it."""
 
     def __init__(
         self,
@@ -36,13 +35,13 @@ class TorchReplica:
         self._parameters, self._buckets = parameters, buckets
         self._own_optimizer, self._make_optimizer = own_optimizer, make_optimizer
         self.received: Sequence[Tensor] = [torch.empty_like(b.gradients) for b in buckets]
-        arrived = _by_name(self.received, buckets, parameters)
-        self._arrived = [arrived[name] for name in parameters]
+        received = _by_name(self.received, buckets, parameters)
+        self._received = [received[name] for name in parameters]
         self._weights = [parameter.data for parameter in parameters.values()]
 
     def load_received(self) -> None:
         """See `Replica`."""
-        torch._foreach_copy_(self._weights, self._arrived)
+        torch._foreach_copy_(self._weights, self._received)
 
     def server_weights(self) -> ServerWeights:
         """See `Replica`."""
@@ -68,15 +67,15 @@ class TorchServerWeights:
         self.incoming, self.outgoing = like_buckets(), like_buckets()
         weights = _by_name(self._weights, buckets, parameters)
         gradients = _by_name(self._gradients, buckets, parameters)
-        masters = []
+        server_weights = []
         for name, parameter in parameters.items():
-            masters.append(nn.Parameter(weights[name].copy_(parameter.data)))
-            masters[-1].grad = gradients[name]
+            server_weights.append(nn.Parameter(weights[name].copy_(parameter.data)))
+            server_weights[-1].grad = gradients[name]
         self._own_optimizer = own_optimizer
-        optimizer = make_optimizer(masters)
+        optimizer = make_optimizer(server_weights)
         assert optimizer is not None, "only a program that trains has gradients to apply"
         self._optimizer = optimizer
-        self._device = masters[0].device
+        self._device = server_weights[0].device
         cuda = self._device.type == "cuda"
         self._stream = torch.cuda.Stream(self._device) if cuda else None  # type: ignore[no-untyped-call]
 
@@ -86,7 +85,7 @@ class TorchServerWeights:
         if self._stream is None:
             yield
             return
-        torch.cuda.set_device(self._device)  # of this thread
+        torch.cuda.set_device(self._device)  # per thread
         with torch.cuda.stream(self._stream):
             yield
 
@@ -96,18 +95,18 @@ class TorchServerWeights:
             self._optimizer.param_groups, self._own_optimizer.param_groups, strict=True
         ):
             group["lr"] = own["lr"] * rate_factor
-        with self._in_turn():
+        with self._on_server_stream():
             torch._foreach_copy_(list(self._gradients), list(gradients))
             self._optimizer.step()
 
     def read(self, into: Sequence[Tensor]) -> None:
         """See `ServerWeights`."""
-        with self._in_turn():
+        with self._on_server_stream():
             torch._foreach_copy_(list(into), list(self._weights))
 
     @contextmanager
-    def _in_turn(self) -> Iterator[None]:
-        """On the master's stream, after what this thread has queued and before what it will."""
+    def _on_server_stream(self) -> Iterator[None]:
+        """Queue work on the server's stream, in order with this thread's stream."""
         if self._stream is None:
             yield
             return
@@ -121,7 +120,7 @@ class TorchServerWeights:
 def _by_name(
     flats: Sequence[Tensor], buckets: Sequence[Bucket], like: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The arrays that flat ones, cut as the buckets are, consist of."""
+    """The arrays in flat ones that are divided like the buckets, by name."""
     found: dict[str, Tensor] = {}
     for flat, bucket in zip(flats, buckets, strict=True):
         found |= places(flat, {name: like[name] for name in bucket.parameters})

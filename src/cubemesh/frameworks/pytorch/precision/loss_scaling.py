@@ -1,15 +1,15 @@
-"""How is the loss scaled in fp16, so that small gradients do not become zero?
+"""Loss scaling for fp16: keeps small gradients from underflowing to zero.
 
 The loss is multiplied by a scale before the backward pass and the gradients are divided by it
 (Micikevicius et al. 2018, "Mixed Precision Training", section 3.2).
 
     dynamic   PyTorch's GradScaler: from 65,536; halved when a gradient is not finite, and that
-              step's update is left out; doubled after 2,000 steps that were
-    static    a number; no gradient is looked at, so one that is not finite reaches the weights
+              step's update is skipped; doubled after 2,000 finite steps
+    static    a constant; gradients are not checked, so a non-finite one reaches the weights
 
-The default is dynamic, as in PyTorch's own examples. Where one rank updates the weights of all, it
-alone sees whether a gradient was finite: the others take over its scale with its weights, for
-gradients of different scales have no mean.
+The default is dynamic, as in PyTorch's examples. Where one rank updates the weights of all, only it
+checks the gradients: the others receive its scale with its weights, since gradients of different
+scales cannot be averaged.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from cubemesh.schema.spec import ProgramSettings
 
 
 class Scaling(Protocol):
-    """One backward pass and one update, the loss scaled between them. What is exchanged between
-    devices are the scaled gradients: one that is not finite reaches every device."""
+    """Backward pass and update with a scaled loss. Devices synchronise the scaled gradients, so a
+    non-finite one reaches every device."""
 
     method: str
 
     def backward(self, loss: Tensor) -> None:
-        """Queue the backward pass of `loss`, scaled."""
+        """Queue the backward pass of the scaled `loss`."""
 
     def update(self, optimizer: optim.Optimizer) -> None:
-        """Queue the update by the gradients, scaled back."""
+        """Unscale the gradients and queue the update."""
 
     def scale(self) -> float:
-        """What the next step multiplies by; waits for it."""
+        """The scale of the next step; synchronises."""
 
     def state(self) -> dict[str, Any]:
-        """What the next steps depend on, as plain data."""
+        """The state, as plain data."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the state."""
 
 
 class DynamicScaling:
-    """PyTorch's own."""
+    """PyTorch's GradScaler."""
 
     method = "dynamic"
 
@@ -55,28 +55,28 @@ class DynamicScaling:
         self._scaler = torch.amp.GradScaler(kind)
 
     def backward(self, loss: Tensor) -> None:
-        """The scaled loss's."""
+        """See `Scaling`."""
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def update(self, optimizer: optim.Optimizer) -> None:
-        """Look, update or leave out, and adapt the scale."""
+        """Check, update or skip, and adapt the scale."""
         self._scaler.step(optimizer)
         self._scaler.update()
 
-    def tell(self, into: Tensor) -> None:
-        """Copy the scale into an array of the device, which does not wait for it."""
+    def copy_scale(self, into: Tensor) -> None:
+        """Copy the scale into an array of the device, without synchronising."""
         into.copy_(self._scaler.scale(torch.ones_like(into)))
 
-    def take(self, scale: Tensor) -> None:
-        """Go on with the scale in an array of the device."""
+    def load_scale(self, scale: Tensor) -> None:
+        """Set the scale from an array of the device."""
         self._scaler.update(scale)
 
     def scale(self) -> float:
-        """As the last step left it."""
+        """See `Scaling`."""
         return float(self._scaler.get_scale())
 
     def state(self) -> dict[str, Any]:
-        """The scale, and how many good steps it has had."""
+        """The scale, and its number of finite steps."""
         return self._scaler.state_dict()
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -85,7 +85,7 @@ class DynamicScaling:
 
 
 class StaticScaling:
-    """A constant. It enters the backward pass as the loss's own gradient, which spares a kernel."""
+    """A constant, used as the gradient of the loss, which saves a kernel."""
 
     method = "static"
 
@@ -93,11 +93,11 @@ class StaticScaling:
         self._scale = scale
 
     def backward(self, loss: Tensor) -> None:
-        """The loss's, its own gradient being the scale."""
+        """See `Scaling`."""
         loss.backward(torch.full_like(loss, self._scale))  # type: ignore[no-untyped-call]
 
     def update(self, optimizer: optim.Optimizer) -> None:
-        """Divide all gradients at once, and update."""
+        """Divide all gradients in one kernel, and update."""
         owned = (p for group in optimizer.param_groups for p in group["params"])
         torch._foreach_div_([p.grad for p in owned if p.grad is not None], self._scale)
         optimizer.step()
@@ -107,11 +107,11 @@ class StaticScaling:
         return self._scale
 
     def state(self) -> dict[str, Any]:
-        """A constant is in the settings."""
+        """Empty: the constant is in the settings."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """There is nothing to set."""
+        """No state."""
 
 
 def make_scaling(settings: ProgramSettings, kind: str) -> Scaling | None:
@@ -129,16 +129,16 @@ def update_weights(
     weights: Sequence[Tensor],
     scaling: Scaling | None,
 ) -> None:
-    """Have the exchange bring `weights` to where the gradients lead; with a dynamic scale, and one
-    rank that applies them for all, every rank's scale to that rank's."""
+    """Update `weights` by the synchronisation strategy; with a dynamic scale and a single updating
+    rank, also every rank's scale."""
     if not isinstance(scaling, DynamicScaling) or not isinstance(sync, SingleUpdaterSync):
         sync.update(apply, weights)
         return
     dynamic, scale = scaling, torch.empty((), device=weights[0].device)
 
-    def apply_and_tell() -> None:
+    def apply_and_copy_scale() -> None:
         apply()
-        dynamic.tell(scale)
+        dynamic.copy_scale(scale)
 
-    sync.update(apply_and_tell, [*weights, scale])
-    dynamic.take(scale)
+    sync.update(apply_and_copy_scale, [*weights, scale])
+    dynamic.load_scale(scale)

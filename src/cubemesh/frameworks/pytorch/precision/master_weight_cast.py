@@ -1,10 +1,9 @@
-"""All weights of a segment made narrow at once, and their gradients wide again.
+"""Cast of a segment's master weights to low precision at once, and of its gradients back to fp32.
 
-Autocast converts each weight by itself when a layer reads it, and each gradient when it is made:
-two small kernels for every layer. Here a segment's weights are converted together, by the same
-rounding. A segment's gradients come together too, when its backward pass is done, and are written
-where they are wanted: where they travel in buckets, into those, which spares a copy of all.
-"""
+Autocast casts each weight when a layer reads it and each gradient when it is computed: two small
+kernels per layer. Here a segment's weights are cast together, with the same rounding, and its
+gradients at the end of the segment's backward pass, directly into their buckets where there are
+any, which saves a copy."""
 
 from __future__ import annotations
 
@@ -15,61 +14,61 @@ import torch
 from torch import Tensor
 
 
-class Place(NamedTuple):
-    """Where a gradient is wanted."""
+class GradientPlace(NamedTuple):
+    """The destination of a gradient."""
 
     written: Tensor
-    """What it is written into."""
+    """The array that it is written to."""
     gradient: Tensor
-    """What autograd is given: an array of its own in each call, which it takes as it is. It lies
-    there too or, where `written` is narrow, where the gradient will be made wide."""
+    """The array that autograd receives, a new view in each call. It shares `written`'s memory or,
+    if `written` is low precision, it is the fp32 array that the gradient will be cast to."""
 
 
-PlaceOf = Callable[[Tensor], "Place | None"]
-"""Of a weight; None leaves it open."""
+PlaceOf = Callable[[Tensor], "GradientPlace | None"]
+"""Destination of a weight's gradient; None for any."""
 
 
-def nowhere(weight: Tensor) -> Place | None:
-    """No place of its own for a gradient."""
+def no_destination(weight: Tensor) -> GradientPlace | None:
+    """No destination: autograd allocates the gradient."""
     return None
 
 
 def cast_together(
     weights: Sequence[Tensor],
     dtype: torch.dtype,
-    joined: Callable[[], None] = lambda: None,
-    place_of: PlaceOf = nowhere,
+    join: Callable[[], None] = lambda: None,
+    place_of: PlaceOf = no_destination,
 ) -> tuple[Tensor, ...]:
-    """Each of `weights` in `dtype`; their gradients arrive in the weights' own type. `joined` is
-    called before the gradients are read."""
-    made: tuple[Tensor, ...] = _Narrow.apply(dtype, joined, place_of, *weights)  # type: ignore[no-untyped-call]
-    return made
+    """Each of `weights` in `dtype`; their gradients have the weights' own dtype. `join` is called
+    before the gradients are read."""
+    cast: tuple[Tensor, ...] = _CastTogether.apply(dtype, join, place_of, *weights)  # type: ignore[no-untyped-call]
+    return cast
 
 
-class _Narrow(torch.autograd.Function):
+class _CastTogether(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         dtype: torch.dtype,
-        joined: Callable[[], None],
+        join: Callable[[], None],
         place_of: PlaceOf,
         *weights: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.joined, ctx.place_of, ctx.weights = joined, place_of, weights
-        made = [torch.empty_like(w, dtype=dtype) for w in weights]
-        torch._foreach_copy_(made, [w.detach() for w in weights])
-        return tuple(made)
+        ctx.join, ctx.place_of, ctx.weights = join, place_of, weights
+        cast = [torch.empty_like(w, dtype=dtype) for w in weights]
+        torch._foreach_copy_(cast, [w.detach() for w in weights])
+        return tuple(cast)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.joined()
-        written, made = [], []
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.join()
+        written, cast = [], []
         for weight in ctx.weights:
             place = ctx.place_of(weight)
             if place is None:
                 own = torch.empty_like(weight)
-                place = Place(own, own)
+                place = GradientPlace(own, own)
             written.append(place.written)
-            made.append(place.gradient)
-        torch._foreach_copy_(written, list(slopes))
-        return (None, None, None, *made)
+            cast.append(place.gradient)
+        torch._foreach_copy_(written, list(grad_outputs))
+        return (None, None, None, *cast)

@@ -1,8 +1,7 @@
-"""How does a PyTorch program go on exactly where it was? All that its next step reads is kept.
+"""State of a PyTorch program for checkpoints: optimizer state and random generators.
 
-Beside the weights these are what the optimizer keeps for each parameter, and the generators that
-dropout draws from, the host's and the device's. Arrays are copied bit by bit, never converted.
-"""
+With the weights they determine the next steps exactly: the optimizer's arrays per parameter, and
+the generators of dropout on host and device. Arrays are copied bit by bit, never converted."""
 
 from __future__ import annotations
 
@@ -21,29 +20,29 @@ _HOST_GENERATOR = "random.cpu"
 _DEVICE_GENERATOR = "random.cuda"
 
 
-def take(
+def snapshot_arrays(
     optimizer: optim.Optimizer, parameters: Mapping[str, nn.Parameter], device: str
 ) -> dict[str, Array]:
-    """The optimizer's arrays, by parameter and name, and the generators' states, as copies."""
+    """Copies of the optimizer's arrays, by parameter and name, and of the generators' states."""
     arrays = {
-        f"{_OPTIMIZER}{name}.{key}": _on_host(value)
+        f"{_OPTIMIZER}{name}.{key}": _to_host(value)
         for name, parameter in parameters.items()
         for key, value in optimizer.state.get(parameter, {}).items()
         if isinstance(value, Tensor)
     }
-    arrays[_HOST_GENERATOR] = _on_host(torch.get_rng_state())
+    arrays[_HOST_GENERATOR] = _to_host(torch.get_rng_state())
     if torch.device(device).type == "cuda":
-        arrays[_DEVICE_GENERATOR] = _on_host(torch.cuda.get_rng_state(device))
+        arrays[_DEVICE_GENERATOR] = _to_host(torch.cuda.get_rng_state(device))
     return arrays
 
 
-def put_back(
+def restore_arrays(
     arrays: Mapping[str, Array],
     optimizer: optim.Optimizer,
     parameters: Mapping[str, nn.Parameter],
     device: str,
 ) -> None:
-    """Set what `take` has taken. UsageError where it is of another optimizer or device."""
+    """Restore what `snapshot_arrays` returned. UsageError for another optimizer or device."""
     arrays = dict(arrays)
     try:
         torch.set_rng_state(torch.from_numpy(arrays.pop(_HOST_GENERATOR)))
@@ -52,8 +51,8 @@ def put_back(
             torch.cuda.set_rng_state(state, device)
     except KeyError as missing:
         raise UsageError(
-            f"the snapshot has no {missing}, so it was taken on another kind of device than "
-            f"{device}. Go on where it was taken."
+            f"the snapshot has no {missing}: it is from another kind of device than {device}. "
+            "Resume on a device of the same kind."
         ) from None
     for name, array in arrays.items():
         owner, _, key = name.removeprefix(_OPTIMIZER).rpartition(".")
@@ -63,25 +62,25 @@ def put_back(
 
 
 def _set(optimizer: optim.Optimizer, parameter: nn.Parameter, key: str, value: Tensor) -> None:
-    """An array that lies as its parameter does, or a count of steps where this optimizer has it."""
-    held = optimizer.state[parameter]
+    """Set an array in its parameter's layout, or a step count on the optimizer's device."""
+    state = optimizer.state[parameter]
     if value.shape == parameter.shape:
-        held[key] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
-        held[key].copy_(value)
+        state[key] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
+        state[key].copy_(value)
         return
     (group,) = optimizer.param_groups
     on_device = group.get("fused") or group.get("capturable")
-    held[key] = value.to(parameter.device if on_device else "cpu")
+    state[key] = value.to(parameter.device if on_device else "cpu")
 
 
-def _on_host(value: Tensor) -> Array:
+def _to_host(value: Tensor) -> Array:
     array: Array = np.array(value.detach().cpu().numpy(), order="C")
     return array
 
 
 def fingerprint(parameters: Mapping[str, nn.Parameter]) -> int:
-    """The sum of all parameters' bits, read as whole numbers, each array times its own odd number:
-    one changed bit changes its array's sum by a power of two, and so the whole."""
+    """Checksum: the sum of all parameters' bits as integers, each array times its own odd number.
+    One changed bit changes its array's sum by a power of two, and so the total."""
     words = {2: torch.int16, 4: torch.int32, 8: torch.int64}
     total: Any = 0
     for place, parameter in enumerate(parameters.values()):
@@ -93,8 +92,8 @@ def fingerprint(parameters: Mapping[str, nn.Parameter]) -> int:
 def first_nonfinite(
     layers: Mapping[str, nn.Module], run: Callable[[], object] | None = None
 ) -> str:
-    """See `SupportsWeightInspection`: in words, `the output of fc1`. `run` makes a forward
-    pass; without it only weights are looked at."""
+    """See `SupportsWeightInspection`: e.g. `the output of fc1`. `run` is a forward pass; without it
+    only weights are checked."""
     for name, layer in layers.items():
         for role, parameter in layer.named_parameters(recurse=False):
             if not bool(torch.isfinite(parameter).all()):
@@ -102,7 +101,9 @@ def first_nonfinite(
     if run is None:
         return ""
     found: list[str] = []
-    hooks = [layer.register_forward_hook(_look(name, found)) for name, layer in layers.items()]
+    hooks = [
+        layer.register_forward_hook(_finite_check(name, found)) for name, layer in layers.items()
+    ]
     with torch.no_grad():
         run()
     for hook in hooks:
@@ -110,11 +111,11 @@ def first_nonfinite(
     return f"the output of {found[0]}" if found else ""
 
 
-def _look(name: str, found: list[str]) -> Any:
-    def look(layer: nn.Module, inputs: Any, output: Any) -> None:
+def _finite_check(name: str, found: list[str]) -> Any:
+    def check(layer: nn.Module, inputs: Any, output: Any) -> None:
         outputs = output if isinstance(output, tuple) else (output,)
         values = [v for v in outputs if isinstance(v, Tensor) and v.is_floating_point()]
         if not found and not all(bool(torch.isfinite(v).all()) for v in values):
             found.append(name)
 
-    return look
+    return check

@@ -1,4 +1,4 @@
-"""How does one look into a step of PyTorch? By hooks that are there for that step alone."""
+"""Forward hooks that pass each layer's activation to a callback, during one step."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from torch import Tensor, nn
 
 from cubemesh.batches import Array
 
-Look = Callable[[str, str, Array], None]
-"""(what, of which node or parameter, the array on the host); see `SupportsStepInspection`."""
+InspectCallback = Callable[[str, str, Array], None]
+"""(kind of array, node or parameter, the array on the host); see `SupportsStepInspection`."""
 
 
 @contextmanager
-def looking_at(layers: Mapping[str, nn.Module], look: Look) -> Iterator[None]:
-    """Tell `look` of every layer's result as it is made, before the next may write over it."""
+def inspected_layers(layers: Mapping[str, nn.Module], inspect: InspectCallback) -> Iterator[None]:
+    """Call `inspect` with every layer's result, before the next layer may write over it."""
 
     def hook(node: str) -> Callable[[nn.Module, object, object], None]:
-        def made(module: nn.Module, inputs: object, result: object) -> None:
+        def forwarded(module: nn.Module, inputs: object, result: object) -> None:
             if isinstance(result, Tensor):
-                look("output", node, on_host(result))
+                inspect("output", node, to_host_array(result))
 
-        return made
+        return forwarded
 
     with ExitStack() as stack:
         for node, layer in layers.items():
@@ -30,8 +30,8 @@ def looking_at(layers: Mapping[str, nn.Module], look: Look) -> Iterator[None]:
         yield
 
 
-def on_host(array: Tensor | None) -> Array:
-    """A copy on the host, in the order of its axes whatever its layout in memory."""
+def to_host_array(array: Tensor | None) -> Array:
+    """A copy on the host in fp64, in C order."""
     assert array is not None, "every parameter has a gradient after a backward pass"
     copied: Array = array.detach().cpu().contiguous().clone().double().numpy()
     return copied

@@ -1,15 +1,15 @@
-"""What does a trace of PyTorch's profiler say, as plain events?
+"""Parser of PyTorch profiler traces (Kineto) into plain events.
 
 The trace is the JSON that Chrome and Perfetto read ("Trace Event Format"), as
-`torch.profiler.profile.export_chrome_trace` writes it. Three things are read off it that no event
-says by itself:
+`torch.profiler.profile.export_chrome_trace` writes it. Three attributions combine
+several events:
 
-- *Which layer a forward operator belongs to*: the annotation `LAYER` + name around it.
+- *Which layer a forward operator belongs to*: the annotation `LAYER` + name that encloses it.
 - *Which layer a backward operator belongs to*: automatic differentiation gives a backward node the
-  sequence number of the forward operator it comes from. Several operators may show one number; the
-  last of them made the node.
-- *Where a kernel belongs*: to the call into the CUDA runtime with its correlation number, and so to
-  what stood around that call on the host.
+  sequence number of the forward operator it comes from. Several operators may have one number; the
+  last of them created the node.
+- *Which layer a kernel belongs to*: that of the CUDA runtime call with its correlation number, i.e.
+  of the host events that enclose this call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from cubemesh.schema.profile import EventKind, ProfileEvent
 
 LAYER = "cubemesh layer "
-"""Annotations that name a layer begin with it."""
+"""Prefix of annotations that name a layer."""
 _KINDS: Mapping[str, EventKind] = {
     "cpu_op": "operator",
     "user_annotation": "scope",
@@ -31,134 +31,134 @@ _KINDS: Mapping[str, EventKind] = {
     "gpu_memcpy": "copy",
     "gpu_memset": "copy",
 }
-"""Category of a trace event → kind; events of other categories say nothing of their own."""
+"""Category of a trace event → kind; other categories are ignored."""
 _SCOPE = re.compile(
     r"autograd::engine::|torch::autograd::|.*Backward\d*$|Optimizer\.|CompiledFunction|"
     r"Torch-Compiled Region|TorchDynamo|AOTDispatcher|Pregraph bytecode"
 )
-"""Operators that only stand around others: automatic differentiation, the optimizer's wrapper, and
-what calls compiled code."""
+"""Operators that only enclose others: autograd, the optimizer's wrapper, calls of compiled code."""
 _COMPILED_CALL = "## Call CompiledFxGraph"
-"""The annotation around the code that TorchInductor wrote: C++ loops, which no event of their own
-shows on a CPU."""
+"""The annotation around TorchInductor's generated code: on a CPU, C++ loops without events."""
 _UPDATE = "Optimizer."
 
-Raw = Mapping[str, Any]
+TraceEvent = Mapping[str, Any]
 
 
-def read_trace(trace: Raw, clock_of: Callable[[int], float]) -> tuple[ProfileEvent, ...]:
-    """The events of a trace, by their start. `clock_of` turns nanoseconds since 1970 into readings
-    of the program's clock."""
+def read_trace(trace: TraceEvent, clock_of: Callable[[int], float]) -> tuple[ProfileEvent, ...]:
+    """The events of a trace, by start. `clock_of` converts nanoseconds since 1970 to the program's
+    clock."""
     base_ns = int(trace.get("baseTimeNanoseconds", 0))
-    raws = [
-        raw
-        for raw in trace["traceEvents"]
-        if raw.get("ph") == "X" and raw.get("cat") in _KINDS and "dur" in raw
+    events = [
+        event
+        for event in trace["traceEvents"]
+        if event.get("ph") == "X" and event.get("cat") in _KINDS and "dur" in event
     ]
-    raws.sort(key=lambda raw: (raw["ts"], -raw["dur"]))
-    places = _Places(raws)
+    events.sort(key=lambda event: (event["ts"], -event["dur"]))
+    attributed = _Attribution(events)
     return tuple(
         ProfileEvent(
-            name=str(raw["name"]),
-            kind=_kind(raw),
-            start_s=clock_of(base_ns + round(raw["ts"] * 1e3)),
-            duration_s=raw["dur"] / 1e6,
-            lane=_lane(raw),
-            launch=_launch(raw),
+            name=str(event["name"]),
+            kind=_kind(event),
+            start_s=clock_of(base_ns + round(event["ts"] * 1e3)),
+            duration_s=event["dur"] / 1e6,
+            lane=_lane(event),
+            launch=_launch(event),
             layer=layer,
             update=update,
-            occupancy=_occupancy(raw),
+            occupancy=_occupancy(event),
         )
-        for raw, (layer, update) in zip(raws, places.found, strict=True)
+        for event, (layer, update) in zip(events, attributed.found, strict=True)
     )
 
 
-def _kind(raw: Raw) -> EventKind:
-    if str(raw["name"]).startswith(_COMPILED_CALL):
+def _kind(event: TraceEvent) -> EventKind:
+    if str(event["name"]).startswith(_COMPILED_CALL):
         return "operator"
-    kind = _KINDS[raw["cat"]]
-    return "scope" if kind == "operator" and _SCOPE.match(str(raw["name"])) else kind
+    kind = _KINDS[event["cat"]]
+    return "scope" if kind == "operator" and _SCOPE.match(str(event["name"])) else kind
 
 
-def _lane(raw: Raw) -> int:
-    lane = raw["args"].get("stream", raw.get("tid")) if "args" in raw else raw.get("tid")
+def _lane(event: TraceEvent) -> int:
+    lane = event["args"].get("stream", event.get("tid")) if "args" in event else event.get("tid")
     return lane if isinstance(lane, int) else hash(str(lane))
 
 
-def _launch(raw: Raw) -> int | None:
-    """0 is the correlation of what was not launched."""
-    return raw.get("args", {}).get("correlation") or None
+def _launch(event: TraceEvent) -> int | None:
+    """Correlation 0 means not launched."""
+    return event.get("args", {}).get("correlation") or None
 
 
-def _occupancy(raw: Raw) -> float | None:
-    percent = raw.get("args", {}).get("est. achieved occupancy %")
+def _occupancy(event: TraceEvent) -> float | None:
+    percent = event.get("args", {}).get("est. achieved occupancy %")
     return None if percent is None else float(percent) / 100
 
 
-class _Places:
-    """Where each event belongs: (layer, whether to the optimizer's update)."""
+class _Attribution:
+    """The attribution of each event: (layer, whether in the optimizer's update)."""
 
-    def __init__(self, raws: list[Raw]) -> None:
-        host = [r for r in raws if _KINDS[r["cat"]] in ("operator", "scope", "runtime")]
+    def __init__(self, events: list[TraceEvent]) -> None:
+        host = [r for r in events if _KINDS[r["cat"]] in ("operator", "scope", "runtime")]
         self._layer_of_sequence = _layers_by_sequence(host)
-        places: dict[int, tuple[str, bool]] = {}
+        attributed: dict[int, tuple[str, bool]] = {}
         launched: dict[int, tuple[str, bool]] = {}
-        for raw, around in _nested(host):
-            place = self._place((*around, raw))
-            places[id(raw)] = place
-            launch = _launch(raw)
+        for event, enclosing in _nested(host):
+            attribution = self._attribute((*enclosing, event))
+            attributed[id(event)] = attribution
+            launch = _launch(event)
             if launch is not None:
-                launched[launch] = place
-        nowhere = ("", False)
+                launched[launch] = attribution
+        unattributed = ("", False)
         self.found = [
-            places[id(raw)] if id(raw) in places else launched.get(_launch(raw) or 0, nowhere)
-            for raw in raws
+            attributed[id(event)]
+            if id(event) in attributed
+            else launched.get(_launch(event) or 0, unattributed)
+            for event in events
         ]
 
-    def _place(self, around: tuple[Raw, ...]) -> tuple[str, bool]:
-        """The innermost that names a layer decides."""
-        update = any(str(raw["name"]).startswith(_UPDATE) for raw in around)
-        for raw in reversed(around):
-            layer = _layer_named(raw)
-            if layer is None and _is_backward(raw):
-                layer = self._layer_of_sequence.get(_sequence(raw))
+    def _attribute(self, enclosing: tuple[TraceEvent, ...]) -> tuple[str, bool]:
+        """The innermost event that names a layer decides."""
+        update = any(str(event["name"]).startswith(_UPDATE) for event in enclosing)
+        for event in reversed(enclosing):
+            layer = _layer_named(event)
+            if layer is None and _is_backward(event):
+                layer = self._layer_of_sequence.get(_sequence(event))
             if layer is not None:
                 return layer, update
         return "", update
 
 
-def _layers_by_sequence(host: list[Raw]) -> dict[int | None, str]:
+def _layers_by_sequence(host: list[TraceEvent]) -> dict[int | None, str]:
     found: dict[int | None, str] = {}
-    for raw, around in _nested(host):
-        sequence = _sequence(raw)
-        if sequence is None or _is_backward(raw):
+    for event, enclosing in _nested(host):
+        sequence = _sequence(event)
+        if sequence is None or _is_backward(event):
             continue
-        named = [layer for outer in around if (layer := _layer_named(outer)) is not None]
+        named = [layer for outer in enclosing if (layer := _layer_named(outer)) is not None]
         found[sequence] = named[-1] if named else ""
     return found
 
 
-def _nested(host: Iterable[Raw]) -> Iterable[tuple[Raw, tuple[Raw, ...]]]:
-    """Each host event with those that stand around it on its thread, the outermost first."""
-    stacks: dict[Any, list[Raw]] = {}
-    for raw in host:
-        stack = stacks.setdefault(raw.get("tid"), [])
-        while stack and stack[-1]["ts"] + stack[-1]["dur"] <= raw["ts"]:
+def _nested(host: Iterable[TraceEvent]) -> Iterable[tuple[TraceEvent, tuple[TraceEvent, ...]]]:
+    """Each host event with those that enclose it on its thread, outermost first."""
+    stacks: dict[Any, list[TraceEvent]] = {}
+    for event in host:
+        stack = stacks.setdefault(event.get("tid"), [])
+        while stack and stack[-1]["ts"] + stack[-1]["dur"] <= event["ts"]:
             stack.pop()
-        yield raw, tuple(stack)
-        stack.append(raw)
+        yield event, tuple(stack)
+        stack.append(event)
 
 
-def _layer_named(raw: Raw) -> str | None:
-    name = str(raw["name"])
+def _layer_named(event: TraceEvent) -> str | None:
+    name = str(event["name"])
     return name.removeprefix(LAYER) if name.startswith(LAYER) else None
 
 
-def _sequence(raw: Raw) -> int | None:
-    number = raw.get("args", {}).get("Sequence number")
+def _sequence(event: TraceEvent) -> int | None:
+    number = event.get("args", {}).get("Sequence number")
     return number if isinstance(number, int) and number >= 0 else None
 
 
-def _is_backward(raw: Raw) -> bool:
+def _is_backward(event: TraceEvent) -> bool:
     """Backward nodes name the thread of their forward operator; forward operators name none."""
-    return bool(raw.get("args", {}).get("Fwd thread id"))
+    return bool(event.get("args", {}).get("Fwd thread id"))

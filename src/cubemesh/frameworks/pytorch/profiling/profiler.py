@@ -1,13 +1,11 @@
-"""Where does the time of PyTorch's steps go? `SupportsProfiling` by torch.profiler (Kineto).
+"""Profiler of PyTorch steps: `SupportsProfiling` by torch.profiler (Kineto).
 
-As little is recorded as tells what the device did: on a GPU kernels and calls into the runtime
-alone (CUPTI's activities), because recording each operator would slow the host that launches them;
-on a CPU the operators, without shapes or stacks, because there is nothing else. With layers,
-operators are recorded in any case, and hooks annotate each layer's forward pass.
+Recorded are, on a GPU, kernels and runtime calls only (CUPTI activities), since recording operators
+slows the host that launches them; on a CPU the operators, without shapes or stacks. With layers,
+operators are always recorded, and hooks annotate each layer's forward pass.
 
-Kineto's times are nanoseconds since 1970. They become readings of the program's clock by reading
-both clocks one after the other.
-"""
+Kineto's times, nanoseconds since 1970, are converted to the program's clock by reading both clocks
+in succession."""
 
 from __future__ import annotations
 
@@ -35,8 +33,8 @@ def profile(
     layers: Mapping[str, nn.Module],
     trace: str | None,
 ) -> Callable[[], Profile]:
-    """Call `run`; what is returned reads what it did on a device of `kind` (`cpu`, `cuda`), by
-    layer where `layers` are given. `trace` names a file to keep the trace in."""
+    """Call `run` and return a function that reads its profile on a device of `kind` (`cpu`,
+    `cuda`), by layer where `layers` are given. `trace`: a file to save the trace in."""
     activities = [ProfilerActivity.CUDA] if kind == "cuda" else [ProfilerActivity.CPU]
     if layers and kind == "cuda":
         activities.append(ProfilerActivity.CPU)
@@ -57,8 +55,7 @@ def profile(
 
 
 def _offset_ns() -> int:
-    """Nanoseconds since 1970 less those of the program's clock: of several pairs of readings the
-    one least far apart."""
+    """Nanoseconds since 1970 minus the program's clock: of five pairs of readings the closest."""
     pairs = []
     for _ in range(5):
         before = monotonic_s()
@@ -69,7 +66,7 @@ def _offset_ns() -> int:
 
 
 def _exported(profiler: torch.profiler.profile, trace: str | None) -> Any:
-    """The trace as data. It goes through a file, for that is the form PyTorch documents."""
+    """The trace as data, via a file, the documented interface."""
     with tempfile.TemporaryDirectory() as folder:
         path = trace or os.path.join(folder, "trace.json")
         profiler.export_chrome_trace(path)
@@ -79,7 +76,7 @@ def _exported(profiler: torch.profiler.profile, trace: str | None) -> Any:
 
 @contextmanager
 def _annotated(layers: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Within it the forward pass of each layer stands in an annotation with the layer's name."""
+    """Annotate the forward pass of each layer with its name."""
     handles = []
     for name, layer in layers.items():
         open_scopes: list[record_function] = []

@@ -66,7 +66,8 @@ def fastest_plan(timings: Sequence[Timing]) -> tuple[Plan, float] | None:
     for one in sorted(timings, key=lambda t: -t.ms):
         least[one.piece] = one
     found = []
-    for pieces in (("one-launch",), ("reduce", "apply")):
+    plans: tuple[tuple[Piece, ...], ...] = (("one-launch",), ("reduce", "apply"))
+    for pieces in plans:
         if all(piece in least for piece in pieces):
             found.append([least[piece] for piece in pieces])
     if not found:
