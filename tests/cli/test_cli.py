@@ -1,5 +1,6 @@
 """The command line as a user meets it: real stores, real workers, the null framework."""
 
+import html
 import json
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from cubemesh import __version__
 from cubemesh.cli import app
 from cubemesh.experiments.registry import SUITES
+from cubemesh.schema import State
 
 SCRIPTED = ("--set", "framework=null", "--set", "script=step=0.002,per_sample=0.0001,jitter=0.02")
 MINIBATCH = ("run", "minibatch", "--set", "batch_sizes=8,16,32", *SCRIPTED)
@@ -166,52 +168,51 @@ def test_report_is_written_from_the_store(ran, cubemesh, tmp_path: Path):
     result = cubemesh("report", *store, "--output", str(page), "--charts", str(charts))
     assert result.returncode == 0, result.stderr
     assert str(page) in result.stdout
-    assert "stops growing" in page.read_text() or "still grows" in page.read_text()
+    text = html.unescape(page.read_text())
+    assert all(f["text"] in text for f in ran[1]["answer"]["findings"])
     assert sorted(p.suffix for p in charts.iterdir()) == [".png", ".svg"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "says"),
+    ("arguments", "code", "named"),
     [
-        (("run", "minibatch", "--set", "networks=resnet-5O"), 2, "Nearest: resnet-50"),
-        (("run", "minibatch", "--set", "framework=pytorhc"), 2, "Nearest: pytorch"),
-        (("run", "minibatch", "--set", "data=digts"), 2, "Nearest: digits"),
+        (("run", "minibatch", "--set", "networks=resnet-5O"), 2, "resnet-50"),
+        (("run", "minibatch", "--set", "framework=pytorhc"), 2, "pytorch"),
+        (("run", "minibatch", "--set", "data=digts"), 2, "digits"),
         (("run", "minibatch", "--set", "batch_sizes=0"), 2, "batch_per_device"),
         (("run", "minibatch", "--set", "batch_sizes=-8"), 2, "batch_per_device"),
         (("run", "minibatch", "--set", "colour=red"), 2, "colour"),
-        (("run", "minibtach"), 2, "Nearest: minibatch"),
-        (("run", "quick", "--set", "colour=red"), 2, "setting of minibatch or batch-accuracy"),
-        (("run", "quick", "--set", "netwerk=a"), 2, "Nearest: network"),
-        (("run", "minibatch", "--set", "batch_per_device=8"), 2, "Use --set batch_sizes="),
+        (("run", "minibtach"), 2, "minibatch"),
+        (("run", "quick", "--set", "colour=red"), 2, "colour"),
+        (("run", "quick", "--set", "netwerk=a"), 2, "network"),
+        (("run", "minibatch", "--set", "batch_per_device=8"), 2, "batch_sizes="),
         (("run", "batch-accuracy", "--set", "epochs=0"), 2, "epochs"),
-        (("run", "batch-accuracy", "--set", "learning_rates=nan"), 2, "finite"),
+        (("run", "batch-accuracy", "--set", "learning_rates=nan"), 2, "learning_rates=nan"),
         (("run", "batch-accuracy", "--set", "data_location=device"), 2, "data_location"),
-        (("run", "minibatch", *SCRIPTED[:2], "--set", "script=segfoult@5"), 2, "Nearest: segfault"),
+        (("run", "minibatch", *SCRIPTED[:2], "--set", "script=segfoult@5"), 2, "segfault"),
         (("run", "minibatch", "--set", "script=step=1"), 2, "framework=null"),
-        (("run", "minibatch", "--quick", "--full"), 2, "exclude"),
-        (("run", "minibatch", "--set", "networks=vgg16", "--set", "image_size=4"), 2, "image"),
+        (("run", "minibatch", "--quick", "--full"), 2, "--full"),
+        (("run", "minibatch", "--set", "networks=vgg16", "--set", "image_size=4"), 2, "vgg16"),
         (("run", "minibatch", "--set", "data=cifar-10"), 2, "data_path"),
         (("run",), 2, "NAME"),
         (("frobnicate",), 2, "frobnicate"),
         (("networks", "vgg"), 2, "vgg16"),
         (("results", "--store", "/nonexistent/s.sqlite"), 1, "/nonexistent"),
-        (("report", "minibtach"), 2, "Nearest: minibatch"),
+        (("report", "minibtach"), 2, "minibatch"),
     ],
 )
-def test_wrong_use_says_what_is_right(cubemesh, arguments, code, says, tmp_path: Path):
+def test_wrong_use_names_what_is_wrong(cubemesh, arguments, code, named):
     result = cubemesh(*arguments)
     assert result.returncode == code, result.stderr
-    assert says in result.stderr
+    assert named in result.stderr
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
 
 
-def test_an_empty_store_says_how_to_fill_it(cubemesh, tmp_path: Path):
+def test_the_report_of_an_empty_store_names_the_command_that_fills_it(cubemesh, tmp_path: Path):
     store = tmp_path / "s.sqlite"
-    assert (
-        cubemesh("run", "minibatch", "--set", "batch_sizes=0", "--store", str(store)).returncode
-        == 2
-    )
+    wrong = cubemesh("run", "minibatch", "--set", "batch_sizes=0", "--store", str(store))
+    assert wrong.returncode == 2
     result = cubemesh("report", "--store", str(store), "--output", str(tmp_path / "p.html"))
     assert result.returncode == 2
     assert "cubemesh run quick" in result.stderr
@@ -229,7 +230,7 @@ def test_a_run_that_crashes_is_recorded_and_the_others_go_on(cubemesh, tmp_path:
     assert "SIGSEGV" in said["records"][0]["outcome_detail"]["message"]
 
 
-def test_what_is_not_offered_is_an_outcome_with_its_reason(cubemesh, tmp_path: Path):
+def test_unsupported_is_an_outcome_with_its_reason(cubemesh, tmp_path: Path):
     result = cubemesh(
         *("run", "minibatch", "--set", "batch_sizes=8", "--set", "devices=2", *SCRIPTED),
         *("--json", "--store", str(tmp_path / "s.sqlite")),
@@ -239,33 +240,31 @@ def test_what_is_not_offered_is_an_outcome_with_its_reason(cubemesh, tmp_path: P
     assert "devices=1" in said["records"][-1]["outcome_detail"]["message"]
 
 
-def test_a_document_is_replayed_and_its_claims_are_marked_again_by_the_report(
-    cubemesh, tmp_path: Path
-):
+def test_a_paper_is_replayed_and_the_report_has_its_claims(cubemesh, tmp_path: Path):
     store, page = str(tmp_path / "results.sqlite"), tmp_path / "page.html"
     sets = ("batch_sizes=16,64", "epochs=1", "ceiling=false", "framework=null", "seconds=0.05")
     sets += ("networks=little-cnn", "image_sizes=32", "data_location=host", "warmup_seconds=0")
     script = "script=step=0.002,per_sample=0.0001,jitter=0.02"
     options = [word for text in (*sets, script) for word in ("--set", text)]
-    asked = document(cubemesh("run", "doc-001", "--quick", "--json", "--store", store, *options))
-    *_, claims = asked["answers"]
+    ran = document(cubemesh("run", "doc-001", "--quick", "--json", "--store", store, *options))
+    *answers, claims = ran["answers"]
     assert claims["experiment"] == "doc-001"
-    assert "24 claims of document 001" in claims["findings"][0]["text"]
     verdicts = {row[0]["text"]: row[1]["text"] for row in claims["tables"][0]["rows"]}
     assert len(verdicts) == 24
-    assert verdicts["001-3"].startswith("does not hold")  # disturbed, on a busy machine
-    assert verdicts["001-15"] == "cannot be tested here"
-    titles = [answer["title"].partition(" · ")[0] for answer in asked["answers"]]
-    assert titles[:4] == ["001 figure 1", "001 figure 1", "001 figure 2", "001 figure 3"]
+    assert verdicts["001-3"].startswith(State.DOES_NOT_HOLD)  # noisy, on a busy machine
+    assert verdicts["001-15"] == State.CANNOT_BE_TESTED_HERE
+    quick = [ask for ask in SUITES["doc-001"].asks if ask.quick]
+    assert [answer["experiment"] for answer in answers] == [ask.experiment for ask in quick]
+    assert [a["title"].partition(" · ")[0] for a in answers] == [ask.place for ask in quick]
     for names in ((), ("doc-001",)):
         document(cubemesh("report", *names, "--json", "--store", store, "-o", str(page)))
-        assert claims["findings"][1]["text"] in page.read_text()
+        assert claims["title"] in html.unescape(page.read_text())
     document(cubemesh("report", "minibatch", "--json", "--store", store, "-o", str(page)))
-    assert "24 claims of document 001" not in page.read_text()
+    assert claims["title"] not in html.unescape(page.read_text())
 
 
 def test_the_quick_suite_on_a_machine_faster_than_any(cubemesh, tmp_path: Path):
-    """The digits end before the documents' largest minibatch does."""
+    """The digits have fewer samples than the papers' largest batch size."""
     command = (
         *("run", "quick", "--set", "framework=null", "--set", "script=step=0.001"),
         *("--set", "seconds=0", "--set", "windows=6", "--set", "warmup_seconds=0"),
@@ -278,23 +277,26 @@ def test_the_quick_suite_on_a_machine_faster_than_any(cubemesh, tmp_path: Path):
     assert 1024 in batches
     assert 2048 not in batches
     reduced = [w["cause"] for w in said["answers"][0]["warnings"] if w["code"] == "reduced"]
-    assert "1,438 samples" in reduced[0]
+    assert "1,438" in reduced[0]
 
 
-def test_published_figures_are_listed_with_their_share_of_the_peak(cubemesh):
-    told = document(cubemesh("published", "vgg19", "--device", "v100", "--json"))
-    assert told["kind"] == "published"
-    assert told["matching"] == len(told["figures"])
-    above = [f for f in told["figures"] if f["warning"]]
+def test_published_figures(cubemesh, golden):
+    found = document(cubemesh("published", "vgg19", "--device", "v100", "--json"))
+    assert found["kind"] == "published"
+    assert found["matching"] == len(found["figures"])
+    above = [f for f in found["figures"] if f["warning"]]
     assert above
-    assert all(f["peak_share"] > 1 and "Winograd" in f["warning"]["cause"] for f in above)
-    shown = cubemesh("published", "vgg19", "--above-peak", "--limit", "3")
-    assert shown.returncode == 0
-    assert "119 !" in shown.stdout
-    assert "The first 3 are shown" in shown.stdout
+    assert all(f["peak_share"] > 1 for f in above)
+    page = cubemesh("published", "vgg19", "--above-peak", "--limit", "3")
+    golden.check("published.txt", page.stdout)
     wrong = cubemesh("published", "vgg19", "--device", "abacus")
     assert wrong.returncode == 2
-    assert "'abacus' is not a device" in wrong.stderr
+    assert "abacus" in wrong.stderr
+
+
+@pytest.mark.parametrize("arguments", [("networks",), ("networks", "little-cnn")])
+def test_lists_of_networks(cubemesh, golden, arguments):
+    golden.check(f"{'-'.join(arguments)}.txt", cubemesh(*arguments).stdout)
 
 
 def test_a_training_to_a_target_is_a_run_like_any_other(cubemesh, tmp_path: Path):
@@ -308,7 +310,7 @@ def test_a_training_to_a_target_is_a_run_like_any_other(cubemesh, tmp_path: Path
     assert len(list((tmp_path / "tb").glob("events.out.tfevents.*"))) == 1
     page = tmp_path / "page.html"
     assert cubemesh("report", "train", "--output", str(page), *store).returncode == 0
-    assert "60 % was reached in epoch 4" in page.read_text()
+    assert "epoch 4" in page.read_text()
     refused = cubemesh(*asked, "--checkpoints", str(tmp_path / "saved"), "--json")
     assert refused.returncode == 1
     assert json.loads(refused.stdout)["record"]["outcome"] == "unsupported"
