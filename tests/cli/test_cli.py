@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from cubemesh import __version__
 from cubemesh.cli import app
 from cubemesh.experiments.registry import SUITES
-from cubemesh.schema import State
+from cubemesh.schema import ClaimState
 
 SCRIPTED = ("--set", "framework=null", "--set", "script=step=0.002,per_sample=0.0001,jitter=0.02")
 MINIBATCH = ("run", "minibatch", "--set", "batch_sizes=8,16,32", *SCRIPTED)
@@ -251,8 +251,8 @@ def test_a_paper_is_replayed_and_the_report_has_its_claims(cubemesh, tmp_path: P
     assert claims["experiment"] == "doc-001"
     verdicts = {row[0]["text"]: row[1]["text"] for row in claims["tables"][0]["rows"]}
     assert len(verdicts) == 24
-    assert verdicts["001-3"].startswith(State.DOES_NOT_HOLD)  # noisy, on a busy machine
-    assert verdicts["001-15"] == State.CANNOT_BE_TESTED_HERE
+    assert verdicts["001-3"].startswith(ClaimState.DOES_NOT_HOLD)  # noisy, on a busy machine
+    assert verdicts["001-15"] == ClaimState.CANNOT_BE_TESTED_HERE
     quick = [ask for ask in SUITES["doc-001"].asks if ask.quick]
     assert [answer["experiment"] for answer in answers] == [ask.experiment for ask in quick]
     assert [a["title"].partition(" · ")[0] for a in answers] == [ask.place for ask in quick]
