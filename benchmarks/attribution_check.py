@@ -220,7 +220,7 @@ class Bench:
                 samples_per_step=point.batch,
                 budget=Budget(seconds=point.seconds, warmup_seconds=10.0),
                 log=log,
-                beside=attributed.beside,
+                after_window=attributed.after_window,
             )
             attributed.finish()
         return Taken(

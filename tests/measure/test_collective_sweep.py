@@ -2,7 +2,12 @@
 
 import pytest
 
-from cubemesh.measure.collective_sweep import bus_bandwidth, merged, sweep_figures, wrong_results
+from cubemesh.measure.collective_sweep import (
+    bus_bandwidth,
+    merge_points,
+    sweep_figures,
+    wrong_results,
+)
 from cubemesh.schema import SweepPoint
 
 
@@ -12,7 +17,7 @@ def point(size=1000, seconds=(1e-6,), wrong=0, **fields):
 
 def test_times_are_the_mean_over_ranks_and_wrong_elements_their_sum():
     told = [(0, point(seconds=(1.0, 2.0), wrong=1)), (1, point(seconds=(3.0, 4.0), wrong=2))]
-    (found,) = merged(told, 2)
+    (found,) = merge_points(told, 2)
     assert found.seconds == (2.0, 3.0)
     assert found.wrong == 3
 
@@ -20,18 +25,18 @@ def test_times_are_the_mean_over_ranks_and_wrong_elements_their_sum():
 def test_a_size_that_a_rank_did_not_come_to_is_left_out_but_pairs_are_two():
     pair = {"pair": (0, 2), "seconds": (1.0,)}
     told = [(0, point()), (0, point(**pair)), (2, point(**pair)), (1, point(size=8))]
-    assert [p.pair for p in merged(told, 3)] == [(0, 2)]
+    assert [p.pair for p in merge_points(told, 3)] == [(0, 2)]
 
 
 def test_in_place_and_out_of_place_are_two_points():
     told = [(r, point(in_place=way)) for r in (0, 1) for way in (False, True)]
-    assert [p.in_place for p in merged(told, 2)] == [False, True]
+    assert [p.in_place for p in merge_points(told, 2)] == [False, True]
 
 
 def test_what_was_not_checked_has_no_count_of_wrong_elements():
     told = [(0, point(wrong=None)), (1, point(wrong=None))]
-    assert merged(told, 2)[0].wrong is None
-    assert "wrong_elements" not in sweep_figures(merged(told, 2), "all-reduce", 2)
+    assert merge_points(told, 2)[0].wrong is None
+    assert "wrong_elements" not in sweep_figures(merge_points(told, 2), "all-reduce", 2)
 
 
 def test_figures_are_the_best_bandwidth_and_the_time_of_the_smallest_size():

@@ -44,7 +44,7 @@ def test_no_interval_from_fewer_than_six() -> None:
 
 
 def test_ranks_are_not_mixed() -> None:
-    with pytest.raises(ValueError, match="rank by rank"):
+    with pytest.raises(ValueError, match="rank"):
         figures(windows((1, 1.0)) + windows((1, 1.0), rank=1), 1.0)
 
 

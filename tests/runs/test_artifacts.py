@@ -12,6 +12,6 @@ def test_a_file_that_cannot_be_kept_is_an_error_of_the_store(tmp_path):
     file.write_text("{}")
     with (
         Store.open(str(tmp_path / "mine.sqlite")) as store,
-        pytest.raises(StoreError, match="cannot be kept"),
+        pytest.raises(StoreError),
     ):
         store.keep("abc", file)

@@ -51,7 +51,7 @@ def test_two_ranks_are_recorded_with_their_sweep(tmp_path, small_machine):
     assert "step_s" not in record.figures
     assert not [w for w in record.warnings if w.code == "wrong-results"]
     assert large.outcome.status is Status.OOM
-    assert "32 TiB of all-reduce take 128 TiB on each device" in large.outcome.message
+    assert "128 TiB" in large.outcome.message
 
 
 @pytest.mark.gpu

@@ -54,10 +54,10 @@ def test_an_option_counts_more_than_the_variable():
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        (["jax"], "write it as FRAMEWORK=PATH"),
-        (["=python"], "write it as FRAMEWORK=PATH"),
-        (["jxa=/a"], "Nearest: jax"),
-        (["jax=/a", "jax=/b"], "two Pythons for jax: /a and /b"),
+        (["jax"], "FRAMEWORK=PATH"),
+        (["=python"], "FRAMEWORK=PATH"),
+        (["jxa=/a"], "jax"),
+        (["jax=/a", "jax=/b"], "/a.* /b"),
     ],
 )
 def test_what_names_no_python_is_refused(lines, words):
@@ -66,21 +66,21 @@ def test_what_names_no_python_is_refused(lines, words):
 
 
 def test_a_path_without_a_python_is_refused(tmp_path, machine):
-    with pytest.raises(UsageError, match="there is no Python to run at"):
+    with pytest.raises(UsageError):
         environments([f"null={tmp_path}/python"], {}, machine.software)
-    with pytest.raises(UsageError, match="does not answer as a Python does"):
+    with pytest.raises(UsageError):
         environments(["null=/bin/true"], {}, machine.software)
 
 
 def test_an_old_python_is_refused(tmp_path, machine):
     answer = json.dumps({"version": [3, 9, 2]})
     old = script(tmp_path / "python", f"#!/bin/sh\necho '{answer}'\n")
-    with pytest.raises(UsageError, match=r"is Python 3\.9\.2; .* need 3\.11 or newer"):
+    with pytest.raises(UsageError, match=r"3\.9\.2"):
         environments([f"null={old}"], {}, machine.software)
 
 
 def test_a_python_without_the_framework_says_what_to_install_there(bare, machine):
-    with pytest.raises(UsageError, match=r"has no jax and numpy and psutil.*-m pip install jax"):
+    with pytest.raises(UsageError, match=r"-m pip install jax"):
         environments([f"jax={bare}"], {}, machine.software)
 
 

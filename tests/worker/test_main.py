@@ -90,10 +90,10 @@ def test_what_is_no_job_is_said_to_be_none(tmp_path, text, capsys):
     path = tmp_path / "job.json"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(DataError, match="not a job"):
+    with pytest.raises(DataError):
         read_job(path)
     assert main(["run", str(path)]) == 1
-    assert "not a job" in capsys.readouterr().err
+    assert str(path) in capsys.readouterr().err
 
 
 def test_a_job_runs_in_a_process_of_its_own(tmp_path):

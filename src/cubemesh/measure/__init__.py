@@ -1,1 +1,1 @@
-"""WATCHED HOW: the timer around the steps, and what is sampled beside them."""
+"""Measurement: timing, attribution, telemetry and energy of steps."""

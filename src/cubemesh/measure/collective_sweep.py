@@ -1,10 +1,10 @@
-"""What did all ranks find of a collective, and which figures follow from it?
+"""Results of a collective sweep: the points of all ranks merged, and figures from them.
 
-    bus_bytes_per_s   the highest bus bandwidth of any size
-    latency_s         the time of the smallest size
-    wrong_elements    elements that were not what they must be, over all sizes, ranks and checks
+    bus_bytes_per_s   the highest bus bandwidth over all sizes
+    latency_s         the time at the smallest size
+    wrong_elements    elements with a wrong result, over all sizes, ranks and checks
 
-The time of a size is the mean over ranks, group by group; what only some ranks came to is left out.
+The time at a size is the mean over ranks, group by group; points that some ranks lack are left out.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from cubemesh.units import format_bytes, format_count
 Place = tuple[int, bool, tuple[int, int] | None]
 
 
-def merged(told: Iterable[tuple[int, SweepPoint]], ranks: int) -> tuple[SweepPoint, ...]:
-    """One point for each size and way, of what each rank told: pairs (rank, point)."""
+def merge_points(found: Iterable[tuple[int, SweepPoint]], ranks: int) -> tuple[SweepPoint, ...]:
+    """One point for each size, placement and pair from the (rank, point) pairs of all ranks."""
     places: dict[Place, dict[int, SweepPoint]] = {}
-    for rank, point in told:
+    for rank, point in found:
         place = (point.size_bytes, point.in_place, point.pair)
         places.setdefault(place, {})[rank] = point
     return tuple(
@@ -49,7 +49,7 @@ def _merged(points: Sequence[SweepPoint]) -> SweepPoint:
 
 
 def bus_bandwidth(point: SweepPoint, collective: str, ranks: int) -> Figure:
-    """Bus bandwidth at a size, with its interval where there were groups enough."""
+    """Bus bandwidth at a size, with an interval where there are enough groups."""
     factor = 1.0 if point.pair is not None else bus_factor(collective, ranks)
     moved, n = point.size_bytes * factor, len(point.seconds)
     value = moved / point.time_s
@@ -61,12 +61,12 @@ def bus_bandwidth(point: SweepPoint, collective: str, ranks: int) -> Figure:
 
 
 def sweep_figures(points: Sequence[SweepPoint], collective: str, ranks: int) -> dict[str, Figure]:
-    """The figures above; none without points."""
-    together = [p for p in points if p.pair is None]
-    if not together:
+    """The figures above; empty without points."""
+    collective_points = [p for p in points if p.pair is None]
+    if not collective_points:
         return {}
-    best = max(together, key=lambda p: p.algorithm_bytes_per_s)
-    least = min(together, key=lambda p: (p.size_bytes, p.time_s))
+    best = max(collective_points, key=lambda p: p.algorithm_bytes_per_s)
+    least = min(collective_points, key=lambda p: (p.size_bytes, p.time_s))
     bus, latency = bus_bandwidth(best, collective, ranks), Figure(value=least.time_s, unit="s")
     found = {
         "bus_bytes_per_s": _of(bus, f"{collective} of {format_bytes(best.size_bytes)}"),
@@ -92,7 +92,7 @@ def _of(figure: Figure, method: str) -> Figure:
 
 
 def wrong_results(points: Sequence[SweepPoint], collective: str, library: str) -> Warning | None:
-    """A warning where elements were wrong."""
+    """The warning `wrong-results` where elements were wrong, else None."""
     bad = [p for p in points if p.wrong]
     if not bad:
         return None
@@ -101,7 +101,7 @@ def wrong_results(points: Sequence[SweepPoint], collective: str, library: str) -
     return warn(
         "wrong-results",
         f"{format_count(sum(p.wrong or 0 for p in bad))} elements of {collective} by "
-        f"{library or 'an unnamed library'} were not what they must be, at {sizes}{more}.",
-        "Trust nothing that these devices exchange until it is found out: look at the links' error "
-        "counters, and measure again with peer-to-peer switched off (NCCL_P2P_DISABLE=1).",
+        f"{library or 'an unnamed library'} had wrong values, at {sizes}{more}.",
+        "Do not use results from these devices. Check the links' error counters, and measure again "
+        "with peer-to-peer access disabled (NCCL_P2P_DISABLE=1).",
     )

@@ -1,16 +1,15 @@
-"""Which figures follow from the windows of a run?
+"""Figures of a run, computed from its measured windows.
 
     throughput_per_s           Σ samples / Σ elapsed
     step_s                     median over windows of elapsed / steps
     projected_90_epochs_days   90 · 1,280,000 / throughput / 86,400
     wall_s                     process start to end
 
-Throughput is a ratio of sums, never a mean of rates: a slow window counts for as long as it took.
-Its interval comes from drawing windows with replacement and taking the ratio anew; that of step_s
-from the median of such draws. The projection is the time to pass through as many images as 90
-epochs of ILSVRC-2012 have (document 003 names 90 epochs as what a real training takes), at this
-run's image size and speed; its interval is the throughput's, turned over. Whoever has the windows
-can compute all of this again.
+Throughput is a ratio of sums, not a mean of rates: each window counts by its duration. Its interval
+is a bootstrap over windows (percentile of the ratio); that of step_s over the medians. The
+projection is the time for 90 epochs of ILSVRC-2012, which the paper "Deep learning performance with
+P100 GPUs" (doc-003) gives as a real training, at this run's image size and throughput; its interval
+is the inverse of the throughput's.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ DAY_S = 86_400
 def figures(windows: Sequence[Window], wall_s: float) -> dict[str, Figure]:
     """The figures above, by name, from the measured windows of one rank.
 
-    Without windows there is `wall_s` alone; fewer than six bear no interval. ValueError for windows
-    of several ranks, which ran at the same time and cannot be added up.
+    Only `wall_s` without windows; no interval with fewer than six. ValueError for windows of
+    several ranks, which overlap in time and cannot be added.
     """
     wall = {"wall_s": Figure(value=wall_s, unit="s")}
     if not windows:
@@ -45,7 +44,7 @@ def figures(windows: Sequence[Window], wall_s: float) -> dict[str, Figure]:
 
 
 def half_width(windows: Sequence[Window]) -> float | None:
-    """Half of the throughput's interval as a share of it; None for fewer than six windows."""
+    """Half-width of the throughput's interval, relative to it; None with fewer than six windows."""
     found = _throughput(windows)
     if found.low is None or found.high is None:
         return None

@@ -1,17 +1,17 @@
-"""What did all ranks do together? Their windows side by side, as windows of the whole run.
+"""Windows of a run on several devices, merged from the windows of its ranks.
 
     rank 0   ├── window 1 ──┤├── window 2 ──┤
     rank 1    ├── window 1 ───┤├─ window 2 ─┤
-    run      ├── window 1 ────┤              from the first start to the last end; samples summed
+    run      ├── window 1 ────┤              lockstep: first start to last end; samples summed
 
-Ranks that make their steps apart (pace.py) have no *n*-th window in common. The windows of the run
-are then rank 0's, and each holds what all ranks did meanwhile:
+Free-running ranks (timing/timer.py) have no common n-th window. Rank 0's windows then also count
+the samples of the other ranks in the same time:
 
     rank 0   ├─ window 1 ─┤├─ window 2 ─┤
-    rank 1    ├──── window 1 ────┤├── …       its samples a second, while rank 0's window lasted
-    run      ├─ window 1 ─┤                   rank 0's own time; samples of all
+    rank 1    ├──── window 1 ────┤├── …       its samples per second during rank 0's window
+    run      ├─ window 1 ─┤                   rank 0's time; samples of all ranks
 
-Clocks of one host are one clock; a rank's times on another host are shifted by its offset before.
+Ranks of one host share a clock; those of another host are shifted by its clock offset before.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from cubemesh.schema.record import Window
 
 
 def merge_lockstep(windows: Sequence[Window]) -> list[Window]:
-    """The windows of a run from those of its ranks, phase by phase and in their order; as they are
-    where there is one rank. What a rank did more than another is left out."""
+    """Windows of a run in lockstep, phase by phase in their order. A rank's windows beyond those of
+    the others are left out; windows of a single rank are returned unchanged."""
     ranks = sorted({w.rank for w in windows})
     if len(ranks) < 2:
         return list(windows)
@@ -36,8 +36,8 @@ def merge_lockstep(windows: Sequence[Window]) -> list[Window]:
 
 
 def merge_free_running(windows: Sequence[Window], phase: str = "measure") -> list[Window]:
-    """The windows of a run whose ranks make their steps apart: rank 0's of `phase`, with what the
-    others did meanwhile, in whatever phase they trained. Steps are rank 0's."""
+    """Windows of a run with free-running ranks: rank 0's of `phase`, with the samples that the
+    others trained meanwhile. Steps are rank 0's."""
     others: dict[int, list[Window]] = {}
     for window in windows:
         if window.rank and window.phase != "evaluate":
@@ -51,8 +51,8 @@ def merge_free_running(windows: Sequence[Window], phase: str = "measure") -> lis
 
 
 def _rate_meanwhile(windows: Sequence[Window], during: Window) -> float:
-    """Samples a second of a rank while a window of another lasted; where it had none then, of all
-    its windows."""
+    """Samples per second of a rank during a window of another; over all its windows where it had
+    none then."""
     start_s, end_s = during.start_s, during.start_s + during.elapsed_s
     shared_s = [min(end_s, w.start_s + w.elapsed_s) - max(start_s, w.start_s) for w in windows]
     weights = [max(0.0, s) for s in shared_s]

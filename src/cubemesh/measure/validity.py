@@ -1,7 +1,7 @@
-"""What about a set of windows makes its figures doubtful?
+"""Validity of measured windows: pure functions from windows and telemetry to warnings.
 
-Pure functions from windows to warnings, so that a stored record can be judged again. Each warning
-says what was seen, in figures, and what to do; docs/warnings.md describes every code.
+A stored record can be checked again. Each warning gives what was measured and a remedy;
+docs/warnings.md describes every code.
 """
 
 from __future__ import annotations
@@ -17,58 +17,59 @@ from cubemesh.statistics import FEWEST_FOR_INTERVAL, drift, median, outliers
 from cubemesh.units import format_bytes, format_number, format_seconds
 
 OUTLIER_SHARE = 0.05
-"""An outlier nearer than this to the median is far only because the others agree so well."""
+"""Outliers within this fraction of the median are ignored: they stand out only because the spread
+is small."""
 SHORT_WINDOW_S = 0.001
-"""Below this, waiting for the device and reading the clock are no longer small beside the steps."""
+"""Below this, synchronising and reading the clock are not negligible."""
 BUSY_SHARE = 0.05
-"""Share of the processors that others may use before the figures are in doubt."""
+"""Fraction of the processors that other programs may use without a warning."""
 
 
 CLOCK_SHARE = 0.05
-"""From lowest to highest, as a share of the median, before a clock is called changing."""
+"""Range of clock readings, relative to their median, above which the clock counts as changing."""
 FEWEST_READINGS = 3
-"""Readings of a clock that show a change."""
+"""Readings of a clock needed to show a change."""
 SLOWING = (0x002, 0x004, 0x008, 0x010, 0x020, 0x040, 0x080)
-"""Bits of `gpu_throttle_reasons` that hold a busy GPU back."""
+"""Bits of `gpu_throttle_reasons` that slow a busy GPU down."""
 THROTTLED_SHARE = 0.05
-"""Share of the readings in which a reason must have held."""
+"""Fraction of the readings in which a reason must have been active."""
 CACHED_SHARE = 0.05
-"""Share of the files in the page cache before that is told."""
+"""Fraction of the files in the page cache above which there is a warning."""
 
 
 def window_warnings(windows: Sequence[Window]) -> list[Warning]:
-    """Warnings about measured windows, in the order of `WARNINGS`; none when nothing is amiss."""
+    """Warnings about measured windows, in the order of `WARNINGS`."""
     found = (_few(windows), _drift(windows), _outliers(windows), _short(windows))
     return [w for w in found if w is not None]
 
 
 def not_steady(last: Sequence[Window], budget_s: float, needed: int) -> Warning:
-    """The warm-up had to end after `budget_s`; `last` are its last windows, `needed` at most."""
+    """The warm-up ended after `budget_s` without a steady step time; `last` are its last windows,
+    at most `needed`."""
     step_s = last[-1].step_s
     if len(last) < needed:
         counted = "1 window" if len(last) == 1 else f"{len(last)} windows"
         return warn(
             "not-steady",
-            f"{format_seconds(budget_s)} of warm-up gave {counted} of steps of "
-            f"{format_seconds(step_s)}, and {needed} are needed to see whether the step time had "
-            "settled.",
+            f"{format_seconds(budget_s)} of warm-up gave {counted} at {format_seconds(step_s)} a "
+            f"step; {needed} are needed to check whether the step time is steady.",
             f"Set warmup_seconds={math.ceil(needed * step_s * 1.2)} or more.",
         )
     return warn(
         "not-steady",
-        f"After {format_seconds(budget_s)} of warm-up the step time had not settled: its last "
-        f"{needed} windows went from {format_seconds(last[0].step_s)} to {format_seconds(step_s)} "
-        "a step.",
+        f"The step time was not steady after {format_seconds(budget_s)} of warm-up: it went from "
+        f"{format_seconds(last[0].step_s)} to {format_seconds(step_s)} over the last {needed} "
+        "windows.",
         f"Set warmup_seconds={math.ceil(2 * budget_s)} or more; stop other programs, and let a hot "
-        "machine cool down first.",
+        "machine cool down.",
     )
 
 
 def wide_interval(wanted: float, reached: float | None, spent_s: float) -> Warning:
-    """The half-width `reached` (a share of the figure; None for no interval) in `spent_s` of
-    measuring stayed above the one that was `wanted`."""
+    """The relative half-width `reached` (None without an interval) after `spent_s` of measuring is
+    above the target `wanted`."""
     if reached is None:
-        seen = f"There is no interval after {format_seconds(spent_s)} of measuring"
+        seen = f"No interval after {format_seconds(spent_s)} of measuring"
         much_s = 4 * spent_s
     else:
         spent = format_seconds(spent_s)
@@ -77,13 +78,13 @@ def wide_interval(wanted: float, reached: float | None, spent_s: float) -> Warni
     return warn(
         "wide-interval",
         f"{seen}; target_ci={wanted:g} asked for ± {_percent(wanted)}.",
-        f"Set max_seconds={math.ceil(much_s)}, about what it takes at this rate, or stop other "
-        "programs: they make windows differ.",
+        f"Set max_seconds={math.ceil(much_s)}, the estimate at this rate, or stop other programs, "
+        "which increase the spread between windows.",
     )
 
 
 def busy_host(share: float) -> Warning | None:
-    """A warning where others used more than `BUSY_SHARE` of the processors (0 to 1)."""
+    """A warning where other programs used more than `BUSY_SHARE` of the processors (0 to 1)."""
     if share <= BUSY_SHARE:
         return None
     return warn(
@@ -105,25 +106,25 @@ def shared_gpu(others: Sequence[GpuProcess]) -> Warning | None:
     return warn(
         "shared-gpu",
         f"{who} had a context on this GPU ({pids}{', …' if len(others) > 5 else ''}){memory}.",
-        "Stop them, or give this run a GPU of its own (CUDA_VISIBLE_DEVICES), and measure again.",
+        "Stop them, or use another GPU (CUDA_VISIBLE_DEVICES), and measure again.",
     )
 
 
 def changing_clock(mhz: Sequence[float]) -> Warning | None:
-    """A warning where readings of the GPU's clock (MHz) while steps were measured lie apart."""
+    """A warning where the GPU's clock (readings in MHz) changed while steps were measured."""
     if len(mhz) < FEWEST_READINGS or (max(mhz) - min(mhz)) <= CLOCK_SHARE * median(mhz):
         return None
     return warn(
         "changing-clock",
-        f"The GPU's clock went from {min(mhz):.0f} to {max(mhz):.0f} MHz in {len(mhz)} readings, "
-        f"{median(mhz):.0f} MHz in the median.",
-        "Measure longer (set seconds), so that the mean is that of a long training; the series of "
-        "power, heat and clock beside the run show which came first.",
+        f"The GPU's clock ranged from {min(mhz):.0f} to {max(mhz):.0f} MHz in {len(mhz)} readings; "
+        f"median {median(mhz):.0f} MHz.",
+        "Measure longer (set seconds), so that the mean is that of a long training; the run's "
+        "series of power, temperature and clock show the cause.",
     )
 
 
 def throttled(reasons: Sequence[float]) -> Warning | None:
-    """A warning where the GPU was held back while steps were measured; `reasons` are readings of
+    """A warning where the GPU was throttled while steps were measured; `reasons` are readings of
     `gpu_throttle_reasons`, a bit for each."""
     if not reasons:
         return None
@@ -132,34 +133,34 @@ def throttled(reasons: Sequence[float]) -> Warning | None:
         for bit, words in THROTTLE_REASONS.items()
         if bit in SLOWING
     }
-    told = {words: share for words, share in held.items() if share >= THROTTLED_SHARE}
-    if not told:
+    active = {words: share for words, share in held.items() if share >= THROTTLED_SHARE}
+    if not active:
         return None
-    seen = ", ".join(f"{words} in {_percent(share)}" for words, share in told.items())
+    seen = ", ".join(f"{words} in {_percent(share)}" for words, share in active.items())
     return warn(
         "throttled",
-        f"The GPU was held back below its clocks: {seen} of {len(reasons)} readings.",
-        "A power cap is usual where a GPU has much to do, and holds in training too. Against heat, "
-        "cool it; against other reasons, ask whoever administers the machine.",
+        f"The GPU was throttled: {seen} of {len(reasons)} readings.",
+        "A power cap is usual under full load and applies in training too. Against heat, improve "
+        "cooling; for other reasons, ask the administrator of the machine.",
     )
 
 
 def page_cache(share: float | None) -> Warning | None:
-    """A warning where a `share` of the files that a run reads was in the page cache before it, or
-    where nobody can tell (None)."""
+    """A warning where a fraction `share` of the files that a run reads was in the page cache before
+    it, or where that is unknown (None)."""
     if share is not None and share < CACHED_SHARE:
         return None
     remedy = (
-        "Right for the later epochs of a data set that fits into memory. For the disk's own speed "
-        "set drop_page_cache=true."
+        "This is representative of later epochs of a data set that fits into memory. To measure "
+        "the disk, set drop_page_cache=true."
     )
     if share is None:
-        cause = "Whether the files were in memory before they were read is not known here."
+        cause = "Whether the files were in the page cache before they were read is unknown."
         return warn("page-cache", cause, remedy)
     return warn(
         "page-cache",
-        f"{_percent(share)} of the files were in memory before they were read: reading these "
-        "measures memory and no disk.",
+        f"{_percent(share)} of the files were in the page cache before they were read: that "
+        "measures memory, not the disk.",
         remedy,
     )
 
@@ -169,7 +170,7 @@ def _few(windows: Sequence[Window]) -> Warning | None:
         return None
     return warn(
         "few-windows",
-        f"There are {len(windows)} windows; a 95 % interval needs {FEWEST_FOR_INTERVAL}.",
+        f"{len(windows)} windows; a 95 % interval needs {FEWEST_FOR_INTERVAL}.",
         f"Set windows={FEWEST_FOR_INTERVAL} or more (12 is usual).",
     )
 
@@ -186,8 +187,8 @@ def _drift(windows: Sequence[Window]) -> Warning | None:
         "drift",
         f"Steps became {_percent(abs(found.relative_change))} {way} over {len(values)} windows "
         f"(p = {format_number(found.p_value, 2)}).",
-        "Measure longer (set seconds) after a longer warm-up (set warmup_seconds); steps that "
-        "become slower on a laptop point to heat or a power limit.",
+        "Measure longer (set seconds) after a longer warm-up (set warmup_seconds). Steps that slow "
+        "down on a laptop indicate thermal throttling or a power limit.",
     )
 
 
@@ -200,10 +201,10 @@ def _outliers(windows: Sequence[Window]) -> Warning | None:
     worst = max(far, key=lambda v: abs(v - middle))
     return warn(
         "outliers",
-        f"{len(far)} of {len(values)} windows lie far from the others: the farthest has "
-        f"{format_seconds(worst)} a step, against a median of {format_seconds(middle)}.",
-        "Stop other programs and measure again; where it stays, the windows and the series of the "
-        "record show when it happens.",
+        f"{len(far)} of {len(values)} windows are outliers; the largest has "
+        f"{format_seconds(worst)} a step, the median is {format_seconds(middle)}.",
+        "Stop other programs and measure again; if it persists, the record's windows and series "
+        "show when it happens.",
     )
 
 
@@ -213,9 +214,9 @@ def _short(windows: Sequence[Window]) -> Warning | None:
         return None
     return warn(
         "short-window",
-        f"Half of the windows are shorter than {format_seconds(length)}; waiting for the device "
-        f"once a window weighs on them below {format_seconds(SHORT_WINDOW_S)}.",
-        "Set seconds to 0.1 or more, so that each window holds more steps.",
+        f"The median window is {format_seconds(length)}; below {format_seconds(SHORT_WINDOW_S)} "
+        "the synchronisation at its end is not negligible.",
+        "Set seconds to 0.1 or more, so that each window has more steps.",
     )
 
 

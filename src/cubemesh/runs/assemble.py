@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from cubemesh.measure.collective_sweep import merged, sweep_figures, wrong_results
+from cubemesh.measure.collective_sweep import merge_points, sweep_figures, wrong_results
 from cubemesh.measure.energy.ranks import NAMES as ENERGY_NAMES
 from cubemesh.measure.energy.ranks import energy_of_ranks
 from cubemesh.measure.figures import figures
@@ -145,7 +145,7 @@ def _sweep(
     if not isinstance(spec.work, Collective):
         return (), "", []
     told = [(e.get("of_rank", 0), from_plain(SweepPoint, e["point"])) for e in _of(events, "point")]
-    points = merged(told, spec.placement.devices)
+    points = merge_points(told, spec.placement.devices)
     library = next((str(e["name"]) for e in _of(events, "library")), "")
     warning = wrong_results(points, spec.work.collective, library)
     return points, library, [] if warning is None else [warning]

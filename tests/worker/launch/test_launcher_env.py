@@ -62,7 +62,7 @@ def test_mpirun_on_one_host_and_on_several():
     assert (told["RANK"], told["WORLD_SIZE"], told["LOCAL_RANK"]) == ("1", "2", "1")
     assert (told["MASTER_ADDR"], told["MASTER_PORT"]) == ("127.0.0.1", "29500")
     several = OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
-    with pytest.raises(UsageError, match="Set MASTER_ADDR to the first host"):
+    with pytest.raises(UsageError, match="MASTER_ADDR"):
         introduced(several)
     assert introduced(several | {"MASTER_ADDR": "a"})["MASTER_ADDR"] == "a"
     intel = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "0"}

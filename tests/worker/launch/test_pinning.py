@@ -69,7 +69,7 @@ def test_what_the_kernel_does_not_tell_is_a_core_of_its_own(tmp_path):
 
 
 def test_a_node_that_is_not_there_is_not_offered():
-    with pytest.raises(Unsupported, match="numa_node=4096: this process may use no processor"):
+    with pytest.raises(Unsupported, match="numa_node=4096"):
         pin(Placement(numa_node=4096), 1)
 
 

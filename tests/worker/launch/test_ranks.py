@@ -58,7 +58,7 @@ def test_ranks_share_no_core_and_have_as_many_each(ranks, threads):
 
 def test_more_cores_than_there_are_are_refused():
     own = RankInfo(rank=0, local_rank=0, ranks=2, local_ranks=2)
-    with pytest.raises(Unsupported, match="Set threads=1 or fewer devices"):
+    with pytest.raises(Unsupported, match="threads=1"):
         own_cores(spec(devices=2, threads=2), own, (0, 1, 2))
 
 
@@ -79,13 +79,13 @@ def test_ranks_take_cores_by_turns_where_they_may_share_them():
     assert not can_launch(job(devices=4))
     assert not can_launch(job(devices=1, oversubscribe=True))
     check_devices(4, 2, may_share=True)
-    with pytest.raises(Unsupported, match="or oversubscribe=true where times do not matter"):
+    with pytest.raises(Unsupported, match="oversubscribe=true"):
         check_devices(4, 2)
 
 
 def test_shared_cores_are_said_unless_nothing_is_timed():
     asked = spec(devices=4, oversubscribe=True)
-    assert "4 devices shared 2 cores" in shared_cores(asked, 2).cause
+    assert shared_cores(asked, 2).code == "oversubscribed"
     assert shared_cores(asked, 4) is None
     work = FirstSteps(network="little-cnn", batch_per_device=8)
     assert shared_cores(RunSpec(work=work, placement=asked.placement), 2) is None
@@ -94,5 +94,5 @@ def test_shared_cores_are_said_unless_nothing_is_timed():
 def test_a_process_that_drives_several_devices_names_them_all():
     assert driven_devices("cpu", 2, 0) == ("cpu:0", "cpu:1")
     assert driven_devices("cuda", 2, 4) == ("cuda:0", "cuda:1")
-    with pytest.raises(Unsupported, match=r"4 GPUs that can be used\. Set devices=4 or less"):
+    with pytest.raises(Unsupported, match="devices=4"):
         driven_devices("cuda", 5, 4)

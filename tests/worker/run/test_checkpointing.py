@@ -76,8 +76,7 @@ def test_ranks_that_share_a_folder_begin(tmp_path):
 def test_ranks_on_disks_of_their_own_are_told_so(tmp_path):
     told = begin(tmp_path / "a", tmp_path / "b")
     for folder, message in zip("ab", told, strict=True):
-        assert message.startswith(f"checkpoints={tmp_path / folder}: what rank 0 wrote there on ")
-        assert message.endswith("Name a folder that all hosts share.")
+        assert f"checkpoints={tmp_path / folder}" in message
     assert list((tmp_path / "a").iterdir()) == []
 
 

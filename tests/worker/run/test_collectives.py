@@ -124,7 +124,4 @@ def test_arrays_that_cannot_fit_are_refused_before_they_are_made():
     )
     assert told.status == "oom"
     assert told.facts["forecast_bytes"] == 32 << 40
-    assert told.message == (
-        "out of memory: arrays for 8 TiB of all-reduce take 32 TiB on each device, 4 GiB here; "
-        "sizes up to 1 GiB should fit."
-    )
+    assert "1 GiB" in told.message

@@ -122,7 +122,7 @@ def test_a_copy_of_a_minibatch_is_measured_by_itself(tmp_path):
 def test_data_without_files_have_nothing_to_decode(tmp_path):
     ended = outcome(events_of(tmp_path, Input(**FEED, stage="decode")))
     assert ended.status is Status.UNSUPPORTED
-    assert "data=synthetic is neither read nor decoded" in ended.message
+    assert "data=synthetic" in ended.message
 
 
 @pytest.mark.parametrize("stage", ["read", "decode"])
@@ -134,7 +134,7 @@ def test_reading_and_decoding_need_no_program(tmp_path, stage):
     work = Input(**FEED, stage=stage, data="images", data_path=str(tmp_path / "set"))
     (tmp_path / "scripted").mkdir()
     played = outcome(events_of(tmp_path / "scripted", work))
-    assert "a script" in played.message
+    assert "data=images" in played.message
     events = run(
         tmp_path,
         RunSpec(
@@ -225,8 +225,8 @@ def test_a_batch_of_one_is_refused_where_a_single_position_is_normalised(tmp_pat
         assert found.status is Status.OK
     else:
         assert found.status is Status.UNSUPPORTED
-        assert "batch_per_device=1 is too small for resnet-18 on images of 32" in found.message
-        assert found.message.endswith("Set batch_per_device=2 or more.")
+        assert "batch_per_device=1" in found.message
+        assert "batch_per_device=2" in found.message
 
 
 def test_tokens_are_counted_beside_sequences(tmp_path):
@@ -275,7 +275,7 @@ def test_a_framework_whose_profile_is_not_read_refuses_an_attribution(tmp_path):
         program=ProgramSettings(framework="null"),
         budget=dataclasses.replace(EFFORT, attribution=True),
     )
-    with pytest.raises(Unsupported, match="pytorch or pytorch-compiled"):
+    with pytest.raises(Unsupported, match="pytorch-compiled"):
         attribute(spec, Plain(), None, None, None, "", SingleProcessGroup(), None)
 
 

@@ -97,7 +97,7 @@ class StepProfiler:
         """Whether the program computes where it is called from."""
         return self.program.device == "cpu"
 
-    def beside(self, window: Window) -> None:
+    def after_window(self, window: Window) -> None:
         """Take the stamps of a measured window; profile another like it, where that is on time."""
         self._windows.append(self.steps.cut(window))
         recorded = sum(len(w.stamps) for w, _ in self._recorded) * self._events_per_step

@@ -1,13 +1,12 @@
-"""When did the host do what in a step? Four readings of the clock in each, and nothing else.
+"""Timestamps of the host within each step: four readings of the clock.
 
     feed ──▶ place ──▶ step ──▶ done          (next step) feed …  …  wait: synchronize
-    asks for  has it,   handed    queued
-    a batch   hands it  over:
-              over      queues it
+    requests  batch is  batch is  step is
+    a batch   there     placed    queued
 
-They cost some tenths of a microsecond a step and are taken in the very windows that are measured,
-so that the host's part of the attribution is of the steps whose time is attributed. What lies
-between `done` and the next `feed` is the loop itself.
+They cost some tenths of a microsecond a step and are taken in the measured windows themselves, so
+that the attribution covers the very steps whose time is attributed. The loop itself is between
+`done` and the next `feed`.
 """
 
 from __future__ import annotations
@@ -24,25 +23,25 @@ class Stamp(NamedTuple):
     """Readings of the program's clock in one step."""
 
     feed: float
-    """A batch is asked for."""
+    """A batch is requested from the feed."""
     place: float
-    """It is there."""
+    """The batch is there; placing it begins."""
     step: float
-    """It is handed over to the program."""
+    """The batch is placed; the step begins."""
     done: float
-    """The step is queued (or computed, by a program that does not run ahead)."""
+    """The step is queued, or computed by a program that does not run ahead."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StampedWindow:
-    """A window with the stamps of its steps."""
+    """A window with the timestamps of its steps."""
 
     start_s: float
     end_s: float
     """After the wait for the device."""
     stamps: tuple[Stamp, ...]
     transfers: tuple[Transfer, ...] = ()
-    """What was exchanged in it, on several devices."""
+    """Transfers between devices in it."""
 
     @property
     def elapsed_s(self) -> float:
@@ -56,15 +55,15 @@ def _nothing(start_s: float, end_s: float) -> tuple[Transfer, ...]:
 
 @dataclass
 class StampedSteps:
-    """A step that is called without arguments and stamps what it does."""
+    """A step, called without arguments, that records its timestamps."""
 
     take: Callable[[], Any]
-    """Gives the next batch on the host; may wait for it."""
+    """Returns the next batch on the host; may wait for it."""
     place: Callable[[Any], Any]
     queue: Callable[[Any], None]
     clock: Callable[[], float]
     exchanged: Callable[[float, float], tuple[Transfer, ...]] = _nothing
-    """What was exchanged between two times."""
+    """Transfers between two times."""
     _stamps: list[Stamp] = field(default_factory=list)
 
     def __call__(self) -> None:
@@ -79,7 +78,7 @@ class StampedSteps:
         self._stamps.append(Stamp(feed, place, step, clock()))
 
     def cut(self, window: Window) -> StampedWindow:
-        """The stamps of `window`, the last that ran; older ones are forgotten."""
+        """Timestamps of `window`, the last that ran; older ones are dropped."""
         stamps = tuple(self._stamps[-window.steps :])
         self._stamps.clear()
         end_s = window.start_s + window.elapsed_s
@@ -92,7 +91,7 @@ class StampedSteps:
 
 
 def boundaries(window: StampedWindow) -> Iterator[tuple[float, str]]:
-    """From when on the host did what: (time, `loop`, `feed`, `place`, `step` or `wait`)."""
+    """What the host does from which time: (time, `loop`, `feed`, `place`, `step` or `wait`)."""
     yield window.start_s, "loop"
     for stamp in window.stamps:
         yield stamp.feed, "feed"

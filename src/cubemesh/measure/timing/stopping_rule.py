@@ -1,8 +1,8 @@
-"""Stopping rule: stop when the interval is as narrow as `Budget.target_ci` asks, or time is up.
+"""Stopping rule: measure until the interval is within `Budget.target_ci`, or time is up.
 
-Looking after every window and stopping at the first narrow interval would stop on lucky ones. So
-the next look comes when there are a quarter more windows than at the last, which keeps the looks
-few; what it costs in coverage is in docs/statistics.md.
+Checking after every window and stopping at the first narrow interval would stop on lucky ones. So
+the next check comes with a quarter more windows than the last, which keeps the checks few; its cost
+in coverage is in docs/statistics.md.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ GROWTH = 1.25
 
 
 class StoppingRule:
-    """Asked after every window (or group of them), once the rest of the effort is done.
+    """To be asked after every window (or group of them), once the rest of the budget is used.
 
-    `half_width` gives half of the interval as a share of its figure, None where there is none yet.
+    `half_width` returns the half-width of the interval relative to its figure, None without one.
     """
 
     def __init__(self, budget: Budget, half_width: Callable[[], float | None]) -> None:
@@ -31,7 +31,7 @@ class StoppingRule:
         self._reached: float | None = None
 
     def wants_more(self, windows: int, elapsed_s: float) -> bool:
-        """Whether to measure on, `windows` having taken `elapsed_s`."""
+        """Whether to continue after `windows` that took `elapsed_s`."""
         wanted, is_over = self._effort.target_ci, elapsed_s >= self._effort.max_seconds
         if wanted is None:
             return False
@@ -42,7 +42,7 @@ class StoppingRule:
         return not is_over and (self._reached is None or self._reached > wanted)
 
     def warning(self) -> Warning | None:
-        """What to say where the interval stayed wider than was asked for."""
+        """The warning `wide-interval` where the target was missed, else None."""
         wanted = self._effort.target_ci
         if wanted is None or (self._reached is not None and self._reached <= wanted):
             return None

@@ -1,4 +1,4 @@
-"""How long does a step take when steps follow one another as they do in training?
+"""Timer: warm-up and measured windows of consecutive steps, as in training.
 
 What is timed, from left to right; W is a window:
 
@@ -10,9 +10,17 @@ One window, in which the host may run ahead of the device as it does in training
     start                                                        start + elapsed_s
       │ step · step · step · … · step · synchronize (waits once) │ log, progress · next window
 
-Nothing is in flight at `start`, because the window before ended with a wait. Inside a window there
-is nothing but the steps: no log, no clock, no wait. Throughput is samples over elapsed time and the
-spread between windows gives the interval (`figures.py`).
+Nothing is in flight at `start`, because the previous window ended with a wait. A window contains
+only steps: no log, no clock, no wait. Throughput is samples over elapsed time and the spread
+between windows gives the interval (`figures.py`).
+
+Ranks that communicate in every step run in lockstep; ranks that do not wait for one another must
+not be made to by measuring them:
+
+    lockstep       rank 0   ├ 20 steps ──┤ more? ├ 20 steps ──┤ enough   rank 0 decides for all
+                   rank 1   ├ 20 steps ───┤      ├ 20 steps ─┤
+    free-running   rank 0   ├ 50 ms ┤├ 50 ms ┤├ 50 ms ┤ enough           each rank has its own
+                   rank 1   ├ 50 ms, slow ┤├ 50 ms, slow ┤               windows until rank 0 ends
 """
 
 from __future__ import annotations
@@ -32,29 +40,29 @@ from cubemesh.schema.spec import Budget
 from cubemesh.statistics import is_steady
 
 WARMUP_WINDOW_S = 0.05
-"""Length of a warm-up window, where a step is shorter than that."""
+"""Length of a warm-up window, unless a step is longer."""
 STEADY_WINDOWS = 5
-"""Warm-up windows that are looked at together to see whether the step time drifts."""
+"""Warm-up windows over which the step time must show no drift."""
 WINDOW_S = 0.005
-"""Least length of a measured window, where the effort asks for no more: some thousand times what
-reading the clock and waiting once cost."""
+"""Minimum length of a measured window: about a thousand times the cost of synchronising and reading
+the clock."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What `measure` found. The windows' `start_s` are readings of the program's clock."""
+    """Result of `measure`. The windows' `start_s` are readings of the program's clock."""
 
     windows: tuple[Window, ...]
     steady: bool
-    """Whether the warm-up ended because the step time had settled."""
+    """Whether the warm-up ended with a steady step time."""
     started: float
-    """When the measured part began, a reading of `time.perf_counter()`."""
+    """Begin of the measured part, a reading of `time.perf_counter()`."""
     ended: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stopwatch:
-    """Times groups of steps of one program and tells the log of each."""
+    """Times windows of steps of one program and logs each."""
 
     step: Callable[[], None]
     """Queues one step; may return before the device is done."""
@@ -71,7 +79,7 @@ class Stopwatch:
         return self._ended(phase, start, steps, marks)
 
     def window_lasting(self, phase: str, seconds: float) -> Window:
-        """Run steps, one at least, until so many seconds have passed, and wait for them."""
+        """Run steps, at least one, until `seconds` have passed, and wait for them."""
         step, clock, steps = self.step, self.clock, 0
         start = clock()
         while not steps or clock() - start < seconds:
@@ -166,16 +174,16 @@ def measure(
     samples_per_step: int,
     budget: Budget,
     log: Log,
-    beside: Callable[[Window], None] | None = None,
+    after_window: Callable[[Window], None] | None = None,
     pace: Pace | None = None,
 ) -> Measured:
-    """Warm up, then time windows of `step` until there are at least `effort.steps` steps,
-    `effort.seconds` seconds and `effort.windows` windows, and the interval of the throughput is as
-    narrow as `effort.target_ci` asks, or `effort.max_seconds` have been measured.
+    """Warm up, then time windows of `step` until there are at least `budget.steps` steps,
+    `budget.seconds` seconds and `budget.windows` windows, and the throughput's interval is within
+    `budget.target_ci` or `budget.max_seconds` have been measured.
 
-    The phases "warm-up" and "measure", every window, and warnings where the figures deserve doubt
-    go to `log`. `beside` is called after each measured window, outside its time. With several
-    ranks, `pace` says how they keep together. RuntimeError where the clock does not advance.
+    The phases "warm-up" and "measure", every window and warnings about them go to `log`.
+    `after_window` is called after each measured window, outside its time. `pace` is for several
+    ranks: lockstep or free-running. RuntimeError where the clock does not advance.
     """
     pace = pace or Lockstep()
     watch = Stopwatch(
@@ -192,7 +200,7 @@ def measure(
         log.warning(not_steady(warm[-STEADY_WINDOWS:], budget.warmup_seconds, STEADY_WINDOWS))
     with log.phase("measure"):
         started = time.perf_counter()
-        windows = _measure(watch, budget, pace, warm[-1].step_s, beside)
+        windows = _measure(watch, budget, pace, warm[-1].step_s, after_window)
         ended = time.perf_counter()
     for warning in window_warnings(windows):
         log.warning(warning)
@@ -202,8 +210,8 @@ def measure(
 def steps_per_window(budget: Budget, step_s: float) -> int:
     """Steps of each measured window when a step takes about `step_s`.
 
-    All the steps that the effort asks for, shared out over its windows and rounded down: more
-    windows may come of it, never much more time. A step of seconds has a window of its own.
+    The steps of the budget divided over its windows and rounded down: there may be more windows,
+    never much more time. A step of several seconds has a window of its own.
     """
     wanted = max(
         budget.steps,
@@ -214,9 +222,9 @@ def steps_per_window(budget: Budget, step_s: float) -> int:
 
 
 def _warm_up(watch: Stopwatch, budget: Budget, pace: Pace) -> tuple[list[Window], bool]:
-    """Windows of the warm-up after the first step, and whether the step time settled in them.
+    """Windows of the warm-up after the first step, and whether the step time became steady.
 
-    The first step stands alone and outside the budget: it may compile, and cannot be cut short.
+    The first step has its own window outside the budget: it may compile.
     """
     watch.window("warm-up", 1, ("first-step",))
     start = watch.clock()
@@ -241,7 +249,7 @@ def _measure(
     budget: Budget,
     pace: Pace,
     step_s: float,
-    beside: Callable[[Window], None] | None,
+    after_window: Callable[[Window], None] | None,
 ) -> tuple[Window, ...]:
     length = pace.length(steps_per_window(budget, step_s), step_s)
     windows: list[Window] = []
@@ -250,8 +258,8 @@ def _measure(
     while not over:
         window = pace.window(watch, "measure", length)
         windows.append(window)
-        if beside is not None:
-            beside(window)
+        if after_window is not None:
+            after_window(window)
         done += window.steps
         elapsed_s += window.elapsed_s
         fraction = min(

@@ -82,7 +82,7 @@ def time_steps(
             samples_per_step=samples_per_step,
             budget=task.spec.budget,
             log=task.log,
-            beside=None if attributed is None else attributed.beside,
+            after_window=None if attributed is None else attributed.after_window,
             pace=_pace(task),
         )
     log_machine_warnings(telemetry, task, measured.started, measured.ended)
