@@ -37,45 +37,42 @@ GPU = ("cuda:0", "big", "NVIDIA H200")
 CPU = ("cpu", "small", "Xeon T")
 
 
-def test_a_gpu_against_a_cpu(on):
+def test_a_gpu_compared_with_a_cpu(on):
     records = [on(CPU, 2.0), on(GPU, 0.01), on(CPU, 1.0, "alexnet"), on(GPU, 0.02, "alexnet")]
     answer = EXPERIMENT.answer(Settings(), records)
-    assert answer.findings[0].text == (
-        "NVIDIA H200 trains 100× as fast as Xeon T over 2 workloads, from 50× (alexnet · minibatch "
-        "32) to 200× (resnet-50 · minibatch 32)."
-    )
+    (found,) = answer.findings
+    assert (found.code, found.value) == ("device-speed-up", pytest.approx(100))
+    assert "from 50× (alexnet · batch size 32) to 200× (resnet-50 · batch size 32)" in found.text
     (table,) = answer.tables
     assert [c.name for c in table.columns] == ["workload", "Xeon T", "NVIDIA H200"]
     assert table.rows[0][2].value == pytest.approx(3200)
     assert len(answer.charts[0].lines) == 2
 
 
-def test_samples_for_the_same_money(on):
+def test_samples_per_unit_of_money(on):
     settings = Settings(prices=("h200=2.5", "small=0.25", "A100=9"))
     answer = EXPERIMENT.answer(settings, [on(CPU, 0.8), on(GPU, 0.1)])
-    texts = [f.text for f in answer.findings]
-    assert (
-        "For the same money Xeon T trains on 1.25× as many samples as NVIDIA H200 (an hour at "
-        "0.25 against 2.5)."
-    ) in texts
-    assert "No device compared here is called 'A100': its price is unused." in texts
+    found = {f.code: f for f in answer.findings}
+    assert found["cost-effectiveness"].value == pytest.approx(1.25)
+    assert found["cost-effectiveness"].text.startswith("Xeon T")
+    assert "'A100'" in found["unused-price"].text
     money = answer.tables[1]
     assert money.rows[0][1].value == pytest.approx(40 * 3600 / 0.25)
 
 
 @pytest.mark.parametrize("text", ["H200", "H200=", "=2", "H200=-1", "H200=nan", "H200=free"])
-def test_what_is_no_price_is_refused(text):
-    with pytest.raises(UsageError, match="is no price"):
+def test_invalid_prices(text):
+    with pytest.raises(UsageError, match="NAME=PRICE"):
         request(EXPERIMENT, {"prices": text})
 
 
-def test_devices_of_one_name_are_told_apart_by_their_hosts(on):
+def test_devices_of_one_name_are_named_with_their_hosts(on):
     twins = [on(("cpu", "one", "Xeon T"), 1.0), on(("cpu", "two", "Xeon T"), 2.0)]
     answer = EXPERIMENT.answer(Settings(), twins)
     assert [c.name for c in answer.tables[0].columns[1:]] == ["Xeon T, one", "Xeon T, two"]
 
 
-def test_records_of_another_store_are_read_and_kept(on, machine, tmp_path):
+def test_records_of_another_store_are_imported(on, machine, tmp_path):
     with Store.open(str(tmp_path / "other.sqlite")) as other:
         other.save(on(GPU, 0.01))
         other.save(on(GPU, 0.05, "vgg16"))
@@ -99,10 +96,10 @@ def test_records_of_another_store_are_read_and_kept(on, machine, tmp_path):
         assert answered.experiment_run.complete
         again = stored_result(EXPERIMENT, answered.experiment_run, store)
         assert again.answer == answered.answer
-        assert "200×" in again.answer.findings[0].text
+        assert again.answer.findings[0].value == pytest.approx(200)
 
 
-def test_workloads_that_differ_in_any_setting_are_rows_of_their_own(on):
+def test_workloads_that_differ_in_any_setting_are_separate_rows(on):
     def by(optimizer, device, step_s):
         made = on(device, step_s)
         work = dataclasses.replace(made.spec.work, optimizer=optimizer)
@@ -111,15 +108,15 @@ def test_workloads_that_differ_in_any_setting_are_rows_of_their_own(on):
     records = [by(o, d, s) for o, s in (("sgd", 1.0), ("adam", 3.0)) for d in (CPU, GPU)]
     (table,) = EXPERIMENT.answer(Settings(), records).tables
     assert [row[0].text for row in table.rows] == [
-        "resnet-50 · minibatch 32",
-        "resnet-50 · minibatch 32 · optimizer adam",
+        "resnet-50 · batch size 32",
+        "resnet-50 · batch size 32 · optimizer adam",
     ]
     assert [row[1].value for row in table.rows] == pytest.approx([32, 32 / 3])
 
 
-def test_nothing_in_common_says_what_to_do():
+def test_no_common_workload_has_a_remedy():
     answer = EXPERIMENT.answer(Settings(), [])
-    assert "No workload" in answer.findings[0].text
+    assert answer.findings[0].code == "no-common-workload"
     assert "stores=PATH" in answer.findings[0].remedy
     assert answer.charts == ()
 
@@ -128,4 +125,5 @@ def test_a_device_that_ran_out_of_memory_is_shown(on):
     failed = on(CPU, 1.0, status=Status.OOM, message="out of memory: 27 GiB")
     answer = EXPERIMENT.answer(Settings(), [failed, on(GPU, 0.1)])
     assert answer.tables[0].rows[0][1].reason == "out of memory"
-    assert any("out of memory: 27 GiB" in f.text for f in answer.findings)
+    (failed,) = (f.text for f in answer.findings if f.code == "failed-run")
+    assert "out of memory: 27 GiB" in failed

@@ -11,7 +11,7 @@ from cubemesh.schema import Forward, ProgramSettings, RunSpec, Status, TrainStep
 from cubemesh.worker.report.outcomes import not_installed
 
 
-def test_full_settings_are_the_documents(machine, play, record_of):
+def test_full_settings_are_the_papers(machine, play, record_of):
     context = Context(machine=machine, scale=Scale.FULL)
     asked, _ = play(EXPERIMENT.plan(Settings(), context), record_of)
     assert {s.work.network for s in asked} == set(NETWORKS)
@@ -23,7 +23,7 @@ def test_full_settings_are_the_documents(machine, play, record_of):
     assert [s.work.kind for s in asked[:2]] == ["forward", "train_steps"]
 
 
-def test_a_cpu_gets_less_by_rule_and_named_settings_stay(machine, play, record_of):
+def test_a_cpu_runs_less_and_settings_override(machine, play, record_of):
     asked, sent = play(
         EXPERIMENT.plan(Settings(frameworks=("null",)), Context(machine=machine)), record_of
     )
@@ -66,21 +66,19 @@ STEPS = {
 }
 
 
-def test_who_is_fastest_and_what_compiling_gains(record_of):
+def test_fastest_frameworks_and_the_gain_of_compiling(record_of):
     answer = EXPERIMENT.answer(Settings(), matrix(record_of, STEPS))
-    texts = [f.text for f in answer.findings]
-    assert (
-        "alexnet trains fastest with pytorch-compiled: 2.00× (1.96–2.04) the speed of pytorch."
-        in texts
-    )
-    assert any(t.startswith("resnet-50: pytorch-compiled and pytorch are level") for t in texts)
+    found = {(f.code, f.text.split()[0].strip(":")): f for f in answer.findings}
+    assert found["fastest-framework", "alexnet"].value == pytest.approx(2)
+    assert found["fastest-framework", "vgg16"].value == pytest.approx(1.2)
+    assert ("equal-frameworks", "resnet-50") in found
     (compiling,) = [f.text for f in answer.findings if f.code == "throughput-ratio"]
     assert "faster on alexnet 2.00× (" in compiling
     assert "slower on vgg16 0.83× (" in compiling
     assert "no significant difference on resnet-50" in compiling
     card = next(f for f in answer.findings if f.question)
     assert card.value == 1
-    assert any("A forward pass alone takes 33 %" in t for t in texts)
+    assert found["forward-share", "A"].value == pytest.approx(100 / 3)
 
 
 def test_the_matrix_is_two_tables_and_two_charts_in_milliseconds(record_of):
@@ -96,10 +94,9 @@ def test_the_matrix_is_two_tables_and_two_charts_in_milliseconds(record_of):
     assert all(row[4].value > 0 for row in published.rows)
     assert [len(chart.lines) for chart in answer.charts] == [2, 2]
     assert answer.charts[1].kind == "bar"
-    assert not any("backward pass takes" in f.text for f in answer.findings)
 
 
-def test_what_cannot_run_is_shown_and_not_dropped(record_of):
+def test_failed_runs_are_shown(record_of):
     absent = not_installed("jax").message
     records = [
         *matrix(record_of, STEPS),
@@ -123,43 +120,45 @@ def test_what_cannot_run_is_shown_and_not_dropped(record_of):
         "not installed",
         "out of memory",
     ]
-    texts = [f.text for f in answer.findings]
-    assert absent.rstrip(".") + "." in texts
-    assert "jax, resnet-50: out of memory: the forecast is 27 GiB." in texts
+    failed = [f.text for f in answer.findings if f.code == "failed-run"]
+    assert absent.rstrip(".") + "." in failed
+    assert "jax, resnet-50: out of memory: the forecast is 27 GiB." in failed
     points = answer.charts[1].lines[2].points
     assert all(p.y is None and p.reason for p in points)
 
 
-def test_one_framework_alone_claims_no_victory(record_of):
+def test_a_single_framework_is_not_ranked(record_of):
     steps = {k: v for k, v in STEPS.items() if k[1] == "pytorch"}
     answer = EXPERIMENT.answer(Settings(), matrix(record_of, steps))
-    assert not any("fastest" in f.text for f in answer.findings)
+    assert not any("fastest" in f.code for f in answer.findings)
     assert EXPERIMENT.answer(Settings(), []).charts == ()
 
 
-def test_what_was_disturbed_is_neither_ranked_nor_compared(record_of):
+def test_noisy_runs_are_neither_ranked_nor_compared(record_of):
     records = matrix(record_of, STEPS)
     records[1] = dataclasses.replace(records[1], warnings=(warn("busy-host", "others", "stop"),))
     answer = EXPERIMENT.answer(Settings(), records)
-    texts = {f.text: f for f in answer.findings}
-    assert not any("alexnet trains fastest" in text for text in texts)
-    assert texts["Not ranked, because a run was disturbed: alexnet (pytorch)."].caveats == (
-        "busy-host",
+    assert not any(
+        f.code == "fastest-framework" and f.text.startswith("alexnet") for f in answer.findings
     )
+    (noisy,) = (f for f in answer.findings if f.code == "noisy-runs")
+    assert "alexnet (pytorch)" in noisy.text
+    assert noisy.caveats == ("busy-host",)
     (compiling,) = [f.text for f in answer.findings if f.code == "throughput-ratio"]
     assert "not compared on alexnet" in compiling
     assert "faster on" not in compiling
     card = next(f for f in answer.findings if f.question)
-    assert (card.text, card.caveats) == ("pytorch trains 1 of 2 networks fastest.", ())
+    assert (card.code, card.value, card.unit) == ("fastest-frameworks", 1, "of 2: pytorch")
+    assert card.caveats == ()
 
 
-def test_frameworks_that_win_as_often_are_all_named(record_of):
+def test_frameworks_that_are_fastest_equally_often_are_all_named(record_of):
     answer = EXPERIMENT.answer(Settings(), matrix(record_of, STEPS))
     card = next(f for f in answer.findings if f.question)
-    assert card.text == "pytorch-compiled and pytorch train 1 of 3 networks fastest each."
+    assert (card.value, card.unit) == (1, "of 3: pytorch-compiled and pytorch")
 
 
-def test_each_framework_has_its_own_layout_and_the_answer_says_so(machine, play, record_of):
+def test_each_framework_has_its_usual_layout(machine, play, record_of):
     wanted = Settings(networks=("alexnet",), frameworks=("pytorch", "keras", "tensorflow"))
     asked, sent = play(EXPERIMENT.plan(wanted, Context(machine=machine)), record_of)
     assert {(s.program.framework, s.program.layout) for s in asked} == {
@@ -167,10 +166,10 @@ def test_each_framework_has_its_own_layout_and_the_answer_says_so(machine, play,
         ("keras", "nhwc"),
         ("tensorflow", "nhwc"),
     }
-    said = "Images lie as each framework's users lay them: nchw in pytorch; nhwc in keras and"
-    assert any(note.startswith(said) for note in EXPERIMENT.answer(wanted, sent).notes)
+    layouts = "nchw in pytorch; nhwc in keras and"
+    assert any(layouts in note for note in EXPERIMENT.answer(wanted, sent).notes)
     alike = [r for r in sent if r.spec.program.framework != "pytorch"]
-    assert not any("Images lie" in note for note in EXPERIMENT.answer(wanted, alike).notes)
+    assert not any("nhwc in" in note for note in EXPERIMENT.answer(wanted, alike).notes)
 
 
 def test_compiled_frameworks_name_one_that_exists():
@@ -179,7 +178,7 @@ def test_compiled_frameworks_name_one_that_exists():
 
 
 def test_a_small_matrix_for_real(tmp_path):
-    """PyTorch forward and in training on this CPU, beside the scripted framework."""
+    """PyTorch forward and in training on this CPU, and the null framework."""
     pytest.importorskip("torch")
     from cubemesh.experiments.runner import run_experiment
     from cubemesh.machines import probe
@@ -204,7 +203,7 @@ def test_a_small_matrix_for_real(tmp_path):
     forward, training = answered.answer.tables  # nobody published times of little-cnn
     kinds = {record.run_id: record.spec.work.kind for record in answered.records}
     for table, kind in ((forward, "forward"), (training, "train_steps")):
-        cell = table.rows[0][1]  # which is faster, a busy host decides
+        cell = table.rows[0][1]  # which is faster depends on load
         assert kinds[cell.run_id] == kind
         assert cell.value > 0
     assert len(answered.records) == 4

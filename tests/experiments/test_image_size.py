@@ -11,7 +11,7 @@ def asked_for(asked):
     return [(s.work.image_size, s.batch_per_device, s.program.data_location) for s in asked]
 
 
-def test_the_documents_sizes_on_a_gpu(machine, play, record_of):
+def test_the_papers_sizes_on_a_gpu(machine, play, record_of):
     gpu = Gpu(index=0, name="NVIDIA H200", uuid="GPU-0")
     context = Context(machine=dataclasses.replace(machine, gpus=(gpu,)))
     asked, sent = play(EXPERIMENT.plan(Settings(), context), record_of)
@@ -20,7 +20,7 @@ def test_the_documents_sizes_on_a_gpu(machine, play, record_of):
     assert EXPERIMENT.answer(Settings(), sent).warnings == ()
 
 
-def test_a_cpu_takes_smaller_images_and_stops_where_runs_get_long(machine, play, record_of):
+def test_a_cpu_runs_smaller_images_until_runs_get_long(machine, play, record_of):
     def make(spec):
         return record_of(spec, step_s=1e-6 * spec.work.image_size**2 * spec.batch_per_device)
 
@@ -33,7 +33,7 @@ def test_a_cpu_takes_smaller_images_and_stops_where_runs_get_long(machine, play,
     assert "up to 64 for 256 at 80 pixels" in warning.cause
 
 
-def test_both_feeds_side_by_side(machine, play, record_of):
+def test_both_data_locations(machine, play, record_of):
     settings = Settings(image_sizes=(32,), batch_sizes=(16,), data_location="both")
     asked, _ = play(EXPERIMENT.plan(settings, Context(machine=machine)), record_of)
     assert asked_for(asked) == [(32, 16, "host"), (32, 16, "device")]
@@ -57,14 +57,13 @@ STEPS = {(32, 16): 0.016, (32, 64): 0.064 / 2.8, (224, 16): 0.16, (224, 64): 0.6
 PERCENT = {(32, 16): 20.0, (32, 64): 45.0, (224, 16): 72.0, (224, 64): 96.0}
 
 
-def test_larger_images_gain_less_from_the_minibatch_and_keep_the_device_busier(record_of):
+def test_larger_images_gain_less_from_batch_size_with_higher_utilisation(record_of):
     answer = EXPERIMENT.answer(Settings(), records(record_of, STEPS, PERCENT))
-    texts = [f.text for f in answer.findings]
-    assert any("32 pixels minibatch 64 trains 2.80× (2.74–2.86)" in t for t in texts)
-    assert any("224 pixels minibatch 64 trains 1.30× (1.27–1.33)" in t for t in texts)
-    assert "With images of 224 pixels GPU utilisation is 72 % at minibatch 16 and 96 % at 64." in (
-        texts
-    )
+    growth = [f.value for f in answer.findings if f.code == "throughput-growth"]
+    assert growth == [pytest.approx(2.8), pytest.approx(1.3)]
+    busy = [f for f in answer.findings if f.code == "device-utilisation"]
+    assert [f.value for f in busy] == [45, 96]
+    assert "72 % at batch size 16" in busy[1].text
     speed, busy = answer.charts
     assert [line.name for line in speed.lines] == ["32 × 32", "224 × 224"]
     assert [p.y for p in busy.lines[1].points] == [72.0, 96.0]
@@ -74,17 +73,18 @@ def test_input_bound_sizes_and_batch_sizes_are_named(record_of):
     host = records(record_of, STEPS, PERCENT)
     device = records(record_of, {k: t / 2 for k, t in STEPS.items()}, PERCENT, on="device")
     answer = EXPERIMENT.answer(Settings(data_location="both"), [*host, *device])
-    starves = next(f.text for f in answer.findings if f.code == "input-bound")
-    assert "2.00× as fast at 32 pixels, minibatch 16 (20 % utilisation)" in (starves)
-    assert "224 pixels, minibatch 64" not in starves
+    found = next(f.text for f in answer.findings if f.code == "input-bound")
+    assert "2.00× as fast at 32 pixels, batch size 16 (20 % utilisation)" in found
+    assert "224 pixels, batch size 64" not in found
     assert answer.charts[0].lines[0].name == "32 × 32, data on the host"
 
 
-def test_what_failed_says_why(record_of):
+def test_failed_runs_have_a_reason(record_of):
     spec = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=16, image_size=224))
     failed = record_of(spec, status=Status.OOM, message="out of memory: 27 GiB")
     answer = EXPERIMENT.answer(Settings(), [failed])
-    assert answer.findings[0].text == "224 pixels, minibatch 16: out of memory: 27 GiB."
+    assert answer.findings[0].code == "failed-run"
+    assert "224 pixels, batch size 16: out of memory: 27 GiB" in answer.findings[0].text
     assert answer.charts[0].lines[0].points[0].reason == "out of memory: 27 GiB"
     assert answer.tables[0].rows[0][3].reason == "out of memory: 27 GiB"
     assert pytest.approx(0) == sum(p.y or 0 for p in answer.charts[0].lines[0].points)

@@ -1,14 +1,12 @@
-"""How fast can this device multiply and move data at all?
+"""Ceilings of a device: fastest matrix product, memory copy, host-device copies and disk read.
 
-What training speed is held against, measured in seconds: the fastest matrix product in each
-precision, a copy within the device's memory, copies between host and device from pinned and from
-pageable memory, and a disk read. Each operation is searched for the size and shape at which it is
-fastest (frameworks/ceilings.py) and then timed twice: its fastest few milliseconds, before a power
-limit or heat has slowed the device, and the rate at which it goes on for seconds. Where the device
-is in the catalogue of datasheets, its share of the dense peak stands beside it.
+Training speed is compared with these. Each operation is searched for its fastest size and shape
+(worker/ceilings) and then timed twice: the fastest few milliseconds, before a power limit or heat
+slows the device, and the sustained rate over seconds. If the catalogue has a datasheet of the
+device, the percentage of its dense peak is shown.
 
 The *ridge* is the rate of the product over the rate of the copy (S. Williams et al., Roofline, CACM
-52(4), 2009): work of fewer operations for each byte is limited by memory.
+52(4), 2009): work with fewer operations per byte is memory-bound.
 """
 
 from __future__ import annotations
@@ -37,9 +35,9 @@ from cubemesh.units import format_number, format_quantity
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16")
 SECONDS = {Scale.QUICK: 2.0, Scale.DEFAULT: 5.0, Scale.FULL: 10.0}
-"""A power limit shows itself within seconds."""
+"""Measuring time; a power limit takes effect within seconds."""
 NAMES = {
-    "copy": "copy in the device's memory",
+    "copy": "copy in device memory",
     "host_to_device": "host to device",
     "device_to_host": "device to host",
     "disk_read": "disk read",
@@ -50,16 +48,16 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What can be set in `ceilings` besides the fields of its specs."""
+    """Settings of `ceilings` besides the fields of its specs."""
 
     precisions: tuple[Precision, ...] = PRECISIONS
-    """Precisions to multiply matrices in."""
+    """Precisions of the matrix products."""
     folder: str | None = None
-    """A folder on the disk to read from; none given reads no disk."""
+    """Folder on the disk to read from; default: no disk is measured."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:
-    """Every operation once; copies between host and device only where there is a GPU."""
+    """Every operation once; copies between host and device only with a GPU."""
     budget = replace(context.budget, seconds=SECONDS[context.scale], repeats=1)
     works = [Ceiling(operation="copy")]
     if context.has_gpu:
@@ -114,7 +112,7 @@ def _key(record: RunRecord) -> Key:
 
 
 def _device(records: Sequence[RunRecord]) -> str:
-    """What multiplied, as its maker calls it; empty where nothing ran or it has no name."""
+    """Name of the device; empty if nothing ran or it has none."""
     return next((rank.device_name for r in records for rank in r.ranks if rank.device_name), "")
 
 
@@ -126,10 +124,10 @@ def _figure(group: Group[Key], kind: str) -> Figure | None:
 def _products(groups: Sequence[Group[Key]], sheet: Datasheet | None) -> Table:
     columns = (
         Column(name="precision"),
-        Column(name="for seconds", unit="FLOP/s"),
+        Column(name="sustained", unit="FLOP/s"),
         Column(name="fastest", unit="FLOP/s"),
         Column(name="datasheet", unit="FLOP/s"),
-        Column(name="fastest of it", unit="%"),
+        Column(name="% of datasheet", unit="%"),
         Column(name="shape"),
     )
     rows = []
@@ -142,11 +140,11 @@ def _products(groups: Sequence[Group[Key]], sheet: Datasheet | None) -> Table:
 def _copies(groups: Sequence[Group[Key]], sheet: Datasheet | None) -> Table:
     columns = (
         Column(name="copy"),
-        Column(name="for seconds", unit="B/s"),
+        Column(name="sustained", unit="B/s"),
         Column(name="fastest", unit="B/s"),
         Column(name="datasheet", unit="B/s"),
-        Column(name="fastest of it", unit="%"),
-        Column(name="how"),
+        Column(name="% of datasheet", unit="%"),
+        Column(name="method"),
     )
     rows = []
     for group in groups:
@@ -191,14 +189,16 @@ def _findings(
         ]
         if ridges:
             yield Finding(
-                text="Work of fewer operations for each byte moved is limited by memory, of more "
-                f"by multiplying: the two meet at {', '.join(ridges)} FLOP/B."
+                code="roofline-ridge",
+                text=f"Ridge of the roofline: {', '.join(ridges)} FLOP/B. Work with fewer "
+                "operations "
+                "per byte is memory-bound, with more compute-bound.",
             )
     yield from _links(copies)
     if sheet is None and device:
         yield Finding(
-            text=f"The catalogue has no datasheet of {device}: what was measured here is all that "
-            "is known of it."
+            code="unknown-device",
+            text=f"The catalogue has no datasheet of {device}; only these measurements are known.",
         )
 
 
@@ -207,10 +207,11 @@ def _best_product(group: Group[Key], fastest: Figure, sheet: Datasheet | None) -
     assert rate is not None
     peak = sheet.peak(precision) if sheet else None
     return Finding(
-        question="How fast can it multiply?",
-        text=f"The fastest matrix product, in {precision}, reaches "
-        f"{format_quantity(fastest.value, 'FLOP/s')}{_share(fastest, peak)} at "
-        f"{fastest.method}, and {format_quantity(rate.value, 'FLOP/s')} for seconds.",
+        code="fastest-matrix-product",
+        question="How fast is its fastest matrix product?",
+        text=f"Fastest matrix product ({precision}, {fastest.method}): "
+        f"{format_quantity(fastest.value, 'FLOP/s')}{_share(fastest, peak)}, sustained "
+        f"{format_quantity(rate.value, 'FLOP/s')}.",
         value=fastest.value,
         unit="FLOP/s",
         caveats=group.caveats,
@@ -229,8 +230,10 @@ def _memory(group: Group[Key], moved: Figure, sheet: Datasheet | None) -> Findin
     stated = sheet.value("memory_bytes_per_s") if sheet else None
     share = f" ({100 * moved.value / stated:.0f} % of the datasheet's)" if stated else ""
     return Finding(
+        code="memory-bandwidth",
         question="How fast is its memory?",
-        text=f"A copy moves {format_quantity(moved.value, 'B/s')}{share}, read plus written.",
+        text=f"A memory copy moves {format_quantity(moved.value, 'B/s')}{share}, read plus "
+        "written.",
         value=moved.value,
         unit="B/s",
         low=moved.low,
@@ -240,25 +243,34 @@ def _memory(group: Group[Key], moved: Figure, sheet: Datasheet | None) -> Findin
 
 
 def _links(copies: Sequence[Group[Key]]) -> Iterator[Finding]:
-    """What page-locked memory gains on the way to the device, and what the disk delivers."""
+    """Copies from pinned and pageable host memory, and disk bandwidth."""
     rates = {g.key: rate for g in copies if (rate := _figure(g, "rate")) is not None}
     pinned = rates.get(("host_to_device", "pinned"))
     pageable = rates.get(("host_to_device", "pageable"))
     if pinned and pageable:
         yield Finding(
-            text=f"The host feeds the device {format_quantity(pinned.value, 'B/s')} from pinned "
-            f"memory and {format_quantity(pageable.value, 'B/s')} from pageable memory, "
-            f"{pinned.value / pageable.value:.2g}× less."
+            code="pinned-memory",
+            text=f"Host to device: {format_quantity(pinned.value, 'B/s')} from pinned memory, "
+            f"{pinned.value / pageable.value:.2g}× the {format_quantity(pageable.value, 'B/s')} "
+            "from "
+            "pageable memory.",
+            value=pinned.value / pageable.value,
+            unit="×",
         )
     disk = rates.get(("disk_read", ""))
     if disk:
-        yield Finding(text=f"The disk delivers {format_quantity(disk.value, 'B/s')}.")
+        yield Finding(
+            code="disk-bandwidth",
+            text=f"Disk read: {format_quantity(disk.value, 'B/s')}.",
+            value=disk.value,
+            unit="B/s",
+        )
 
 
 def _notes(settings: Settings, sheet: Datasheet | None) -> Iterator[str]:
     yield (
-        "Fastest is the best few milliseconds, before power or heat slow the device; for seconds "
-        "is how it goes on. Matrices hold normally distributed numbers: simpler data take less "
+        "Fastest is the best few milliseconds, before power or heat slow the device; sustained is "
+        "the rate over seconds. Matrices hold normally distributed numbers: simpler data take less "
         "power and are multiplied faster."
     )
     if sheet is not None:
@@ -269,12 +281,12 @@ def _notes(settings: Settings, sheet: Datasheet | None) -> Iterator[str]:
         )
         yield f"Datasheet of {sheet.name}, dense peaks: {'; '.join(sources)}."
     if settings.folder is None:
-        yield "No disk was read. Name a folder on one with --set folder=PATH."
+        yield "No disk was measured. Set a folder on it with --set folder=PATH."
 
 
 EXPERIMENT = Experiment(
     name="ceilings",
-    question="How fast can this device multiply and move data at all?",
+    question="How fast can this device multiply matrices and move data?",
     settings=Settings,
     works=(Ceiling,),
     varies={

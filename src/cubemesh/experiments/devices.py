@@ -1,11 +1,11 @@
-"""How does one machine compare with another, and a CPU with a GPU, on the same work?
+"""Comparison of devices on the same workloads: throughput, and samples per unit of money.
 
-Nothing is measured: the records of the store are compared, and those of other machines' stores that
-are named. Two records are of the same *workload* when network, input, minibatch, framework and
-every other setting agree and only the device differs; of each workload and device the latest record
-stands. A ratio of two devices over several workloads is the geometric mean of the workloads' ratios
-(Fleming and Wallace, How not to lie with statistics, CACM 29, 1986), with the smallest and largest
-beside it. Samples per unit of money are samples per hour over the price of an hour.
+Nothing is measured: the records of the store are compared, and those of other machines' stores. Two
+records have the same *workload* if network, input, batch size, framework and every other setting
+agree and only the device differs; the latest record of each workload and device is used. A ratio of
+two devices over several workloads is the geometric mean of their ratios (Fleming and Wallace, How
+not to lie with statistics, CACM 29, 1986), with the smallest and largest. Samples per unit of money
+are samples per hour over the price per hour.
 """
 
 from __future__ import annotations
@@ -38,22 +38,21 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What can be set in `devices`."""
+    """Settings of `devices`."""
 
     networks: tuple[str, ...] = ()
-    """Only workloads of these networks; none given is all."""
+    """Only workloads of these networks; default: all."""
     stores: tuple[str, ...] = ()
-    """Stores of other machines (paths or addresses): what they hold of runs is copied into this
-    one first."""
+    """Stores of other machines (paths or URLs): their runs are copied into this one first."""
     prices: tuple[str, ...] = ()
-    """What an hour costs, as name=price with part of a device's or host's name: H200=2.5."""
+    """Price per hour as NAME=PRICE, with part of a device or host name: H200=2.5."""
 
     def __post_init__(self) -> None:
         priced(self.prices)
 
 
 def priced(prices: Sequence[str]) -> dict[str, float]:
-    """`["H200=2.5"]` as a table; UsageError for what is no price."""
+    """`["H200=2.5"]` as a table; UsageError for invalid prices."""
     table = {}
     for text in prices:
         name, _, number = text.rpartition("=")
@@ -63,8 +62,9 @@ def priced(prices: Sequence[str]) -> dict[str, float]:
             price = math.nan
         if not name.strip() or not (math.isfinite(price) and price > 0):
             raise UsageError(
-                f"prices={text} is no price: write part of a device's name and what an hour of it "
-                "costs, as in prices=H200=2.5,Xeon=0.2."
+                f"prices={text} is not a price: write NAME=PRICE with part of a device name and "
+                "its "
+                "price per hour, as in prices=H200=2.5,Xeon=0.2."
             )
         table[name.strip()] = price
     return table
@@ -76,7 +76,7 @@ def plan(settings: Settings, context: Context) -> Plan:
 
 
 def gather(settings: Settings, store: Store) -> list[RunRecord]:
-    """Of every workload that two devices or more have run: the latest record of each device."""
+    """The latest record of each device, for every workload of at least two devices."""
     import_records(store, settings.stores)
     latest: dict[tuple[object, ...], dict[str, RunRecord]] = {}
     for record in store.records():
@@ -92,12 +92,12 @@ def gather(settings: Settings, store: Store) -> list[RunRecord]:
 
 
 def _place(record: RunRecord) -> str:
-    """One device of one machine: GPUs of a machine count as one another's like."""
+    """One kind of device of one machine; its GPUs count as equal."""
     return f"{record.key.machine_id} {record.ranks[0].device.partition(':')[0]}"
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
-    """Findings, tables and chart from the records that were gathered."""
+    """Findings, tables and chart from the gathered records."""
     names = _names(records)
     groups = group_by(records, lambda r: (_workload(r), names[_place(r)]))
     matrix = Matrix(tuple(groups), row_name="workload")
@@ -120,14 +120,14 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         warnings=tuple(w for r in records for w in r.warnings),
         run_ids=tuple(r.run_id for r in records),
         notes=(
-            "Only records whose settings all agree but for the device are compared, of each device "
-            "the latest. Over several workloads a ratio is the geometric mean of theirs.",
+            "Only records that differ in the device alone are compared, the latest of each device. "
+            "Over several workloads a ratio is their geometric mean.",
         ),
     )
 
 
 def _names(records: Sequence[RunRecord]) -> dict[str, str]:
-    """What each device is called: by its maker; with its host where two are called alike."""
+    """Name of each device; with its host if two have the same name."""
     bare = {_place(r): _name(r) for r in records}
     count = Counter(bare.values())
     hosts = {_place(r): r.ranks[0].host for r in records}
@@ -140,20 +140,20 @@ def _name(record: RunRecord) -> str:
 
 
 def _workload(record: RunRecord) -> str:
-    """Network and minibatch, and whatever of the rest is not usual."""
+    """Network and batch size, and all other settings that differ from the default."""
     work, program = record.spec.work, record.spec.program
     assert isinstance(work, TrainSteps)
-    parts = [work.network, f"minibatch {work.batch_per_device}"]
+    parts = [work.network, f"batch size {work.batch_per_device}"]
     if work.image_size is not None:
         parts.append(f"{work.image_size} pixels")
     if work.data != "synthetic":
         parts.append(work.data)
-    said = {"kind", "network", "batch_per_device", "image_size", "data"}
+    named = {"kind", "network", "batch_per_device", "image_size", "data"}
     usual_work = TrainSteps(network=work.network, batch_per_device=work.batch_per_device)
     for part, other in ((work, usual_work), (program, ProgramSettings())):
         for field in fields(part):
             value = getattr(part, field.name)
-            if field.name not in said and value != getattr(other, field.name):
+            if field.name not in named and value != getattr(other, field.name):
                 parts.append(setting_label(field.name, value))
     if record.spec.placement.devices > 1:
         parts.append(f"{record.spec.placement.devices} devices")
@@ -165,7 +165,7 @@ def _throughput(group: Group[CellKey]) -> Figure | None:
 
 
 def _prices(settings: Settings, matrix: Matrix) -> dict[str, float]:
-    """The price of an hour of each device that has one, by its name in the matrix."""
+    """Price per hour of each device that has one, by its name."""
     found = {}
     for part, price in priced(settings.prices).items():
         for device in matrix.variants:
@@ -202,9 +202,10 @@ def _per_money(group: Group[CellKey], price: float) -> Figure | None:
 def _findings(settings: Settings, matrix: Matrix, prices: dict[str, float]) -> Iterator[Finding]:
     if not matrix.groups:
         yield Finding(
-            text="No workload was measured on two devices yet.",
-            remedy="Run the same experiment with device=cpu and on the GPU, or name the other "
-            "machine's store with --set stores=PATH.",
+            code="no-common-workload",
+            text="No workload was measured on two devices.",
+            remedy="Run the same experiment with device=cpu and on the GPU, or add the store of "
+            "another machine with --set stores=PATH.",
         )
         return
     for one, other in combinations(matrix.variants, 2):
@@ -215,13 +216,15 @@ def _findings(settings: Settings, matrix: Matrix, prices: dict[str, float]) -> I
         fast, slow = (one, other) if mean >= 1 else (other, one)
         yield _comparison(fast, slow, list(matrix.ratios(fast, slow)))
         if fast in prices and slow in prices:
-            told = caveats(*(g for _, _, groups in shares for g in groups))
-            yield _bargain(fast, slow, max(mean, 1 / mean), prices, told)
+            noise = caveats(*(g for _, _, groups in shares for g in groups))
+            yield _cost_effectiveness(fast, slow, max(mean, 1 / mean), prices, noise)
     for part in priced(settings.prices):
         if not any(part.casefold() in d.casefold() for d in prices):
-            yield Finding(text=f"No device compared here is called '{part}': its price is unused.")
+            yield Finding(
+                code="unused-price", text=f"No device name contains '{part}'; its price is unused."
+            )
     for device, why, workloads in matrix.gaps():
-        yield Finding(text=f"{device}, {'; '.join(workloads)}: {why}.")
+        yield Finding(code="failed-run", text=f"{device}, {'; '.join(workloads)}: {why}.")
 
 
 def _comparison(
@@ -238,6 +241,7 @@ def _comparison(
     else:
         text += f" ({shares[0][0]})"
     return Finding(
+        code="device-speed-up",
         question="How do the devices compare?",
         text=f"{text}.",
         value=mean,
@@ -248,15 +252,18 @@ def _comparison(
     )
 
 
-def _bargain(
-    fast: str, slow: str, times: float, prices: dict[str, float], told: tuple[str, ...]
+def _cost_effectiveness(
+    fast: str, slow: str, times: float, prices: dict[str, float], noise: tuple[str, ...]
 ) -> Finding:
     worth = times * prices[slow] / prices[fast]
     better, other = (fast, slow) if worth >= 1 else (slow, fast)
     return Finding(
-        text=f"For the same money {better} trains on {max(worth, 1 / worth):.3g}× as many samples "
-        f"as {other} (an hour at {prices[better]:g} against {prices[other]:g}).",
-        caveats=told,
+        code="cost-effectiveness",
+        text=f"{better} trains {max(worth, 1 / worth):.3g}× as many samples per unit of money as "
+        f"{other} (price per hour: {prices[better]:g} and {prices[other]:g}).",
+        value=max(worth, 1 / worth),
+        unit="× the samples per unit of money",
+        caveats=noise,
     )
 
 
@@ -269,5 +276,5 @@ EXPERIMENT = Experiment(
     plan=plan,
     answer=answer,
     gather=gather,
-    documents="000 (prices), 003 and 004 (devices against one another)",
+    documents="000 (prices), 003 and 004 (comparison of devices)",
 )

@@ -1,11 +1,10 @@
-"""Which framework runs which network how fast on this device, forward and in training?
+"""Framework benchmark: step time of each framework and network, forward and in training.
 
-Document 000's matrix: seven networks, 64 samples a minibatch, the mean of 100 runs, forward and
-forward+backward apart. Both are measured, as work of their own. The difference between them is not
-the backward pass and is never called so: a training step also updates the weights, and its forward
-pass keeps values that one alone does not. A mean is elapsed time over steps. Each framework has its
-images in its own layout. What it cannot do is shown in its place with the reason; one that is not
-installed with the command that installs it.
+The matrix of Addfor 2016 [000]: seven networks, batch size 64, the mean of 100 runs, forward and
+forward+backward separately. Both are measured. Their difference is not the backward pass: a
+training step also updates the weights, and its forward pass saves activations. A mean is elapsed
+time over steps. Each framework has images in its usual layout. Unsupported combinations are shown
+with their reason, missing frameworks with the command that installs them.
 """
 
 from __future__ import annotations
@@ -41,22 +40,22 @@ NETWORKS = (
     *("alexnet", "overfeat", "vgg16", "googlenet"),
     *("resnet-50", "resnet-101", "resnet-152"),
 )
-"""Document 000's seven; its "VGG" is taken for VGG-16."""
+"""The seven of Addfor 2016 [000]; its "VGG" is taken to be VGG-16."""
 QUICK_NETWORKS = ("alexnet", "googlenet", "resnet-50")
 BATCH = 64
 RUNS = 100
 REDUCED_RUNS = 10
-WHICH = "Which framework trains fastest?"
+QUESTION = "Which framework trains fastest?"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What can be set in `frameworks` besides the fields of its specs."""
+    """Settings of `frameworks` publisheds the fields of its specs."""
 
     networks: tuple[str, ...] = ()
-    """Networks to run; none given is document 000's seven, three with --quick."""
+    """Networks to run; default: the paper's seven, three with --quick."""
     frameworks: tuple[str, ...] = ()
-    """Frameworks to run them with; none given is all that cubemesh knows."""
+    """Frameworks to run them with; default: all."""
     batch_sizes: tuple[int, ...] = ()
     """Batch sizes; default: the paper's 64, less on a CPU."""
     steps: int | None = None
@@ -67,7 +66,7 @@ def plan(settings: Settings, context: Context) -> Plan:
     """Forward passes, then training steps, of each network with each framework."""
     batches = settings.batch_sizes or (reduction.batch(BATCH, context),)
     networks = settings.networks or (QUICK_NETWORKS if _quick(context) else NETWORKS)
-    budget = _effort(settings, context)
+    budget = _budget(settings, context)
     yield [
         RunSpec(
             work=kind(
@@ -86,7 +85,7 @@ def plan(settings: Settings, context: Context) -> Plan:
 
 
 def known() -> tuple[str, ...]:
-    """Every framework that computes for real."""
+    """Every framework that computes (all but null)."""
     return tuple(name for name, line in FRAMEWORKS.items() if line.read_script is None)
 
 
@@ -94,8 +93,8 @@ def _quick(context: Context) -> bool:
     return context.scale is Scale.QUICK
 
 
-def _effort(settings: Settings, context: Context) -> Budget:
-    """As many windows as an interval needs, and no more than there are runs beyond that."""
+def _budget(settings: Settings, context: Context) -> Budget:
+    """At most as many windows as steps, but enough for an interval."""
     runs = settings.steps
     if runs is None:
         runs = REDUCED_RUNS if reduction.is_reduced(context) or _quick(context) else RUNS
@@ -115,10 +114,10 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
 
 def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     forward, training = _matrix(records, Forward), _matrix(records, TrainSteps)
-    beside = time_rows(training.groups)
+    published = time_rows(training.groups)
     batches = sorted({b for r in records if (b := r.spec.batch_per_device)})
-    at = f"minibatch {', '.join(map(str, batches))}" if batches else "no minibatch"
-    y = Axis(name="a minibatch", unit="ms", from_zero=True)
+    at = f", batch size {', '.join(map(str, batches))}" if batches else ""
+    y = Axis(name="step", unit="ms", from_zero=True)
     passes = (
         (forward, "Forward", "forward"),
         (training, "Forward + backward + update", "forward-backward"),
@@ -126,16 +125,16 @@ def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
-        title=titled(f"Frameworks and networks, {at}", records),
+        title=titled(f"Frameworks and networks{at}", records),
         findings=tuple(_findings(forward, training)),
         tables=(
             *(m.table(title, "ms", _step_ms) for m, title, _ in passes if m.groups),
-            *time_table(beside),
+            *time_table(published),
         ),
         charts=tuple(
             chart
             for m, title, name in passes
-            for chart in m.chart(f"frameworks-{name}", f"{title}: time of a minibatch", y, _step_ms)
+            for chart in m.chart(f"frameworks-{name}", f"{title}: step time", y, _step_ms)
         ),
         warnings=(
             *reduction.reductions(
@@ -144,33 +143,35 @@ def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
                 steps=RUNS,
                 missing=() if settings.networks else _left_out(training),
             ),
-            *above_peak(beside),
+            *above_peak(published),
             *(w for r in records for w in r.warnings),
         ),
         run_ids=tuple(r.run_id for r in records),
         notes=(
-            "Mean time of a minibatch, elapsed time over steps; ± is the 95 % interval over the "
-            "windows of one process. Frameworks run in processes of their own, and a fresh process "
-            "can differ by more (repeats=3 shows it): less than 3 % is called level.",
-            "Forward (in training mode, with the loss) and a training step are measured apart. "
-            "Their difference is not the backward pass: a training step also updates the weights "
-            "and keeps values for its way back.",
+            "Mean step time, elapsed time over steps; ± is the 95 % interval over the windows of "
+            "one process. Frameworks run in separate processes, which can differ by more "
+            "(repeats=3 "
+            "shows it): differences below 3 % are not significant.",
+            "Forward passes (in training mode, with the loss) and training steps are measured "
+            "separately. Their difference is not the backward pass: a training step also updates "
+            "the weights and saves activations.",
             *_layouts(records),
         ),
     )
 
 
 def _layouts(records: Sequence[RunRecord]) -> Iterator[str]:
-    """Which framework had its images in which layout, where they differ."""
+    """The image layout of each framework, if they differ."""
     found: dict[str, dict[str, None]] = {}
     for record in records:
         program = record.spec.program
         found.setdefault(program.layout, {})[program.framework] = None
     if len(found) > 1:
-        told = "; ".join(f"{layout} in {format_list(names)}" for layout, names in found.items())
+        layouts = "; ".join(f"{layout} in {format_list(names)}" for layout, names in found.items())
         yield (
-            f"Images lie as each framework's users lay them: {told}. --set layout=nhwc gives all "
-            "of them the same."
+            f"Images have each framework's usual layout: {layouts}. --set layout=nhwc gives all "
+            "the "
+            "same."
         )
 
 
@@ -202,17 +203,16 @@ def _findings(forward: Matrix, training: Matrix) -> Iterator[Finding]:
 
 
 def _fastest(training: Matrix) -> Iterator[Finding]:
-    """Who is the fastest how often, then each network with its two fastest. A network of which a
-    run was disturbed is not ranked: the disturbed framework may be the fastest on a quiet machine.
-    """
+    """Number of networks on which each framework is fastest, then the two fastest on each network.
+    Networks with a noisy run are not ranked."""
     wins: dict[str, int] = {}
-    lines, ranked, disturbed = [], 0, []
+    lines, ranked, noisy = [], 0, []
     for network in training.networks:
         row = training.row(network)
         if len(row) < 2:
             continue
-        if slips := [group for group, _ in row if group.caveats]:
-            disturbed.append((network, slips))
+        if bad := [group for group, _ in row if group.caveats]:
+            noisy.append((network, bad))
             continue
         ranked += 1
         (first, fast), (second, slow) = row[:2]
@@ -221,38 +221,49 @@ def _fastest(training: Matrix) -> Iterator[Finding]:
         if significance(found) > 0:
             wins[a] = wins.get(a, 0) + 1
             text = f"{network} trains fastest with {a}: {format_ratio(found)} the speed of {b}."
+            code = "fastest-framework"
         else:
-            text = f"{network}: {a} and {b} are level, {format_ratio(found)}."
+            text = f"{network}: no significant difference of {a} and {b}, {format_ratio(found)}."
+            code = "equal-frameworks"
         lines.append(
             Finding(
-                text=text, value=found.value, unit=f"× {b}: {a}", low=found.low, high=found.high
+                code=code,
+                text=text,
+                value=found.value,
+                unit=f"× {b}: {a}",
+                low=found.low,
+                high=found.high,
             )
         )
     if ranked == 1:
-        lines = [replace(lines[0], question=WHICH)]
+        lines = [replace(lines[0], question=QUESTION)]
     elif wins:
-        yield _winners(wins, ranked)
+        yield _most_often_fastest(wins, ranked)
     elif ranked:
-        yield Finding(text="No framework trains any network surely fastest.")
-    yield from lines
-    if disturbed:
-        where = [f"{n} ({format_list(g.key[1] for g in slips)})" for n, slips in disturbed]
         yield Finding(
-            text=f"Not ranked, because a run was disturbed: {format_list(where)}.",
+            code="no-fastest-framework",
+            text="No framework is significantly fastest on any network.",
+        )
+    yield from lines
+    if noisy:
+        where = [f"{n} ({format_list(g.key[1] for g in bad)})" for n, bad in noisy]
+        yield Finding(
+            code="noisy-runs",
+            text=f"Not ranked, because of noisy runs: {format_list(where)}.",
             remedy="Measure again on a quiet machine, with --no-cache.",
-            caveats=caveats(*(group for _, slips in disturbed for group in slips)),
+            caveats=caveats(*(group for _, bad in noisy for group in bad)),
         )
 
 
-def _winners(wins: dict[str, int], ranked: int) -> Finding:
+def _most_often_fastest(wins: dict[str, int], ranked: int) -> Finding:
     most = max(wins.values())
     best = format_list(name for name, times in wins.items() if times == most)
     several = list(wins.values()).count(most) > 1
     each = " each" if several else ""
     return Finding(
-        question=WHICH,
-        text=f"{best} {'train' if several else 'trains'} {most} of {ranked} networks "
-        f"fastest{each}.",
+        code="fastest-frameworks",
+        question=QUESTION,
+        text=f"{best} {'are' if several else 'is'} fastest on {most} of {ranked} networks{each}.",
         value=most,
         unit=f"of {ranked}: {best}",
     )
@@ -261,10 +272,10 @@ def _winners(wins: dict[str, int], ranked: int) -> Finding:
 def _forward_share(forward: Matrix, training: Matrix) -> Iterator[Finding]:
     shares = []
     for group in training.groups:
-        alone = forward.at(*group.key)
-        a, b = (alone.step_ms if alone else None), group.step_ms
-        if alone and a and b:
-            shares.append((ratio(a, b), alone, group))
+        own = forward.at(*group.key)
+        a, b = (own.step_ms if own else None), group.step_ms
+        if own and a and b:
+            shares.append((ratio(a, b), own, group))
     if not shares:
         return
     low, high = (pick(shares, key=lambda s: s[0].value) for pick in (min, max))
@@ -276,13 +287,19 @@ def _forward_share(forward: Matrix, training: Matrix) -> Iterator[Finding]:
             for percent, end in zip(percents, (low, high), strict=True)
         ]
         span = f"from {ends[0]} to {ends[1]} of the time of a training step."
-    yield Finding(text=f"A forward pass alone takes {span}", caveats=caveats(*low[1:], *high[1:]))
+    yield Finding(
+        code="forward-share",
+        text=f"A forward pass takes {span}",
+        value=100 * high[0].value,
+        unit="% of a step",
+        caveats=caveats(*low[1:], *high[1:]),
+    )
 
 
 def _gaps(training: Matrix) -> Iterator[Finding]:
     for variant, why, networks in training.gaps():
         where = "" if variant in why else f"{variant}, {format_list(networks)}: "
-        yield Finding(text=f"{where}{why}.")
+        yield Finding(code="failed-run", text=f"{where}{why}.")
 
 
 EXPERIMENT = Experiment(

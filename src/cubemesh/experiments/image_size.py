@@ -1,9 +1,10 @@
-"""What does the size of the images change in the minibatch's curve, and in how busy the device is?
+"""Image size: its effect on throughput by batch size, and on device utilisation.
 
-Document 001 figure 2: LittleCNN on synthetic images of 224 × 224, minibatch 16 to 256, against the
-32 × 32 of CIFAR-10: at 224 a minibatch of 64 is only 1.3 times as fast as 16 (2.8 times at 32), and
-the GPU has work for over 70 % of the time from the start. Training steps are timed at each size and
-minibatch; the default list of a size ends where a run would take too long.
+DGX-1 best practices [001], figure 2: LittleCNN on synthetic images of 224 × 224 at batch size 16 to
+256, compared with the 32 × 32 of CIFAR-10: at 224, batch size 64 is only 1.3 times as fast as 16
+(2.8 times at 32), and the GPU is busy for over 70 % of the time from the start. Training steps are
+timed at each image and batch size; the default list of an image size ends where a run would take
+too long.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ BATCHES = (16, 32, 64, 128, 256)
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What can be set in `image-size` besides the fields of its specs."""
+    """Settings of `image-size` besides the fields of its specs."""
 
     networks: tuple[str, ...] = ("little-cnn",)
     """Networks to train; `cubemesh networks` lists them."""
@@ -64,12 +65,11 @@ class Settings:
     """Batch sizes; default: the paper's 16 to 256, as far as this machine gets in reasonable
     time."""
     data_location: DataLocations = "host"
-    """Where the data lie: on the host (every batch is copied, as document 001 did), on the device,
-    or both, side by side."""
+    """Location of the data: host (every batch is copied, as in the paper), device, or both."""
 
 
 Key = tuple[int, int, str]
-"""(side in pixels, minibatch, host or device)."""
+"""(image size, batch size, host or device)."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:
@@ -96,7 +96,7 @@ def _network_plan(settings: Settings, context: Context, network: str) -> Plan:
 
 
 def default_sizes(network: str, context: Context) -> tuple[int, ...]:
-    """The document's two sizes, no smaller than the network takes."""
+    """The paper's two image sizes, at least the network's smallest."""
     large = reduction.image_size(network, context, LARGE) or LARGE
     return tuple(dict.fromkeys((max(SMALL, entry(network).smallest_image_size), large)))
 
@@ -112,7 +112,7 @@ def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
-        title=titled(f"{network} against image size and minibatch", records),
+        title=titled(f"{network} by image size and batch size", records),
         findings=tuple(_findings(network, groups)),
         tables=(_table(groups),),
         charts=tuple(_charts(network, groups)),
@@ -123,8 +123,9 @@ def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         run_ids=tuple(r.run_id for r in records),
         notes=(
             UTILISATION_NOTE,
-            "Document 001 figure 2 saw 64 at 1.3 times the throughput of 16 with images of 224 "
-            "pixels (2.8 times with CIFAR-10's 32), and a GPU at work for over 70 % of the time.",
+            "DGX-1 best practices [001], figure 2: batch size 64 has 1.3 times the throughput of "
+            "16 "
+            "at 224 pixels (2.8 times at CIFAR-10's 32), with over 70 % GPU utilisation.",
         ),
     )
 
@@ -142,7 +143,7 @@ def _key(record: RunRecord) -> Key:
 
 
 def _curves(groups: list[Group[Key]]) -> dict[tuple[int, str], list[Group[Key]]]:
-    """The groups of each (side, host or device), by minibatch."""
+    """Groups of each (image size, host or device), by batch size."""
     curves: dict[tuple[int, str], list[Group[Key]]] = {}
     for group in sorted(groups, key=lambda g: g.key[1]):
         curves.setdefault((group.key[0], group.key[2]), []).append(group)
@@ -154,19 +155,22 @@ def _findings(network: str, groups: list[Group[Key]]) -> Iterator[Finding]:
     places = {g.key: g for g in groups}
     for (size, fed), curve in curves.items():
         done = [(g, f) for g in curve if (f := g.throughput) is not None]
-        where = f"images of {size} pixels" + (", data on the device" if fed == "device" else "")
+        where = f"{size} pixels" + (", data on the device" if fed == "device" else "")
         if len(done) > 1:
             yield from _growth(where, done)
         busy = [(g.key[1], *found) for g, _ in done if (found := device_utilisation(g)) is not None]
         if busy:
             low, high = min(busy, key=lambda b: b[2]), max(busy, key=lambda b: b[2])
             yield Finding(
-                text=f"With {where} {low[1]} utilisation is {low[2]:.0f} % at minibatch {low[0]}"
+                code="device-utilisation",
+                value=high[2],
+                unit="%",
+                text=f"{where}: {low[1]} utilisation is {low[2]:.0f} % at batch size {low[0]}"
                 + (f" and {high[2]:.0f} % at {high[0]}." if high[0] != low[0] else "."),
                 caveats=caveats(*(g for g, _ in done)),
             )
     pairs = [
-        (f"{size} pixels, minibatch {batch}", group, places[size, batch, "device"])
+        (f"{size} pixels, batch size {batch}", group, places[size, batch, "device"])
         for (size, batch, fed), group in places.items()
         if fed == "host" and (size, batch, "device") in places
     ]
@@ -174,33 +178,38 @@ def _findings(network: str, groups: list[Group[Key]]) -> Iterator[Finding]:
     for group in groups:
         if group.throughput is None:
             size, batch, _ = group.key
-            yield Finding(text=f"{size} pixels, minibatch {batch}: {group.why}.")
+            yield Finding(
+                code="failed-run", text=f"{size} pixels, batch size {batch}: {group.why}."
+            )
 
 
 def _growth(where: str, done: list[tuple[Group[Key], Figure]]) -> Iterator[Finding]:
     (first, slow), (last, fast) = done[0], max(done, key=lambda p: p[1].value)
     found = ratio(fast, slow)
-    if slips := caveats(first, last):
-        text = (
-            f"With {where} a run at minibatch {first.key[1]} or {last.key[1]} was disturbed: "
-            "whether throughput grows is not told."
+    if noise := caveats(first, last):
+        yield Finding(
+            code="noisy-runs",
+            text=f"{where}: not compared, because a run at batch size {first.key[1]} or "
+            f"{last.key[1]} is noisy.",
+            caveats=noise,
         )
-        yield Finding(text=text, caveats=slips)
         return
     if significance(found) > 0:
+        code = "throughput-growth"
         text = (
-            f"With {where} minibatch {last.key[1]} trains {format_ratio(found)} as many samples a "
-            f"second as {first.key[1]}."
+            f"{where}: batch size {last.key[1]} trains {format_ratio(found)} as many samples/s as "
+            f"{first.key[1]}."
         )
     else:
-        text = f"With {where} throughput does not grow with the minibatch from {first.key[1]} on."
-    yield Finding(text=text)
+        code = "flat-throughput"
+        text = f"{where}: throughput does not grow with the batch size above {first.key[1]}."
+    yield Finding(code=code, text=text, value=found.value, unit="×", low=found.low, high=found.high)
 
 
 def _table(groups: list[Group[Key]]) -> Table:
     columns = (
-        Column(name="side", unit="pixels"),
-        Column(name="minibatch"),
+        Column(name="image size", unit="pixels"),
+        Column(name="batch size"),
         Column(name="data on"),
         *SPEED_COLUMNS,
     )
@@ -221,12 +230,12 @@ def _charts(network: str, groups: list[Group[Key]]) -> Iterator[Chart]:
     curves = _curves(groups)
     if not curves:
         return
-    minibatch = Axis(name="minibatch", scale="log2")
+    x = Axis(name="batch size", scale="log2")
     yield Chart(
         name=f"image-size-{network}",
-        title=f"{network}: samples/s by image size and minibatch",
+        title=f"{network}: samples/s by image size and batch size",
         kind="line",
-        x=minibatch,
+        x=x,
         y=Axis(name="throughput", unit="samples/s", from_zero=True),
         lines=tuple(
             Line(
@@ -239,9 +248,9 @@ def _charts(network: str, groups: list[Group[Key]]) -> Iterator[Chart]:
     if any(device_utilisation(g) for g in groups):
         yield Chart(
             name=f"image-size-{network}-utilisation",
-            title=f"{network}: utilisation by image size and minibatch",
+            title=f"{network}: utilisation by image size and batch size",
             kind="line",
-            x=minibatch,
+            x=x,
             y=Axis(name="utilisation", unit="%", from_zero=True),
             lines=tuple(
                 Line(name=_line_name(key, curves), points=tuple(map(_busy_point, curve)))
@@ -262,22 +271,22 @@ def _busy_point(group: Group[Key]) -> Point:
 
 
 def _reduced(settings: Settings, groups: list[Group[Key]]) -> Iterator[Warning]:
-    told = []
+    less = []
     sizes = {g.key[0] for g in groups}
     if groups and not settings.image_sizes and LARGE not in sizes:
-        told.append(f"images of {max(sizes)} pixels for {LARGE}")
+        less.append(f"images of {max(sizes)} pixels for {LARGE}")
     for size in sorted(sizes):
         last = max(g.key[1] for g in groups if g.key[0] == size)
         if not settings.batch_sizes and last < BATCHES[-1]:
-            told.append(f"minibatches up to {last} for {BATCHES[-1]} at {size} pixels")
-    if told:
-        cause = f"Less than the document: {'; '.join(told)}."
-        yield warn("reduced", cause, "Use --full, or name the settings.")
+            less.append(f"batch sizes up to {last} for {BATCHES[-1]} at {size} pixels")
+    if less:
+        cause = f"Less than in the paper: {'; '.join(less)}."
+        yield warn("reduced", cause, "Use --full, or set them.")
 
 
 EXPERIMENT = Experiment(
     name="image-size",
-    question="How do throughput and utilisation change with the size of the images?",
+    question="How do throughput and utilisation depend on the image size?",
     settings=Settings,
     works=(TrainSteps,),
     varies={

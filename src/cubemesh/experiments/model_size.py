@@ -1,10 +1,10 @@
-"""How busy do small and deep networks keep the device, and how fast do they train?
+"""Model size: throughput and device utilisation of small and deep networks.
 
-Document 001 figure 3: LittleCNN, ResNet-50 and VGG-16 on images of 224 × 224, minibatch 32, 30
-epochs of 1,024 synthetic images made on the host and copied every step: 442, 192 and 156 images/s
-with the GPU at work for 82, 88 and 92 % of the time. 80 % and more counts as full. Here training
-steps are timed on such images, as many as the document's 30 epochs have with `--full`, and
-utilisation is sampled twice a second beside them.
+DGX-1 best practices [001], figure 3: LittleCNN, ResNet-50 and VGG-16 on images of 224 × 224, batch
+size 32, 30 epochs of 1,024 synthetic images generated on the host and copied every step: 442, 192
+and 156 images/s at a GPU utilisation of 82, 88 and 92 %. At least 80 % counts as full. Training
+steps are timed on such images, with --full as many as in the paper's 30 epochs, and utilisation is
+sampled twice per second.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ BATCH = 32
 STEPS = 30 * 1024 // BATCH
 """30 epochs of 1,024 images."""
 SECONDS = {Scale.QUICK: 3.0, Scale.DEFAULT: 10.0, Scale.FULL: 10.0}
-"""Utilisation is read twice a second: a curve of it needs a while."""
+"""Measuring time; utilisation is sampled twice per second."""
 
 Key = tuple[str, str]
 """(network, host or device)."""
@@ -68,23 +68,22 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What can be set in `model-size` besides the fields of its specs."""
+    """Settings of `model-size` besides the fields of its specs."""
 
     networks: tuple[str, ...] = NETWORKS
     """Networks to train, from small to large."""
     image_size: int | None = None
-    """Side of the images in pixels; none given is the document's 224, on a CPU a third of it."""
+    """Image size in pixels; default: the paper's 224, on a CPU a third of it."""
     batch_sizes: tuple[int, ...] = ()
     """Batch sizes; default: the paper's 32, on a CPU an eighth of it."""
     data_location: DataLocations = "host"
-    """Where the data lie: on the host (every batch is copied, as document 001 did), on the device,
-    or both, side by side."""
+    """Location of the data: host (every batch is copied, as in the paper), device, or both."""
     ceiling: bool = True
-    """Whether to measure the fastest matrix product and copy too, to hold the steps against."""
+    """Also measure the fastest matrix product and copy, as ceilings of the steps."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:
-    """One run a network, two where the data lie on the host and on the device."""
+    """A run per network, two with data on host and device."""
     batches = settings.batch_sizes or (reduction.batch(BATCH, context),)
     budget = replace(
         context.budget,
@@ -121,7 +120,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
 
 def _answer(settings: Settings, steps: Sequence[RunRecord], records: Sequence[RunRecord]) -> Answer:
     groups = group_by(steps, _key)
-    kinds = {f"minibatch {g.records[0].spec.batch_per_device}" for g in groups}
+    kinds = {f"batch size {g.records[0].spec.batch_per_device}" for g in groups}
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
@@ -143,8 +142,10 @@ def _answer(settings: Settings, steps: Sequence[RunRecord], records: Sequence[Ru
         notes=(
             *([NOTE] if known_figures(groups) else []),
             UTILISATION_NOTE,
-            "Document 001 figure 3 (one V100, Keras, images of 224 pixels copied every step): "
-            "442, 192 and 156 images/s and 82, 88 and 92 % for LittleCNN, ResNet-50 and VGG-16.",
+            "DGX-1 best practices [001], figure 3 (one V100, Keras, images of 224 pixels copied "
+            "every step): 442, 192 and 156 images/s at 82, 88 and 92 % for LittleCNN, ResNet-50 "
+            "and "
+            "VGG-16.",
         ),
     )
 
@@ -162,33 +163,37 @@ def _findings(groups: list[Group[Key]]) -> Iterator[Finding]:
         kind = busy[0][1][0]
         full = [f"{g.key[0]} ({u:.0f} %)" for g, (_, u) in busy if u >= BUSY_PERCENT]
         less = [f"{g.key[0]} ({u:.0f} %)" for g, (_, u) in busy if u < BUSY_PERCENT]
-        told = []
-        if full:
-            told.append(f"{format_list(full)} {'keeps' if len(full) == 1 else 'keep'} it full")
+        parts = [f"reached by {format_list(full)}"] if full else []
         if less:
-            told.append(f"{format_list(less)} {'does' if len(less) == 1 else 'do'} not")
+            parts.append(f"not reached by {format_list(less)}")
         lowest = min(u for _, (_, u) in busy)
         yield Finding(
-            question=f"How busy is the {kind}?",
-            text=f"{kind} utilisation of {BUSY_PERCENT:.0f} % and more counts as full: "
-            f"{'; '.join(told)}.",
+            code="device-utilisation",
+            question=f"How high is {kind} utilisation?",
+            text=f"{kind} utilisation of {BUSY_PERCENT:.0f} % or more (full): {'; '.join(parts)}.",
             value=lowest,
-            unit="% at least",
+            unit="% lowest",
             caveats=caveats(*(g for g, _ in busy)),
         )
     for group, figure in done:
         yield Finding(
-            text=f"{_name(group)} trains at {plus_minus(figure)} samples/s.", caveats=group.caveats
+            code="throughput",
+            text=f"{_name(group)} trains at {plus_minus(figure)} samples/s.",
+            value=figure.value,
+            unit="samples/s",
+            low=figure.low,
+            high=figure.high,
+            caveats=group.caveats,
         )
     places = {g.key: g for g in groups}
     for network in dict.fromkeys(g.key[0] for g in groups):
         host, device = places.get((network, "host")), places.get((network, "device"))
         if host and device:
-            where = f"minibatch {host.records[0].spec.batch_per_device}"
+            where = f"batch size {host.records[0].spec.batch_per_device}"
             yield from input_bound_findings(network, [(where, host, device)])
     for group in groups:
         if group.throughput is None:
-            yield Finding(text=f"{_name(group)}: {group.why}.")
+            yield Finding(code="failed-run", text=f"{_name(group)}: {group.why}.")
 
 
 def _name(group: Group[Key]) -> str:
@@ -249,7 +254,7 @@ def _charts(groups: list[Group[Key]]) -> Iterator[Chart]:
                 name=f"model-size-{quantity}",
                 title=f"{quantity.capitalize()} over time",
                 kind="line",
-                x=Axis(name="seconds of training"),
+                x=Axis(name="training time", unit="s"),
                 y=Axis(name=quantity, unit=unit, from_zero=True),
                 lines=lines,
             )
@@ -269,7 +274,7 @@ def _over_time(group: Group[Key], ending: str) -> Line | None:
 
 EXPERIMENT = Experiment(
     name="model-size",
-    question="How busy do small and deep networks keep the device?",
+    question="What device utilisation do small and deep networks reach?",
     settings=Settings,
     works=(TrainSteps,),
     varies={"network": "networks", "batch_per_device": "batch_sizes"},

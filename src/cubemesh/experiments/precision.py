@@ -1,9 +1,9 @@
-"""What do fewer bits gain: speed, memory, and how near that comes to the device's own gain?
+"""Precision: speed-up and memory of training in tf32, fp16 and bf16 over fp32.
 
-Document 002 trains CNNs in mixed precision on tensor cores. Training steps of each network are
-timed in each precision, and so is the fastest matrix product: what the device gains there is the
-most that a network could. A precision that a framework does not offer on a device is shown as such.
-Speed-ups are ratios of throughput to that in fp32, with the widest interval that the two allow.
+DGX-1 V100 white paper [002] trains CNNs in mixed precision on tensor cores. Training steps of each
+network are timed in each precision, and so is the fastest matrix product, whose speed-up is the
+upper limit of a network's. Unsupported precisions are shown with their reason. Speed-ups are ratios
+of throughput to fp32, with the widest interval of the two.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from cubemesh.units import format_list, format_quantity
 NETWORKS = ("alexnet", "vgg16", "inception-v3", "resnet-50")
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "fp16", "bf16")
 BATCH = 64
-AGAINST = "fp32"
+BASELINE = "fp32"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What can be set in `precision` besides the fields of its specs."""
+    """Settings of `precision` besides the fields of its specs."""
 
     networks: tuple[str, ...] = NETWORKS
     """Networks to train."""
     precisions: tuple[Precision, ...] = PRECISIONS
-    """Precisions to train them in; ratios are to fp32."""
+    """Precisions to train in; speed-ups are over fp32."""
     batch_sizes: tuple[int, ...] = ()
     """Batch sizes; default: 64, on a CPU an eighth of it."""
     ceiling: bool = True
-    """Whether to measure this device's fastest matrix product in each precision too."""
+    """Also measure the fastest matrix product in each precision."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:
@@ -101,14 +101,14 @@ def _answer(
     ceilings = group_by(products, _precision)
     batches = sorted({b for r in steps if (b := r.spec.batch_per_device)})
     tables = [matrix.table("Samples/s", "", _throughput)]
-    if any(v != AGAINST for v in matrix.variants):
+    if any(v != BASELINE for v in matrix.variants):
         tables += [_speedups(matrix), matrix.table("Memory, MiB", "", _memory)]
     if ceilings:
         tables.append(_ceilings(ceilings))
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
-        title=titled(f"Precisions, minibatch {', '.join(map(str, batches))}", steps),
+        title=titled(f"Precisions, batch size {', '.join(map(str, batches))}", steps),
         findings=tuple(_findings(matrix, ceilings)),
         tables=tuple(tables),
         charts=matrix.chart(
@@ -130,7 +130,7 @@ def _answer(
         notes=(
             "Training steps (forward, backward, update). In fp16 and bf16 weights and their update "
             "stay in fp32 (mixed precision).",
-            "Document 002 states up to 3.1 times, but its two figures come from two GPUs as well.",
+            "DGX-1 V100 white paper [002] states up to 3.1 times, but compares two different GPUs.",
         ),
     )
 
@@ -149,8 +149,8 @@ def _throughput(group: Group[CellKey]) -> Figure | None:
 
 
 def _memory(group: Group[CellKey]) -> Figure | None:
-    held = group.median_of("peak_memory_bytes")
-    return None if held is None else Figure(value=held / 2**20, unit="MiB")
+    peak = group.median_of("peak_memory_bytes")
+    return None if peak is None else Figure(value=peak / 2**20, unit="MiB")
 
 
 def _rate(group: Group[str]) -> Figure | None:
@@ -158,12 +158,12 @@ def _rate(group: Group[str]) -> Figure | None:
 
 
 def _speedups(matrix: Matrix) -> Table:
-    others = [v for v in matrix.variants if v != AGAINST]
+    others = [v for v in matrix.variants if v != BASELINE]
     columns = (Column(name="network"), *(Column(name=v) for v in others))
     found = {
         (network, other): share
         for other in others
-        for network, share, _ in matrix.ratios(other, AGAINST)
+        for network, share, _ in matrix.ratios(other, BASELINE)
     }
 
     def cell(network: str, other: str) -> Cell:
@@ -171,23 +171,23 @@ def _speedups(matrix: Matrix) -> Table:
         if share is not None:
             return Cell(value=share.value, low=share.low, high=share.high)
         if group is None or group.throughput is not None:
-            return Cell(reason=f"no {AGAINST}")
+            return Cell(reason=f"no {BASELINE}")
         return Cell(reason=group.ending, run_id=group.run_id)
 
     rows = tuple(
         (Cell(text=network), *(cell(network, other) for other in others))
         for network in matrix.networks
     )
-    return Table(title=f"Speed as a multiple of {AGAINST}", columns=columns, rows=rows)
+    return Table(title=f"Speed-up over {BASELINE}", columns=columns, rows=rows)
 
 
 def _ceilings(ceilings: list[Group[str]]) -> Table:
     columns = (
         Column(name="precision"),
         Column(name="fastest matrix product", unit="FLOP/s"),
-        Column(name=f"times {AGAINST}"),
+        Column(name=f"vs {BASELINE}", unit="×"),
     )
-    base = next((f for g in ceilings if g.key == AGAINST and (f := _rate(g))), None)
+    base = next((f for g in ceilings if g.key == BASELINE and (f := _rate(g))), None)
     rows = []
     for group in ceilings:
         rate = _rate(group)
@@ -196,7 +196,7 @@ def _ceilings(ceilings: list[Group[str]]) -> Table:
             (
                 Cell(text=group.key),
                 group.cell(rate),
-                group.cell(times) if times and group.key != AGAINST else Cell(text="–"),
+                group.cell(times) if times and group.key != BASELINE else Cell(text="–"),
             )
         )
     return Table(title="Ceilings", columns=columns, rows=tuple(rows))
@@ -206,40 +206,41 @@ def _findings(matrix: Matrix, ceilings: list[Group[str]]) -> Iterator[Finding]:
     best: tuple[float, Finding] | None = None
     lines = []
     rates = {g.key: rate for g in ceilings if (rate := _rate(g))}
-    for precision in (v for v in matrix.variants if v != AGAINST):
-        for network, found, groups in matrix.ratios(precision, AGAINST):
+    for precision in (v for v in matrix.variants if v != BASELINE):
+        for network, found, groups in matrix.ratios(precision, BASELINE):
             if caveats(*groups) or significance(found) <= 0 or (best and found.value <= best[0]):
                 continue
             card = Finding(
-                question="What do fewer bits gain?",
+                code="largest-speed-up",
+                question="What does lower precision gain?",
                 text=f"{network} trains {format_ratio(found)} as fast in {precision} as in "
-                f"{AGAINST}.",
+                f"{BASELINE}.",
                 value=found.value,
                 unit="× the speed",
                 low=found.low,
                 high=found.high,
             )
             best = found.value, card
-        if gains := matrix.gains(precision, AGAINST):
+        if gains := matrix.gains(precision, BASELINE):
             lines.append(replace(gains, text=gains.text + _most(precision, rates)))
     if best:
         yield best[1]
     yield from lines
     for precision, why, networks in matrix.gaps():
-        yield Finding(text=f"{precision}, {format_list(networks)}: {why}.")
+        yield Finding(code="failed-run", text=f"{precision}, {format_list(networks)}: {why}.")
 
 
 def _most(precision: str, rates: dict[str, Figure]) -> str:
-    if precision not in rates or AGAINST not in rates:
+    if precision not in rates or BASELINE not in rates:
         return ""
-    times = rates[precision].value / rates[AGAINST].value
+    times = rates[precision].value / rates[BASELINE].value
     rate = format_quantity(rates[precision].value, "FLOP/s")
-    return f" The device's fastest matrix product gains {times:.2f}× ({rate})."
+    return f" Fastest matrix product: {times:.2f}× ({rate})."
 
 
 EXPERIMENT = Experiment(
     name="precision",
-    question="What do fewer bits gain, in speed and memory?",
+    question="What does lower precision gain in speed and memory?",
     settings=Settings,
     works=(TrainSteps, Ceiling),
     varies={
