@@ -88,7 +88,7 @@ def test_a_sweep_of_a_collective_is_taken_as_measured(trained: RunRecord) -> Non
 
 
 def test_what_a_forecast_cannot_use_is_refused(trained: RunRecord) -> None:
-    with pytest.raises(UsageError, match="all-to-all is no part of a forecast"):
+    with pytest.raises(UsageError, match="all-to-all is not used by a forecast"):
         measured_inputs(swept(trained, "all-to-all"), "resnet-50", ASKED)
     with pytest.raises(UsageError, match="fewer than two sizes"):
         measured_inputs(swept(trained, sizes=(1 << 20,)), "resnet-50", ASKED)

@@ -109,7 +109,7 @@ def _open_images(request: OpenRequest) -> Source:
 
 SOURCES: dict[str, SourceEntry] = {
     "synthetic": SourceEntry(
-        about="1,024 random images, as document 001 made them, or sequences; for speed only",
+        about="1,024 random images (DGX-1 best practices [001]) or sequences; for speed only",
         open=lambda r: synthetic.open_synthetic(
             r.split, r.shape, r.classes, r.seed, r.samples_needed
         ),
@@ -137,7 +137,7 @@ SOURCES: dict[str, SourceEntry] = {
         is_slow=True,
     ),
     generated_jpegs.NAME: SourceEntry(
-        about="1,024 photographs made of chance, JPEG files in the cache folder; for speed only",
+        about="1,024 generated JPEG photographs in the cache folder; for speed only",
         open=lambda r: generated_jpegs.open_made(r.split, r.shape, r.classes, r.options),
         classes=generated_jpegs.CLASSES,
         is_slow=True,
@@ -208,7 +208,7 @@ def check_feeds(name: str, network: Network) -> None:
     elif line.open_sequences is None:
         able = ", ".join(n for n, e in SOURCES.items() if e.open_sequences is not None)
         raise UsageError(
-            f"data={name} has images, and {network.name} is fed sequences of tokens. Choose data "
+            f"data={name} has images, and {network.name} takes token sequences. Choose data "
             f"that has them: {able}."
         )
     elif line.is_parallel and len(network.inputs) != 2:

@@ -89,6 +89,6 @@ def check_classes(name: str, has: int, network_classes: int) -> None:
     """UsageError where a network cannot tell all `has` classes apart; more than needed is fine."""
     if network_classes < has:
         raise UsageError(
-            f"{name} has {has} classes and the network tells {network_classes} apart. "
+            f"{name} has {has} classes and the network has {network_classes}. "
             f"Leave classes out, or set classes={has} or more."
         )

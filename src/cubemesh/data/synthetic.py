@@ -1,8 +1,9 @@
 """Synthetic images, random values for measuring speed without a data set.
 
-As document 001 made them: 1,024 images of values drawn evenly from [0, 1], each with a label drawn
-at random. Nothing can be learned from them beyond learning them by heart. They are drawn once, on
-the host, and then read like any other data, so that copying them to the device costs what it costs.
+As DGX-1 best practices [001] made them: 1,024 images of values drawn evenly from [0, 1], each with
+a label drawn at random. Nothing can be learned from them beyond learning them by heart. They are
+drawn once, on the host, and then read like any other data, so that copying them to the device costs
+what it costs.
 """
 
 from __future__ import annotations

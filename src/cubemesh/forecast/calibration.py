@@ -53,9 +53,9 @@ class Sweep:
     def __post_init__(self) -> None:
         where = f"{self.source}: {self.operation} on {self.devices} devices"
         if self.devices < 2:
-            raise DataError(f"{where}: a collective has 2 devices at least.")
+            raise DataError(f"{where}: a collective needs at least 2 devices.")
         if len(self.size_bytes) != len(self.seconds) or len(self.size_bytes) < 2:
-            raise DataError(f"{where} needs two sizes at least, and a time for each.")
+            raise DataError(f"{where} needs at least two sizes, each with a time.")
         if not all(math.isfinite(v) and v > 0 for v in (*self.size_bytes, *self.seconds)):
             raise DataError(f"{where}: every size and every time must be above 0.")
         if any(b <= a for a, b in zip(self.size_bytes, self.size_bytes[1:], strict=False)):
@@ -148,10 +148,10 @@ def read_sweeps(text: str, file: str) -> tuple[Sweep, ...]:
         operation = next((o for o in OPERATIONS if o == line[0]), None)
         if operation is None:
             known = ", ".join(OPERATIONS)
-            raise DataError(f"{where}, field operation: {line[0]!r} is none of {known}.")
+            raise DataError(f"{where}, field operation: {line[0]!r} is not one of {known}.")
         devices = _number(where, "devices", line[1])
         if devices != int(devices) or devices < 2:
-            raise DataError(f"{where}, field devices: {line[1]!r} is no whole number above 1.")
+            raise DataError(f"{where}, field devices: {line[1]!r} is not an integer above 1.")
         at = points.setdefault((operation, int(devices)), {})
         size = _number(where, "bytes", line[2])
         if size in at:
@@ -211,7 +211,7 @@ _STEP = (
     ("average_every", 8, "", "cubemesh's local-sgd: steps between two averages"),
     ("idle_power_share", 0.2, "", "taken: what a waiting device draws, of its power limit"),
     ("device_speed", 1.0, "", "how many times as fast as found a device computes"),
-    ("straggler", 1.0, "", "the slowest device's own step over that of the others"),
+    ("straggler", 1.0, "", "step time of the slowest device over that of the others"),
     ("first_bucket_bytes", 1 << 20, "B", "PyTorch, DistributedDataParallel: 1 MiB"),
     ("bucket_bytes", 25 << 20, "B", "PyTorch, DistributedDataParallel: 25 MiB"),
     ("band_uncalibrated", 2.5, "", f"taken: {_BAND} of one device, without a measured step"),
@@ -222,7 +222,12 @@ _STEP = (
 
 _THROUGH_HOST = "bus bandwidth of NCCL through the host's memory, without peer access"
 _FITTED = (
-    ("overlap_slowdown", 0.4, "", "how long a hidden exchange holds backward up, over its time"),
+    (
+        "overlap_slowdown",
+        0.4,
+        "",
+        "slow-down of the backward pass by overlapped synchronisation, over its time",
+    ),
     ("copy_slowdown", 0.1, "", "the same of copies to and from a parameter server"),
     ("pcie_share", 1.0, "", "what NCCL attains over PCIe of what it expects of the links"),
     ("host_exchange_bytes_per_s", 6e9, "B/s", _THROUGH_HOST),
@@ -233,11 +238,11 @@ _FITTED = (
 )
 _FITTED_TO = "180 published rates on half of their systems (benchmarks/prediction_accuracy.py)"
 _LAUNCHED = (
-    ("launch_layer_s", 100e-6, "s", "what launching a layer takes the host in a step"),
-    ("launch_several", 2.0, "", "how much longer that takes on several devices"),
+    ("launch_layer_s", 100e-6, "s", "host time to launch a layer in a step"),
+    ("launch_several", 2.0, "", "the same, relative, on several devices"),
 )
 _LAUNCHED_ON = (
-    "read off one system, ResNet-50 at minibatch 32 in bf16 by torch.compile on H200: 19.4 ms a "
+    "read off one system, ResNet-50 at batch size 32 in bf16 by torch.compile on H200: 19.4 ms a "
     "step on one device where the captured step takes 6.8, 36.7 ms on eight; 175 layers"
 )
 

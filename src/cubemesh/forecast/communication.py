@@ -73,7 +73,7 @@ def collective(
             algorithm="none",
             limit="",
             origin="assumed",
-            source="one device has nothing to exchange",
+            source="one device does not synchronise",
         )
     sweep = calibration.sweep(operation, on.devices)
     if sweep is not None:

@@ -98,9 +98,11 @@ def above_peak(
             "convolutions of 3×3 and more can run by Winograd's or an FFT algorithm, which need "
             f"as little as {100 * least:.0f} % of the operations that are counted."
         )
-        return warn("above-peak", cause, "Compare like with like by it; it is no share of a peak.")
+        return warn(
+            "above-peak", cause, "Compare like with like by it; it is not a fraction of a peak."
+        )
     cause += (
-        f"no fast algorithm explains that, for they leave {100 * least:.0f} % of the operations "
+        f"no fast algorithm explains this: they need {100 * least:.0f} % of the operations "
         "at the least."
     )
-    return warn("above-peak", cause, "Look again at the device, the precision and the input size.")
+    return warn("above-peak", cause, "Check the device, the precision and the input size.")

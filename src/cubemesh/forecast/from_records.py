@@ -50,7 +50,7 @@ def _sweep(record: RunRecord, request: ForecastRequest) -> Sweep:
     operation = next((o for o in OPERATIONS if o == work.collective), None)
     if operation is None:
         raise UsageError(
-            f"{where}: {work.collective} is no part of a forecast. Name a run of one of "
+            f"{where}: {work.collective} is not used by a forecast. Name a run of one of "
             f"{', '.join(OPERATIONS)}."
         )
     _check(where, _device_of(record, request))
@@ -92,7 +92,7 @@ def _rate(record: RunRecord, network: str, request: ForecastRequest) -> tuple[in
 def _check(where: str, wanted: dict[str, tuple[object, object]]) -> None:
     for name, (given, asked) in wanted.items():
         if given != asked:
-            raise UsageError(f"{where}: its {name} is {given}, and {asked} is asked for.")
+            raise UsageError(f"{where}: its {name} is {given}, not {asked}.")
 
 
 def _inputs(network: Network) -> str:

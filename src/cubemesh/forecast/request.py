@@ -84,7 +84,7 @@ class ForecastRequest:
             return self.batch_per_device
         if self.batch_per_device % devices:
             raise UsageError(
-                f"A minibatch of {self.batch_per_device} cannot be shared by {devices} devices. "
-                f"Give a multiple of {devices}."
+                f"A global batch of {self.batch_per_device} cannot be divided among {devices} "
+                f"devices. Give a multiple of {devices}."
             )
         return self.batch_per_device // devices

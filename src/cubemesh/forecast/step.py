@@ -98,7 +98,7 @@ class _Model:
         found = speed(request.system, request.precision, known)
         if found is None and not measured:
             raise UsageError(
-                f"Nothing tells how fast a device of {request.system.name} trains in "
+                f"Unknown: how fast a device of {request.system.name} trains in "
                 f"{request.precision}: no datasheet has its peak. Give what was measured: "
                 "--measured 1=SAMPLES_PER_S."
             )
@@ -168,7 +168,7 @@ class _Model:
             raise UsageError(
                 f"measured {devices}={self.measured[devices]:g}: the links of "
                 f"{self.asked.system.name} do not let {devices} devices exchange gradients so "
-                "fast, however fast each is. Look again at the rate, the minibatch or the machine."
+                "fast, however fast each is. Check the rate, the batch size or the machine."
             )
         self.source = f"fitted to what was measured on {devices} devices"
 
@@ -298,4 +298,4 @@ def _limit(parts: Mapping[str, float], own: Passes, efficiency: float, link: str
     worst = max(losses, key=lambda name: losses[name])
     if losses[worst] > 0.05 * sum(parts.values()):
         return worst
-    return "small minibatch of a device"
+    return "small batch size per device"

@@ -224,7 +224,7 @@ def _batch(request: ForecastRequest, text: str) -> ForecastRequest:
 
 KEYS: dict[str, ChangeKey] = {
     "machine": ChangeKey(
-        means="another machine, devices included",
+        means="another machine with its devices",
         values="a system of the catalogue or a file",
         request=_machine,
     ),
@@ -256,12 +256,12 @@ KEYS: dict[str, ChangeKey] = {
         request=_sync,
     ),
     "precision": ChangeKey(
-        means="what is computed in",
+        means="precision of the computation",
         values=f"one of {', '.join(get_args(Precision))}",
         request=_precision,
     ),
     "batch_per_device": ChangeKey(
-        means="samples of each device in a step", values="a number: 128", request=_batch
+        means="batch size per device", values="a number: 128", request=_batch
     ),
     "device_speed": ChangeKey(
         means="how many times as fast each device computes",
@@ -269,7 +269,7 @@ KEYS: dict[str, ChangeKey] = {
         factor="device_speed",
     ),
     "straggler": ChangeKey(
-        means="the slowest device's step over that of the others",
+        means="step time of the slowest device over that of the others",
         values="a number of 1 or more: 1.1",
         factor="straggler",
         least=1.0,
@@ -293,7 +293,7 @@ KEYS: dict[str, ChangeKey] = {
         least=1.0,
     ),
     "launch_us": ChangeKey(
-        means="what launching a layer takes the host in a step",
+        means="host time to launch a layer in a step",
         values="a number: 20",
         factor="launch_layer_s",
         unit=1e-6,

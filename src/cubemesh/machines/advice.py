@@ -1,9 +1,9 @@
 """Advice: properties of this machine that are likely to slow down training.
 
-Host memory against GPU memory, by document 002, section 2.1: a DGX-1 has four times the memory of
-its GPUs, which gives "greater flexibility for managing in-memory working sets"; twice "would
-normally be sufficient to manage background data moves and double buffering". Below twice, input
-may wait for memory.
+Host memory against GPU memory, by DGX-1 V100 white paper [002], section 2.1: a DGX-1 has four times
+the memory of its GPUs, which gives "greater flexibility for managing in-memory working sets"; twice
+"would normally be sufficient to manage background data moves and double buffering". Below twice,
+input may wait for memory.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def read_caches(tree: Tree, online: Collection[int]) -> tuple[Cache, ...]:
             else:
                 tree.missing(f"cache {index} of processor {cpu}", f"{folder} does not describe it")
     if not found:
-        tree.missing("processor caches", f"{CPUS}/cpu*/cache does not tell their sizes")
+        tree.missing("processor caches", f"{CPUS}/cpu*/cache does not report their sizes")
     return tuple(
         Cache(level=level, kind=kind, size_bytes=size, instances=count)
         for (level, kind, size), count in sorted(found.items())
@@ -151,7 +151,7 @@ def _cores(tree: Tree, info: Cpuinfo, online: tuple[int, ...]) -> dict[int, str]
             cores[cpu] = "socket {} core {}".format(*places[cpu])
     if online and len(cores) == len(online):
         return cores
-    tree.missing("physical cores", f"neither {CPUS}/cpu*/topology nor /proc/cpuinfo tells them")
+    tree.missing("physical cores", f"neither {CPUS}/cpu*/topology nor /proc/cpuinfo reports them")
     return {}
 
 
@@ -165,7 +165,7 @@ def _sockets(tree: Tree, info: Cpuinfo, online: tuple[int, ...]) -> int | None:
         elif cpu in places:
             sockets.add(places[cpu][0])
         else:
-            tree.missing("processor sockets", f"processor {cpu} does not tell which it is in")
+            tree.missing("processor sockets", f"processor {cpu} does not report its node")
             return None
     return len(sockets) or None
 
@@ -179,7 +179,9 @@ def _affinity(tree: Tree, online: tuple[int, ...]) -> tuple[int, ...] | None:
             if line.startswith("Cpus_allowed_list:"):
                 allowed = cpu_list(line.partition(":")[2])
     if allowed is None:
-        tree.missing("processor affinity", "the system does not tell which processors are allowed")
+        tree.missing(
+            "processor affinity", "the system does not report which processors are allowed"
+        )
         return None
     # The mask may hold processors that are offline.
     return tuple(sorted(set(allowed) & set(online) if online else set(allowed)))

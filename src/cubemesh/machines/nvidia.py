@@ -194,9 +194,7 @@ class _Queries:
             nvml.NVML_TOPOLOGY_SYSTEM: "system",
         }
         if level not in kinds:
-            self.tree.missing(
-                f"PCIe path {pair}", f"NVML gives a level it has no name for: {level}"
-            )
+            self.tree.missing(f"PCIe path {pair}", f"NVML reports an unknown level: {level}")
             return None
         return GpuLink(**ends, kind=kinds[level])
 

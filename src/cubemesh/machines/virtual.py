@@ -71,7 +71,7 @@ def virtualization(tree: Tree, info: Cpuinfo) -> str | None:
         return None
     name = _named_by_files(tree) or _named_by_systemd(tree)
     if name is None and shown:
-        tree.missing("hypervisor's name", "the processor shows one, but nothing names it")
+        tree.missing("hypervisor's name", "the processor shows one, its vendor is unknown")
         return UNNAMED
     return name
 

@@ -56,7 +56,7 @@ class NetworkEntry:
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
 
-_DOCUMENT_001 = "document 001 (2018)"
+_DOCUMENT_001 = "DGX-1 best practices [001] (2018)"
 _CIFAR10_FULL = "Caffe's cifar10_full, after Krizhevsky's cuda-convnet (2011)"
 _ALEXNET = "Krizhevsky, One weird trick for parallelizing convolutional neural networks (2014)"
 _OVERFEAT = "Sermanet et al., OverFeat (2013), fast model"
@@ -195,7 +195,7 @@ NETWORKS: dict[str, NetworkEntry] = {
             sequence_length=50,
             vocabulary=32000,
             hidden=512,
-            source=f"document 002 (2017), {attention}",
+            source=f"DGX-1 V100 white paper [002] (2017), {attention}",
             differs="one layer an LSTM and one vocabulary, which the document does not give",
         )
         for name, make, attention in (

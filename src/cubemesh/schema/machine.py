@@ -176,9 +176,9 @@ class Machine:
 
     @property
     def host_to_gpu_memory(self) -> float | None:
-        """Host memory as a multiple of all GPU memory: what is installed, or what the control
-        group grants of it. Document 002, section 2.1: four times is what a DGX-1 has, twice would
-        normally be enough."""
+        """Host memory as a multiple of all GPU memory: what is installed, or what the control group
+        grants of it. DGX-1 V100 white paper [002], section 2.1: four times is what a DGX-1 has,
+        twice would normally be enough."""
         gpu = [g.memory_bytes for g in self.gpus if g.memory_bytes]
         host = self.memory.installed_bytes
         if host is not None and self.memory.cgroup_limit_bytes is not None:

@@ -64,4 +64,4 @@ def ambiguous(prefix: str, found: Sequence[Row[Any]]) -> str:
     if len(found) > MOST_CANDIDATES:
         lines.append("  …")
     listed = "\n".join(lines)
-    return f"'{prefix}' begins the ids of several runs:\n{listed}\nGive more digits."
+    return f"'{prefix}' is the prefix of several run ids:\n{listed}\nGive more digits."

@@ -18,13 +18,13 @@ from cubemesh.store.location import Location
 _LEAST_FREE_BYTES = 1 << 20
 
 _MEANINGS = {
-    sqlite3.SQLITE_FULL: "is full: its disk has no room left. Nothing that was stored is lost. "
+    sqlite3.SQLITE_FULL: "is full: no space left on its disk. Nothing that was stored is lost. "
     "Free some space, or name another store with --store.",
     sqlite3.SQLITE_READONLY: "cannot be written. Make its file and folder writable, or name "
     "another store with --store.",
     sqlite3.SQLITE_CANTOPEN: "cannot be opened. Check that its folder is there and may be read "
     "and written, or name another store with --store.",
-    sqlite3.SQLITE_PERM: "may not be opened. Check the permissions of its file and folder, or "
+    sqlite3.SQLITE_PERM: "cannot be opened. Check the permissions of its file and folder, or "
     "name another store with --store.",
     sqlite3.SQLITE_NOTADB: "is not a database. Name a store with --store; a file that does not "
     "exist yet is made.",

@@ -126,7 +126,9 @@ def _machine(ranks: Sequence[LoggedRank], path: Path) -> Machine:
             if rank.device.startswith("cuda")
         ),
         software=Software(python="", system=""),
-        unknown=(Unknown(what="all else", why=f"imported from {path.name}, which says no more"),),
+        unknown=(
+            Unknown(what="all else", why=f"imported from {path.name}, without further information"),
+        ),
     )
 
 
@@ -135,7 +137,7 @@ def _of_json(text: str, file: str) -> tuple[LoggedSweep, ...]:
     try:
         said = json.loads(text)
     except ValueError as error:
-        raise DataError(f"{file} is no JSON: {error}.") from None
+        raise DataError(f"{file} is not JSON: {error}.") from None
     if said.get("schema") != 1 or not isinstance(said.get("runs"), list):
         raise DataError(f"{file} has no schema 1 with rows and runs: `collectives --json` does.")
     found = []

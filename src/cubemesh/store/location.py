@@ -76,8 +76,8 @@ def move_beside(location: Location, run_id: str, file: Path) -> str:
         return str(shutil.move(file, folder / file.name))
     except OSError as error:
         raise StoreError(
-            f"{file.name} of run {run_id} cannot be kept in {folder}: {error.strerror}. Make room "
-            "there, or name another store with --store."
+            f"{file.name} of run {run_id} cannot be stored in {folder}: {error.strerror}. Make "
+            "room there, or name another store with --store."
         ) from error
 
 

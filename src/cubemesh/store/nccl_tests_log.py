@@ -127,7 +127,7 @@ class _Reader:
         kind = fixed["type"]
         if kind not in ELEMENT_BYTES:
             known = ", ".join(ELEMENT_BYTES)
-            raise DataError(f"{where}, field type: {kind!r} is none of {known}.")
+            raise DataError(f"{where}, field type: {kind!r} is not one of {known}.")
         collective = self._collective(where)
         reduction = self._reduction(where, collective, fixed.get("redop", "none"))
         size, count = (_whole(where, name, fixed[name]) for name in ("size", "count"))
@@ -152,14 +152,16 @@ class _Reader:
             )
         name = given.lower().replace("-", "_").removesuffix("_mpi").removesuffix("_perf")
         if name not in _PROGRAMS:
-            raise DataError(f"{where}: '{given}' is none of {', '.join(COLLECTIVES)}.")
+            raise DataError(f"{where}: '{given}' is not one of {', '.join(COLLECTIVES)}.")
         return _PROGRAMS[name]
 
     def _reduction(self, where: str, collective: str, redop: str) -> Reduction:
         if collective not in REDUCING:
             return "sum"
         if redop not in ("sum", "prod", "min", "max", "avg"):
-            raise DataError(f"{where}, field redop: {redop!r} is none of sum, prod, min, max, avg.")
+            raise DataError(
+                f"{where}, field redop: {redop!r} is not one of sum, prod, min, max, avg."
+            )
         return cast(Reduction, redop)
 
     def _check_size(self, where: str, collective: str, size: int, count: int, kind: str) -> None:
@@ -236,7 +238,7 @@ def _number(where: str, name: str, text: str) -> float:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value >= 0):
-        raise DataError(f"{where}, field {name}: {text[:40]!r} is no number of 0 or more.")
+        raise DataError(f"{where}, field {name}: {text[:40]!r} is not a number of 0 or more.")
     return value
 
 
@@ -249,5 +251,5 @@ def _above_zero(where: str, name: str, text: str) -> float:
 
 def _whole(where: str, name: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
-        raise DataError(f"{where}, field {name}: {text[:40]!r} is no whole number.")
+        raise DataError(f"{where}, field {name}: {text[:40]!r} is not an integer.")
     return int(text)

@@ -28,9 +28,9 @@ from cubemesh.schema.record import RunRecord, Window
 from cubemesh.statistics import FEWEST_FOR_INTERVAL, mean, student_t
 
 ONE_RUN = (
-    "with one run of a side nobody knows how far fresh processes of it differ, and they differ by "
-    "more than their windows do. Measure both with --set repeats=3 or more, or alternate them in "
-    "one process: cubemesh run … --against SETTING."
+    "with one run on a side the variation between fresh processes is unknown, and it is larger "
+    "than between windows. Measure both with --set repeats=3 or more, or interleave them in one "
+    "process: cubemesh run … --against SETTING."
 )
 FEW_WINDOWS = f"a run has fewer than {FEWEST_FOR_INTERVAL} windows. Set windows=12."
 
@@ -73,7 +73,7 @@ def ratio_of_runs(first: Sequence[Run], second: Sequence[Run], stored: Spread | 
         runs = 1 / len(sides[0]) + 1 / len(sides[1])
         if borrowed is None:
             half = 1.96 * math.sqrt(sum(within))
-            why, method = ONE_RUN, "the windows of these runs alone"
+            why, method = ONE_RUN, "only the windows of these runs"
         else:
             variance = max(borrowed.variance, *within)
             half = student_t(0.95, borrowed.freedom) * math.sqrt(variance * runs)

@@ -52,7 +52,7 @@ def select(store: Store, text: str) -> RunSelection:
     good = [r for r in found if r.ok and r.measured]
     if not good:
         endings = ", ".join(dict.fromkeys(str(r.outcome.status) for r in found))
-        what = f"has no figure: it ended as {endings}" if found else "fits no stored run"
+        what = f"has no figure: it ended as {endings}" if found else "matches no stored run"
         raise UsageError(
             f"'{text}' {what} in {store.name}. `cubemesh results` lists the stored runs."
         )
@@ -149,7 +149,7 @@ def _check_one_thing(text: str, records: Iterable[RunRecord]) -> None:
     more = f" and {len(told) - MOST_TOLD} more" if len(told) > MOST_TOLD else ""
     name, found = next(iter(values.items()))
     raise UsageError(
-        f"'{text}' fits runs of {len(things)} different things, which are compared and never "
+        f"'{text}' matches runs of {len(things)} different workloads, which are compared, never "
         f"averaged. They differ in {', '.join(told[:MOST_TOLD])}{more}: say which, as in "
         f"{text},{name}={found[0]}."
     )

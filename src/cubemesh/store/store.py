@@ -301,7 +301,7 @@ class Store:
         with self._read() as connection:
             version = schema.stored_version(connection)
         if version is None:
-            raise StoreError(f"{self.name} is no store of cubemesh: it holds no tables.")
+            raise StoreError(f"{self.name} is not a cubemesh store: it holds no tables.")
         schema.refuse_newer(version, migrations)
         if version <= len(migrations):
             self._engine.dispose()

@@ -102,7 +102,7 @@ def wilson_interval(hits: int, n: int, confidence: float = 0.95) -> Interval:
     (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n), with p = hits / n.
     """
     if n < 1:
-        raise ValueError("no samples, so no share")
+        raise ValueError("no samples, so no fraction")
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     p = hits / n
     middle = p + z * z / (2 * n)

@@ -49,9 +49,7 @@ def first_steps(
     and on rank 0 the accuracy that came of them. Unsupported for a program that cannot be looked
     into; Diverged for a loss that is no number."""
     if not isinstance(program, SupportsStepInspection):
-        raise Unsupported(
-            "cubemesh cannot look into a step of this framework. Set framework=pytorch."
-        )
+        raise Unsupported("This framework does not support step inspection. Set framework=pytorch.")
     with log.phase("steps"):
         replica = _steps(program, feed, work, group)
     log.replica(replica)

@@ -98,7 +98,7 @@ def test_the_limit_holds_and_the_rest_is_read_from_the_source(source: Path) -> N
     staged = opened(source, limit_bytes=5000)
     expected = read_all(staged)
     staged.close()
-    assert staged.stopped == "the limit is reached"
+    assert staged.stopped == "the size limit is reached"
     assert staged.pack.stat().st_size <= 5000
     assert staged.staged == 4
     assert read_all(staged) == expected

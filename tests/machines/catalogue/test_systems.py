@@ -124,7 +124,7 @@ def test_a_file_of_ones_own(tmp_path):
         ('"h100-pcie-80gb"', '"h100-pcie-81gb"', "line 6, gpus.device: is 'h100-pcie-81gb'; known"),
         ("count = 4", "count = 0", "line 7, gpus.count: is 0 and must be a whole number from 1"),
         ("count = 4", "", "line 5, gpus.count: is missing"),
-        ("[gpus]", "[gpuz]", "line 5, gpuz: there is no such field; nearest: gpus"),
+        ("[gpus]", "[gpuz]", "line 5, gpuz: unknown field; nearest: gpus"),
         ('link = "upi-16"', 'link = "upi"', "line 11, cpus.link: is 'upi'; known"),
         ("generation = 5", "generation = 9", "line 14, pcie.generation: is 9; known"),
         ("[0, 0, 1, 1]", "[0, 0, 1, 2]", r"line 15, pcie.gpu_to_switch\[3\]: is 2; switches"),

@@ -82,8 +82,8 @@ def check_files(path: Path) -> Path:
         file = folder / name
         if not file.is_file():
             raise DataError(
-                f"CIFAR-10 needs {file}, which is not there. Unpack {_ARCHIVE} again and give its "
-                f"folder {CHILD} as data_path."
+                f"CIFAR-10 needs {file}, which does not exist. Unpack {_ARCHIVE} again and "
+                f"give its folder {CHILD} as data_path."
             )
         size = file.stat().st_size
         if size != FILE_BYTES:

@@ -1,8 +1,8 @@
 """Local cache: images from a slow source are stored on a local disk.
 
-Document 002, section 2.1: working sets are staged and cached on the local disks while training
-runs. The first epoch reads from the source; each image that comes is handed to a thread that
-appends it to one local file, the *pack*, and from then on it is read from there.
+DGX-1 V100 white paper [002], section 2.1: working sets are staged and cached on the local disks
+while training runs. The first epoch reads from the source; each image that comes is handed to a
+thread that appends it to one local file, the *pack*, and from then on it is read from there.
 
 The pack is only ever appended to, by the one run that holds its lock. Its index is written beside
 it and takes its name when it is whole (rename), so that whenever a run ends, the index that is
@@ -142,7 +142,7 @@ class LocalCache(WrappedReader):
     def _why_no_more(self, size: int) -> str:
         disk = shutil.disk_usage(self.pack.parent)
         if self._end + size > self._limit_bytes:
-            return "the limit is reached"
+            return "the size limit is reached"
         if disk.free - size < FREE_SHARE * disk.total:
             return "the disk has less than a tenth free"
         return ""

@@ -62,7 +62,7 @@ class ImageOptions:
 def check_files(path: Path) -> None:
     """DataError where there are neither tar shards nor folders of images at `path`."""
     if not path.is_dir():
-        raise DataError(f"data_path={path} is no folder. Name one that holds images or tar shards.")
+        raise DataError(f"data_path={path} is not a folder. Name one with images or tar shards.")
     if not find_shards(path):
         check_folder(path)
 

@@ -201,7 +201,7 @@ def _scan_one(number: int, path: Path, found: _Scanned, ignored: Counter[str]) -
         is_whole = False
     if not is_whole:
         some = len(found.images) > before
-        ignored["the rest of a damaged tar file" if some else "a tar file that is none"] += 1
+        ignored["the rest of a damaged tar file" if some else "not a tar file"] += 1
 
 
 def _sort_in(
@@ -214,7 +214,7 @@ def _sort_in(
     if member.isdir():
         return
     if not member.isreg() or member.issparse():
-        ignored["links, devices and the like in tar files"] += 1
+        ignored["links and devices in tar files"] += 1
         return
     key, suffix = _key_of(member.name)
     if suffix in SUFFIXES:

@@ -122,13 +122,13 @@ def _files(path: Path) -> tuple[Path, ...]:
         return (path,)
     if not path.is_dir():
         raise DataError(
-            f"data_path={path} is not there. Give a folder with {' and '.join(FILES)}, or one file "
-            "with a tab between source and target."
+            f"data_path={path} does not exist. Give a folder with {' and '.join(FILES)}, or "
+            "one file with a tab between source and target."
         )
     for name in FILES:
         if not (path / name).is_file():
             raise DataError(
-                f"{NAME} needs {path / name}, which is not there. The folder must hold "
+                f"{NAME} needs {path / name}, which does not exist. The folder must contain "
                 f"{' and '.join(FILES)}, one sentence a line."
             )
     return tuple(path / name for name in FILES)

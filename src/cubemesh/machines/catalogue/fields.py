@@ -30,7 +30,7 @@ def read_toml(text: str, file: str) -> Fields:
     except tomllib.TOMLDecodeError as error:  # its words end in "(at line 3, column 5)"
         raise DataError(f"{file}: {error}.") from None
     except RecursionError:
-        raise DataError(f"{file}: arrays or tables stand too deep in one another.") from None
+        raise DataError(f"{file}: arrays or tables are nested too deeply.") from None
     return Fields(values, file, text.splitlines())
 
 
@@ -73,7 +73,7 @@ class Fields:
             if key not in known:
                 near = difflib.get_close_matches(key, known, n=1)
                 allowed = f"nearest: {near[0]}" if near else f"known: {', '.join(known)}"
-                self.wrong(key, f"there is no such field; {allowed}.")
+                self.wrong(key, f"unknown field; {allowed}.")
 
     def table(self, key: str) -> Fields | None:
         """A table below this one; None where it is missing."""
@@ -90,7 +90,7 @@ class Fields:
             return default
         value = self.values.get(key)
         if not isinstance(value, str) or not value.strip():
-            self.wrong(key, f"{self._given(key)} and must be a text.")
+            self.wrong(key, f"{self._given(key)} and must be a string.")
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ class Fields:
             or not value
             or not all(isinstance(v, str) and v.strip() for v in value)
         ):
-            self.wrong(key, f"{self._given(key)} and must list one text or more.")
+            self.wrong(key, f"{self._given(key)} and must be a list of at least one string.")
         return tuple(value)
 
     def whole(self, key: str, least: int, most: int = 1_000_000, default: int | None = None) -> int:

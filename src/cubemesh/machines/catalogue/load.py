@@ -53,12 +53,12 @@ def read_datasheets(text: str, file: str) -> dict[str, Datasheet]:
         raise DataError(f"{file}: {error}.") from None
     sources = tables.pop("sources", None)
     if not isinstance(sources, dict) or not all(isinstance(s, str) for s in sources.values()):
-        raise DataError(f"{file}: it must have a table [sources] of texts.")
+        raise DataError(f"{file}: it must have a table [sources] of strings.")
     found = {id: _Table(file, id, table).datasheet(sources) for id, table in tables.items()}
     used = {figure.source for sheet in found.values() for figure in sheet.figures.values()}
     unused = [key for key, words in sources.items() if words not in used]
     if unused:
-        raise DataError(f"{file}, [sources]: '{unused[0]}' is the source of no figure.")
+        raise DataError(f"{file}, [sources]: '{unused[0]}' is not used by any figure.")
     return found
 
 
@@ -101,7 +101,7 @@ class _Table:
     def text(self, name: str) -> str:
         value = self.table.get(name)
         if not isinstance(value, str) or not value.strip():
-            self.wrong(f"{name} must be a text")
+            self.wrong(f"{name} must be a string")
         return value
 
     def figures(self, sources: Mapping[str, str]) -> dict[str, Sourced]:

@@ -62,7 +62,7 @@ def read_system(text: str, file: str, known: Callable[[str], System]) -> System:
     name = top.text("name")
     gpus, cpus, network = top.table("gpus"), top.table("cpus"), top.table("network")
     if gpus is None and cpus is None:
-        top.wrong("gpus", "is missing, and so is [cpus]: a system has one device at least.")
+        top.wrong("gpus", "is missing, and so is [cpus]: a system needs at least one device.")
     try:
         parts = _Parts(top, gpus, cpus, network)
         topology = Topology(name=name, nodes=tuple(parts.nodes), links=tuple(parts.links))
@@ -116,7 +116,7 @@ def _read_cluster(top: Fields, known: Callable[[str], System]) -> System:
         top.wrong("system", f"{system.name} is a cluster itself; name a single system.")
     table = top.table("cluster")
     if table is None:
-        top.wrong("cluster", "is missing: it tells how many systems there are, and their network.")
+        top.wrong("cluster", "is missing: the number of systems, and their network.")
     table.only(
         (
             *("systems", "technology", "ports", "switch_ports", "ports_used", "systems_per_leaf"),
@@ -172,7 +172,7 @@ class _Parts:
         if table is not None:
             self._pcie(table)
         elif self.gpus and self.cpus:
-            top.wrong("pcie", "is missing: it tells how the GPUs reach the processors.")
+            top.wrong("pcie", "is missing: how the GPUs are connected to the processors.")
         mesh = top.table("nvlink")
         if mesh is not None:
             self._nvlink(mesh)
@@ -215,7 +215,7 @@ class _Parts:
         if "gpu_to_cpu" in table:
             for key in ("gpu_to_switch", "switch_to_cpu"):
                 if key in table:
-                    table.wrong(key, "stands beside gpu_to_cpu; give one or the other.")
+                    table.wrong(key, "conflicts with gpu_to_cpu; give one of them.")
             for gpu, cpu in enumerate(
                 table.places("gpu_to_cpu", self.gpus, self.cpus, "processors")
             ):
@@ -224,7 +224,7 @@ class _Parts:
         above = table.values.get("switch_to_cpu")
         self.switches = len(above) if isinstance(above, list) else 0
         if not self.switches:
-            table.wrong("switch_to_cpu", "must list the processor of each switch, one at least.")
+            table.wrong("switch_to_cpu", "must list the processor of each switch, at least one.")
         over = table.places("switch_to_cpu", self.switches, self.cpus, "processors")
         under = table.places("gpu_to_switch", self.gpus, self.switches, "switches")
         for switch, cpu in enumerate(over):
@@ -249,7 +249,7 @@ class _Parts:
         if "pairs" in table:
             for key in ("switches", "links_per_gpu"):
                 if key in table:
-                    table.wrong(key, "stands beside pairs; give one or the other.")
+                    table.wrong(key, "conflicts with pairs; give one of them.")
             self._pairs(table, generation)
             return
         switches = table.whole("switches", 1, 64)
@@ -294,7 +294,7 @@ class _Parts:
         self.ports = table.whole("ports", 1, 64)
         own = table if "generation" in table else lanes
         if own is None:
-            table.wrong("generation", "is missing, and so is [pcie], which could tell it.")
+            table.wrong("generation", "is missing, and so is [pcie]; one of them is needed.")
         generation, width = self._lanes(own)
         if "port_to_switch" in table:
             above, among, what = "switch", self.switches, "switches"

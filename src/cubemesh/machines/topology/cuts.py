@@ -1,8 +1,8 @@
 """Bisection bandwidth: what one half of the GPUs can send to the other half.
 
 The bisection bandwidth: of all ways to halve the GPUs, the smallest maximum flow from one half to
-the other, one way, over all links (max-flow min-cut; document 002, footnote 4, adds the links that
-are split, both directions of them: twice this).
+the other, one way, over all links (max-flow min-cut; DGX-1 V100 white paper [002], footnote 4, adds
+the links that are split, both directions of them: twice this).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ talk to the other half at full speed (C. Leiserson, Fat-trees, IEEE Transactions
 spine switches; so the number of spines divides the number of links up, and every leaf and every
 spine has room for the links between them.
 
-Formulas and figures, document 002, table 1 with its notes:
+Formulas and figures, DGX-1 V100 white paper [002], table 1 with its notes:
 
     bisection  = systems × ports × (in + out) × coding ÷ 8 bit × ½   (counts both directions)
     latency    = from system to system + switches on the way × latency of one

@@ -156,7 +156,7 @@ def _check(topology: Topology) -> None:
     if twice is not None:
         raise DataError(f"{topology.name}: there are two nodes called {twice}.")
     if not topology.devices:
-        raise DataError(f"{topology.name} has 0 devices: it needs a GPU or a processor at least.")
+        raise DataError(f"{topology.name} has 0 devices: it needs at least a GPU or a processor.")
     seen = set()
     for link in topology.links:
         _check_link(topology.name, link, set(names))

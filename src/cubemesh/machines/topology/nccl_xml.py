@@ -85,7 +85,7 @@ def _parse(text: str, file: str) -> _Element:
         parser.Parse(text.encode("utf-8", errors="surrogatepass"), True)
     except expat.ExpatError as error:
         words = expat.ErrorString(error.code)
-        raise DataError(f"{file}, line {error.lineno}: it is no XML: {words}.") from None
+        raise DataError(f"{file}, line {error.lineno}: not XML: {words}.") from None
     system = top.children[0]
     if system.name != "system":
         raise DataError(
@@ -107,7 +107,7 @@ class _Builder:
     def build(self) -> Topology:
         cpus = self.system.every("cpu")
         if not cpus:
-            self.wrong(self.system, "cpu", "there is none; a system has one at least.")
+            self.wrong(self.system, "cpu", "there is none; a system needs at least one.")
         for number, cpu in enumerate(cpus):
             name = self.add(Node(name=f"cpu{number}", kind="cpu", index=number), cpu)
             for pci in cpu.every("pci"):
@@ -202,7 +202,7 @@ class _Builder:
 
     def join(self, name: str, above: str, lanes: tuple[float, int, int] | None) -> None:
         if lanes is None:
-            note = "A PCIe link's speed is not told: PCIe 3 x16 is assumed."
+            note = "A PCIe link's speed is not given: PCIe 3 x16 is assumed."
             if note not in self.notes:
                 self.notes.append(note)
             lanes = (0.0, 3, 16)
@@ -219,7 +219,9 @@ class _Builder:
             model = (attributes.get("familyid", ""), attributes.get("modelid", ""))
             kind = next((v for k, v in _SMP_BY_MODEL.items() if model == tuple(map(str, k))), kind)
         name = speeds.SMP[kind].name
-        self.notes.append(f"How many links join the processors is not told: one {name} is assumed.")
+        self.notes.append(
+            f"How many links join the processors is not given: one {name} is assumed."
+        )
         for a in range(len(cpus)):
             for b in range(a + 1, len(cpus)):
                 self.links.append(smp(f"cpu{a}", f"cpu{b}", kind, 1))
@@ -245,7 +247,7 @@ class _Builder:
                 elif target not in addresses and not link.attributes.get("tclass", "").startswith(
                     "0x0302"
                 ):
-                    self.wrong(link, "target", f"is '{target}', the address of no GPU.")
+                    self.wrong(link, "target", f"is '{target}', not the address of a GPU.")
         if switched:
             self.nodes.append(Node(name="nvswitch", kind="nvswitch", count=len(switches)))
         generation = {name: self.generation(element) for name, _, element in self.gpus}

@@ -49,7 +49,10 @@ NETWORKS: Mapping[str, Network] = {
             latency_s=5e-6,
             hop_latency_s=0.0,
             switch_ports=48,
-            sources=("document 002, table 1: 5 µs over the whole system, no coding deducted",),
+            sources=(
+                "DGX-1 V100 white paper [002], table 1: 5 µs over the whole system, no coding "
+                "deducted",
+            ),
         ),
         Network(
             id="edr",
@@ -59,7 +62,7 @@ NETWORKS: Mapping[str, Network] = {
             latency_s=1.01e-6,
             hop_latency_s=0.09e-6,
             switch_ports=36,
-            sources=("document 002, table 1 and its notes a and b",),
+            sources=("DGX-1 V100 white paper [002], table 1 and its notes a and b",),
         ),
         Network(
             id="hdr",
@@ -93,7 +96,8 @@ NETWORKS: Mapping[str, Network] = {
             hop_latency_s=0.0,
             switch_ports=48,
             sources=(
-                "document 004, section 2.2: 12.5 GB/s a node; figure 14 measures 10 GB/s",
+                "Gawande et al. 2018 [004], section 2.2: 12.5 GB/s a node; figure 14 measures "
+                "10 GB/s",
                 "Intel Omni-Path Edge Switch 100: 48 ports",
                 _NCCL,
             ),
@@ -107,7 +111,7 @@ NETWORKS: Mapping[str, Network] = {
             hop_latency_s=0.0,
             switch_ports=48,
             sources=(
-                "document 004, section 2.2: 8 GB/s a node; figure 14 measures 7 GB/s",
+                "Gawande et al. 2018 [004], section 2.2: 8 GB/s a node; figure 14 measures 7 GB/s",
                 "Cray XC Series Network, WP-Aries01-1112: 48 ports; a dragonfly, no fat tree",
                 _NCCL,
             ),

@@ -93,7 +93,7 @@ class _Builder:
     def _tree(self) -> None:
         """Processors, bridges and switches above the devices."""
         if any(lanes is None for lanes in self.seen.lanes or [None]):
-            self.notes.append("The PCIe generation is not told: PCIe 3 x16 is assumed.")
+            self.notes.append("The PCIe generation is not given: PCIe 3 x16 is assumed.")
         switches = self._groups("pcie-switch", [[i] for i in range(self.size)])
         bridges = self._groups("host-bridge", switches)
         sockets = self._groups("numa-node", bridges, near=True)
@@ -110,11 +110,11 @@ class _Builder:
                     self._switch(above, switch)
         if not self.told_sockets:
             self.notes.append(
-                "Which processor GPUs joined by NVLink are at is not told: as few processors as "
+                "Which processor GPUs joined by NVLink are at is not given: as few processors as "
                 "the rest allows are assumed."
             )
         if len(sockets) > 1:
-            self.notes.append("The link between processors is not told: one QPI is assumed.")
+            self.notes.append("The link between processors is not given: one QPI is assumed.")
         self.links += [
             _assumed(smp(f"cpu{a}", f"cpu{b}", USUAL_SMP, 1))
             for a in range(len(sockets))
@@ -201,7 +201,7 @@ class _Builder:
         generation = self.seen.nvlink_generation
         if generation is None:
             self.notes.append(
-                "The generation of NVLink is not told: 25 GB/s a link one way is assumed."
+                "The generation of NVLink is not given: 25 GB/s a link one way is assumed."
             )
         of_one = [sum(n for ends, n in direct.items() if i in ends) for i in range(self.seen.gpus)]
         most = MOST_NVLINKS[generation] if generation else max(MOST_NVLINKS.values())

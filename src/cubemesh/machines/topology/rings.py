@@ -8,11 +8,11 @@ link it goes through. No link is used by more rings, in either direction, than i
 rings are disjoint.
 
 The search is a backtracking one over Hamiltonian cycles, nearest GPUs first, rings in opposite
-directions in pairs first (document 002, figure 13: three bidirectional rings). How many rings there
-can be at most is known beforehand: every ring crosses every cut between two GPUs, so the smallest
-of the maximum flows from the first GPU to each other one bounds them (max-flow min-cut). A search
-that reaches the bound ends at once; one that does not ends when all is tried, or after a fixed
-number of steps, which makes no difference to the result from one machine to another.
+directions in pairs first (DGX-1 V100 white paper [002], figure 13: three bidirectional rings). How
+many rings there can be at most is known beforehand: every ring crosses every cut between two GPUs,
+so the smallest of the maximum flows from the first GPU to each other one bounds them (max-flow
+min-cut). A search that reaches the bound ends at once; one that does not ends when all is tried, or
+after a fixed number of steps, which makes no difference to the result from one machine to another.
 """
 
 from __future__ import annotations

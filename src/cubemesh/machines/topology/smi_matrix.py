@@ -77,12 +77,12 @@ def _heading(file: str, number: int, line: str) -> list[str]:
             break
     if len(set(names)) < len(names):
         twice = next(n for n in names if names.count(n) > 1)
-        raise DataError(f"{file}, line {number}: {twice} stands twice in the heading.")
+        raise DataError(f"{file}, line {number}: {twice} appears twice in the heading.")
     if len(names) > MOST_DEVICES:
         raise DataError(f"{file}, line {number}: {len(names)} devices; {MOST_DEVICES} at most.")
     gpus = [n for n in names if n.startswith("GPU")]
     if names[: len(gpus)] != gpus:
-        raise DataError(f"{file}, line {number}: GPUs must stand before network adapters.")
+        raise DataError(f"{file}, line {number}: GPUs must come before network adapters.")
     return names
 
 
@@ -122,7 +122,7 @@ def _pairs(
         for j, label in enumerate(labels):
             where = f"{file}, line {number}, field {names[j]}"
             if (label == "X") != (i == j):
-                raise DataError(f"{where}: '{label}'; X stands where a device meets itself.")
+                raise DataError(f"{where}: '{label}'; X belongs on the diagonal only.")
             if i == j:
                 continue
             pair = _pair(where, label)
@@ -140,5 +140,5 @@ def _pair(where: str, label: str) -> Pair:
         return Pair(reach="nvlink", nvlinks=int(links[1]))
     if label not in _LABELS:
         known = ", ".join(("X", "NV1 and up", *_LABELS))
-        raise DataError(f"{where}: '{label}' is no label of nvidia-smi. Known: {known}.")
+        raise DataError(f"{where}: '{label}' is not a label of nvidia-smi. Known: {known}.")
     return Pair(reach=_LABELS[label])

@@ -3,7 +3,8 @@
 Inside a system: a broadcast in steps, in each of which every GPU that has the data sends it to one
 that has not. Whom to send to first decides: the GPUs are halved where the least bandwidth runs
 between the halves, the far half is served first, and no two later transfers then meet on the narrow
-links (document 002, figure 11: the wrong order halves the bandwidth of the second step).
+links (DGX-1 V100 white paper [002], figure 11: the wrong order halves the bandwidth of the second
+step).
 
 Between systems: two binary trees over the same ranks, each the inner ranks of one being leaves of
 the other, so that together they use every rank's bandwidth in both directions (Sanders, Speck and
