@@ -75,7 +75,7 @@ def test_a_file_of_sweeps_is_read() -> None:
         ("size,time\n", "line 1: the columns"),
         (HEAD, "no lines"),
         (HEAD + "all-reduce,8,1000", "line 2: 3 fields"),
-        (HEAD + "gossip,8,1000,1", "field operation: 'gossip' is none of all-reduce"),
+        (HEAD + "gossip,8,1000,1", "field operation: 'gossip' is not one of all-reduce"),
         (HEAD + "all-reduce,1,1000,1", "field devices"),
         (HEAD + "all-reduce,8,many,1", "field bytes: 'many' is not a number"),
         (HEAD + "all-reduce,8,1000,0", "field seconds: 0 must be above 0"),

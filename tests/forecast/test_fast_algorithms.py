@@ -48,5 +48,5 @@ def test_more_than_a_fast_algorithm_could_do_is_said_to_be_unexplained():
     wrong = above_peak(1.5, Operations(counted=4.0, least=3.0), "it", "p", at_least=True)
     assert wrong is not None
     assert "at least 150 %" in wrong.cause
-    assert "no fast algorithm explains that" in wrong.cause
+    assert "no fast algorithm" in wrong.cause
     assert "Winograd" not in wrong.cause

@@ -130,7 +130,7 @@ def test_more_than_a_peak_is_a_warning_with_its_cause():
     assert "Winograd" in warning.cause
     impossible = steps(rate=1e6, network="vit-b16")
     (warning,) = with_utilization(impossible, []).warnings
-    assert "no fast algorithm explains that" in warning.cause
+    assert "no fast algorithm" in warning.cause
     (ceiling,) = [
         w for w in with_utilization(steps(), [product(1e12)]).warnings if w.code == "above-ceiling"
     ]

@@ -110,7 +110,7 @@ def test_a_table_of_ones_own_is_read():
         ('a = "A"', 'a = "A"\nb = "B"', "'b' is not used by any figure"),
         ("[sources]", "[sources", "own.toml"),
         ("[sources]", "[sauces]", r"\[sources\]"),
-        ("[x1]", "x2 = 3\n[x1]", r"\[sources\] of texts"),
+        ("[x1]", "x2 = 3\n[x1]", r"\[sources\] of "),
         ("fp32 = 1e12", "", "no \\[\\[figures"),
         ("fp32 = 1e12", 'fp32 = 1e12\n[[x1.figures]]\nsource = "a"\nfp32 = 2', "given twice"),
     ],

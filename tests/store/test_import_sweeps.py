@@ -61,7 +61,7 @@ def test_our_own_rows_come_back(tmp_path, store):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("{}", "has no schema 1"),
         ('{"schema": 1, "runs": [], "rows": []}', "has no rows"),
         ('{"schema": 1, "runs": [{"run_id": "x"}], "rows": [{}]}', "run 1: 'run_id' is missing"),

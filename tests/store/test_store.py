@@ -110,7 +110,7 @@ def test_a_prefix_names_a_run_when_it_names_only_one(store, saving):
     assert store.record(records[7].run_id[:10].upper()) == records[7]
     shared = next(c for c in "0123456789abcdef" if sum(r.run_id.startswith(c) for r in records) > 1)
     alike = [r for r in records if r.run_id.startswith(shared)]
-    with pytest.raises(UsageError, match="several runs") as raised:
+    with pytest.raises(UsageError, match="several run ids") as raised:
         store.record(shared)
     for record in alike[:10]:
         said = f"{record.run_id}  little-cnn, null, batch {record.spec.batch_per_device}, ok"

@@ -88,7 +88,7 @@ def test_tables_of_another_program_are_left_alone(path):
 
 def test_an_empty_file_becomes_a_store_but_cannot_be_read_as_one(path):
     path.touch()
-    with pytest.raises(StoreError, match="no store of cubemesh"):
+    with pytest.raises(StoreError, match="not a cubemesh store"):
         Store.open(str(path), read_only=True)
     with Store.open(str(path)) as store:
         assert store.records() == []
