@@ -269,7 +269,7 @@ def test_a_class_to_validate_on_that_none_trains_on(tmp_path: Path) -> None:
 
 
 def test_more_classes_than_the_network_has(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="images has 3 classes.*has 2"):
+    with pytest.raises(UsageError, match=r"images has 3 classes.*has 2"):
         open_images(folder(tmp_path), "train", SHAPE, 2)
 
 

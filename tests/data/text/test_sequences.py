@@ -41,7 +41,7 @@ def test_padding_is_no_token():
 
 
 def test_images_for_a_network_of_tokens_are_refused():
-    with pytest.raises(UsageError, match="data=digits .*small-gpt"):
+    with pytest.raises(UsageError, match=r"data=digits .*small-gpt"):
         data.open_for(SMALL, "digits", None, "train", seed=0)
 
 

@@ -172,7 +172,7 @@ def test_a_disconnected_system_is_refused():
     text = OWN.partition("[cpus]")[0] + "[nvlink]\ngeneration = 4\npairs = [[0, 1, 6], [2, 3, 6]]\n"
     with pytest.raises(DataError, match=r"own.toml: four is disconnected: .* gpu0 to gpu2, gpu3"):
         read_system(text, "own.toml", system)
-    with pytest.raises(DataError, match="gpus: .*\\[cpus\\]"):
+    with pytest.raises(DataError, match=r"gpus: .*\[cpus\]"):
         read_system('name = "none"\n', "own.toml", system)
 
 
