@@ -137,11 +137,11 @@ def test_a_worker_leads_its_own_group_and_what_it_started_is_ended_with_it(tmp_p
     (tmp_path / "sitecustomize.py").write_text(
         "import subprocess\n"
         "from cubemesh.frameworks.null import program as null\n"
-        "hang = null._DEEDS['hang']\n"
+        "hang = null._FAILURES['hang']\n"
         "def start_and_hang(event):\n"
         "    print(subprocess.Popen(['sleep', '60']).pid, flush=True)\n"
         "    hang(event)\n"
-        "null._DEEDS['hang'] = start_and_hang\n"
+        "null._FAILURES['hang'] = start_and_hang\n"
     )
     source = Path(cubemesh.__file__).parent.parent
     process, say, hear = server(PYTHONPATH=f"{tmp_path}:{source}")

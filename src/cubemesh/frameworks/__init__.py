@@ -1,7 +1,6 @@
-"""WITH WHAT a network is trained: one framework a module, loaded only when a run needs it.
+"""The table of frameworks, each a module that is loaded only when a run needs it.
 
-`FRAMEWORKS` is the table of all there are. What a framework's module offers is `Framework` in
-`frameworks/api/program.py`.
+A framework's module offers the functions of `Framework` (frameworks/api/program.py).
 """
 
 from __future__ import annotations
@@ -22,33 +21,32 @@ __all__ = ["FRAMEWORKS", "FrameworkEntry", "entry"]
 
 @dataclass(frozen=True, kw_only=True)
 class FrameworkEntry:
-    """A line of the table."""
+    """A line of `FRAMEWORKS`."""
 
     module: str
     summary: str
     packages: tuple[str, ...]
-    """Distributions a run with it depends on: their upgrade makes old figures stale."""
+    """Distributions whose versions belong to a result: after an upgrade runs are repeated."""
     requires: str | None = None
-    """The module that must be importable; None needs nothing."""
+    """The module that must be importable; None for none."""
     install: str = ""
-    """The command that installs it."""
+    """The installation command."""
     layout: Layout = "nchw"
-    """How its users lay images out; where frameworks are compared each has its own."""
+    """Its usual layout of images, used where frameworks are compared."""
     compiles: str | None = None
-    """The framework whose program it compiles: what compiling gains is told against that one."""
+    """The framework whose program it compiles: the baseline for the gain of compiling."""
     static_scale: bool = False
-    """Whether a `loss_scale` that stays can be set; the others have their own under fp16."""
+    """Whether a static `loss_scale` can be set; the others choose their own in fp16."""
     profiles: bool = False
-    """Whether cubemesh reads its profiler, so that its steps can be taken apart."""
+    """Whether cubemesh reads its profiler, so that its steps can be attributed."""
     across_hosts: bool = False
-    """Whether devices of several hosts can train one network with it."""
+    """Whether it trains one network on several hosts."""
     read_script: Callable[[str], object] | None = None
-    """Reads `ProgramSettings.script` (UsageError for what it does not understand), where the
-    framework plays one."""
+    """Parses `ProgramSettings.script` (UsageError where it is invalid), where it simulates one."""
 
     @property
     def installed(self) -> bool:
-        """Whether it can be imported, found out without importing it."""
+        """Whether it can be imported, checked without importing it."""
         return self.requires is None or importlib.util.find_spec(self.requires) is not None
 
     def load(self) -> Framework:
@@ -59,7 +57,7 @@ class FrameworkEntry:
 FRAMEWORKS: dict[str, FrameworkEntry] = {
     "null": FrameworkEntry(
         module="cubemesh.frameworks.null.program",
-        summary="plays scripted timings, outcomes and losses; computes nothing",
+        summary="simulated timings, losses and failures; computes nothing",
         static_scale=True,
         packages=("numpy",),
         read_script=read_script,
@@ -87,7 +85,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
     ),
     "pytorch-captured": FrameworkEntry(
         module="cubemesh.frameworks.pytorch.captured",
-        summary="PyTorch, fused kernels; on a GPU the whole step is one CUDA graph",
+        summary="PyTorch, fused kernels; on a GPU the step is one CUDA graph",
         layout="nhwc",
         across_hosts=True,
         static_scale=True,
@@ -97,7 +95,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
     ),
     "jax": FrameworkEntry(
         module="cubemesh.frameworks.jax",
-        layout="nhwc",  # as Flax's convolutions take them
+        layout="nhwc",  # as in Flax
         summary="JAX, each step compiled by XLA",
         static_scale=True,
         packages=("jax", "jaxlib", "numpy"),
@@ -125,14 +123,14 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         layout="nhwc",
         summary="Keras 3 on TensorFlow, train_on_batch; CNNs",
         packages=("keras", "tensorflow", "tensorflow-cpu", "numpy"),
-        requires="tensorflow",  # which brings Keras
+        requires="tensorflow",  # which includes Keras
         install="pip install 'cubemesh[keras]'",
     ),
 }
 
 
 def entry(name: str) -> FrameworkEntry:
-    """The line for `name`; UsageError naming the nearest when there is none."""
+    """The line of `name`; UsageError naming the nearest where there is none."""
     if name not in FRAMEWORKS:
         raise unknown_name("framework", name, FRAMEWORKS)
     return FRAMEWORKS[name]

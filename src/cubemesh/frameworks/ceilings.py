@@ -1,16 +1,16 @@
-"""At which size is an elementary operation fastest? A search every framework's ceiling uses.
+"""The search for the size at which an elementary operation is fastest, for ceilings.
 
-The size doubles until the rate grows by less than a few percent; the fastest size is kept. A matrix
-product is then tried in shapes that are not square, where one call of them would be short enough: a
-device computes tiles, and is only full when the tiles fill its processors a whole number of times.
-Beside the shapes that others found fastest on known devices (stas00/ml-engineering, maximum
-achievable matmul FLOPS) stand some that fill 132 and 108 processors with tiles of 128 × 256.
+The size doubles until the rate grows by less than a few percent; the fastest size is used. A matrix
+product is then tried in shapes that are not square, if a call is short enough: a device computes
+tiles, and is fully used only when the tiles fill its processors a whole number of times. The shapes
+are those found fastest on known devices (stas00/ml-engineering, maximum achievable matmul FLOPS)
+and some that fill 132 and 108 processors with tiles of 128 × 256.
 
-Calls are timed in groups of some milliseconds, so that waiting for a device weighs nothing, until a
-tenth of a second is full. The fastest group counts, which other processes slowed least. Of what was
-found a GPU then does a few groups more, each after a rest: at its power limit it slows down within
-some hundredths of a second (an H200 from 806 to 720 TFLOP/s in bf16), and is as fast again after a
-quarter of one. How fast the operation goes on for seconds is measured at last.
+Calls are timed in groups of some milliseconds, so that synchronisation is negligible, for a tenth
+of a second. The fastest group counts, the one that other processes slowed least. A GPU then runs a
+few more groups of the result, each after a rest: at its power limit it slows down within some
+hundredths of a second (an H200 from 806 to 720 TFLOP/s in bf16), and recovers within a quarter of a
+second. The sustained rate over seconds is measured last.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ Shape = tuple[int, int, int]
 C = TypeVar("C", bound=CeilingProgram)
 
 COPY_SIZES = (1 << 28, 1 << 31)
-"""Bytes of the first and the last copy tried: beyond nearly all caches, for it is memory that is
-asked about."""
+"""Bytes of the first and the last copy tried: larger than nearly all caches."""
 LINK_SIZES = (1 << 26, 1 << 29)
 """Bytes of the first and the last copy between host and device."""
 SHAPES: tuple[Shape, ...] = (
@@ -41,20 +40,20 @@ SHAPES: tuple[Shape, ...] = (
 )
 
 GROWTH = 1.05
-"""A product that does not become faster by this factor has stopped growing."""
+"""A rate that grows by less than this factor has stopped growing."""
 COPY_GROWTH = 1.01
 _TRIAL_S = 0.1
-"""Each size is called for this long, three groups at least."""
+"""Time for each size, with at least three groups."""
 _GROUP_S = 0.005
 REST_S = 0.25
-"""How long a GPU lies idle before a group, to be free of its power limit."""
+"""Idle time of a GPU before a group, to recover from its power limit."""
 _LONGEST_CALL_S = 0.1
 """No larger size is tried after a call this long."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What the first fraction of a second shows of an operation."""
+    """The rate of an operation over the first fraction of a second."""
 
     rate_per_s: float
     """Work per second of the fastest group of calls."""
@@ -71,7 +70,7 @@ def fastest(
     growth: float = GROWTH,
 ) -> C:
     """The operation at the size, doubled from `first` to `last` at most, where its rate stops
-    growing; a size that memory is refused for ends the search."""
+    growing; running out of memory ends the search."""
     best = make(first)
     trial = try_out(best)
     size, rate = first, trial.rate_per_s
@@ -99,8 +98,7 @@ def fastest_product(
     shapes: Iterable[Shape] = SHAPES,
 ) -> C:
     """The fastest matrix product: squares from the first to the last of `sides`, then those of
-    `shapes` that one call of does not take too long for. A shape that memory is refused for is
-    passed over."""
+    `shapes` whose call is short enough. A shape that runs out of memory is skipped."""
     best = fastest(lambda side: make((side, side, side)), *sides, is_out_of_memory)
     rate = try_out(best).rate_per_s
     for m, n, k in shapes:
@@ -119,12 +117,12 @@ def fastest_product(
 
 
 def try_out(program: CeilingProgram, rest_s: float = 0.0) -> Trial:
-    """Call `program` for a tenth of a second, in groups, or with a rest before each, in four."""
+    """Call `program` in groups for a tenth of a second; with a rest before each, in four groups."""
     program.call()
     program.synchronize()
     once_s = _group_s(program, 1)
     if once_s <= 0:
-        raise RuntimeError("the program's clock stood still over a call")
+        raise RuntimeError("the program's clock did not advance over a call")
     calls = max(1, round(_GROUP_S / once_s))
     groups: list[float] = []
     while len(groups) < 4 if rest_s else len(groups) < 3 or sum(groups) < _TRIAL_S:
@@ -143,7 +141,7 @@ def _group_s(program: CeilingProgram, calls: int) -> float:
 
 
 def shape_of(work: Ceiling) -> Shape | None:
-    """The shape a matrix product was asked for in; None where it is to be found."""
+    """The shape set for a matrix product; None where it is to be searched."""
     if work.shape is not None:
         return work.shape
     return None if work.size is None else (work.size, work.size, work.size)

@@ -1,11 +1,10 @@
-"""One process for each device of this host, forked and watched: a launcher for frameworks that have
-none.
+"""A launcher for frameworks without one: forks a process for each device of this host.
 
     agent ──fork──▶ rank 0 … rank N − 1     RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
           ◀──exit── one fails: all others are ended
-          keeps the store by which they speak (store.py)
+          serves the key-value store (api/rendezvous.py)
 
-The process that calls it must have no threads: they do not live through a fork.
+The calling process must have no threads: they do not survive a fork.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ def launch(
     ranks: int,
     environ_of: Callable[[int], Mapping[str, str]] = lambda rank: {},
 ) -> dict[int, int]:
-    """See `SupportsDistributed`; `environ_of` says what else the environment of each
-    rank holds."""
+    """See `SupportsDistributed`; `environ_of` returns further environment variables of a rank."""
     (port,) = free_ports(1)
     key = secrets.token_hex(16)
     shared = {
@@ -55,7 +53,7 @@ def launch(
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of this host that nobody listens on."""
+    """Free ports of this host."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -64,7 +62,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _be_rank(run_rank: Callable[[str], None], job: str, environ: Mapping[str, str]) -> NoReturn:
-    """The life of a rank, in the forked child."""
+    """Run a rank in the forked child."""
     code = 1
     try:
         os.environ.update(environ)
@@ -73,14 +71,14 @@ def _be_rank(run_rank: Callable[[str], None], job: str, environ: Mapping[str, st
     except BaseException:
         traceback.print_exc()
     finally:
-        # Not sys.exit, and whatever happens: the agent's stack below is not this process's.
+        # Not sys.exit: the agent's stack must not be unwound in this process.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
 def _watch(pids: dict[int, int]) -> dict[int, int]:
-    """Wait for all; the exit code of each that failed by itself."""
+    """Wait for all; the exit code of the first that failed, after which the others are killed."""
     failed: dict[int, int] = {}
     living = dict(pids)
     while living:

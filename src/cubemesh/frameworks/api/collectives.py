@@ -1,12 +1,12 @@
-"""What travels in a measured collective, and what must arrive?
+"""The elements of a measured collective: what each rank sends and what must arrive.
 
-Element i that rank k gives, in repetition t, is a whole number drawn from (i, k, t) by a fixed
-scrambling of bits, from a range so small that every sum is exact in its data type. So a result is
-right where every element equals what was computed for it apart, and an element that is lost, added
-twice, late from another repetition or in another's place is seen.
+Element i of rank k in repetition t is an integer hashed from (i, k, t), from a range so small that
+every sum is exact in its data type. A result is correct where every element equals its expected
+value, computed separately; so an element that is lost, added twice, left from another repetition or
+misplaced is detected.
 
-    span   numbers 0 … span - 1 that elements are drawn from
-    sum    n (span - 1) is below the first whole number that the type cannot hold
+    span   elements are 0 … span - 1
+    sum    n (span - 1) is below the first integer that the type cannot represent
     avg    the same of multiples of n, where n is a power of two: then dividing by n is exact
     prod   1 or 2, so that every product is a power of two
 """
@@ -21,9 +21,9 @@ from cubemesh.frameworks.api.program import Unsupported
 from cubemesh.schema.collective import ELEMENT_BYTES, PARTED, REDUCING, Collective
 
 ROOT = 0
-"""The rank that gives or gets the whole array."""
+"""The rank that sends or receives the whole array."""
 WIDEST = 256
-"""Most numbers that elements are drawn from."""
+"""Largest span."""
 _WHOLE_TO: Mapping[str, int] = {
     "int8": 2**7,
     "uint8": 2**8,
@@ -34,7 +34,7 @@ _WHOLE_TO: Mapping[str, int] = {
     "float": 2**24,
     "double": 2**53,
 }
-"""Data type → whole numbers below this are exact in it."""
+"""Data type → integers below this are exact."""
 _DOUBLINGS: Mapping[str, int] = {
     "int8": 6,
     "uint8": 7,
@@ -45,9 +45,9 @@ _DOUBLINGS: Mapping[str, int] = {
     "float": 127,
     "double": 1023,
 }
-"""Data type → how often 1 can be doubled in it."""
+"""Data type → how often 1 can be doubled."""
 SCRAMBLE = (1103515245, 1597334677, 0x7FFFFFFF)
-"""Two odd factors, and the bits that are kept."""
+"""Two odd factors, and the mask of the hash."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,24 +55,24 @@ class Extent:
     """One size of a collective, in elements."""
 
     gives: int
-    """Elements of the array each rank gives; of broadcast and scatter, the root."""
+    """Elements that each rank sends; of broadcast and scatter, the root."""
     gets: int
-    """Elements of the array each rank gets; of reduce and gather, the root."""
+    """Elements that each rank receives; of reduce and gather, the root."""
     count: int
-    """As nccl-tests counts: of the array, or of a rank's part."""
+    """As in nccl-tests: of the array, or of a rank's part."""
     size_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A stretch of a result, and whose elements are in it."""
+    """A range of a result, and the ranks whose elements it holds."""
 
     start: int
     length: int
     sources: tuple[int, ...]
-    """The ranks that gave it; several are reduced."""
+    """The sending ranks; several are reduced."""
     from_start: int
-    """Where in their arrays it begins."""
+    """Its offset in their arrays."""
 
 
 class CollectiveProgram(Protocol):
@@ -80,15 +80,15 @@ class CollectiveProgram(Protocol):
     same functions in the same order."""
 
     library: str
-    """What carries it, with its version: `nccl 2.27.5`, `gloo`."""
+    """The library, with its version: `nccl 2.27.5`, `gloo`."""
     places: tuple[bool, ...]
-    """Whether in place, for each way it is offered."""
+    """Supported values of `in_place`."""
 
     def lay_out(self, extent: Extent, in_place: bool, pair: tuple[int, int] | None = None) -> None:
-        """The calls to come are of this extent; with `pair` rank `pair[0]` sends to `pair[1]`."""
+        """Set the size of the next calls; with `pair`, rank `pair[0]` sends to `pair[1]`."""
 
     def fill(self, repetition: int) -> None:
-        """Give the arrays of the next call the elements of a repetition."""
+        """Fill the arrays of the next call with the elements of a repetition."""
 
     def call(self) -> None:
         """Queue the operation once."""
@@ -97,11 +97,10 @@ class CollectiveProgram(Protocol):
         """Wait until everything queued is done."""
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait for every rank."""
 
     def wrong(self, repetition: int) -> int:
-        """Elements of this rank's result that are not what they must be, of one call after
-        `fill`."""
+        """Wrong elements of this rank's result, of one call after `fill`."""
 
     def clock(self) -> float:
         """Seconds on the scale of `time.perf_counter()`."""
@@ -109,8 +108,8 @@ class CollectiveProgram(Protocol):
 
 @runtime_checkable
 class SupportsCollectives(Protocol):
-    """A framework whose ranks' collectives are measured by themselves; others need not offer
-    this. The ranks have met already (`SupportsDistributed.join`)."""
+    """A `Framework` whose collectives can be measured. The ranks have joined already
+    (`SupportsDistributed.join`)."""
 
     def build_collective(
         self, work: Collective, device: str, threads: int, largest: Extent
@@ -119,7 +118,7 @@ class SupportsCollectives(Protocol):
 
 
 def extent(work: Collective, size_bytes: int, ranks: int) -> Extent:
-    """What an array of about `size_bytes` comes to, in whole elements and alike for each rank."""
+    """The size of about `size_bytes`, in whole elements and equal for each rank."""
     each = ELEMENT_BYTES[work.data_type]
     if work.collective not in PARTED:
         count = max(1, size_bytes // each)
@@ -137,7 +136,7 @@ def extent(work: Collective, size_bytes: int, ranks: int) -> Extent:
 def pieces(
     work: Collective, of: Extent, rank: int, ranks: int, pair: tuple[int, int] | None = None
 ) -> tuple[Piece, ...]:
-    """What rank `rank` must have after one call; nothing where its result is not said."""
+    """The expected result of rank `rank` after one call; empty where it is undefined."""
     everyone, part, name = tuple(range(ranks)), of.count, work.collective
     if pair is not None:
         return (_whole(of, pair[0]),) if rank == pair[1] else ()
@@ -165,8 +164,7 @@ def _whole(of: Extent, source: int) -> Piece:
 
 
 def span(work: Collective, ranks: int) -> int:
-    """How many numbers elements are drawn from; `Unsupported` where no result could be checked
-    exactly."""
+    """The span of elements; `Unsupported` where no result could be checked exactly."""
     whole_to = _WHOLE_TO[work.data_type]
     found = min(WIDEST, whole_to)
     if work.collective in REDUCING:
@@ -179,14 +177,14 @@ def span(work: Collective, ranks: int) -> int:
     if found < 2 and work.checks:
         raise Unsupported(
             f"reduction={work.reduction} of {work.data_type} on {ranks} devices cannot be checked "
-            "exactly. Take data_type=double, another number of devices (of avg a power of two), "
+            "exactly. Set data_type=double, another number of devices (for avg a power of two), "
             "or checks=0."
         )
     return max(2, found)
 
 
 def needs_bytes(work: Collective, of: Extent, on_cpu: bool) -> int:
-    """What the arrays of a sweep up to this extent take on one device. Gloo copies what it
-    exchanges, so on a CPU as much again is counted."""
+    """Memory of the arrays of a sweep up to this size on one device. Gloo makes copies, so on a CPU
+    it is doubled."""
     arrays = (of.gives + max(of.gives, of.gets)) * ELEMENT_BYTES[work.data_type]
     return arrays * (2 if on_cpu else 1)

@@ -12,14 +12,14 @@ from cubemesh.networks.layers import Layer
 
 
 def check_weights(given: Mapping[str, Array], network: Network) -> None:
-    """UsageError unless `given` holds every parameter and state array of `network`, no other, each
-    in its shape."""
+    """UsageError unless `given` holds exactly the parameters and state of `network`, in their
+    shapes."""
     wanted = {**network.parameters, **network.state}
     missing = [name for name in wanted if name not in given]
     if missing:
         raise UsageError(
             f"{network.name}: {len(missing)} of its {len(wanted)} arrays are missing from the "
-            f"weights, '{missing[0]}' first. Take them from draw() or state() of this network."
+            f"weights, '{missing[0]}' first. Use those of draw() or state() of this network."
         )
     for name, array in given.items():
         if name not in wanted:

@@ -1,4 +1,4 @@
-"""JAX: each step one compiled function of its arrays, which it takes over and gives back."""
+"""JAX: each step is one compiled function."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""How fast does this device multiply matrices, or copy memory, at best through JAX?
+"""Ceilings in JAX: the fastest matrix product and memory copy of a device.
 
 A product of (m × k) and (k × n) is 2 m n k operations; a copy of b bytes reads b and writes b. The
-result goes into an array that is donated for it, so no call asks for memory.
-`frameworks/ceilings.py` looks for the fastest size and shape where none is given. Elements are
-drawn from the normal distribution, because a GPU at its power limit multiplies zeros faster than
-anything real.
+result is written into a donated array, so no call allocates memory.
+`frameworks/ceilings.py` searches for the fastest size and shape where none is given. Elements are
+normally distributed, because a GPU at its power limit multiplies zeros faster than real data.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from cubemesh.frameworks.ceilings import (
     shape_of,
     shape_words,
 )
-from cubemesh.frameworks.jax.runtime import NUMERICS, Numerics, is_out_of_memory, prepare
+from cubemesh.frameworks.jax.runtime import NUMERICS, JaxNumerics, is_out_of_memory, prepare
 from cubemesh.schema.spec import ProgramSettings
 from cubemesh.schema.work import Ceiling
 from cubemesh.units import format_bytes
 
 
 class _Compiled:
-    """What both operations share: a compiled function of sources and of the array to write to."""
+    """A compiled function of source arrays and of the array to write to."""
 
     def __init__(
         self, target: jax.Array, function: Callable[..., jax.Array], *sources: jax.Array
@@ -57,12 +56,12 @@ class _Compiled:
         return monotonic_s()
 
 
-class MatrixProduct(_Compiled):
+class JaxMatrixProduct(_Compiled):
     """c = a b, with a (m, k) and b (k, n)."""
 
     unit = "FLOP/s"
 
-    def __init__(self, shape: Shape, numerics: Numerics, device: jax.Device) -> None:
+    def __init__(self, shape: Shape, numerics: JaxNumerics, device: jax.Device) -> None:
         random = np.random.default_rng(0)
         m, n, k = shape
         a, b = (
@@ -77,7 +76,7 @@ class MatrixProduct(_Compiled):
         super().__init__(target, lambda a, b: jnp.matmul(a, b, precision=numerics.precision), a, b)
 
 
-class Copy(_Compiled):
+class JaxCopy(_Compiled):
     """A copy from one array of `size_bytes` to another."""
 
     unit = "byte/s"
@@ -100,12 +99,14 @@ def build_ceiling(
     (place,), numerics = prepare(device, threads), NUMERICS[program.precision]
     if work.operation == "copy":
         if work.size is not None:
-            return Copy(work.size, place)
-        return fastest(lambda size: Copy(size, place), *COPY_SIZES, is_out_of_memory, COPY_GROWTH)
+            return JaxCopy(work.size, place)
+        return fastest(
+            lambda size: JaxCopy(size, place), *COPY_SIZES, is_out_of_memory, COPY_GROWTH
+        )
     asked = shape_of(work)
     if asked is not None:
-        return MatrixProduct(asked, numerics, place)
+        return JaxMatrixProduct(asked, numerics, place)
     sides = (1 << 10, 1 << 14) if device != "cpu" else (1 << 9, 1 << 13)
     return fastest_product(
-        lambda shape: MatrixProduct(shape, numerics, place), sides, is_out_of_memory
+        lambda shape: JaxMatrixProduct(shape, numerics, place), sides, is_out_of_memory
     )

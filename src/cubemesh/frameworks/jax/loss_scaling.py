@@ -1,14 +1,14 @@
-"""How is the loss scaled in fp16, so that small gradients do not become zero?
+"""Loss scaling for fp16 in JAX, which keeps small gradients from underflow.
 
 The loss is multiplied by a scale before the backward pass and the gradients are divided by it
-(Micikevicius et al. 2018, "Mixed Precision Training", section 3.2, who found 8 to 32,768 to do).
+(Micikevicius et al. 2018, "Mixed Precision Training", section 3.2: 8 to 32,768 suffice).
 
-    static    a number, 1,024 by default; no gradient is looked at
+    static    a number, 1,024 by default; gradients are not checked
     dynamic   as PyTorch's GradScaler: from 65,536; halved when a gradient is not finite, and that
-              step's update is left out; doubled after 2,000 steps that were
+              step's update is skipped; doubled after 2,000 finite steps
 
-All of it is inside the compiled step: what has been updated is chosen or given up array by array,
-and the host never waits.
+All of it is inside the compiled step: updated arrays are selected or discarded one by one, and the
+host never waits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ State = dict[str, jax.Array]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scaling:
+class JaxLossScaling:
     """A rule for the scale; `constant` is None where it is dynamic."""
 
     constant: float | None
@@ -41,16 +41,16 @@ class Scaling:
         return "dynamic" if self.constant is None else "static"
 
     def start(self) -> State:
-        """What is carried from step to step: nothing, or the scale and the steps it has held."""
+        """The initial state: empty, or the scale and the number of finite steps."""
         if self.constant is not None:
             return {}
         return {"scale": jnp.float32(_FIRST_SCALE), "held": jnp.int32(0)}
 
     def scale(self, state: State) -> Any:
-        """What the loss is multiplied by."""
+        """The factor of the loss."""
         return state["scale"] if self.constant is None else self.constant
 
-    def settle(self, state: State, gradients: Any, new: Any, old: Any) -> tuple[Any, State]:
+    def apply_or_skip(self, state: State, gradients: Any, new: Any, old: Any) -> tuple[Any, State]:
         """(`new`, or `old` where a gradient is not finite and the scale is dynamic; next state)."""
         if self.constant is not None:
             return new, state
@@ -67,10 +67,10 @@ class Scaling:
         }
 
 
-def make_scaling(settings: ProgramSettings) -> Scaling | None:
-    """The scaling of a program; None but in fp16."""
+def make_scaling(settings: ProgramSettings) -> JaxLossScaling | None:
+    """The scaling of a program; None except in fp16."""
     if settings.precision != "fp16":
         return None
     if settings.loss_scale == "dynamic":
-        return Scaling(constant=None)
-    return Scaling(constant=settings.loss_scale or DEFAULT_SCALE)
+        return JaxLossScaling(constant=None)
+    return JaxLossScaling(constant=settings.loss_scale or DEFAULT_SCALE)

@@ -1,10 +1,10 @@
-"""How does a graph become a function that JAX can trace, differentiate and compile?
+"""A network as a function that JAX traces, differentiates and compiles.
 
     (parameters, state, inputs, key) ──nodes in their order──▶ (value of each head, new state)
 
-The function walks over the nodes while it is traced; what is compiled holds the operations alone.
-Arrays go by the graph's names. In `nhwc` the weights of convolutions lie (height, width, in, out):
-`to_program` and `to_graph` turn them.
+The function visits the nodes while it is traced; only the operations are compiled. Arrays have the
+graph's names. In `nhwc` the weights of convolutions are (height, width, in, out); `to_program` and
+`to_graph` transpose them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import numpy as np
 
 from cubemesh.batches import PADDING, Array
 from cubemesh.frameworks.api.validation import check_layers
+from cubemesh.frameworks.jax.context import JaxContext
 from cubemesh.frameworks.jax.lowerings import LOWERINGS
-from cubemesh.frameworks.jax.place import Place
-from cubemesh.frameworks.jax.runtime import Numerics
+from cubemesh.frameworks.jax.runtime import JaxNumerics
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Convolution
 
@@ -30,7 +30,7 @@ Arrays = Mapping[str, jax.Array]
 AnyArray = TypeVar("AnyArray", jax.Array, Array)
 
 
-class NetworkFunction:
+class JaxFunction:
     """A network as pure functions of its arrays, in one layout and precision; the products of the
     nodes in `layer_numerics` have another. In training each of `norm_parts` equal parts of a
     minibatch is normalised by its own statistics. Unsupported for a layer that is not lowered."""
@@ -39,8 +39,8 @@ class NetworkFunction:
         self,
         network: Network,
         layout: str,
-        numerics: Numerics,
-        layer_numerics: Mapping[str, Numerics] = MappingProxyType({}),
+        numerics: JaxNumerics,
+        layer_numerics: Mapping[str, JaxNumerics] = MappingProxyType({}),
         norm_parts: int = 1,
     ) -> None:
         check_layers(network, LOWERINGS, "jax")
@@ -66,17 +66,17 @@ class NetworkFunction:
         return sum(losses[1:], start=losses[0]), state
 
     def scores(self, parameters: Arrays, state: Arrays, *inputs: jax.Array) -> jax.Array:
-        """What the network says in evaluation, (batch, …, classes). Nodes that only other heads
-        need are traced, and left out by the compiler."""
+        """Scores in evaluation mode, (batch, …, classes). Nodes that only other heads need are
+        traced, and removed by the compiler."""
         values, _ = self._run(parameters, state, inputs, None)
         return values[self.network.output].astype(self.numerics.arrays)
 
     def to_program(self, name: str, array: AnyArray) -> AnyArray:
-        """An array of the graph's layout in the program's."""
+        """An array from the graph's layout to the program's."""
         return array.transpose(2, 3, 1, 0) if self._is_turned(name) else array
 
     def to_graph(self, name: str, array: AnyArray) -> AnyArray:
-        """An array of the program's layout in the graph's."""
+        """An array from the program's layout to the graph's."""
         return array.transpose(3, 2, 0, 1) if self._is_turned(name) else array
 
     def _is_turned(self, name: str) -> bool:
@@ -89,11 +89,11 @@ class NetworkFunction:
         fed: Sequence[jax.Array],
         key: jax.Array | None,
     ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-        """Every node's value, and the state afterwards; in training where there is a key."""
+        """Every node's value and the new state; in training mode where there is a key."""
         values = {i.name: array for i, array in zip(self.network.inputs, fed, strict=True)}
         after = dict(state)
         for i, node in enumerate(self.network.nodes):
-            place = Place(
+            context = JaxContext(
                 arrays={role: parameters[name] for role, name in node.parameters.items()}
                 | {role: after[name] for role, name in node.state.items()},
                 shape=node.shape,
@@ -104,15 +104,15 @@ class NetworkFunction:
                 norm_parts=self._norm_parts,
             )
             inputs = (values[name] for name in node.inputs)
-            values[node.name] = LOWERINGS[type(node.layer)](node.layer, place, *inputs)
-            after.update((node.state[role], array) for role, array in place.new_state.items())
+            values[node.name] = LOWERINGS[type(node.layer)](node.layer, context, *inputs)
+            after.update((node.state[role], array) for role, array in context.new_state.items())
         return values, after
 
     def _cross_entropy(self, scores: jax.Array, labels: jax.Array) -> jax.Array:
-        """The mean over all labels but those of padding."""
-        wide = scores.astype(self.numerics.arrays)
-        own = jnp.take_along_axis(wide, labels[..., None], axis=-1, mode="clip")[..., 0]
-        losses = jax.nn.logsumexp(wide, axis=-1) - own
+        """The mean over all labels except padding."""
+        full = scores.astype(self.numerics.arrays)
+        own = jnp.take_along_axis(full, labels[..., None], axis=-1, mode="clip")[..., 0]
+        losses = jax.nn.logsumexp(full, axis=-1) - own
         if not self.network.targets[0].shape:
             return losses.mean()
         counted = labels != PADDING

@@ -1,13 +1,13 @@
-"""How does an optimizer of JAX's program change the weights? By PyTorch's rules, to the letter.
+"""The optimizers of JAX programs, with exactly PyTorch's update rules.
 
     sgd       g + decay · w;  v = momentum · v + g;  w −= rate · v      Sutskever et al. 2013
     rmsprop   v = 0.99 v + 0.01 g²;  w −= rate · g / (√v + 1e-8)        Tieleman and Hinton 2012
     adam      betas 0.9 and 0.999, epsilon 1e-8                         Kingma and Ba 2015
     adamw     w −= rate · decay · w;  then as adam, without decay       Loshchilov and Hutter 2019
 
-In the first three weight decay is added to the gradient. An optimizer is its first state and a pure
-function; inside the step XLA fuses the update of each array into one pass over it. (Written out
-here in place of optax, whose RMSprop and whose decay differ from PyTorch's by default.)
+In the first three weight decay is added to the gradient. An optimizer is an initial state and a
+pure function; XLA fuses the update of each array into one pass. (optax is not used: its RMSprop and
+its decay differ from PyTorch's by default.)
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ _EPSILON = 1e-8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optimizer:
-    """A rule that turns gradients into new weights."""
+class JaxOptimizer:
+    """An update rule as pure functions."""
 
     start: Callable[[Arrays], State]
-    """Parameters → the state before the first step."""
+    """Parameters → initial state."""
     update: Update
     """(gradients, state, parameters) → (parameters, state)."""
 
 
-def make_optimizer(work: NetworkWork) -> Optimizer | None:
+def make_optimizer(work: NetworkWork) -> JaxOptimizer | None:
     """The optimizer of `work`; None for work that does not train."""
     if not isinstance(work, (TrainSteps, Train)):
         return None
     return _MAKERS[work.optimizer](work)
 
 
-def _sgd(work: TrainSteps | Train) -> Optimizer:
+def _sgd(work: TrainSteps | Train) -> JaxOptimizer:
     rate, momentum = work.learning_rate, work.momentum
 
     def start(weights: Arrays) -> State:
@@ -62,10 +62,10 @@ def _sgd(work: TrainSteps | Train) -> Optimizer:
             state = {"velocity": velocity}
         return jax.tree.map(lambda w, v: w - rate * v, weights, velocity), state
 
-    return Optimizer(start=start, update=update)
+    return JaxOptimizer(start=start, update=update)
 
 
-def _rmsprop(work: TrainSteps | Train) -> Optimizer:
+def _rmsprop(work: TrainSteps | Train) -> JaxOptimizer:
     rate, keep = work.learning_rate, _RMSPROP_DECAY
 
     def start(weights: Arrays) -> State:
@@ -81,10 +81,10 @@ def _rmsprop(work: TrainSteps | Train) -> Optimizer:
         )
         return weights, {"square": square}
 
-    return Optimizer(start=start, update=update)
+    return JaxOptimizer(start=start, update=update)
 
 
-def _adam(work: TrainSteps | Train, decoupled: bool = False) -> Optimizer:
+def _adam(work: TrainSteps | Train, decoupled: bool = False) -> JaxOptimizer:
     rate, (beta1, beta2) = work.learning_rate, _ADAM_BETAS
 
     def start(weights: Arrays) -> State:
@@ -102,7 +102,7 @@ def _adam(work: TrainSteps | Train, decoupled: bool = False) -> Optimizer:
         )
 
         def change(w: jax.Array, m: jax.Array, s: jax.Array) -> jax.Array:
-            # 1 − βᵗ without the digits that float32 would lose in the difference.
+            # 1 − βᵗ without cancellation in float32.
             t = steps.astype(w.dtype)
             bias1, bias2 = (-jnp.expm1(t * math.log(b)) for b in _ADAM_BETAS)
             return w - rate / bias1 * m / (jnp.sqrt(s) / jnp.sqrt(bias2) + _EPSILON)
@@ -110,10 +110,10 @@ def _adam(work: TrainSteps | Train, decoupled: bool = False) -> Optimizer:
         weights = jax.tree.map(change, weights, mean, square)
         return weights, {"mean": mean, "square": square, "steps": steps}
 
-    return Optimizer(start=start, update=update)
+    return JaxOptimizer(start=start, update=update)
 
 
-_MAKERS: dict[str, Callable[[TrainSteps | Train], Optimizer]] = {
+_MAKERS: dict[str, Callable[[TrainSteps | Train], JaxOptimizer]] = {
     "sgd": _sgd,
     "rmsprop": _rmsprop,
     "adam": _adam,

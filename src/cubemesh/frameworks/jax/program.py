@@ -1,10 +1,9 @@
-"""What is one training step in JAX? A compiled, pure function that takes its arrays over:
+"""A training step in JAX: a compiled, pure function whose arrays are donated:
 
     (carry, inputs, labels) ──▶ (carry, loss)        carry = weights, state, optimizer, random key
 
-The carry is donated: the new arrays are written where the old ones lay. The first step at a batch
-size compiles. Dispatch is asynchronous: a step returns at once, and `synchronize` waits until the
-last outputs are there.
+The carry is donated: new arrays overwrite the old ones. The first step at a batch size compiles.
+Dispatch is asynchronous: a step returns at once, and `synchronize` waits for the last outputs.
 """
 
 from __future__ import annotations
@@ -21,27 +20,27 @@ from cubemesh.errors import UsageError
 from cubemesh.frameworks.api.gradient_sync import Bucket
 from cubemesh.frameworks.api.program import BuildRequest, monotonic_s
 from cubemesh.frameworks.api.validation import check_weights
-from cubemesh.frameworks.jax.loss_scaling import Scaling, make_scaling
-from cubemesh.frameworks.jax.network import NetworkFunction
-from cubemesh.frameworks.jax.optimizers import Optimizer, make_optimizer
-from cubemesh.frameworks.jax.runtime import NUMERICS, Numerics, prepare
-from cubemesh.frameworks.jax.sharding import Layout, devices_of
+from cubemesh.frameworks.jax.loss_scaling import JaxLossScaling, make_scaling
+from cubemesh.frameworks.jax.network import JaxFunction
+from cubemesh.frameworks.jax.optimizers import JaxOptimizer, make_optimizer
+from cubemesh.frameworks.jax.runtime import NUMERICS, JaxNumerics, prepare
+from cubemesh.frameworks.jax.sharding import DeviceSharding, devices_of
 from cubemesh.networks.precision import layer_precisions
 
 Placed = tuple[jax.Array, ...]
-"""Images, or what else the network's inputs are, then labels, on the device."""
+"""Images or other inputs of the network, then labels, on the device."""
 
 _ALIGNMENT_BYTES = 64
-"""Where an array must begin for XLA's CPU client to take it as it lies, without a copy of its own
+"""Alignment of an array that XLA's CPU client uses without a copy
 (xla/cpu_function_runtime.h, MinAlign)."""
 _WAITED_BYTES = 4 * 2**20
-"""From here on a copy on the host, in pages that are new each time, takes longer than waiting for
-the transfer: on an H200 waiting makes AlexNet's step (39 MB) 1.40 times as fast as a copy does,
+"""Above this a copy on the host, into new pages each time, takes longer than waiting for the
+transfer: on an H200 waiting makes AlexNet's step (39 MB) 1.40 times as fast as a copy does,
 and LittleCNN's (0.8 MB) 0.87 times."""
 
 
 class Carry(NamedTuple):
-    """What one step hands to the next."""
+    """State passed from one step to the next."""
 
     parameters: dict[str, jax.Array]
     state: dict[str, jax.Array]
@@ -51,18 +50,17 @@ class Carry(NamedTuple):
 
 
 class JaxProgram:
-    """A network and its optimizer on one device, or on several alike (sharding.py); see `Program`
-    in frameworks/base."""
+    """A network and its optimizer on one device, or replicated on several (sharding.py)."""
 
     buckets: Sequence[Bucket] = ()
 
     def __init__(self, request: BuildRequest) -> None:
         self.device = request.device
         devices = prepare(request.device, request.threads, devices_of(request))
-        self._layout = Layout(devices)
+        self._layout = DeviceSharding(devices)
         self._device = self._layout.devices[0]
         self._numerics = NUMERICS[request.program.precision]
-        self._function = NetworkFunction(
+        self._function = JaxFunction(
             request.network,
             request.program.layout,
             self._numerics,
@@ -83,9 +81,9 @@ class JaxProgram:
         self._turn = jax.jit(self._turn_images)
 
     def place(self, batch: Batch) -> Placed:
-        """Copy to the device, then turn to the program's layout and type there. A CPU computes from
-        memory of the placed batch's own, as it lies. A GPU is sent such a copy too; a large batch
-        is sent as it is, and waited for until the GPU has it."""
+        """Copy to the device, then convert to the program's layout and type there. A CPU computes
+        from the copy in place. A small batch is copied before its transfer to a GPU; a large one
+        is sent without a copy, and the transfer is waited for."""
         waits = self._device.platform != "cpu" and batch.size_bytes >= _WAITED_BYTES
         sent = [self._send(array, waits) for array in (*batch.inputs, batch.labels)]
         if waits:
@@ -134,11 +132,11 @@ class JaxProgram:
         return float(self._scaling.scale(self._loaded().scaling)), self._scaling.method
 
     def synchronize(self) -> None:
-        """Wait until the last outputs are there; an error on the device is raised here."""
+        """Wait for the last outputs; an error on the device is raised here."""
         jax.block_until_ready((self._carry, self._loss))
 
     def load(self, weights: Mapping[str, Array]) -> None:
-        """Copy `weights` to the device, in the program's layout, and start the optimizer anew."""
+        """Copy `weights` to the device, in the program's layout, and reset the optimizer."""
         network = self._function.network
         check_weights(weights, network)
         own = {n: weights[n] for n in (*network.parameters, *network.state)}
@@ -147,7 +145,7 @@ class JaxProgram:
         )
 
     def _make_carry(self, arrays: dict[str, jax.Array]) -> Carry:
-        """The first carry. Its arrays are XLA's own copies, so that they may be donated."""
+        """The first carry. Its arrays are copies, so that they may be donated."""
         network = self._function.network
         turned = {
             name: jnp.copy(self._function.to_program(name, array).astype(self._numerics.arrays))
@@ -164,9 +162,9 @@ class JaxProgram:
         )
 
     def state(self) -> dict[str, Array]:
-        """A copy of every array on the host, in float32, or float64 where it is computed in."""
+        """A copy of every array on the host, in float32, or float64 for programs in fp64."""
         carry, network = self._loaded(), self._function.network
-        # Copied on the device first: what NumPy has looked at could no longer be donated.
+        # Copied on the device first: an array that NumPy has read cannot be donated any more.
         arrays = jax.tree.map(jnp.copy, {**carry.parameters, **carry.state})
         return {
             name: np.array(self._function.to_graph(name, np.asarray(arrays[name])), order="C")
@@ -179,8 +177,8 @@ class JaxProgram:
         return self._carry
 
     def peak_memory_bytes(self) -> int | None:
-        """Of the arrays and temporaries XLA held on a GPU at once since the process began, the most
-        of all its GPUs; None on a CPU, where XLA does not count."""
+        """Peak bytes of arrays and temporaries since the process began, the maximum over its GPUs;
+        None on a CPU, where XLA does not count."""
         counts = [device.memory_stats() or {} for device in self._layout.devices]
         return max(
             (c["peak_bytes_in_use"] for c in counts if "peak_bytes_in_use" in c), default=None
@@ -198,7 +196,7 @@ class JaxProgram:
 
 
 def make_step(
-    function: NetworkFunction, optimizer: Optimizer | None, scaling: Scaling | None = None
+    function: JaxFunction, optimizer: JaxOptimizer | None, scaling: JaxLossScaling | None = None
 ) -> Any:
     """The training step: (carry, each input, labels) → (carry, loss)."""
 
@@ -223,27 +221,29 @@ def make_step(
         gradients = jax.tree.map(lambda g: g / scale, gradients)
         updated = optimizer.update(gradients, carry.optimizer, carry.parameters)
         before = carry.parameters, carry.optimizer
-        (parameters, kept), scaled = scaling.settle(carry.scaling, gradients, updated, before)
+        (parameters, kept), scaled = scaling.apply_or_skip(
+            carry.scaling, gradients, updated, before
+        )
         return Carry(parameters, state, kept, key, scaled), loss
 
     return step
 
 
 def _exact(gradients: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """The same, kept apart from the update in fp64. There XLA lets cuDNN add the momentum to a
-    convolution's gradient, times 0.9 in single precision: weights are off by 1e-8 of their
-    velocity (JAX 0.11 on an H200)."""
+    """The same, not fused with the update in fp64. There XLA lets cuDNN add the momentum to a
+    convolution's gradient, times 0.9 in single precision: an error of 1e-8 of the velocity (JAX
+    0.11 on an H200)."""
     is_exact = any(array.dtype == jnp.float64 for array in gradients.values())
     return jax.lax.optimization_barrier(gradients) if is_exact else gradients
 
 
-def _layer_numerics(request: BuildRequest) -> dict[str, Numerics]:
-    """Node → numerics of its product, where the spec says so by layer."""
+def _layer_numerics(request: BuildRequest) -> dict[str, JaxNumerics]:
+    """Node → numerics of its product, for `precision_of`."""
     named = layer_precisions(request.network, request.program.precision_of)
     return {node: NUMERICS[precision] for node, precision in named.items()}
 
 
-def make_forward(function: NetworkFunction) -> Any:
+def make_forward(function: JaxFunction) -> Any:
     """The forward pass: (parameters, state, key, each input, labels) → (state, key, loss)."""
 
     def forward(parameters: Any, state: Any, key: jax.Array, *placed: jax.Array) -> Any:
@@ -255,7 +255,7 @@ def make_forward(function: NetworkFunction) -> Any:
 
 
 def _aligned_copy(array: Array, dtype: np.dtype[Any]) -> Array:
-    """A copy of `array` that XLA can compute from where it lies."""
+    """A copy of `array` that XLA uses in place."""
     size_bytes = array.size * dtype.itemsize
     room = np.empty(size_bytes + _ALIGNMENT_BYTES, np.uint8)
     start = -room.ctypes.data % _ALIGNMENT_BYTES

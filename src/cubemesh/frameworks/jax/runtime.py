@@ -1,4 +1,4 @@
-"""What can JAX do on this machine, and how is it set up for a run?
+"""JAX on this machine: its capabilities, and the settings of a run.
 
 precision   arrays     computed in
 fp64        float64    float64
@@ -7,8 +7,8 @@ tf32        float32    float32, matrix products and convolutions in TF32 (CUDA)
 bf16        float32    products in bfloat16, statistics and loss in float32
 fp16        float32    products in float16, statistics and loss in float32, loss scaled
 
-Types of 64 bits are switched on for the process and every array's type is said where it is made,
-so programs of different precision do not disturb one another.
+64-bit types are enabled for the process and every array is made with an explicit type, so programs
+of different precision do not affect one another.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ _AMPERE = (8, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numerics:
-    """What a precision means for a program's arrays and operations."""
+class JaxNumerics:
+    """The types of a program's arrays and operations at one precision."""
 
     arrays: DTypeLike = jnp.float32
     """Type of parameters, state, statistics and loss."""
     products: DTypeLike = jnp.float32
-    """Type that convolutions and matrix products are computed in, and their results."""
+    """Type of convolutions and matrix products, and of their results."""
     precision: str = "highest"
-    """What `jax.lax` calls the precision of a product of float32."""
+    """The `precision` argument of `jax.lax` for float32 products."""
 
 
-NUMERICS: dict[str, Numerics] = {
-    "fp64": Numerics(arrays=jnp.float64, products=jnp.float64),
-    "fp32": Numerics(),
-    "tf32": Numerics(precision="tensorfloat32"),
-    "bf16": Numerics(products=jnp.bfloat16, precision="default"),
-    "fp16": Numerics(products=jnp.float16, precision="default"),
+NUMERICS: dict[str, JaxNumerics] = {
+    "fp64": JaxNumerics(arrays=jnp.float64, products=jnp.float64),
+    "fp32": JaxNumerics(),
+    "tf32": JaxNumerics(precision="tensorfloat32"),
+    "bf16": JaxNumerics(products=jnp.bfloat16, precision="default"),
+    "fp16": JaxNumerics(products=jnp.float16, precision="default"),
 }
 """One line a precision."""
 
 
 def capabilities() -> Capabilities:
-    """What JAX can do here. Wakes the GPU, where there is one."""
+    """What JAX can do here. Initialises the GPU."""
     precisions = {"cpu": frozenset({"fp64", "fp32", "bf16", "fp16"})}
     gpus = _gpus()
     if gpus:
         ampere = all(_compute_capability(gpu) >= _AMPERE for gpu in gpus)
-        narrow = {"tf32", "bf16"} if ampere else set()
-        precisions["cuda"] = frozenset({"fp64", "fp32", "fp16"} | narrow)
+        of_ampere = {"tf32", "bf16"} if ampere else set()
+        precisions["cuda"] = frozenset({"fp64", "fp32", "fp16"} | of_ampere)
     return Capabilities(
         works=frozenset({"train_steps", "forward", "train", "input", "ceiling"}),
         devices=(*(f"cuda:{i}" for i in range(len(gpus))), "cpu"),
@@ -79,12 +79,10 @@ def capabilities() -> Capabilities:
 
 
 def prepare(device: str, threads: int, devices: int = 1) -> list[jax.Device]:
-    """Set what JAX keeps for the whole process and return `devices` devices, the one called
-    `device` first.
+    """Apply JAX's settings of the whole process and return `devices` devices, `device` first.
 
-    XLA makes its pool of CPU threads, and its devices on a CPU, once, when it starts. Another
-    number of threads, or more devices, therefore start it anew, and arrays and programs made before
-    on the CPU must not be used any more.
+    XLA creates its pool of CPU threads and its CPU devices once, when it starts. Another number of
+    threads, or more devices, restart it; earlier arrays and programs on the CPU become invalid.
     """
     jax.config.update("jax_enable_x64", True)
     kind, _, index = device.partition(":")
@@ -104,15 +102,14 @@ def prepare(device: str, threads: int, devices: int = 1) -> list[jax.Device]:
 def _make_cpu_devices(devices: int) -> None:
     if not hasattr(jax.config, DEVICES_OPTION):
         raise Unsupported(
-            f"JAX {jax.__version__} makes one device of a CPU. Upgrade it (pip install -U jax), or "
+            f"JAX {jax.__version__} has one device on a CPU. Upgrade it (pip install -U jax), or "
             "set devices=1."
         )
     jax.config.update(DEVICES_OPTION, devices)
 
 
 def _gpus() -> list[jax.Device]:
-    """NVIDIA's GPUs. Where no plugin for JAX is installed there are none, and XLA need not start
-    to find out."""
+    """NVIDIA's GPUs. Without a plugin for JAX there are none, and XLA is not started."""
     if importlib.util.find_spec("jax_plugins") is None:
         return []
     _allocate_as_needed()
@@ -124,8 +121,8 @@ def _compute_capability(gpu: jax.Device) -> tuple[int, ...]:
 
 
 def _allocate_as_needed() -> None:
-    """Unless told otherwise, take a GPU's memory when it is needed, not three quarters of it at
-    the start: another process may need it too."""
+    """Allocate a GPU's memory when needed rather than three quarters of it at the start, unless the
+    user has set it: another process may need it."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 

@@ -1,8 +1,8 @@
-"""Which layers of Keras make a layer of the graph? The table of lowerings, one line a layer type.
+"""The lowerings of layers to Keras layers, one line a layer type.
 
-A lowering is given the layer's settings, where it stands (`Site`) and its inputs, and returns the
-result in Keras's functional way. Images lie (batch, height, width, channels), as TensorFlow's CPU
-kernels want them. Where Keras has no layer that computes the same, `keras.ops` do.
+A lowering takes the layer's settings, its context (`KerasContext`) and its inputs, and returns the
+result in Keras's functional API. Images are (batch, height, width, channels), as TensorFlow's CPU
+kernels need them. Where Keras has no equivalent layer, `keras.ops` are used.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from cubemesh.networks.layers import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site:
-    """A layer in its network, as a lowering sees it."""
+class KerasContext:
+    """Shape, seed and variables of one layer."""
 
     shape: Shape
     """Of one sample of the result, channels first."""
     seed: int
-    wide: str
+    full: str
     """Type of statistics."""
     arrays: dict[str, Any] = field(default_factory=dict)
-    """Where a layer puts its variables, by role."""
+    """Filled by the lowering with its variables, by role."""
 
 
 class UnbiasedBatchNorm(layers.Layer):  # type: ignore[misc]
-    """Batch normalisation whose running variance takes the unbiased variance of the batch, as
-    PyTorch's; Keras's own takes the biased one."""
+    """Batch normalisation whose running variance uses the unbiased variance of the batch, as
+    PyTorch's; Keras uses the biased one."""
 
     def __init__(self, epsilon: float, momentum: float) -> None:
         super().__init__()
         self.epsilon, self.momentum = epsilon, momentum
 
     def build(self, shape: Any) -> None:
-        """One value a channel, four times."""
+        """Four arrays of one value per channel."""
         self.gamma = self.add_weight(shape=shape[-1:], initializer="ones")
         self.beta = self.add_weight(shape=shape[-1:], initializer="zeros")
         self.mean = self.add_weight(shape=shape[-1:], initializer="zeros", trainable=False)
@@ -64,27 +64,27 @@ class UnbiasedBatchNorm(layers.Layer):  # type: ignore[misc]
 
     def call(self, x: Any, training: bool = False) -> Any:
         """Unchanged in shape."""
-        wide, axes = ops.cast(x, self.variable_dtype), tuple(range(x.ndim - 1))
+        full, axes = ops.cast(x, self.variable_dtype), tuple(range(x.ndim - 1))
         gamma, beta = (ops.cast(a, self.variable_dtype) for a in (self.gamma, self.beta))
         if not training:
             mean, variance = self.mean.value, self.variance.value
         else:
-            mean, variance = ops.moments(wide, axes)
+            mean, variance = ops.moments(full, axes)
             n = ops.cast(ops.size(x) // x.shape[-1], self.variable_dtype)
             keep, new = 1 - self.momentum, self.momentum
             unbiased = variance * n / (n - 1)
             self.mean.assign(keep * self.mean.value + new * mean)
             self.variance.assign(keep * self.variance.value + new * unbiased)
-        y = ops.batch_normalization(wide, mean, variance, -1, beta, gamma, self.epsilon)
+        y = ops.batch_normalization(full, mean, variance, -1, beta, gamma, self.epsilon)
         return ops.cast(y, self.compute_dtype)
 
 
 Lowering = Callable[..., Any]
-"""(layer, site, input, …) → result."""
+"""(layer, context, input, …) → result."""
 
 
-def _convolution(layer: Convolution, site: Site, x: Any) -> Any:
-    """`same` where it pads the same cells, as one writes it; else the image is padded before."""
+def _convolution(layer: Convolution, context: KerasContext, x: Any) -> Any:
+    """`same` where it pads the same cells; else the image is padded before."""
     same = pads_as_same(layer)
     if any(layer.padding) and not same:
         x = layers.ZeroPadding2D(layer.padding)(x)
@@ -96,25 +96,25 @@ def _convolution(layer: Convolution, site: Site, x: Any) -> Any:
         groups=layer.groups,
         use_bias=layer.bias,
     )
-    return _weighted(made, site, x)
+    return _weighted(made, context, x)
 
 
-def _linear(layer: Linear, site: Site, x: Any) -> Any:
-    return _weighted(layers.Dense(layer.features, use_bias=layer.bias), site, x)
+def _linear(layer: Linear, context: KerasContext, x: Any) -> Any:
+    return _weighted(layers.Dense(layer.features, use_bias=layer.bias), context, x)
 
 
-def _weighted(made: Any, site: Site, x: Any) -> Any:
+def _weighted(made: Any, context: KerasContext, x: Any) -> Any:
     y = made(x)
-    site.arrays["weight"] = made.kernel
+    context.arrays["weight"] = made.kernel
     if made.use_bias:
-        site.arrays["bias"] = made.bias
+        context.arrays["bias"] = made.bias
     return y
 
 
-def _batch_norm(layer: BatchNorm, site: Site, x: Any) -> Any:
+def _batch_norm(layer: BatchNorm, context: KerasContext, x: Any) -> Any:
     made = UnbiasedBatchNorm(layer.epsilon, layer.momentum)
     y = made(x)
-    site.arrays.update(
+    context.arrays.update(
         weight=made.gamma,
         bias=made.beta,
         running_mean=made.mean,
@@ -123,10 +123,10 @@ def _batch_norm(layer: BatchNorm, site: Site, x: Any) -> Any:
     return y
 
 
-def _response_norm(layer: LocalResponseNorm, site: Site, x: Any) -> Any:
-    """The window is zero-padded, and of an even size one longer before its centre than after."""
-    wide = ops.cast(x, site.wide)
-    squares, reach = ops.square(wide), (layer.size // 2, (layer.size - 1) // 2)
+def _response_norm(layer: LocalResponseNorm, context: KerasContext, x: Any) -> Any:
+    """The window is zero-padded; one of even size has one more element before its centre."""
+    full = ops.cast(x, context.full)
+    squares, reach = ops.square(full), (layer.size // 2, (layer.size - 1) // 2)
     _, height, width, channels = x.shape
     if layer.region == "across":  # neighbouring channels as neighbours in an image of one value
         squares = ops.reshape(squares, (-1, height * width, channels, 1))
@@ -136,32 +136,32 @@ def _response_norm(layer: LocalResponseNorm, site: Site, x: Any) -> Any:
     else:
         padded = ops.pad(squares, ((0, 0), reach, reach, (0, 0)))
         means = ops.average_pool(padded, layer.size, 1, "valid", "channels_last")
-    return ops.cast(wide / (layer.bias + layer.alpha * means) ** layer.beta, x.dtype)
+    return ops.cast(full / (layer.bias + layer.alpha * means) ** layer.beta, x.dtype)
 
 
-def _flatten(layer: Flatten, site: Site, x: Any) -> Any:
+def _flatten(layer: Flatten, context: KerasContext, x: Any) -> Any:
     return layers.Flatten()(layers.Permute((3, 1, 2))(x) if len(x.shape) == 4 else x)
 
 
-def _padded(layer: MaxPool | AveragePool, site: Site, x: Any, value: float) -> Any:
-    padding = far_padding(layer, site.shape, x.shape[1:3])
+def _padded(layer: MaxPool | AveragePool, context: KerasContext, x: Any, value: float) -> Any:
+    padding = far_padding(layer, context.shape, x.shape[1:3])
     if not any(before or after for before, after in padding):
         return x
     return ops.pad(x, ((0, 0), *padding, (0, 0)), constant_values=value)
 
 
-def _max_pool(layer: MaxPool, site: Site, x: Any) -> Any:
-    x = _padded(layer, site, x, -np.inf)
+def _max_pool(layer: MaxPool, context: KerasContext, x: Any) -> Any:
+    x = _padded(layer, context, x, -np.inf)
     return layers.MaxPooling2D(layer.kernel, layer.stride)(x)
 
 
-def _average_pool(layer: AveragePool, site: Site, x: Any) -> Any:
-    shares = window_shares(layer, site.shape, x.shape[1:3])
-    y = layers.AveragePooling2D(layer.kernel, layer.stride)(_padded(layer, site, x, 0.0))
+def _average_pool(layer: AveragePool, context: KerasContext, x: Any) -> Any:
+    shares = window_shares(layer, context.shape, x.shape[1:3])
+    y = layers.AveragePooling2D(layer.kernel, layer.stride)(_padded(layer, context, x, 0.0))
     return y if shares is None else y * ops.cast(shares[None, :, :, None], y.dtype)
 
 
-def _concat(layer: Concat, site: Site, *values: Any) -> Any:
+def _concat(layer: Concat, context: KerasContext, *values: Any) -> Any:
     return layers.Concatenate(axis=-1)(values)
 
 
@@ -170,26 +170,26 @@ LOWERINGS: dict[type[Layer], Lowering] = {
     Linear: _linear,
     BatchNorm: _batch_norm,
     LocalResponseNorm: _response_norm,
-    ReLU: lambda layer, site, x: layers.ReLU()(x),
-    Add: lambda layer, site, x, y: layers.Add()([x, y]),
+    ReLU: lambda layer, context, x: layers.ReLU()(x),
+    Add: lambda layer, context, x, y: layers.Add()([x, y]),
     Concat: _concat,
-    Dropout: lambda layer, site, x: layers.Dropout(layer.rate, seed=site.seed)(x),
+    Dropout: lambda layer, context, x: layers.Dropout(layer.rate, seed=context.seed)(x),
     Flatten: _flatten,
     MaxPool: _max_pool,
     AveragePool: _average_pool,
-    GlobalAveragePool: lambda layer, site, x: layers.GlobalAveragePooling2D()(x),
+    GlobalAveragePool: lambda layer, context, x: layers.GlobalAveragePooling2D()(x),
 }
 
 
 class TorchRules(keras.optimizers.Optimizer):  # type: ignore[misc]
-    """SGD, RMSprop and Adam by PyTorch's rules (frameworks/pytorch/optimizers.py has them)."""
+    """SGD, RMSprop and Adam by PyTorch's rules (frameworks/pytorch/optimizers.py)."""
 
     def __init__(self, rule: str, rate: float, momentum: float, decay: float) -> None:
         super().__init__(learning_rate=rate)
         self.rule, self.momentum, self.decay = rule, momentum, decay
 
     def build(self, variables: Any) -> None:
-        """The arrays kept for each weight."""
+        """The optimizer state of each weight."""
         if self.built:
             return
         super().build(variables)
@@ -197,7 +197,7 @@ class TorchRules(keras.optimizers.Optimizer):  # type: ignore[misc]
         self.kept = [self.add_optimizer_variables(variables, [name])[0] for name in kept]
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Change one weight."""
+        """Update one weight."""
         kept = [arrays[self._get_variable_index(variable)] for arrays in self.kept]
         rate = ops.cast(learning_rate, variable.dtype)
         gradient = ops.cast(gradient, variable.dtype)

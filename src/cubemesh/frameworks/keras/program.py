@@ -1,7 +1,7 @@
-"""What is one training step in Keras? `model.train_on_batch`, of a functional model.
+"""A training step in Keras: `model.train_on_batch` of a functional model on TensorFlow.
 
-The model is compiled as one does: an optimizer, a loss for each head with its weight. TensorFlow
-computes; Keras traces the step into a `tf.function` at the first batch.
+The model is compiled with an optimizer and a weighted loss for each head. Keras traces the step
+into a `tf.function` at the first batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cubemesh.errors import UsageError
 from cubemesh.frameworks.api.gradient_sync import Bucket
 from cubemesh.frameworks.api.program import BuildRequest, Capabilities, Unsupported, monotonic_s
 from cubemesh.frameworks.api.validation import check_weights
-from cubemesh.frameworks.keras.layers import LOWERINGS, Site, TorchRules
+from cubemesh.frameworks.keras.layers import LOWERINGS, KerasContext, TorchRules
 from cubemesh.frameworks.tensorflow import runtime
 from cubemesh.frameworks.tensorflow.network import check_network
 from cubemesh.networks.graph import Network
@@ -30,9 +30,9 @@ from cubemesh.networks.layers import Convolution, Linear
 from cubemesh.schema.work import Train, TrainSteps
 
 POLICIES = {"fp64": "float64", "fp32": "float32", "bf16": "mixed_bfloat16"}
-"""Precision → Keras's name of it: the types of arrays and of what is computed."""
+"""Precision → Keras's name of its policy: the types of arrays and of computation."""
 
-_TURNED: dict[type, tuple[tuple[int, ...], tuple[int, ...]]] = {
+_TRANSPOSED: dict[type, tuple[tuple[int, ...], tuple[int, ...]]] = {
     Convolution: ((2, 3, 1, 0), (3, 2, 0, 1)),
     Linear: ((1, 0), (1, 0)),
 }
@@ -52,44 +52,46 @@ def preload() -> None:
 
 
 class KerasProgram:
-    """A functional model on the CPU; see `Program` in frameworks/base."""
+    """A functional model on the CPU."""
 
     buckets: Sequence[Bucket] = ()
 
     def __init__(self, request: BuildRequest) -> None:
         runtime.prepare(request.threads)
-        _check_fed(request.network)
+        _check_inputs(request.network)
         check_network(request.network, LOWERINGS, "keras")
         self.device = request.device
         self._network, self._work = request.network, request.work
         policy = keras.DTypePolicy(POLICIES[request.program.precision])
         self._dtype = policy.variable_dtype
         self._variables: dict[str, Any] = {}
-        self._turned: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        # For the whole process: losses and the learning rate take their type from it, and late.
+        self._transposed: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        # For the whole process: losses and the learning rate use it when they are built.
         keras.config.set_floatx(self._dtype)
         keras.config.set_dtype_policy(policy)
-        self.model, self._judge = self._models(request.network)
+        self.model, self._evaluated = self._models(request.network)
         self._loss: Any = float("nan")
         self._loaded = False
         self._weights = [h.weight for h in request.network.heads]
         self._pass = tf.function(self._make_pass, autograph=False)
 
     def _models(self, network: Network) -> tuple[Any, Any]:
-        """The model with every head, and the one of the head that is judged; they share layers."""
+        """The model with every head, and that of the evaluated head; they share layers."""
         channels, height, width = network.inputs[0].shape
         images = keras.Input((height, width, channels))
         values = {network.inputs[0].name: images}
         for i, node in enumerate(network.nodes):
-            site = Site(shape=node.shape, seed=self._work.seed + i, wide=self._dtype)
+            context = KerasContext(shape=node.shape, seed=self._work.seed + i, full=self._dtype)
             inputs = (values[name] for name in node.inputs)
-            values[node.name] = LOWERINGS[type(node.layer)](node.layer, site, *inputs)
+            values[node.name] = LOWERINGS[type(node.layer)](node.layer, context, *inputs)
             for role, name in {**node.parameters, **node.state}.items():
                 if name in self._variables:
-                    raise Unsupported(f"keras shares no arrays, as {network.name} does '{name}'.")
-                self._variables[name] = site.arrays[role]
-                if role == "weight" and type(node.layer) in _TURNED:
-                    self._turned[name] = _TURNED[type(node.layer)]
+                    raise Unsupported(
+                        f"keras cannot share arrays, as {network.name} does '{name}'."
+                    )
+                self._variables[name] = context.arrays[role]
+                if role == "weight" and type(node.layer) in _TRANSPOSED:
+                    self._transposed[name] = _TRANSPOSED[type(node.layer)]
         heads = [values[head.value] for head in network.heads]
         return keras.Model(images, heads), keras.Model(images, values[network.output])
 
@@ -113,7 +115,7 @@ class KerasProgram:
         self._loss = self._pass(*placed)
 
     def _make_pass(self, images: Any, labels: Any) -> Any:
-        """What `fit` computes before its backward pass; Keras has no name for it."""
+        """The forward pass and loss of `fit`; Keras has no method for it alone."""
         values = self.model(images, training=True)
         values = values if isinstance(values, (list, tuple)) else [values]  # of one head: itself
         return sum(
@@ -124,7 +126,7 @@ class KerasProgram:
     def evaluate(self, placed: Any) -> Array:
         """Scores (batch, classes) in float32, or float64 where the program computes in it."""
         self._check_loaded()
-        scores: Array = np.asarray(self._judge.predict_on_batch(placed[0]))
+        scores: Array = np.asarray(self._evaluated.predict_on_batch(placed[0]))
         return scores.astype(self._dtype)
 
     def loss(self) -> float:
@@ -135,12 +137,12 @@ class KerasProgram:
         """Nothing: on a CPU a step returns when it is done."""
 
     def load(self, weights: Mapping[str, Array]) -> None:
-        """Copy `weights` into Keras's variables, and start the optimizer anew."""
+        """Copy `weights` into Keras's variables, and reset the optimizer."""
         check_weights(weights, self._network)
         for name, variable in self._variables.items():
             array = weights[name]
-            if name in self._turned:
-                array = array.transpose(self._turned[name][0])
+            if name in self._transposed:
+                array = array.transpose(self._transposed[name][0])
             variable.assign(tf.constant(array.astype(self._dtype)))
         work = self._work
         if isinstance(work, (TrainSteps, Train)):
@@ -154,13 +156,13 @@ class KerasProgram:
         self._loaded = True
 
     def state(self) -> dict[str, Array]:
-        """A copy of every array on the host, in float32, or float64 where it is computed in."""
+        """A copy of every array on the host, in float32, or float64 for programs in fp64."""
         self._check_loaded()
         found = {}
         for name in (*self._network.parameters, *self._network.state):
             array = self._variables[name].value.numpy()
-            if name in self._turned:
-                array = array.transpose(self._turned[name][1])
+            if name in self._transposed:
+                array = array.transpose(self._transposed[name][1])
             found[name] = np.array(array, order="C")
         return found
 
@@ -178,25 +180,25 @@ class KerasProgram:
 
     def close(self) -> None:
         """Drop the models and their arrays."""
-        del self.model, self._judge, self._variables, self._pass
+        del self.model, self._evaluated, self._variables, self._pass
         self._loss = float("nan")
 
 
-def _check_fed(network: Network) -> None:
-    """Unsupported for a network that is not fed images and labels."""
+def _check_inputs(network: Network) -> None:
+    """Unsupported for a network whose inputs are not images and labels."""
     fed = (*network.inputs, *network.targets)
     if len(fed) != 2 or network.inputs[0].dtype != "float":
         raise Unsupported(
-            f"keras feeds a network images and labels; {network.name} takes "
+            f"keras supports images and labels as input; {network.name} takes "
             f"{', '.join(i.name for i in fed)}."
         )
 
 
 def _cross_entropy(labels: Any, scores: Any) -> Any:
-    """Of each sample; in the type of the arrays or, where that is narrow, in float32."""
-    wide = tf.cast(scores, tf.float64 if scores.dtype == "float64" else tf.float32)
+    """Of each sample; in float64 or float32."""
+    full = tf.cast(scores, tf.float64 if scores.dtype == "float64" else tf.float32)
     return tf.nn.sparse_softmax_cross_entropy_with_logits(
-        labels=tf.reshape(tf.cast(labels, tf.int64), [-1]), logits=wide
+        labels=tf.reshape(tf.cast(labels, tf.int64), [-1]), logits=full
     )
 
 

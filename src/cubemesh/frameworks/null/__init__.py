@@ -1,1 +1,1 @@
-"""The null framework: scripted timings and outcomes, no computation."""
+"""The null framework: simulated timings and outcomes, no computation."""

@@ -1,9 +1,8 @@
-"""A framework that computes nothing: it plays a script, so that all around it can be tried.
+"""The null framework: simulates training from a script, for tests of everything around it.
 
-The script names how long a step takes, what the loss and the accuracy do, and what goes wrong at
-which step (`null_script.py` has the language). Scripted time needs no waiting: the program's clock
-runs ahead of the real one by what each step should have taken. What goes wrong is real: the signal,
-the exit, the memory and the blocking are those a framework's fault would cause.
+The script sets the step time, the loss, the accuracy and the failures (null/script.py). Simulated
+time needs no waiting: the program's clock runs ahead of the real one. Failures are real: the
+signal, the exit, the allocation or the hang that a framework's fault would cause.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _DEFAULT_COPY_BYTES = 1 << 28
 
 
 def capabilities() -> Capabilities:
-    """Everything, on a CPU, for nothing of it is computed."""
+    """Everything, on a CPU, since nothing is computed."""
     return Capabilities(
         works=frozenset({"train_steps", "forward", "train", "input", "ceiling"}),
         devices=("cpu",),
@@ -54,8 +53,8 @@ def capabilities() -> Capabilities:
 
 
 class ScriptedClock:
-    """Reads as `time.perf_counter()` when made, then goes on by scripted time alone; with
-    `real=1` it is the real clock, and scripted time is slept."""
+    """Starts at `time.perf_counter()`, then advances by simulated time only; with `real=1` it is
+    the real clock, and simulated time is slept."""
 
     def __init__(self, script: Script, seed: int) -> None:
         self._script = script
@@ -63,7 +62,7 @@ class ScriptedClock:
         self._now = monotonic_s()
 
     def spend(self, step: int, samples: int) -> None:
-        """Let the time of step number `step` (from 1) pass, for a batch of `samples`."""
+        """Advance by the time of step number `step` (from 1), for a batch of `samples`."""
         seconds = self._script.step_s(step, samples, float(self._random.standard_normal()))
         if self._script.real:
             time.sleep(seconds)
@@ -76,7 +75,7 @@ class ScriptedClock:
 
 
 class NullProgram:
-    """Plays a script; see `Program` in frameworks/base."""
+    """A `Program` that simulates a script."""
 
     buckets: Sequence[Bucket] = ()
 
@@ -94,32 +93,32 @@ class NullProgram:
         self._steps = 0
         self._evaluations = 0  # calls of `evaluate` with no step between them are one
         self._evaluated_after = -1
-        self._judged = 0  # samples of the evaluation under way
+        self._evaluated = 0  # samples so far in this evaluation
         self._recording = False
         self._recorded: list[ProfileEvent] = []
 
     def place(self, batch: Batch) -> NDArray[np.int64]:
-        """A copy of the labels: all that a script looks at."""
+        """A copy of the labels, all that a simulation needs."""
         return batch.labels.copy()
 
     def train_step(self, placed: NDArray[np.int64]) -> None:
-        """Let the events of this step happen, then its time pass."""
+        """Trigger the events of this step, then advance the clock."""
         self._steps += 1
         for event in self._script.events_at(self._steps):
-            happen(event)
+            trigger(event)
         start = self._clock.read()
         self._clock.spend(self._steps, len(placed))
         taken_s = self._clock.read() - start
         if self._recording:
-            played = ProfileEvent(
+            operator = ProfileEvent(
                 name="scripted step", kind="operator", start_s=start, duration_s=taken_s
             )
-            self._recorded.append(played)
+            self._recorded.append(operator)
 
     def profile(
         self, run: Callable[[], None], *, layers: bool = False, trace: str | None = None
     ) -> Callable[[], Profile]:
-        """Each step as one operator that computes from its begin to its end; keeps no trace."""
+        """Each step as one operator that computes from its start to its end; writes no trace."""
         self._recording = True
         run()
         self._recording = False
@@ -128,20 +127,20 @@ class NullProgram:
         return lambda: profile
 
     def forward(self, placed: NDArray[np.int64]) -> None:
-        """A step like any other: the script does not tell them apart."""
+        """The same as a training step."""
         self.train_step(placed)
 
     def evaluate(self, placed: NDArray[np.int64]) -> Array:
-        """Scores that are right for the scripted share of the labels, counted over the whole
-        evaluation; it takes no scripted time."""
+        """Scores that are correct for the scripted fraction of labels, over the whole evaluation;
+        takes no simulated time."""
         if self._evaluated_after != self._steps:
             self._evaluated_after = self._steps
             self._evaluations += 1
-            self._judged = 0
-        share = self._script.accuracy_of(self._evaluations, self._epochs)
-        places = np.arange(self._judged, self._judged + placed.size).reshape(placed.shape)
-        self._judged += placed.size
-        right = np.floor((places + 1) * share + 1e-9) > np.floor(places * share + 1e-9)
+            self._evaluated = 0
+        fraction = self._script.accuracy_of(self._evaluations, self._epochs)
+        places = np.arange(self._evaluated, self._evaluated + placed.size).reshape(placed.shape)
+        self._evaluated += placed.size
+        right = np.floor((places + 1) * fraction + 1e-9) > np.floor(places * fraction + 1e-9)
         classes = self._network.targets[0].classes or 1
         chosen = np.where(right, placed, (placed + 1) % classes)
         scores = np.zeros((*placed.shape, classes), np.float32)
@@ -156,22 +155,22 @@ class NullProgram:
         """Nothing is ever queued."""
 
     def load(self, weights: Mapping[str, Array]) -> None:
-        """Keep the weights, to be given back by `state`."""
+        """Store the weights for `state`."""
         check_weights(weights, self._network)
         self._weights = {name: np.array(array) for name, array in weights.items()}
 
     def state(self) -> dict[str, Array]:
-        """The weights as drawn, or as loaded: a script adapts none."""
+        """The weights as drawn or loaded: nothing is trained."""
         if self._weights is None:
             self._weights = dict(self._network.draw(self._seed))
         return {name: array.copy() for name, array in self._weights.items()}
 
     def peak_memory_bytes(self) -> int | None:
-        """As scripted; None where the script does not say."""
+        """As scripted; None where the script sets none."""
         return self._script.memory_bytes
 
     def clock(self) -> float:
-        """The scripted clock."""
+        """The simulated clock."""
         return self._clock.read()
 
     def close(self) -> None:
@@ -180,7 +179,7 @@ class NullProgram:
 
 
 class NullCeiling:
-    """Plays a script's step as one call of a ceiling's operation."""
+    """A call takes the time of a scripted step."""
 
     def __init__(self, work: Ceiling, script: Script) -> None:
         product = work.operation == "matrix_product"
@@ -198,44 +197,44 @@ class NullCeiling:
         self._calls = 0
 
     def call(self) -> None:
-        """Let the events of this call happen, then its time pass."""
+        """Trigger the events of this call, then advance the clock."""
         self._calls += 1
         for event in self._script.events_at(self._calls):
-            happen(event)
+            trigger(event)
         self._clock.spend(self._calls, samples=0)
 
     def synchronize(self) -> None:
         """Nothing is ever queued."""
 
     def clock(self) -> float:
-        """The scripted clock."""
+        """The simulated clock."""
         return self._clock.read()
 
 
 def build(request: BuildRequest) -> NullProgram:
-    """The program that plays the request's script; UsageError where the script is wrong."""
+    """The program for the request's script; UsageError where the script is invalid."""
     return NullProgram(request)
 
 
 def build_ceiling(
     work: Ceiling, program: ProgramSettings, device: str, threads: int
 ) -> CeilingProgram:
-    """An operation that takes the script's time; of side 1024 or 256 MiB where no size is given."""
+    """An operation with the script's step time; of side 1024 or 256 MiB where no size is given."""
     return NullCeiling(work, read_script(program.script))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` is the one of `allocate@`, or NumPy's own."""
+    """Whether `error` is that of `allocate@`, or NumPy's."""
     return isinstance(error, (OutOfMemory, MemoryError))
 
 
 def preload() -> None:
-    """Nothing: NumPy is all it needs, and is here already."""
+    """Nothing: NumPy is already imported."""
 
 
-def happen(event: Event) -> None:
-    """Do for real what `event` says."""
-    _DEEDS[event.kind](event)
+def trigger(event: Event) -> None:
+    """Cause the failure of `event`."""
+    _FAILURES[event.kind](event)
 
 
 def _segfault(event: Event) -> None:
@@ -260,7 +259,7 @@ def _error(event: Event) -> None:
 
 
 def _allocate(event: Event) -> None:
-    """Fill memory until the system refuses. Only sensible under a memory limit."""
+    """Fill memory until an allocation fails. Only sensible under a memory limit."""
     held: list[NDArray[np.uint8]] = []
     try:
         while True:
@@ -269,16 +268,16 @@ def _allocate(event: Event) -> None:
         taken = len(held) * _ALLOCATION_BYTES
         held.clear()
         raise OutOfMemory(
-            f"scripted allocation at step {event.step}: refused after {taken} bytes."
+            f"scripted allocation at step {event.step}: failed after {taken} bytes."
         ) from error
 
 
-_DEEDS: Mapping[str, Callable[[Event], None]] = {
+_FAILURES: Mapping[str, Callable[[Event], None]] = {
     "segfault": _segfault,
     "kill": _kill,
     "exit": _exit,
     "hang": _hang,
     "error": _error,
     "allocate": _allocate,
-    "nan": lambda event: None,  # the loss's own business: `Script.loss_after`
+    "nan": lambda event: None,  # see `Script.loss_after`
 }

@@ -1,33 +1,33 @@
-"""The language of the `null` framework's scripts: what is played, when, and for how long.
+"""The script language of the null framework.
 
 A script is settings and events, separated by commas:
 
     step=0.002, per_sample=1e-5, jitter=0.05, loss=2.3:0.5, segfault@40
 
-| setting | means | unless given |
+| setting | meaning | default |
 |---|---|---|
-| step=0.002 | seconds every step takes | 0.001 |
-| per_sample=1e-5 | seconds more for each sample of the batch | 0 |
+| step=0.002 | seconds of a step | 0.001 |
+| per_sample=1e-5 | additional seconds for each sample of the batch | 0 |
 | jitter=0.05 | relative standard deviation of a step's time, seeded | 0 |
 | drift=0.01 | relative change of a step's time over 100 steps | 0 |
 | warmup=20:3 | the first 20 steps take 3 times as long | none |
-| loss=2.3:0.5 | from 2.3 towards 0.5, nearer by a factor e every 100 steps | 2.3:0.5 |
-| accuracy=0.1:0.9 | from the first evaluation to the last epoch's, in a line | 0.1:0.9 |
-| memory=2e9 | bytes reported as peak | not known |
-| real=1 | sleep, instead of advancing the scripted clock | 0 |
+| loss=2.3:0.5 | exponential from 2.3 to 0.5, by a factor e every 100 steps | 2.3:0.5 |
+| accuracy=0.1:0.9 | linear from the first evaluation to that of the last epoch | 0.1:0.9 |
+| memory=2e9 | bytes reported as peak | unknown |
+| real=1 | sleep, instead of advancing the simulated clock | 0 |
 
-A setting holds under one precision, layout or number of threads alone where that stands before it,
-with a dot: `bf16.step=0.001, nhwc.per_sample=1e-6, 1-threads.loss=2.3:2.3`.
+A setting applies to one precision, layout or number of threads only, with that as a prefix and a
+dot: `bf16.step=0.001, nhwc.per_sample=1e-6, 1-threads.loss=2.3:2.3`.
 
-An event is `kind@step`, steps counted from 1: it happens when that step begins.
+An event is `kind@step`, steps counted from 1: it happens when that step starts.
 
-| event | what happens, for real |
+| event | real effect |
 |---|---|
 | segfault@5 | SIGSEGV |
 | kill@5 | SIGKILL, as the kernel does when memory runs out |
-| exit@5, exit:3@5 | the process ends at once, with code 1, or 3 |
-| hang@5 | the step never ends |
-| allocate@5 | memory is filled until it is refused |
+| exit@5, exit:3@5 | the process exits at once, with code 1, or 3 |
+| hang@5 | the step hangs |
+| allocate@5 | memory is filled until an allocation fails |
 | error@5 | an exception |
 | nan@5 | the loss is NaN from then on |
 """
@@ -49,12 +49,12 @@ EXAMPLE = "Example: step=0.002,jitter=0.05,segfault@40"
 _LOSS_STEPS = 100
 _DRIFT_STEPS = 100
 _SHORTEST = 0.1
-"""A step's jitter never takes it below this share of its time."""
+"""Smallest factor by which jitter changes a step's time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happens when a step begins."""
+    """A failure at the start of a step."""
 
     kind: str
     step: int
@@ -63,7 +63,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """A script, read. Its settings are the fields above `events`."""
+    """A parsed script. Its settings are the fields above `events`."""
 
     step: float = 1e-3
     per_sample: float = 0.0
@@ -76,10 +76,10 @@ class Script:
     real: bool = False
     events: tuple[Event, ...] = ()
     only: tuple[tuple[str, str, object], ...] = ()
-    """Settings that hold under one condition alone: the condition, the setting, its value."""
+    """Settings for one condition only: the condition, the setting, its value."""
 
     def under(self, *conditions: str) -> Script:
-        """The script where these conditions hold: a precision, a layout, a number of threads."""
+        """The script under these conditions: a precision, a layout, a number of threads."""
         own = {name: value for where, name, value in self.only if where in conditions}
         return dataclasses.replace(self, **own)  # type: ignore[arg-type]
 
@@ -89,7 +89,7 @@ class Script:
         return None if self.memory is None else int(self.memory)
 
     def events_at(self, step: int) -> tuple[Event, ...]:
-        """What happens when step number `step` (from 1) begins."""
+        """The failures at the start of step number `step` (from 1)."""
         return tuple(e for e in self.events if e.step == step)
 
     def step_s(self, step: int, samples: int, normal: float) -> float:
@@ -107,17 +107,14 @@ class Script:
         return last + (first - last) * math.exp(-steps / _LOSS_STEPS)
 
     def accuracy_of(self, evaluation: int, epochs: int) -> float:
-        """The share of labels that evaluation `evaluation` (from 1) of `epochs` gets right."""
+        """The accuracy of evaluation number `evaluation` (from 1) of `epochs`."""
         first, last = self.accuracy
         way = 1.0 if epochs == 1 else min(1.0, (evaluation - 1) / (epochs - 1))
         return first + (last - first) * way
 
 
 def read_script(text: str | None) -> Script:
-    """The script that `text` writes down; None is the one with all defaults.
-
-    UsageError says which part is wrong, what is known, and gives an example.
-    """
+    """The parsed script, for None the defaults; UsageError names the part that is wrong."""
     settings: dict[str, object] = {}
     only: list[tuple[str, str, object]] = []
     events = []
@@ -140,9 +137,9 @@ def read_script(text: str | None) -> Script:
             )
     plain = Script(events=tuple(events), only=tuple(only))
     script = dataclasses.replace(plain, **settings)  # type: ignore[arg-type]
-    played = [script, *(script.under(where) for where, _, _ in only)]
-    if not all(one.step + one.per_sample > 0 for one in played):
-        raise UsageError("script: step and per_sample are both 0, so time would stand still.")
+    variants = [script, *(script.under(where) for where, _, _ in only)]
+    if not all(one.step + one.per_sample > 0 for one in variants):
+        raise UsageError("script: step and per_sample are both 0; set one above 0.")
     return script
 
 
@@ -158,7 +155,7 @@ def _event(part: str) -> Event:
     found = re.fullmatch(r"([a-z]+)(?::(\d+))?\s*@\s*(\d+)", part)
     if found is None or int(found[3]) < 1:
         raise UsageError(
-            f"script: '{part}' is no event; write kind@step with a step of 1 or more. {EXAMPLE}"
+            f"script: '{part}' is not an event; write kind@step with a step of 1 or more. {EXAMPLE}"
         )
     kind, value, step = found.groups()
     if kind not in EVENTS:
@@ -182,11 +179,11 @@ def _setting(key: str, value: str) -> object:
         numbers = ()
     if len(numbers) != (2 if key in _PAIRS else 1) or not all(map(math.isfinite, numbers)):
         form = _PAIRS.get(key, "a number")
-        raise UsageError(f"script: {key}={value} is not understood; {key} takes {form}. {EXAMPLE}")
+        raise UsageError(f"script: {key}={value} is not valid; {key} takes {form}. {EXAMPLE}")
     if key not in _MAY_BE_NEGATIVE and min(numbers) < 0:
         raise UsageError(f"script: {key}={value} is below 0.")
     if key == "accuracy" and max(numbers) > 1:
-        raise UsageError(f"script: accuracy={value} is above 1; it is a share of the labels.")
+        raise UsageError(f"script: accuracy={value} is above 1; it is a fraction.")
     if key == "real":
         if numbers[0] not in (0, 1):
             raise UsageError(f"script: real={value} must be 0 or 1.")

@@ -1,4 +1,4 @@
-"""TensorFlow: each step one traced graph, run operation by operation."""
+"""TensorFlow: each step is one traced graph, run operation by operation."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How fast does this CPU multiply matrices, or copy memory, at best through TensorFlow?
+"""Ceilings in TensorFlow: the fastest matrix product and memory copy of a CPU.
 
-A product of (m × k) and (k × n) is 2 m n k operations; a copy of b bytes reads b and writes b. A
-result is a new array each time, as TensorFlow has it. `frameworks/ceilings.py` looks for the
-fastest size and shape where none is given.
+A product of (m × k) and (k × n) is 2 m n k operations; a copy of b bytes reads b and writes b. The
+result is a new array each time. `frameworks/ceilings.py` searches for the fastest size and shape
+where none is given.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cubemesh.units import format_bytes
 
 
 class _Graph:
-    """What both operations share: one operation as a graph."""
+    """One operation as a graph."""
 
     def __init__(self, function: Callable[..., Any], *sources: Any) -> None:
         self._sources = sources
@@ -39,7 +39,7 @@ class _Graph:
         self._result: Any = None
 
     def call(self) -> None:
-        """Do the operation once; the last result is given back first."""
+        """Do the operation once, after freeing the last result."""
         self._result = None
         self._result = self._call(*self._sources)
 
@@ -51,7 +51,7 @@ class _Graph:
         return monotonic_s()
 
 
-class MatrixProduct(_Graph):
+class TensorFlowMatrixProduct(_Graph):
     """c = a b, with a (m, k) and b (k, n)."""
 
     unit = "FLOP/s"
@@ -68,7 +68,7 @@ class MatrixProduct(_Graph):
         super().__init__(tf.matmul, a, b)
 
 
-class Copy(_Graph):
+class TensorFlowCopy(_Graph):
     """A copy from one array of `size_bytes` to another."""
 
     unit = "byte/s"
@@ -91,11 +91,11 @@ def build_ceiling(
     dtype = NUMERICS[program.precision].products
     if work.operation == "copy":
         if work.size is not None:
-            return Copy(work.size)
-        return fastest(Copy, *COPY_SIZES, is_out_of_memory, COPY_GROWTH)
+            return TensorFlowCopy(work.size)
+        return fastest(TensorFlowCopy, *COPY_SIZES, is_out_of_memory, COPY_GROWTH)
     asked = shape_of(work)
     if asked is not None:
-        return MatrixProduct(asked, dtype)
+        return TensorFlowMatrixProduct(asked, dtype)
     return fastest_product(
-        lambda shape: MatrixProduct(shape, dtype), (1 << 9, 1 << 13), is_out_of_memory
+        lambda shape: TensorFlowMatrixProduct(shape, dtype), (1 << 9, 1 << 13), is_out_of_memory
     )

@@ -1,10 +1,10 @@
-"""Which operations of TensorFlow compute a layer? The table of lowerings, one line a layer type.
+"""The lowerings of layers to TensorFlow operations, one line a layer type.
 
-A lowering is a function of the layer's settings, of where it stands (`Place`) and of its inputs.
-Values hold the batch on their first axis; images have their channels on the last (`nhwc`) or, where
-XLA compiles, on the second (`nchw`). It runs once, while the step is traced. Where XLA and
-TensorFlow's CPU kernels do not know the same operation, `Place.compiled` decides. Layers of
-sequences are in `sequence_lowerings.py`.
+A lowering is a function of the layer's settings, its context (`TensorFlowContext`) and its inputs.
+The batch is the first axis; the channels of images are the last (`nhwc`) or, where XLA compiles,
+the second (`nchw`). It runs once, while the step is traced. Where XLA and TensorFlow's CPU kernels
+offer different operations, `context.compiled` decides. Sequence layers are in
+`sequence_lowerings.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from cubemesh.frameworks.api.program import Unsupported
-from cubemesh.frameworks.tensorflow.place import Lowering, Place
+from cubemesh.frameworks.tensorflow.context import Lowering, TensorFlowContext
 from cubemesh.frameworks.tensorflow.sequence_lowerings import SEQUENCE_LOWERINGS
 from cubemesh.networks.layers import (
     Add,
@@ -36,33 +36,33 @@ from cubemesh.networks.layers import (
 )
 
 
-def _convolution(layer: Convolution, place: Place, x: Any) -> Any:
-    """TensorFlow's CPU kernels have no backward pass in groups: each group is then a convolution
-    of its own. Nor are those with explicit padding oneDNN's: a step of LittleCNN took 1.7 times as
-    long. `SAME` is named where it pads the same cells; else the image is padded before."""
-    x, weight = place.narrow(x, place.arrays["weight"])
+def _convolution(layer: Convolution, context: TensorFlowContext, x: Any) -> Any:
+    """TensorFlow's CPU kernels have no backward pass for groups: each group is then a convolution
+    of its own. With explicit padding they do not use oneDNN: a step of LittleCNN took 1.7 times as
+    long. So `SAME` is used where it pads the same cells; else the image is padded before."""
+    x, weight = context.to_product_type(x, context.arrays["weight"])
     around = [(p, p) for p in layer.padding]
     same = pads_as_same(layer)
-    padding: Any = place.around(around)
-    if not place.compiled:
+    padding: Any = context.around(around)
+    if not context.compiled:
         padding = "SAME" if same else "VALID"
-        x = x if same or not any(layer.padding) else place.pad(x, around)
+        x = x if same or not any(layer.padding) else context.pad(x, around)
 
     def convolve(x: Any, weight: Any) -> Any:
-        return tf.nn.conv2d(x, weight, layer.stride, padding, data_format=place.format)
+        return tf.nn.conv2d(x, weight, layer.stride, padding, data_format=context.format)
 
-    if layer.groups == 1 or place.compiled:
+    if layer.groups == 1 or context.compiled:
         y = convolve(x, weight)
     else:
-        axis = place.channels(x)
+        axis = context.channels(x)
         groups = zip(
             tf.split(x, layer.groups, axis), tf.split(weight, layer.groups, -1), strict=True
         )
         y = tf.concat([convolve(*group) for group in groups], axis)
     if not layer.bias:
         return y
-    (bias,) = place.narrow(place.arrays["bias"])
-    return tf.nn.bias_add(y, bias, data_format=place.format)
+    (bias,) = context.to_product_type(context.arrays["bias"])
+    return tf.nn.bias_add(y, bias, data_format=context.format)
 
 
 def pads_as_same(layer: Convolution) -> bool:
@@ -70,26 +70,26 @@ def pads_as_same(layer: Convolution) -> bool:
     return layer.stride == (1, 1) and layer.kernel == tuple(2 * p + 1 for p in layer.padding)
 
 
-def _linear(layer: Linear, place: Place, x: Any) -> Any:
+def _linear(layer: Linear, context: TensorFlowContext, x: Any) -> Any:
     """Positions of a sequence are rows of one product, as samples are."""
-    x, weight = place.narrow(x, place.arrays["weight"])
+    x, weight = context.to_product_type(x, context.arrays["weight"])
     rows = x if len(x.shape) == 2 else tf.reshape(x, [-1, x.shape[-1]])
-    y = tf.matmul(rows, weight, transpose_b=True)  # the weight lies (out, in)
+    y = tf.matmul(rows, weight, transpose_b=True)  # the weight is (out, in)
     if layer.bias:
-        y = tf.nn.bias_add(y, *place.narrow(place.arrays["bias"]))
+        y = tf.nn.bias_add(y, *context.to_product_type(context.arrays["bias"]))
     return y if rows is x else tf.reshape(y, [*x.shape[:-1], layer.features])
 
 
-def _batch_norm(layer: BatchNorm, place: Place, x: Any) -> Any:
-    """In float32 and narrower TensorFlow's fused kernel, whose variance for the running statistics
-    is the unbiased one. It has no float64: there the mean of (x − mean)² is written out. Without
-    an image the features are the channels of one of a single position."""
-    own, axis = place.arrays, place.channels(x)
+def _batch_norm(layer: BatchNorm, context: TensorFlowContext, x: Any) -> Any:
+    """In float32 and below, TensorFlow's fused kernel, whose running variance is the unbiased one.
+    It has no float64: there the mean of (x − mean)² is written out. Without an image the features
+    are the channels of a single position."""
+    own, axis = context.arrays, context.channels(x)
     axes = [i for i in range(len(x.shape)) if i != axis]
-    if not place.training:
+    if not context.training:
         scale = own["weight"] * tf.math.rsqrt(own["running_variance"] + layer.epsilon)
         shift = own["bias"] - own["running_mean"] * scale
-        y = place.wide(x) * place.per_channel(scale, x) + place.per_channel(shift, x)
+        y = context.to_array_type(x) * context.per_channel(scale, x) + context.per_channel(shift, x)
         return tf.cast(y, x.dtype)
     n = int(np.prod([x.shape[i] for i in axes]))
     if n < 2:
@@ -102,7 +102,7 @@ def _batch_norm(layer: BatchNorm, place: Place, x: Any) -> Any:
         unbiased = variance * (n / (n - 1))
         y = tf.nn.batch_normalization(
             x,
-            *(place.per_channel(a, x) for a in (mean, variance, own["bias"], own["weight"])),
+            *(context.per_channel(a, x) for a in (mean, variance, own["bias"], own["weight"])),
             layer.epsilon,
         )
     else:
@@ -114,26 +114,26 @@ def _batch_norm(layer: BatchNorm, place: Place, x: Any) -> Any:
             mean=tf.constant([]),
             variance=tf.constant([]),
             epsilon=layer.epsilon,
-            data_format=place.format if image is x else "NHWC",
+            data_format=context.format if image is x else "NHWC",
         )
         y = tf.reshape(y, x.shape)
     keep, new = 1 - layer.momentum, layer.momentum
-    place.new_state["running_mean"] = keep * own["running_mean"] + new * mean
-    place.new_state["running_variance"] = keep * own["running_variance"] + new * unbiased
+    context.new_state["running_mean"] = keep * own["running_mean"] + new * mean
+    context.new_state["running_variance"] = keep * own["running_variance"] + new * unbiased
     return y
 
 
-def _response_norm(layer: LocalResponseNorm, place: Place, x: Any) -> Any:
-    """The window is zero-padded, and of an even size one longer before its centre than after.
-    TensorFlow's own kernel knows odd windows across channels, in float32 and `nhwc`; its alpha is
-    that of the sum of the squares."""
-    wide, across = place.wide(x), layer.region == "across"
-    if across and layer.size % 2 and wide.dtype == tf.float32 and place.layout == "nhwc":
-        y = tf.nn.lrn(wide, layer.size // 2, layer.bias, layer.alpha / layer.size, layer.beta)
+def _response_norm(layer: LocalResponseNorm, context: TensorFlowContext, x: Any) -> Any:
+    """The window is zero-padded; one of even size has one more element before its centre.
+    TensorFlow's kernel supports odd windows across channels, in float32 and `nhwc`; its alpha
+    applies to the sum of the squares."""
+    full, across = context.to_array_type(x), layer.region == "across"
+    if across and layer.size % 2 and full.dtype == tf.float32 and context.layout == "nhwc":
+        y = tf.nn.lrn(full, layer.size // 2, layer.bias, layer.alpha / layer.size, layer.beta)
         return tf.cast(y, x.dtype)
-    squares, reach = tf.square(wide), (layer.size // 2, (layer.size - 1) // 2)
+    squares, reach = tf.square(full), (layer.size // 2, (layer.size - 1) // 2)
     if across:  # the mean of neighbouring channels: those of rows, in an image of one column
-        axis = place.channels(x)
+        axis = context.channels(x)
         rows = tf.reshape(squares, [x.shape[0], -1, x.shape[3], 1])
         rows = rows if axis == 3 else tf.reshape(squares, [x.shape[0], x.shape[1], -1, 1])
         along_rows = axis == 1
@@ -146,29 +146,29 @@ def _response_norm(layer: LocalResponseNorm, place: Place, x: Any) -> Any:
         means = tf.nn.avg_pool2d(tf.pad(rows, around), window, 1, "VALID")
         means = tf.reshape(means, x.shape)
     else:
-        padded = place.pad(squares, (reach, reach))
-        means = tf.nn.avg_pool2d(padded, layer.size, 1, "VALID", data_format=place.format)
-    return tf.cast(wide / (layer.bias + layer.alpha * means) ** layer.beta, x.dtype)
+        padded = context.pad(squares, (reach, reach))
+        means = tf.nn.avg_pool2d(padded, layer.size, 1, "VALID", data_format=context.format)
+    return tf.cast(full / (layer.bias + layer.alpha * means) ** layer.beta, x.dtype)
 
 
-def _dropout(layer: Dropout, place: Place, x: Any) -> Any:
-    if not place.training or layer.rate == 0:
+def _dropout(layer: Dropout, context: TensorFlowContext, x: Any) -> Any:
+    if not context.training or layer.rate == 0:
         return x
     if layer.rate == 1:
         return tf.zeros_like(x)
-    return tf.nn.experimental.stateless_dropout(x, layer.rate, place.seed(), rng_alg="philox")
+    return tf.nn.experimental.stateless_dropout(x, layer.rate, context.seed(), rng_alg="philox")
 
 
-def _flatten(layer: Flatten, place: Place, x: Any) -> Any:
-    if place.layout == "nhwc" and len(x.shape) == 4:
+def _flatten(layer: Flatten, context: TensorFlowContext, x: Any) -> Any:
+    if context.layout == "nhwc" and len(x.shape) == 4:
         x = tf.transpose(x, [0, 3, 1, 2])
     return tf.reshape(x, [x.shape[0], -1])
 
 
 def far_padding(layer: MaxPool | AveragePool, shape: Shape, sizes: Any) -> list[tuple[int, int]]:
-    """(before, after) of height and width. The padding at the far edge is as long as the last
-    window needs, which the result's `shape` tells: beyond `layer.padding` in `ceil_mode`, and
-    shorter where a rest of the image is left out."""
+    """(before, after) of height and width. The padding at the far edge follows from the
+    result's `shape`: longer than `layer.padding` in `ceil_mode`, shorter where the last pixels are
+    left out."""
     axes = zip(sizes, shape[1:], layer.kernel, layer.stride, layer.padding, strict=True)
     return [
         (padding, max(0, (windows - 1) * stride + kernel - padding - size))
@@ -177,8 +177,8 @@ def far_padding(layer: MaxPool | AveragePool, shape: Shape, sizes: Any) -> list[
 
 
 def window_shares(layer: AveragePool, shape: Shape, sizes: Any) -> NDArray[np.float64] | None:
-    """Cells of a whole window by those of each, the cells beyond the padding left out, (height,
-    width); None where every window is whole."""
+    """Cells of a full window divided by those of each window without the cells beyond the padding,
+    (height, width); None where every window is full."""
     axes = zip(sizes, shape[1:], layer.kernel, layer.stride, layer.padding, strict=True)
     rows, columns = (_cells(*axis) for axis in axes)
     cells = np.outer(rows, columns)
@@ -191,39 +191,39 @@ def _cells(size: int, windows: int, kernel: int, stride: int, padding: int) -> N
     return np.minimum(first + kernel, size + padding) - first
 
 
-def _sizes(place: Place, x: Any) -> tuple[int, ...]:
-    return tuple(x.shape[axis] for axis in place.positions)
+def _sizes(context: TensorFlowContext, x: Any) -> tuple[int, ...]:
+    return tuple(x.shape[axis] for axis in context.positions)
 
 
-def _max_pool(layer: MaxPool, place: Place, x: Any) -> Any:
-    """XLA knows no pooling that pads: the image is padded for it, with what never wins."""
-    padding = far_padding(layer, place.shape, _sizes(place, x))
+def _max_pool(layer: MaxPool, context: TensorFlowContext, x: Any) -> Any:
+    """XLA has no pooling with padding: the image is padded before, with −∞."""
+    padding = far_padding(layer, context.shape, _sizes(context, x))
     how: Any = "VALID"
     if any(before or after for before, after in padding):
-        if place.compiled:
-            x = place.pad(x, padding, -np.inf)
+        if context.compiled:
+            x = context.pad(x, padding, -np.inf)
         else:
-            how = place.around(padding)
-    return tf.nn.max_pool2d(x, layer.kernel, layer.stride, how, data_format=place.format)
+            how = context.around(padding)
+    return tf.nn.max_pool2d(x, layer.kernel, layer.stride, how, data_format=context.format)
 
 
-def _average_pool(layer: AveragePool, place: Place, x: Any) -> Any:
-    sizes = _sizes(place, x)
-    padding = far_padding(layer, place.shape, sizes)
-    shares = window_shares(layer, place.shape, sizes)
+def _average_pool(layer: AveragePool, context: TensorFlowContext, x: Any) -> Any:
+    sizes = _sizes(context, x)
+    padding = far_padding(layer, context.shape, sizes)
+    shares = window_shares(layer, context.shape, sizes)
     if any(before or after for before, after in padding):
-        x = place.pad(x, padding)
-    y = tf.nn.avg_pool2d(x, layer.kernel, layer.stride, "VALID", data_format=place.format)
+        x = context.pad(x, padding)
+    y = tf.nn.avg_pool2d(x, layer.kernel, layer.stride, "VALID", data_format=context.format)
     if shares is None:
         return y
     shape = [1] * 4
-    for axis, size in zip(place.positions, shares.shape, strict=True):
+    for axis, size in zip(context.positions, shares.shape, strict=True):
         shape[axis] = size
     return y * tf.constant(shares.reshape(shape), y.dtype)
 
 
-def _global_average_pool(layer: GlobalAveragePool, place: Place, x: Any) -> Any:
-    return tf.cast(tf.reduce_mean(place.wide(x), place.positions), x.dtype)
+def _global_average_pool(layer: GlobalAveragePool, context: TensorFlowContext, x: Any) -> Any:
+    return tf.cast(tf.reduce_mean(context.to_array_type(x), context.positions), x.dtype)
 
 
 LOWERINGS: dict[type[Layer], Lowering] = {
@@ -231,9 +231,9 @@ LOWERINGS: dict[type[Layer], Lowering] = {
     Linear: _linear,
     BatchNorm: _batch_norm,
     LocalResponseNorm: _response_norm,
-    ReLU: lambda layer, place, x: tf.nn.relu(x),
-    Add: lambda layer, place, x, y: tf.add(*place.alike(x, y)),
-    Concat: lambda layer, place, *values: tf.concat(values, place.channels(values[0])),
+    ReLU: lambda layer, context, x: tf.nn.relu(x),
+    Add: lambda layer, context, x, y: tf.add(*context.alike(x, y)),
+    Concat: lambda layer, context, *values: tf.concat(values, context.channels(values[0])),
     Dropout: _dropout,
     Flatten: _flatten,
     MaxPool: _max_pool,

@@ -1,10 +1,10 @@
-"""How does a graph become a function that TensorFlow can trace and differentiate?
+"""A network as a function that TensorFlow traces and differentiates.
 
     images or tokens ──nodes in their order──▶ value of each head, new state
 
-The function walks over the nodes while it is traced; the traced graph holds the operations alone.
-The arrays are variables under the graph's names. Weights of convolutions lie (height, width, in,
-out), as TensorFlow has them in either layout: `to_program` and `to_graph` turn them.
+The function visits the nodes while it is traced; the traced graph holds only the operations. The
+arrays are variables with the graph's names. Weights of convolutions are (height, width, in, out) in
+either layout; `to_program` and `to_graph` transpose them.
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ import tensorflow as tf
 from cubemesh.batches import PADDING, Array
 from cubemesh.frameworks.api.program import Unsupported
 from cubemesh.frameworks.api.validation import check_layers
+from cubemesh.frameworks.tensorflow.context import TensorFlowContext
 from cubemesh.frameworks.tensorflow.lowerings import LOWERINGS
-from cubemesh.frameworks.tensorflow.place import Place
-from cubemesh.frameworks.tensorflow.runtime import Numerics
+from cubemesh.frameworks.tensorflow.runtime import TensorFlowNumerics
 from cubemesh.networks.graph import Network, Node
 from cubemesh.networks.layers import Convolution, LocalResponseNorm
 
 SeedOf = Callable[[int], Any]
-"""Number of a node → two integers that its random draws begin from."""
+"""Number of a node → two integers that seed its random draws."""
 
 
-class NetworkFunction:
+class TensorFlowFunction:
     """A network as functions of its variables, in one layout and precision. Unsupported when it has
     a layer that has no lowering."""
 
-    def __init__(self, network: Network, layout: str, numerics: Numerics, compiled: bool) -> None:
+    def __init__(
+        self, network: Network, layout: str, numerics: TensorFlowNumerics, compiled: bool
+    ) -> None:
         check_network(network, LOWERINGS, "tensorflow")
         self.network, self.layout, self.numerics = network, layout, numerics
         self._compiled = compiled
@@ -47,8 +49,8 @@ class NetworkFunction:
         return tf.Variable(tf.zeros(shape, self.numerics.arrays), trainable=False)
 
     def loss(self, inputs: Sequence[Any], labels: Any, seed: SeedOf) -> Any:
-        """The weighted sum over the heads of the batch's mean cross entropy; the statistics take
-        the batch in."""
+        """The weighted sum over the heads of the batch's mean cross entropy; the running statistics
+        are updated."""
         values = self._run(self.network.nodes, inputs, seed)
         losses = [
             head.weight * self._cross_entropy(values[head.value], labels)
@@ -57,26 +59,26 @@ class NetworkFunction:
         return losses[0] if len(losses) == 1 else tf.add_n(losses)
 
     def scores(self, *inputs: Any) -> Any:
-        """What the network says in evaluation, (batch, …, classes)."""
+        """Scores in evaluation mode, (batch, …, classes)."""
         output = self.network.output
         values = self._run(self.network.needed(output), inputs, None)
         return tf.cast(values[output], self.numerics.arrays)
 
     def to_program(self, name: str, array: Array) -> Array:
-        """An array of the graph's layout in the program's."""
+        """An array from the graph's layout to the program's."""
         return array.transpose(2, 3, 1, 0) if name in self._turned else array
 
     def to_graph(self, name: str, array: Array) -> Array:
-        """An array of the program's layout in the graph's."""
+        """An array from the program's layout to the graph's."""
         return array.transpose(3, 2, 0, 1) if name in self._turned else array
 
     def _run(
         self, nodes: tuple[Node, ...], fed: Sequence[Any], seed: SeedOf | None
     ) -> dict[str, Any]:
-        """Every node's value; in training where there is a seed."""
+        """Every node's value; in training mode where there is a seed."""
         values = {i.name: array for i, array in zip(self.network.inputs, fed, strict=True)}
         for i, node in enumerate(nodes):
-            place = Place(
+            context = TensorFlowContext(
                 arrays={role: self.parameters[name] for role, name in node.parameters.items()}
                 | {role: self.state[name] for role, name in node.state.items()},
                 shape=node.shape,
@@ -87,25 +89,25 @@ class NetworkFunction:
                 seed=partial(seed or _no_seed, i),
             )
             inputs = (values[name] for name in node.inputs)
-            values[node.name] = LOWERINGS[type(node.layer)](node.layer, place, *inputs)
-            for role, array in place.new_state.items():
+            values[node.name] = LOWERINGS[type(node.layer)](node.layer, context, *inputs)
+            for role, array in context.new_state.items():
                 self.state[node.state[role]].assign(array)
         return values
 
     def _cross_entropy(self, scores: Any, labels: Any) -> Any:
-        """The mean over all labels but those of padding."""
-        wide = tf.cast(scores, self.numerics.arrays)
+        """The mean over all labels except padding."""
+        full = tf.cast(scores, self.numerics.arrays)
         cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
         if not self.network.targets[0].shape:
-            return tf.reduce_mean(cross_entropy(labels=labels, logits=wide))
+            return tf.reduce_mean(cross_entropy(labels=labels, logits=full))
         counted = labels != PADDING
-        losses = cross_entropy(labels=tf.where(counted, labels, 0), logits=wide)
+        losses = cross_entropy(labels=tf.where(counted, labels, 0), logits=full)
         kept = tf.where(counted, losses, tf.zeros_like(losses))
-        return tf.reduce_sum(kept) / tf.cast(tf.math.count_nonzero(counted), wide.dtype)
+        return tf.reduce_sum(kept) / tf.cast(tf.math.count_nonzero(counted), full.dtype)
 
 
 def check_network(network: Network, lowerings: Any, framework: str) -> None:
-    """Unsupported for what `framework`, with these lowerings, cannot run."""
+    """Unsupported for a network that `framework`, with these lowerings, cannot run."""
     check_layers(network, lowerings, framework)
     for node in network.nodes:
         norm = node.layer

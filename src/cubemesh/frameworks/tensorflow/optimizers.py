@@ -1,11 +1,11 @@
-"""How does an optimizer of TensorFlow's program change the weights? By PyTorch's rules.
+"""The optimizers of TensorFlow programs, with PyTorch's update rules.
 
     sgd       g + decay · w;  v = momentum · v + g;  w −= rate · v      Sutskever et al. 2013
     rmsprop   v = 0.99 v + 0.01 g²;  w −= rate · g / (√v + 1e-8)        Tieleman and Hinton 2012
     adam      betas 0.9 and 0.999, epsilon 1e-8                         Kingma and Ba 2015
 
-Weight decay is added to the gradient in all three. SGD and Adam are TensorFlow's fused updates, one
-pass over each array. Its RMSprop has epsilon under the root, so that one is written out.
+Weight decay is added to the gradient. SGD and Adam are TensorFlow's fused updates, one pass over
+each array. Its RMSprop has epsilon under the root, so RMSprop is written out.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _ADAM_BETAS = (0.9, 0.999)
 _EPSILON = 1e-8
 
 
-class Optimizer:
-    """A rule that changes `weights` by their gradients, and the arrays it keeps for it."""
+class TensorFlowOptimizer:
+    """An update rule for `weights`, with its state."""
 
     def __init__(self, work: TrainSteps | Train, weights: Sequence[Any]) -> None:
         self._weights = weights
@@ -35,7 +35,7 @@ class Optimizer:
         self._steps = tf.Variable(0, dtype=tf.int64)
 
     def _rule(self, name: str) -> tuple[int, Callable[..., None]]:
-        """How many arrays a weight takes, and its update."""
+        """Number of state arrays of a weight, and its update."""
         if name == "rmsprop":
             return 1, self._rmsprop
         if name == "adam":
@@ -43,13 +43,13 @@ class Optimizer:
         return (1, self._sgd) if self._momentum else (0, self._descent)
 
     def start(self) -> None:
-        """Be as before the first step."""
+        """Reset the state."""
         self._steps.assign(0)
         for array in (a for arrays in self._kept for a in arrays):
             array.assign(tf.zeros_like(array))
 
     def apply(self, gradients: Sequence[Any]) -> None:
-        """Change every weight; traced into the step."""
+        """Update every weight; traced into the step."""
         steps = self._steps.assign_add(1)
         for i, (weight, gradient) in enumerate(zip(self._weights, gradients, strict=True)):
             if self._decay:
@@ -93,9 +93,9 @@ class Optimizer:
         )
 
 
-def make_optimizer(work: NetworkWork, weights: Sequence[Any]) -> Optimizer | None:
+def make_optimizer(work: NetworkWork, weights: Sequence[Any]) -> TensorFlowOptimizer | None:
     """The optimizer of `work` over `weights`; None for work that does not train."""
-    return Optimizer(work, weights) if isinstance(work, (TrainSteps, Train)) else None
+    return TensorFlowOptimizer(work, weights) if isinstance(work, (TrainSteps, Train)) else None
 
 
 def _scalar(value: Any, weight: Any) -> Any:

@@ -1,9 +1,9 @@
-"""What is one training step in TensorFlow? A `tf.function` of a batch, over variables:
+"""A training step in TensorFlow: a `tf.function` of a batch, over variables:
 
     inputs, labels ──▶ forward, mean loss ──▶ tape's gradients ──▶ update ──▶ loss
 
-It is traced at the first step of a batch size; from then on a call runs the graph, and returns when
-it is done. The weights stay in the variables they lie in, which the update writes over.
+It is traced at the first step of a batch size; later calls run the graph, and return when it is
+done. The update overwrites the variables of the weights.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from cubemesh.frameworks.api.gradient_sync import Bucket
 from cubemesh.frameworks.api.group import RANK_SEEDS
 from cubemesh.frameworks.api.program import BuildRequest, monotonic_s
 from cubemesh.frameworks.api.validation import check_weights
-from cubemesh.frameworks.tensorflow.network import NetworkFunction
+from cubemesh.frameworks.tensorflow.network import TensorFlowFunction
 from cubemesh.frameworks.tensorflow.optimizers import make_optimizer
 from cubemesh.frameworks.tensorflow.runtime import NUMERICS, prepare
 from cubemesh.frameworks.tensorflow.workers import in_replica, mean_over_workers, strategy
 
 Placed = tuple[Any, ...]
-"""Images, or what else the network's inputs are, then labels, as tensors."""
+"""Images or other inputs of the network, then labels, as tensors."""
 
 
 class TensorFlowProgram:
-    """A network and its optimizer on the CPU; see `Program` in frameworks/base."""
+    """A network and its optimizer on the CPU."""
 
     buckets: Sequence[Bucket] = ()
     compiles = False
@@ -41,7 +41,7 @@ class TensorFlowProgram:
         prepare(request.threads)
         self._layout = request.program.layout
         self._numerics = NUMERICS[request.program.precision]
-        self._function = NetworkFunction(
+        self._function = TensorFlowFunction(
             request.network, self._layout, self._numerics, self.compiles
         )
         self._weights = list(self._function.parameters.values())
@@ -91,7 +91,7 @@ class TensorFlowProgram:
             tape.watch(self._weights)
             loss = self._make_pass(*placed)
             scaled = loss if scale == 1 else scale * loss
-        # Those of an embedding come as rows, and are updated like all others: as a whole.
+        # Gradients of an embedding are sparse rows; they are updated as a whole like all others.
         gradients = list(map(tf.convert_to_tensor, tape.gradient(scaled, self._weights)))
         if scale != 1:
             gradients = [g / scale for g in gradients]
@@ -121,8 +121,8 @@ class TensorFlowProgram:
         """Nothing: on a CPU a step returns when it is done."""
 
     def load(self, weights: Mapping[str, Array]) -> None:
-        """Copy `weights` into the variables, in the program's layout, and start the optimizer
-        anew."""
+        """Copy `weights` into the variables, in the program's layout, and reset the
+        optimizer."""
         function = self._function
         check_weights(weights, function.network)
         for name, variable in {**function.parameters, **function.state}.items():
@@ -134,7 +134,7 @@ class TensorFlowProgram:
         self._loaded = True
 
     def state(self) -> dict[str, Array]:
-        """A copy of every array on the host, in float32, or float64 where it is computed in."""
+        """A copy of every array on the host, in float32, or float64 for programs in fp64."""
         self._check_loaded()
         function = self._function
         variables = {**function.parameters, **function.state}

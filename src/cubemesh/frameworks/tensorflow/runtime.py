@@ -1,4 +1,4 @@
-"""What can TensorFlow do on this machine, and how is it set up for a run?
+"""TensorFlow on this machine: its capabilities, and the settings of a run.
 
 precision   arrays     computed in
 fp64        float64    float64
@@ -6,7 +6,7 @@ fp32        float32    float32
 bf16        float32    products in bfloat16, statistics and loss in float32
 fp16        float32    products in float16, statistics and loss in float32, loss scaled
 
-The CPU alone is offered, and `nhwc` alone where XLA does not compile: TensorFlow's CPU kernels have
+Only the CPU is supported, and only `nhwc` where XLA does not compile: TensorFlow's CPU kernels have
 no backward pass of a convolution, and few poolings, in `nchw`.
 """
 
@@ -21,23 +21,23 @@ from cubemesh.frameworks.api.program import Capabilities, OutOfMemory
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numerics:
-    """What a precision means for a program's arrays and operations."""
+class TensorFlowNumerics:
+    """The types of a program's arrays and operations at one precision."""
 
     arrays: tf.DType = tf.float32
     """Type of parameters, state, statistics and loss."""
     products: tf.DType = tf.float32
-    """Type that convolutions and matrix products are computed in, and their results."""
+    """Type of convolutions and matrix products, and of their results."""
     loss_scale: float = 1.0
-    """The loss is multiplied by it and the gradients divided, so that small ones do not become
-    zero in float16 (Micikevicius et al. 2018, who found 8 to 32,768 to do)."""
+    """Factor of the loss and divisor of the gradients, so that small ones do not underflow in
+    float16 (Micikevicius et al. 2018, who found 8 to 32,768 sufficient)."""
 
 
-NUMERICS: dict[str, Numerics] = {
-    "fp64": Numerics(arrays=tf.float64, products=tf.float64),
-    "fp32": Numerics(),
-    "bf16": Numerics(products=tf.bfloat16),
-    "fp16": Numerics(products=tf.float16, loss_scale=1024.0),
+NUMERICS: dict[str, TensorFlowNumerics] = {
+    "fp64": TensorFlowNumerics(arrays=tf.float64, products=tf.float64),
+    "fp32": TensorFlowNumerics(),
+    "bf16": TensorFlowNumerics(products=tf.bfloat16),
+    "fp16": TensorFlowNumerics(products=tf.float16, loss_scale=1024.0),
 }
 """One line a precision."""
 
@@ -55,10 +55,10 @@ def capabilities() -> Capabilities:
 
 
 def prepare(threads: int) -> None:
-    """Set what TensorFlow keeps for the whole process: its threads, and that it uses the CPU.
+    """Apply TensorFlow's settings of the whole process: its threads, and the CPU as its device.
 
-    Its pool is made once, when it first computes; UsageError where another number of threads is
-    asked for afterwards. Operations run one after another, each on all the threads.
+    Its pool is created once, when it first computes; UsageError for another number of threads
+    afterwards. Operations run one after another, each on all threads.
     """
     try:
         tf.config.set_visible_devices([], "GPU")
@@ -68,7 +68,7 @@ def prepare(threads: int) -> None:
         raise UsageError(
             f"TensorFlow already computes in this process with "
             f"{tf.config.threading.get_intra_op_parallelism_threads()} threads, which cannot "
-            f"become {threads} any more. Use a process of its own."
+            f"become {threads} any more. Use a separate process."
         ) from error
 
 

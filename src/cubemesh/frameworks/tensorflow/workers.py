@@ -1,12 +1,12 @@
-"""Several processes that train one network, by tf.distribute.MultiWorkerMirroredStrategy.
+"""Data-parallel training over several processes by tf.distribute.MultiWorkerMirroredStrategy.
 
-    TF_CONFIG   who the workers are, and which of them this process is
+    TF_CONFIG   addresses of the workers, and the index of this process
     step        strategy.run(forward, gradients, all-reduce of their mean, update)
 
-Each process is a worker with one replica and variables of its own, which stay alike because they
-begin alike and are changed by the same gradients. TensorFlow reduces them itself, inside the traced
-step, over gRPC in a ring; so of the group here only words are asked, by a store (frameworks/
-store.py). https://www.tensorflow.org/tutorials/distribute/multi_worker_with_keras
+Each process is a worker with one replica and its own variables, which stay equal because they start
+equal and are updated by the same gradients. TensorFlow reduces them inside the traced step, by a
+ring over gRPC; so this group offers only objects, flags and barriers, by a key-value store
+(frameworks/api/rendezvous.py). https://www.tensorflow.org/tutorials/distribute/multi_worker_with_keras
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ from cubemesh.frameworks.api.rendezvous import Rendezvous, connect_store, wait_a
 from cubemesh.frameworks.tensorflow.runtime import prepare
 
 LEAVES_LAST_S = 0.5
-"""How long rank 0, which coordinates TensorFlow's cluster, stays after all are done: a worker that
-loses it takes that for an error."""
+"""Time that rank 0, TensorFlow's coordinator, waits at the end: a worker that loses it fails."""
 
 _joined: list[Any] = []
-"""The strategy of this process: TensorFlow joins one cluster, once in a process's life."""
+"""The strategy of this process: TensorFlow joins one cluster, once per process."""
 
 
 class WorkerGroup:
@@ -128,13 +127,13 @@ def join(device: str, timeout_s: float, link: str = "auto") -> WorkerGroup:
     """Meet the other ranks; see `SupportsDistributed`. TensorFlow's threads are set
     before: joining starts them, one for each core this process may use."""
     if link != "auto":
-        raise Unsupported(f"link={link}: tensorflow's workers take no choice. Leave link out.")
+        raise Unsupported(f"link={link}: tensorflow cannot choose a link. Leave link out.")
     prepare(len(os.sched_getaffinity(0)))
     return WorkerGroup(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), timeout_s)
 
 
 def strategy() -> Any | None:
-    """What this process has joined; None for one that trains alone."""
+    """The strategy that this process has joined; None without one."""
     return _joined[0] if _joined else None
 
 
@@ -154,4 +153,4 @@ def mean_over_workers(gradients: Sequence[Any]) -> list[Any]:
 
 
 def _not_here() -> NoReturn:
-    raise RuntimeError("TensorFlow exchanges gradients inside its own step")
+    raise RuntimeError("TensorFlow reduces gradients inside its own step")

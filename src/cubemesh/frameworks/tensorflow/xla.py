@@ -1,6 +1,6 @@
 """TensorFlow's program compiled by XLA: the same step as `tensorflow`, with `jit_compile=True`.
 
-XLA knows every operation in both layouts. Ceilings are TensorFlow's own, uncompiled.
+XLA has every operation in both layouts. Ceilings are TensorFlow's, not compiled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def capabilities() -> Capabilities:
     return dataclasses.replace(
         runtime.capabilities(),
         layouts=frozenset({"nchw", "nhwc"}),
-        sync_features=frozenset(),  # XLA compiles no ring over gRPC
+        sync_features=frozenset(),  # XLA cannot compile the ring all-reduce over gRPC
     )
 
 

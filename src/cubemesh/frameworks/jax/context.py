@@ -1,4 +1,4 @@
-"""What does a lowering of JAX's see of the network and program that its layer stands in?"""
+"""The context of a JAX lowering: the arrays and settings of one layer in its program."""
 
 from __future__ import annotations
 
@@ -7,42 +7,42 @@ from dataclasses import dataclass, field
 
 import jax
 
-from cubemesh.frameworks.jax.runtime import Numerics
+from cubemesh.frameworks.jax.runtime import JaxNumerics
 from cubemesh.networks.layers import Shape
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """A layer in its network and program, as a lowering sees it."""
+class JaxContext:
+    """Arrays, layout and numerics of one layer."""
 
     arrays: Mapping[str, jax.Array]
     """Parameters and state, by their role in the layer."""
     shape: Shape
     """Of one sample of the result, channels first."""
     layout: str
-    numerics: Numerics
+    numerics: JaxNumerics
     training: bool
     key: Callable[[], jax.Array]
-    """Gives a random key of this layer's own."""
+    """Returns a random key for this layer."""
     norm_parts: int = 1
-    """Equal parts of the minibatch, each normalised by its own statistics: those of one device."""
+    """Equal parts of the minibatch, one a device, each normalised by its own statistics."""
     new_state: dict[str, jax.Array] = field(default_factory=dict)
-    """Where a layer puts the state it updates, by role."""
+    """Filled by the lowering with updated state, by role."""
 
     def positions(self, x: jax.Array) -> tuple[int, int]:
         """The axes of an image's height and width."""
         return (1, 2) if self.layout == "nhwc" else (2, 3)
 
     def channels(self, x: jax.Array) -> int:
-        """The axis of the channels; of the features, where there is no image."""
+        """The axis of the channels, or of the features without an image."""
         return 3 if self.layout == "nhwc" and x.ndim == 4 else 1
 
     def per_channel(self, array: jax.Array, x: jax.Array) -> jax.Array:
-        """One value a channel, made to combine with `x`."""
+        """One value per channel, reshaped to broadcast with `x`."""
         shape = [1] * x.ndim
         shape[self.channels(x)] = array.size
         return array.reshape(shape)
 
-    def narrow(self, *arrays: jax.Array) -> list[jax.Array]:
-        """The arrays in the type that products are computed in."""
+    def to_product_type(self, *arrays: jax.Array) -> list[jax.Array]:
+        """The arrays, cast to the type of products."""
         return [a.astype(self.numerics.products) for a in arrays]
