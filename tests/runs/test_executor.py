@@ -285,7 +285,7 @@ def test_other_software_or_other_code_is_measured_again(run_once, null_spec, mac
 
 def test_fresh_measures_again_each_spec_once(make, run_once, null_spec):
     (first,) = run_once([null_spec()])
-    executor = make(fresh=True)
+    executor = make(no_cache=True)
     (second,) = executor.run([null_spec()])
     (third,) = executor.run([null_spec()])
     assert second.run_id != first.run_id

@@ -121,3 +121,13 @@ def test_an_attribution_is_seconds_by_part_or_null(made):
     }
     assert document["breakdowns"][0]["rows"][0] == {"name": "conv0", "seconds": 0.002, "calls": 3}
     assert record_json(made.record(8))["attribution_s"] is None
+
+
+def test_the_documents_of_a_record_an_answer_and_a_machine(made, sample, golden):
+    """Whole documents: a changed meaning or a removed field increases `SCHEMA`."""
+    for name, document in (
+        ("record", record_json(made.taken_apart(8))),
+        ("answer", answer_json(sample.answers[0])),
+        ("machine", machine_json(made.machine(gpus=2))),
+    ):
+        golden.check(f"{name}.json", json.dumps(document, indent=1, ensure_ascii=False))

@@ -102,7 +102,7 @@ def run(
             scale=scale,
             store=opened,
             observer=observer or Silent(),
-            fresh=no_cache,
+            no_cache=no_cache,
             pythons=setting_lines(pythons),
             against=other,
         )

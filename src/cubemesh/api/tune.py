@@ -100,7 +100,7 @@ def tune(
                 scale=None,
                 store=opened,
                 observer=observer or Silent(),
-                fresh=no_cache,
+                no_cache=no_cache,
                 pythons=setting_lines(pythons),
             )
         except KeyboardInterrupt:

@@ -48,7 +48,7 @@ def run_names(
     scale: Scale | None,
     store: Store,
     observer: Observer,
-    fresh: bool = False,
+    no_cache: bool = False,
     pythons: Sequence[str] = (),
     against: Sequence[str] = (),
 ) -> list[ExperimentResult]:
@@ -60,7 +60,7 @@ def run_names(
     machine = probe()
     others = environments(pythons, os.environ, machine.software)
     with Executor(
-        store, machine=machine, observer=observer, fresh=fresh, environments=others
+        store, machine=machine, observer=observer, no_cache=no_cache, environments=others
     ) as executor:
         return [
             run_experiment(

@@ -73,7 +73,7 @@ class Executor:
     """Runs specs on this machine and stores their records. A context manager: leaving it ends the
     workers and unlocks the devices.
 
-    `fresh` measures stored specs again, each once in the executor's life. `wait_s` is how long to
+    `no_cache` measures stored specs again, each once in the executor's life. `wait_s` is how long to
     wait for a device that another runner uses. `environments` has the frameworks whose workers run
     in another Python (runs/interpreters.py). Raises BusyError when a device stays in use,
     StoreError when a record cannot be stored, UsageError for an unknown framework; whatever happens
@@ -86,7 +86,7 @@ class Executor:
         *,
         machine: Machine,
         observer: Observer | None = None,
-        fresh: bool = False,
+        no_cache: bool = False,
         runs_folder: Path | None = None,
         wait_s: float = 0.0,
         environments: Mapping[str, Environment] = MappingProxyType({}),
@@ -94,7 +94,7 @@ class Executor:
         self._store = store
         self._machine = machine
         self._observer = Silent() if observer is None else observer
-        self._fresh = fresh
+        self._no_cache = no_cache
         self._runs_folder = runs_folder
         self._wait_s = wait_s
         self._environments = environments
@@ -165,7 +165,7 @@ class Executor:
         )
 
     def _record(self, spec: RunSpec, key: RunKey) -> RunRecord:
-        may_reuse = not self._fresh or key in self._measured
+        may_reuse = not self._no_cache or key in self._measured
         stored = self._store.find(key) if may_reuse else None
         if stored is not None and is_reusable(stored, self._machine, self._installed):
             self._observer.finish(stored, reused=True)
