@@ -73,7 +73,7 @@ class Executor:
     """Runs specs on this machine and stores their records. A context manager: leaving it ends the
     workers and unlocks the devices.
 
-    `no_cache` measures stored specs again, each once in the executor's life. `wait_s` is how long to
+    `no_cache` measures stored specs again, each once per executor. `wait_s` is how long to
     wait for a device that another runner uses. `environments` has the frameworks whose workers run
     in another Python (runs/interpreters.py). Raises BusyError when a device stays in use,
     StoreError when a record cannot be stored, UsageError for an unknown framework; whatever happens
