@@ -1,9 +1,10 @@
-"""Exchanges side by side, and links side by side, from records made up to differ."""
+"""Strategies and links, from simulated records."""
 
 import dataclasses
 
 import pytest
 
+from answers import codes, column, finding, findings, texts, values
 from cubemesh.experiments import interconnect, strategies
 from cubemesh.experiments.registry import Context
 from cubemesh.schema import Figure, Gpu, Part, Rank, Status
@@ -46,17 +47,13 @@ def measured(record_of):
     return make
 
 
-def by_column(table, row):
-    return {c.name: cell for c, cell in zip(table.columns, row, strict=True)}
-
-
-def test_strategies_are_held_against_all_reduce_on_the_same_devices(machine, play, measured):
-    exchanges = ("all-reduce", "all-reduce-16", "asynchronous")
-    settings = strategies.Settings(strategies=exchanges, batch_sizes=(32,))
+def test_strategies_are_compared_with_all_reduce_on_the_same_devices(machine, play, measured):
+    names = ("all-reduce", "all-reduce-16", "asynchronous")
+    settings = strategies.Settings(strategies=names, batch_sizes=(32,))
     asked, sent = play(STRATEGIES.plan(settings, Context(machine=machine)), measured)
     assert [(s.placement.devices, s.program.sync) for s in asked] == [
         (1, "none"),
-        *((2, sync) for sync in exchanges),
+        *((2, sync) for sync in names),
         (2, "none"),
     ]
     apart = {s.program.sync: s.budget.attribution for s in asked if s.placement.devices == 2}
@@ -67,21 +64,25 @@ def test_strategies_are_held_against_all_reduce_on_the_same_devices(machine, pla
         "none": False,
     }
     answer = STRATEGIES.answer(settings, sent)
-    card, against, waits, stale = answer.findings
-    assert "all-reduce-16 is fastest" in card.text
+    assert codes(answer) == ["fastest-strategy", "strategy-ratios", "longest-wait", "staleness"]
+    card, ratios, waits, stale = answer.findings
+    assert card.unit.endswith("all-reduce-16")
     assert card.value == pytest.approx(75, abs=1)
-    assert "all-reduce-16 is faster than it, 1.25×" in against.text
-    assert "asynchronous is level with it" in against.text
-    assert "longest under all-reduce, 40.0 % of its time" in waits.text
-    assert "0.97 versions old" in stale.text
-    rows = {row[2].text: by_column(answer.tables[0], row) for row in answer.tables[0].rows}
-    assert rows["all-reduce-16"]["of all-reduce"].value == pytest.approx(1.25)
-    assert rows["asynchronous"]["waits for exchange"].text == "–"
-    assert rows["asynchronous"]["staleness"].value == pytest.approx(0.97)
-    assert rows["each alone"]["of slowest alone"].text == "–"
+    assert "all-reduce-16 faster, 1.25×" in ratios.text
+    assert "asynchronous no significant difference" in ratios.text
+    assert "all-reduce" in waits.text
+    assert waits.value == pytest.approx(40, abs=0.1)
+    assert stale.value == pytest.approx(0.97)
+    rows = {name: n for n, name in enumerate(texts(answer.tables[0], "strategy"))}
+    found = column(answer.tables[0], "vs all-reduce")[rows["all-reduce-16"]]
+    assert found.value == pytest.approx(1.25)
+    assert column(answer.tables[0], "communication wait")[rows["asynchronous"]].text == "–"
+    assert values(answer.tables[0], "staleness")[rows["asynchronous"]] == pytest.approx(0.97)
+    compared = column(answer.tables[0], "vs slowest device without sync")
+    assert compared[rows["no sync"]].text == "–"
 
 
-def test_an_exchange_that_did_not_run_says_why(machine, play, measured, record_of):
+def test_a_failed_strategy_has_its_reason(machine, play, measured, record_of):
     def refused(spec):
         if spec.program.sync == "model-parallel":
             return record_of(spec, status=Status.UNSUPPORTED, message="no chain of segments")
@@ -89,11 +90,8 @@ def test_an_exchange_that_did_not_run_says_why(machine, play, measured, record_o
 
     settings = strategies.Settings(strategies=("all-reduce", "model-parallel"), independent=False)
     _, sent = play(STRATEGIES.plan(settings, Context(machine=machine)), refused)
-    texts = [f.text for f in STRATEGIES.answer(settings, sent).findings]
-    refusals = [text for text in texts if "not supported" in text]
-    assert refusals == [
-        "little-cnn, 64 on 2 devices, model-parallel: not supported: no chain of segments."
-    ]
+    (failed,) = findings(STRATEGIES.answer(settings, sent), "failed-run")
+    assert "model-parallel: not supported: no chain of segments" in failed.text
 
 
 def test_links_are_compared_network_by_network_on_gpus(machine, play, measured):
@@ -116,14 +114,14 @@ def test_links_are_compared_network_by_network_on_gpus(machine, play, measured):
     ]
     assert {s.placement.devices for s in asked} == {2}
     answer = INTERCONNECT.answer(settings, sent)
-    (finding,) = answer.findings
-    assert finding.value == pytest.approx(3)
-    assert "alexnet, 256 gains most." in finding.text
-    rows = [by_column(answer.tables[0], row) for row in answer.tables[0].rows]
-    assert rows[0]["went over"].text == "NCCL P2P/CUMEM"
-    assert rows[3]["of the first link"].value == pytest.approx(1 / 3)
-    assert rows[3]["waits for exchange"].value == pytest.approx(80)
-    assert rows[3]["of a sample"].value == pytest.approx(1)
+    cost = finding(answer, "link-cost")
+    assert cost.value == pytest.approx(3)
+    assert "alexnet, 256 gains most." in cost.text
+    found = answer.tables[0]
+    assert texts(found, "transport")[0] == "NCCL P2P/CUMEM"
+    assert values(found, "vs first link")[3] == pytest.approx(1 / 3)
+    assert values(found, "communication wait")[3] == pytest.approx(80)
+    assert values(found, "communicated per sample")[3] == pytest.approx(1)
     throughput, waits = answer.charts
     assert {line.name for line in throughput.lines} == {"auto", "network"}
     assert waits.y.unit == "%"
@@ -138,5 +136,21 @@ def test_translators_are_compared_by_width_and_one_link_compares_nothing(machine
         (64, 4, "auto"),
         (128, 4, "auto"),
     ]
-    (finding,) = INTERCONNECT.answer(settings, sent).findings
-    assert "nothing is compared" in finding.text
+    assert codes(INTERCONNECT.answer(settings, sent)) == ["single-link"]
+
+
+def test_links_are_compared_for_each_strategy_and_number_of_devices(machine, play, measured):
+    settings = interconnect.Settings(
+        networks=("little-cnn",),
+        strategies=("all-reduce", "local-sgd"),
+        devices=(2, 4),
+        links=("auto", "network"),
+    )
+    asked, sent = play(INTERCONNECT.plan(settings, Context(machine=machine)), measured)
+    assert len(asked) == 8
+    rows = texts(INTERCONNECT.answer(settings, sent).tables[0], "network, batch size")
+    assert sorted(set(rows)) == [
+        f"little-cnn, 64, {sync}, {devices} devices"
+        for sync in ("all-reduce", "local-sgd")
+        for devices in (2, 4)
+    ]

@@ -1,10 +1,10 @@
-"""Which way of training on several devices together is fastest, and what does each cost?
+"""Gradient synchronisation strategies compared on the same devices: throughput and costs.
 
-Document 001 (towers with the weights on the CPU, synchronous; asynchronous as TensorFlow's figures
-have it) and 002 (model-parallel): the exchanges of docs/devices.md side by side, on the same
-devices, with the same minibatch of each. Throughput with its ratio to `all-reduce`, what a step
-waits for the exchange and for the slowest rank, how much is handed over, and of asynchronous ones
-how stale gradients are. What any of them learns is the question of `train`, `batch-accuracy` and
+From the papers 001 (towers with the weights on the CPU, synchronous; asynchronous as in
+TensorFlow's figures) and 002 (model-parallel). Each strategy of docs/devices.md trains on the same
+devices at the same batch size: throughput and its ratio to `all-reduce`, what a step waits for
+communication and for the slowest rank, bytes communicated, and the staleness of asynchronous
+gradients. What each of them learns is measured by `train`, `batch-accuracy` and
 `sequential-equivalence`.
 """
 
@@ -17,35 +17,37 @@ from dataclasses import dataclass
 from cubemesh.experiments.analysis.groups import caveats, titled
 from cubemesh.experiments.analysis.ratios import format_ratio, ratio, significance
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
-from cubemesh.experiments.scaling.analysis import VARIES
+from cubemesh.experiments.scaling.analysis import (
+    ScalingData,
+    efficiency,
+    efficiency_independent,
+    mean_parts,
+    profiled_record,
+)
 from cubemesh.experiments.scaling.design import (
-    ALONE,
+    NO_SYNC,
+    VARIES,
     ScalingCase,
     ScalingCurve,
+    ScalingGroup,
+    ScalingMode,
     ScalingSettings,
-    chosen,
+    chosen_cases,
     curves,
     device_counts,
     specs,
 )
-from cubemesh.experiments.scaling.efficiency import efficiency, efficiency_alone
-from cubemesh.experiments.scaling.findings import not_run
-from cubemesh.experiments.scaling.losses import mean_parts, profiled_record
-from cubemesh.experiments.scaling.modes import ScalingMode
-from cubemesh.experiments.scaling.report import ScalingData, ScalingGroup, charts, parts_table
+from cubemesh.experiments.scaling.report import charts, failed_runs, median_cell, parts_table
 from cubemesh.measure.attribution.attribution import COMMUNICATION, STRAGGLER
-from cubemesh.parallel.strategies import STRATEGIES
 from cubemesh.schema import Answer, Cell, Column, Figure, Finding, RunRecord, Table, TrainSteps
-from cubemesh.units import format_list
 
-USUAL = "all-reduce"
-"""What the others are held against."""
-COMPARED = tuple(
-    name
-    for name, s in STRATEGIES.items()
-    if s.needs and not s.needs_peer_access and not s.same_samples
+BASELINE = "all-reduce"
+"""The strategy that the others are compared with."""
+STRATEGIES = (
+    *(BASELINE, "all-reduce-16", "parameter-server", "local-sgd"),
+    *("asynchronous", "asynchronous-aware"),
 )
-DOCUMENTED = (
+PUBLISHED = (
     ScalingCase("resnet-50", 32),
     ScalingCase("vgg16", 32),
     ScalingCase("little-cnn", 32, 224),
@@ -55,127 +57,138 @@ SMALL = (ScalingCase("little-cnn", 64),)
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(ScalingSettings):
-    """What can be set in `strategies` besides the fields of its specs."""
+    """Settings of `strategies` besides the fields of its specs."""
 
-    strategies: tuple[str, ...] = COMPARED
-    """Exchanges to hold against one another; `model-parallel` is there for networks that are a
+    strategies: tuple[str, ...] = STRATEGIES
+    """Gradient synchronisation strategies to compare; `model-parallel` trains networks that are a
     chain of segments."""
     devices: tuple[int, ...] = ()
-    """Numbers of devices; one is always measured. None given is as many as there are, 8 at most."""
+    """Numbers of devices; one is always included. Default: all of the machine, at most 8."""
     batch_sizes: tuple[int, ...] = ()
-    """Minibatches of a device; none given is the document's 32, 64 on a CPU."""
+    """Batch sizes per device. Default: the paper's 32; 64 on a CPU."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:
-    """One device, then each exchange on all of them, then each device alone."""
+    """One device, then each strategy on all devices, then these without synchronisation."""
     counts = device_counts(settings, context)
     if not settings.devices:
         counts = sorted({1, counts[-1]})
-    wanted = chosen(settings, settings.batch_sizes, DOCUMENTED, SMALL, context)
-    yield from specs(settings, ScalingMode.WEAK, wanted, context, counts)
+    cases = chosen_cases(settings, settings.batch_sizes, PUBLISHED, SMALL, context)
+    yield from specs(settings, ScalingMode.WEAK, cases, context, counts)
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, tables and charts from the records of one `strategies`."""
-    shown = ScalingData(regime=ScalingMode.WEAK, scaled=tuple(curves(records, ScalingMode.WEAK)))
+    data = ScalingData(mode=ScalingMode.WEAK, curves=tuple(curves(records, ScalingMode.WEAK)))
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
-        title=titled("Exchanges side by side", records),
-        findings=tuple(_findings(shown)),
-        tables=(*([_table(shown)] if shown.scaled else []), *parts_table(shown)),
-        charts=tuple(charts(shown, name="strategies")),
+        title=titled("Gradient synchronisation strategies", records),
+        findings=tuple(_findings(data)),
+        tables=(*([_table(data)] if data.curves else []), *parts_table(data)),
+        charts=tuple(charts(data, name="strategies")),
         warnings=tuple(w for r in records for w in r.warnings),
         run_ids=tuple(r.run_id for r in records),
         notes=(
-            "Weak scaling: every device has the same minibatch under every exchange. Handed over "
-            "is what a rank gives its exchange in a step; an all-reduce by ring sends nearly twice "
-            "that over each link.",
-            "Waits are means over the ranks (docs/attribution.md); exchanges in which ranks write "
-            "to one another are not taken apart. Under local-sgd and the asynchronous exchanges "
-            "ranks have other weights than one device would have: their speed is not all.",
+            "Weak scaling: the batch size per device is the same for all strategies. "
+            "‘Communicated’ is what a rank passes to its strategy in a step; a ring all-reduce "
+            "sends nearly twice that over each link.",
+            "Waits are means over the ranks (docs/attribution.md); strategies in which ranks write "
+            "to each other are not profiled. With local-sgd and the asynchronous strategies the "
+            "weights differ from those of one device: compare their accuracy too.",
         ),
     )
 
 
-def _findings(shown: ScalingData) -> Iterator[Finding]:
+def _findings(data: ScalingData) -> Iterator[Finding]:
     card = True
-    for scaled in shown.scaled:
-        for devices in dict.fromkeys(g.key[0] for g in scaled.together):
-            ran = [g for g in scaled.together if g.key[0] == devices and g.throughput]
+    for curve in data.curves:
+        for devices in dict.fromkeys(g.key[0] for g in curve.together):
+            ran = [g for g in curve.together if g.key[0] == devices and g.throughput]
             if ran:
-                yield from _of_devices(shown, scaled, devices, ran, card)
+                yield from _findings_on(data, curve, devices, ran, card)
                 card = False
-        yield from not_run(shown, scaled)
-    if shown.scaled and not any(s.together for s in shown.scaled):
+        yield from failed_runs(data, curve)
+    if data.curves and not any(c.together for c in data.curves):
         yield Finding(
-            text="One device is all that was measured, so there is nothing to exchange.",
+            code="single-device",
+            text="Only one device was measured: there is no strategy to compare.",
             remedy="Name more with --set devices=….",
         )
 
 
-def _of_devices(
-    shown: ScalingData, scaled: ScalingCurve, devices: int, ran: list[ScalingGroup], card: bool
+def _findings_on(
+    data: ScalingData, curve: ScalingCurve, devices: int, ran: list[ScalingGroup], card: bool
 ) -> Iterator[Finding]:
     ranked = sorted(ran, key=lambda g: -_rate(g).value)
     best = ranked[0]
-    where = f"{shown.name(scaled)} on {devices} devices"
-    reached = efficiency(best, scaled.one) if scaled.one else None
+    where = f"{data.name(curve)} on {devices} devices"
+    reached = efficiency(best, curve.one) if curve.one else None
     words = f", {reached.value:.0f} % of {devices} times one device" if reached else ""
-    disturbed = caveats(*ran, *([scaled.one] if scaled.one else []))
-    surely = "ran fastest" if disturbed else "is fastest"
-    but = ", but a run was disturbed: which is fastest is not told" if disturbed else ""
+    noise = caveats(*ran, *([curve.one] if curve.one else []))
+    text = f"{where}: {best.key[1]} is fastest{words}."
+    if noise:
+        text = f"{where}: {best.key[1]} was fastest{words}, but a run was noisy: no comparison."
     yield Finding(
-        question="Which exchange is fastest?" if card else None,
-        text=f"{where}: {best.key[1]} {surely}{words}{but}.",
+        code="fastest-strategy",
+        question="Which strategy is fastest?" if card else None,
+        text=text,
         value=None if reached is None else reached.value,
         unit=f"% efficiency: {best.key[1]}",
         low=None if reached is None else reached.low,
         high=None if reached is None else reached.high,
-        caveats=disturbed,
+        caveats=noise,
     )
-    usual = next((g for g in ran if g.key[1] == USUAL), None)
-    if usual is not None and not disturbed:
-        words_of = {1: "faster than", -1: "slower than", 0: "level with"}
-        told = [
-            f"{g.key[1]} is {words_of[significance(found)]} it, {format_ratio(found)}"
-            for g in ranked
-            if g is not usual
-            for found in [ratio(_rate(g), _rate(usual))]
-        ]
-        if told:
-            yield Finding(text=f"{where}, against {USUAL}: {format_list(told)}.")
+    baseline = next((g for g in ran if g.key[1] == BASELINE), None)
+    if baseline is not None and not noise:
+        yield from _ratios(where, baseline, [g for g in ranked if g is not baseline])
     yield from _waits(where, ran)
     for group in ran:
         stale = group.median_of("staleness")
         if stale is not None:
             yield Finding(
-                text=f"{where}, {group.key[1]}: a gradient is {stale:.2f} versions old when it is "
-                f"applied, in the mean; {devices - 1} would be that of {devices} equal workers.",
+                code="staleness",
+                text=f"{where}, {group.key[1]}: the mean staleness of a gradient is {stale:.2f} "
+                f"updates; {devices - 1} is expected of {devices} equal workers.",
+                value=stale,
+                unit="updates",
                 caveats=caveats(group),
             )
 
 
+def _ratios(where: str, baseline: ScalingGroup, others: list[ScalingGroup]) -> Iterator[Finding]:
+    words = {1: "faster", -1: "slower", 0: "no significant difference"}
+    parts = [
+        f"{group.key[1]} {words[significance(found)]}, {format_ratio(found)}"
+        for group in others
+        for found in [ratio(_rate(group), _rate(baseline))]
+    ]
+    if parts:
+        yield Finding(
+            code="strategy-ratios",
+            text=f"{where}, compared with {BASELINE}: {'; '.join(parts)}.",
+        )
+
+
 def _waits(where: str, ran: Sequence[ScalingGroup]) -> Iterator[Finding]:
-    """Which exchange a step waits for longest, and for whom."""
-    told = []
-    for group in ran:
-        shares = _shares(group)
-        if shares is not None:
-            told.append((sum(shares), group, shares))
-    if not told:
+    """The strategy with the longest wait of a step, for communication and the slowest rank."""
+    waits = [(sum(found), group, found) for group in ran if (found := _wait_fractions(group))]
+    if not waits:
         return
-    total, group, (sync, straggler) = max(told, key=lambda t: t[0])
+    total, group, (communication, straggler) = max(waits, key=lambda w: w[0])
     yield Finding(
-        text=f"{where}: a step waits longest under {group.key[1]}, {100 * total:.1f} % of its "
-        f"time: {100 * sync:.1f} % for the exchange and {100 * straggler:.1f} % for the "
-        "slowest rank.",
+        code="longest-wait",
+        text=f"{where}: a step waits longest with {group.key[1]}, {100 * total:.1f} % of its "
+        f"time: {100 * communication:.1f} % for communication and {100 * straggler:.1f} % for "
+        "the slowest rank.",
+        value=100 * total,
+        unit="%",
         caveats=caveats(group),
     )
 
 
-def _shares(group: ScalingGroup) -> tuple[float, float] | None:
-    """Exposed communication and straggler wait as shares of the step; None where not told."""
+def _wait_fractions(group: ScalingGroup) -> tuple[float, float] | None:
+    """Exposed communication and straggler wait as fractions of the step; None if not profiled."""
     record = profiled_record(group)
     if record is None:
         return None
@@ -190,64 +203,57 @@ def _rate(group: ScalingGroup) -> Figure:
     return figure
 
 
-def _table(shown: ScalingData) -> Table:
+def _table(data: ScalingData) -> Table:
     columns = (
-        Column(name="network, minibatch"),
+        Column(name="network, batch size"),
         Column(name="devices"),
-        Column(name="sync"),
-        Column(name="samples/s"),
-        Column(name=f"of {USUAL}", unit="x"),
+        Column(name="strategy"),
+        Column(name="throughput", unit="samples/s"),
+        Column(name=f"vs {BASELINE}", unit="x"),
         Column(name="efficiency", unit="%"),
-        Column(name="of slowest alone", unit="%"),
-        Column(name="handed over", unit="MiB a step"),
-        Column(name="waits for exchange", unit="%"),
-        Column(name="waits for slowest", unit="%"),
-        Column(name="staleness"),
+        Column(name="vs slowest device without sync", unit="%"),
+        Column(name="communicated", unit="MiB/step"),
+        Column(name="communication wait", unit="%"),
+        Column(name="straggler wait", unit="%"),
+        Column(name="staleness", unit="updates"),
         Column(name="memory", unit="MiB"),
     )
-    rows = tuple(_row(shown, s, group) for s in shown.scaled for group in s.groups)
-    return Table(title="Exchanges", columns=columns, rows=rows)
+    rows = tuple(_row(data, c, group) for c in data.curves for group in c.groups)
+    return Table(title="Strategies", columns=columns, rows=rows)
 
 
-def _row(shown: ScalingData, scaled: ScalingCurve, group: ScalingGroup) -> tuple[Cell, ...]:
+def _row(data: ScalingData, curve: ScalingCurve, group: ScalingGroup) -> tuple[Cell, ...]:
     devices, sync = group.key
-    alone = sync == ALONE
-    name = sync if not alone else "–" if devices == 1 else "each alone"
-    head = (Cell(text=shown.name(scaled)), Cell(value=devices), Cell(text=name))
+    name = sync if sync != NO_SYNC else "–" if devices == 1 else "no sync"
+    head = (Cell(text=data.name(curve)), Cell(value=devices), Cell(text=name))
     figure = group.throughput
     if figure is None:
         return (*head, *[group.cell(None)] * 9)
-    usual, beside = scaled.at(devices, USUAL), scaled.at(devices, ALONE)
-    over = usual.throughput if usual and devices > 1 else None
-    shares = _shares(group) if devices > 1 else None
-    percents = [Cell(text="–")] * 2
-    if shares is not None:
-        percents = [Cell(value=100 * share, run_id=group.run_id) for share in shares]
+    over = reached = compared = fractions = None
+    if devices > 1:
+        baseline, independent = curve.at(devices, BASELINE), curve.at(devices, NO_SYNC)
+        over = ratio(figure, _rate(baseline)) if baseline and baseline.throughput else None
+        reached = efficiency(group, curve.one) if curve.one else None
+        if independent and independent is not group:
+            compared = efficiency_independent(group, independent)
+        fractions = _wait_fractions(group)
+    waits = [Cell(text="–")] * 2
+    if fractions is not None:
+        waits = [Cell(value=100 * fraction, run_id=group.run_id) for fraction in fractions]
     return (
         *head,
         group.cell(figure),
-        _or_dash(group, ratio(figure, over) if over else None),
-        _or_dash(group, efficiency(group, scaled.one) if scaled.one and devices > 1 else None),
-        _or_dash(group, None if alone or beside is None else efficiency_alone(group, beside)),
-        _median(group, "exchanged_bytes", 2**20),
-        *percents,
-        _median(group, "staleness", 1.0),
-        _median(group, "peak_memory_bytes", 2**20),
+        *(Cell(text="–") if f is None else group.cell(f) for f in (over, reached, compared)),
+        median_cell(group, "exchanged_bytes", 2**20),
+        *waits,
+        median_cell(group, "staleness", 1.0),
+        median_cell(group, "peak_memory_bytes", 2**20),
     )
-
-
-def _or_dash(group: ScalingGroup, figure: Figure | None) -> Cell:
-    return Cell(text="–") if figure is None else group.cell(figure)
-
-
-def _median(group: ScalingGroup, name: str, unit: float) -> Cell:
-    value = group.median_of(name)
-    return Cell(text="–") if value is None else Cell(value=value / unit, run_id=group.run_id)
 
 
 EXPERIMENT = Experiment(
     name="strategies",
-    question="Which way of training on several devices is fastest, and what does each cost?",
+    question="Which gradient synchronisation strategy is fastest, and what does each cost?",
     settings=Settings,
     works=(TrainSteps,),
     varies=VARIES | {"batch_per_device": "batch_sizes"},

@@ -1,111 +1,207 @@
-"""The answer of a scaling, of either regime, from its records alone."""
+"""Analysis of scaling: efficiency with its interval, overhead of a step, and the data of an answer.
+
+    efficiency               throughput of N devices / (N · throughput of one)
+    efficiency vs slowest    throughput of N devices / (N · throughput of the slowest of the N, all
+                             running at the same time without synchronisation)
+
+The second leaves out what devices lose merely by running at the same time (shared memory, power,
+clocks) or to a slow neighbour; the rest is lost to synchronisation. Intervals come from resampling
+runs and windows of both points independently and taking the ratio of each draw.
+
+The ideal step on N devices takes as long as on one, times the ratio of their batch sizes per device
+(1 in weak scaling, 1/N in strong). The rest is overhead: exposed communication, straggler wait,
+compute time that did not shrink with the batch size, and other parts of the attribution. Parts are
+means over the ranks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
-from cubemesh.experiments.analysis.groups import titled
-from cubemesh.experiments.core.experiment import Experiment
-from cubemesh.experiments.scaling.design import (
-    MOST_DEVICES,
-    PLACED,
-    ScalingCase,
-    ScalingSettings,
-    curves,
-)
-from cubemesh.experiments.scaling.findings import findings
-from cubemesh.experiments.scaling.forecast import forecast_finding, forecast_table
-from cubemesh.experiments.scaling.modes import ScalingMode
-from cubemesh.experiments.scaling.report import ScalingData, charts, parts_table, points_table
-from cubemesh.schema import Answer, RunRecord, Table, Warning, warn
-from cubemesh.units import format_devices
+import numpy as np
+from numpy.typing import NDArray
 
-VARIES = {
-    "network": "networks",
-    "framework": "frameworks",
-    "sync": "strategies",
-    "trace": "attribution",
-    **PLACED,
-}
-"""Spec fields that a scaling sets itself → the setting to use instead."""
-RULE = (
-    "On a CPU and with --quick little-cnn stands for the networks of the documents, unless --full "
-    "is given or they are named."
-)
+from cubemesh.experiments.analysis.groups import Group
+from cubemesh.experiments.scaling.design import ScalingCurve, ScalingGroup, ScalingMode
+from cubemesh.experiments.scaling.forecast import forecast_points
+from cubemesh.forecast.request import Point
+from cubemesh.measure.attribution.attribution import COMPUTE, PARTS
+from cubemesh.measure.attribution.bottlenecks import remedy_of
+from cubemesh.schema import Figure, Part, RunRecord
+from cubemesh.statistics import FEWEST_FOR_INTERVAL, draws_interval, throughput, throughput_draws
+from cubemesh.store.run_statistics import run_windows
+
+ForecastPoint = tuple[str, ScalingGroup, Point | str]
+"""The name of a curve, a point of it, and its forecast or why there is none."""
 
 
-def scaling_answer(
-    experiment: Experiment,
-    regime: ScalingMode,
-    settings: ScalingSettings,
-    documented: Sequence[ScalingCase],
-    records: Sequence[RunRecord],
-) -> Answer:
-    """Findings, tables and charts from the records of one scaling."""
-    shown = ScalingData(regime=regime, scaled=tuple(curves(records, regime)))
-    return Answer(
-        experiment=experiment.name,
-        question=experiment.question,
-        title=titled(f"{str(regime).capitalize()} scaling", records),
-        findings=(*findings(shown), *forecast_finding(shown.forecasts)),
-        tables=tuple(_tables(shown)),
-        charts=tuple(charts(shown)),
-        warnings=(
-            *_reduced(shown, settings, documented),
-            *(w for r in records for w in r.warnings),
-        ),
-        run_ids=tuple(r.run_id for r in records),
-        notes=tuple(_notes(shown, records)),
-    )
+@dataclass(frozen=True, kw_only=True)
+class ScalingData:
+    """The curves of a scaling experiment."""
 
+    mode: ScalingMode
+    curves: tuple[ScalingCurve, ...]
 
-def _tables(shown: ScalingData) -> Iterator[Table]:
-    if shown.scaled:
-        yield points_table(shown)
-    yield from parts_table(shown)
-    if shown.forecasts:
-        yield forecast_table(shown.forecasts)
+    def name(self, curve: ScalingCurve, sync: str = "") -> str:
+        """The network and batch size of a curve, and what else distinguishes it."""
+        key, keys = curve.key, [c.key for c in self.curves]
+        words = [key.network, str(key.batch)]
+        if len({k.image_size for k in keys if k.network == key.network}) > 1:
+            words.append(f"{key.image_size or 'default'} pixels")
+        if len({k.framework for k in keys}) > 1:
+            words.append(key.framework)
+        if len({k.threads for k in keys}) > 1:
+            words.append(f"{key.threads} threads")
+        if sync and len(self.strategies) > 1:
+            words.append(sync)
+        return ", ".join(words)
 
-
-def _reduced(
-    shown: ScalingData, settings: ScalingSettings, documented: Sequence[ScalingCase]
-) -> Iterator[Warning]:
-    if not shown.scaled:
-        return
-    there = {ScalingCase(s.curve.network, s.curve.batch, s.curve.image_size) for s in shown.scaled}
-    told = []
-    missing = [w for w in documented if w not in there]
-    if not settings.networks and missing:
-        names = dict.fromkeys(f"{w.network} at {w.batch}" for w in missing)
-        told.append(f"without {', '.join(names)}")
-    most = max(group.key[0] for s in shown.scaled for group in s.groups)
-    if not settings.devices and most < MOST_DEVICES:
-        told.append(f"{format_devices(most)} for {MOST_DEVICES}")
-    if told:
-        cause = f"Less than the documents: {'; '.join(told)}. {RULE}"
-        yield warn("reduced", cause, "Use --full, or name networks, minibatches and devices.")
-
-
-def _notes(shown: ScalingData, records: Sequence[RunRecord]) -> Iterator[str]:
-    yield {
-        ScalingMode.WEAK: "Weak scaling: each device keeps its minibatch, so the global one grows.",
-        ScalingMode.STRONG: "Strong scaling: the global minibatch stays, so each device has less.",
-        ScalingMode.CONSTANT_BATCH: "Constant-batch scaling: a host keeps its minibatch, which its "
-        "devices share; on one host that is strong scaling.",
-    }[shown.regime]
-    yield (
-        "Efficiency is the throughput of N devices over N times that of one; ‘of slowest alone’ is "
-        "it over N times that of the slowest of the same N devices, each training by itself and "
-        "all at once. Their intervals come from drawing runs and windows of both points anew."
-    )
-    if any(rank.device == "cpu" for r in records for rank in r.ranks):
-        threads = sorted({r.spec.placement.threads or 0 for r in records})
-        cores = ", ".join(str(n or "the") for n in threads)
-        yield (
-            f"A device is {cores} core{'' if threads == [1] else 's'} of the CPU, of its own, to "
-            "which its process is bound; one device has as many as each of several."
+    @cached_property
+    def forecasts(self) -> tuple[ForecastPoint, ...]:
+        """The forecasts of all points of several devices with a run on one."""
+        return tuple(
+            (self.name(curve), group, point)
+            for curve in self.curves
+            for group, point in forecast_points(curve.one, curve.together)
         )
-    yield (
-        "90 epochs are 1.28 million images each, at this throughput. docs/attribution.md has what "
-        "each part of a step is, on several devices too."
+
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """The strategies of all curves."""
+        return tuple(dict.fromkeys(s for curve in self.curves for s in curve.strategies))
+
+
+Runs = list[list[tuple[float, float]]]
+"""The windows of each run as (samples, seconds)."""
+
+
+def efficiency(several: Group[Any], one: Group[Any]) -> Figure | None:
+    """Efficiency in percent of a point on several devices, from one on a single device; None if
+    either has no throughput."""
+    if several.throughput is None or one.throughput is None:
+        return None
+    devices = several.records[0].spec.placement.devices
+    over, under = _together(several.ok), _together(one.ok)
+    reference = devices * throughput_draws(under, seed=1)
+    return _percent(over, devices * _rate(under), reference, under)
+
+
+def efficiency_independent(several: Group[Any], independent: Group[Any]) -> Figure | None:
+    """Efficiency in percent relative to the slowest of the devices in `independent`, which run at
+    the same time without synchronisation; None if either has no throughput."""
+    rates = independent_rates(independent)
+    if several.throughput is None or not rates:
+        return None
+    over, devices = _together(several.ok), len(rates)
+    own = [_of_rank(independent.ok, rank) for rank in rates]
+    draws = np.stack([throughput_draws(runs, seed=1 + n) for n, runs in enumerate(own)])
+    reference = devices * np.asarray(draws.min(axis=0))
+    return _percent(over, devices * min(rates.values()), reference, *own)
+
+
+def independent_rates(independent: Group[Any]) -> dict[int, float]:
+    """Samples per second of each rank without synchronisation; empty if they did not run."""
+    ranks = sorted({w.rank for r in independent.ok for w in r.measured})
+    return {rank: _rate(_of_rank(independent.ok, rank)) for rank in ranks}
+
+
+def _percent(
+    over: Runs, reference: float, reference_draws: NDArray[np.float64], *under: Runs
+) -> Figure:
+    value, sides = 100 * _rate(over) / reference, (over, *under)
+    fewest = min(sum(map(len, runs)) for runs in sides)
+    if fewest < FEWEST_FOR_INTERVAL:
+        return Figure(value=value, unit="%", n=fewest)
+    draws = 100 * throughput_draws(over, seed=0) / reference_draws
+    interval = draws_interval(draws, min(map(_drawn, sides)))
+    return Figure(value=value, unit="%", low=interval.low, high=interval.high, n=fewest)
+
+
+def _drawn(runs: Runs) -> int:
+    """Number of values to draw from: runs, or windows of a single run."""
+    return len(runs) if len(runs) > 1 else len(runs[0])
+
+
+def _together(records: Sequence[RunRecord]) -> Runs:
+    return [[(w.samples, w.elapsed_s) for w in run_windows(r)] for r in records]
+
+
+def _of_rank(records: Sequence[RunRecord], rank: int) -> Runs:
+    return [[(w.samples, w.elapsed_s) for w in r.measured if w.rank == rank] for r in records]
+
+
+def _rate(runs: Runs) -> float:
+    windows = [window for run in runs for window in run]
+    return throughput([s for s, _ in windows], [t for _, t in windows])
+
+
+MIN_FRACTION = 0.01
+"""Smallest fraction of the step that is reported as overhead."""
+_SLOWER = (
+    "devices share memory, power and clocks, and smaller batches use each of them less: compare "
+    "with the run without synchronisation"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOverhead:
+    """The overhead of a step on several devices over the ideal one."""
+
+    step_s: float
+    extra_s: float
+    """Total overhead; negative if the step is shorter than the ideal."""
+    by_part: dict[str, float]
+    """Seconds, the largest first."""
+
+    @property
+    def largest(self) -> str:
+        """The part with the largest overhead; empty if that is below 1 % of the step."""
+        name, seconds = next(iter(self.by_part.items()))
+        return name if seconds >= MIN_FRACTION * self.step_s else ""
+
+    @property
+    def remedy(self) -> str:
+        """What to do about the largest."""
+        if not self.largest:
+            return ""
+        return _SLOWER if self.largest == COMPUTE else remedy_of(self.largest)
+
+
+def step_overhead(several: Group[Any], one: Group[Any]) -> StepOverhead | None:
+    """The overhead of `several` devices over `one`; None if either was not profiled."""
+    profiled, single = profiled_record(several), profiled_record(one)
+    if profiled is None or single is None:
+        return None
+    batches = [r.spec.batch_per_device or 1 for r in (profiled, single)]
+    share = batches[0] / batches[1]
+    parts, own = mean_parts(profiled), mean_parts(single)
+    extra = {name: parts.get(name, 0.0) - share * own.get(name, 0.0) for name in {*parts, *own}}
+    return StepOverhead(
+        step_s=math.fsum(parts.values()),
+        extra_s=math.fsum(extra.values()),
+        by_part=dict(sorted(extra.items(), key=lambda pair: -pair[1])),
     )
+
+
+def profiled_record(group: Group[Any]) -> RunRecord | None:
+    """The first profiled run of a point."""
+    return next((r for r in group.ok if r.parts), None)
+
+
+def parts_by_rank(record: RunRecord) -> dict[int, Sequence[Part]]:
+    """The attribution of each rank."""
+    return dict(enumerate(record.rank_parts or (record.parts,)))
+
+
+def mean_parts(record: RunRecord) -> dict[str, float]:
+    """Seconds of each part, the mean over the ranks, in the order of PARTS."""
+    ranks = [{part.name: part.seconds for part in own} for own in parts_by_rank(record).values()]
+    return {
+        name: math.fsum(own.get(name, 0.0) for own in ranks) / len(ranks)
+        for name in PARTS
+        if any(name in own for own in ranks)
+    }

@@ -1,31 +1,38 @@
-"""What `weak-scaling` and `strong-scaling` have in common: the runs of a scaling, and its points.
+"""Design of scaling experiments: scaling modes, settings, runs, and the curves of their records.
 
-For each network, minibatch, framework and number of devices:
+For each network, batch size, framework and number of devices there are runs of
 
-    one device                            what efficiency is held against
-    N devices, for each exchange          the point itself, with its attribution
-    N devices, each alone, all at once    what the machine gives N that do not train together
+    one device                            the baseline of efficiency
+    N devices, for each strategy          the point itself, with its attribution
+    N devices without synchronisation     what N devices reach that do not train together
 
-A *device* of a CPU is a fixed number of cores, as many for one device as for several, to which its
-process is bound in either case. regimes.py says what the minibatch is, efficiency.py how near N
-devices come to N times one.
+A *device* of a CPU is a fixed number of cores, the same for one device as for several, and its
+process is pinned to them. The mode decides the batch size of each device:
+
+| mode | constant | batch size of each of N devices | global batch size |
+|---|---|---|---|
+| `weak` | batch size per device | b | N · b |
+| `strong` | global batch size | B / N | B |
+| `constant-batch` | batch size per host | B / devices per host | B · hosts |
+
+Weak scaling is in the papers 001, 002 and 004 (section 5.4), strong scaling in 004 (section 5.3),
+constant-batch in 003: `batch-size` of MXNet's GoogLeNet is that of a host's process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from cubemesh.errors import UsageError
 from cubemesh.experiments.analysis.groups import Group, group_by
-from cubemesh.experiments.core import cpu_defaults as reduction
+from cubemesh.experiments.core import cpu_defaults
 from cubemesh.experiments.core.experiment import Context, Plan, Scale
-from cubemesh.experiments.scaling.modes import ScalingMode, batch_per_device, fixed_batch
 from cubemesh.frameworks import entry
 from cubemesh.parallel.strategies import strategy
 from cubemesh.schema import (
-    Budget,
     NetworkWork,
     Placement,
     ProgramSettings,
@@ -35,14 +42,59 @@ from cubemesh.schema import (
 )
 from cubemesh.schema.spec import Device
 
-ALONE = "none"
-"""The exchange of devices that train each by itself."""
-MOST_DEVICES = 8
-"""Of those that are chosen: what the documents' systems have."""
+NO_SYNC = "none"
+"""The strategy without synchronisation."""
+MAX_DEVICES = 8
+"""Largest default number of devices: that of the papers' systems."""
+
+PLACED = {"pinning": "threads", "numa_node": "threads"}
+"""Fields of a placement that a scaling sets → the setting to use instead."""
+VARIES = {
+    "network": "networks",
+    "framework": "frameworks",
+    "sync": "strategies",
+    "trace": "attribution",
+    **PLACED,
+}
+"""Spec fields that a scaling sets → the setting to use instead."""
+
+
+class ScalingMode(StrEnum):
+    """What is constant while devices are added."""
+
+    WEAK = "weak"
+    STRONG = "strong"
+    CONSTANT_BATCH = "constant-batch"
+
+    @property
+    def constant(self) -> str:
+        """The batch size that is constant."""
+        return {
+            ScalingMode.WEAK: "batch size per device",
+            ScalingMode.STRONG: "global batch size",
+            ScalingMode.CONSTANT_BATCH: "batch size per host",
+        }[self]
+
+
+def batch_per_device(mode: ScalingMode, batch: int, devices: int, hosts: int = 1) -> int | None:
+    """The batch size of each of `devices` on `hosts`, from the constant one; None if it cannot be
+    divided evenly."""
+    if mode is ScalingMode.WEAK:
+        return batch
+    sharing = devices if mode is ScalingMode.STRONG else devices // hosts
+    each, left = divmod(batch, sharing)
+    return None if left or each < 1 else each
+
+
+def constant_batch(mode: ScalingMode, batch_per_device: int, devices: int, hosts: int = 1) -> int:
+    """The constant batch size, from that of each device."""
+    if mode is ScalingMode.WEAK:
+        return batch_per_device
+    return batch_per_device * (devices if mode is ScalingMode.STRONG else devices // hosts)
 
 
 class ScalingCase(NamedTuple):
-    """A network with what the regime keeps the same."""
+    """A network with its constant batch size."""
 
     network: str
     batch: int
@@ -51,122 +103,115 @@ class ScalingCase(NamedTuple):
 
 
 class CurveKey(NamedTuple):
-    """What stays the same along a curve over devices."""
+    """What is the same along a curve over devices."""
 
     network: str
     image_size: int | None
     batch: int
-    """The minibatch that the regime keeps."""
+    """The constant batch size."""
     framework: str
+    threads: int | None
+    """Cores per device on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScalingSettings:
-    """What can be set in a scaling besides the fields of its specs."""
+class MultiDeviceSettings:
+    """Settings of experiments that train on several devices."""
 
     networks: tuple[str, ...] = ()
-    """Networks to train; none given is the documents', LittleCNN alone on a CPU."""
+    """Networks to train. Default: the papers'; on a CPU little-cnn."""
     frameworks: tuple[str, ...] = ("pytorch",)
     """Frameworks to train them with."""
     strategies: tuple[str, ...] = ("all-reduce",)
-    """How the devices come to the same weights: exchanges, side by side."""
+    """Gradient synchronisation strategies."""
     devices: tuple[int, ...] = ()
-    """Numbers of devices; one is always measured. None given doubles up to what the machine has,
-    8 at most; of several hosts each has as many."""
+    """Numbers of devices; one is always included. Default: powers of two up to the machine's, at
+    most 8, on each host."""
     device: Device = "auto"
-    """What a device is: a GPU (`cuda`) or a group of cores (`cpu`)."""
-    threads: int = 1
-    """Cores that a device on a CPU has, of its own."""
-    independent: bool = True
-    """Whether to measure the devices each by itself, all at once, too."""
+    """Kind of device: a GPU (`cuda`) or a group of cores (`cpu`)."""
+    threads: tuple[int, ...] = (1,)
+    """Cores per device on a CPU."""
     attribution: bool = True
-    """Whether to take the steps apart, so that the answer can say what is lost to what."""
+    """Whether to profile the steps, to break down the overhead."""
 
     def __post_init__(self) -> None:
-        if ALONE in self.strategies:
+        if NO_SYNC in self.strategies:
             raise UsageError(
-                "strategies=none trains without synchronisation: independent=true measures that. "
-                "Name exchanges that train together, as all-reduce."
+                "strategies=none trains without synchronisation; weak-scaling measures that with "
+                "independent=true. Name strategies that synchronise, such as all-reduce."
             )
-        if any(n < 1 for n in self.devices) or self.threads < 1:
-            raise UsageError("devices and threads are numbers of 1 or more.")
+        if any(n < 1 for n in (*self.devices, *self.threads)) or not self.threads:
+            raise UsageError("devices and threads must be 1 or more.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingSettings(MultiDeviceSettings):
+    """Settings of all scaling experiments."""
+
+    independent: bool = True
+    """Whether to measure the devices at the same time without synchronisation, too."""
 
 
 def specs(
     settings: ScalingSettings,
-    regime: ScalingMode,
-    wanted: Sequence[ScalingCase],
+    mode: ScalingMode,
+    cases: Sequence[ScalingCase],
     context: Context,
     counts: Sequence[int] = (),
 ) -> Plan:
-    """All runs of a scaling, curve by curve, from one device up; at `counts` devices, where given,
-    else at those of `device_counts`."""
+    """All runs of a scaling, curve by curve, at `counts` devices, by default `device_counts`."""
     counts = counts or device_counts(settings, context)
     yield [
         spec
-        for want in dict.fromkeys(wanted)
+        for case in dict.fromkeys(cases)
         for framework in dict.fromkeys(settings.frameworks)
-        for spec in _curve(settings, regime, want, framework, counts, context)
+        for threads in dict.fromkeys(settings.threads)
+        for spec in _curve_specs(settings, mode, case, framework, threads, counts, context)
     ]
 
 
-def _curve(
+def _curve_specs(
     settings: ScalingSettings,
-    regime: ScalingMode,
-    want: ScalingCase,
+    mode: ScalingMode,
+    case: ScalingCase,
     framework: str,
+    threads: int,
     counts: Sequence[int],
     context: Context,
 ) -> Iterator[RunSpec]:
-    """The runs of one curve. What cannot be shared out evenly among so many devices is left out."""
+    """The runs of one curve, without those whose batch size cannot be divided evenly."""
     for devices in counts:
         hosts = context.hosts if devices >= context.hosts else 1
-        batch = batch_per_device(regime, want.batch, devices, hosts)
+        batch = batch_per_device(mode, case.batch, devices, hosts)
         if batch is None:
             continue
-        together = settings.strategies if devices > 1 else (ALONE,)
-        alone = (ALONE,) if devices > 1 and settings.independent else ()
-        for sync in (*dict.fromkeys(together), *alone):
-            apart = settings.attribution and entry(framework).profiles and strategy(sync).profiled
-            apart = apart and (devices == 1 or sync != ALONE)
+        together = settings.strategies if devices > 1 else (NO_SYNC,)
+        independent = (NO_SYNC,) if devices > 1 and settings.independent else ()
+        for sync in (*dict.fromkeys(together), *independent):
+            profiled = entry(framework).profiles and strategy(sync).profiled
+            profiled = settings.attribution and profiled and (devices == 1 or sync != NO_SYNC)
             yield RunSpec(
                 work=TrainSteps(
-                    network=want.network, batch_per_device=batch, image_size=want.image_size
+                    network=case.network, batch_per_device=batch, image_size=case.image_size
                 ),
-                placement=placement(settings, devices, context),
+                placement=placement(DeviceSetting(settings.device, threads), devices, context),
                 program=ProgramSettings(
                     framework=framework, layout=entry(framework).layout, sync=sync
                 ),
-                budget=_effort(context.budget, apart),
+                budget=replace(context.budget, attribution=True) if profiled else context.budget,
             )
 
 
-def _effort(budget: Budget, attribution: bool) -> Budget:
-    return replace(budget, attribution=True) if attribution else budget
-
-
-PLACED = {"pinning": "threads", "numa_node": "threads"}
-"""Fields of a placement that are set here → the setting to use instead."""
-
-
 class HasDevice(Protocol):
-    """Settings that say what a device is."""
+    """Settings with a kind of device."""
 
     @property
     def device(self) -> Device:
         """A GPU (`cuda`) or a group of cores (`cpu`)."""
 
 
-class SaysDevice(HasDevice, Protocol):
-    """Settings with the cores of a device, too."""
-
-    @property
-    def threads(self) -> int:
-        """Cores that a device on a CPU has, of its own."""
-
-
 class DeviceSetting(NamedTuple):
-    """What a device is, and its cores on a CPU."""
+    """A kind of device, and its cores on a CPU."""
 
     device: Device
     threads: int
@@ -177,115 +222,121 @@ def on_cpu(settings: HasDevice, context: Context) -> bool:
     return settings.device == "cpu" or (settings.device == "auto" and not context.has_gpu)
 
 
-def placement(settings: SaysDevice, devices: int, context: Context) -> Placement:
-    """Where so many devices are. One device of a CPU is bound to its cores, as each of several is:
-    a process that may wander is not the same device."""
-    if not on_cpu(settings, context):
-        return Placement(device=settings.device, devices=devices)
+def placement(setting: DeviceSetting, devices: int, context: Context) -> Placement:
+    """The placement of `devices`. A single device of a CPU is pinned to its cores, as each of
+    several is."""
+    if not on_cpu(setting, context):
+        return Placement(device=setting.device, devices=devices)
     return Placement(
-        device=settings.device,
+        device=setting.device,
         devices=devices,
-        threads=settings.threads,
+        threads=setting.threads,
         pinning="cores" if devices == 1 else "none",
     )
 
 
-def device_counts(settings: ScalingSettings, context: Context) -> list[int]:
-    """The numbers of devices to measure, one among them; of several hosts each has as many as this
-    one would be given."""
+def device_counts(settings: MultiDeviceSettings, context: Context) -> list[int]:
+    """The numbers of devices to measure, including one; on several hosts, those of this host times
+    the number of hosts."""
     if settings.devices:
         return sorted({1, *settings.devices})
-    cpu = on_cpu(settings, context)
     cores = context.machine.cpu.usable_cores
-    there = cores // settings.threads if cpu else min(len(context.machine.gpus), cores)
-    most = min(max(1, there), MOST_DEVICES if context.scale is not Scale.QUICK else 2)
+    available = min(len(context.machine.gpus), cores)
+    if on_cpu(settings, context):
+        available = cores // max(settings.threads)
+    most = min(max(1, available), MAX_DEVICES if context.scale is not Scale.QUICK else 2)
     each = [2**n for n in range(most.bit_length())]
     return each if context.hosts == 1 else [1, *(context.hosts * n for n in each)]
 
 
-def is_small(settings: ScalingSettings, context: Context) -> bool:
-    """Whether the documents' networks would take too long here to be what is usual."""
+def is_small(settings: HasDevice, context: Context) -> bool:
+    """Whether the papers' networks would take too long here as the default."""
     quick, full = context.scale is Scale.QUICK, context.scale is Scale.FULL
     return quick or (on_cpu(settings, context) and not full)
 
 
-def chosen(
+def chosen_cases(
     settings: ScalingSettings,
-    batches: Sequence[int],
-    documented: Sequence[ScalingCase],
+    batch_sizes: Sequence[int],
+    published: Sequence[ScalingCase],
     small: Sequence[ScalingCase],
     context: Context,
 ) -> list[ScalingCase]:
-    """Networks with what the regime keeps. Those named, else the documents', or the small ones
-    where these would take too long; at the minibatches named, else at the documents' (those of
-    their smallest, for a network they have not), reduced on a CPU."""
-    usual = small if is_small(settings, context) else documented
-    least = min(want.batch for want in documented)
+    """The cases to measure. Networks: the given ones, else the papers', or the small ones if those
+    take too long. Batch sizes: the given ones, else the papers' (their smallest for any other
+    network), reduced on a CPU."""
+    defaults = small if is_small(settings, context) else published
+    least = min(case.batch for case in published)
     found = []
-    for network in dict.fromkeys(settings.networks or (want.network for want in usual)):
-        own = [w for w in usual if w.network == network]
+    for network in dict.fromkeys(settings.networks or (case.network for case in defaults)):
+        own = [c for c in defaults if c.network == network]
         if not own:
-            known = [w for w in documented if w.network == network] or [ScalingCase(network, least)]
-            own = [_reduced(want, context) for want in known]
-        if batches:
-            own = [own[0]._replace(batch=batch) for batch in batches]
+            known = [c for c in published if c.network == network] or [ScalingCase(network, least)]
+            own = [_reduced(case, context) for case in known]
+        if batch_sizes:
+            own = [own[0]._replace(batch=batch) for batch in batch_sizes]
         found += own
     return found
 
 
-def _reduced(want: ScalingCase, context: Context) -> ScalingCase:
+def _reduced(case: ScalingCase, context: Context) -> ScalingCase:
     return ScalingCase(
-        want.network,
-        reduction.batch(want.batch, context),
-        reduction.image_size(want.network, context, want.image_size),
+        case.network,
+        cpu_defaults.batch(case.batch, context),
+        cpu_defaults.image_size(case.network, context, case.image_size),
     )
 
 
-def curve_of(record: RunRecord, regime: ScalingMode) -> CurveKey:
-    """The curve that a run stands on."""
-    work, spec = record.spec.work, record.spec
-    assert isinstance(work, NetworkWork)
-    devices, hosts = spec.placement.devices, max(1, len(spec.placement.hosts))
-    fixed = fixed_batch(regime, work.batch_per_device, devices, hosts)
-    return CurveKey(work.network, work.image_size, fixed, spec.program.framework)
+ScalingGroup = Group[tuple[int, str]]
+"""The runs of one point, by number of devices and strategy."""
 
 
 @dataclass(frozen=True)
 class ScalingCurve:
     """The points of one curve."""
 
-    curve: CurveKey
-    groups: tuple[Group[tuple[int, str]], ...]
-    """By number of devices and exchange."""
+    key: CurveKey
+    groups: tuple[ScalingGroup, ...]
 
-    def at(self, devices: int, sync: str) -> Group[tuple[int, str]] | None:
-        """The runs of so many devices with this exchange; None where there are none."""
+    def at(self, devices: int, sync: str) -> ScalingGroup | None:
+        """The runs on `devices` with a strategy."""
         return next((g for g in self.groups if g.key == (devices, sync)), None)
 
     @property
-    def one(self) -> Group[tuple[int, str]] | None:
+    def one(self) -> ScalingGroup | None:
         """The runs on one device."""
-        return self.at(1, ALONE)
+        return self.at(1, NO_SYNC)
 
     @property
-    def together(self) -> tuple[Group[tuple[int, str]], ...]:
-        """The points of several devices that train together."""
-        return tuple(g for g in self.groups if g.key[0] > 1 and g.key[1] != ALONE)
+    def together(self) -> tuple[ScalingGroup, ...]:
+        """The points of several devices that synchronise."""
+        return tuple(g for g in self.groups if g.key[0] > 1 and g.key[1] != NO_SYNC)
 
     @property
-    def exchanges(self) -> tuple[str, ...]:
-        """Those of several devices."""
+    def strategies(self) -> tuple[str, ...]:
+        """The strategies of several devices."""
         return tuple(dict.fromkeys(g.key[1] for g in self.together))
 
 
-def curves(records: Sequence[RunRecord], regime: ScalingMode) -> list[ScalingCurve]:
-    """The curves that records stand on, in the order they first came."""
+def curves(records: Sequence[RunRecord], mode: ScalingMode) -> list[ScalingCurve]:
+    """The curves of records of training steps, in order of first occurrence."""
     found: dict[CurveKey, list[RunRecord]] = {}
     for record in records:
         if isinstance(record.spec.work, TrainSteps):
-            found.setdefault(curve_of(record, regime), []).append(record)
-    return [ScalingCurve(curve, tuple(group_by(own, _key))) for curve, own in found.items()]
+            found.setdefault(curve_key(record, mode), []).append(record)
+    return [ScalingCurve(key, tuple(group_by(own, _point))) for key, own in found.items()]
 
 
-def _key(record: RunRecord) -> tuple[int, str]:
+def curve_key(record: RunRecord, mode: ScalingMode) -> CurveKey:
+    """The curve that a run belongs to."""
+    work, spec = record.spec.work, record.spec
+    assert isinstance(work, NetworkWork)
+    devices, hosts = spec.placement.devices, max(1, len(spec.placement.hosts))
+    constant = constant_batch(mode, work.batch_per_device, devices, hosts)
+    return CurveKey(
+        work.network, work.image_size, constant, spec.program.framework, spec.placement.threads
+    )
+
+
+def _point(record: RunRecord) -> tuple[int, str]:
     return record.spec.placement.devices, record.spec.program.sync

@@ -1,19 +1,18 @@
-"""What was to be expected of several devices, from a run of one?
+"""Forecast of throughput on several devices from a stored run on one.
 
-The forecast knows the rate of one device in a stored run, the network and how devices are joined,
-and nothing of the several. Groups of a processor's cores exchange through gloo; GPUs are taken to
-stand in the catalogue's system of that device.
+The forecast uses the rate of one device, the network and the links between the devices, and nothing
+measured on several. Groups of CPU cores communicate through gloo; GPUs are assumed to be in the
+catalogue's system with that device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from statistics import median
 
 from cubemesh import networks
 from cubemesh.errors import CubemeshError
-from cubemesh.experiments.analysis.groups import Group
+from cubemesh.experiments.scaling.design import ScalingGroup
 from cubemesh.forecast.calibration import defaults
 from cubemesh.forecast.gradient_sync import COSTS
 from cubemesh.forecast.request import ForecastRequest, Point
@@ -23,29 +22,27 @@ from cubemesh.machines.catalogue.system import System
 from cubemesh.machines.catalogue.systems import system, system_names
 from cubemesh.machines.topology import Node, Topology
 from cubemesh.machines.topology.make import smp
-from cubemesh.schema import Cell, Column, Finding, RunRecord, Table
+from cubemesh.schema import RunRecord
 from cubemesh.schema.work import NetworkWork
 
-ScalingGroup = Group[tuple[int, str]]
-ForecastPoint = tuple[str, ScalingGroup, Point | str]
-"""The name of a curve, a point of it, and its forecast or why there is none."""
-MOST_GROUPS = 64
+MAX_GROUPS = 64
+"""Most groups of cores that a host is assumed to have."""
 
 
 def forecast_for(run: RunRecord, one: RunRecord, rate: float | None = None) -> Point | str:
-    """The forecast for a run of several devices from that of one; or why there is none. `rate`
-    stands for what the one reached. Where a device of several has a smaller minibatch, all share
-    that of the one."""
+    """The forecast for a run on several devices from that on one, or why there is none. `rate`
+    replaces the rate of the one. If each of several has a smaller batch size, they share that of
+    the one."""
     work, rate = one.spec.work, rate or one.figure("throughput_per_s")
     if not isinstance(work, NetworkWork) or rate is None:
         return "one device was not measured"
     if not one.ranks:
-        return "the run of one device does not say what it was on"
+        return "the device of the single-device run is unknown"
     devices = run.spec.placement.devices
     sync = run.spec.program.sync
     if sync not in COSTS:
         return f"sync={sync} is not modelled"
-    place = _joined_otherwise(run) or _place(one, devices)
+    place = _unknown_link(run) or _place(one, devices)
     if isinstance(place, str):
         return place
     same = run.spec.batch_per_device == work.batch_per_device
@@ -66,8 +63,8 @@ def forecast_for(run: RunRecord, one: RunRecord, rate: float | None = None) -> P
 def forecast_points(
     one: ScalingGroup | None, together: Sequence[ScalingGroup]
 ) -> tuple[tuple[ScalingGroup, Point | str], ...]:
-    """The points of several devices that train together, each with its forecast or why there is
-    none; `one` are the runs on one device."""
+    """The points of several devices with their forecasts, or why there is none; `one` are the
+    runs on one device."""
     if one is None or one.throughput is None:
         return ()
     rate = one.throughput.value
@@ -76,88 +73,35 @@ def forecast_points(
     )
 
 
-def forecast_table(found: Sequence[ForecastPoint]) -> Table:
-    """Forecast beside measured, a row for each number of several devices."""
-    rows = []
-    for name, group, point in found:
-        devices, sync = group.key
-        head = (Cell(text=name, run_id=group.run_id), Cell(value=devices), Cell(text=sync))
-        figure = group.throughput
-        measured = group.cell(figure)
-        if isinstance(point, str):
-            rows.append((*head, measured, *(Cell(reason=point) for _ in range(3))))
-            continue
-        off = None if figure is None else 100 * (point.samples_per_s / figure.value - 1)
-        rows.append(
-            (
-                *head,
-                measured,
-                Cell(value=point.samples_per_s, low=point.low, high=point.high),
-                group.cell(None) if off is None else Cell(value=off),
-                Cell(text=point.limit),
-            )
-        )
-    return Table(
-        title="Forecast from one device, beside measured",
-        columns=(
-            Column(name="network, minibatch"),
-            Column(name="devices"),
-            Column(name="sync"),
-            Column(name="measured", unit="samples/s"),
-            Column(name="forecast", unit="samples/s"),
-            Column(name="forecast off by", unit="%"),
-            Column(name="forecast limit"),
-        ),
-        rows=tuple(rows),
-    )
-
-
-def forecast_finding(found: Sequence[ForecastPoint]) -> tuple[Finding, ...]:
-    """How far forecasts were off; none where none could be held against a measurement."""
-    off = [
-        abs(point.samples_per_s / group.throughput.value - 1)
-        for _, group, point in found
-        if not isinstance(point, str) and group.throughput is not None
-    ]
-    if not off:
-        return ()
-    text = (
-        f"Forecasts from one device's rate are off by {100 * median(off):.1f} % in the median and "
-        f"{100 * max(off):.1f} % at most, over {len(off)} points of several devices."
-    )
-    return (Finding(text=text),)
-
-
-def _joined_otherwise(run: RunRecord) -> str:
-    """Why the devices of a run were not joined as those of one system are; empty where they were,
-    as far as its record tells."""
+def _unknown_link(run: RunRecord) -> str:
+    """Why the devices of a run are not connected as in one system; empty if they are."""
     placement = run.spec.placement
     hosts = set(placement.hosts) or {rank.host for rank in run.ranks}
     if len(hosts) > 1:
-        return f"it ran on {len(hosts)} hosts, and what joins them is not known"
+        return f"it ran on {len(hosts)} hosts, with an unknown network between them"
     if placement.link != "auto":
         return f"link={placement.link} is not modelled"
     return ""
 
 
 def _place(one: RunRecord, devices: int) -> System | str:
-    """What joins devices like that of a run."""
+    """The system of devices like that of a run, or why there is none."""
     rank = one.ranks[0]
     if rank.device.startswith("cpu"):
-        if devices > MOST_GROUPS:
-            return f"{devices} groups of cores are more than a host is taken to have"
+        if devices > MAX_GROUPS:
+            return f"{devices} groups of cores are more than the {MAX_GROUPS} of the model"
         return _groups_of_cores(devices)
     sheet = find(rank.device_name)
     for name in system_names() if sheet else ():
         found = system(name)
         if sheet and found.device == sheet.id and found.cluster is None:
             return found
-    return f"{rank.device_name or 'this device'} stands in no system of the catalogue"
+    return f"no system of the catalogue has {rank.device_name or 'this device'}"
 
 
 @cache
 def _groups_of_cores(devices: int) -> System:
-    """Processes on one host, each a device; what gloo attains between them is in the factors."""
+    """Processes on one host, each a device; the rates of gloo are in the calibration."""
     nodes = tuple(Node(name=f"cpu{i}", kind="cpu", index=i) for i in range(devices))
     links = tuple(smp(f"cpu{i}", f"cpu{i + 1}", "upi-16", 3) for i in range(devices - 1))
     if devices > 2:

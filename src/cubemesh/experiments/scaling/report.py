@@ -1,96 +1,284 @@
-"""The tables and charts of a scaling: points, attributions by rank, throughput, efficiency."""
+"""Findings, tables, charts and notes of the scaling experiments."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from statistics import median
 
-from cubemesh.experiments.analysis.groups import Group
-from cubemesh.experiments.scaling.design import ALONE, ScalingCurve
-from cubemesh.experiments.scaling.efficiency import efficiency, efficiency_alone
-from cubemesh.experiments.scaling.forecast import ForecastPoint, forecast_points
-from cubemesh.experiments.scaling.losses import (
+from cubemesh.experiments.analysis.groups import caveats, titled
+from cubemesh.experiments.analysis.ratios import ratio, significance
+from cubemesh.experiments.core.experiment import Experiment
+from cubemesh.experiments.scaling.analysis import (
+    MIN_FRACTION,
+    ForecastPoint,
+    ScalingData,
+    StepOverhead,
+    efficiency,
+    efficiency_independent,
+    independent_rates,
     mean_parts,
     parts_by_rank,
     profiled_record,
     step_overhead,
 )
-from cubemesh.experiments.scaling.modes import ScalingMode
+from cubemesh.experiments.scaling.design import (
+    MAX_DEVICES,
+    NO_SYNC,
+    ScalingCase,
+    ScalingCurve,
+    ScalingGroup,
+    ScalingMode,
+    ScalingSettings,
+    curves,
+)
 from cubemesh.measure.attribution.attribution import OTHER, PARTS
-from cubemesh.schema import Axis, Cell, Chart, Column, Figure, Line, Point, Table
+from cubemesh.schema import (
+    Answer,
+    Axis,
+    Cell,
+    Chart,
+    Column,
+    Figure,
+    Finding,
+    Line,
+    Point,
+    RunRecord,
+    Table,
+    Warning,
+    warn,
+)
+from cubemesh.units import format_devices, format_interval, format_list, format_seconds
+
+MAX_NAMED = 3
+"""Most parts that are named as overhead."""
+RULE = (
+    "On a CPU and with --quick, little-cnn replaces the papers' networks, unless --full is given "
+    "or networks are named."
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScalingData:
-    """The curves of a scaling."""
+def scaling_answer(
+    experiment: Experiment,
+    mode: ScalingMode,
+    settings: ScalingSettings,
+    published: Sequence[ScalingCase],
+    records: Sequence[RunRecord],
+) -> Answer:
+    """Findings, tables and charts from the records of one scaling experiment."""
+    data = ScalingData(mode=mode, curves=tuple(curves(records, mode)))
+    return Answer(
+        experiment=experiment.name,
+        question=experiment.question,
+        title=titled(f"{str(mode).capitalize()} scaling", records),
+        findings=(*_findings(data), *_forecast_finding(data.forecasts)),
+        tables=(
+            *([_points_table(data)] if data.curves else []),
+            *parts_table(data),
+            *([_forecast_table(data.forecasts)] if data.forecasts else []),
+        ),
+        charts=tuple(charts(data)),
+        warnings=(
+            *_reduced(data, settings, published),
+            *(w for r in records for w in r.warnings),
+        ),
+        run_ids=tuple(r.run_id for r in records),
+        notes=tuple(_notes(data, records)),
+    )
 
-    regime: ScalingMode
-    scaled: tuple[ScalingCurve, ...]
 
-    def name(self, scaled: ScalingCurve, sync: str = "") -> str:
-        """What tells a curve from the others: the network, the minibatch, and what else differs."""
-        curve = scaled.curve
-        words = [curve.network, str(curve.batch)]
-        if len({s.curve.image_size for s in self.scaled if s.curve.network == curve.network}) > 1:
-            words.append(f"{curve.image_size or 'usual'} pixels")
-        if len({s.curve.framework for s in self.scaled}) > 1:
-            words.append(curve.framework)
-        if sync and len(self.exchanges) > 1:
-            words.append(sync)
-        return ", ".join(words)
-
-    @cached_property
-    def forecasts(self) -> tuple[ForecastPoint, ...]:
-        """Of every point of several devices that has one device beside it."""
-        return tuple(
-            (self.name(s), group, point)
-            for s in self.scaled
-            for group, point in forecast_points(s.one, s.together)
+def _findings(data: ScalingData) -> Iterator[Finding]:
+    """For each curve the efficiency of the largest number of devices, without synchronisation too,
+    the overhead of its step, and what did not run."""
+    card = True
+    for curve in data.curves:
+        for sync in curve.strategies:
+            done = [g for g in curve.together if g.key[1] == sync and g.throughput]
+            if curve.one is not None and curve.one.throughput is not None and done:
+                yield from _curve_findings(data, curve, curve.one, done, card)
+                card = False
+        yield from failed_runs(data, curve)
+    if data.curves and not any(c.together for c in data.curves):
+        yield Finding(
+            code="single-device",
+            text="Only one device was measured: there is no scaling to report.",
+            remedy="Set devices=…; on a CPU a device is a group of threads=… cores.",
         )
 
-    @property
-    def exchanges(self) -> tuple[str, ...]:
-        """Those of all curves."""
-        return tuple(dict.fromkeys(e for s in self.scaled for e in s.exchanges))
+
+def failed_runs(data: ScalingData, curve: ScalingCurve) -> Iterator[Finding]:
+    """The reasons for missing points of a curve."""
+    for group in curve.groups:
+        if group.throughput is None:
+            devices, sync = group.key
+            where = f"{data.name(curve)} on {format_devices(devices)}, {sync}"
+            yield Finding(code="failed-run", text=f"{where}: {group.why}.")
 
 
-ScalingGroup = Group[tuple[int, str]]
+def _curve_findings(
+    data: ScalingData,
+    curve: ScalingCurve,
+    one: ScalingGroup,
+    done: list[ScalingGroup],
+    card: bool,
+) -> Iterator[Finding]:
+    last = done[-1]
+    devices, sync = last.key
+    figure, reached = last.throughput, efficiency(last, one)
+    assert figure is not None
+    assert reached is not None
+    yield Finding(
+        code="scaling-efficiency",
+        question="How far does it scale?" if card else None,
+        text=f"{data.name(curve, sync)}, {_batch_words(data, last)}: {devices} devices train "
+        f"{format_interval(figure.value, figure.low, figure.high)} samples/s, "
+        f"{devices * reached.value / 100:.2f}× one device: an efficiency of "
+        f"{format_interval(reached.value, reached.low, reached.high)} %.",
+        value=reached.value,
+        unit="%",
+        low=reached.low,
+        high=reached.high,
+        caveats=caveats(last, one),
+    )
+    if (independent := curve.at(devices, NO_SYNC)) is not None:
+        yield from _independent_finding(last, one, independent)
+    if (found := step_overhead(last, one)) is not None:
+        yield _overhead_finding(found, last, one)
+    for fewer, more in pairwise(done):
+        a, b = fewer.throughput, more.throughput
+        if a and b and significance(ratio(b, a)) < 0:
+            yield Finding(
+                code="slower-with-more-devices",
+                text=f"{format_devices(more.key[0])} train slower than "
+                f"{format_devices(fewer.key[0])}.",
+                caveats=caveats(more, fewer),
+            )
 
 
-def points_table(shown: ScalingData) -> Table:
-    """A row for each number of devices of each curve, with the regime in it."""
+def _batch_words(data: ScalingData, group: ScalingGroup) -> str:
+    spec = group.records[0].spec
+    each, every = spec.batch_per_device, spec.global_batch
+    batch = {
+        ScalingMode.WEAK: f"{each} per device, {every} global",
+        ScalingMode.STRONG: f"{every} global, {each} per device",
+        ScalingMode.CONSTANT_BATCH: f"{every} per host, {each} per device",
+    }[data.mode]
+    return f"{data.mode} scaling (batch size {batch})"
+
+
+def _independent_finding(
+    last: ScalingGroup, one: ScalingGroup, independent: ScalingGroup
+) -> Iterator[Finding]:
+    """What is lost to running at the same time, and what to synchronisation."""
+    rates, found = independent_rates(independent), efficiency_independent(last, independent)
+    if not rates or found is None:
+        return
+    slowest, devices = min(rates, key=lambda rank: rates[rank]), last.key[0]
+    text = (
+        f"Without synchronisation the slowest of the {devices} devices (rank {slowest}) trains "
+        f"{format_interval(rates[slowest], None, None)} samples/s; synchronised training reaches "
+        f"{format_interval(found.value, found.low, found.high)} % of {devices} times that."
+    )
+    own = efficiency(independent, one)
+    if own is not None and own.high is not None and own.high < 100:
+        text += (
+            f" The devices without synchronisation reach "
+            f"{format_interval(own.value, own.low, own.high)} % of {devices} times one: the rest "
+            "is lost to shared resources, independent of the strategy."
+        )
+    yield Finding(
+        code="efficiency-without-sync",
+        text=text,
+        value=found.value,
+        unit="%",
+        low=found.low,
+        high=found.high,
+        caveats=caveats(last, independent),
+    )
+
+
+def _overhead_finding(found: StepOverhead, last: ScalingGroup, one: ScalingGroup) -> Finding:
+    devices = last.key[0]
+    same = last.records[0].spec.batch_per_device == one.records[0].spec.batch_per_device
+    ideal = "one device's" if same else "ideal"
+    code, step = "scaling-overhead", format_seconds(found.step_s)
+    if not found.largest:
+        return Finding(
+            code=code,
+            text=f"A step on {devices} devices takes {step}, as long as {ideal}: no part has an "
+            "overhead of 1 % of the step.",
+            caveats=caveats(last, one),
+        )
+    named = [
+        f"{format_seconds(seconds)} {name.replace('_', ' ')}"
+        for name, seconds in list(found.by_part.items())[:MAX_NAMED]
+        if seconds >= MIN_FRACTION * found.step_s
+    ]
+    percent = 100 * found.by_part[found.largest] / found.step_s
+    longer = "longer" if found.extra_s >= 0 else "shorter"
+    remedy = found.remedy
+    return Finding(
+        code=code,
+        text=f"A step on {devices} devices takes {step}, {format_seconds(abs(found.extra_s))} "
+        f"{longer} than {ideal}, with {format_list(named)} more. The largest overhead is "
+        f"{found.largest.replace('_', ' ')}, {percent:.1f} % of the step.",
+        value=percent,
+        unit="%",
+        remedy=f"{remedy[0].upper()}{remedy[1:]}." if remedy else "",
+        caveats=caveats(last, one),
+    )
+
+
+def _forecast_finding(found: Sequence[ForecastPoint]) -> Iterator[Finding]:
+    """The errors of the forecasts that have a measurement."""
+    errors = [
+        abs(point.samples_per_s / group.throughput.value - 1)
+        for _, group, point in found
+        if not isinstance(point, str) and group.throughput is not None
+    ]
+    if errors:
+        yield Finding(
+            code="forecast-error",
+            text=f"Forecasts from one device's rate have a median error of "
+            f"{100 * median(errors):.1f} %, at most {100 * max(errors):.1f} %, over {len(errors)} "
+            "points of several devices.",
+            value=100 * median(errors),
+            unit="%",
+        )
+
+
+def _points_table(data: ScalingData) -> Table:
+    """A row for each point of each curve."""
     columns = (
         Column(name="network"),
-        Column(name="regime"),
+        Column(name="mode"),
         Column(name="framework"),
         Column(name="devices"),
-        Column(name="sync"),
-        Column(name="minibatch per device"),
-        Column(name="global minibatch"),
-        Column(name="samples/s"),
-        Column(name="of one device", unit="x"),
+        Column(name="strategy"),
+        Column(name="batch size per device"),
+        Column(name="global batch size"),
+        Column(name="throughput", unit="samples/s"),
+        Column(name="speed-up", unit="x"),
         Column(name="efficiency", unit="%"),
-        Column(name="of slowest alone", unit="%"),
+        Column(name="vs slowest device without sync", unit="%"),
         Column(name="memory", unit="MiB"),
         Column(name="wall time", unit="s"),
         Column(name="90 epochs", unit="days"),
-        Column(name="most is lost to"),
+        Column(name="largest overhead"),
     )
-    rows = tuple(_row(shown, s, group) for s in shown.scaled for group in s.groups)
-    return Table(title=f"{str(shown.regime).capitalize()} scaling", columns=columns, rows=rows)
+    rows = tuple(_point_row(data, c, group) for c in data.curves for group in c.groups)
+    return Table(title=f"{str(data.mode).capitalize()} scaling", columns=columns, rows=rows)
 
 
-def _row(shown: ScalingData, scaled: ScalingCurve, group: ScalingGroup) -> tuple[Cell, ...]:
+def _point_row(data: ScalingData, curve: ScalingCurve, group: ScalingGroup) -> tuple[Cell, ...]:
     devices, sync = group.key
     spec = group.records[0].spec
-    alone = devices > 1 and sync == ALONE
+    independent = devices > 1 and sync == NO_SYNC
     head = (
-        Cell(text=scaled.curve.network, run_id=group.run_id),
-        Cell(text="each alone" if alone else str(shown.regime)),
-        Cell(text=scaled.curve.framework),
+        Cell(text=curve.key.network, run_id=group.run_id),
+        Cell(text="no sync" if independent else str(data.mode)),
+        Cell(text=curve.key.framework),
         Cell(value=devices),
         Cell(text=sync),
         Cell(value=spec.batch_per_device),
@@ -99,24 +287,21 @@ def _row(shown: ScalingData, scaled: ScalingCurve, group: ScalingGroup) -> tuple
     figure = group.throughput
     if figure is None:
         return (*head, *[group.cell(None)] * 8)
-    one = scaled.one
-    found = efficiency(group, one) if one and devices > 1 else None
-    forecast_points = scaled.at(devices, ALONE)
-    against = (
-        efficiency_alone(group, forecast_points)
-        if forecast_points and not alone and devices > 1
-        else None
-    )
+    found, compared = None, None
+    if devices > 1:
+        baseline = None if independent else curve.at(devices, NO_SYNC)
+        found = efficiency(group, curve.one) if curve.one else None
+        compared = efficiency_independent(group, baseline) if baseline else None
     return (
         *head,
         group.cell(figure),
         _scaled(found, devices / 100, group),
         _scaled(found, 1.0, group),
-        _scaled(against, 1.0, group),
-        _median(group, "peak_memory_bytes", 2**20),
-        _median(group, "wall_s", 1.0),
-        _median(group, "projected_90_epochs_days", 1.0),
-        Cell(text=_loss(group, one, devices)),
+        _scaled(compared, 1.0, group),
+        median_cell(group, "peak_memory_bytes", 2**20),
+        median_cell(group, "wall_s", 1.0),
+        median_cell(group, "projected_90_epochs_days", 1.0),
+        Cell(text=_largest_overhead(group, curve.one) if devices > 1 else "–"),
     )
 
 
@@ -127,47 +312,48 @@ def _scaled(figure: Figure | None, factor: float, group: ScalingGroup) -> Cell:
     return Cell(value=factor * figure.value, low=low, high=high, run_id=group.run_id)
 
 
-def _median(group: ScalingGroup, name: str, unit: float) -> Cell:
+def median_cell(group: ScalingGroup, name: str, unit: float) -> Cell:
+    """The median of a figure over `unit`, or a dash."""
     value = group.median_of(name)
     return Cell(text="–") if value is None else Cell(value=value / unit, run_id=group.run_id)
 
 
-def _loss(group: ScalingGroup, one: ScalingGroup | None, devices: int) -> str:
-    found = step_overhead(group, one) if one and devices > 1 else None
+def _largest_overhead(group: ScalingGroup, one: ScalingGroup | None) -> str:
+    found = step_overhead(group, one) if one else None
     if found is None:
         return "–"
-    if not found.biggest:
-        return "nothing much"
-    share = 100 * found.by_part[found.biggest] / found.step_s
-    return f"{found.biggest.replace('_', ' ')}, {share:.1f} % of the step"
+    if not found.largest:
+        return "none"
+    percent = 100 * found.by_part[found.largest] / found.step_s
+    return f"{found.largest.replace('_', ' ')}, {percent:.1f} % of the step"
 
 
-def parts_table(shown: ScalingData) -> Iterator[Table]:
-    """The step of each rank of each point as a sum; none where no step was taken apart."""
-    told = [
-        (scaled, group, record)
-        for scaled in shown.scaled
-        for group in scaled.groups
+def parts_table(data: ScalingData) -> Iterator[Table]:
+    """The mean step of each rank of each profiled point, by part."""
+    profiled = [
+        (curve, group, record)
+        for curve in data.curves
+        for group in curve.groups
         if (record := profiled_record(group)) is not None
     ]
-    if not told:
+    if not profiled:
         return
-    names = [n for n in PARTS if any(n in mean_parts(record) for *_, record in told)]
+    names = [n for n in PARTS if any(n in mean_parts(record) for *_, record in profiled)]
     columns = (
-        Column(name="network, minibatch"),
+        Column(name="network, batch size"),
         Column(name="devices"),
-        Column(name="sync"),
+        Column(name="strategy"),
         Column(name="rank"),
         Column(name="step", unit="ms"),
         *(Column(name=name.replace("_", " "), unit="ms") for name in names),
     )
     rows = []
-    for scaled, group, record in told:
+    for curve, group, record in profiled:
         for rank, parts in parts_by_rank(record).items():
             seconds = {part.name: part.seconds for part in parts}
             rows.append(
                 (
-                    Cell(text=shown.name(scaled), run_id=record.run_id),
+                    Cell(text=data.name(curve), run_id=record.run_id),
                     Cell(value=group.key[0]),
                     Cell(text=group.key[1]),
                     Cell(value=rank),
@@ -178,48 +364,87 @@ def parts_table(shown: ScalingData) -> Iterator[Table]:
                     ),
                 )
             )
-    yield Table(title="The mean step of each rank as a sum", columns=columns, rows=tuple(rows))
+    title = "Breakdown of the mean step time of each rank"
+    yield Table(title=title, columns=columns, rows=tuple(rows))
 
 
-def charts(shown: ScalingData, name: str = "") -> Iterator[Chart]:
-    """For each network throughput against devices with the ideal line, and where the step goes;
-    and the efficiencies of all. `name` begins the names of their files, else the regime does."""
-    name = name or f"{shown.regime}-scaling"
-    for scaled in shown.scaled:
-        yield from _throughput_chart(shown, scaled, name)
-    yield from _efficiency_chart(shown, name)
-    for scaled in shown.scaled:
-        yield from _parts_chart(shown, scaled, name)
+def _forecast_table(found: Sequence[ForecastPoint]) -> Table:
+    """Forecast and measured throughput of each point of several devices."""
+    rows = []
+    for name, group, point in found:
+        devices, sync = group.key
+        head = (Cell(text=name, run_id=group.run_id), Cell(value=devices), Cell(text=sync))
+        figure = group.throughput
+        measured = group.cell(figure)
+        if isinstance(point, str):
+            rows.append((*head, measured, *(Cell(reason=point) for _ in range(3))))
+            continue
+        error = None if figure is None else 100 * (point.samples_per_s / figure.value - 1)
+        rows.append(
+            (
+                *head,
+                measured,
+                Cell(value=point.samples_per_s, low=point.low, high=point.high),
+                group.cell(None) if error is None else Cell(value=error),
+                Cell(text=point.limit),
+            )
+        )
+    return Table(
+        title="Forecast from one device and measurement",
+        columns=(
+            Column(name="network, batch size"),
+            Column(name="devices"),
+            Column(name="strategy"),
+            Column(name="measured", unit="samples/s"),
+            Column(name="forecast", unit="samples/s"),
+            Column(name="forecast error", unit="%"),
+            Column(name="forecast limit"),
+        ),
+        rows=tuple(rows),
+    )
 
 
-def _slug(name: str, scaled: ScalingCurve) -> str:
-    curve = scaled.curve
-    size = f"-{curve.image_size}" if curve.image_size else ""
-    return f"{name}-{curve.network}-{curve.batch}{size}-{curve.framework}"
+def charts(data: ScalingData, name: str = "") -> Iterator[Chart]:
+    """Throughput by devices of each curve, all efficiencies, and the parts of a step. `name` is the
+    prefix of the file names, by default the mode."""
+    name = name or f"{data.mode}-scaling"
+    for curve in data.curves:
+        yield from _throughput_chart(data, curve, name)
+    yield from _efficiency_chart(data, name)
+    for curve in data.curves:
+        yield from _parts_chart(data, curve, name)
 
 
-def _throughput_chart(shown: ScalingData, scaled: ScalingCurve, name: str) -> Iterator[Chart]:
-    one = scaled.one
-    if one is None or not scaled.together:
+def _slug(data: ScalingData, curve: ScalingCurve, name: str) -> str:
+    key = curve.key
+    size = f"-{key.image_size}" if key.image_size else ""
+    several = len({c.key.threads for c in data.curves}) > 1
+    threads = f"-{key.threads}-threads" if several else ""
+    return f"{name}-{key.network}-{key.batch}{size}-{key.framework}{threads}"
+
+
+def _throughput_chart(data: ScalingData, curve: ScalingCurve, name: str) -> Iterator[Chart]:
+    one = curve.one
+    if one is None or not curve.together:
         return
     lines = []
-    for sync in scaled.exchanges:
-        groups = [one, *(g for g in scaled.together if g.key[1] == sync)]
+    for sync in curve.strategies:
+        groups = [one, *(g for g in curve.together if g.key[1] == sync)]
         points = tuple(g.point(g.key[0], g.throughput) for g in groups)
         lines.append(Line(name=sync, points=points))
-    alone = [g for g in scaled.groups if g.key[0] > 1 and g.key[1] == ALONE]
-    if alone:
-        points = tuple(g.point(g.key[0], g.throughput) for g in alone)
-        lines.append(Line(name="each alone, all at once", points=points))
-    lines += _forecast_lines(shown, scaled)
+    independent = [g for g in curve.groups if g.key[0] > 1 and g.key[1] == NO_SYNC]
+    if independent:
+        points = tuple(g.point(g.key[0], g.throughput) for g in independent)
+        lines.append(Line(name="no sync", points=points))
+    lines += _forecast_lines(data, curve)
     if one.throughput is not None:
-        counts = sorted({g.key[0] for g in scaled.groups})
+        counts = sorted({g.key[0] for g in curve.groups})
         ideal = tuple(Point(x=n, y=n * one.throughput.value) for n in counts)
         lines.append(Line(name="ideal: N times one device", points=ideal, role="reference"))
-    fixed = f"{shown.regime.fixed} {scaled.curve.batch}"
+    constant = f"{data.mode.constant} {curve.key.batch}"
     yield Chart(
-        name=_slug(name, scaled),
-        title=f"{shown.name(scaled)}: samples/s by devices ({shown.regime} scaling, {fixed})",
+        name=_slug(data, curve, name),
+        title=f"{data.name(curve)}: throughput by devices ({data.mode} scaling, {constant})",
         kind="line",
         x=Axis(name="devices", scale="log2"),
         y=Axis(name="throughput", unit="samples/s", from_zero=True),
@@ -227,73 +452,119 @@ def _throughput_chart(shown: ScalingData, scaled: ScalingCurve, name: str) -> It
     )
 
 
-def _forecast_lines(shown: ScalingData, scaled: ScalingCurve) -> Iterator[Line]:
-    for sync in scaled.exchanges:
+def _forecast_lines(data: ScalingData, curve: ScalingCurve) -> Iterator[Line]:
+    for sync in curve.strategies:
         points = tuple(
             Point(x=group.key[0], y=found.samples_per_s, low=found.low, high=found.high)
-            for _, group, found in shown.forecasts
-            if group in scaled.together and group.key[1] == sync and not isinstance(found, str)
+            for _, group, found in data.forecasts
+            if group in curve.together and group.key[1] == sync and not isinstance(found, str)
         )
         if points:
             yield Line(name=f"{sync}, forecast", points=points, role="forecast")
 
 
-def _efficiency_chart(shown: ScalingData, name: str) -> Iterator[Chart]:
-    """Bars by devices: against one device, and against the slowest of the devices alone."""
-    against_one: list[Point] = []
-    against_alone: list[Point] = []
-    for scaled in shown.scaled:
-        for group in scaled.together:
+def _efficiency_chart(data: ScalingData, name: str) -> Iterator[Chart]:
+    """Bars: efficiency relative to one device, and to the slowest device without sync."""
+    from_one: list[Point] = []
+    from_slowest: list[Point] = []
+    for curve in data.curves:
+        for group in curve.together:
             devices, sync = group.key
-            x = f"{shown.name(scaled, sync)} · {devices} devices"
-            one, alone = scaled.one, scaled.at(devices, ALONE)
-            against_one.append(group.point(x, efficiency(group, one) if one else None))
-            if alone and (found := efficiency_alone(group, alone)) is not None:
-                against_alone.append(group.point(x, found))
-    if not against_one:
+            x = f"{data.name(curve, sync)} · {devices} devices"
+            one, independent = curve.one, curve.at(devices, NO_SYNC)
+            from_one.append(group.point(x, efficiency(group, one) if one else None))
+            if independent and (found := efficiency_independent(group, independent)) is not None:
+                from_slowest.append(group.point(x, found))
+    if not from_one:
         return
-    lines = [Line(name="against one device", points=tuple(against_one))]
-    if against_alone:
-        words = "against the slowest of them alone"
-        lines.append(Line(name=words, points=tuple(against_alone)))
+    lines = [Line(name="vs one device", points=tuple(from_one))]
+    if from_slowest:
+        lines.append(Line(name="vs slowest device without sync", points=tuple(from_slowest)))
     yield Chart(
         name=f"{name}-efficiency",
-        title=f"Efficiency of {shown.regime} scaling",
+        title=f"Efficiency of {data.mode} scaling",
         kind="bar",
-        x=Axis(name="network, minibatch and devices", scale="category"),
+        x=Axis(name="network, batch size and devices", scale="category"),
         y=Axis(name="efficiency", unit="%", from_zero=True),
         lines=tuple(lines),
     )
 
 
-def _parts_chart(shown: ScalingData, scaled: ScalingCurve, name: str) -> Iterator[Chart]:
-    told: list[tuple[str, Any, dict[str, float]]] = []
-    for group in scaled.groups:
+def _parts_chart(data: ScalingData, curve: ScalingCurve, name: str) -> Iterator[Chart]:
+    bars: list[tuple[str, RunRecord, dict[str, float]]] = []
+    for group in curve.groups:
         record = profiled_record(group)
         if record is not None:
             devices, sync = group.key
             x = f"{devices} devices, {sync}" if devices > 1 else "1 device"
-            told.append((x, record, mean_parts(record)))
-    if len(told) < 2:
+            bars.append((x, record, mean_parts(record)))
+    if len(bars) < 2:
         return
-    names = [n for n in PARTS if any(n in parts for *_, parts in told)]
     lines = tuple(
         Line(
             name=part.replace("_", " "),
             points=tuple(
                 Point(x=x, y=max(0.0, 1e3 * parts.get(part, 0.0)), run_id=record.run_id)
-                for x, record, parts in told
+                for x, record, parts in bars
             ),
             role="reference" if part == OTHER else "measured",
         )
-        for part in names
+        for part in PARTS
+        if any(part in parts for *_, parts in bars)
     )
     yield Chart(
-        name=f"{_slug(name, scaled)}-parts",
-        title=f"{shown.name(scaled)}: where a step goes, mean over the ranks",
+        name=f"{_slug(data, curve, name)}-parts",
+        title=f"{data.name(curve)}: breakdown of the step time, mean over the ranks",
         kind="bar",
         x=Axis(name="devices", scale="category"),
-        y=Axis(name="a step", unit="ms", from_zero=True),
+        y=Axis(name="step time", unit="ms", from_zero=True),
         lines=lines,
         stacked=True,
+    )
+
+
+def _reduced(
+    data: ScalingData, settings: ScalingSettings, published: Sequence[ScalingCase]
+) -> Iterator[Warning]:
+    """The warning `reduced` if less was measured than in the papers."""
+    if not data.curves:
+        return
+    keys = [c.key for c in data.curves]
+    measured = {ScalingCase(k.network, k.batch, k.image_size) for k in keys}
+    reductions = []
+    missing = [case for case in published if case not in measured]
+    if not settings.networks and missing:
+        names = dict.fromkeys(f"{case.network} at {case.batch}" for case in missing)
+        reductions.append(f"without {', '.join(names)}")
+    most = max(group.key[0] for curve in data.curves for group in curve.groups)
+    if not settings.devices and most < MAX_DEVICES:
+        reductions.append(f"{format_devices(most)} instead of {MAX_DEVICES}")
+    if reductions:
+        cause = f"Less than in the papers: {'; '.join(reductions)}. {RULE}"
+        yield warn("reduced", cause, "Use --full, or name networks, batch sizes and devices.")
+
+
+def _notes(data: ScalingData, records: Sequence[RunRecord]) -> Iterator[str]:
+    yield {
+        ScalingMode.WEAK: "Weak scaling: the batch size per device is constant.",
+        ScalingMode.STRONG: "Strong scaling: the global batch size is constant.",
+        ScalingMode.CONSTANT_BATCH: "Constant-batch scaling: the batch size per host is constant; "
+        "on one host that is strong scaling.",
+    }[data.mode]
+    yield (
+        "Efficiency is the throughput of N devices over N times that of one; ‘vs slowest device "
+        "without sync’ is over N times that of the slowest of the N devices, all training at the "
+        "same time without synchronisation. Intervals come from resampling runs and windows of "
+        "both points."
+    )
+    if any(rank.device == "cpu" for r in records for rank in r.ranks):
+        threads = sorted({r.spec.placement.threads or 0 for r in records})
+        cores = ", ".join(str(n or "all") for n in threads)
+        yield (
+            f"A device is {cores} core{'' if threads == [1] else 's'} of the CPU, to which its "
+            "process is pinned; a single device has as many."
+        )
+    yield (
+        "90 epochs are of 1.28 million images each. docs/attribution.md describes the parts of a "
+        "step."
     )

@@ -1,8 +1,8 @@
-"""How does throughput grow with the devices when they share one global minibatch?
+"""Strong scaling: throughput by devices at a constant global batch size.
 
-Document 004, section 5.3: CifarNet at 96 and 192, AlexNet and GoogLeNet at 256 and 512 samples in
-all. With the devices each has less to compute in a step, and as much to exchange. What the runs are
-is in `scaling.py`, what efficiency is held against in `efficiency.py`.
+From the paper 004, section 5.3: CifarNet at 96 and 192, AlexNet and GoogLeNet at 256 and 512.
+With more devices, each has less to compute in a step and as much to communicate. design.py has the
+runs, analysis.py the efficiency.
 """
 
 from __future__ import annotations
@@ -11,12 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
-from cubemesh.experiments.scaling.analysis import VARIES, scaling_answer
-from cubemesh.experiments.scaling.design import ScalingCase, ScalingSettings, chosen, specs
-from cubemesh.experiments.scaling.modes import ScalingMode
+from cubemesh.experiments.scaling.design import (
+    VARIES,
+    ScalingCase,
+    ScalingMode,
+    ScalingSettings,
+    chosen_cases,
+    specs,
+)
+from cubemesh.experiments.scaling.report import scaling_answer
 from cubemesh.schema import Answer, RunRecord, TrainSteps
 
-DOCUMENTED = (
+PUBLISHED = (
     ScalingCase("cifarnet", 96),
     ScalingCase("cifarnet", 192),
     ScalingCase("alexnet", 256),
@@ -29,27 +35,26 @@ SMALL = (ScalingCase("little-cnn", 64),)
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(ScalingSettings):
-    """What can be set in `strong-scaling` besides the fields of its specs."""
+    """Settings of `strong-scaling` besides the fields of its specs."""
 
     global_batch_sizes: tuple[int, ...] = ()
-    """Minibatches of all devices together; none given is the document's. Where so many devices
-    cannot share one evenly, that point is left out."""
+    """Global batch sizes. Default: the paper's. Points without an even division are left out."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:
-    """Each network at each global minibatch, on more and more devices."""
-    wanted = chosen(settings, settings.global_batch_sizes, DOCUMENTED, SMALL, context)
-    yield from specs(settings, ScalingMode.STRONG, wanted, context)
+    """Each network at each global batch size, on increasing numbers of devices."""
+    cases = chosen_cases(settings, settings.global_batch_sizes, PUBLISHED, SMALL, context)
+    yield from specs(settings, ScalingMode.STRONG, cases, context)
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, tables and charts from the records of one `strong-scaling`."""
-    return scaling_answer(EXPERIMENT, ScalingMode.STRONG, settings, DOCUMENTED, records)
+    return scaling_answer(EXPERIMENT, ScalingMode.STRONG, settings, PUBLISHED, records)
 
 
 EXPERIMENT = Experiment(
     name="strong-scaling",
-    question="How does throughput grow with the devices when they share one global minibatch?",
+    question="How does throughput scale with the devices at a constant global batch size?",
     settings=Settings,
     works=(TrainSteps,),
     varies=VARIES | {"batch_per_device": "global_batch_sizes"},

@@ -1,9 +1,8 @@
-"""How does throughput grow with the devices when each keeps its minibatch?
+"""Weak scaling: throughput by devices at a constant batch size per device.
 
-Documents 001 figure 4 (32 a GPU, on 1 to 8), 002 (128 and 256), 003 figures 2 to 6 and 004 section
-5.4 (32 and 64): the global minibatch grows with the devices. What the runs are is in `scaling.py`,
-what efficiency is held against in `efficiency.py`. mode=constant-batch` keeps the minibatch of a
-host, as document 003 had to with MXNet's GoogLeNet.
+From the papers 001 (figure 4: 32 per GPU on 1 to 8), 002 (128 and 256), 003 (figures 2 to 6) and
+004 (section 5.4: 32 and 64). With `mode=constant-batch` the batch size per host is constant, as in
+003 with MXNet's GoogLeNet. design.py has the runs, analysis.py the efficiency.
 """
 
 from __future__ import annotations
@@ -13,12 +12,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
-from cubemesh.experiments.scaling.analysis import VARIES, scaling_answer
-from cubemesh.experiments.scaling.design import ScalingCase, ScalingSettings, chosen, specs
-from cubemesh.experiments.scaling.modes import ScalingMode
+from cubemesh.experiments.scaling.design import (
+    VARIES,
+    ScalingCase,
+    ScalingMode,
+    ScalingSettings,
+    chosen_cases,
+    specs,
+)
+from cubemesh.experiments.scaling.report import scaling_answer
 from cubemesh.schema import Answer, RunRecord, TrainSteps
 
-DOCUMENTED = (
+PUBLISHED = (
     ScalingCase("little-cnn", 32, 224),
     ScalingCase("resnet-50", 32),
     ScalingCase("vgg16", 32),
@@ -27,37 +32,36 @@ DOCUMENTED = (
     ScalingCase("inception-bn", 64),
     ScalingCase("inception-v3", 64),
 )
-"""Document 001's three at 32 a GPU, 004's ResNet-50 at 64, and 003's three, whose minibatches its
-text does not keep."""
+"""Three of the paper 001 at 32 per GPU, ResNet-50 of 004 at 64, and three of 003, which does not
+state its batch sizes."""
 SMALL = (ScalingCase("little-cnn", 64),)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(ScalingSettings):
-    """What can be set in `weak-scaling` besides the fields of its specs."""
+    """Settings of `weak-scaling` besides the fields of its specs."""
 
     batch_sizes: tuple[int, ...] = ()
-    """Minibatches of a device (of a host, with mode=constant-batch); none given is the
-    documents'."""
+    """Batch sizes per device (per host with mode=constant-batch). Default: the papers'."""
     mode: Literal["weak", "constant-batch"] = "weak"
-    """`weak` keeps the minibatch of a device, `constant-batch` that of a host."""
+    """Constant batch size: per device (`weak`) or per host (`constant-batch`)."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:
-    """Each network at each minibatch, on more and more devices."""
-    wanted = chosen(settings, settings.batch_sizes, DOCUMENTED, SMALL, context)
-    yield from specs(settings, ScalingMode(settings.mode), wanted, context)
+    """Each network at each batch size, on increasing numbers of devices."""
+    cases = chosen_cases(settings, settings.batch_sizes, PUBLISHED, SMALL, context)
+    yield from specs(settings, ScalingMode(settings.mode), cases, context)
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, tables and charts from the records of one `weak-scaling`."""
-    regime = ScalingMode(settings.mode)
-    return scaling_answer(EXPERIMENT, regime, settings, DOCUMENTED, records)
+    mode = ScalingMode(settings.mode)
+    return scaling_answer(EXPERIMENT, mode, settings, PUBLISHED, records)
 
 
 EXPERIMENT = Experiment(
     name="weak-scaling",
-    question="How does throughput grow with the devices when each keeps its minibatch?",
+    question="How does throughput scale with the devices at a constant batch size per device?",
     settings=Settings,
     works=(TrainSteps,),
     varies=VARIES | {"batch_per_device": "batch_sizes"},

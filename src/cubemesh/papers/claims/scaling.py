@@ -11,10 +11,8 @@ from dataclasses import replace
 from cubemesh.experiments.analysis.groups import caveats
 from cubemesh.experiments.analysis.matrix import Matrix
 from cubemesh.experiments.analysis.ratios import bounds, ratio
-from cubemesh.experiments.scaling.design import ScalingCurve, curves
-from cubemesh.experiments.scaling.efficiency import efficiency
-from cubemesh.experiments.scaling.modes import ScalingMode
-from cubemesh.experiments.scaling.report import ScalingGroup
+from cubemesh.experiments.scaling.analysis import efficiency
+from cubemesh.experiments.scaling.design import ScalingCurve, ScalingGroup, ScalingMode, curves
 from cubemesh.papers.claims.evidence import Check, Evidence
 from cubemesh.papers.claims.verdicts import close, every, never, sided, untested
 from cubemesh.schema import Claim, ClaimState, Figure, NetworkWork, RunRecord, Verdict
@@ -115,7 +113,7 @@ def near_linear(network: str, sync: str) -> Check:
     def check(claim: Claim, evidence: Evidence) -> Verdict:
         for scaled in curves(evidence.records, ScalingMode.WEAK):
             own = [g for g in scaled.together if g.key[1] == sync and g.throughput]
-            if scaled.curve.network != network or not own or scaled.one is None:
+            if scaled.key.network != network or not own or scaled.one is None:
                 continue
             most = max(own, key=lambda g: g.key[0])
             figure = efficiency(most, scaled.one)
@@ -162,14 +160,14 @@ def _found(
 ) -> Found | str:
     """Efficiency of a point, its runs and what it is; or why there is none."""
     for scaled in curves(evidence.records, regime):
-        if scaled.curve.network != network or batch not in (None, scaled.curve.batch):
+        if scaled.key.network != network or batch not in (None, scaled.key.batch):
             continue
         group = _at(scaled, devices)
         figure = efficiency(group, scaled.one) if group and scaled.one else None
         if group is not None and scaled.one is not None and figure is not None:
-            what = f"{network}, {regime.fixed} {scaled.curve.batch}, {devices} devices against one"
+            what = f"{network}, {regime.constant} {scaled.key.batch}, {devices} devices against one"
             return figure, (group, scaled.one), what
-    at = f" at {regime.fixed} {batch}" if batch else ""
+    at = f" at {regime.constant} {batch}" if batch else ""
     return f"{network}{at} was not measured on {devices} devices"
 
 

@@ -1,18 +1,27 @@
-"""Weak and strong scaling, from records made up to scale so far and no further."""
+"""Weak and strong scaling, from simulated records."""
 
 import dataclasses
 
 import pytest
 
+from answers import codes, finding, findings, table, texts, values
 from cubemesh.errors import UsageError
 from cubemesh.experiments.analysis.groups import Group
 from cubemesh.experiments.core.settings import apply
 from cubemesh.experiments.registry import Context, Scale
 from cubemesh.experiments.scaling import strong as strong_scaling
 from cubemesh.experiments.scaling import weak as weak_scaling
-from cubemesh.experiments.scaling.design import curves
-from cubemesh.experiments.scaling.efficiency import alone_rates, efficiency, efficiency_alone
-from cubemesh.experiments.scaling.modes import ScalingMode, batch_per_device, fixed_batch
+from cubemesh.experiments.scaling.analysis import (
+    efficiency,
+    efficiency_independent,
+    independent_rates,
+)
+from cubemesh.experiments.scaling.design import (
+    ScalingMode,
+    batch_per_device,
+    constant_batch,
+    curves,
+)
 from cubemesh.schema import Gpu, Part, Placement, ProgramSettings, Rank, RunSpec, Status, TrainSteps
 
 WEAK, STRONG = weak_scaling.EXPERIMENT, strong_scaling.EXPERIMENT
@@ -62,7 +71,7 @@ def spec(devices=1, sync="none", batch=64):
 
 
 @pytest.mark.parametrize(
-    ("regime", "devices", "hosts", "each"),
+    ("mode", "devices", "hosts", "each"),
     [
         (ScalingMode.WEAK, 4, 1, 32),
         (ScalingMode.STRONG, 4, 1, 8),
@@ -72,10 +81,10 @@ def spec(devices=1, sync="none", batch=64):
         (ScalingMode.CONSTANT_BATCH, 8, 4, 16),
     ],
 )
-def test_a_regime_says_what_each_device_takes(regime, devices, hosts, each):
-    assert batch_per_device(regime, 32, devices, hosts) == each
+def test_the_mode_decides_the_batch_size_per_device(mode, devices, hosts, each):
+    assert batch_per_device(mode, 32, devices, hosts) == each
     if each is not None:
-        assert fixed_batch(regime, each, devices, hosts) == 32
+        assert constant_batch(mode, each, devices, hosts) == 32
 
 
 def test_efficiency_is_of_n_times_one_device_and_of_the_slowest_alone(several):
@@ -86,9 +95,9 @@ def test_efficiency_is_of_n_times_one_device_and_of_the_slowest_alone(several):
     assert found.value == pytest.approx(80)
     assert found.low < 80 < found.high
     assert found.high - found.low < 2
-    rates = alone_rates(alone)
+    rates = independent_rates(alone)
     assert rates == pytest.approx({0: 6400, 1: 6400 / 1.1}, rel=1e-3)
-    beside = efficiency_alone(two, alone)
+    beside = efficiency_independent(two, alone)
     assert beside.value == pytest.approx(88, abs=0.1)
     assert beside.low < beside.value < beside.high
 
@@ -146,7 +155,7 @@ def test_of_several_hosts_each_has_as_many_devices(machine, play, several):
     told = [(s.placement.devices, s.placement.hosts, s.batch_per_device) for s in specs]
     assert told == [(1, (), 32), (2, ("a", "b"), 32), (4, ("a", "b"), 16)]
     (curve,) = curves(records, ScalingMode.CONSTANT_BATCH)
-    assert curve.curve.batch == 32, "of a host"
+    assert curve.key.batch == 32, "of a host"
     assert curve.one is not None
     usual = weak_scaling.Settings(batch_sizes=(32,), independent=False)
     asked, _ = play(WEAK.plan(usual, Context(machine=machine, hosts=3)), several)
@@ -161,7 +170,7 @@ def test_the_documents_networks_are_for_gpus_and_devices_double_as_far_as_there_
     large = dataclasses.replace(machine, gpus=gpus, cpu=cpu)
     asked, _ = play(WEAK.plan(weak_scaling.Settings(), Context(machine=large)), several)
     points = {(s.work.network, s.batch_per_device, s.work.image_size) for s in asked}
-    assert points == set(weak_scaling.DOCUMENTED)
+    assert points == set(weak_scaling.PUBLISHED)
     assert {s.placement.devices for s in asked} == {1, 2, 4, 8}
     assert {s.placement.threads for s in asked} == {None}
     quick = Context(machine=large, scale=Scale.QUICK)
@@ -185,19 +194,21 @@ def test_the_answer_names_the_regime_and_says_why_efficiency_falls(machine, play
     settings = weak_scaling.Settings(devices=(2,), batch_sizes=(64,))
     _, sent = play(WEAK.plan(settings, Context(machine=machine)), measured)
     answer = WEAK.answer(settings, sent)
-    card, alone, why = answer.findings
+    assert codes(answer) == ["scaling-efficiency", "efficiency-without-sync", "scaling-overhead"]
+    card, independent, overhead = answer.findings
     assert card.value == pytest.approx(100 * 10 / 12)
     assert card.low < card.value < card.high
-    assert "weak scaling (64 a device, 128 in all)" in card.text
-    assert "rank 1" in alone.text
-    assert "87." in alone.text or "88" in alone.text
-    assert "biggest loss is exposed communication, 12.5 % of the step" in why.text
-    assert "1.5 ms exposed communication" in why.text
-    assert why.remedy
+    assert "64 per device, 128 global" in card.text
+    assert "rank 1" in independent.text
+    assert independent.value == pytest.approx(100 * 10.5 / 12, abs=0.5)
+    assert overhead.value == pytest.approx(12.5)
+    assert "exposed communication, 12.5 % of the step" in overhead.text
+    assert "1.5 ms exposed communication" in overhead.text
+    assert overhead.remedy
     points, ranks, *_ = answer.tables
-    assert [row[1].text for row in points.rows] == ["weak", "weak", "each alone"]
-    assert [row[6].value for row in points.rows] == [64, 128, 128]
-    assert [row[3].value for row in ranks.rows] == [0, 0, 1]
+    assert texts(points, "mode") == ["weak", "weak", "no sync"]
+    assert values(points, "global batch size") == [64, 128, 128]
+    assert values(ranks, "rank") == [0, 0, 1]
     throughput, bars, where = answer.charts
     assert [line.role for line in throughput.lines] == ["measured", "measured", "reference"]
     ideal = throughput.lines[-1].points
@@ -215,10 +226,12 @@ def test_strong_scaling_loses_what_does_not_shrink_with_the_minibatch(machine, p
 
     settings = strong_scaling.Settings(devices=(2,), global_batch_sizes=(64,), independent=False)
     _, sent = play(STRONG.plan(settings, Context(machine=machine)), measured)
-    card, why = STRONG.answer(settings, sent).findings
-    assert card.value == pytest.approx(100 * 10 / 16)
-    assert "3 ms longer than its share" in why.text
-    assert "biggest loss is compute, 25.0 % of the step" in why.text
+    answer = STRONG.answer(settings, sent)
+    assert finding(answer, "scaling-efficiency").value == pytest.approx(100 * 10 / 16)
+    overhead = finding(answer, "scaling-overhead")
+    assert overhead.value == pytest.approx(25)
+    assert "3 ms longer" in overhead.text
+    assert "compute, 25.0 %" in overhead.text
 
 
 def test_what_did_not_run_says_why_and_a_single_device_scales_nothing(machine, play, several):
@@ -229,13 +242,10 @@ def test_what_did_not_run_says_why_and_a_single_device_scales_nothing(machine, p
 
     settings = weak_scaling.Settings(devices=(4,))
     _, sent = play(WEAK.plan(settings, Context(machine=machine)), measured)
-    texts = [f.text for f in WEAK.answer(settings, sent).findings]
-    assert any(
-        "little-cnn, 64 on 4 devices, all-reduce: not supported: 2 cores" in t for t in texts
-    )
+    failed = findings(WEAK.answer(settings, sent), "failed-run")
+    assert any("4 devices, all-reduce: not supported: 2 cores" in f.text for f in failed)
     one = [r for r in sent if r.ok]
-    (finding,) = WEAK.answer(weak_scaling.Settings(), one).findings
-    assert "nothing is scaled" in finding.text
+    assert codes(WEAK.answer(weak_scaling.Settings(), one)) == ["single-device"]
 
 
 def test_settings_that_cannot_be_meant_are_refused():
@@ -251,13 +261,23 @@ def test_forecasts_stand_beside_what_was_measured(several):
     one = dataclasses.replace(one, ranks=(rank,))
     records = [one, several(spec(2, "all-reduce"), step_s=0.0125)]
     found = WEAK.answer(WEAK.settings(), records)
-    table = next(t for t in found.tables if t.title.startswith("Forecast"))
-    (row,) = table.rows
+    forecasts = table(found, "forecast", "forecast error")
+    (row,) = forecasts.rows
     assert not any(cell.reason for cell in row)
     measured, forecast, off = (cell.value for cell in row[3:6])
     assert measured == pytest.approx(2 * 64 / 0.0125, rel=0.05)
     # Two devices of the one's speed, less what exchanging takes.
     assert measured / 2 < forecast <= 2 * 64 / 0.010 * 1.01
     assert off == pytest.approx(100 * (forecast / measured - 1))
-    assert any("Forecasts from one device's rate" in f.text for f in found.findings)
+    assert "forecast-error" in codes(found)
     assert any(line.role == "forecast" for chart in found.charts for line in chart.lines)
+
+
+def test_each_number_of_threads_has_its_own_curve(machine, play, several):
+    settings = weak_scaling.Settings(devices=(2,), threads=(1, 2), batch_sizes=(32,))
+    asked, sent = play(WEAK.plan(settings, Context(machine=machine)), several)
+    assert [s.placement.threads for s in asked] == [1, 1, 1, 2, 2, 2]
+    answer = WEAK.answer(settings, sent)
+    assert len(findings(answer, "scaling-efficiency")) == 2
+    names = [chart.name for chart in answer.charts]
+    assert len(set(names)) == len(names)
