@@ -14,7 +14,13 @@ from cubemesh.measure.attribution.attribution import (
     on_device,
     on_host,
 )
-from cubemesh.measure.attribution.timeline import Launch, RecordedSteps, play, record, talking
+from cubemesh.measure.attribution.timeline import (
+    Launch,
+    RecordedSteps,
+    communication_kernels,
+    record,
+    simulate,
+)
 from cubemesh.measure.attribution.transfers import Transfer, last_arrivals, waited
 from cubemesh.measure.timing.step_timestamps import Stamp, StampedWindow
 from cubemesh.schema import Profile, ProfileEvent
@@ -248,7 +254,7 @@ def test_an_exchange_follows_what_it_exchanges_and_the_update_follows_the_exchan
         launched(0.3, 3, use="communication", lane=20),
         launched(0.4, 1, joins=True),
     )
-    played = play(stamped, recorded(steps))
+    played = simulate(stamped, recorded(steps))
     begins = [(b.start_s - stamped.start_s) / MS for b in played]
     assert begins == pytest.approx([0, 2, 2, 5, 8], abs=1e-6)
     found = ms(on_device([stamped], recorded(steps)))
@@ -274,7 +280,7 @@ def test_a_kernel_waits_until_the_last_rank_has_begun_its_own():
     events = list(profile.events)
     events[3] = replace(events[3], name="ncclDevKernel_AllReduce_Sum_f32_RING_LL", lane=20)
     profile = Profile(events=tuple(events))
-    begun = [e.start_s for e in talking(profile)]
+    begun = [e.start_s for e in communication_kernels(profile)]
     arrivals = last_arrivals([begun, [time + 3 * MS for time in begun]])
     (step,) = record([(stamped, profile)], [arrivals]).steps
     assert [launch.wait_s / MS for launch in step] == pytest.approx([0, 3, 0])
@@ -298,7 +304,7 @@ launches = st.builds(
 @given(steps_of_host, st.lists(st.lists(launches, min_size=1, max_size=4), min_size=1, max_size=3))
 def test_the_parts_of_a_window_are_the_time_until_host_and_device_are_done(hosts, device):
     stamped = window(*hosts, wait=1000.0)
-    work = play(stamped, recorded(*map(tuple, device), latency=0.01, turnaround=0.005))
+    work = simulate(stamped, recorded(*map(tuple, device), latency=0.01, turnaround=0.005))
     found = device_time(stamped, work).parts
     until = max(stamped.stamps[-1].done, *(b.end_s for b in work))
     in_wait = found.pop("other", 0.0)
@@ -347,7 +353,7 @@ def test_what_was_recorded_is_played_back_as_it_was():
     found = record([(stamped, profile)])
     assert [len(step) for step in found.steps] == [2, 2]
     assert found.latency_s == pytest.approx(0.05 * MS)
-    played = play(stamped, found)
+    played = simulate(stamped, found)
     wanted = [e for e in profile.events if e.kind == "kernel"]
     assert [b.start_s for b in played] == pytest.approx([e.start_s for e in wanted])
     assert [b.end_s for b in played] == pytest.approx([e.end_s for e in wanted])

@@ -1,19 +1,19 @@
-"""Where does a measured step spend its time?
+"""Attribution: the measured step time, broken down into parts.
 
     step = compute + exposed communication + input stall + launch gaps
            + straggler wait + host + other
 
-Every part but `other` is measured by itself; `other` is what the measured step has left, and says
-how far the rest can be believed. Two kinds of programs are told apart by what the profiler saw:
+Every part but `other` is measured by itself; `other` is the rest of the measured step and shows how
+far the attribution can be trusted. There are two methods, chosen by what the profiler saw:
 
-- *One that computes on the host* (a CPU): the host's stamps give the wait for batches (input
-  stall), the hand-over and the loop (host). Inside the step the profiler's operators are the
-  computing, and what lies between them the launch gaps, each less what recording cost
-  (`inside.py`).
-- *One that runs ahead of a device* (a GPU): the device's timeline in each measured window
-  (`timeline.py`). While it works, that is compute, or where nothing computes exposed communication
-  or a copy (host). While it idles, the next piece of work says why: from its launch to its begin
-  that is a launch gap, before its launch it is what the host was doing then.
+- *A program that computes on the host* (a CPU): the host's timestamps give the wait for batches
+  (input stall), placing them and the loop (host). Within the step the profiler's operators are
+  compute and the time between them launch gaps, both less the profiler's overhead
+  (`operator_gaps.py`).
+- *A program that runs ahead of a device* (a GPU): the device's timeline in each measured window
+  (`timeline.py`). While the device works, that is compute, or where nothing computes exposed
+  communication or a copy (host). While it idles, the next piece of work gives the cause: from its
+  launch to its begin a launch gap, before its launch what the host was doing then.
 
 docs/attribution.md has the reasons and the limits.
 """
@@ -31,7 +31,7 @@ from cubemesh.measure.attribution.timeline import (
     RecordedSteps,
     length,
     outside,
-    play,
+    simulate,
     union,
 )
 from cubemesh.measure.attribution.transfers import Waited
@@ -48,9 +48,9 @@ HOST = "host"
 OTHER = "other"
 PARTS = (COMPUTE, COMMUNICATION, INPUT, GAPS, STRAGGLER, HOST, OTHER)
 _REASONS = {"feed": INPUT, "place": HOST, "loop": HOST, "step": GAPS, "wait": OTHER}
-"""What the host does while the device idles → the part that this time is."""
+"""What the host does while the device idles → the part to which that time belongs."""
 MOST_LAUNCHES = 200_000
-"""Of all windows that are played; windows are left out evenly where there would be more."""
+"""Limit over all simulated windows; above it, windows are left out evenly."""
 
 
 def on_host(
@@ -58,8 +58,8 @@ def on_host(
     profiled: Sequence[tuple[StampedWindow, Profile]],
     waited: Waited | None = None,
 ) -> tuple[Part, ...]:
-    """The parts of a step that is computed by the host itself. Each profiled window follows the
-    measured one of the same place; `waited` is what a step waits for other ranks."""
+    """Parts of a step that is computed by the host. Each profiled window follows the measured one
+    with the same index; `waited` is the time that a step waits for other ranks."""
     steps = sum(len(w.stamps) for w in windows)
     stamps = [s for w in windows for s in w.stamps]
     feed = math.fsum(s.place - s.feed for s in stamps) / steps
@@ -72,18 +72,18 @@ def on_host(
             Part(
                 name=COMPUTE,
                 seconds=compute,
-                method="time in which an operator ran inside profiled steps, less recording",
+                method="time in operators inside profiled steps, less profiler overhead",
             ),
-            Part(name=INPUT, seconds=feed, method="stamps around the taking of a batch"),
+            Part(name=INPUT, seconds=feed, method="timestamps around taking a batch from the feed"),
             Part(
                 name=GAPS,
                 seconds=gaps,
-                method="time between operators inside profiled steps, less recording",
+                method="time between operators inside profiled steps, less profiler overhead",
             ),
             Part(
                 name=HOST,
                 seconds=place + loop,
-                method="stamps around the hand-over of a batch, and between steps",
+                method="timestamps around placing a batch, and between steps",
             ),
             *_waits(waited),
         ),
@@ -91,20 +91,20 @@ def on_host(
 
 
 def _waits(waited: Waited | None) -> Iterable[Part]:
-    """The parts that only several devices have, by the stamps of their host."""
+    """Parts that exist only on several devices, from timestamps."""
     if waited is None:
         return
-    told = waited.straggling_s is not None
-    beyond = "after the last rank came" if told else "the wait for other ranks included"
-    method = f"stamps around the wait for the exchange, {beyond}"
+    separate = waited.straggling_s is not None
+    extent = "after the last rank arrived" if separate else "including the wait for other ranks"
+    method = f"timestamps around the wait for communication, {extent}"
     yield Part(name=COMMUNICATION, seconds=waited.exchanging_s, method=method)
     if waited.straggling_s is not None:
-        method = "stamps around the wait for the exchange, until the last rank came"
+        method = "timestamps around the wait for communication, until the last rank arrived"
         yield Part(name=STRAGGLER, seconds=waited.straggling_s, method=method)
 
 
 def _loop_s(window: StampedWindow) -> float:
-    """What lies before the first step and between the steps."""
+    """Time before the first step and between the steps."""
     starts = [s.feed for s in window.stamps]
     ends = [window.start_s, *(s.done for s in window.stamps[:-1])]
     return math.fsum(start - end for start, end in zip(starts, ends, strict=True))
@@ -112,7 +112,7 @@ def _loop_s(window: StampedWindow) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceTime:
-    """Seconds of one window by part, and how long the device was at work in it."""
+    """Seconds of one window by part, and the time in which the device was busy."""
 
     parts: dict[str, float]
     busy_s: float
@@ -121,46 +121,47 @@ class DeviceTime:
 def on_device(
     windows: Sequence[StampedWindow], recorded: RecordedSteps
 ) -> tuple[tuple[Part, ...], float]:
-    """The parts of a step that a device computes while the host runs ahead, and the share of the
-    time in which the device is at work."""
-    played = _evenly(windows, recorded)
-    steps = sum(len(w.stamps) for w in played)
-    times = [device_time(w, play(w, recorded, i)) for i, w in enumerate(played)]
+    """Parts of a step that a device computes while the host runs ahead, and the fraction of the
+    time in which the device is busy."""
+    sampled = _evenly(windows, recorded)
+    steps = sum(len(w.stamps) for w in sampled)
+    times = [device_time(w, simulate(w, recorded, i)) for i, w in enumerate(sampled)]
     seconds = {
         name: math.fsum(t.parts.get(name, 0.0) for t in times) / steps
         for name in PARTS
         if name != OTHER and any(name in t.parts for t in times)
     }
-    played_on = "played on the stamps of the measured windows"
+    simulated_on = "simulated on the timestamps of the measured windows"
     methods = {
-        COMPUTE: f"kernels of profiled steps, {played_on}",
-        COMMUNICATION: f"communication while nothing computed, {played_on}",
-        STRAGGLER: f"communication kernels that waited for the last rank, {played_on}",
-        INPUT: f"device idle while the host waited for a batch, {played_on}",
-        GAPS: f"device idle while the host queued a step, or between launch and begin, {played_on}",
-        HOST: f"device idle, or only copying, at the hand-over of a batch and between steps, "
-        f"{played_on}",
+        COMPUTE: f"kernels of profiled steps, {simulated_on}",
+        COMMUNICATION: f"communication without concurrent compute, {simulated_on}",
+        STRAGGLER: f"communication kernels waiting for the last rank, {simulated_on}",
+        INPUT: f"device idle while the host waited for a batch, {simulated_on}",
+        GAPS: f"device idle while the host queued a step, or between launch and begin, "
+        f"{simulated_on}",
+        HOST: f"device idle, or only copying, while a batch was placed and between steps, "
+        f"{simulated_on}",
     }
     parts = (Part(name=n, seconds=s, method=methods[n]) for n, s in seconds.items())
-    busy = math.fsum(t.busy_s for t in times) / math.fsum(w.elapsed_s for w in played)
+    busy = math.fsum(t.busy_s for t in times) / math.fsum(w.elapsed_s for w in sampled)
     return _with_other(mean_step_s(windows), tuple(parts)), busy
 
 
 def device_time(window: StampedWindow, work: Sequence[DeviceWork]) -> DeviceTime:
-    """The time of a window by part, from what the device did in it and when the host stamped."""
+    """Time of a window by part, from the device's work in it and the host's timestamps."""
     compute = union((b.start_s, b.end_s) for b in work if b.use == "compute")
-    talking = union((b.start_s, b.end_s) for b in work if b.use == "communication")
+    communicating = union((b.start_s, b.end_s) for b in work if b.use == "communication")
     waiting = union((b.start_s, b.end_s) for b in work if b.use == "wait")
     copying = union((b.start_s, b.end_s) for b in work if b.use == "copy")
-    at_work = union([*compute, *talking])
+    at_work = union([*compute, *communicating])
     parts = {
         COMPUTE: length(compute),
         INPUT: 0.0,
         GAPS: 0.0,
         HOST: length(outside(outside(copying, at_work), waiting)),
     }
-    if talking:
-        parts[COMMUNICATION] = length(outside(talking, compute))
+    if communicating:
+        parts[COMMUNICATION] = length(outside(communicating, compute))
     if waiting:
         parts[STRAGGLER] = length(outside(waiting, at_work))
     busy_s = length(union([*at_work, *waiting, *copying]))
@@ -182,7 +183,7 @@ def device_time(window: StampedWindow, work: Sequence[DeviceWork]) -> DeviceTime
 def _host_did(
     edges: Sequence[tuple[float, str]], start: float, end: float
 ) -> Iterable[tuple[str, float]]:
-    """What the host did between two times, as the parts that an idle device makes of it."""
+    """The parts to which an idle device's time between two times belongs, by what the host did."""
     at = max(0, bisect_right(edges, start, key=lambda edge: edge[0]) - 1)
     while start < end:
         until = min(end, edges[at + 1][0]) if at + 1 < len(edges) else end
@@ -193,7 +194,7 @@ def _host_did(
 
 
 def mean_step_s(windows: Sequence[StampedWindow]) -> float:
-    """The mean over windows of a step's time, as `step_s.mean` has it."""
+    """Mean over windows of the step time."""
     return math.fsum(w.elapsed_s / len(w.stamps) for w in windows) / len(windows)
 
 

@@ -1,7 +1,7 @@
-"""What does a step lose most time to, and what can be done about it?
+"""Bottlenecks: the part of the attribution that costs most step time, and its remedy.
 
-A loss is a part of the attribution in which nothing computes. Shares are of the mean step; what is
-less than one part in a hundred is not worth a remedy.
+Only parts in which nothing computes count. Fractions are of the mean step; below 1 % there is no
+remedy.
 """
 
 from __future__ import annotations
@@ -23,45 +23,45 @@ from cubemesh.schema.spec import RunSpec
 
 LEAST = 0.01
 _REMEDIES = {
-    INPUT: "make batches ahead in more threads (input_threads), or stage the data nearer",
-    GAPS: "raise the minibatch or capture the step (framework=pytorch-compiled launches less)",
-    HOST: "hand over fewer bytes, or keep the data on the device (data_location=device)",
-    COMMUNICATION: "raise the minibatch, or let more of the exchange overlap the backward pass",
-    STRAGGLER: "give every rank the same work and the same machine, or look for the slow one",
-    OTHER: "stop other programs and measure again; trace=true shows what has no name",
+    INPUT: "prepare batches in more threads (input_threads), or cache the data locally",
+    GAPS: "raise the batch size, or capture the step (framework=pytorch-compiled launches less)",
+    HOST: "copy fewer bytes, or keep the data on the device (data_location=device)",
+    COMMUNICATION: "raise the batch size, or overlap more communication with the backward pass",
+    STRAGGLER: "give every rank the same work and machine, or find the slow rank",
+    OTHER: "stop other programs and measure again; trace=true shows the unattributed time",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bottleneck:
-    """The part in which most is lost."""
+    """The part that costs most."""
 
     name: str
-    """A part's name, or empty where nothing worth a remedy is lost."""
+    """The part's name; empty below 1 %."""
     share: float
-    """Of the mean step, 0 to 1."""
+    """Fraction of the mean step, 0 to 1."""
     text: str
-    """`31 % launch gaps at minibatch 8`."""
+    """`31 % launch gaps at batch size 8`."""
     remedy: str
-    """What to do about it; empty where there is nothing to do."""
+    """How to reduce it; empty below 1 %."""
 
 
 def largest_bottleneck(parts: Sequence[Part], spec: RunSpec) -> Bottleneck | None:
-    """The biggest loss of an attribution; None where there is no attribution."""
+    """The largest bottleneck of an attribution; None without one."""
     step_s = math.fsum(part.seconds for part in parts)
     if not parts or step_s <= 0:
         return None
-    lost = [part for part in parts if part.name in _REMEDIES]
-    worst = max(lost, key=lambda part: part.seconds)
+    overheads = [part for part in parts if part.name in _REMEDIES]
+    worst = max(overheads, key=lambda part: part.seconds)
     share = worst.seconds / step_s
-    at = f"at minibatch {spec.batch_per_device}"
+    at = f"at batch size {spec.batch_per_device}"
     if share < LEAST:
-        text = f"Nothing much is lost {at}: no loss takes 1 % of the step"
+        text = f"No bottleneck {at}: no overhead reaches 1 % of the step"
         return Bottleneck(name="", share=share, text=text, remedy="")
     text = f"{100 * share:.0f} % {worst.name.replace('_', ' ')} {at}"
     return Bottleneck(name=worst.name, share=share, text=text, remedy=_REMEDIES[worst.name])
 
 
 def remedy_of(name: str) -> str:
-    """What to do about a part in which nothing computes; empty for one that is no loss."""
+    """Remedy for a part in which nothing computes; empty for other parts."""
     return _REMEDIES.get(name, "")

@@ -1,13 +1,12 @@
-"""How does the time of a step divide by category, by layer, by runtime call?
+"""Breakdown of the step time by category, by layer and by runtime call.
 
     category, layer   on a device: the durations of its kernels and copies
-                      on the host: the own time of operators (their duration less that of the
-                      operators inside them), by the nearest name around them that a rule knows
+                      on the host: the self time of operators (duration less nested operators), by
+                      the nearest enclosing name that a rule knows
     runtime call      the durations of the host's calls into the device's runtime
 
-Durations of work are added up, so what runs at the same time counts twice, and the sum over the
-categories is the sum over the profiler's own events. Everything is divided by the steps that were
-recorded.
+Durations are added up, so concurrent work counts twice, and the sum over the categories is the sum
+over the profiler's own events. Everything is divided by the number of recorded steps.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from cubemesh.schema.record import Breakdown, Figure, TimeRow
 NO_LAYER = "(no layer)"
 UPDATE = "(update)"
 Timed = tuple[ProfileEvent, float, str | None, bool]
-"""An event, the seconds that are its own, its category, and whether it stands in no operator."""
+"""An event, its self time in seconds, its category, and whether it is outermost."""
 
 
 def by_category(profiles: Sequence[Profile], steps: int) -> Breakdown:
-    """Seconds of each category in a step; `steps` were recorded in all."""
+    """Seconds per step by category; `steps` is the number of recorded steps."""
     found = [t for profile in profiles for t in work(profile)]
     rows = _rows(found, steps, lambda timed: timed[2] or UNNAMED)
     return Breakdown(name="category", rows=rows, method=_what(profiles))
 
 
 def by_layer(profiles: Sequence[Profile], steps: int) -> Breakdown:
-    """Seconds of each layer in a step, forward and backward. Loss and the like are of no layer."""
+    """Seconds per step by layer, forward and backward. The loss belongs to no layer."""
     found = [t for profile in profiles for t in work(profile)]
     rows = _rows(found, steps, lambda t: UPDATE if t[0].update else t[0].layer or NO_LAYER)
     method = f"{_what(profiles)}, forward and backward, recorded with layers annotated"
@@ -41,7 +40,7 @@ def by_layer(profiles: Sequence[Profile], steps: int) -> Breakdown:
 
 
 def by_runtime_call(profiles: Sequence[Profile], steps: int) -> Breakdown | None:
-    """Seconds of the host in each kind of runtime call in a step; None where there are no calls."""
+    """Seconds of the host per step by kind of runtime call; None without calls."""
     calls = [e for profile in profiles for e in profile.events if e.kind == "runtime"]
     if not calls:
         return None
@@ -52,23 +51,25 @@ def by_runtime_call(profiles: Sequence[Profile], steps: int) -> Breakdown | None
 
 
 def occupancy(profiles: Sequence[Profile]) -> Figure | None:
-    """Percent of the device's warps that kernels occupy, in the mean over their time; None where
-    the profiler does not say."""
-    told = [e for p in profiles for e in p.events if e.kind == "kernel" and e.occupancy is not None]
-    seconds = math.fsum(e.duration_s for e in told)
+    """Mean occupancy of the device's warps in percent, weighted by kernel duration; None where the
+    profiler does not report it."""
+    known = [
+        e for p in profiles for e in p.events if e.kind == "kernel" and e.occupancy is not None
+    ]
+    seconds = math.fsum(e.duration_s for e in known)
     if not seconds:
         return None
-    weighted = math.fsum(e.duration_s * (e.occupancy or 0.0) for e in told)
+    weighted = math.fsum(e.duration_s * (e.occupancy or 0.0) for e in known)
     return Figure(
         value=100 * weighted / seconds,
         unit="%",
-        n=len(told),
+        n=len(known),
         method="the profiler's estimate for each kernel, weighted by its duration",
     )
 
 
 def work(profile: Profile) -> Iterator[Timed]:
-    """Everything that computes or copies, with the time that is its own and its category."""
+    """Every event that computes or copies, with its self time and category."""
     on_device = profile.on_device
     if on_device:
         for event in on_device:
@@ -80,8 +81,8 @@ def work(profile: Profile) -> Iterator[Timed]:
 
 
 def own_times(events: Iterable[ProfileEvent]) -> Iterator[Timed]:
-    """Each operator of one host thread with the time in which no operator inside it runs. One that
-    no rule knows has the category of the operator around it."""
+    """Operators of one host thread with their self time. An operator that no rule knows has the
+    category of the enclosing one."""
     stack: list[_Open] = []
     for event in sorted(events, key=lambda e: (e.start_s, -e.duration_s)):
         while stack and stack[-1].event.end_s <= event.start_s:

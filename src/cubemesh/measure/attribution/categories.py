@@ -1,9 +1,9 @@
-"""What kind of work is an operator or kernel, going by its name?
+"""Categories of operators and kernels, by rules on their names.
 
-One table of rules, the first that matches decides. The names are those that PyTorch's operators
+The first matching rule of one table decides. The names are those of PyTorch's operators
 (`aten::…`), oneDNN's and MKL's operators, cuDNN, cuBLAS and cuBLASLt, CUTLASS, Triton (as
-TorchInductor names its kernels), NCCL and CUPTI's copies have; tests hold it against names that
-were seen. What no rule knows is `unnamed`, and shown as that.
+TorchInductor names its kernels), NCCL and CUPTI's copies; tests compare it with observed names. A
+name that no rule matches is `unnamed` and shown as that.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _COMPILED = tuple((category, re.compile(rule, re.IGNORECASE)) for category, rule
 
 @lru_cache(maxsize=4096)
 def category_of(name: str) -> str | None:
-    """The category of an operator or kernel; None where no rule knows its name."""
+    """Category of an operator or kernel; None where no rule matches its name."""
     for category, rule in _COMPILED:
         if rule.search(name):
             return category
@@ -85,6 +85,5 @@ _COMPILED_CALLS = tuple((kind, re.compile(rule, re.IGNORECASE)) for kind, rule i
 
 @lru_cache(maxsize=512)
 def call_of(name: str) -> str:
-    """What a call into the device's runtime does: launch, synchronise, malloc, free, copy, event,
-    or other."""
+    """Kind of a runtime call: launch, synchronise, malloc, free, copy, event or other."""
     return next((kind for kind, rule in _COMPILED_CALLS if rule.search(name)), "other")

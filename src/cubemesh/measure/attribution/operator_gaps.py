@@ -1,16 +1,14 @@
-"""How does the inside of a step divide into operators and what lies between them, on the host?
+"""Time in operators and between them within a step on the host, less the profiler's overhead.
 
-The profiler's events say when an operator ran. Recording them takes time itself, and that is taken
-off: as much as the inside of a step takes longer in profiled windows than in the measured ones
-between which they lie, by the number of events recorded, and no more than recording can cost; what
-is left of the difference is the machine's, and scales both shares alike. Half of the recording of
-an operator that stands alone falls inside it and half outside; all of that of one inside another
-falls inside, and all of a scope's between operators unless it stands in one.
+Recording events takes time, which is subtracted: the difference between the inside of a step in
+profiled windows and in the measured windows between them, divided by the number of recorded events,
+and at most what recording can cost. What is left of the difference is due to the machine and
+scales both parts alike. Half of the overhead of an outermost operator falls inside it and half
+outside; that of a nested operator falls inside, and that of a scope between operators unless it is
+in one.
 
-Windows far from the others of their kind are left out on both sides, by the test of the warning
-`outliers`: what a hiccup took from one window is no operator's and no gap's.
-
-What a step waited for an exchange is told apart (transfers.py) and stands in neither.
+Outlier windows are left out on both sides, by the test of the warning `outliers`: a hiccup belongs
+to no operator and no gap. The wait for communication (transfers.py) is in neither.
 """
 
 from __future__ import annotations
@@ -26,10 +24,10 @@ from cubemesh.schema.profile import Profile, ProfileEvent
 from cubemesh.statistics import mean, median, outliers
 
 MOST_RECORDING_S = 5e-6
-"""Recording an event takes one to three microseconds; where profiled windows were slower than this
-explains, the machine was, and both shares of the step alike."""
+"""Limit on the overhead of one event, which is 1 to 3 µs; a larger difference is due to the machine
+and scales both parts."""
 FAR = 0.05
-"""An outlier nearer than this to the median is far only because the others agree so well."""
+"""Outliers within this fraction of the median are kept."""
 
 
 def inside_steps(
@@ -58,7 +56,7 @@ def inside_steps(
 
 
 def _inside(window: StampedWindow) -> list[Interval]:
-    """The inside of its steps, without what they waited for an exchange."""
+    """The inside of its steps, without the wait for communication."""
     waits = union((t.waited, t.ended) for t in window.transfers)
     return outside([(s.step, s.done) for s in window.stamps], waits)
 
@@ -68,8 +66,8 @@ def _inside_s(window: StampedWindow) -> float:
 
 
 def _computes(event: ProfileEvent) -> bool:
-    """Whether it is an operator of the network's: an exchange has operators too, which last until
-    the others have answered."""
+    """Whether it is an operator of the network: communication has operators too, which last until
+    the other ranks answer."""
     return event.kind == "operator" and category_of(event.name) != COMMUNICATION
 
 
@@ -86,7 +84,7 @@ def _near(values: Sequence[float]) -> list[bool]:
 def _recorded(
     profile: Profile, operators: Sequence[Interval], steps: Sequence[Interval]
 ) -> tuple[float, float]:
-    """How many events' recording falls (inside operators, between them) in `steps`."""
+    """Number of recorded events (inside operators, between them) in `steps`."""
     within = union(steps)
     found = [e for e in profile.events if e.kind in ("operator", "scope")]
     found = [e for e in found if _holds(within, e.start_s)]

@@ -1,21 +1,20 @@
-"""What did the device do in a window that nobody profiled?
+"""Timeline of the device in measured windows, simulated from profiled steps.
 
-The host's times of that window are known from its stamps; how long each kernel runs, and at which
-point of a step the host launches it, is known from steps that were profiled. Played together they
-give the device's timeline without the profiler's slowing the host:
+The host's times of a measured window are known from its timestamps; the duration of each kernel and
+the point of a step at which the host launches it are known from profiled steps. Together they give
+the device's timeline without the slowdown of the host by the profiler:
 
-    launched   where in its stretch of the step (feed, place, step, loop) the profile saw the call,
-               in proportion, in the stretch as the stamps have it
-    begins     when launched, `latency_s` later, and not before what precedes it on its stream has
-               ended, `turnaround_s` later
+    launched   at the same fraction of its stretch of the step (feed, place, step, loop) as in the
+               profile, with the stretch as timestamped
+    begins     `latency_s` after its launch, and `turnaround_s` after its predecessor on the stream
     lasts      as long as in the profile
 
 Both delays are medians over the profile: of kernels that found the device idle, and of those that
-found their stream at work.
+found their stream busy.
 
-Streams wait for one another where several devices exchange: communication begins when all is done
-that was launched before it, and what is launched first after the step has turned to wait for the
-exchange begins when that is over. No other waiting of streams is played.
+Streams wait for one another where several devices communicate: communication begins after all work
+launched before it, and the first work launched after the step waits for communication begins when
+that ends. Other waits between streams are not simulated.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ Interval = tuple[float, float]
 """(start, end) in seconds."""
 Stretch = Literal["feed", "place", "step", "loop"]
 Use = Literal["compute", "communication", "copy", "wait"]
-"""`wait` is a communication kernel before the last rank has come."""
+"""`wait` is a communication kernel before the last rank has arrived."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,26 +48,26 @@ class Launch:
     lane: int
     use: Use
     wait_s: float = 0.0
-    """Of communication: for how much of it the last rank had not come."""
+    """Communication: seconds before the last rank arrived."""
     joins: bool = False
-    """Whether it waits for all communication before it: the first after the step turned to wait for
-    an exchange."""
+    """Whether it waits for all communication before it: the first work after the step has waited
+    for communication."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedSteps:
-    """What the profiled steps launched, and how the device takes up its work."""
+    """Launches of the profiled steps, and the device's delays."""
 
     steps: tuple[tuple[Launch, ...], ...]
     latency_s: float
     """From a call on the host to the begin of its kernel on an idle stream."""
     turnaround_s: float
-    """From the end of one kernel to the begin of the next that waits behind it."""
+    """From the end of a kernel to the begin of the next one queued behind it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceWork:
-    """The device at work."""
+    """A busy interval of the device."""
 
     launched_s: float
     start_s: float
@@ -80,9 +79,9 @@ def record(
     windows: Sequence[tuple[StampedWindow, Profile]],
     arrivals: Sequence[Sequence[float] | None] | None = None,
 ) -> RecordedSteps:
-    """What can be played of profiled windows; ValueError where they hold no work of a device.
-    `arrivals` are, of each window, when the last rank began each communication kernel; None where
-    that is not known."""
+    """Launches and delays of profiled windows; ValueError where they hold no work of a device.
+    `arrivals` has, for each window, the times at which the last rank began each communication
+    kernel; None where they are unknown."""
     steps: list[tuple[Launch, ...]] = []
     latencies: list[float] = []
     turnarounds: list[float] = []
@@ -101,9 +100,11 @@ def record(
     )
 
 
-def play(window: StampedWindow, recorded: RecordedSteps, first: int = 0) -> tuple[DeviceWork, ...]:
-    """The device's work in `window`, by its begin. Step i does what recorded step `first` + i did,
-    going round."""
+def simulate(
+    window: StampedWindow, recorded: RecordedSteps, first: int = 0
+) -> tuple[DeviceWork, ...]:
+    """Simulate the device's work in `window`, in order of its begin. Step i repeats recorded step
+    `first` + i, cyclically."""
     streams = _Streams(recorded)
     ends = [*(s.feed for s in window.stamps[1:]), window.end_s]
     for index, (stamp, next_feed) in enumerate(zip(window.stamps, ends, strict=True)):
@@ -120,7 +121,7 @@ def play(window: StampedWindow, recorded: RecordedSteps, first: int = 0) -> tupl
 
 
 class _Streams:
-    """The device's streams, and until when each has work."""
+    """The device's streams, and until when each is busy."""
 
     def __init__(self, recorded: RecordedSteps) -> None:
         self._recorded = recorded
@@ -129,17 +130,17 @@ class _Streams:
         self.found: list[DeviceWork] = []
 
     def launch(self, launch: Launch, at: float) -> None:
-        """One more piece of work, launched at that time, after all that were before it."""
-        talks = launch.use == "communication"
+        """Add a piece of work launched at time `at`, after all previous ones."""
+        communicates = launch.use == "communication"
         start = at + self._recorded.latency_s
         if launch.lane in self._free:
             start = max(start, self._free[launch.lane] + self._recorded.turnaround_s)
-        if talks:
+        if communicates:
             start = max(start, self._computed)
         elif launch.joins:
             start = max(start, self._communicated)
         end = self._free[launch.lane] = start + launch.duration_s
-        if talks:
+        if communicates:
             self._communicated = max(self._communicated, end)
         else:
             self._computed = max(self._computed, end)
@@ -152,22 +153,22 @@ class _Streams:
 
 
 def use_of(event: ProfileEvent) -> Use:
-    """What a kernel or copy serves. Copies within the device are part of computing."""
+    """Use of a kernel or copy. Copies within the device count as compute."""
     if category_of(event.name) == COMMUNICATION:
         return "communication"
     to_or_from_host = any(way in event.name for way in ("HtoD", "DtoH"))
     return "copy" if event.kind == "copy" and to_or_from_host else "compute"
 
 
-def talking(profile: Profile) -> list[ProfileEvent]:
-    """Its communication kernels, in the order they began."""
+def communication_kernels(profile: Profile) -> list[ProfileEvent]:
+    """Communication kernels, in order of their begin."""
     found = [e for e in profile.on_device if use_of(e) == "communication"]
     return sorted(found, key=lambda e: e.start_s)
 
 
 def _waits(work: Sequence[ProfileEvent], last: Sequence[float] | None) -> dict[int, float]:
-    """For how long each communication kernel of `work`, which is sorted, waited for the last rank,
-    by its place in it; `last` is when that one began each."""
+    """Seconds that each communication kernel of `work` (sorted) waited for the last rank, by index;
+    `last` has the times at which that rank began each."""
     if last is None:
         return {}
     talks = [i for i, event in enumerate(work) if use_of(event) == "communication"]
@@ -178,7 +179,7 @@ def _waits(work: Sequence[ProfileEvent], last: Sequence[float] | None) -> dict[i
 
 
 def _called(event: ProfileEvent, called: Mapping[int, ProfileEvent]) -> float:
-    """When the host launched it; its own begin, where no call is known."""
+    """Time of its launch by the host; its own begin where no call is known."""
     call = called.get(event.launch) if event.launch else None
     return call.start_s if call else event.start_s
 
@@ -214,7 +215,7 @@ def _by_step(
 
 
 def _joined(launches: Sequence[tuple[float, Launch]], turned: Sequence[float]) -> Iterator[Launch]:
-    """The launches of a step, those marked that come first after the step `turned` to wait."""
+    """Launches of a step; the first after each wait for communication (`turned`) is marked."""
     before = -math.inf
     for called, launch in launches:
         if launch.use == "communication":
@@ -231,8 +232,8 @@ def _delays(
     latencies: list[float],
     turnarounds: list[float],
 ) -> None:
-    """Add what the device's work of one profile tells of both delays. What is launched on an idle
-    stream while another works may wait for that one: it tells nothing of the way to the device."""
+    """Add samples of both delays from one profile. Work launched on an idle stream while another is
+    busy may wait for that one, so it is no sample of the launch latency."""
     last_end: dict[int, float] = {}
     for event in work:
         call = called.get(event.launch) if event.launch else None

@@ -1,12 +1,12 @@
-"""When did a rank hand something over to be exchanged, and how long did its step wait for it?
+"""Transfers between ranks: when each was issued and how long the step waited for it.
 
-    issued ──▶ (the step goes on) ──▶ waited ──▶ ended
-    handed      backward pass         turns to    has what it
-    over                              wait        waited for
+    issued ──▶ (the step continues) ──▶ waited ──▶ ended
+    queued     backward pass            starts     has the
+                                        to wait    result
 
-Three readings of the program's clock for each transfer. Ranks of one host read one clock, so what
-they handed over can be held side by side: a collective moves nothing before the last rank is there,
-and what a rank waits until then is that one's doing, not the network's.
+Three readings of the program's clock for each transfer. Ranks of one host share a clock, so their
+times can be compared: a collective moves no data before the last rank arrives, and the wait until
+then is due to that straggler, not to the network.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from typing import NamedTuple
 
 
 class Transfer(NamedTuple):
-    """Readings of the program's clock around one transfer, and what it held."""
+    """Readings of the program's clock around one transfer, and its size."""
 
     issued: float
     waited: float
     ended: float
     size_bytes: int = 0
-    """As handed over: an all-reduce by ring sends nearly twice that."""
+    """Bytes of the buffer; a ring all-reduce sends nearly twice that."""
 
 
 @dataclass
 class Transfers:
-    """The transfers of a rank, as they end."""
+    """Transfers of a rank, recorded as they end."""
 
     clock: Callable[[], float]
     _found: list[Transfer] = field(default_factory=list)
 
     def add(self, transfer: Transfer) -> None:
-        """One more."""
+        """Record one."""
         self._found.append(transfer)
 
     def cut(self, start_s: float, end_s: float) -> tuple[Transfer, ...]:
-        """Those handed over in that time, in their order; older ones are forgotten."""
+        """Transfers issued in that time, in order; older ones are dropped."""
         found = sorted(self._found)
         first, last = (bisect_left(found, (time,)) for time in (start_s, end_s))
         self._found = found[last:]
@@ -48,20 +48,20 @@ class Transfers:
 
 @dataclass(frozen=True, kw_only=True)
 class Waited:
-    """Seconds that a mean step waited, on several devices."""
+    """Seconds that the mean step waited, on several devices."""
 
     exchanging_s: float
-    """For the exchange."""
+    """For communication."""
     straggling_s: float | None
-    """For the last rank to come; None where ranks' clocks or collectives cannot be held together,
-    and this time is in the other."""
+    """For the last rank to arrive; None where the ranks' clocks or collectives cannot be compared;
+    `exchanging_s` then includes it."""
 
 
 def waited(
     own: Sequence[Sequence[Transfer]], arrivals: Sequence[Sequence[float] | None], steps: int
 ) -> Waited:
-    """What `steps` steps waited, of the transfers of some windows and, for each window, when the
-    last rank handed each of them over."""
+    """Mean wait of a step, from the transfers of windows with `steps` steps and, for each window,
+    the times at which the last rank issued each transfer."""
     known = all(times is not None for times in arrivals)
     straggling = exchanging = 0.0
     for transfers, times in zip(own, arrivals, strict=True):
@@ -76,8 +76,8 @@ def waited(
 
 
 def last_arrivals(begun: Sequence[Sequence[float]]) -> list[float] | None:
-    """When the last rank came to each of the collectives that every rank began in the same order;
-    None where the ranks did not begin as many."""
+    """Time at which the last rank arrived at each collective, which all ranks begin in the same
+    order; None where their numbers differ."""
     if len({len(own) for own in begun}) != 1:
         return None
     return [max(together) for together in zip(*begun, strict=True)]
