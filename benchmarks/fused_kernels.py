@@ -1,13 +1,13 @@
-"""How near do the fused kernels come to the fewest bytes they must move?
+"""Time of fused batch normalisation against its lower bound by memory bandwidth.
 
-Every fusion of a network, one of each shape, in each launch that fits on the GPU, beside PyTorch's
-own operations in eager mode and the floor: each array it must read or write, once, at the rate that
-a large copy on the device reaches in the same process. Values are random; arrays that fit into the
-cache are timed as they lie there.
+Every fusion of a network, one of each shape, in each launch that fits on the GPU, with PyTorch's
+own operations in eager mode and the lower bound: each array read or written once, at the rate of a
+large copy in the same process. Values are random; arrays that fit into the cache are timed from
+there.
 
     python benchmarks/fused_kernels.py --network resnet-50 --batch 256 --json kernels.json
 
-Without a GPU or Triton it says so and ends with exit code 2.
+Without a GPU or Triton it prints `absent` and ends with exit code 2.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ COPY_BYTES = 1 << 30
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 Case = tuple[tuple[int, int, int, int], bool, bool, int]
-"""(shape, adds, rectifies, readers: 1 or 2)."""
+"""(shape, add, relu, readers: 1 or 2)."""
 
 
 def cases(network: str, batch: int) -> dict[Case, int]:
-    """Each distinct fusion of `network` → how often it is there."""
+    """Each distinct fusion of `network` → its count."""
     graph = networks.build(network)
     steps = fused_steps(graph)
     read = reads(graph, steps)
@@ -56,7 +56,7 @@ def cases(network: str, batch: int) -> dict[Case, int]:
 
 
 def floor_bytes(case: Case, size: int) -> tuple[float, float]:
-    """(forward, backward): bytes that must be moved for values of `size` bytes."""
+    """(forward, backward): fewest bytes read and written, for values of `size` bytes."""
     (batch, channels, height, width), add, relu, readers = case
     values = batch * channels * height * width
     bits = values / 8 if add and relu else 0
@@ -76,14 +76,14 @@ def prepared(case: Case, dtype: torch.dtype) -> tuple[FusedBatchNorm, torch.Tens
 
 
 def copy_bytes_per_s() -> float:
-    """Bytes read and written by a large copy in a second."""
+    """Bytes read and written per second by a large copy."""
     source = torch.randn(COPY_BYTES // 4, device="cuda")
     target = torch.empty_like(source)
     return 2 * COPY_BYTES / time_ms(lambda: torch.add(source, 1, out=target)) * 1e3
 
 
 def compile_share(given: tuple[list[Case], str, int, int]) -> int:
-    """Compile every `of`-th launch, from `first` on, into Triton's cache; how many were."""
+    """Compile every `of`-th launch, from `first` on, into Triton's cache; how many."""
     from cubemesh.kernels.triton.batch_norm.autotune import candidate_calls, example_inputs
 
     found, dtype, first, of = given
@@ -99,13 +99,15 @@ def compile_share(given: tuple[list[Case], str, int, int]) -> int:
 
 
 def main() -> int:
-    """Try every launch and print the best of each case."""
+    """Time every launch and print the fastest of each case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--network", default="resnet-50")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bf16")
     parser.add_argument("--compilers", type=int, default=0, help="processes that compile first")
-    parser.add_argument("--every", action="store_true", help="print every launch, not the best")
+    parser.add_argument(
+        "--every", action="store_true", help="print every launch, not only the fastest"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the result there as well")
     args = parser.parse_args()
     if not torch.cuda.is_available() or find_spec("triton") is None:
@@ -151,7 +153,7 @@ def main() -> int:
                          "tried": tries})  # fmt: skip
         del op, x
         torch.cuda.empty_cache()
-    print("a step: " + ", ".join(f"{key} {ms:.3f} ms" for key, ms in sums.items()))
+    print("per step: " + ", ".join(f"{key} {ms:.3f} ms" for key, ms in sums.items()))
     if args.json:
         with open(args.json, "w") as file:
             json.dump({"copy_bytes_per_s": rate, **vars(args), "rows": rows}, file, indent=1)

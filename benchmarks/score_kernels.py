@@ -1,14 +1,14 @@
-"""How fast are the scores of attention by a perceptron, beside PyTorch's own operations?
+"""Time of additive attention scores: Triton kernels against PyTorch's own operations.
 
 v · tanh(query + key) of all pairs, forward and backward, for each width: PyTorch's sum, tanh and
-product one after the other, and the kernels in each tiling. The floor by bytes is what must be read
-and written once, at the rate of a large copy in the same process; the kernels lie far above it, for
-they compute the tanh of every pair and feature once forward and twice backward, which the floor by
-tanh counts, at 2 special functions each and 16 of those a core and clock.
+product, and the kernels. The lower bound by bytes reads and writes each array once at the rate of a
+large copy in the same process. The kernels are far above it: they compute the tanh of every pair
+and feature once forward and twice backward, which is the lower bound by tanh, at 2 special
+functions each and 16 of those per SM and clock.
 
     python benchmarks/score_kernels.py --batch 64 --length 50 --widths 512,1024 --json scores.json
 
-Without a GPU or Triton it says so and ends with exit code 2.
+Without a GPU or Triton it prints `absent` and ends with exit code 2.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ import torch
 from torch import nn
 
 from cubemesh.kernels.cuda_events import both_passes_ms, time_ms
-from cubemesh.kernels.fused.additive_attention import TILINGS, FusedAttentionScores
+from cubemesh.kernels.fused.additive_attention import FusedAttentionScores
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 COPY_BYTES = 1 << 30
-SPECIAL_A_CLOCK = 16
-"""Special functions (exponential, reciprocal) of a core in a clock (CUDA C++ Programming Guide,
+SPECIAL_PER_CLOCK = 16
+"""Special functions (exponential, reciprocal) per SM and clock (CUDA C++ Programming Guide,
 throughput of native arithmetic instructions, compute capability 9.0)."""
 SPECIAL_OF_TANH = 2
 
 
 def copy_bytes_per_s() -> float:
-    """Bytes read and written by a large copy in a second."""
+    """Bytes read and written per second by a large copy."""
     source = torch.randn(COPY_BYTES // 4, device="cuda")
     target = torch.empty_like(source)
     return 2 * COPY_BYTES / time_ms(lambda: torch.add(source, 1, out=target)) * 1e3
 
 
 def special_per_s() -> float:
-    """Special functions of the whole GPU in a second, at its highest clock."""
+    """Special functions per second of the whole GPU at its highest clock."""
     pynvml.nvmlInit()
     device = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
     megahertz = pynvml.nvmlDeviceGetMaxClockInfo(device, pynvml.NVML_CLOCK_SM)
     cores = torch.cuda.get_device_properties(0).multi_processor_count
-    return float(cores * SPECIAL_A_CLOCK * megahertz * 1e6)
+    return float(cores * SPECIAL_PER_CLOCK * megahertz * 1e6)
 
 
 def floors_ms(batch: int, length: int, width: int, size: int) -> tuple[float, float]:
@@ -60,7 +60,7 @@ def floors_ms(batch: int, length: int, width: int, size: int) -> tuple[float, fl
 
 
 def row(batch: int, length: int, width: int, dtype: torch.dtype) -> dict[str, Any]:
-    """What each way takes for one width, (forward, backward) in milliseconds."""
+    """(forward, backward) in milliseconds of each implementation for one width."""
     op = FusedAttentionScores(nn.Linear(width, 1, bias=False, device="cuda", dtype=dtype))
     queries, keys = (
         torch.randn(batch, length, width, device="cuda").to(dtype).requires_grad_()
@@ -68,30 +68,30 @@ def row(batch: int, length: int, width: int, dtype: torch.dtype) -> dict[str, An
     )
     wanted = [queries, keys, op.product.weight]
     ways: dict[str, tuple[float, float]] = {}
-    for tiling in (None, *TILINGS):
-        op.tiling = tiling
-        ways[str(tiling or "PyTorch")] = both_passes_ms(lambda: op(queries, keys), wanted)
+    for name in ("PyTorch", "kernels"):
+        op.kernels = name == "kernels"
+        ways[name] = both_passes_ms(lambda: op(queries, keys), wanted)
     by_bytes, by_tanh = floors_ms(batch, length, width, queries.element_size())
     return {"width": width, "ways": ways, "by_bytes_ms": by_bytes, "by_tanh_ms": by_tanh}
 
 
-def told(found: dict[str, Any]) -> str:
+def text(found: dict[str, Any]) -> str:
     """The lines of one width."""
     lines = [
-        f"width {found['width']}: floor by bytes {found['by_bytes_ms']:.4f} ms, by tanh "
+        f"width {found['width']}: lower bound by bytes {found['by_bytes_ms']:.4f} ms, by tanh "
         f"{found['by_tanh_ms']:.4f}"
     ]
     own = sum(found["ways"]["PyTorch"])
     for name, (forward, backward) in found["ways"].items():
         both = forward + backward
         lines.append(
-            f"    {name:50} {forward:8.4f} + {backward:8.4f} = {both:8.4f} ms, {own / both:5.2f}"
+            f"    {name:8} {forward:8.4f} + {backward:8.4f} = {both:8.4f} ms, {own / both:5.2f}"
         )
     return "\n".join(lines)
 
 
 def main(given: list[str] | None = None) -> int:
-    """Time every way of every width and print them."""
+    """Time every implementation for every width and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--length", type=int, default=50, help="positions of both sequences")
@@ -105,7 +105,7 @@ def main(given: list[str] | None = None) -> int:
     rows = []
     for width in map(int, args.widths.split(",")):
         rows.append(row(args.batch, args.length, width, DTYPES[args.dtype]))
-        print(told(rows[-1]), flush=True)
+        print(text(rows[-1]), flush=True)
     if args.json:
         with open(args.json, "w") as file:
             settings = {k: v for k, v in vars(args).items() if k != "json"}

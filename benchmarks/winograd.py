@@ -1,10 +1,10 @@
-"""Which passes of which convolutions does Winograd's algorithm make faster on this CPU?
+"""Speedup of Winograd convolution over oneDNN on this CPU, by layer and pass.
 
 Every 3×3 convolution with a stride of 1 in a network, one of each shape, in fp32 and channels-last:
-the result, the gradient of the input and that of the weights, by the kernels of
-`host_winograd.cpp` and by PyTorch (oneDNN) in turn. The ratio is PyTorch's time over the kernels',
-the median over the rounds with its bootstrap interval. One thread's times are of processor time.
-GFLOP/s are of a direct convolution's products in both, so that Winograd's may exceed the machine's.
+the result, the input gradient and the weight gradient, by the kernels of `kernels/cpu/winograd.cpp`
+and by PyTorch (oneDNN), interleaved. The ratio is PyTorch's time over the kernels', the median over
+the rounds with its bootstrap interval. With one thread, processor time. GFLOP/s count a direct
+convolution's products in both, so Winograd's may exceed the machine's peak.
 
     python benchmarks/winograd.py --network resnet-50 --batch 16 --threads 1 --json winograd.json
 """
@@ -53,7 +53,7 @@ def cases(name: str) -> Counter[Case]:
 
 
 def runs(case: Case, batch: int) -> dict[str, list[Callable[[], object]]]:
-    """Pass → how PyTorch runs it, and how the kernels do."""
+    """Pass → PyTorch's implementation, and the kernels'."""
     channels, height, width, filters, padding = case
     torch.manual_seed(0)
     conv = nn.Conv2d(channels, filters, 3, padding=padding, bias=False)
@@ -91,8 +91,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", metavar="FILE", help="write the result there as well")
     args = parser.parse_args()
-    if lack := missing_compiler():
-        print(lack)
+    if reason := missing_compiler():
+        print(reason)
         return 2
     keep_freed_memory()  # as every program does
     torch.set_num_threads(args.threads)
@@ -111,13 +111,13 @@ def main() -> int:
             sums = [s + count * m for s, m in zip(sums, medians, strict=True)]
             print(
                 f"{count} × {channels:4} → {filters:4}, {height:3}², {name:6}  "
-                f"own {1e3 * medians[0]:8.2f} ms ({gflop / medians[0]:4.0f} GFLOP/s), "
+                f"PyTorch {1e3 * medians[0]:8.2f} ms ({gflop / medians[0]:4.0f} GFLOP/s), "
                 f"Winograd {1e3 * medians[1]:8.2f} ({gflop / medians[1]:4.0f}), "
                 f"{ratio:.2f} ({interval.low:.2f} to {interval.high:.2f})",
                 flush=True,
             )
             rows.append({"case": case, "count": count, "pass": name, "own_s": own, "ours_s": ours})
-    print(f"a step: own {1e3 * sums[0]:.0f} ms, Winograd {1e3 * sums[1]:.0f}")
+    print(f"per step: PyTorch {1e3 * sums[0]:.0f} ms, Winograd {1e3 * sums[1]:.0f}")
     if args.json:
         with open(args.json, "w") as file:
             json.dump({"torch": torch.__version__, **vars(args), "rows": rows}, file, indent=1)

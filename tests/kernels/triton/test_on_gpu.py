@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from torch import nn
 
-from cubemesh.kernels.fused.additive_attention import TILINGS, FusedAttentionScores
+from cubemesh.kernels.fused.additive_attention import FusedAttentionScores
 from cubemesh.kernels.fused.batch_norm import FusedBatchNorm
 from cubemesh.kernels.fused.pool import FusedMaxPool
 
@@ -219,12 +219,11 @@ def test_the_running_statistics_are_pytorchs():
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize("tiling", TILINGS)
 @pytest.mark.parametrize("shape", [(3, 50, 50, 64), (2, 7, 33, 80), (1, 1, 1, 16)])
-def test_scores_of_a_perceptron(dtype, tiling, shape):
+def test_additive_attention_scores(dtype, shape):
     batch, queries, keys, features = shape
     op = FusedAttentionScores(nn.Linear(features, 1, bias=False, device="cuda"))
-    op.tiling = tiling
+    op.kernels = True
     q = torch.randn(batch, queries, features, device="cuda").to(dtype).requires_grad_()
     k = torch.randn(batch, keys, features, device="cuda").to(dtype).requires_grad_()
     assert op.usable(q, k)

@@ -6,7 +6,6 @@ operations.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,24 +15,10 @@ MOST_VALUES = 2**31
 """Of an array that the kernels can index."""
 
 
-@dataclass(frozen=True)
-class ScoreTiling:
-    """Pairs that one program of a kernel holds in registers, and its warps."""
-
-    rows: int
-    """Positions whose gradient it computes; queries in the forward pass."""
-    others: int
-    features: int
-    warps: int
-
-    @property
-    def blocks(self) -> tuple[int, int, int]:
-        """As the kernels' arguments."""
-        return self.rows, self.others, self.features
-
-
-TILINGS = (ScoreTiling(4, 16, 32, 4), ScoreTiling(8, 16, 16, 4), ScoreTiling(4, 16, 64, 8))
-"""The candidates; powers of two in each direction."""
+ROWS, OTHERS, FEATURES, WARPS = 4, 16, 32, 4
+"""Pairs that one program of a kernel holds in registers (`ROWS`: positions whose gradient it
+computes, queries in the forward pass), and its warps: the fastest at 512 to 2,048 features on an
+H200 (benchmarks/LOG.md)."""
 
 
 class FusedAttentionScores(nn.Module):
@@ -43,14 +28,13 @@ class FusedAttentionScores(nn.Module):
     def __init__(self, product: nn.Linear) -> None:
         super().__init__()
         self.product = product
-        self.tiling: ScoreTiling | None = None
-        """Of its kernels; None for PyTorch's own operations."""
+        self.kernels = False
+        """Whether it runs as kernels, where they measured faster."""
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
         """(batch, queries, features), (batch, keys, features) → (batch, queries, keys, 1)."""
-        if self.tiling is not None:
-            arguments = (queries, keys, self.product.weight, self.tiling)
-            found: Tensor = _Scores.apply(*arguments)  # type: ignore[no-untyped-call]
+        if self.kernels:
+            found: Tensor = _Scores.apply(queries, keys, self.product.weight)  # type: ignore[no-untyped-call]
             return found
         own: Tensor = self.product(torch.tanh(queries.unsqueeze(2) + keys.unsqueeze(1)))
         return own
@@ -67,34 +51,31 @@ class FusedAttentionScores(nn.Module):
 
 class _Scores(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, queries: Tensor, keys: Tensor, weight: Tensor, tiling: ScoreTiling
-    ) -> Tensor:
+    def forward(ctx: Any, queries: Tensor, keys: Tensor, weight: Tensor) -> Tensor:
         from cubemesh.kernels.triton.additive_attention import scores_forward_kernel
 
         queries, keys = queries.contiguous(), keys.contiguous()
         batch, rows, features = queries.shape
         others = keys.shape[1]
         scores = queries.new_empty(batch, rows, others, 1)
-        grid = (batch, -(-rows // tiling.rows), -(-others // tiling.others))
+        grid = (batch, -(-rows // ROWS), -(-others // OTHERS))
         scores_forward_kernel[grid](
             *(queries, keys, weight, scores, rows, others, features),
-            *tiling.blocks,
-            num_warps=tiling.warps,
+            *(ROWS, OTHERS, FEATURES),
+            num_warps=WARPS,
         )
         ctx.save_for_backward(queries, keys, weight)
-        ctx.tiling = tiling
         return scores
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         queries, keys, weight = ctx.saved_tensors
-        grad_output, tiling = grad_output.contiguous(), ctx.tiling
-        of_queries, parts = _gradients(queries, keys, weight, grad_output, tiling, of_keys=False)
-        of_keys, _ = _gradients(keys, queries, weight, grad_output, tiling, of_keys=True)
+        grad_output = grad_output.contiguous()
+        of_queries, parts = _gradients(queries, keys, weight, grad_output, of_keys=False)
+        of_keys, _ = _gradients(keys, queries, weight, grad_output, of_keys=True)
         assert parts is not None, "computed with the queries"
         of_weight = parts.sum(0).view_as(weight).to(weight.dtype)
-        return of_queries, of_keys, of_weight, None
+        return of_queries, of_keys, of_weight
 
 
 def _gradients(
@@ -102,7 +83,6 @@ def _gradients(
     others: Tensor,
     weight: Tensor,
     grad_output: Tensor,
-    tiling: ScoreTiling,
     *,
     of_keys: bool,
 ) -> tuple[Tensor, Tensor | None]:
@@ -111,13 +91,13 @@ def _gradients(
     from cubemesh.kernels.triton.additive_attention import scores_backward_kernel
 
     batch, many, features = rows.shape
-    found, blocks = torch.empty_like(rows), -(-many // tiling.rows)
+    found, blocks = torch.empty_like(rows), -(-many // ROWS)
     parts = None if of_keys else torch.empty(batch * blocks, features, device=rows.device)
     strides = (1, grad_output.shape[2]) if of_keys else (grad_output.shape[2], 1)
-    scores_backward_kernel[batch, blocks, -(-features // tiling.features)](
+    scores_backward_kernel[batch, blocks, -(-features // FEATURES)](
         *(rows, others, weight, grad_output, found, found if parts is None else parts),
         *(many, others.shape[1], features, *strides, parts is not None),
-        *tiling.blocks,
-        num_warps=tiling.warps,
+        *(ROWS, OTHERS, FEATURES),
+        num_warps=WARPS,
     )
     return found, parts

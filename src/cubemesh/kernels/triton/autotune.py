@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cubemesh.kernels.cuda_events import both_passes_ms
-from cubemesh.kernels.fused.additive_attention import TILINGS, FusedAttentionScores, ScoreTiling
+from cubemesh.kernels.fused.additive_attention import FusedAttentionScores
 from cubemesh.kernels.fused.batch_norm import FusedBatchNorm
 from cubemesh.kernels.fused.pool import FusedMaxPool
 from cubemesh.kernels.fused.space_to_depth_conv import SpaceToDepthConv, can_fold
@@ -51,7 +51,9 @@ class GpuAutotuner:
         elif isinstance(op, FusedMaxPool) and usable(x) and op.usable:
             op.kernels = _faster(partial(_pooled, op, x, True), partial(_pooled, op, x, False), x)
         elif isinstance(op, FusedAttentionScores) and op.usable(*given):
-            op.tiling = _fastest_tiling(op, given)
+            scores = [partial(_scored, op, given, kernels) for kernels in (True, False)]
+            times = _times_ms(scores, [*given, op.product.weight])
+            op.kernels = times[0] < times[1]
         elif isinstance(op, nn.Conv2d) and network_input:
             size = (x.shape[2], x.shape[3])
             if can_fold(op, size) and x.is_contiguous(memory_format=torch.channels_last):
@@ -119,17 +121,9 @@ def _pooled(op: FusedMaxPool, x: Tensor, kernels: bool) -> Tensor:
     return op(x)  # type: ignore[no-any-return]
 
 
-def _fastest_tiling(op: FusedAttentionScores, given: Sequence[Tensor]) -> ScoreTiling | None:
-    """The tiling of the fastest kernels; None where PyTorch's own operations are faster."""
-    wanted = [*given, op.product.weight]
-
-    def scores(tiling: ScoreTiling | None) -> Tensor:
-        op.tiling = tiling
-        return op(*given)  # type: ignore[no-any-return]
-
-    tilings = (None, *TILINGS)
-    times = _times_ms([partial(scores, tiling) for tiling in tilings], wanted)
-    return tilings[times.index(min(times))]
+def _scored(op: FusedAttentionScores, given: Sequence[Tensor], kernels: bool) -> Tensor:
+    op.kernels = kernels
+    return op(*given)  # type: ignore[no-any-return]
 
 
 def _faster(one: Callable[[], Tensor], other: Callable[[], Tensor], wanted: Tensor) -> bool:
