@@ -35,7 +35,8 @@ COLLECTIVES: tuple[CollectiveName, ...] = get_args(CollectiveName)
 REDUCING = ("all-reduce", "reduce-scatter", "reduce")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 PARTED = ("reduce-scatter", "all-gather", "gather", "scatter", "all-to-all")
-"""Those in which each rank gives or gets an n-th of the array: their counts are of that part."""
+"""Operations in which each rank gives or receives an n-th of the array, which is what their
+count is of."""
 
 DataType = Literal["int8", "uint8", "int32", "int64", "half", "bfloat16", "float", "double"]
 ELEMENT_BYTES: Mapping[str, int] = {
@@ -62,63 +63,62 @@ def bus_factor(collective: str, ranks: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """One operation between all devices, over arrays of several sizes.
+    """One collective operation between all devices, over several message sizes.
 
-    At each size groups of `Effort.steps` operations are timed until there are `Effort.windows` of
-    them or `Effort.seconds` have passed.
+    At each size groups of `Budget.steps` operations are timed until there are `Budget.windows` of
+    them or `Budget.seconds` have passed.
     """
 
     kind: Literal["collective"] = "collective"
     collective: CollectiveName = "all-reduce"
-    """`send-receive`: each rank sends to the next; then each pair alone, at the largest size."""
+    """`send-receive`: each rank sends to the next; then each pair separately, at the largest
+    size."""
     sizes_bytes: tuple[int, ...] = (1 << 20,)
-    """One that is smaller than an element for each rank is measured as that."""
+    """Message sizes; one below an element per rank is measured as that."""
     data_type: DataType = "float"
     """Data type of the elements."""
     reduction: Reduction = "sum"
-    """Of all-reduce, reduce-scatter and reduce."""
+    """Reduction of all-reduce, reduce-scatter and reduce."""
     warmup_iterations: int = 5
-    """Operations before the first group of each size."""
+    """Warm-up operations before the first group of each size."""
     checks: int = 1
-    """How often the result of each size is held against what it must be; 0 never."""
+    """How many results of each size are compared with the expected ones; 0: none."""
 
     def __post_init__(self) -> None:
         at_least(self, 0, "warmup_iterations", "checks")
         if not self.sizes_bytes or min(self.sizes_bytes) < 1:
             raise UsageError(
-                f"sizes_bytes={','.join(map(str, self.sizes_bytes))} does not fit: a sweep has one "
-                "size at least, and each is 1 or more."
+                f"sizes_bytes={','.join(map(str, self.sizes_bytes))} is not valid: a sweep needs "
+                "at least one size, each 1 or more."
             )
         if self.reduction != "sum" and self.collective not in REDUCING:
             raise UsageError(
-                f"reduction={self.reduction} goes with {', '.join(REDUCING)}; {self.collective} "
-                "reduces nothing. Leave it out."
+                f"reduction={self.reduction} is valid for {', '.join(REDUCING)} only. Leave it out."
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPoint:
-    """What a collective took at one size."""
+    """Result of a collective at one size."""
 
     size_bytes: int
-    """As it was measured: whole elements, as many for each rank."""
+    """As measured: whole elements, the same number for each rank."""
     count: int
-    """Elements of the array, or of a rank's part where it is divided."""
+    """Elements of the array, or of a rank's part if it is divided."""
     in_place: bool = False
-    """Whether the result took the place of what was given."""
+    """Whether the result replaced the input."""
     pair: tuple[int, int] | None = None
-    """Of one rank that sends to another while nobody else does: (from, to)."""
+    """(from, to) of one rank sending to another while all others are idle."""
     iterations: int = 1
     """Operations in each group."""
     seconds: tuple[float, ...]
-    """Of one operation, for each group: the mean over ranks, as nccl-tests reports it."""
+    """Seconds per operation, for each group: the mean over ranks, as in nccl-tests."""
     wrong: int | None = None
-    """Elements, over all ranks and checks, that were not what they must be; None where nothing was
-    checked."""
+    """Wrong elements over all ranks and checks; None if unchecked."""
 
     @property
     def time_s(self) -> float:
-        """Seconds of one operation, over all groups."""
+        """Mean seconds per operation."""
         return math.fsum(self.seconds) / len(self.seconds)
 
     @property

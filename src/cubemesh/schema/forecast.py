@@ -7,24 +7,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryForecast:
-    """Bytes one device needs to train a network at one batch, at the fullest moment of a step;
+    """Bytes that one device needs to train a network at one batch size, at the peak of a step;
     `total_bytes` is their sum."""
 
     weight_bytes: int
     gradient_bytes: int
-    """Of the parameters' gradients, those that exist at that moment."""
+    """Of the parameter gradients that exist at that moment."""
     optimizer_bytes: int
     activation_bytes: int
-    """Of what the forward pass keeps for the backward pass, what is still there."""
+    """Of the tensors saved for the backward pass that are still alive."""
     workspace_bytes: int
-    """Temporaries alive beside them."""
+    """Temporary memory at that moment."""
     input_bytes: int
     library_bytes: int = 0
-    """What libraries keep for themselves all the time."""
+    """Permanent memory of libraries."""
 
     @property
     def total_bytes(self) -> int:
-        """All of it together."""
+        """The sum of all parts."""
         return (
             self.weight_bytes
             + self.gradient_bytes

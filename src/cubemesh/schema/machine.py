@@ -1,7 +1,7 @@
 """Machine description: CPU, memory, GPUs, links and software, as far as they are known.
 
-A field that is None was looked for and not found; why stands in `Machine.unknown`. Nothing here is
-ever a guess. Memory is in bytes, clocks in MHz, link speeds in bytes per second and direction.
+A field that is None could not be determined; `Machine.unknown` says why. Nothing is guessed. Memory
+is in bytes, clocks in MHz, link speeds in bytes per second and direction.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cubemesh.schema.serialization import digest
 
 @dataclass(frozen=True, kw_only=True)
 class Unknown:
-    """Something that was looked for and not found, and why."""
+    """A property that could not be determined, and why."""
 
     what: str
     why: str
@@ -29,12 +29,12 @@ class Cache:
     """`data`, `instruction` or `unified`."""
     size_bytes: int
     instances: int
-    """How many of them the machine has."""
+    """Number of them in the machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NumaNode:
-    """Processors and memory that lie near one another."""
+    """A NUMA node: processors and their local memory."""
 
     node: int
     cpus: tuple[int, ...]
@@ -43,7 +43,7 @@ class NumaNode:
 
 @dataclass(frozen=True, kw_only=True)
 class Cpu:
-    """The processors, and what of them this process may use."""
+    """The CPU, and the part of it that this process may use."""
 
     model: str | None = None
     vendor: str | None = None
@@ -52,14 +52,14 @@ class Cpu:
     physical_cores: int | None = None
     logical_cores: int | None = None
     affinity_cores: int | None = None
-    """Logical cores the process may be scheduled on."""
+    """Logical cores in the affinity mask of the process."""
     cgroup_cores: float | None = None
-    """Cores' worth of time the control group grants; None is no limit."""
+    """CPU limit of the control group in cores; None: no limit."""
     usable_cores: int = 1
-    """What is really left: the smallest of the above, one at least."""
+    """The minimum of the above, at least one."""
     max_mhz: float | None = None
     instruction_sets: tuple[str, ...] = ()
-    """Those that matter to training: avx2, fma, avx512f, avx512_bf16, amx_bf16, …"""
+    """Those relevant to training: avx2, fma, avx512f, avx512_bf16, amx_bf16, …"""
     caches: tuple[Cache, ...] = ()
     numa_nodes: tuple[NumaNode, ...] = ()
 
@@ -71,21 +71,21 @@ class Memory:
     total_bytes: int | None = None
     available_bytes: int | None = None
     cgroup_limit_bytes: int | None = None
-    """None is no limit."""
+    """None: no limit."""
     swap_bytes: int | None = None
     present_bytes: int | None = None
-    """What the memory blocks hold that the kernel knows of. Well over the total, it means that a
-    virtual machine may still grow to it."""
+    """Memory blocks known to the kernel. If well above the total, a virtual machine may still
+    grow to it."""
 
     @property
     def usable_bytes(self) -> int | None:
-        """The smaller of what the machine has and what the control group grants."""
+        """The minimum of the machine's memory and the control group's limit."""
         known = [b for b in (self.total_bytes, self.cgroup_limit_bytes) if b is not None]
         return min(known) if known else None
 
     @property
     def installed_bytes(self) -> int | None:
-        """What the machine has, with what it may still grow to and what the kernel keeps."""
+        """Installed memory, including what the machine may still grow to and the kernel's own."""
         known = [b for b in (self.total_bytes, self.present_bytes) if b is not None]
         return max(known) if known else None
 
@@ -105,17 +105,17 @@ class Gpu:
     pcie_generation: int | None = None
     pcie_width: int | None = None
     nvlinks: int | None = None
-    """Active NVLink links; 0 is none, None is not known."""
+    """Active NVLink links; 0: none, None: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuLink:
-    """How two GPUs reach one another."""
+    """The connection between two GPUs."""
 
     first: int
     second: int
     kind: str
-    """`nvlink`, or the nearest point their PCIe paths share: `pcie-switch`, `host-bridge`,
+    """`nvlink`, or the nearest common point of their PCIe paths: `pcie-switch`, `host-bridge`,
     `numa-node`, `system`."""
     links: int | None = None
     """NVLink links between the two, directly or through a switch."""
@@ -129,15 +129,15 @@ class Software:
     system: str
     """Operating system and kernel."""
     packages: Mapping[str, str] = field(default_factory=dict)
-    """Version of each framework and numeric package that is installed, by distribution name."""
+    """Version of each installed framework and numeric package, by distribution name."""
     cuda: str | None = None
     cudnn: str | None = None
     nccl: str | None = None
     driver: str | None = None
 
     def software_id(self, packages: tuple[str, ...]) -> str:
-        """Stands for what a run with these packages depends on; another package's upgrade
-        does not change it."""
+        """Identifies the packages that a run depends on; upgrades of other packages do not
+        change it."""
         own = {p: self.packages.get(p) for p in packages}
         return digest(
             (self.python, self.system, own, self.cuda, self.cudnn, self.nccl, self.driver)
@@ -146,7 +146,7 @@ class Software:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """All of it."""
+    """This computer."""
 
     hostname: str
     cpu: Cpu
@@ -155,15 +155,15 @@ class Machine:
     gpu_links: tuple[GpuLink, ...] = ()
     software: Software
     virtualization: str | None = None
-    """The hypervisor's name; None where there is none to be seen."""
+    """The hypervisor's name; None if none is detected."""
     container: str | None = None
-    """`docker`, `podman`, `kubernetes`, …; None where there is none to be seen."""
+    """`docker`, `podman`, `kubernetes`, …; None if none is detected."""
     unknown: tuple[Unknown, ...] = ()
 
     @property
     def machine_id(self) -> str:
-        """Stands for the hardware as this process may use it. Leaves out what changes by itself:
-        free memory, the total of a virtual machine that grows, software."""
+        """Identifies the hardware as this process may use it, without what changes over time:
+        free memory, the total of a growing virtual machine, software."""
         return digest(
             (
                 self.hostname,
@@ -176,9 +176,9 @@ class Machine:
 
     @property
     def host_to_gpu_memory(self) -> float | None:
-        """Host memory as a multiple of all GPU memory: what is installed, or what the control group
-        grants of it. DGX-1 V100 white paper [002], section 2.1: four times is what a DGX-1 has,
-        twice would normally be enough."""
+        """Host memory (installed, or the control group's limit) as a multiple of all GPU memory.
+        DGX-1 V100 white paper [002], section 2.1: a DGX-1 has four times, twice is normally
+        enough."""
         gpu = [g.memory_bytes for g in self.gpus if g.memory_bytes]
         host = self.memory.installed_bytes
         if host is not None and self.memory.cgroup_limit_bytes is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Status(enum.StrEnum):
-    """The ways a run ends; each is drawn, as a figure or as a missing point with its reason."""
+    """The ways a run ends; each is drawn as a figure, or as a missing point with its reason."""
 
     OK = "ok"
     OOM = "oom"
@@ -22,7 +22,7 @@ class Status(enum.StrEnum):
 
     @property
     def expected(self) -> bool:
-        """Whether this ending is an answer in itself, rather than a fault to look into."""
+        """Whether this is a valid result, and not a fault to investigate."""
         return self not in (Status.CRASHED, Status.KILLED, Status.TIMED_OUT)
 
 
@@ -41,18 +41,18 @@ STATUS_WORDS: Mapping[Status, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a run ended, why, and what to do about it."""
+    """How a run ended, why, and the remedy."""
 
     status: Status
     message: str = ""
-    """One sentence for people: what happened, with figures, and what would work."""
+    """One sentence for the user: what happened, with figures, and the remedy."""
     origin: str = "worker"
-    """Who said so: `worker` (caught where it happened) or `runner` (seen from outside)."""
+    """Where it was detected: by the `worker` itself, or by the `runner` from outside."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Figures and names behind the message: signal, exit_code, forecast_bytes, limit_bytes,
     largest_batch_that_fits, traceback."""
 
     @property
     def ok(self) -> bool:
-        """Whether the run came to its end."""
+        """Whether the run completed."""
         return self.status is Status.OK

@@ -29,13 +29,13 @@ class ProfileEvent:
     lane: int = 0
     """The host's thread, or the device's stream."""
     launch: int | None = None
-    """A number that a runtime call shares with what it put on the device; None for none."""
+    """A number shared by a runtime call and what it launched on the device; None for none."""
     layer: str = ""
-    """The layer of the network it belongs to; empty where none, or where layers were not asked."""
+    """The layer of the network; empty if none, or without layer scopes."""
     update: bool = False
     """Whether it belongs to the optimizer's update."""
     occupancy: float | None = None
-    """Of a kernel: the share of the device's warps that were occupied, 0 to 1; None if not told."""
+    """Occupancy of a kernel, 0 to 1; None if not reported."""
 
     @property
     def end_s(self) -> float:
@@ -45,19 +45,19 @@ class ProfileEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What was recorded while some steps ran."""
+    """The events recorded during some steps."""
 
     events: tuple[ProfileEvent, ...]
-    """By the time they began."""
+    """Sorted by start."""
     by_layer: bool = False
     """Whether events name their layer."""
 
     def between(self, start_s: float, end_s: float) -> Profile:
-        """What began in that time."""
+        """The events that started in that interval."""
         kept = tuple(e for e in self.events if start_s <= e.start_s < end_s)
         return replace(self, events=kept)
 
     @property
     def on_device(self) -> tuple[ProfileEvent, ...]:
-        """Kernels and copies: empty for a program that computes on the host."""
+        """Kernels and copies; empty for a program that computes on the host."""
         return tuple(e for e in self.events if e.kind in ("kernel", "copy"))

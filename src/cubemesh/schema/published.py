@@ -1,7 +1,7 @@
 """Published figures with their sources and conditions, and claims of papers.
 
-A published figure is a fact about somebody else's machine. It stands beside what was measured and
-never enters a figure of ours.
+A published figure describes another machine. It is shown next to measured figures and never enters
+one.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ def cite(paper: str, place: str = "") -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedFigure:
-    """One value somebody published, with everything they said about how it came about."""
+    """One published value with its conditions."""
 
     source: str
     url: str
-    """Where it stands: an address, with the path inside a repository after a space."""
+    """URL; a path inside a repository follows after a space."""
     system: str
     device: str
     devices: int | None
-    """Devices that worked together; 0 is a run on a CPU, None where it is not stated."""
+    """Number of devices; 0: a CPU run, None: not stated."""
     framework: str
-    """Empty where it is not stated."""
+    """Empty if not stated."""
     network: str
-    """As the source spells it."""
+    """As spelled in the source."""
     canonical: str | None = None
-    """The same network's name in cubemesh; None where there is no such network."""
+    """The same network's name in cubemesh, or None."""
     precision: str = ""
-    """As the source spells it; empty where it is not stated."""
+    """As spelled in the source; empty if not stated."""
     precision_implied: bool = False
-    """Whether the source leaves the precision unsaid and its date and framework imply it."""
+    """Whether the source does not state the precision, and its date and framework imply it."""
     batch_per_device: int | None = None
     metric: str
     """`throughput`, `forward time`, `all-reduce bus bandwidth`, …"""
     unit: str
     value: float
-    """Of the whole system, all its devices together."""
+    """Of the whole system, all devices together."""
     note: str = ""
 
 
@@ -72,28 +72,28 @@ ClaimKind = Literal["figure", "claim", "specification", "method", "wish"]
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One thing a document says that could be found to be so or not so."""
+    """A testable statement of a paper."""
 
     id: str
-    """Document and number: `001-3`."""
+    """Paper and number: `001-3`."""
     document: str
     """`000` to `004`."""
     place: str
-    """Where in the document: a figure, a table, a section."""
+    """Where in the paper: a figure, a table, a section."""
     experiment: str
-    """The experiment that would settle it."""
+    """The experiment that tests it."""
     network: str
     system: str
     conditions: str
     quantity: str
     values: tuple[float, ...]
-    """Empty where the claim is in words alone."""
+    """Empty if the claim has no numbers."""
     unit: str
     kind: ClaimKind
 
 
 class ClaimState(StrEnum):
-    """What came of holding a claim against measurements."""
+    """Result of testing a claim."""
 
     HOLDS = "holds"
     DOES_NOT_HOLD = "does not hold"
@@ -102,14 +102,14 @@ class ClaimState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What came of one claim, and why."""
+    """The result of testing one claim, and the reason."""
 
     claim: Claim
     state: ClaimState
     reason: str
     measured: Figure | None = None
-    """What was measured of the same quantity, also where it settles nothing."""
+    """The same quantity as measured, also if it decides nothing."""
     run_id: str = ""
-    """A run behind the figure."""
+    """A run behind the measured figure."""
     caveats: tuple[str, ...] = ()
-    """Codes of the warnings of the runs behind it that forbid to compare them closely."""
+    """Codes of warnings of the runs that make the comparison unreliable."""

@@ -19,9 +19,9 @@ from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.warning import Warning
 
 SCHEMA = 2
-"""Version of the record's plain form."""
+"""Version of the record's JSON form."""
 AGAINST = "against"
-"""Phase of the windows of the other program, where two alternate."""
+"""Phase of the windows of the other side in an interleaved A/B run."""
 FIRST_LOSSES = "first_losses"
 """Name of the curve of the losses in the first steps on one batch (`TrainSteps.losses`)."""
 
@@ -33,22 +33,22 @@ class Rank:
     rank: int
     host: str
     device: str
-    """What the work really ran on: `cpu`, `cuda:0`."""
+    """The device that was used: `cpu`, `cuda:0`."""
     device_name: str = ""
-    """What its maker calls it: "NVIDIA H200", the processor's model; empty where not known."""
+    """The vendor's name: "NVIDIA H200", the CPU model; empty if unknown."""
     device_uuid: str | None = None
     outcome: Outcome
     threads: int | None = None
     devices: tuple[str, ...] = ()
-    """All that it drives, where one process drives several; `device` is the first."""
+    """All its devices, if one process drives several; `device` is the first."""
     processors: tuple[int, ...] = ()
-    """Those its threads were bound to; none where they were not."""
+    """Processors its threads were bound to; empty if unbound."""
     interface: str = ""
-    """The network interface it exchanged through: `eth0`; empty where none, or not known."""
+    """Network interface used between ranks: `eth0`; empty if none or unknown."""
     transport: str = ""
-    """What it exchanged over, in the words of its library: `gloo TCP`, `NCCL P2P/CUMEM`."""
+    """Transport between ranks as named by its library: `gloo TCP`, `NCCL P2P/CUMEM`."""
     clock_offset_s: float = 0.0
-    """Seconds that were added to this host's clock to get the first host's."""
+    """Seconds added to this host's clock to align it with the first host's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,29 +63,29 @@ class Window:
     steps: int
     samples: int
     marks: tuple[str, ...] = ()
-    """Labels of the group: the epoch it belongs to, or the program that ran in it."""
+    """Labels: the epoch, or the program that ran in it."""
 
     @property
     def step_s(self) -> float:
-        """Seconds a step took here, on average."""
+        """Mean seconds per step."""
         return self.elapsed_s / self.steps
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A stretch of the run: import, build, compile, warm-up, measure, evaluate."""
+    """A phase of the run: import, build, compile, warm-up, measure, evaluate."""
 
     name: str
     rank: int = 0
     start_s: float
     elapsed_s: float
     cached: bool | None = None
-    """Whether a compilation came from a cache; None where nothing was compiled."""
+    """Whether a compilation came from a cache; None if nothing was compiled."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A value with its 95 % interval and the number of windows (or runs) behind it."""
+    """A value with its 95 % confidence interval and the number of windows (or runs) behind it."""
 
     value: float
     unit: str
@@ -93,12 +93,12 @@ class Figure:
     high: float | None = None
     n: int = 1
     method: str = ""
-    """How it was found, where there is more than one way."""
+    """How it was measured or computed, if there are several ways."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A share of the step that was measured on its own, and how."""
+    """A part of the step time that was measured separately, and how."""
 
     name: str
     seconds: float
@@ -111,26 +111,26 @@ class TimeRow:
 
     name: str
     seconds: float
-    """Of a step, on average."""
+    """Per step, on average."""
     calls: float
-    """How often in a step, on average."""
+    """Per step, on average."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Breakdown:
-    """Where the time of a step went by one way of sorting it: `category`, `layer`,
-    `runtime call`. Rows may overlap in time, so they need not add up to the step."""
+    """Time of a step by one grouping: `category`, `layer`, `runtime call`. Rows may overlap in
+    time, so they need not add up to the step."""
 
     name: str
     rows: tuple[TimeRow, ...]
-    """The longest first."""
+    """Longest first."""
     method: str
-    """What was timed, and how it was sorted."""
+    """What was timed, and how it was grouped."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One quantity against another: loss against step, accuracy against epoch."""
+    """One quantity over another: loss over step, accuracy over epoch."""
 
     name: str
     x_name: str
@@ -140,7 +140,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class RunKey:
-    """What decides whether a stored run may stand for a new one."""
+    """The key by which a stored run is reused in place of a new one."""
 
     spec_id: str
     machine_id: str
@@ -151,7 +151,7 @@ class RunKey:
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """A Python of its own that a framework's workers run in."""
+    """The Python environment of a framework's workers, if it is a separate one."""
 
     python: str
     """Path of the interpreter."""
@@ -160,7 +160,7 @@ class Environment:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """Everything kept of one run."""
+    """Everything stored of one run."""
 
     run_id: str
     spec: RunSpec
@@ -177,43 +177,43 @@ class RunRecord:
     figures: Mapping[str, Figure] = field(default_factory=dict)
     curves: tuple[Curve, ...] = ()
     parts: tuple[Part, ...] = ()
-    """The step as a sum: all parts with `other` are the mean step."""
+    """Breakdown of the mean step time; with `other` the parts add up to it."""
     rank_parts: tuple[tuple[Part, ...], ...] = ()
-    """The same of every rank, in their order, where several were taken apart; `parts` is the first
-    one's."""
+    """The same for every rank, in order, if several were attributed; `parts` is the first one's."""
     breakdowns: tuple[Breakdown, ...] = ()
     replicas: tuple[RankTrace, ...] = ()
-    """Of `first_steps`, what each rank was fed and made."""
+    """Of `first_steps`: the trace of each rank."""
     sweep: tuple[SweepPoint, ...] = ()
-    """Of a collective: what it took at each size."""
+    """Of a collective: the results by size."""
     library: str = ""
-    """What carried a collective: `nccl 2.27.5`, `gloo`; empty where nothing told."""
+    """Library of a collective: `nccl 2.27.5`, `gloo`; empty if not reported."""
     series: tuple[str, ...] = ()
-    """Names of the series kept beside the record."""
+    """Names of the series stored with the record."""
     artifacts: Mapping[str, str] = field(default_factory=dict)
-    """Files kept beside the record, by name."""
+    """Files stored with the record, by name."""
     warnings: tuple[Warning, ...] = ()
     unmeasured: tuple[Unknown, ...] = ()
-    """What was to be measured and could not be, and why: energy where no sensor can be read."""
+    """Quantities that could not be measured, and why: energy without a readable sensor."""
     environment: Environment | None = None
-    """Where the worker ran in another Python than the runner's; None is the machine's software."""
+    """The worker's Python environment, if it differs from the runner's; None: the machine's
+    software."""
     schema: int = SCHEMA
 
     @property
     def ok(self) -> bool:
-        """Whether the run came to its end."""
+        """Whether the run completed."""
         return self.outcome.status is Status.OK
 
     @property
     def measured(self) -> tuple[Window, ...]:
-        """The windows that count: those of the measure phase."""
+        """The windows of the measure phase."""
         return tuple(w for w in self.windows if w.phase == "measure")
 
     def figure(self, name: str) -> float | None:
-        """The value of a figure, or None where the run did not come to it."""
+        """The value of a figure, or None if it was not measured."""
         return self.figures[name].value if name in self.figures else None
 
 
 def new_run_id(key: RunKey, started_utc: str, attempt: int) -> str:
-    """Twelve hexadecimal digits, different for every attempt at every moment."""
+    """Twelve hexadecimal digits, different for every attempt and time."""
     return digest((key, started_utc, attempt), length=12)

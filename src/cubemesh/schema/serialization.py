@@ -2,7 +2,7 @@
 
 `to_plain` leaves out fields that hold their default when asked to, which is what makes an id
 independent of fields added later; `from_plain` rebuilds the dataclass from its type hints alone.
-A union of dataclasses is told apart by the `kind` field each of its members carries.
+The members of a union are distinguished by their field `kind`.
 """
 
 from __future__ import annotations

@@ -22,31 +22,30 @@ Stage = Literal["read", "decode", "copy"]
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkWork:
-    """What every work on a network names: the network, its input, and the samples fed to it."""
+    """Common fields of work on a network: the network, its input and its data."""
 
     network: str
     """Network to run; `cubemesh networks` lists them."""
     batch_per_device: int
     """Batch size per device."""
     image_size: int | None = None
-    """Height and width of the input in pixels; None is the network's own."""
+    """Height and width of the input in pixels; None: the network's default."""
     classes: int | None = None
-    """Number of classes; None is the network's own."""
+    """Number of classes; None: the network's default."""
     sequence_length: int | None = None
-    """Tokens in a sequence, of a network that is fed tokens; None is the network's own."""
+    """Tokens per sequence, of a network for token sequences; None: the network's default."""
     vocabulary: int | None = None
-    """Tokens there are, of such a network; None is the network's own."""
+    """Vocabulary size, of such a network; None: the network's default."""
     hidden: int | None = None
-    """Width of the translator's vectors and LSTMs; None is the network's own."""
+    """Hidden size of the translator's embeddings and LSTMs; None: the network's default."""
     data: str = "synthetic"
     """Data set; `synthetic` generates random samples."""
     data_path: str | None = None
-    """Folder (or file) of the data set, for data that is not carried by cubemesh."""
+    """Folder (or file) of the data set, for data that is not part of cubemesh."""
     max_image_pixels: int | None = None
-    """Images of more pixels are set aside before they are decoded; None is what the decoder takes
-    at most, 89 million."""
+    """Images of more pixels are skipped without decoding; None: the decoder's limit, 89 million."""
     seed: int = 0
-    """Seeds the initial weights, the order of samples, and dropout."""
+    """Seed of the initial weights, the order of samples, and dropout."""
 
     def __post_init__(self) -> None:
         at_least(self, 1, "batch_per_device", "image_size", "classes")
@@ -56,14 +55,15 @@ class NetworkWork:
 
 @dataclass(frozen=True, kw_only=True)
 class Forward(NetworkWork):
-    """The forward pass and the loss, in training mode, keeping nothing for a backward pass."""
+    """The forward pass and the loss in training mode, without saving tensors for a backward
+    pass."""
 
     kind: Literal["forward"] = "forward"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSteps(NetworkWork):
-    """Training steps (forward, backward, update) repeated; the step is what is measured."""
+    """Training steps (forward, backward, update), repeated; the step time is measured."""
 
     kind: Literal["train_steps"] = "train_steps"
     optimizer: Optimizer = "sgd"
@@ -71,12 +71,12 @@ class TrainSteps(NetworkWork):
     learning_rate: float = 0.01
     """Learning rate, for one device."""
     momentum: float = 0.9
-    """Of SGD and LARS; the others run with their usual constants and ignore it."""
+    """Momentum of SGD and LARS; the other optimisers ignore it."""
     weight_decay: float = 0.0
     """Weight decay (L2 penalty)."""
     losses: int = 0
-    """Steps on the first minibatch, again and again, that are made before anything is timed; their
-    losses are kept as a curve."""
+    """Steps on the first batch, repeated, before the measurement; their losses are stored as a
+    curve."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,7 +85,7 @@ class TrainSteps(NetworkWork):
 
 @dataclass(frozen=True, kw_only=True)
 class Train(NetworkWork):
-    """Training over epochs with an evaluation after each; loss and accuracy are what is kept."""
+    """Training over epochs with an evaluation after each; loss and accuracy are measured."""
 
     kind: Literal["train"] = "train"
     epochs: int = 1
@@ -101,15 +101,15 @@ class Train(NetworkWork):
     rate_scaling: RateScaling = "none"
     """`linear`: the learning rate is multiplied by the number of devices (Goyal et al. 2017)."""
     warmup_epochs: float = 0.0
-    """Epochs in which the learning rate rises, step by step, to the full one."""
+    """Epochs in which the learning rate rises linearly, step by step, to the full one."""
     schedule: RateSchedule = "constant"
-    """What the learning rate does after that: stays, falls to a tenth at `rate_drops`, or follows
-    half a cosine down to 0 at the end of the last epoch."""
+    """Learning rate after the warm-up: constant, divided by ten at `rate_drops`, or half a
+    cosine down to 0 at the end of the last epoch."""
     rate_drops: tuple[int, ...] = ()
-    """Of `step`: the epochs after which the rate falls; none given is a third, two thirds and eight
+    """Of `step`: epochs after which the rate drops; empty: one third, two thirds and eight
     ninths of all, as 30, 60 and 80 are of 90."""
     target_accuracy: float | None = None
-    """Top-1 accuracy, 0 to 1, at which the training is done before its last epoch."""
+    """Top-1 accuracy, 0 to 1, at which the training stops early."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -121,12 +121,12 @@ class Train(NetworkWork):
 
 @dataclass(frozen=True, kw_only=True)
 class FirstSteps(NetworkWork):
-    """The first steps of a training, looked at and not timed: what each device was fed, its
-    gradients and losses, and the accuracy after them."""
+    """The first steps of a training, traced and not timed: the samples of each device,
+    gradients, losses, and the accuracy after them."""
 
     kind: Literal["first_steps"] = "first_steps"
     iterations: int = 10
-    """Steps to make."""
+    """Number of steps."""
     optimizer: Optimizer = "sgd"
     """Optimiser."""
     learning_rate: float = 0.01
@@ -144,31 +144,32 @@ class FirstSteps(NetworkWork):
 
 @dataclass(frozen=True, kw_only=True)
 class Input(NetworkWork):
-    """One stage of what feeds a network, on its own: a step is a minibatch going through it."""
+    """One stage of the input pipeline on its own; a step processes one batch."""
 
     kind: Literal["input"] = "input"
     stage: Stage = "decode"
-    """`read`: files are read. `decode`: images in memory are decoded, cropped and scaled. `copy`:
-    a minibatch on the host is copied to the device."""
+    """`read`: files are read. `decode`: images in memory are decoded, cropped and scaled.
+    `copy`: a batch on the host is copied to the device."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ceiling:
-    """The fastest this device does one elementary thing: what training speed is held against."""
+    """A hardware ceiling: the highest rate of one elementary operation on this device."""
 
     kind: Literal["ceiling"] = "ceiling"
     operation: Operation = "matrix_product"
     """Elementary operation to measure."""
     size: int | None = None
-    """Matrix side in elements, or bytes of a copy or file; None is found by doubling until the rate
-    stops growing, for a matrix product among known shapes too."""
+    """Matrix side in elements, or bytes of a copy or file; None: doubled until the rate stops
+    growing (a matrix product also tries known shapes)."""
     shape: tuple[int, int, int] | None = None
-    """Of a matrix product: rows, columns and the inner length, m, n, k; None is square or found."""
+    """Of a matrix product: rows, columns and the inner length, m, n, k; None: square, or
+    searched."""
     pinned: bool = True
-    """Of a copy between host and device: whether the host's memory is page-locked; `false` is
-    pageable memory, as NumPy gives it."""
+    """Of a copy between host and device: whether host memory is page-locked; `false`: pageable,
+    as from NumPy."""
     folder: str | None = None
-    """Of `disk_read`: the folder whose disk is read, by a file that is gone afterwards."""
+    """Of `disk_read`: the folder whose disk is read, through a temporary file."""
 
     def __post_init__(self) -> None:
         at_least(self, 1, "size")
@@ -176,18 +177,18 @@ class Ceiling:
             self.operation != "matrix_product" or self.size is not None or min(self.shape) < 1
         ):
             raise UsageError(
-                f"shape={','.join(map(str, self.shape))} does not fit: it is m,n,k of a "
-                "matrix_product, each 1 or more, and stands in place of size."
+                f"shape={','.join(map(str, self.shape))} is not valid: it is m,n,k "
+                "of a matrix_product, each 1 or more, and replaces size."
             )
         if (self.operation == "disk_read") != (self.folder is not None):
             raise UsageError(
-                f"operation={self.operation} with folder={self.folder} does not fit: disk_read "
-                "needs a folder on the disk it is to read, and nothing else takes one."
+                f"operation={self.operation} with folder={self.folder} is not valid: "
+                "disk_read needs a folder on the disk to read, and no other operation takes one."
             )
         if not self.pinned and self.operation not in ("host_to_device", "device_to_host"):
             raise UsageError(
-                f"pinned=false goes with host_to_device and device_to_host, and the operation is "
-                f"{self.operation}. Leave it out."
+                f"pinned=false is valid for host_to_device and device_to_host, and the "
+                f"operation is {self.operation}. Leave it out."
             )
 
 
