@@ -1,4 +1,4 @@
-"""What each exchange adds to a step, and the order in which they must stand."""
+"""Time that each strategy adds to a step, and the order of strategies by it."""
 
 import dataclasses
 
@@ -35,7 +35,7 @@ def point(sync: str, machine: str = "dgx1-p100", devices: int = 8) -> Point:
 
 @pytest.mark.parametrize("kind", COSTS)
 @pytest.mark.parametrize("machine", ["dgx1-p100", "p2-8xlarge", "knl-aries"])
-def test_every_exchange_costs_something_and_nothing_on_one_device(kind, machine) -> None:  # type: ignore[no-untyped-def]
+def test_every_strategy_costs_time_and_none_on_one_device(kind, machine) -> None:  # type: ignore[no-untyped-def]
     system = load_system(machine)
     library = "nccl" if system.topology.gpus else "gloo"
     found = sync_time(kind, fabric(system, 8), OWN, defaults(), library)
@@ -73,7 +73,7 @@ def test_averaging_weights_now_and_then_is_cheapest_and_rarer_is_cheaper() -> No
     assert sync_time("local-sgd", where, OWN, rare, "nccl").exposed_s == pytest.approx(often / 4)
 
 
-def test_nobody_waits_for_the_slowest_without_a_common_step() -> None:
+def test_no_device_waits_for_the_slowest_without_a_common_step() -> None:
     assert point("asynchronous").parts_s["waiting"] == 0
     assert point("all-reduce").parts_s["waiting"] > 0
 
@@ -85,8 +85,8 @@ def test_a_server_behind_one_port_is_full_with_many_systems() -> None:
     assert many.limit == "exchange: 10 Gb Ethernet"
 
 
-def test_an_unknown_exchange_names_the_nearest() -> None:
-    with pytest.raises(UsageError, match="Nearest: all-reduce"):
+def test_an_unknown_strategy_names_the_nearest() -> None:
+    with pytest.raises(UsageError, match="all-reduce"):
         point("all-reduc")
 
 

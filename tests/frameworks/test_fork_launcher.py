@@ -1,4 +1,4 @@
-"""Ranks that are forked, speak by the store, and are ended when one of them fails."""
+"""Forked ranks share a key-value store, and are ended when one of them fails."""
 
 import os
 import subprocess
@@ -44,7 +44,7 @@ def run(what, folder):
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
-def test_ranks_hear_what_all_have_said(tmp_path):
+def test_ranks_share_values(tmp_path):
     assert run("speak", tmp_path) == "{}\n"
     heard = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert heard == {f"heard-{rank}": "[0, 1, 4] 3" for rank in range(RANKS)}
@@ -59,7 +59,7 @@ def test_when_one_fails_it_is_named_and_the_others_are_ended(tmp_path):
             os.kill(int(path.read_text()), 0)
 
 
-def test_what_nobody_says_is_not_waited_for_for_ever():
+def test_a_key_that_is_never_set_times_out():
     with pytest.raises(TimeoutError, match="'nothing'"):
         KVStore().wait("nothing", 0.01)
 

@@ -32,7 +32,7 @@ def in_a_row(widths):
 
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("devices", [1, 2, 3])
-def test_each_part_is_fed_what_the_one_before_it_ends_in(name, devices):
+def test_the_output_of_a_part_is_the_input_of_the_next(name, devices):
     network = networks.build(name)
     found = parts(network, devices)
     assert len(found) == devices
@@ -63,16 +63,16 @@ def test_no_other_cut_would_make_the_largest_part_smaller(widths, devices):
 
 
 def test_more_devices_than_parts_are_refused():
-    with pytest.raises(Unsupported, match="is a chain of 3 parts, and devices=4 need one each"):
+    with pytest.raises(Unsupported, match=r"3 parts.*devices=4"):
         parts(in_a_row([4, 4, 4]), 4)
 
 
-def test_weights_that_are_shared_are_in_the_way():
-    with pytest.raises(Unsupported, match=r"'transformer.wte.weight' is shared across"):
+def test_shared_weights_prevent_a_cut():
+    with pytest.raises(Unsupported, match=r"transformer\.wte\.weight"):
         parts(networks.build("gpt2"), 2)
 
 
-def test_a_value_that_goes_past_a_segment_is_in_the_way():
+def test_a_skip_connection_prevents_a_cut():
     net = NetworkBuilder("skipping")
     x = first = net.input("features", (8,))
     for number in range(3):
@@ -84,11 +84,11 @@ def test_a_value_that_goes_past_a_segment_is_in_the_way():
     links = cut_where_possible(network)
     assert [[s.name for s in link] for link in links] == [["part0", "part1"], ["part2"]]
     assert len(parts(network, 2)) == 2
-    with pytest.raises(Unsupported, match="features all go past segment 'part0'"):
+    with pytest.raises(Unsupported, match=r"features.*'part0'"):
         parts(network, 3)
 
 
-def test_auxiliary_heads_are_kept_with_what_comes_after_them():
+def test_auxiliary_heads_belong_to_the_last_part():
     network = networks.build("googlenet-paper")
     assert len(cut_where_possible(network)) < len(network.segments)
     (_, last) = parts(network, 2)

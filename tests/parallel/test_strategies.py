@@ -1,8 +1,16 @@
 """Calls of each strategy to its group, in order: a group that records them."""
 
+from dataclasses import replace
+
 import pytest
 
 from cubemesh.errors import UsageError
+from cubemesh.experiments.tune.search_space import usual_strategies
+from cubemesh.forecast.calibration import defaults
+from cubemesh.forecast.fabric import fabric
+from cubemesh.forecast.gradient_sync import COSTS, sync_time
+from cubemesh.forecast.passes import Gradient, Passes
+from cubemesh.frameworks import entry
 from cubemesh.frameworks.api.gradient_sync import (
     BUCKET_BYTES,
     AllocatesBuckets,
@@ -10,10 +18,14 @@ from cubemesh.frameworks.api.gradient_sync import (
     FinishesInOrder,
 )
 from cubemesh.frameworks.api.group import SingleProcessGroup
+from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.parallel import strategies
+from cubemesh.parallel.all_reduce import AllReduce
 from cubemesh.parallel.asynchronous import Asynchronous
 from cubemesh.parallel.local_sgd import AVERAGE_EVERY, LocalSgd
 from cubemesh.parallel.strategies import STRATEGIES
+from cubemesh.parallel.strategy import SyncCost
+from cubemesh.worker.validation import supported_strategies
 
 
 class Written:
@@ -67,7 +79,7 @@ def one_step(sync, group):
 @pytest.mark.parametrize(
     ("name", "rounded"), [("all-reduce", ()), ("all-reduce-16", ("low_precision",))]
 )
-def test_buckets_travel_while_the_backward_pass_goes_on(name, rounded):
+def test_buckets_are_sent_during_the_backward_pass(name, rounded):
     group = Written()
     sync = strategies.make(name, group)
     assert sync.name == name
@@ -103,7 +115,7 @@ class Copying(Written):
         return PeerMemory()
 
 
-def test_buckets_are_fetched_while_the_backward_pass_goes_on():
+def test_buckets_are_copied_during_the_backward_pass():
     group = Copying()
     sync = strategies.make("all-reduce-copied", group)
     assert isinstance(sync, AllocatesBuckets)
@@ -121,7 +133,7 @@ def test_buckets_are_fetched_while_the_backward_pass_goes_on():
 
 
 @pytest.mark.parametrize("name", ["all-reduce", "all-reduce-16", "all-reduce-copied"])
-def test_all_but_the_last_bucket_can_be_waited_for_by_themselves(name):
+def test_all_but_the_last_bucket_can_be_waited_for(name):
     group = Copying()
     sync = strategies.make(name, group)
     assert isinstance(sync, FinishesInOrder)
@@ -172,7 +184,7 @@ def test_every_strategy_is_registered_under_its_name_with_a_summary():
     assert {n for n, s in STRATEGIES.items() if issubclass(s, Asynchronous)} == ASYNCHRONOUS
 
 
-def test_exchanges_that_round_alike_make_the_same_steps():
+def test_strategies_of_the_same_precision_make_the_same_steps():
     assert strategies.same_steps("all-reduce", "parameter-server")
     assert strategies.same_steps("all-reduce-16", "all-reduce-copied-16")
     assert not strategies.same_steps("all-reduce", "all-reduce-16")
@@ -180,7 +192,7 @@ def test_exchanges_that_round_alike_make_the_same_steps():
     assert strategies.same_steps("none", "none")
 
 
-def test_a_rank_alone_has_nobody_to_fetch_from():
+def test_a_single_process_needs_no_peer_memory():
     sync = strategies.make("all-reduce-copied", SingleProcessGroup())
     updates = []
     sync.ready(bucket(0))
@@ -234,13 +246,13 @@ def test_local_sgd_averages_before_weights_are_evaluated_unless_they_are_average
     assert group.said == []
 
 
-def test_none_moves_nothing():
+def test_none_sends_nothing():
     group = Written()
     assert one_step(strategies.make("none", group), group) == [("backward goes on",), ("update",)]
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_rank_alone_updates_once_a_step_under_every_exchange(name):
+def test_a_single_process_updates_once_a_step_under_every_strategy(name):
     sync = strategies.make(name)
     updates = []
     for _ in range(2 * AVERAGE_EVERY):
@@ -253,6 +265,34 @@ def test_a_rank_alone_updates_once_a_step_under_every_exchange(name):
     assert SingleProcessGroup().broadcast_object("what it says") == "what it says"
 
 
-def test_an_exchange_that_is_not_there_is_named_with_the_nearest():
+def test_an_unknown_strategy_names_the_nearest():
     with pytest.raises(UsageError, match="all-reduce"):
         strategies.make("allreduce")
+
+
+class Toy(AllReduce):
+    """A strategy that is added by a class and a line."""
+
+    name = "toy"
+    summary = "the gradients twice"
+    cost = SyncCost(gradients="all-reduce", bytes_factor=2.0)
+
+
+def test_a_new_strategy_is_a_class_and_a_line(monkeypatch):
+    """Its traits alone decide what else knows it."""
+    monkeypatch.setitem(STRATEGIES, Toy.name, Toy)
+    monkeypatch.setitem(COSTS, Toy.name, Toy.cost)  # a comprehension over the table
+    assert isinstance(strategies.make("toy"), Toy)
+    assert strategies.same_steps("toy", "parameter-server")
+    able = entry("null").load().capabilities()
+    assert "toy" not in supported_strategies(able)
+    assert "toy" in supported_strategies(replace(able, sync_features=frozenset({"all-reduce"})))
+    assert "toy" in usual_strategies(on_gpu=False)
+    on, known = fabric(load_system("dgx1-p100"), 8), defaults()
+    own = Passes(
+        forward=(0.01,),
+        backward=(Gradient(seconds=0.02, gradient_bytes=1 << 20),),
+        update_s=0.001,
+        memory_bound=False,
+    )
+    assert sync_time("toy", on, own, known, "nccl").bytes == 2 * (1 << 20)

@@ -48,9 +48,8 @@ def parts(network: Network, devices: int) -> tuple[Network, ...]:
     links = cut_where_possible(network)
     if devices > len(links):
         raise Unsupported(
-            f"{network.name} is a chain of {len(links)} "
-            f"part{'' if len(links) == 1 else 's'}, and devices={devices} need one each"
-            f"{_why_not_more(network)}. Set devices={len(links)}, or another sync."
+            f"{network.name} can be cut into {len(links)} parts, and devices={devices} need "
+            f"one each{_why_not_more(network)}. Set devices={len(links)}, or another sync."
         )
     flops = [_flops(network, link) for link in links]
     ends = min(
@@ -72,7 +71,7 @@ def cut_where_possible(network: Network) -> list[list[Segment]]:
     links: list[list[Segment]] = [[]]
     for number, segment in enumerate(network.segments, start=1):
         links[-1].append(segment)
-        if number < len(network.segments) and not _hindrance(network, number):
+        if number < len(network.segments) and not _obstacle(network, number):
             links.append([])
     return links
 
@@ -87,13 +86,13 @@ def crossing(network: Network, number: int) -> list[str]:
     return [value for value in dict.fromkeys(read) if value in made]
 
 
-def _hindrance(network: Network, number: int) -> str:
-    """Why the network cannot be cut after so many segments; empty where it can."""
+def _obstacle(network: Network, number: int) -> str:
+    """Why the network cannot be cut after the first `number` segments; empty where it can."""
     after = network.segments[number - 1].name
     values = crossing(network, number)
     fed = [value for value in values if value in {i.name for i in network.inputs}]
     if len(values) != 1 or fed:
-        return f"{', '.join(values)} all go past segment '{after}'"
+        return f"{', '.join(values)} all cross segment '{after}'"
     before = {name for segment in network.segments[:number] for name in segment.nodes}
     owners: dict[str, set[bool]] = {}
     for node in network.nodes:
@@ -104,9 +103,9 @@ def _hindrance(network: Network, number: int) -> str:
 
 
 def _why_not_more(network: Network) -> str:
-    """The first hindrance, as the end of a sentence."""
-    hindrances = (_hindrance(network, number) for number in range(1, len(network.segments)))
-    first = next(filter(None, hindrances), "")
+    """The first reason, as the end of a sentence."""
+    obstacles = (_obstacle(network, number) for number in range(1, len(network.segments)))
+    first = next(filter(None, obstacles), "")
     return f": {first}" if first else ""
 
 

@@ -11,7 +11,7 @@ def test_a_network_with_a_layer_that_is_not_lowered_is_refused():
     network = networks.build("little-cnn")
     check_layers(network, LAYERS.values(), "tensorflow")
     few = [kind for kind in LAYERS.values() if kind is not Dropout]
-    with pytest.raises(Unsupported, match="tensorflow has no Dropout layer, and little-cnn needs"):
+    with pytest.raises(Unsupported, match=r"tensorflow.*Dropout.*little-cnn"):
         check_layers(network, few, "tensorflow")
 
 
@@ -19,9 +19,9 @@ def test_weights_must_be_those_of_the_network():
     network = networks.build("little-cnn")
     weights = network.draw(0)
     check_weights(weights, network)
-    with pytest.raises(UsageError, match=r"1 of its 12 arrays are missing .*'fc2.bias'"):
+    with pytest.raises(UsageError, match=r"1 of .*12.*'fc2.bias'"):
         check_weights({n: a for n, a in weights.items() if n != "fc2.bias"}, network)
-    with pytest.raises(UsageError, match=r"'fc3\.bias' is not an array of little-cnn\. Nearest:"):
+    with pytest.raises(UsageError, match=r"'fc3\.bias'.*little-cnn"):
         check_weights({**weights, "fc3.bias": weights["fc2.bias"]}, network)
-    with pytest.raises(UsageError, match=r"of shape \(512,\) and must be \(10,\)"):
+    with pytest.raises(UsageError, match=r"\(512,\).*\(10,\)"):
         check_weights({**weights, "fc2.bias": weights["fc1.bias"]}, network)

@@ -124,7 +124,7 @@ def test_every_device_has_the_weights_and_a_part_of_the_batch(make, make_batch, 
 def test_devices_that_train_alone_are_refused_and_forward_passes_need_no_exchange(
     make, make_batch, normed
 ):
-    with pytest.raises(Unsupported, match="Set sync=all-reduce"):
+    with pytest.raises(Unsupported, match="sync=all-reduce"):
         make(DEVICES, "none")
     work = Forward(network="normed", batch_per_device=4)
     program = make(DEVICES, "none", work=work)

@@ -91,7 +91,7 @@ def test_memory_and_loss_are_as_scripted(make_request, make_batch):
 
 
 def test_a_wrong_script_is_refused_at_build(make_request):
-    with pytest.raises(UsageError, match="Example"):
+    with pytest.raises(UsageError, match="script"):
         null.build(make_request(script="stop=3"))
 
 
