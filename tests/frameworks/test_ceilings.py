@@ -97,5 +97,5 @@ def test_short_calls_are_timed_in_groups_of_some_milliseconds():
 
 def test_an_operation_that_is_not_offered_is_refused_with_those_that_are():
     check_operation(Ceiling(), {"matrix_product"}, "jax")
-    with pytest.raises(Unsupported, match="host_to_device.*copy, matrix"):
+    with pytest.raises(Unsupported, match=r"host_to_device.*copy, matrix"):
         check_operation(Ceiling(operation="host_to_device"), {"matrix_product", "copy"}, "jax")
