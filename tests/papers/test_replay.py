@@ -1,6 +1,8 @@
-"""A document replayed: which questions it stands on, and what is said of its claims."""
+"""Replay of a paper: its experiment runs, and the verdicts of its claims."""
 
 from dataclasses import replace
+
+import pytest
 
 from cubemesh.experiments.registry import EXPERIMENTS, SUITES, Scale
 from cubemesh.experiments.session import resolve
@@ -13,10 +15,11 @@ def test_the_answer_of_a_replay(steps, machine):
     records = steps("little-cnn", {16: 0.016, 64: 0.064 / 1.2})
     answer = replay("doc-001", [("minibatch", records), ("minibatch", records)], machine)
     assert answer.experiment == "doc-001"
-    assert answer.findings[0].text == (
-        "Of the 24 claims of document 001, 0 hold here, 1 does not, and 23 cannot be tested here."
-    )
-    assert answer.findings[1].text.startswith("001-3 does not hold: the document has 2.8 x; here")
+    total, failed = answer.findings
+    assert (total.code, total.value, total.unit) == ("claims", 0, "of 24 claims")
+    assert "1 does not, and 23 cannot be tested" in total.text
+    assert (failed.code, failed.value) == ("failed-claim", pytest.approx(1.2))
+    assert failed.text.startswith("001-3")
     (table,) = answer.tables
     assert len(table.rows) == 24
     assert [row[0].text for row in table.rows[:14]] == [f"001-{i}" for i in range(1, 15)]
@@ -24,12 +27,12 @@ def test_the_answer_of_a_replay(steps, machine):
     assert answer.run_ids == tuple(r.run_id for r in records)
 
 
-def test_claims_that_rest_on_a_script_say_so(steps, machine):
+def test_claims_of_simulated_runs_are_marked(steps, machine):
     records = steps("little-cnn", {16: 0.016, 64: 0.064 / 1.2})
     null = ProgramSettings(framework="null")
-    played = [replace(r, spec=replace(r.spec, program=null)) for r in records]
+    simulated = [replace(r, spec=replace(r.spec, program=null)) for r in records]
     assert not replay("doc-001", [("minibatch", records)], machine).simulated
-    answer = replay("doc-001", [("minibatch", played)], machine)
+    answer = replay("doc-001", [("minibatch", simulated)], machine)
     assert answer.simulated
     assert all("simulated" in finding.caveats for finding in answer.findings)
 
@@ -43,12 +46,12 @@ def experiment_run(asked, suite="doc-001", **more):
     )
 
 
-def test_a_replay_stands_on_the_latest_question_of_each_experiment_and_network():
+def test_a_replay_uses_the_latest_run_of_each_experiment_and_network():
     old, new = (
-        experiment_run(1, settings={"network": "a"}),
-        experiment_run(3, settings={"network": "a"}),
+        experiment_run(1, settings={"networks": ["a"]}),
+        experiment_run(3, settings={"networks": ["a"]}),
     )
-    other = experiment_run(2, settings={"network": "b"})
+    other = experiment_run(2, settings={"networks": ["b"]})
     foreign = [
         experiment_run(4, suite=None),
         experiment_run(5, machine_id="n"),
@@ -59,14 +62,14 @@ def test_a_replay_stands_on_the_latest_question_of_each_experiment_and_network()
     assert {q.experiment_run_id for q in found} == {"q3", "q2"}
 
 
-def test_suites_that_replay_a_document_have_claims_of_it():
+def test_suites_of_papers_have_claims():
     assert documents() == ["doc-000", "doc-001", "doc-002", "doc-003", "doc-004"]
     for name in documents():
         assert any(c.document == SUITES[name].document for c in claims())
         assert all(ask.experiment in EXPERIMENTS for ask in SUITES[name].asks)
 
 
-def test_a_claim_is_held_against_its_own_experiment(steps, machine):
+def test_a_claim_is_tested_on_its_own_experiment(steps, machine):
     records = steps("little-cnn", {16: 0.016, 64: 0.064 / 2.8})
     other = steps("little-cnn", {16: 0.016, 64: 0.064})
     answer = replay("doc-001", [("model-size", other), ("minibatch", records)], machine)
@@ -75,7 +78,7 @@ def test_a_claim_is_held_against_its_own_experiment(steps, machine):
     assert len(answer.run_ids) == len({r.run_id for r in (*records, *other)})
 
 
-def test_every_figure_of_a_suite_is_asked_under_its_own_number():
+def test_every_figure_of_a_suite_has_its_number():
     assert [a.place for a in SUITES["doc-001"].asks] == [
         "001 figure 1",
         "001 figure 1",

@@ -1,6 +1,6 @@
-"""What of a document holds on this machine? The answer of a suite that replays a document.
+"""Replay of a paper: the verdicts of its claims on this machine.
 
-Computed from the records of the suite's questions alone, so that a report can make it again.
+Computed from the stored records of the suite's experiment runs alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from cubemesh.experiments.analysis.caveats import mark_simulated
 from cubemesh.experiments.registry import EXPERIMENTS, SUITES
-from cubemesh.papers.claims import CHECKS, judge
+from cubemesh.papers.claims import CHECKS, check_claim
 from cubemesh.papers.claims.evidence import Evidence
 from cubemesh.papers.published import claims
 from cubemesh.schema import (
@@ -27,44 +27,45 @@ from cubemesh.schema import (
     Table,
     Verdict,
 )
+from cubemesh.schema.published import PAPERS, cite
 from cubemesh.units import format_interval, format_list
 
-SHOWN = 72
-"""Characters of a claim's conditions in the table; the data have all of them."""
+MAX_CONDITIONS = 72
+"""Characters of a claim's conditions in the table."""
 
 
 def replay(
     suite: str, asked: Iterable[tuple[str, Sequence[RunRecord]]], machine: Machine | None
 ) -> Answer:
-    """Every claim of the document that `suite` replays, with its verdict: a claim is held against
-    the records of its own experiment alone. `asked` are experiments with their records."""
-    document = SUITES[suite].document
-    kept: dict[str, dict[str, RunRecord]] = {}
+    """Verdicts of all claims of the paper that `suite` replays, each from the records of its own
+    experiment. `asked` are experiments with their records."""
+    paper = SUITES[suite].document
+    stored: dict[str, dict[str, RunRecord]] = {}
     for experiment, records in asked:
-        kept.setdefault(experiment, {}).update({r.run_id: r for r in records})
+        stored.setdefault(experiment, {}).update({r.run_id: r for r in records})
     verdicts = [
-        judge(
+        check_claim(
             claim,
-            Evidence(records=tuple(kept.get(claim.experiment, {}).values()), machine=machine),
+            Evidence(records=tuple(stored.get(claim.experiment, {}).values()), machine=machine),
             EXPERIMENTS,
         )
         for claim in claims()
-        if claim.document == document
+        if claim.document == paper
     ]
     answer = Answer(
         experiment=suite,
-        question=f"What that document {document} claims holds on this machine?",
-        title=f"Document {document}: its claims",
-        findings=tuple(_findings(document, verdicts)),
+        question=f"Which claims of {cite(paper)} hold on this machine?",
+        title=f"Claims of {PAPERS[paper]} [{paper}]",
+        findings=tuple(_findings(paper, verdicts)),
         tables=(_table(verdicts),),
-        run_ids=tuple(dict.fromkeys(run_id for own in kept.values() for run_id in own)),
+        run_ids=tuple(dict.fromkeys(run_id for own in stored.values() for run_id in own)),
         notes=(
-            "Ratios, directions and bends are tested on any machine, absolute figures on the "
-            "document's device only. A value holds when its 95 % interval comes within 10 % of "
-            "the document's.",
+            "Ratios, directions and curvature are tested on any machine, absolute figures on the "
+            "paper's device only. A value holds if its 95 % interval comes within 10 % of the "
+            "paper's.",
         ),
     )
-    return mark_simulated(answer, [record for own in kept.values() for record in own.values()])
+    return mark_simulated(answer, [record for own in stored.values() for record in own.values()])
 
 
 def replayed(suite: str, stored: Sequence[ExperimentRun], machine_id: str) -> list[ExperimentRun]:
@@ -74,47 +75,54 @@ def replayed(suite: str, stored: Sequence[ExperimentRun], machine_id: str) -> li
     for run in sorted(stored, key=lambda q: q.started_utc):
         known = run.experiment in EXPERIMENTS and run.run_ids
         if known and (run.suite, run.machine_id) == (suite, machine_id):
-            networks = run.settings.get("networks", run.settings.get("network"))
-            newest[run.experiment, str(networks)] = run
+            newest[run.experiment, str(run.settings.get("networks"))] = run
     return list(newest.values())
 
 
 def documents() -> list[str]:
-    """The suites that replay a document."""
+    """Suites that replay a paper."""
     return [name for name, suite in SUITES.items() if suite.document]
 
 
-def _findings(document: str, verdicts: list[Verdict]) -> Iterable[Finding]:
+def _findings(paper: str, verdicts: list[Verdict]) -> Iterable[Finding]:
     states = Counter(v.state for v in verdicts)
     holds, fails = states[ClaimState.HOLDS], states[ClaimState.DOES_NOT_HOLD]
     untestable = states[ClaimState.CANNOT_BE_TESTED_HERE]
     yield Finding(
-        text=f"Of the {len(verdicts)} claims of document {document}, {holds} "
+        code="claims",
+        text=f"Of the {len(verdicts)} claims of {cite(paper)}, {holds} "
         f"{'holds' if holds == 1 else 'hold'} here, {fails} "
-        f"{'does' if fails == 1 else 'do'} not, and {untestable} cannot be "
-        "tested here."
+        f"{'does' if fails == 1 else 'do'} not, and {untestable} cannot be tested here.",
+        value=holds,
+        unit=f"of {len(verdicts)} claims",
     )
-    if disturbed := [v for v in verdicts if _in_doubt(v)]:
+    if noisy := [v for v in verdicts if _unreliable(v)]:
+        verb = "is" if len(noisy) == 1 else "are"
         yield Finding(
-            text=f"{format_list(v.claim.id for v in disturbed)} "
-            f"{'rests' if len(disturbed) == 1 else 'rest'} on runs that were disturbed, so "
-            "other programs may have made the verdict.",
+            code="noisy-claims",
+            text=f"{format_list(v.claim.id for v in noisy)} {verb} based on noisy runs; the "
+            "verdict "
+            "may be due to other load.",
             remedy="Measure again on a quiet machine, with --no-cache.",
-            caveats=tuple(dict.fromkeys(code for v in disturbed for code in v.caveats)),
+            caveats=tuple(dict.fromkeys(code for v in noisy for code in v.caveats)),
         )
     for verdict in verdicts:
         if verdict.state is ClaimState.DOES_NOT_HOLD and verdict.measured is not None:
             m = verdict.measured
             yield Finding(
-                text=f"{verdict.claim.id} does not hold: the document has "
-                f"{_values(verdict.claim)}; here it is {format_interval(m.value, m.low, m.high)} "
-                f"({verdict.reason}).",
+                code="failed-claim",
+                text=f"{verdict.claim.id} does not hold: {_values(verdict.claim)} in the paper, "
+                f"{format_interval(m.value, m.low, m.high)} here ({verdict.reason}).",
+                value=m.value,
+                unit=verdict.claim.unit,
+                low=m.low,
+                high=m.high,
                 caveats=verdict.caveats,
             )
 
 
-def _in_doubt(verdict: Verdict) -> bool:
-    """Whether a claim was settled by runs that another program may have slowed."""
+def _unreliable(verdict: Verdict) -> bool:
+    """Whether a claim was settled by noisy runs."""
     return bool(verdict.caveats) and verdict.state is not ClaimState.CANNOT_BE_TESTED_HERE
 
 
@@ -122,12 +130,12 @@ def _table(verdicts: list[Verdict]) -> Table:
     columns = (
         Column(name="claim"),
         Column(name="verdict"),
-        Column(name="document"),
+        Column(name="paper"),
         Column(name="measured"),
-        Column(name="what"),
-        Column(name="because"),
+        Column(name="claim text"),
+        Column(name="reason"),
     )
-    # What was settled or could be comes first: the rest needs experiments yet to come.
+    # testable claims first
     ordered = sorted(verdicts, key=lambda v: v.claim.id not in CHECKS)
     return Table(title="", columns=columns, rows=tuple(map(_row, ordered)))
 
@@ -143,10 +151,10 @@ def _row(verdict: Verdict) -> tuple[Cell, ...]:
     words = "; ".join(t for t in (what, claim.system, claim.conditions) if t)
     return (
         Cell(text=claim.id),
-        Cell(text=f"{verdict.state}, disturbed" if _in_doubt(verdict) else str(verdict.state)),
+        Cell(text=f"{verdict.state}, noisy" if _unreliable(verdict) else str(verdict.state)),
         Cell(text=_values(claim)),
         figure,
-        Cell(text=textwrap.shorten(words, SHOWN, placeholder=" …")),
+        Cell(text=textwrap.shorten(words, MAX_CONDITIONS, placeholder=" …")),
         Cell(text=verdict.reason),
     )
 

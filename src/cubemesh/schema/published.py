@@ -106,6 +106,8 @@ class Verdict:
 
     claim: Claim
     state: ClaimState
+    code: str = ""
+    """Kind of reason, such as `not-measured`: for programs and tests."""
     reason: str
     measured: Figure | None = None
     """The same quantity as measured, also if it decides nothing."""

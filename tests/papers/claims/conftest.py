@@ -1,11 +1,11 @@
-"""What comes of one claim, by its id."""
+"""The verdict of a claim, by its id."""
 
 from collections.abc import Callable
 
 import pytest
 
 from cubemesh.experiments.registry import EXPERIMENTS
-from cubemesh.papers.claims import judge
+from cubemesh.papers.claims import check_claim
 from cubemesh.papers.claims.evidence import Evidence
 from cubemesh.papers.published import claims
 from cubemesh.schema import Machine, RunRecord, Verdict
@@ -15,9 +15,11 @@ CLAIMS = {claim.id: claim for claim in claims()}
 
 @pytest.fixture
 def verdict() -> Callable[..., Verdict]:
-    def judged(
+    def check(
         claim_id: str, records: tuple[RunRecord, ...], machine: Machine | None = None
     ) -> Verdict:
-        return judge(CLAIMS[claim_id], Evidence(records=records, machine=machine), EXPERIMENTS)
+        return check_claim(
+            CLAIMS[claim_id], Evidence(records=records, machine=machine), EXPERIMENTS
+        )
 
-    return judged
+    return check

@@ -1,60 +1,58 @@
-"""Does a document's claim hold here? Each claim that records can settle has one check.
+"""Checks of the papers' claims: each claim that records can settle has one check.
 
-Checks of one device are made in `one_device.py` and `breakdown.py`, those of several in
-`scaling.py` and `several_devices.py`. Everything else cannot be tested here, and the reason says
-what it would take. `verdicts.py` has the rule by which a figure holds.
+Claims about one device are checked in `one_device.py`, about several in `several_devices.py`; the
+rules of a verdict are in `evidence.py`. All other claims cannot be tested here, with a reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from cubemesh.papers.claims import scaling, several_devices
-from cubemesh.papers.claims.breakdown import busy_at_32, busy_at_64, waiting_share
-from cubemesh.papers.claims.evidence import Check, Evidence
+from cubemesh.papers.claims import several_devices
+from cubemesh.papers.claims.evidence import Check, Evidence, never, untested
 from cubemesh.papers.claims.one_device import (
     accuracy_of,
-    bend_at,
-    dearer_than_double,
-    fastest_arrangement,
+    curvature_at,
+    fastest_cpu_configuration,
+    gpu_busy_at_32,
+    gpu_busy_at_64,
     less_time_per_sample,
     sampling_cost,
     step_time_of,
+    superlinear_step_time,
     throughput_of,
     throughput_ratio,
     utilisation_at_least,
     utilisation_of,
+    waiting_in_runtime_calls,
 )
-from cubemesh.papers.claims.verdicts import never, untested
 from cubemesh.schema import Claim, Verdict
 
 UNTESTED_KINDS = {
-    "method": "it says how something was done, not what came of it",
-    "wish": "it is a wish for further work",
-    "specification": "it is a specification, not a measurement",
+    "method": "a description of a method, not a result",
+    "wish": "a proposal for future work",
+    "specification": "a specification, not a measurement",
 }
 
 
-def judge(claim: Claim, evidence: Evidence, offered: Collection[str]) -> Verdict:
-    """What comes of a claim; `offered` are the experiments this version has."""
+def check_claim(claim: Claim, evidence: Evidence, experiments: Collection[str]) -> Verdict:
+    """The verdict of a claim; `experiments` are those of this version."""
     if claim.id in CHECKS:
         return CHECKS[claim.id](claim, evidence)
     if claim.kind in UNTESTED_KINDS:
-        return untested(claim, UNTESTED_KINDS[claim.kind])
-    if claim.experiment not in offered:
-        return untested(
-            claim, f"it needs the experiment {claim.experiment}, which this version does not offer"
-        )
-    return untested(claim, "this version has no check for it")
+        return untested(claim, claim.kind, UNTESTED_KINDS[claim.kind])
+    if claim.experiment not in experiments:
+        reason = f"it needs the experiment {claim.experiment}, which this version does not have"
+        return untested(claim, "no-experiment", reason)
+    return untested(claim, "no-check", "this version has no check for it")
 
 
 CHECKS: dict[str, Check] = {
-    **scaling.CHECKS,
     "000-1": step_time_of("vgg16", 64),
     "000-2": step_time_of("vgg16", 128),
-    "000-3": dearer_than_double("vgg16", 64),
-    "000-4": bend_at(8),
-    "000-5": bend_at(8, ("alexnet", "overfeat")),
+    "000-3": superlinear_step_time("vgg16", 64),
+    "000-4": curvature_at(8),
+    "000-5": curvature_at(8, ("alexnet", "overfeat")),
     "000-6": less_time_per_sample(),
     "001-1": throughput_of("little-cnn", 16),
     "001-2": throughput_of("little-cnn", None),
@@ -69,13 +67,13 @@ CHECKS: dict[str, Check] = {
     "001-11": utilisation_of("little-cnn", 32, 224),
     "001-12": utilisation_of("resnet-50", 32, 224),
     "001-13": utilisation_of("vgg16", 32, 224),
-    "001-14": never("the document takes these from TensorFlow's own page: no device is named"),
-    "001-24": never("it is a definition, and cubemesh keeps to it"),
-    "004-7": waiting_share,
-    "004-8": busy_at_32,
-    "004-9": busy_at_64,
+    "001-14": never("the paper quotes TensorFlow's own page, which names no device"),
+    "001-24": never("a definition, which cubemesh also uses"),
+    "004-7": waiting_in_runtime_calls,
+    "004-8": gpu_busy_at_32,
+    "004-9": gpu_busy_at_64,
     "004-12": sampling_cost(),
     **several_devices.CHECKS,
-    "004-13": fastest_arrangement(),
+    "004-13": fastest_cpu_configuration(),
 }
-"""The claims that records can settle. Document 000's "VGG" is taken for VGG-16."""
+"""Claims with their checks. The "VGG" of Addfor 2016 [000] is taken to be VGG-16."""
