@@ -34,9 +34,9 @@ def test_a_time_is_the_mean_of_its_groups():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"sizes_bytes": ()}, "one size at least"),
-        ({"sizes_bytes": (8, 0)}, "each is 1 or more"),
-        ({"collective": "broadcast", "reduction": "max"}, "broadcast reduces nothing"),
+        ({"sizes_bytes": ()}, "sizes_bytes="),
+        ({"sizes_bytes": (8, 0)}, "sizes_bytes=8,0"),
+        ({"collective": "broadcast", "reduction": "max"}, "reduction=max"),
         ({"checks": -1}, "checks=-1"),
         ({"warmup_iterations": -1}, "warmup_iterations=-1"),
     ],

@@ -50,7 +50,12 @@ EXPERIMENT_RUN = {
 }
 _ONE_NETWORK = {"network": "networks[]"}
 _ONE_BATCH_SIZE = {"batch_per_device": "batch_sizes[]"}
-_SCALING = {"exchanges": "strategies", "alone": "independent", "batches": "batch_sizes"}
+_SCALING = {
+    "exchanges": "strategies",
+    "alone": "independent",
+    "batches": "batch_sizes",
+    "threads": "threads[]",
+}
 SETTINGS: dict[str, dict[str, str]] = {
     "batch-accuracy": {
         **_ONE_NETWORK,
@@ -88,6 +93,7 @@ SETTINGS: dict[str, dict[str, str]] = {
         "exchanges": "strategies",
         "alone": "independent",
         "global_batches": "global_batch_sizes",
+        "threads": "threads[]",
     },
     "time-breakdown": {"batches": "batch_sizes"},
     "time-to-accuracy": {
