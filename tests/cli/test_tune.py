@@ -38,7 +38,7 @@ def arguments(store, *more, minutes="1"):
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
-    """The store of one tuning, its document, and what it said on the way."""
+    """The store of one tuning, its document, and what it printed on the way."""
     folder = tmp_path_factory.mktemp("tuned")
     place = folder / "store.sqlite"
     result = subprocess.run(
@@ -60,7 +60,7 @@ def store(tuned):
 
 
 def test_the_steps_lead_to_the_fastest_setting_that_learns(tuned):
-    _, document, said = tuned
+    _, document, printed = tuned
     assert document["kind"] == "tuning"
     assert document["complete"]
     assert document["best"]["settings"]["precision"] == "bf16"
@@ -68,7 +68,7 @@ def test_the_steps_lead_to_the_fastest_setting_that_learns(tuned):
     assert document["steps"][1]["to_stock"]["value"] == pytest.approx(10 / 6, rel=0.01)
     assert document["to_stock"]["value"] == pytest.approx(10 / 6, rel=0.02)
     assert document["untried"] == []
-    assert "1.67× first" in said
+    assert "1.67× first" in printed
 
 
 def test_a_setting_that_does_not_learn_is_rejected_by_name(tuned):
@@ -112,7 +112,7 @@ def run(store, *settings, name="minibatch"):
     )
 
 
-def test_a_later_run_takes_it_over_and_says_so(store):
+def test_a_later_run_uses_it(store):
     pytest.importorskip("rich")
     from cubemesh.views.facts.run import run_facts
 
@@ -128,19 +128,19 @@ def test_a_later_run_takes_it_over_and_says_so(store):
     }
 
 
-def test_at_another_minibatch_it_warns(store):
+def test_at_another_batch_size_it_warns(store):
     (answered,) = run(store, "tuned=true", "batch_sizes=16", "ceiling=false", "seconds=0.1")
     (record,) = answered.records
     assert "tuned-for-other-batch-size" in {w.code for w in record.warnings}
 
 
 @pytest.mark.parametrize(
-    ("settings", "name", "said"),
+    ("settings", "name", "named"),
     [
         (
             ["networks=vgg11", "batch_sizes=64"],
             "minibatch",
-            "Run: cubemesh tune vgg11",
+            "cubemesh tune vgg11",
         ),
         (
             ["device=cpu", "batch_sizes=64"],
@@ -150,14 +150,14 @@ def test_at_another_minibatch_it_warns(store):
         (
             ["batch_sizes=64", "precision=fp32"],
             "minibatch",
-            "sets precision=bf16, but precision=fp32",
+            "precision=bf16.*precision=fp32",
         ),
-        ([], "frameworks", "sets framework, .*which frameworks varies"),
+        ([], "frameworks", "framework"),
     ],
 )
-def test_a_tuning_that_cannot_be_used_is_an_error_with_its_remedy(store, settings, name, said):
+def test_a_tuning_that_cannot_be_used_is_an_error_with_its_remedy(store, settings, name, named):
     before = len(store.records())
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=named):
         run(store, "tuned=true", *settings, name=name)
     assert len(store.records()) == before
 
@@ -178,21 +178,21 @@ def tunings(store, name="minibatch", **changes):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "named"),
     [
-        ({"machine_id": "other"}, "on another machine|which has other hardware"),
-        ({"code_version": "9+0"}, r"with cubemesh .* \(current: 9\+0\)"),
-        ({"software_id": "other"}, "with other versions of null"),
+        ({"machine_id": "other"}, "hardware|machine"),
+        ({"code_version": "9+0"}, r"9\+0"),
+        ({"software_id": "other"}, "null"),
     ],
 )
-def test_a_tuning_of_elsewhere_or_before_is_not_used(store, changes, said):
-    with pytest.raises(UsageError, match=said) as refusal:
+def test_a_tuning_of_elsewhere_or_before_is_not_used(store, changes, named):
+    with pytest.raises(UsageError, match=named) as refusal:
         tunings(store, **changes).of(STEPS)
     assert "cubemesh tune little-cnn --batch-sizes 64" in str(refusal.value)
     assert tunings(store).of(STEPS).program.precision == "bf16"
 
 
-def test_of_several_tunings_the_one_that_won_at_the_minibatch_stands(store):
+def test_of_several_tunings_the_one_of_the_batch_size_is_used(store):
     """The newer began at 64 and won at 128."""
 
     def chosen(name):
@@ -208,7 +208,7 @@ def test_of_several_tunings_the_one_that_won_at_the_minibatch_stands(store):
         return spec.tuned.experiment_run_id == "newer", spec.work.batch_per_device
 
     assert chosen("minibatch") == (False, 64)
-    assert chosen("train") == (True, 128), "which minibatch is left to the tuning"
+    assert chosen("train") == (True, 128), "the batch size is left to the tuning"
 
 
 def test_a_ceiling_takes_nothing_over(store):
@@ -226,13 +226,13 @@ def test_ctrl_c_keeps_what_was_found(tmp_path):
     for _ in range(2):
         assert "samples/s" in running.stderr.readline()
     running.send_signal(signal.SIGINT)
-    out, said = running.communicate(timeout=60)
-    assert running.returncode == 130, said
+    out, printed = running.communicate(timeout=60)
+    assert running.returncode == 130, printed
     document = json.loads(out)
     assert len(document["steps"]) >= 1
     assert not document["complete"]
     assert document["untried"]
-    assert "Interrupted. Finished trials are saved." in said
+    assert "Interrupted" in printed
 
 
 def test_a_real_tuning_of_seconds_on_one_core(tmp_path):
@@ -301,12 +301,12 @@ def test_a_loss_scale_is_taken_over_with_its_precision(scaled, settings):
     assert (spec.program.precision, spec.program.loss_scale) == ("fp16", 1024.0)
 
 
-def test_another_loss_scale_than_the_tuning_s_is_refused(scaled):
-    with pytest.raises(UsageError, match=r"sets loss_scale=1024\.0, but loss_scale=2\.0"):
+def test_another_loss_scale_than_the_tuning_has_is_an_error(scaled):
+    with pytest.raises(UsageError, match=r"loss_scale=1024\.0.*loss_scale=2\.0"):
         specs(scaled, "loss_scale=2")
 
 
-def test_what_alternates_with_it_in_another_precision_has_no_scale(scaled):
+def test_the_other_program_in_another_precision_has_no_loss_scale(scaled):
     (spec,) = specs(scaled, against=["precision=fp32"])
     assert spec.program.loss_scale == 1024.0
     assert (spec.other.program.precision, spec.other.program.loss_scale) == ("fp32", None)
