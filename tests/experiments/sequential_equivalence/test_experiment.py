@@ -1,17 +1,19 @@
-"""Real ranks, joined by gloo, with and without planted faults, held against one process.
+"""Real ranks, connected by gloo, with and without injected faults, compared with one process.
 
-The ranks run this very file as a script. What is planted is planted in the running code of a rank:
-an exchange that sums, a feed that skips a batch, another seed; the comparison is told nothing of
-it.
+The ranks run this file as a script. Faults are injected into the running code of a rank: a
+strategy that sums, a feed that skips a batch, another seed; the comparison does not know them.
 """
 
 import dataclasses
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from answers import codes, finding
 
 pytest.importorskip("torch")
 
@@ -226,7 +228,8 @@ def folder(tmp_path_factory, request):
     names = [name for name in CASES if name in {*asked, GOOD, BAD}]
     for ranks in {CASES[name][0].placement.devices for name in names} - {1}:
         command = [sys.executable, __file__, str(ranks), "\n".join([str(folder), *names])]
-        subprocess.run(command, check=True, timeout=100 * len(names))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        subprocess.run(command, check=True, timeout=100 * len(names), env=environment)
     for name in names:
         spec, plant = CASES[name]
         if spec.placement.devices == 1:
@@ -236,7 +239,7 @@ def folder(tmp_path_factory, request):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """(the spec of several devices) → the record of one device with the same global minibatch."""
+    """(the spec of several devices) → the record of one device with the same global batch size."""
     folder, made = tmp_path_factory.mktemp("alone"), {}
 
     def reference(spec):
@@ -260,10 +263,10 @@ def test_several_ranks_compute_what_one_does(folder, alone, name, record_propert
     spec, _ = CASES[name]
     run = record(folder / name, spec)
     comparison = compare(run, alone(spec))
-    for link in comparison.links:
-        record_property(link.name, f"{link.distance:.2g}")
-    assert comparison.passes, (comparison.cause, comparison.links)
-    gradient = next(x for x in comparison.links if x.name == "exchanged gradient")
+    for step in comparison.chain:
+        record_property(step.name, f"{step.distance:.2g}")
+    assert comparison.passes, (comparison.cause, comparison.chain)
+    gradient = next(x for x in comparison.chain if x.name == "synchronised gradient")
     assert gradient.distance <= TOLERANCES[spec.program.precision]
     if spec.placement.devices > 1:  # ranks sum in another order, so it is never the very same
         assert gradient.distance > 0
@@ -279,19 +282,20 @@ def test_a_planted_fault_is_found_and_named(folder, alone, name, record_property
     assert comparison.cause.remedy
 
 
-def test_the_answer_says_what_passes_and_why_the_others_do_not(folder, alone):
+def test_the_answer_has_the_passes_and_the_causes_of_divergence(folder, alone):
     records = [
         alone(CASES[GOOD][0]),
         record(folder / GOOD, CASES[GOOD][0]),
     ]
     answer = EXPERIMENT.answer(Settings(), records)
-    assert answer.findings[0].text.startswith("1 of 1 trainings pass: their first gradients are")
+    assert codes(answer) == ["trainings-passed"]
+    assert answer.findings[0].value == 1
     records = [alone(CASES[BAD][0]), record(folder / BAD, CASES[BAD][0])]
     answer = EXPERIMENT.answer(Settings(), records)
-    text = next(f.text for f in answer.findings if "FAILS" in f.text)
-    assert text.startswith("resnet-18, fp64, 2 devices by all-reduce FAILS by per-device batch")
-    assert "bn1 is the first layer whose result is off" in text
-    assert "each device's 8 samples, not over all 16" in text
+    text = finding(answer, "divergence").text
+    assert "resnet-18, 16, fp64, 2 devices, all-reduce" in text
+    assert "per-device batch normalisation: bn1" in text
+    assert "8 samples" in text
 
 
 def right(record, share, precision=None):
@@ -310,42 +314,41 @@ def right(record, share, precision=None):
 @pytest.mark.parametrize(
     ("several", "passes"), [(0.10, True), (0.20, True), (0.30, True), (0.40, False), (0.02, False)]
 )
-def test_an_error_rate_may_lie_where_rounding_alone_moves_one_devices(
+def test_an_error_rate_may_be_anywhere_within_the_effect_of_rounding(
     folder, alone, several, passes
 ):
     one, many = alone(CASES[GOOD][0]), record(folder / GOOD, CASES[GOOD][0])
     fp32 = [right(one, 0.10, "fp32"), right(many, several, "fp32")]
     fp64 = [right(one, 0.30), right(many, 0.30)]
     answer = EXPERIMENT.answer(Settings(), [*fp64, *fp32])
-    told = " ".join(f.text for f in answer.findings)
-    assert answer.findings[0].text.startswith(f"{1 + passes} of 2 trainings pass")
-    assert ("FAILS by later steps" in told) is not passes
-    assert ("says nothing of the devices" in told) is (several in (0.2, 0.3))
+    assert finding(answer, "trainings-passed").value == 1 + passes
+    assert ("divergence" in codes(answer)) is not passes
+    assert ("rounding-dominates" in codes(answer)) is (several in (0.2, 0.3))
 
 
 def test_no_coarser_precision_excuses_an_error_rate(folder, alone):
     one, many = alone(CASES[GOOD][0]), record(folder / GOOD, CASES[GOOD][0])
     fp64, fp32 = [right(one, 0.10), right(many, 0.30)], [right(one, 0.30, "fp32")]
     answer = EXPERIMENT.answer(Settings(), [*fp64, *fp32])
-    assert "FAILS by later steps" in " ".join(f.text for f in answer.findings)
+    assert "later steps" in finding(answer, "divergence").text
 
 
-def test_another_machines_error_rate_is_held_against_this_ones(folder, alone):
+def test_error_rates_of_two_machines_are_compared(folder, alone):
     own = alone(CASES["dropout"][0])
     key = dataclasses.replace(own.key, machine_id="other")
     ranks = (dataclasses.replace(own.ranks[0], host="there"),)
     other = dataclasses.replace(own, run_id="other", key=key, ranks=ranks)
     answer = EXPERIMENT.answer(Settings(), [own, other])
-    assert "1 of 1 trainings reach the same error rate" in answer.findings[-1].text
+    assert finding(answer, "machines-agree").value == 1
     assert "other" in answer.run_ids
     wrong = dataclasses.replace(own.figures["accuracy"], value=0.99, low=0.98, high=1.0)
     worse = dataclasses.replace(other, figures={**own.figures, "accuracy": wrong})
-    texts = [f.text for f in EXPERIMENT.answer(Settings(), [own, worse]).findings]
-    assert texts[-1].startswith("little-cnn, fp64, 1 device after 4 iterations: ")
-    assert "cpu of there" in texts[-1]
+    text = finding(EXPERIMENT.answer(Settings(), [own, worse]), "machines-differ").text
+    assert "little-cnn, 16, fp64, 1 device after 4 iterations" in text
+    assert "cpu of there" in text
 
 
-def test_the_claim_of_equal_error_rates_is_held_against_the_runs(folder, alone):
+def test_the_claim_of_equal_error_rates_is_compared_with_the_runs(folder, alone):
     claim = next(c for c in claims() if c.id == "004-14")
     records = (alone(CASES[GOOD][0]), record(folder / GOOD, CASES[GOOD][0]))
     found = same_error_rates(claim, Evidence(records=records))
@@ -361,8 +364,8 @@ def test_the_claim_of_equal_error_rates_is_held_against_the_runs(folder, alone):
     )
 
 
-def test_what_is_asked_for_twice_is_asked_once(machine, play, record_of):
-    """A spec that comes again would be taken for the first of another store."""
+def test_repeated_settings_are_run_once(machine, play, record_of):
+    """A repeated spec would begin the records of another store."""
     context = Context(machine=machine, scale=Scale.QUICK)
     settings = Settings(strategies=("none", "all-reduce", "all-reduce"), devices=(1, 2, 2))
     asked, records = play(EXPERIMENT.plan(settings, context), record_of)
@@ -376,13 +379,24 @@ def test_what_is_asked_for_twice_is_asked_once(machine, play, record_of):
     assert (own, others) == (records, [])
 
 
-def test_every_number_of_devices_has_the_same_global_minibatch(machine, play, record_of):
+def test_every_number_of_devices_has_the_same_global_batch_size(machine, play, record_of):
     context = Context(machine=machine, scale=Scale.DEFAULT)
     asked, _ = play(EXPERIMENT.plan(Settings(), context), record_of)
     assert {s.global_batch for s in asked} == {16}
     assert len(asked) == 2 * 2 * (1 + 2 * 3)
     assert {s.work.network for s in asked} == {"little-cnn", "resnet-18"}
     assert all(s.program.batch_norm == "global" and s.program.deterministic for s in asked)
+
+
+def test_global_batch_sizes_without_an_even_division_are_left_out(machine, play, record_of):
+    context = Context(machine=machine, scale=Scale.QUICK)
+    settings = Settings(global_batch_sizes=(3, 4), strategies=("all-reduce",))
+    asked, _ = play(EXPERIMENT.plan(settings, context), record_of)
+    assert [(s.placement.devices, s.global_batch) for s in asked if s.program.sync != "none"] == [
+        (1, 3),
+        (1, 4),
+        (2, 4),
+    ]
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""Did several devices compute what one device computes, and if not, where did they part?
+"""Comparison of training on several devices with training on one, and where they diverge.
 
-What a training does is followed in the order in which one thing causes the next, and each link is
-held against the training on one device:
+A training is a chain of steps of which each causes the next, and each is compared with the training
+on one device:
 
-    weights before ─┐
-    samples fed ────┴─▶ own gradients ─▶ exchanged gradient ─▶ losses ─▶ weights after ─▶ error rate
+    initial weights ─┐
+    samples fed ─────┴▶ local gradients ▶ synchronised gradient ▶ losses ▶ final weights ▶ error
 
-The first link that is off holds the cause; what comes after it follows from it. The distance of two
-gradients is that of the parameter where they differ most, ‖a − b‖ / ‖b‖ (`relative`), of two losses
-|a − b| / |b|. What the cause is, is read from the numbers: `causes.py`.
+The first step that differs has the cause; the later ones follow from it. The distance of two
+gradients is ‖a − b‖ / ‖b‖ (`relative`) of the parameter where it is largest, that of two losses
+|a − b| / |b|. divergence_causes.py names the cause. Arrays are compared by their sketches.
 """
 
 from __future__ import annotations
@@ -17,68 +17,69 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from cubemesh.experiments.analysis.ratios import bounds
 from cubemesh.experiments.sequential_equivalence.divergence_causes import (
     DivergenceCause,
-    of_exchange,
-    of_gradients,
-    of_replicas,
-    of_start,
+    cause_of_final_weights,
+    cause_of_gradients,
+    cause_of_start,
+    cause_of_sync,
 )
 from cubemesh.experiments.sequential_equivalence.sketch_distance import mean_of, relative
 from cubemesh.schema import Figure, RankTrace, RunRecord
 
 TOLERANCES = {"fp64": 1e-10, "fp32": 1e-4}
-"""Largest distance at which two gradients or losses count as the same, by precision."""
+"""Largest distance at which two gradients or losses are equal, by precision."""
 ROUNDED = 1e-2
-"""The same for precisions that round products: tf32, bf16 and fp16."""
+"""The same for tf32, bf16 and fp16."""
 FIRST_LOSSES = {"fp64": 5}
-"""Steps whose losses are held against one another, by precision; of any other the first alone.
-Updates magnify what rounding has left: in fp32 the fifth losses of resnet-18 differ by 5 % where
-its first gradients agree to 6e-6."""
+"""Number of steps whose losses are compared, by precision; otherwise the first. Updates amplify
+rounding errors: in fp32 the fifth losses of resnet-18 differ by 5 %, and its first gradients by
+6e-6."""
 
 
-FEWER = "Differences of rounding grow from step to step; compare fewer iterations."
-"""What to do where later steps cannot be compared."""
+FEWER = "Rounding errors grow from step to step; compare fewer iterations."
+"""The remedy if later steps cannot be compared."""
 FINER = {"fp64": 3, "fp32": 2, "tf32": 1}
-"""How fine a precision is; those that are not named are the coarsest."""
+"""Rank of the precisions; the others are the coarsest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckStep:
-    """One link of the chain."""
+    """One step of the chain."""
 
     name: str
     distance: float
     limit: float
-    """Largest distance that passes."""
+    """Largest distance that is equal."""
 
     @property
     def passes(self) -> bool:
-        """Whether it is the same within its tolerance."""
+        """Whether it is equal within its tolerance."""
         return self.distance <= self.limit
 
 
 @dataclass(frozen=True, kw_only=True)
 class EquivalenceCheck:
-    """A training on several devices held against one on one device."""
+    """The comparison of a training on several devices with one on one device."""
 
     run: RunRecord
     reference: RunRecord
-    links: tuple[CheckStep, ...]
+    chain: tuple[CheckStep, ...]
     cause: DivergenceCause | None
-    """Why it is not the same; None where it is."""
+    """The cause of a divergence; None without one."""
     finer: tuple[RunRecord, ...] = ()
-    """The same on one device in finer precisions: how far rounding alone moves an error rate."""
+    """The runs on one device in finer precisions: the effect of rounding on the error rate."""
 
     @property
     def passes(self) -> bool:
-        """Whether every link is the same within its tolerance."""
-        return all(link.passes for link in self.links)
+        """Whether every step is equal within its tolerance."""
+        return all(link.passes for link in self.chain)
 
     @property
     def passes_by_rounding(self) -> bool:
-        """Whether its error rate is not one device's in its own precision, but lies between that
-        and what one device comes to in a finer one."""
+        """Whether its error rate differs from one device's in the same precision, but is between
+        that and one device's in a finer one."""
         own = interval_gap(error_rate(self.run), error_rate(self.reference))
         return self.passes and own > 0
 
@@ -91,65 +92,65 @@ def tolerance(run: RunRecord) -> float:
 def compare(
     run: RunRecord, reference: RunRecord, finer: Sequence[RunRecord] = ()
 ) -> EquivalenceCheck:
-    """Hold `run`, on any number of devices, against `reference`, on one, and its error rate against
-    those in `finer` precisions on one, too; all have ended well."""
+    """Compare `run`, on any number of devices, with `reference`, on one, and its error rate with
+    those of `finer` precisions on one, too. All must be successful."""
     (one,) = reference.replicas
     ranks, limit = run.replicas, tolerance(run)
     server = ranks[0]
     steps: list[tuple[CheckStep, Callable[[], DivergenceCause]]] = [
         (
-            CheckStep(name="weights before", distance=_start(ranks, one), limit=limit),
-            lambda: of_start(ranks, one, limit),
+            CheckStep(name="initial weights", distance=_start(ranks, one), limit=limit),
+            lambda: cause_of_start(ranks, one, limit),
         ),
         (
             CheckStep(name="samples fed", distance=_fed(ranks, one), limit=0.0),
-            lambda: of_start(ranks, one, limit),
+            lambda: cause_of_start(ranks, one, limit),
         ),
         (
             CheckStep(
-                name="own gradients",
+                name="local gradients",
                 distance=relative(mean_of(r.own_gradients for r in ranks), one.own_gradients),
                 limit=limit,
             ),
-            lambda: of_gradients(run, one, limit),
+            lambda: cause_of_gradients(run, one, limit),
         ),
         (
             CheckStep(
-                name="exchanged gradient",
+                name="synchronised gradient",
                 distance=relative(server.gradients, one.gradients),
                 limit=limit,
             ),
-            lambda: of_exchange(ranks),
+            lambda: cause_of_sync(ranks),
         ),
         (
             CheckStep(name="losses", distance=_losses(run, one), limit=limit),
             lambda: DivergenceCause(
                 name="the update",
-                text="the first gradients agree, and the losses after them do not",
-                remedy="The optimizer does not do the same on every device.",
+                text="the first gradients are equal, and the losses after them are not",
+                remedy="Check that the optimizer does the same on every device.",
             ),
         ),
         (
             CheckStep(
-                name="ranks apart",
+                name="final weights of the ranks",
                 distance=max(relative(r.final_weights, server.final_weights) for r in ranks),
                 limit=limit,
             ),
-            lambda: of_replicas(ranks, limit),
+            lambda: cause_of_final_weights(ranks, limit),
         ),
         (
             CheckStep(name="error rate", distance=_errors(run, (reference, *finer)), limit=0.0),
             lambda: DivergenceCause(
                 name="later steps",
-                text="the first steps agree, and the error rates after the last one do not",
+                text="the first steps are equal, and the error rates after the last one are not",
                 remedy=FEWER,
             ),
         ),
     ]
-    links = tuple(link for link, _ in steps)
+    chain = tuple(link for link, _ in steps)
     cause = next((why() for link, why in steps if not link.passes), None)
     return EquivalenceCheck(
-        run=run, reference=reference, links=links, cause=cause, finer=tuple(finer)
+        run=run, reference=reference, chain=chain, cause=cause, finer=tuple(finer)
     )
 
 
@@ -158,13 +159,13 @@ def _start(ranks: Sequence[RankTrace], one: RankTrace) -> float:
 
 
 def _fed(ranks: Sequence[RankTrace], one: RankTrace) -> float:
-    """In how many of the steps that were looked at the ranks together were fed other samples."""
+    """The number of compared steps in which the ranks were fed other samples."""
     steps = zip(one.fed, *(r.fed for r in ranks), strict=True)
     return float(sum(sorted(own) != sorted(sum(parts, ())) for own, *parts in steps))
 
 
 def _losses(run: RunRecord, one: RankTrace) -> float:
-    """The largest difference of the first losses; of several ranks their mean is the loss."""
+    """The largest difference of the first losses; the loss of several ranks is their mean."""
     by_step = zip(*(r.losses for r in run.replicas), strict=True)
     together = [math.fsum(losses) / len(run.replicas) for losses in by_step]
     steps = FIRST_LOSSES.get(run.spec.program.precision, 1)
@@ -173,21 +174,21 @@ def _losses(run: RunRecord, one: RankTrace) -> float:
 
 
 def _errors(run: RunRecord, ones: Sequence[RunRecord]) -> float:
-    """By how much the 95 % interval of an error rate misses what one device came to, in percent:
-    from the least of its intervals to the most, in this precision and in finer ones."""
-    ends = [end for one in ones for end in _ends(error_rate(one))]
+    """The gap in percent between the 95 % interval of an error rate and the range of one device's
+    intervals in this precision and in finer ones."""
+    ends = [end for one in ones for end in bounds(error_rate(one))]
     whole = Figure(value=ends[0], unit="%", low=min(ends), high=max(ends))
     return interval_gap(error_rate(run), whole)
 
 
 def is_finer(one: RunRecord, run: RunRecord) -> bool:
-    """Whether `one` computes in a finer precision than `run`."""
+    """Whether `one` has a finer precision than `run`."""
     rank, own = (FINER.get(r.spec.program.precision, 0) for r in (one, run))
     return rank > own
 
 
 def error_rate(run: RunRecord) -> Figure:
-    """Percent wrong of the samples held out, with its interval."""
+    """Percentage of held-out samples that are wrong, with its interval."""
     right = run.figures["accuracy"]
     low, high = (right.value if end is None else end for end in (right.low, right.high))
     return Figure(
@@ -200,19 +201,13 @@ def error_rate(run: RunRecord) -> Figure:
 
 
 def interval_gap(a: Figure, b: Figure) -> float:
-    """The gap between the intervals of two figures; 0 where they overlap."""
-    lows, highs = zip(_ends(a), _ends(b), strict=True)
+    """The gap between the intervals of two figures; 0 if they overlap."""
+    lows, highs = zip(bounds(a), bounds(b), strict=True)
     return max(0.0, max(lows) - min(highs))
 
 
-def _ends(figure: Figure) -> tuple[float, float]:
-    """Of its interval; the value itself where it has none."""
-    low = figure.value if figure.low is None else figure.low
-    return low, figure.value if figure.high is None else figure.high
-
-
 def comparable(records: Iterable[RunRecord]) -> list[RunRecord]:
-    """Those that have something to compare: every rank's replica, and the error rate."""
+    """The records with a trace of every rank and an error rate."""
     return [
         r
         for r in records

@@ -1,19 +1,19 @@
-"""Why did several devices not compute what one computes? Read from what the ranks saw.
+"""Causes of a divergence between training on several devices and on one, from the ranks' traces.
 
-| what is seen | what it is called |
+| observation | cause |
 |---|---|
-| a rank began from other weights, and was fed other samples | different seeds |
-| a rank began from other weights | different initial weights |
-| a rank was fed in step t what belongs to step t + s | a skipped batch |
-| the ranks together were fed other samples | data order |
-| the first layer whose result is off normalises over the minibatch | batch normalisation |
-| the first layer whose result is off drops values | dropout |
-| the exchanged gradient is the sum of all ranks' own | sum, not mean |
-| some rank's own gradient is not in it | a missing rank |
-| it is their mean, but for about what 16 bits leave | rounding |
+| a rank began with other weights, and was fed other samples | different seeds |
+| a rank began with other weights | different initial weights |
+| a rank was fed in step t the samples of step t + s | a skipped batch |
+| the ranks were fed other samples | data order |
+| the first layer that differs is a batch normalisation | per-device batch normalisation |
+| the first layer that differs is a dropout | dropout |
+| the synchronised gradient is the sum of the local ones | sum, not mean |
+| a rank's local gradient is not in it | a missing rank |
+| it is their mean within the rounding of 16 bits | rounding |
 
-What the exchanged gradient is made of is the solution of g = Σ cᵣ gᵣ by least squares: all cᵣ are
-1/N in a mean over N ranks, and 1 in a sum.
+The composition of the synchronised gradient is the least-squares solution of g = Σ cᵣ gᵣ: all cᵣ
+are 1/N in a mean over N ranks, and 1 in a sum.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from cubemesh.schema import NetworkWork, RankTrace, RunRecord
 from cubemesh.units import format_list
 
 NEAR = 0.02
-"""How near a weight cᵣ must be to 1/N, 1 or 0 to be called that."""
+"""Tolerance of a weight cᵣ to be 1/N, 1 or 0."""
 SIXTEEN_BITS = 2.0**-6
-"""Largest share of a gradient that rounding to bfloat16 (8 significant bits) and adding leaves."""
+"""Largest relative error of rounding to bfloat16 (8 significant bits) and adding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DivergenceCause:
-    """Why two trainings part."""
+    """The cause of a divergence."""
 
     name: str
-    """In two or three words."""
+    """A short name."""
     text: str
-    """What was seen."""
+    """The observation."""
     remedy: str
 
 
-def of_start(ranks: Sequence[RankTrace], one: RankTrace, limit: float) -> DivergenceCause:
-    """Ranks that began from other weights or were fed other samples."""
+def cause_of_start(ranks: Sequence[RankTrace], one: RankTrace, limit: float) -> DivergenceCause:
+    """The cause if ranks began with other weights or were fed other samples."""
     other_weights = {r.rank for r in ranks if relative(r.weights, one.weights) > limit}
     other_samples = {r.rank for r in ranks if r.fed != _part(r, one, len(ranks))}
     if other_weights:
@@ -59,12 +59,12 @@ def of_start(ranks: Sequence[RankTrace], one: RankTrace, limit: float) -> Diverg
         if other_weights <= other_samples:
             return DivergenceCause(
                 name="different seeds",
-                text=f"{who} began from other weights and took other samples",
+                text=f"{who} began with other weights and other samples",
                 remedy="Give every rank the same seed.",
             )
         return DivergenceCause(
             name="different initial weights",
-            text=f"{who} began from other weights",
+            text=f"{who} began with other weights",
             remedy="Give every rank the same seed, or send one rank's weights to all.",
         )
     for replica in (r for r in ranks if r.rank in other_samples):
@@ -74,19 +74,19 @@ def of_start(ranks: Sequence[RankTrace], one: RankTrace, limit: float) -> Diverg
             count = "a batch" if ahead == 1 else f"{ahead} batches"
             return DivergenceCause(
                 name="a skipped batch",
-                text=f"rank {replica.rank} skipped {count}: in step {step + 1} it was fed what "
-                f"belongs to step {step + 1 + ahead}",
-                remedy="Every rank must take its part of every global minibatch.",
+                text=f"rank {replica.rank} skipped {count}: in step {step + 1} it was fed the "
+                f"samples of step {step + 1 + ahead}",
+                remedy="Feed every rank its part of every global batch.",
             )
     return DivergenceCause(
         name="data order",
-        text=f"{_ranks(other_samples)} took other samples than their parts of the global minibatch",
+        text=f"{_ranks(other_samples)} were fed other samples than their parts of the global batch",
         remedy="Give every rank the same seed and order of samples.",
     )
 
 
 def _part(replica: RankTrace, one: RankTrace, ranks: int) -> tuple[tuple[int, ...], ...]:
-    """The samples that are this rank's own part of what one device is fed."""
+    """This rank's part of the samples that one device is fed."""
     own = []
     for fed in one.fed:
         size = len(fed) // ranks
@@ -95,7 +95,7 @@ def _part(replica: RankTrace, one: RankTrace, ranks: int) -> tuple[tuple[int, ..
 
 
 def _skipped(replica: RankTrace, one: RankTrace, ranks: int) -> tuple[int, int] | None:
-    """(the first step with other samples, by how many steps they come too early)."""
+    """(the first step with other samples, how many steps too early they are)."""
     due = _part(replica, one, ranks)
     fed_and_due = zip(replica.fed, due, strict=True)
     step = next(n for n, (fed, own) in enumerate(fed_and_due) if fed != own)
@@ -105,8 +105,8 @@ def _skipped(replica: RankTrace, one: RankTrace, ranks: int) -> tuple[int, int] 
     return None
 
 
-def of_gradients(run: RunRecord, one: RankTrace, limit: float) -> DivergenceCause:
-    """Own gradients whose mean is another, though weights and samples are the same."""
+def cause_of_gradients(run: RunRecord, one: RankTrace, limit: float) -> DivergenceCause:
+    """The cause if the mean of the local gradients differs, with equal weights and samples."""
     ranks = run.replicas
     found = distances(sum_of(r.outputs for r in ranks), one.outputs)
     first = next(((name, far) for name, far in found if far > limit), None)
@@ -117,8 +117,8 @@ def of_gradients(run: RunRecord, one: RankTrace, limit: float) -> DivergenceCaus
         )
         return DivergenceCause(
             name="the backward pass",
-            text=f"every layer's result agrees, and the gradient of {worst} is off by {far:.1g}",
-            remedy="Look for a layer whose backward pass takes each device's samples alone.",
+            text=f"every layer's output is equal, and the gradient of {worst} differs by {far:.1g}",
+            remedy="Look for a layer whose backward pass uses only the samples of its device.",
         )
     name, far = first
     return _of_layer(run, name, far)
@@ -128,7 +128,7 @@ def _of_layer(run: RunRecord, name: str, far: float) -> DivergenceCause:
     work = run.spec.work
     assert isinstance(work, NetworkWork)
     layer = next(n.layer for n in networks.build_for(work).nodes if n.name == name)
-    seen = f"{name} is the first layer whose result is off, by {far:.1g}"
+    seen = f"{name} is the first layer whose output differs, by {far:.1g}"
     if isinstance(layer, BatchNorm):
         return DivergenceCause(
             name="per-device batch normalisation",
@@ -139,66 +139,65 @@ def _of_layer(run: RunRecord, name: str, far: float) -> DivergenceCause:
     if isinstance(layer, Dropout):
         return DivergenceCause(
             name="dropout",
-            text=f"{seen}: every rank draws what it drops by itself",
-            remedy="Set deterministic=true, which draws it for the global minibatch.",
+            text=f"{seen}: every rank draws its own mask",
+            remedy="Set deterministic=true, which draws one mask for the global batch.",
         )
     return DivergenceCause(
         name="the forward pass",
-        text=f"{seen}, though it sees each sample alone ({type(layer).__name__})",
+        text=f"{seen}, though it processes samples independently ({type(layer).__name__})",
         remedy="Compare the precision and the software of the two runs.",
     )
 
 
-def of_exchange(ranks: Sequence[RankTrace]) -> DivergenceCause:
-    """An exchanged gradient that is not the mean of the ranks' own."""
+def cause_of_sync(ranks: Sequence[RankTrace]) -> DivergenceCause:
+    """The cause if the synchronised gradient is not the mean of the local ones."""
     count = len(ranks)
     shares, rest = weights_in(ranks[0].gradients, [r.own_gradients for r in ranks])
     if rest > SIXTEEN_BITS:
         return DivergenceCause(
-            name="the exchange",
-            text=f"{rest:.0%} of the exchanged gradient is no combination of the ranks' own",
-            remedy="Look for a transfer that is not waited for, or an array written over.",
+            name="gradient synchronisation",
+            text=f"{rest:.0%} of the synchronised gradient is not a combination of the local ones",
+            remedy="Look for a missing wait for a transfer, or an overwritten array.",
         )
-    told = ", ".join(f"{share:.3g}" for share in shares)
+    weights = ", ".join(f"{share:.3g}" for share in shares)
     missing = {r.rank for r, share in zip(ranks, shares, strict=True) if abs(share) < NEAR}
     if missing:
-        text = f"the gradient of {_ranks(missing)} is not in the exchanged one (weights {told})"
-        return DivergenceCause(
-            name="a missing rank", text=text, remedy="Every rank must take part."
+        text = (
+            f"the gradient of {_ranks(missing)} is not in the synchronised one (weights {weights})"
         )
+        return DivergenceCause(name="a missing rank", text=text, remedy="Include every rank.")
     level = sum(shares) / count
     if any(abs(share - level) > NEAR * level for share in shares):
-        text = f"the ranks' gradients enter with unequal weights ({told})"
+        text = f"the local gradients have unequal weights ({weights})"
         return DivergenceCause(
-            name="unequal weights", text=text, remedy=f"Each must count 1/{count}."
+            name="unequal weights", text=text, remedy=f"Weight each with 1/{count}."
         )
     if abs(level - 1) < NEAR:
         return DivergenceCause(
             name="sum, not mean",
-            text=f"gradients were summed, not averaged: the exchanged one is {level * count:.3g} "
-            "times the mean",
+            text=f"gradients were summed, not averaged: {level * count:.3g} times the mean",
             remedy=f"Divide by the number of ranks, or the learning rate by {count}.",
         )
     if abs(level * count - 1) > NEAR:
-        text = f"the exchanged gradient is {level * count:.3g} times the mean of the ranks' own"
+        text = f"the synchronised gradient is {level * count:.3g} times the mean of the local ones"
         return DivergenceCause(
             name="another divisor", text=text, remedy=f"Divide the sum by {count}."
         )
     return DivergenceCause(
         name="rounding",
-        text=f"the exchanged gradient is the mean but for {rest:.1g} of it, about what rounding to "
-        "16 bits leaves",
+        text=f"the synchronised gradient differs from the mean by {rest:.1g}, as expected from "
+        "rounding to 16 bits",
         remedy="Set sync=all-reduce.",
     )
 
 
-def of_replicas(ranks: Sequence[RankTrace], limit: float) -> DivergenceCause:
-    """Ranks that hold other weights than the first in the end."""
+def cause_of_final_weights(ranks: Sequence[RankTrace], limit: float) -> DivergenceCause:
+    """The cause if final weights differ between ranks."""
     away = {r.rank for r in ranks if relative(r.final_weights, ranks[0].final_weights) > limit}
     return DivergenceCause(
-        name="ranks apart",
+        name="diverged ranks",
         text=f"{_ranks(away)} ended with other weights than rank 0",
-        remedy="Every rank must make the same update, or be sent the weights.",
+        remedy="Make the same update on every rank, or broadcast the weights.",
     )
 
 

@@ -1,10 +1,10 @@
-"""Does training on several devices compute what one device computes?
+"""Equivalence of training on several devices with training on one.
 
-Document 004 section 5.1 trains on a DGX-1, on a KNL and sequentially, and finds the same error
-rates after the same iterations. Here the first steps are looked into as well: `equivalence.py`
-follows a training from its weights to its error rate and says where it parts from the one on one
-device. The global minibatch is the same on any number of devices, and steps are deterministic:
-dropout is drawn for the global minibatch, batch normalisation goes over all of it.
+The paper 004 (section 5.1) trains on a DGX-1, on a KNL and sequentially, and finds the same error
+rates after the same iterations. Here the first steps are compared too: compare.py follows a
+training from its weights to its error rate and finds where it diverges from one device. The global
+batch size is the same on any number of devices, and steps are deterministic: dropout masks are
+drawn for the global batch, batch normalisation uses its statistics.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from cubemesh import networks
 from cubemesh.errors import UsageError
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale, import_records
-from cubemesh.experiments.sequential_equivalence import report as shown
+from cubemesh.experiments.sequential_equivalence import report
 from cubemesh.experiments.sequential_equivalence.compare import (
     EquivalenceCheck,
     comparable,
@@ -30,82 +30,81 @@ from cubemesh.units import format_list
 
 ITERATIONS = {Scale.QUICK: 10, Scale.DEFAULT: 30, Scale.FULL: 300}
 NETWORKS = {Scale.QUICK: ("little-cnn",)}
-RANKS = {Scale.QUICK: (1, 2)}
+DEVICES = {Scale.QUICK: (1, 2)}
 PRECISIONS: dict[Scale, tuple[Precision, ...]] = {Scale.QUICK: ("fp64",)}
 
 SAME_STEPS = tuple(name for name, s in STRATEGIES.items() if s.sequential_step)
-"""Exchanges after whose first step there is a gradient to hold against one device's."""
+"""Strategies whose first step has a gradient that one device has too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What can be set in `sequential-equivalence` besides the fields of its specs."""
+    """Settings of `sequential-equivalence` besides the fields of its specs."""
 
     networks: tuple[str, ...] = ()
-    """Networks to train; none given is little-cnn and resnet-18, with --quick the first alone."""
+    """Networks to train. Default: little-cnn and resnet-18; with --quick little-cnn."""
     devices: tuple[int, ...] = ()
-    """Numbers of devices; none given is 1, 2 and 4, with --quick 1 and 2."""
+    """Numbers of devices. Default: 1, 2 and 4; with --quick 1 and 2."""
     strategies: tuple[str, ...] = ("all-reduce", "parameter-server")
-    """Exchanges to hold against one device."""
+    """Gradient synchronisation strategies to compare with one device."""
     precisions: tuple[Precision, ...] = ()
-    """Precisions to compute in; none given is fp64 and fp32, with --quick fp64."""
-    global_batch: int = 16
-    """Samples all devices together take in a step; every number of devices must divide it."""
+    """Precisions. Default: fp64 and fp32; with --quick fp64."""
+    global_batch_sizes: tuple[int, ...] = (16,)
+    """Global batch sizes; every number of devices must divide them."""
     image_size: int = 32
-    """Side of the images in pixels; a network that needs more takes its smallest."""
+    """Height and width of the images in pixels; at least the network's smallest."""
     data: str = "digits"
-    """What is learned."""
+    """Training data."""
     batch_norm: BatchNormOver = "global"
-    """`device` leaves each device's batch normalisation its own statistics, as training usually
-    does, to see what comes of it."""
+    """Statistics of batch normalisation: `global` for equivalence, `device` as in usual
+    training."""
     deterministic: bool = True
-    """`false` lets every device draw its own dropout, as training usually does."""
+    """`false` draws dropout masks on each device, as in usual training."""
     stores: tuple[str, ...] = ()
-    """Stores of other machines (paths or addresses), whose error rates are held against these."""
+    """Stores of other machines (paths or URLs) to compare error rates with."""
 
     def __post_init__(self) -> None:
         for sync in self.strategies:
             if sync not in SAME_STEPS:
                 raise UsageError(
-                    f"strategies={sync} makes no step that one device makes too. Name some of "
+                    f"strategies={sync} has no equivalent step on one device. Choose from "
                     f"{format_list(SAME_STEPS)}."
                 )
-        for devices in self.devices:
-            if devices < 1 or self.global_batch % devices:
-                raise UsageError(
-                    f"devices={devices} does not divide global_batch={self.global_batch}. Set "
-                    f"global_batch to a multiple of {max(devices, 1)}."
-                )
+        for batch in self.global_batch_sizes:
+            for devices in self.devices:
+                if devices < 1 or batch % devices:
+                    raise UsageError(
+                        f"devices={devices} does not divide global_batch_sizes={batch}. Set a "
+                        f"multiple of {max(devices, 1)}."
+                    )
 
 
 def plan(settings: Settings, context: Context) -> Plan:
-    """One device without an exchange, then every number of devices with every exchange, each once:
-    where a spec comes again, another store's records begin."""
+    """One device, then every number of devices with every strategy, each spec once: a repeated one
+    would begin the records of another store."""
     scale = context.scale
     yield [
         spec
         for network in settings.networks or NETWORKS.get(scale, ("little-cnn", "resnet-18"))
+        for batch in dict.fromkeys(settings.global_batch_sizes)
         for precision in settings.precisions or PRECISIONS.get(scale, ("fp64", "fp32"))
-        for spec in _specs(
-            settings, context, network, precision, settings.devices or RANKS.get(scale, (1, 2, 4))
-        )
+        for spec in _specs(settings, context, network, batch, precision)
     ]
 
 
 def _specs(
-    settings: Settings,
-    context: Context,
-    network: str,
-    precision: Precision,
-    ranks: Sequence[int],
+    settings: Settings, context: Context, network: str, batch: int, precision: Precision
 ) -> Iterator[RunSpec]:
     size = max(settings.image_size, networks.entry(network).smallest_image_size)
-    pairs = ((devices, sync) for sync in settings.strategies for devices in ranks)
+    counts = settings.devices or DEVICES.get(context.scale, (1, 2, 4))
+    pairs = (
+        (devices, sync) for sync in settings.strategies for devices in counts if not batch % devices
+    )
     for devices, sync in dict.fromkeys([(1, "none"), *pairs]):
         yield RunSpec(
             work=FirstSteps(
                 network=network,
-                batch_per_device=settings.global_batch // devices,
+                batch_per_device=batch // devices,
                 image_size=size,
                 classes=10,
                 data=settings.data,
@@ -123,7 +122,7 @@ def _specs(
 
 
 def gather(settings: Settings, store: Store) -> list[RunRecord]:
-    """The records of first steps that the stores which are named hold."""
+    """The records of first steps in the given stores."""
     return [
         r for r in import_records(store, settings.stores) if isinstance(r.spec.work, FirstSteps)
     ]
@@ -134,29 +133,30 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     own, others = _own_and_others(records)
     compared = list(comparisons(own))
     failed = [r for r in own if r not in comparable(own)]
-    machines = shown.across_machines(comparable(own), comparable(others))
+    machines = report.across_machines(comparable(own), comparable(others))
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
-        title=f"Several devices against one at a global minibatch of {settings.global_batch}",
+        title="Several devices compared with one, global batch size "
+        + format_list(map(str, settings.global_batch_sizes)),
         findings=(
-            *shown.findings(compared),
-            *shown.failures(failed),
-            *shown.machine_findings(machines),
+            *report.findings(compared),
+            *report.failures(failed),
+            *report.machine_findings(machines),
         ),
-        tables=shown.tables(compared, machines),
-        charts=shown.charts(compared),
+        tables=report.tables(compared, machines),
+        charts=report.charts(compared),
         warnings=tuple(w for r in own for w in r.warnings),
         run_ids=tuple(r.run_id for r in (*own, *(m.other for m in machines))),
-        notes=shown.NOTES,
+        notes=report.NOTES,
     )
 
 
 def _own_and_others(
     records: Sequence[RunRecord],
 ) -> tuple[list[RunRecord], list[RunRecord]]:
-    """What was measured for the question, and what other stores hold of the same: the records of
-    the question come first, each spec and repeat once, all on one machine."""
+    """The records of this run, and those of other stores for the same tasks. The former come
+    first, each spec and repeat once, all of one machine."""
     own: dict[tuple[str, int], RunRecord] = {}
     for record in records:
         key = (record.key.spec_id, record.key.repeat)
@@ -169,8 +169,7 @@ def _own_and_others(
 
 
 def task(record: RunRecord) -> tuple[FirstSteps, ProgramSettings]:
-    """What two records must share to be held against one another: everything but how many devices
-    did it, and how they exchanged."""
+    """What two comparable records share: all but the number of devices and the strategy."""
     work, program = record.spec.work, record.spec.program
     assert isinstance(work, FirstSteps)
     whole = replace(work, batch_per_device=record.spec.global_batch or 1)
@@ -178,7 +177,7 @@ def task(record: RunRecord) -> tuple[FirstSteps, ProgramSettings]:
 
 
 def comparisons(records: Sequence[RunRecord]) -> Iterator[EquivalenceCheck]:
-    """Every training against that of the same task on one device without an exchange."""
+    """Every training compared with the same task on one device."""
     good = comparable(records)
     alone = {
         task(r): r for r in good if r.spec.placement.devices == 1 and r.spec.program.sync == "none"
@@ -195,7 +194,7 @@ def comparisons(records: Sequence[RunRecord]) -> Iterator[EquivalenceCheck]:
 
 
 def _differs_by_precision(one: RunRecord, record: RunRecord) -> bool:
-    """Whether two tasks differ by their precision alone."""
+    """Whether two tasks differ only in their precision."""
     (work, program), (own_work, own_program) = task(one), task(record)
     return work == own_work and replace(program, precision=own_program.precision) == own_program
 
@@ -209,7 +208,7 @@ EXPERIMENT = Experiment(
         "network": "networks",
         "sync": "strategies",
         "precision": "precisions",
-        "batch_per_device": "global_batch",
+        "batch_per_device": "global_batch_sizes",
         "classes": "networks",
     },
     plan=plan,

@@ -1,4 +1,4 @@
-"""How the answer of `sequential-equivalence` reads: sentences, tables, the chart."""
+"""Findings, tables and chart of `sequential-equivalence`."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ from cubemesh.schema import (
     RunRecord,
     Table,
 )
-from cubemesh.units import format_interval, format_list
+from cubemesh.units import format_devices, format_interval, format_list
 
 NOTES = (
     "The distance of two gradients is ‖a - b‖ / ‖b‖ of the parameter where it is largest, from "
-    "sketches that are right to about a quarter; of two losses it is |a - b| / |b|, the largest of "
-    f"the first {FIRST_LOSSES['fp64']} steps in fp64 and of the first step elsewhere. At most "
-    "1e-10 passes in fp64, 1e-4 in fp32, 1e-2 in narrower precisions; an error rate passes where "
-    "its 95 % interval overlaps what one device came to, in this precision or between it and a "
-    "finer one: so far does rounding alone move it.",
-    "Nothing here is timed, and on a CPU devices may share cores.",
+    "sketches with an error of about a quarter; of two losses it is |a - b| / |b|, the largest of "
+    f"the first {FIRST_LOSSES['fp64']} steps in fp64 and of the first step otherwise. Distances up "
+    "to 1e-10 pass in fp64, 1e-4 in fp32, 1e-2 in lower precisions. An error rate passes if its "
+    "95 % interval overlaps the range of one device in this precision and in finer ones, since "
+    "rounding alone changes it.",
+    "Nothing is timed; on a CPU devices may share cores.",
 )
 SMALLEST = 1e-17
-"""What stands for no distance at all on a logarithmic axis: below the last digit of fp64."""
+"""The value of a zero distance on a logarithmic axis: below the last digit of fp64."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachinePair:
-    """A training here and the same one of another store."""
+    """A training of this store and the same one of another store."""
 
     own: RunRecord
     other: RunRecord
 
     @property
     def agrees(self) -> bool:
-        """Whether the two error rates lie within one another's intervals."""
+        """Whether the intervals of the two error rates overlap."""
         return interval_gap(error_rate(self.own), error_rate(self.other)) == 0
 
 
@@ -61,22 +61,23 @@ def _work(record: RunRecord) -> FirstSteps:
 
 
 def _name(record: RunRecord) -> str:
-    """`resnet-18, fp64, 4 devices by all-reduce`."""
+    """`resnet-18, 16, fp64, 4 devices, all-reduce`: the number is the global batch size."""
     spec = record.spec
-    count = spec.placement.devices
-    devices = "1 device" if count == 1 else f"{count} devices"
-    by = "" if spec.program.sync == "none" else f" by {spec.program.sync}"
-    return f"{_work(record).network}, {spec.program.precision}, {devices}{by}"
+    words = [_work(record).network, str(spec.global_batch), spec.program.precision]
+    words += [format_devices(spec.placement.devices)]
+    return ", ".join(words + ([spec.program.sync] if spec.program.sync != "none" else []))
 
 
 def findings(comparisons: Sequence[EquivalenceCheck]) -> Iterator[Finding]:
-    """How many pass, the largest distance, and of each that fails why."""
+    """How many trainings pass, the largest distance, and the cause of each divergence."""
     if not comparisons:
         return
     passed = [c for c in comparisons if c.passes]
     yield Finding(
+        code="trainings-passed",
         question="Do several devices compute what one computes?",
-        text=f"{len(passed)} of {len(comparisons)} trainings pass{_farthest(passed)}.",
+        text=f"{len(passed)} of {len(comparisons)} trainings are equivalent to one device"
+        f"{_farthest(passed)}.",
         value=float(len(passed)),
         unit=f"of {len(comparisons)} pass",
     )
@@ -84,23 +85,24 @@ def findings(comparisons: Sequence[EquivalenceCheck]) -> Iterator[Finding]:
         cause = comparison.cause
         if cause is not None:
             yield Finding(
-                text=f"{_name(comparison.run)} FAILS by {cause.name}: {cause.text}.",
+                code="divergence",
+                text=f"{_name(comparison.run)} diverges, {cause.name}: {cause.text}.",
                 remedy=cause.remedy,
             )
     for comparison in comparisons:
         if comparison.passes_by_rounding:
-            yield Finding(text=_by_rounding(comparison), remedy=FEWER)
+            yield Finding(code="rounding-dominates", text=_by_rounding(comparison), remedy=FEWER)
 
 
 def _by_rounding(comparison: EquivalenceCheck) -> str:
-    """What the error rates say, where one device's own differ more than theirs from them."""
+    """The error rates where rounding on one device changes them more than several devices do."""
     ones = (
         f"{_percent(one)} in {one.spec.program.precision}"
         for one in (comparison.reference, *comparison.finer)
     )
     return (
-        f"{_name(comparison.run)}: an error rate of {_percent(comparison.run)} says nothing of the "
-        f"devices, for one device comes to {format_list(list(ones))}"
+        f"{_name(comparison.run)}: the error rate of {_percent(comparison.run)} is inconclusive, "
+        f"since one device has {format_list(list(ones))}."
     )
 
 
@@ -114,21 +116,20 @@ def _farthest(passed: Sequence[EquivalenceCheck]) -> str:
     worst: dict[str, float] = {}
     for comparison in passed:
         precision = comparison.run.spec.program.precision
-        worst[precision] = max(worst.get(precision, 0.0), _of(comparison, "exchanged gradient"))
-    told = [f"{distance:.1e} in {precision}" for precision, distance in worst.items()]
-    return (
-        f": their first gradients are at most {format_list(told)} from one device's" if told else ""
-    )
+        worst[precision] = max(worst.get(precision, 0.0), _of(comparison, "synchronised gradient"))
+    parts = [f"{distance:.1e} in {precision}" for precision, distance in worst.items()]
+    return f"; distance of the first gradients at most {format_list(parts)}" if parts else ""
 
 
 def _of(comparison: EquivalenceCheck, name: str) -> float:
-    return next(link.distance for link in comparison.links if link.name == name)
+    return next(link.distance for link in comparison.chain if link.name == name)
 
 
 def failures(records: Iterable[RunRecord]) -> Iterator[Finding]:
-    """Runs that came to nothing that could be compared."""
+    """Runs without a result to compare."""
     for record in records:
-        yield Finding(text=f"{_name(record)} is not compared: {Group('', (record,)).why}.")
+        why = Group("", (record,)).why
+        yield Finding(code="failed-run", text=f"{_name(record)} was not compared: {why}.")
 
 
 def tables(
@@ -137,15 +138,15 @@ def tables(
     """A row for each training on several devices; another table for other machines."""
     found = []
     if comparisons:
-        names = [link.name for link in comparisons[0].links if link.name != "error rate"]
+        names = [link.name for link in comparisons[0].chain if link.name != "error rate"]
         found.append(
             Table(
-                title="Distance from the training on one device",
+                title="Distance from training on one device",
                 columns=(
                     Column(name="training"),
                     *(Column(name=name) for name in names),
                     Column(name="error rate", unit="%"),
-                    Column(name="on one device", unit="%"),
+                    Column(name="error rate of one device", unit="%"),
                     Column(name="verdict"),
                 ),
                 rows=tuple(map(_row, comparisons)),
@@ -158,19 +159,19 @@ def tables(
 
 def _row(comparison: EquivalenceCheck) -> tuple[Cell, ...]:
     run = comparison.run
-    links = [link for link in comparison.links if link.name != "error rate"]
+    links = [link for link in comparison.chain if link.name != "error rate"]
     return (
         Cell(text=_name(run), run_id=run.run_id),
-        *(Cell(text=_told(link.name, link.distance), run_id=run.run_id) for link in links),
+        *(Cell(text=_distance(link.name, link.distance), run_id=run.run_id) for link in links),
         _error_cell(run),
         _error_cell(comparison.reference),
         Cell(text="passes" if comparison.cause is None else f"fails: {comparison.cause.name}"),
     )
 
 
-def _told(name: str, distance: float) -> str:
+def _distance(name: str, distance: float) -> str:
     if name == "samples fed":
-        return "the same" if not distance else f"other in {distance:.0f} steps"
+        return "equal" if not distance else f"different in {distance:.0f} steps"
     return "0" if not distance else f"{distance:.1e}"
 
 
@@ -180,15 +181,15 @@ def _error_cell(record: RunRecord) -> Cell:
 
 
 def charts(comparisons: Sequence[EquivalenceCheck]) -> tuple[Chart, ...]:
-    """The distance of the first gradient of each training, beside what passes."""
+    """The distance of the first gradient of each training, and its tolerance."""
     if not comparisons:
         return ()
     names = [_name(c.run) for c in comparisons]
-    gradients = [max(_of(c, "exchanged gradient"), SMALLEST) for c in comparisons]
+    gradients = [max(_of(c, "synchronised gradient"), SMALLEST) for c in comparisons]
     return (
         Chart(
             name="sequential-equivalence",
-            title="Distance of the first gradient from one device's, and what passes",
+            title="Distance of the first gradient from one device's",
             kind="scatter",
             x=Axis(name="training", scale="category"),
             y=Axis(name="distance", scale="log10"),
@@ -201,7 +202,7 @@ def charts(comparisons: Sequence[EquivalenceCheck]) -> tuple[Chart, ...]:
                     ),
                 ),
                 Line(
-                    name="passes up to",
+                    name="tolerance",
                     role="reference",
                     points=tuple(
                         Point(x=name, y=tolerance(c.run))
@@ -216,8 +217,8 @@ def charts(comparisons: Sequence[EquivalenceCheck]) -> tuple[Chart, ...]:
 def across_machines(
     own: Sequence[RunRecord], others: Sequence[RunRecord]
 ) -> tuple[MachinePair, ...]:
-    """Each training here beside the same of every other store, as far as they have it: the same
-    network, samples, iterations, devices and precision."""
+    """Each training with the same one of every other store: the same network, samples, iterations,
+    devices and precision."""
     return tuple(
         MachinePair(own=record, other=other)
         for record in own
@@ -227,14 +228,15 @@ def across_machines(
 
 
 def machine_findings(machines: Sequence[MachinePair]) -> Iterator[Finding]:
-    """Whether the error rates of two stores agree; those that do not, by name."""
+    """How many error rates agree between two machines, and those that do not."""
     if not machines:
         return
     agree = [m for m in machines if m.agrees]
     yield Finding(
+        code="machines-agree",
         question="Do two machines reach the same error rate?",
-        text=f"{len(agree)} of {len(machines)} trainings reach the same error rate on both "
-        "machines, within the intervals.",
+        text=f"{len(agree)} of {len(machines)} trainings have no significant difference of the "
+        "error rate between both machines.",
         value=float(len(agree)),
         unit=f"of {len(machines)} agree",
     )
@@ -242,6 +244,7 @@ def machine_findings(machines: Sequence[MachinePair]) -> Iterator[Finding]:
         if not machine.agrees:
             here, there = (_error_text(r) for r in (machine.own, machine.other))
             yield Finding(
+                code="machines-differ",
                 text=f"{_name(machine.own)} after {_work(machine.own).iterations} iterations: "
                 f"{here} wrong on {_where(machine.own)}, {there} on {_where(machine.other)}.",
                 remedy="Compare their first gradients and losses in the table.",
@@ -260,7 +263,7 @@ def _where(record: RunRecord) -> str:
 
 def _machines_table(machines: Sequence[MachinePair]) -> Table:
     return Table(
-        title="The same training on another machine",
+        title="Trainings of other machines",
         columns=(
             Column(name="training"),
             Column(name="other machine"),
@@ -277,7 +280,7 @@ def _machines_table(machines: Sequence[MachinePair]) -> Table:
                 Cell(value=_work(m.own).iterations),
                 _error_cell(m.own),
                 _error_cell(m.other),
-                Cell(text=_told("", _gradient(m))),
+                Cell(text=_distance("", _gradient(m))),
                 Cell(text="agrees" if m.agrees else "differs"),
             )
             for m in machines

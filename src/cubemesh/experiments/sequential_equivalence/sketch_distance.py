@@ -1,4 +1,4 @@
-"""How far apart are two sets of arrays, and what is one made of others? Arithmetic on sketches."""
+"""Distances of sets of arrays, and the decomposition of one into others, computed on sketches."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cubemesh.schema import Sketch
 
 Sketches = Sequence[Sketch]
 FLOOR = 1e-6
-"""An array whose norm is a smaller share of the largest one's counts as if it had this share: a
-gradient that is nothing but rounding has no digits to agree in."""
+"""Lower limit of an array's norm, as a fraction of the largest: a gradient that is only rounding
+errors has no digits to compare."""
 
 
 def relative(found: Sketches, expected: Sketches) -> float:
-    """The largest ‖a − b‖ / ‖b‖ over the arrays of both, b the expected one; infinite where they
+    """The largest ‖a − b‖ / ‖b‖ over the arrays of both, b the expected one; infinite if they
     are not the same arrays."""
     return max((d for _, d in distances(found, expected)), default=0.0)
 
@@ -27,16 +27,16 @@ def distances(found: Sketches, expected: Sketches) -> list[tuple[str, float]]:
     if by_name.keys() != {s.array for s in expected}:
         return [("the network", math.inf)]
     largest = max((s.norm for s in expected), default=0.0)
-    told = []
+    found_all = []
     for own in expected:
         norm = max(own.norm, FLOOR * largest)
         distance = by_name[own.array].distance(own)
-        told.append((own.array, distance / norm if norm else distance))
-    return told
+        found_all.append((own.array, distance / norm if norm else distance))
+    return found_all
 
 
 def mean_of(ranks: Iterable[Sketches]) -> list[Sketch]:
-    """The sketches of the mean of the ranks' arrays; its norms are not known, and stand as NaN."""
+    """The sketches of the mean of the ranks' arrays; their norms are unknown, NaN."""
     return _scaled_sum(ranks, mean=True)
 
 
@@ -61,8 +61,8 @@ def _scaled_sum(ranks: Iterable[Sketches], *, mean: bool) -> list[Sketch]:
 
 
 def weights_in(made: Sketches, parts: Sequence[Sketches]) -> tuple[list[float], float]:
-    """How often each of `parts` is in `made`, by least squares over all counters, and the share of
-    `made` that is none of them."""
+    """The weight of each of `parts` in `made`, by least squares over all counters, and the
+    fraction of `made` that they do not explain."""
     columns = np.array([[v for s in part for v in s.sums] for part in parts]).T
     wanted = np.array([v for s in made for v in s.sums])
     found, *_ = np.linalg.lstsq(columns, wanted, rcond=None)
