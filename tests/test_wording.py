@@ -20,7 +20,9 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "cubemesh"
 PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
+    *sorted((ROOT / "docs").glob("*.ipynb")),
+    *(ROOT / n for n in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")),
+    *sorted((ROOT / "src").rglob("README.md")),
 ]
 
 AVOID = {
