@@ -179,8 +179,7 @@ def test_strings_use_the_words_of_the_field(room: str) -> None:
     assert [found for path in files_of(room) for found in offenders(path)] == []
 
 
-@pytest.mark.xfail(strict=False, reason="being rewritten")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_pages_use_the_words_of_the_field(page: Path) -> None:
     assert offenders(page) == []
 
