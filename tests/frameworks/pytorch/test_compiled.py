@@ -114,7 +114,7 @@ def test_without_a_compiler_it_says_what_to_install(monkeypatch, tmp_path):
     with pytest.raises(Unsupported, match=r"install g\+\+"):
         check_supported(SPEC, able)
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "CXX names 'no-such-compiler'" in compiled.capabilities().hint
+    assert "no-such-compiler" in compiled.capabilities().hint
 
 
 def test_a_gpu_without_a_cpu_compiler_says_why_the_cpu_is_refused():

@@ -1,10 +1,10 @@
-// PyTorch's memory for arrays on a CPU, for a process that takes and frees the same sizes in every
-// step: what is freed is kept, whole, for the next array of its size.
+// CPU allocator for PyTorch: a free list per size, for processes that allocate and free the same sizes
+// in every step.
 //
-// An allocator that cuts large blocks for small arrays finds no room for the large one later, and
-// asks the kernel for more, step after step. Here a block is never cut: sizes are rounded up to an
-// eighth of a power of two, and each size has a list of its own. Blocks begin on a large page
-// (2 MiB) and ask for more of them. Small arrays are left to PyTorch's own allocator.
+// An allocator that splits large blocks fragments and requests more memory step after step. Here a
+// block is never split: sizes are rounded up to an eighth of a power of two, and each size has its own
+// free list. Blocks are aligned to large pages (2 MiB) and request them. Small arrays are left to
+// PyTorch's own allocator.
 
 #include <algorithm>
 #include <cstdint>
@@ -29,13 +29,13 @@ size_t rounded(size_t n) {
     return up(n, step);
 }
 
-class Keeping final : public c10::Allocator {
+class SizeClassAllocator final : public c10::Allocator {
   public:
-    explicit Keeping(c10::Allocator* own) : own_(own) {}
+    explicit SizeClassAllocator(c10::Allocator* own) : own_(own) {}
 
     c10::DataPtr allocate(size_t n) override {
         void* at = n < least ? nullptr : take(rounded(n));
-        if (at == nullptr) return own_->allocate(n);  // which refuses in its own words
+        if (at == nullptr) return own_->allocate(n);  // which raises its own error
         return {at, at, &give, c10::Device(c10::DeviceType::CPU)};
     }
     c10::DeleterFnPtr raw_deleter() const override { return &give; }
@@ -51,15 +51,15 @@ class Keeping final : public c10::Allocator {
         return held_;
     }
 
-    static Keeping* only;
+    static SizeClassAllocator* only;
 
   private:
-    // An array's block, or another allocator's memory.
+    // Free a block, or another allocator's memory.
     static void give(void* at) {
-        if (!only->keep(at)) only->own_->raw_deleter()(at);
+        if (!only->recycle(at)) only->own_->raw_deleter()(at);
     }
 
-    bool keep(void* at) {
+    bool recycle(void* at) {
         std::lock_guard<std::mutex> guard(lock_);
         const auto found = sizes_.find(at);
         if (found == sizes_.end()) return false;
@@ -68,8 +68,8 @@ class Keeping final : public c10::Allocator {
         return true;
     }
 
-    // A block of `size` bytes; null where the kernel has no more, even after all that lay unused
-    // was given back.
+    // A block of `size` bytes; null if the kernel refuses even after all unused blocks were
+    // released.
     void* take(size_t size) {
         std::lock_guard<std::mutex> guard(lock_);
         std::vector<void*>& kept = free_[size];
@@ -78,8 +78,8 @@ class Keeping final : public c10::Allocator {
             at = kept.back();
             kept.pop_back();
         } else {
-            // Sizes that come and go, as of sentences, must not add up: all that is held is at
-            // most twice what was ever in use at once.
+            // Varying sizes, as of sentences, must not add up: hold at most twice the peak in
+            // use.
             const size_t most = 2 * std::max(peak_, used_ + size);
             release(held_ + size > most ? held_ + size - most : 0);
             at = fresh(size);
@@ -93,7 +93,7 @@ class Keeping final : public c10::Allocator {
         return at;
     }
 
-    // Gives unused blocks back, the largest first, until they are `wanted` bytes or none is left.
+    // Release unused blocks, the largest first, until `wanted` bytes or none is left.
     size_t release(size_t wanted) {
         size_t given = 0;
         for (auto kept = free_.rbegin(); kept != free_.rend(); ++kept) {
@@ -129,25 +129,25 @@ class Keeping final : public c10::Allocator {
     size_t held_ = 0, used_ = 0, peak_ = 0;
 };
 
-Keeping* Keeping::only = nullptr;  // never deleted: arrays outlive everything
+SizeClassAllocator* SizeClassAllocator::only = nullptr;  // never deleted: arrays may outlive it
 
 }  // namespace
 
 extern "C" {
 
-// From now on, for the whole process; once.
+// Install it in the process, once.
 void keep_arrays() {
-    if (Keeping::only != nullptr) return;
-    Keeping::only = new Keeping(c10::GetCPUAllocator());
-    c10::SetCPUAllocator(Keeping::only, 1);
+    if (SizeClassAllocator::only != nullptr) return;
+    SizeClassAllocator::only = new SizeClassAllocator(c10::GetCPUAllocator());
+    c10::SetCPUAllocator(SizeClassAllocator::only, 1);
 }
 
-// Give back to the kernel what no array uses.
+// Release unused blocks to the kernel.
 void release_unused() {
-    if (Keeping::only != nullptr) Keeping::only->release_all();
+    if (SizeClassAllocator::only != nullptr) SizeClassAllocator::only->release_all();
 }
 
-// Bytes that it has from the kernel, in use or not.
-size_t held_bytes() { return Keeping::only == nullptr ? 0 : Keeping::only->held(); }
+// Bytes mapped, in use or not.
+size_t held_bytes() { return SizeClassAllocator::only == nullptr ? 0 : SizeClassAllocator::only->held(); }
 
 }

@@ -1,19 +1,16 @@
-"""A training step takes and frees the same arrays each time: let the process keep what it frees.
+"""CPU memory allocator settings: freed memory stays in the process, for the next training step.
 
-glibc gives an array of more than 32 MiB back to the kernel when it is freed, and the end of its
-heap too; the kernel then hands the memory out anew in the next step, 4 KiB at a time, each piece
-cleared before it is touched. Here it is told to take every array from its heap and never to give
-the heap's end back (mallopt(3)). And PyTorch is told to ask for large pages (2 MiB) under large
-arrays, where the kernel gives them to who asks ("madvise" in
+A step allocates and frees the same arrays each time. glibc returns freed arrays of more than 32
+MiB, and the top of its heap, to the kernel, which clears and maps the pages again in the next step.
+Here glibc serves every array from its heap and never trims it (mallopt(3)), and PyTorch requests
+large pages (2 MiB) for large arrays (with "madvise" in
 /sys/kernel/mm/transparent_hugepage/enabled).
 
-A heap that is cut and joined again has no room at the place where the next step wants it: ResNet-50
-took new memory for a dozen steps, and came to hold 4.0 GB where 2.7 are enough. So PyTorch's own
-arrays of a megabyte and more come from `allocator.cpp`, which keeps each size by itself, where
-a compiler is there to make it. It holds at most twice what was ever in use at once.
+A heap fragments: ResNet-50 needed new memory for a dozen steps and grew to 4.0 GB, where 2.7 are
+enough. So PyTorch's arrays of 1 MiB and more come from `allocator.cpp`, with a free list per size,
+where a compiler is installed. It holds at most twice the peak in use.
 
-Who has set glibc's own variables (MALLOC_…, GLIBC_TUNABLES) or another allocator (LD_PRELOAD) is
-left alone.
+Nothing is changed if glibc's variables (MALLOC_…, GLIBC_TUNABLES) or LD_PRELOAD are set.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ from pathlib import Path
 from cubemesh.kernels.cpu.compiler import declared_library
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-"""Of mallopt(3)."""
+"""Parameters of mallopt(3)."""
 _NEVER = -1
 SOURCE = Path(__file__).with_name("allocator.cpp")
 _ARGUMENTS: dict[str, list[type]] = {"keep_arrays": [], "release_unused": [], "held_bytes": []}
@@ -38,27 +35,27 @@ LARGE_PAGES_VARIABLE = "THP_MEM_ALLOC_ENABLE"
 
 
 _keeping: list[ctypes.CDLL] = []
-"""The allocator, once it is in use."""
+"""The allocator, once in use."""
 
 
 def user_has_chosen(environ: Mapping[str, str]) -> bool:
-    """Whether the allocator was set from outside."""
+    """Whether the environment configures the allocator."""
     named = ("GLIBC_TUNABLES", "LD_PRELOAD")
     return any(name.startswith("MALLOC_") or name in named for name in environ)
 
 
 def keep_freed_memory() -> bool:
-    """Tell the allocators, for the whole process; whether they were told. PyTorch's asks for large
-    pages only if it hears of it before its first array."""
+    """Apply the settings to the process; whether they were applied. Large pages need the call
+    before PyTorch's first array."""
     libc = ctypes.CDLL(None)
     if user_has_chosen(os.environ) or not hasattr(libc, "mallopt"):
         return False
     os.environ.setdefault(LARGE_PAGES_VARIABLE, "1")
-    told = bool(libc.mallopt(_M_MMAP_MAX, 0)) and bool(libc.mallopt(_M_TRIM_THRESHOLD, _NEVER))
-    with suppress(OSError):  # then the heap is all there is
+    applied = bool(libc.mallopt(_M_MMAP_MAX, 0)) and bool(libc.mallopt(_M_TRIM_THRESHOLD, _NEVER))
+    with suppress(OSError):  # without a compiler: glibc's heap only
         library().keep_arrays()
         _keeping.append(library())
-    return told
+    return applied
 
 
 def release_freed_memory() -> None:
@@ -69,16 +66,16 @@ def release_freed_memory() -> None:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The allocator, compiled for this very PyTorch. OSError where that is not possible."""
+    """The allocator, compiled for this version of PyTorch. OSError where that is impossible."""
     if sys.platform != "linux":
-        raise OSError("it asks Linux for its pages")
+        raise OSError("the allocator is for Linux only")
     import torch
 
     place = Path(torch.__file__).parent
     flags = (
         f"-I{place / 'include'}", f"-L{place / 'lib'}", "-lc10",
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-        f"-DFOR_PYTORCH={torch.__version__}",  # another one is compiled for anew
+        f"-DFOR_PYTORCH={torch.__version__}",  # compiled again for another version
     )  # fmt: skip
     found = declared_library(SOURCE, _ARGUMENTS, *flags)
     found.held_bytes.restype = ctypes.c_size_t

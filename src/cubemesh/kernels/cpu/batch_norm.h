@@ -1,9 +1,9 @@
-// Batch normalisation with what follows it, in parts, for kernels that normalise arrays as they lie
-// (cpu_kernels.cpp) or as products of matrices make them (conv_batch_norm.cpp).
+// Parts of batch normalisation with residual add and ReLU, for kernels on whole arrays
+// (cpu_kernels.cpp) or fused with matrix products (conv_batch_norm.cpp).
 //
-// Arrays lie in channels-last, rows (batch, height, width) by channels, in float32; channels come
-// sixteen at a time. Sums are of differences from a value near the mean, in float32 over a few rows
-// and in float64 over these. What a ReLU after a sum let through is kept as one bit a value.
+// Arrays are channels-last, rows (batch, height, width) by channels, in fp32; channels in multiples of
+// sixteen. Sums are of differences from a value near the mean, in fp32 over a few rows and in fp64 over
+// these. The ReLU mask after a residual add is stored as one bit per value.
 
 #pragma once
 
@@ -27,7 +27,7 @@ inline values load(const float* from) { return *reinterpret_cast<const values*>(
 inline void store(float* to, values v) { *reinterpret_cast<values*>(to) = v; }
 inline values all(float v) { return v - values{}; }
 
-// A bit for each of sixteen values: whether a ReLU lets it through. What is no number passes.
+// The ReLU mask of sixteen values, one bit each. NaN passes.
 inline uint16_t passes(values v) {
 #ifdef __AVX512F__
     return uint16_t(_mm512_cmp_ps_mask(__m512(v), _mm512_setzero_ps(), _CMP_NLE_UQ));
@@ -53,23 +53,23 @@ inline void share(long rows, int t, int threads, long& first, long& end, long st
 
 constexpr long rows_in_float32 = 128;
 
-// Two sums for each channel: of this thread in float64, of its last few rows in float32.
+// Two sums per channel: of this thread in fp64, of its last few rows in fp32.
 struct Sums {
-    std::vector<double> wide;
-    std::vector<float> narrow;
-    explicit Sums(long channels) : wide(2 * channels), narrow(2 * channels) {}
-    void widen() {
-        for (size_t i = 0; i < wide.size(); i++) {
-            wide[i] += narrow[i];
-            narrow[i] = 0;
+    std::vector<double> fp64;
+    std::vector<float> fp32;
+    explicit Sums(long channels) : fp64(2 * channels), fp32(2 * channels) {}
+    void flush() {
+        for (size_t i = 0; i < fp64.size(); i++) {
+            fp64[i] += fp32[i];
+            fp32[i] = 0;
         }
     }
 };
 
-// What all threads found, added up; every thread calls it after a barrier.
+// The sum over all threads; called by every thread after a barrier.
 double total(const std::vector<Sums>& of, long i) {
     double sum = 0;
-    for (const Sums& own : of) sum += own.wide[i];
+    for (const Sums& own : of) sum += own.fp64[i];
     return sum;
 }
 
@@ -78,14 +78,14 @@ struct Norm {
     long rows, channels;
 };
 
-// Where the running statistics are, and how far they move.
+// The running statistics and their momentum.
 struct Running {
     float *mean, *var;
     float epsilon, momentum;
 };
 
 // Mean, 1 / standard deviation and weight · that of channel `c` from the sums of differences from
-// `pivot` and of their squares; moves the running statistics.
+// `pivot` and of their squares; updates the running statistics.
 void finish_statistics(const std::vector<Sums>& found, const Norm& n, const Running& running, float pivot,
             float* mean, float* rstd, float* scale, long c) {
     const double shift = total(found, c) / n.rows;
@@ -98,44 +98,44 @@ void finish_statistics(const std::vector<Sums>& found, const Norm& n, const Runn
     running.var[c] += running.momentum * (float(unbiased) - running.var[c]);
 }
 
-// Of `wide` · 16 channels at once: their bits are one store.
-template <bool add, bool relu, int wide>
+// `groups` · 16 channels at once: their bits are one store.
+template <bool add, bool relu, int groups>
 inline void normalise_few(const Norm& n, const float* x, const float* residual, float* y,
                           uint16_t* bits, const float* scale, long at, long c) {
     uint64_t word = 0;
 #pragma GCC unroll 4
-    for (int i = 0; i < wide; i++, c += lanes) {
+    for (int i = 0; i < groups; i++, c += lanes) {
         values v = (load(x + at + c) - load(n.mean + c)) * load(scale + c) + load(n.bias + c);
         if (add) v += load(residual + at + c);
         if (add && relu) word |= uint64_t(passes(v)) << (i * lanes);
-        if (relu) v = v < 0 ? values{} : v;  // what is no number stays none
+        if (relu) v = v < 0 ? values{} : v;  // NaN stays NaN
         store(y + at + c, v);
     }
-    if (add && relu) std::memcpy(bits + (at + c) / lanes - wide, &word, wide * sizeof(*bits));
+    if (add && relu) std::memcpy(bits + (at + c) / lanes - groups, &word, groups * sizeof(*bits));
 }
 
 template <bool add, bool relu>
 void normalise(const Norm& n, const float* x, const float* residual, float* y, uint16_t* bits,
                const float* scale, long first, long end) {
-    constexpr int wide = 4;
+    constexpr int groups = 4;
     for (long row = first; row < end; row++) {
         const long at = row * n.channels;
         long c = 0;
-        for (; c + wide * lanes <= n.channels; c += wide * lanes)
-            normalise_few<add, relu, wide>(n, x, residual, y, bits, scale, at, c);
+        for (; c + groups * lanes <= n.channels; c += groups * lanes)
+            normalise_few<add, relu, groups>(n, x, residual, y, bits, scale, at, c);
         for (; c < n.channels; c += lanes)
             normalise_few<add, relu, 1>(n, x, residual, y, bits, scale, at, c);
     }
 }
 
-// What the backward pass is given: one or two gradients of the result, and what was kept.
+// Inputs of the backward pass: one or two gradients of the result, and what the forward pass saved.
 struct Given {
     const float *one, *other, *x;
     const uint16_t* bits;
     const float* scale;
 };
 
-// The gradient of what was normalised: what the readers send back, where the ReLU let it through.
+// The gradient before the ReLU: the sum of the readers' gradients, masked.
 template <bool two, bool add, bool relu>
 inline values gradient_at(const Norm& n, const Given& given, long at, long c) {
     values g = load(given.one + at + c);
@@ -148,22 +148,22 @@ inline values gradient_at(const Norm& n, const Given& given, long at, long c) {
     return g;
 }
 
-// Its sums; with a residual it is that one's gradient, and is written to `dresidual`.
+// Its sums; with a residual add it is the residual's gradient, written to `dresidual`.
 template <bool two, bool add, bool relu>
 void gradient_sums(const Norm& n, const Given& given, float* dresidual, Sums& sums, long first,
                 long end) {
     for (long row = first; row < end; row++) {
         const long at = row * n.channels;
-        float *plain = sums.narrow.data(), *weighted = plain + n.channels;
+        float *plain = sums.fp32.data(), *weighted = plain + n.channels;
         for (long c = 0; c < n.channels; c += lanes) {
             values g = gradient_at<two, add, relu>(n, given, at, c);
             if (add) store(dresidual + at + c, g);
             store(plain + c, load(plain + c) + g);
             store(weighted + c, load(weighted + c) + g * (load(given.x + at + c) - load(n.mean + c)));
         }
-        if ((row - first) % rows_in_float32 == rows_in_float32 - 1) sums.widen();
+        if ((row - first) % rows_in_float32 == rows_in_float32 - 1) sums.flush();
     }
-    sums.widen();
+    sums.flush();
 }
 
 // The gradients of weight and bias of channel `c`, and the means that the next needs, from the sums.
@@ -176,8 +176,8 @@ void finish_gradients(const std::vector<Sums>& found, const Norm& n, float* dwei
     means[n.channels + c] = float(weighted * n.rstd[c] / n.rows);
 }
 
-// The gradient of x, of rows from `end` down to `first`, which are in the cache still; rows of `dx`
-// begin with `first` and lie `step` values apart.
+// The gradient of x, of rows from `end` down to `first`, which are still in the cache; rows of `dx`
+// begin with `first` and have a stride of `step` values.
 template <bool two, bool add, bool relu>
 void gradient_of_x(const Norm& n, const Given& given, const float* dresidual, const float* means,
                 float* dx, long step, long first, long end) {
@@ -187,8 +187,8 @@ void gradient_of_x(const Norm& n, const Given& given, const float* dresidual, co
         for (long c = 0; c < n.channels; c += lanes) {
             values g = add ? load(dresidual + at + c)
                             : gradient_at<two, add, relu>(n, given, at, c);
-            values away = (load(given.x + at + c) - load(n.mean + c)) * load(weighted + c);
-            store(dx + (row - first) * step + c, (g - load(plain + c) - away) * load(given.scale + c));
+            values offset = (load(given.x + at + c) - load(n.mean + c)) * load(weighted + c);
+            store(dx + (row - first) * step + c, (g - load(plain + c) - offset) * load(given.scale + c));
         }
     }
 }

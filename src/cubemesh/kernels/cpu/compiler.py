@@ -1,8 +1,8 @@
-"""Is there a C++ compiler here, where is kept what it makes, and how is a kernel compiled with it?
+"""C++ compiler for CPU kernels, and its cache of shared libraries.
 
-A kernel is compiled for this very CPU, so that a cache on a disk that several machines share holds
-one for each kind: the file's name is a digest of the source, the headers beside it, the command,
-the compiler's version and what the CPU can do.
+Kernels are compiled with -march=native. The file name in the cache is a digest of the source, the
+headers in its folder, the command, the compiler's version and the CPU's features, so that machines
+may share the cache.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ from typing import Any
 COMPILERS = ("g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 COMPILE_S = 120.0
-"""How long a compiler may take, on a busy machine."""
+"""Timeout of a compilation, on a busy machine."""
 
 _DAMAGED = re.compile(
     r"(/[^:\n]+\.so): (?:file too short|invalid ELF header|cannot read file data|"
     r"ELF file's phentsize|ELF load command|object file has no)"
 )
-"""What the loader says of a file that is no whole library (glibc, elf/dl-load.c), with its name."""
+"""The loader's messages about a truncated library (glibc, elf/dl-load.c), with its name."""
 
 
 def compiler_setting() -> str:
-    """What CXX names, else nothing."""
+    """The value of CXX; empty if unset."""
     return os.environ.get("CXX", "")
 
 
 def cpp_compiler() -> str | None:
-    """The path of CXX, or where that is not set of the first compiler that is there."""
-    asked = compiler_setting()
-    paths = (shutil.which(name) for name in ((asked,) if asked else COMPILERS))
+    """The path of CXX or, if that is unset, of the first compiler found; None without one."""
+    chosen = compiler_setting()
+    paths = (shutil.which(name) for name in ((chosen,) if chosen else COMPILERS))
     return next((path for path in paths if path is not None), None)
 
 
 def missing_compiler() -> str:
-    """What to install, in words; empty where there is a compiler."""
+    """What to install; empty if there is a compiler."""
     if cpp_compiler() is not None:
         return ""
-    asked = compiler_setting()
-    what = f"CXX names '{asked}', which is not there" if asked else "there is none"
+    chosen = compiler_setting()
+    found = f"CXX='{chosen}' was not found" if chosen else "none was found"
     return (
-        f"To compile for the CPU it needs a C++ compiler, and {what}: install g++ or clang++ "
+        f"Compiling for the CPU needs a C++ compiler, and {found}: install g++ or clang++ "
         "(apt install g++), or set CXX to one."
     )
 
 
 def cache_folder() -> Path:
-    """Where compiled code is kept: `$XDG_CACHE_HOME/cubemesh/compile`."""
+    """The cache of compiled code: `$XDG_CACHE_HOME/cubemesh/compile`."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
     return root / "cubemesh" / "compile"
@@ -65,9 +65,9 @@ def cache_folder() -> Path:
 
 @cache
 def compiled_library(source: Path, *more: str) -> ctypes.CDLL:
-    """`source` as a library, compiled with `more` flags unless the cache has it whole.
+    """`source` as a library, compiled with `more` flags unless it is in the cache.
 
-    Raises OSError where there is no compiler or it refuses, with what it said.
+    OSError without a compiler, or with its message if it fails.
     """
     compiler = cpp_compiler()
     if compiler is None:
@@ -91,7 +91,7 @@ def compiled_library(source: Path, *more: str) -> ctypes.CDLL:
 def declared_library(
     source: Path, arguments: Mapping[str, Sequence[Any]], *more: str
 ) -> ctypes.CDLL:
-    """The same, its functions declared: name → types of the arguments; they return nothing."""
+    """The same, with its functions declared: name → argument types; they return nothing."""
     found = compiled_library(source, *more)
     for name, types in arguments.items():
         function = getattr(found, name)
@@ -100,22 +100,24 @@ def declared_library(
 
 
 def damaged_libraries(error: BaseException) -> list[Path]:
-    """The files that `error` says are no whole libraries: cut short by a kill or a full disk."""
+    """The truncated libraries that `error` names, e.g. after a kill or with a full disk."""
     return [Path(name) for name in _DAMAGED.findall(str(error))]
 
 
 def _compile(compiler: str, source: Path, library: Path, more: Sequence[str]) -> None:
     library.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=library.parent) as own:  # another process may be at it, too
+    with TemporaryDirectory(dir=library.parent) as own:  # another process may compile the same
         made = Path(own) / library.name
         done = _run(compiler, *FLAGS, str(source), *more, "-o", str(made))
         if done.returncode != 0:
-            raise OSError(f"{compiler} does not compile {source.name}: {done.stderr.strip()[:500]}")
+            raise OSError(
+                f"{compiler} failed to compile {source.name}: {done.stderr.strip()[:500]}"
+            )
         made.replace(library)
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
-    """What the compiler says; OSError where it takes too long."""
+    """The compiler's output; OSError on a timeout."""
     try:
         return subprocess.run(
             command, capture_output=True, text=True, timeout=COMPILE_S, check=False
@@ -125,7 +127,7 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def _cpu() -> str:
-    """What the CPU is and can do, as the kernel tells it."""
+    """The CPU's model and features, from /proc/cpuinfo."""
     wanted = ("model name", "flags", "Features", "CPU part")
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

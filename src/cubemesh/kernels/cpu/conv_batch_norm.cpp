@@ -1,13 +1,13 @@
-// A 1×1 convolution with the batch normalisation after it and what follows that, for a CPU.
+// 1×1 convolution fused with batch normalisation, residual add and ReLU, for a CPU.
 //
 //     forward    y = x Wᵀ and its sums │ result = relu((y − mean) · scale + bias + residual)
 //     backward   gradient, its sums │ by blocks of rows: gradient of y; of x: that · W; of W: thatᵀ x
 //
-// At a │ the threads meet. The sums are taken of what lies in the cache still, and the gradient of
-// y never leaves it: a reading of y is spared forward, two and a writing backward.
+// │ is a barrier of the threads. The sums are computed while rows are in the cache, and the gradient of
+// y never leaves it: saves one read of y forward, two reads and a write backward.
 //
-// Arrays lie in channels-last, rows by channels, in float32. The parts: batch_norm.h for what
-// happens to each value, matrices.h for the products.
+// Arrays are channels-last, rows by channels, in fp32. See batch_norm.h for the elementwise parts and
+// matrices.h for the products.
 
 #include <algorithm>
 #include <vector>
@@ -18,10 +18,10 @@
 
 namespace {
 
-constexpr long group = 12;  // rows, of which a thread and a block have whole groups
+constexpr long group = 12;  // rows; threads and blocks have whole groups
 constexpr long block_values = 40 << 10, fewest = 48, most = 384;
 
-// Of a convolution: `from` channels to `to`.
+// A convolution from `from` channels to `to`.
 struct Shape {
     long rows, from, to;
     long block() const {
@@ -48,20 +48,20 @@ void column_sums(Rows<const float> y, long count, const float* pivot, float* pla
     }
 }
 
-const auto nobody = [](long, long) {};
+const auto no_callback = [](long, long) {};
 
 }  // namespace
 
 extern "C" {
 
-// Values that the two below need to work in.
+// Size of the workspace of the two functions below, in floats.
 long conv_batch_norm_floats(long rows, long from, long to, int gradient, int threads) {
     const Shape s{rows, from, to};
     return from * to + threads * (s.copy() + (gradient ? s.panel() + from * to : 0));
 }
 
-// `y`, what the convolution makes, and `result`, with mean and 1 / standard deviation; the rest as
-// of batch_norm_forward. `work` is of conv_batch_norm_floats(…, 0, threads).
+// `y`, the convolution, and `result`, with mean and 1 / standard deviation; the rest as in
+// batch_norm_forward. `work` has conv_batch_norm_floats(…, 0, threads).
 void conv_batch_norm_forward(const float* x, const float* filters, const float* residual, float* y,
                           float* result, uint16_t* bits, const float* weight, const float* bias,
                           float* running_mean, float* running_var, float* mean, float* rstd,
@@ -82,12 +82,12 @@ void conv_batch_norm_forward(const float* x, const float* filters, const float* 
 #pragma omp single
         {
             Ahead none;
-            product({x, from}, work, from, to, {pivot.data(), to}, 1, none, nobody);
+            product({x, from}, work, from, to, {pivot.data(), to}, 1, none, no_callback);
         }
         long first, end;
         share(rows, t, all, first, end, group);
         Sums& own = found[t];
-        float *plain = own.narrow.data(), *squares = plain + to;
+        float *plain = own.fp32.data(), *squares = plain + to;
         for (long row = first; row < end; row += s.block()) {
             const long count = std::min(s.block(), end - row), next = row + count;
             copy_rows({x + row * from, from}, count, from, copy);
@@ -99,7 +99,7 @@ void conv_batch_norm_forward(const float* x, const float* filters, const float* 
                 column_sums(columns, count, pivot.data() + c, plain + c, squares + c, width);
             };
             product({copy.at, copy.step}, work, from, to, made, count, ahead, done);
-            own.widen();
+            own.flush();
         }
 #pragma omp barrier
 #pragma omp for
@@ -109,8 +109,8 @@ void conv_batch_norm_forward(const float* x, const float* filters, const float* 
     }
 }
 
-// The gradients of x (may be null: not wanted), of the filters, and the rest as of batch_norm_backward;
-// `y` is what the convolution made. `work` is of conv_batch_norm_floats(…, 1, threads).
+// The gradients of x (null if not wanted), of the filters, and the rest as in batch_norm_backward; `y`
+// is the convolution. `work` has conv_batch_norm_floats(…, 1, threads).
 void conv_batch_norm_backward(const float* one, const float* other, const float* x,
                            const float* filters, const float* y, const uint16_t* bits,
                            const float* weight, const float* bias, const float* mean,
@@ -140,14 +140,14 @@ void conv_batch_norm_backward(const float* one, const float* other, const float*
 #pragma omp barrier
 #pragma omp for
         for (long c = 0; c < to; c++) finish_gradients(found, n, dweight, dbias, means.data(), c);
-        for (long last = end, row; last > first; last = row) {  // the last are in the cache still
+        for (long last = end, row; last > first; last = row) {  // the last rows are still in the cache
             row = std::max(first, last - s.block());
             const long count = last - row, next = std::max(first, row - s.block());
             gradients_of_x[which](n, given, dresidual, means.data(), gradient.at, gradient.step, row, last);
             const Rows<const float> made{gradient.at, gradient.step};
-            Ahead none, ahead;  // beside the first product it costs more than it brings
+            Ahead none, ahead;  // prefetching during the first product costs more than it gains
             if (dx != nullptr)
-                product(made, work, to, from, {dx + row * from, from}, count, none, nobody);
+                product(made, work, to, from, {dx + row * from, from}, count, none, no_callback);
             ahead.add(y + next * to, (row - next) * to);
             ahead.add(x + next * from, (row - next) * from);
             ahead.add(gradients + next * to, (row - next) * to);

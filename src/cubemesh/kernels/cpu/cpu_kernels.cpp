@@ -1,11 +1,11 @@
-// Batch normalisation with what follows it, max pooling and dropout, for a CPU: each in as few passes
-// over memory as it can do with.
+// CPU kernels: batch normalisation with residual add and ReLU, max pooling, dropout; each in the fewest
+// passes over memory.
 //
 //     norm forward    sums of x │ y = relu((x − mean) · scale + bias + residual)     read, read, write
 //     norm backward   gradient where y > 0, its sums │ gradient of x                    the same
 //
-// At a │ the threads meet. How arrays lie, and the parts of a normalisation: batch_norm.h. A thread has
-// rows of its own, one after the other as they lie in memory.
+// │ is a barrier of the threads. For the layout and the parts of a normalisation see batch_norm.h. Each
+// thread has a contiguous range of rows.
 
 #include <algorithm>
 #include <cmath>
@@ -21,8 +21,8 @@ namespace {
 
 typedef uint8_t bytes __attribute__((vector_size(16), aligned(1)));
 
-// Philox4x32-10 (Salmon et al. 2011): from a counter and a key four numbers of 32 bits, any of which
-// is as good as random. Sixteen counters at once.
+// Philox4x32-10 (Salmon et al. 2011): from a counter and a key four random numbers of 32 bits.
+// Sixteen counters at once.
 constexpr long drawn = 4 * lanes;
 typedef uint32_t numbers __attribute__((vector_size(64)));
 typedef uint64_t products __attribute__((vector_size(128)));
@@ -59,8 +59,8 @@ inline void draw(uint64_t block, uint64_t key, uint32_t* to) {
 
 extern "C" {
 
-// y, mean and 1 / standard deviation from x; moves the running statistics. `residual` may be null;
-// with one, `bits` are kept of what the ReLU let through.
+// y, mean and 1 / standard deviation from x; updates the running statistics. `residual` may be null;
+// with one, the ReLU mask is stored in `bits`.
 void batch_norm_forward(const float* x, const float* residual, float* y, uint16_t* bits,
                   const float* weight, const float* bias, float* running_mean, float* running_var,
                   float* mean, float* rstd, long rows, long channels, float epsilon, float momentum,
@@ -76,15 +76,15 @@ void batch_norm_forward(const float* x, const float* residual, float* y, uint16_
         long first, end;
         share(rows, t, omp_get_num_threads(), first, end);
         Sums& own = found[t];
-        float *sum = own.narrow.data(), *squares = sum + channels;
-        for (long row = end - 1; row >= first; row--) {  // the last rows were written last
+        float *sum = own.fp32.data(), *squares = sum + channels;
+        for (long row = end - 1; row >= first; row--) {  // the last rows are in the cache
             const float* at = x + row * channels;
             for (long c = 0; c < channels; c += lanes) {
                 values d = load(at + c) - load(pivot.data() + c);
                 store(sum + c, load(sum + c) + d);
                 store(squares + c, load(squares + c) + d * d);
             }
-            if ((row - first) % rows_in_float32 == 0) own.widen();
+            if ((row - first) % rows_in_float32 == 0) own.flush();
         }
 #pragma omp barrier
 #pragma omp for
@@ -121,8 +121,8 @@ void batch_norm_backward(const float* one, const float* other, const float* x, c
     }
 }
 
-// y and the place of the largest value in each window, the first where two tie. `relu`: y is
-// 0 where no value is larger, and nobody has won there: place 255.
+// y and the argmax of each window, the first of equal values. `relu`: where no value is positive, y is
+// 0 and the argmax 255.
 void pool_forward(const float* x, float* y, uint8_t* argmax, long batch, long channels, int height,
                   int width, int out_height, int out_width, int kernel_h, int kernel_w,
                   int stride_h, int stride_w, int pad_h, int pad_w, int relu, int threads) {
@@ -156,7 +156,7 @@ void pool_forward(const float* x, float* y, uint8_t* argmax, long batch, long ch
     }
 }
 
-// The same where windows lie side by side: each gradient goes to one of the cells of its window.
+// The same for windows that do not overlap: each gradient goes to one cell of its window.
 static void pool_backward_disjoint(const float* gradient, const uint8_t* argmax, float* dx, long batch,
                                 long channels, int height, int width, int out_height,
                                 int out_width, int kernel_h, int kernel_w, int threads) {
@@ -182,7 +182,7 @@ static void pool_backward_disjoint(const float* gradient, const uint8_t* argmax,
     }
 }
 
-// dx from the gradient of y and the winners: each value once, from the windows that cover it.
+// dx from the gradient of y and the argmax: each value once, from the windows that cover it.
 void pool_backward(const float* gradient, const uint8_t* argmax, float* dx, long batch, long channels,
                    int height, int width, int out_height, int out_width, int kernel_h,
                    int kernel_w, int stride_h, int stride_w, int pad_h, int pad_w, int threads) {
@@ -221,8 +221,8 @@ void pool_backward(const float* gradient, const uint8_t* argmax, float* dx, long
     }
 }
 
-// y = x · scale where a number drawn for its place is at least `dropped` of 2^32, else 0. The same
-// key draws the same numbers, so that the backward pass draws them again instead of keeping them.
+// y = x · scale where the number drawn for its index is at least `dropped` of 2^32, else 0. The same
+// key draws the same numbers, so the backward pass draws them again instead of storing a mask.
 void dropout(const float* x, float* y, long size, uint64_t key, uint32_t dropped, float scale,
              int threads) {
 #pragma omp parallel for num_threads(threads)

@@ -1,9 +1,8 @@
-// Products of matrices a block of rows at a time, for kernels that need the rows for something else
-// while they lie in the cache (conv_batch_norm.cpp).
+// Matrix products a block of rows at a time, for kernels that use the rows while they are in the cache
+// (conv_batch_norm.cpp).
 //
-// Weights are cut into panels of a few columns, which lie side by side for each row of theirs:
-// [columns / across][rows][across]. A block is copied to where its rows do not lie a power of 2
-// apart, since these would share a few lines of a cache.
+// Weights are packed into panels of a few columns: [columns / across][rows][across]. A block is copied
+// to a row stride that is no power of 2, to avoid cache set conflicts.
 
 #pragma once
 
@@ -33,7 +32,7 @@ struct Rows {
     Rows from(long row, long column = 0) const { return {at + row * step + column, step}; }
 };
 
-// Asks for what will be read next, a line at a time, while something else is multiplied.
+// Prefetches the next rows, a cache line at a time, during a product.
 struct Ahead {
     const float *at[3], *end[3];
     int left = 0;
@@ -88,8 +87,8 @@ void multiply_rows(Rows<const float> x, const float* panel, long given, Rows<flo
         multiply<1, columns, add>(x.from(row), panel, given, to.from(row), ahead);
 }
 
-// to = `count` rows of x · weights in panels, of `given` rows and `made` columns; `done` is told
-// each panel's first column when they are made.
+// to = `count` rows of x · weights in panels, of `given` rows and `made` columns; `done` is
+// called with each panel's first column when it is complete.
 template <class Done>
 void product(Rows<const float> x, const float* weights, long given, long made, Rows<float> to,
              long count, Ahead& ahead, Done done) {
@@ -137,7 +136,7 @@ void copy_rows(Rows<const float> x, long count, long channels, Rows<float> to) {
             store(to.from(row, c).at, load(x.from(row, c).at));
 }
 
-// to += slopeᵀ · x for a few filters and a panel of inputs, over `count` rows.
+// to += gradientᵀ · x for a few filters and a panel of inputs, over `count` rows.
 template <int filters>
 inline void correlate(Rows<const float> gradient, const float* x, long count, Rows<float> to,
                       Ahead& ahead) {

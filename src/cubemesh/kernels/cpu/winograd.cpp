@@ -1,18 +1,16 @@
-// Convolutions of 3×3 with a stride of 1 by Winograd's algorithm, for a CPU: a quarter of the
-// multiplications.
+// Winograd convolution for a CPU: 3×3, stride 1, a quarter of the multiplications.
 //
 //     input  ─ transform ─┐
 //                         ├─ 36 matrix products ─ transform back ─ result
 //     weight ─ transform ─┘
 //
-// A tile, 4×4 of the result, becomes 36 places in which single values are multiplied, each place a
-// matrix product of its own (winograd_transforms.h). The gradient of the input is the
-// convolution of the gradient with the weights turned round.
+// A tile, 4×4 of the result, has 36 positions after the transform, each a separate matrix product
+// (winograd_transforms.h). The input gradient is the convolution of the gradient with the flipped
+// weights.
 //
-// Arrays lie in channels-last, in float32; channels come sixteen at a time. Tiles are taken in
-// blocks, so that what becomes of them between two steps stays in a cache. Of small layers a thread
-// has blocks of its own; where the weights fill a cache by themselves all threads work at the same
-// block, and meet between the steps.
+// Arrays are channels-last, in fp32; channels in multiples of sixteen. Tiles are processed in blocks
+// whose intermediates stay in a cache. For small layers each thread has its own blocks; where the
+// weights fill a cache, all threads share a block, with barriers between the steps.
 
 #include <algorithm>
 #include <cmath>
@@ -111,7 +109,7 @@ void correlate_share(const Sizes& s, const Plan& p, const float* v, const float*
 
 extern "C" {
 
-// Values that the two below need to work in.
+// Size of the workspace of the two functions below, in floats.
 long winograd_floats(const Sizes* sizes, int gradient, int threads) {
     const Sizes& s = *sizes;
     const Plan p(s, gradient);
@@ -120,8 +118,8 @@ long winograd_floats(const Sizes* sizes, int gradient, int threads) {
            (1 + threads) * std::max(s.from, s.to) + teams * p.floats(s);
 }
 
-// y = x convolved with the weights, turned round at will, plus a bias (may be null), rectified at
-// will. `work` is of winograd_floats(sizes, 0, threads).
+// y = x convolved with the weights (flipped if `turned`), plus a bias (may be null), with an optional
+// ReLU. `work` has winograd_floats(sizes, 0, threads).
 void winograd_convolve(const Sizes* sizes, const float* x, const float* weight,
                        const long* strides, const float* bias, float* y, float* work, int turned,
                        int relu, int threads) {
@@ -172,8 +170,8 @@ void winograd_convolve(const Sizes* sizes, const float* x, const float* weight,
     }
 }
 
-// The gradients of the weights and of the bias (may be null), from the input and the gradient, which is
-// the gradient of the result. `work` is of winograd_floats(sizes, 1, threads).
+// The gradients of the weights and of the bias (may be null), from the input and the gradient of
+// the result. `work` has winograd_floats(sizes, 1, threads).
 void winograd_weight_gradient(const Sizes* sizes, const float* x, const float* gradient,
                               float* dweight, const long* strides, float* dbias, float* work,
                               int threads) {
@@ -189,7 +187,7 @@ void winograd_weight_gradient(const Sizes* sizes, const float* x, const float* g
 #pragma omp parallel num_threads(threads)
     {
         const int own = omp_get_thread_num(), all = omp_get_num_threads();
-        // A team is all threads, or each by itself with sums of its own.
+        // A team is all threads, or each thread with its own sums.
         const int team = p.together ? 0 : own, part = p.together ? own : 0;
         const int parts = p.together ? all : 1;
         float *v = arrays + team * p.floats(s), *g = v + places * p.step(s.from);
@@ -204,7 +202,7 @@ void winograd_weight_gradient(const Sizes* sizes, const float* x, const float* g
                 take_input(s, p, x, zeros, start + i, v + i * lanes);
                 take_slope(s, p, gradient, zeros, start + i, g + i * lanes, few);
             }
-            for (long c = 0; c < s.to; c++) {  // of few values in float32, in float64 of these
+            for (long c = 0; c < s.to; c++) {  // few values in fp32, these in fp64
                 totals[own * s.to + c] += few[c];
                 few[c] = 0;
             }

@@ -125,7 +125,7 @@ void give_result(const Sizes& s, const Plan& p, const float* from, long number, 
             },
             [&, shift = load(bias + c), floor = least - values{}](int i, int j, values v) {
                 v += shift;
-                store(at[i * cells + j] + c, v < floor ? floor : v);  // no number stays none
+                store(at[i * cells + j] + c, v < floor ? floor : v);  // NaN stays NaN
             });
     }
 }
