@@ -63,12 +63,12 @@ def test_a_library_that_was_cut_short_is_compiled_anew(content, tmp_path, monkey
     source.write_text(f'extern "C" int number() {{ return {len(content or b"")}; }}')
     compiling = compiler._compile
 
-    def killed(compiler, source, library, more):
-        monkeypatch.setattr(cpp_compiler, "_compile", compiling)
-        compiling(compiler, source, library, more)
+    def killed(path, source, library, more):
+        monkeypatch.setattr(compiler, "_compile", compiling)
+        compiling(path, source, library, more)
         library.write_bytes(library.read_bytes()[:64] if content is None else content)
 
-    monkeypatch.setattr(cpp_compiler, "_compile", killed)
+    monkeypatch.setattr(compiler, "_compile", killed)
     assert compiler.compiled_library(source).number() == len(content or b"")
     assert len(list((tmp_path / "cubemesh" / "compile").iterdir())) == 1
 
@@ -81,8 +81,8 @@ def test_a_library_that_cannot_be_read_is_left_as_it_is(tmp_path, monkeypatch):
     def refuse(path):
         raise refused
 
-    monkeypatch.setattr(cpp_compiler, "cpp_compiler", lambda: "/bin/true")
-    monkeypatch.setattr(cpp_compiler, "_compile", lambda *given: made.append(given))
+    monkeypatch.setattr(compiler, "cpp_compiler", lambda: "/bin/true")
+    monkeypatch.setattr(compiler, "_compile", lambda *given: made.append(given))
     monkeypatch.setattr(compiler.ctypes, "CDLL", refuse)
     source = tmp_path / "any.cpp"
     source.write_text("")
@@ -97,7 +97,7 @@ def test_a_compiler_that_hangs_is_an_error_of_the_system(tmp_path, monkeypatch):
     hangs.write_text("#!/bin/sh\nexec sleep 60\n")
     hangs.chmod(0o755)
     monkeypatch.setenv("CXX", str(hangs))
-    monkeypatch.setattr(cpp_compiler, "COMPILE_S", 0.05)
+    monkeypatch.setattr(compiler, "COMPILE_S", 0.05)
     source = tmp_path / "any.cpp"
     source.write_text("")
     with pytest.raises(OSError, match="hangs took more than 0 s"):
