@@ -26,7 +26,7 @@ from cubemesh.schema import (
     Unknown,
 )
 
-BOARD = "GPU board (energy counter); not in it: CPU package, DRAM, the rest of the machine"
+BOARD = "GPU board (energy counter); not included: CPU package, DRAM, the rest of the machine"
 NO_SENSOR = "not measurable: CPU: /sys/class/powercap does not exist: a virtual machine"
 
 
@@ -156,7 +156,7 @@ def test_a_setting_without_power_has_its_reason(record_of):
 
 
 def test_power_of_other_parts_is_not_compared(record_of):
-    package = "CPU package (RAPL); not in it: DRAM, the rest of the machine"
+    package = "CPU package (RAPL); not included: DRAM, the rest of the machine"
     records = [
         run(record_of, 32, 400.0, 300.0),
         run(record_of, 64, 640.0, 400.0),

@@ -62,7 +62,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     zone(tmp_path / "amd" / "intel-rapl:0", "package-0", 7)
     amd = RaplReader(tmp_path / "amd")
     assert list(amd.read()) == ["cpu_package_joules"]
-    assert amd.missing["dram_joules"].startswith("there is no RAPL counter of the name dram")
+    assert "named dram" in amd.missing["dram_joules"]
     (tmp_path / "amd" / "intel-rapl:0" / "energy_uj").write_text("much")
     assert "cannot be read" in RaplReader(tmp_path / "amd").missing["cpu_package_joules"]
 

@@ -39,4 +39,4 @@ def test_the_reason_says_whose_sensor_it_is() -> None:
         f"its power sensor needs {TIMES} times 100 ms"
     )
     assert "its generation (H100-PCIe)" in needed("NVIDIA H200", "hopper", "instant").why
-    assert "not known" in needed("NVIDIA B200", "blackwell", "instant").why
+    assert "unknown" in needed("NVIDIA B200", "blackwell", "instant").why

@@ -195,11 +195,11 @@ def test_utilisation_of_the_measured_part_alone() -> None:
     with Telemetry(log, 2, every_s=0.001, reader=Replay(RECORDED, 2, 4)) as telemetry:
         while len(telemetry.readings) < 4:
             time.sleep(0.001)
-    telemetry.keep_utilisation(0.5, 2.5)
+    telemetry.log_utilisation(0.5, 2.5)
     assert log.figures["cpu_utilisation_percent"].value == pytest.approx(50.0)
     curve = log.curves["cpu_utilisation_percent"]
     assert (curve.x, curve.y) == ((0.5, 1.5), (50.0, 50.0))
-    telemetry.keep_utilisation(9.0, 10.0)  # nothing was read then: nothing is said
+    telemetry.log_utilisation(9.0, 10.0)  # nothing was read then: nothing is said
     assert "gpu_utilisation_percent" not in log.figures
 
 
@@ -221,7 +221,7 @@ def test_utilisation_of_a_gpu_is_the_mean_of_its_readings() -> None:
     start, end = first - 3.0, first + 3.0
     telemetry.readings[0] = reading(start, 5.0, 20.0, 50.0)
     telemetry.readings[-1] = reading(end, 8.0, 24.0, 55.0)
-    telemetry.keep_utilisation(start, end)
+    telemetry.log_utilisation(start, end)
     figure = log.figures["gpu_utilisation_percent"]
     assert (figure.value, figure.n) == (pytest.approx(170 / 3), 3)
     assert log.curves["gpu_utilisation_percent"].y == (0.0, 80.0, 90.0)
@@ -281,7 +281,7 @@ def test_energy_of_the_windows_from_played_readings() -> None:
     for name, points in telemetry.sampled.items():
         telemetry.sampled[name] = [(5.0 * n, v) for n, (_, v) in enumerate(points)]
     telemetry._every_s = 1.0
-    telemetry.keep_energy([Window(start_s=0.5, elapsed_s=4.0, steps=8, samples=80)], 80)
+    telemetry.log_energy([Window(start_s=0.5, elapsed_s=4.0, steps=8, samples=80)], 80)
     assert log.figures["mean_power_watts"].value == pytest.approx(100.0)
     assert log.figures["energy_joules_per_sample"].value == pytest.approx(5.0)
     assert log.figures["samples_per_joule"].value == pytest.approx(0.2)

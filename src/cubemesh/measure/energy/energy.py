@@ -1,17 +1,16 @@
-"""How much energy did the measured steps take, and of which parts of the machine?
+"""Energy and power of the measured steps, by part of the machine.
 
     joules             ∫ power dt over the measured windows, or the growth of a counter over them
     joules per sample  joules / samples of these windows
-    samples per joule  its inverse: samples per second for each watt
+    samples per joule  its inverse: samples/s per watt
     mean power         joules / seconds of these windows
 
-Power between two readings is taken to lie on the straight line that joins them (the trapezoid
-rule), a counter to grow evenly. A GPU's board has both: the counter is what is used where there is
-one, the other checks it. RAPL counts the processors' packages and their memory. What is summed up,
-and what is not in it, stands in the `method` of every figure.
+Power is integrated by the trapezoid rule; a counter is interpolated linearly. A GPU's board has
+both: the counter is used where there is one, and the integral checks it. RAPL counts the CPU
+packages and their memory. The `method` of every figure lists what it covers and what it leaves out.
 
-A stretch too short for the sensor, or one outside the readings, has no figure: an `Unknown` says
-why. Nothing is ever nought for want of a reading.
+A stretch too short for the sensor, or outside the readings, has no figure: an `Unknown` gives the
+reason. A missing reading is never reported as zero.
 """
 
 from __future__ import annotations
@@ -34,32 +33,32 @@ from cubemesh.units import format_seconds
 Points = Sequence[tuple[float, float]]
 """(time, value) in rising order of time."""
 Span = tuple[float, float]
-"""From when to when."""
+"""(start, end) in seconds."""
 AGREE = 0.05
-"""Share by which the counter and the integral may differ."""
+"""Relative difference between counter and integral above which there is a warning."""
 GAP_S = 0.05
-"""Windows nearer to one another than this belong to one stretch."""
+"""Windows with smaller gaps belong to one stretch."""
 SILENT = 5
-"""A sensor without an answer for so many times the interval of the readings has fallen silent."""
+"""A gap of so many reading intervals means that the sensor stopped answering."""
 RAPL_S = 0.05
 """RAPL's counters move every millisecond or so, unevenly: over this they are good to 5 % (Khan et
 al., "RAPL in Action", ACM TOMPECS 3(2), 2018)."""
 WHAT = "energy and power"
 INTEGRATED = "gpu_energy_integrated_joules"
 _OUTSIDE = (
-    "the measured windows do not lie between the readings: the program keeps a clock of its own, "
-    "or its sensors fell silent"
+    "the measured windows are outside the readings: the program has its own clock, or the sensors "
+    "stopped answering"
 )
 _PARTS = {PACKAGE: "CPU package", DRAM: "DRAM"}
 _MEANS = {PACKAGE: "cpu_package_watts", DRAM: "dram_watts"}
 BOARD = "GPU board"
 OF_HOST = {_MEANS[name]: words for name, words in _PARTS.items()}
-"""Mean power of a part of the host → the part, in words."""
+"""Mean power of a part of the host → name of the part."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Energy:
-    """What was found: figures by name, what could not be measured, and doubts."""
+    """Figures by name, what could not be measured, and warnings."""
 
     figures: Mapping[str, Figure]
     unmeasured: tuple[Unknown, ...] = ()
@@ -77,13 +76,13 @@ class Part:
 
 
 def totals(parts: Sequence[Part], seconds: float, samples: int | None, n: int) -> dict[str, Figure]:
-    """The sum of `parts` over `seconds`, `n` windows in which `samples` were processed (None: none
-    are counted), with what it covers."""
+    """Totals over `parts` in `seconds` of `n` windows with `samples` samples (None where samples
+    are not counted)."""
     joules = math.fsum(part.joules for part in parts)
     covered = " + ".join(f"{p.name} ({p.how})" for p in parts)
     names = {p.name for p in parts}
     absent = [words for words in _PARTS.values() if words not in names]
-    method = f"{covered}; not in it: {', '.join([*absent, 'the rest of the machine'])}"
+    method = f"{covered}; not included: {', '.join([*absent, 'the rest of the machine'])}"
     values = {"mean_power_watts": (joules / seconds, "W")}
     if samples and joules > 0:
         values["energy_joules_per_sample"] = joules / samples, "J/sample"
@@ -137,11 +136,11 @@ def energy(
     every_s: float,
     missing: Mapping[str, str],
 ) -> Energy:
-    """The energy of the windows `spans`, in which `samples` were processed (None: none are
-    counted), from readings by name taken every `every_s`.
+    """Energy of the windows `spans` with `samples` samples (None where samples are not counted),
+    from readings by name taken every `every_s`.
 
-    `gpu_needs` is how long the GPU's sensor must be watched, None for a run without a GPU;
-    `missing` has the reason for every sensor that is not there.
+    `gpu_needs` is the stretch that the GPU's sensor needs, None for a run without a GPU; `missing`
+    has the reason for every missing sensor.
     """
     if not spans:
         return Energy(figures={})
@@ -154,7 +153,7 @@ def energy(
         if sampled.get(name):
             ledger.enter_counter(name)
     figures = ledger.figures
-    # Of a run on a GPU, a sum without the GPU is no answer.
+    # On a GPU, there is no total without the GPU.
     if ledger.parts and (gpu_needs is None or ledger.parts[0].mean_name == POWER):
         figures |= totals(ledger.parts, ledger.seconds, samples, len(spans))
     return Energy(
@@ -166,7 +165,7 @@ def energy(
 
 @dataclass(kw_only=True)
 class _Ledger:
-    """What is known part by part."""
+    """Energy part by part."""
 
     sampled: Mapping[str, Points]
     spans: Sequence[Span]
@@ -175,11 +174,10 @@ class _Ledger:
     parts: list[Part] = field(default_factory=list)
     figures: dict[str, Figure] = field(default_factory=dict)
     why: list[str] = field(default_factory=list)
-    """Reasons for what is not measurable."""
+    """Reasons for what could not be measured."""
 
     def enter_board(self, need: Need) -> None:
-        """The GPU's board, by its counter and by integrated power as far as they are there; the
-        counter is what counts where there is one."""
+        """Add the GPU's board, from its counter, else from integrated power."""
         if self._too_short("", need.seconds, need.why):
             return
         by_counter = counted(self._read(ENERGY), self.spans)
@@ -196,11 +194,11 @@ class _Ledger:
                 figure = self.figures[name]
                 self._enter(BOARD, figure.method, figure.value, POWER)
                 return
-        told = (self.missing.get(name) for name in ("gpu", POWER, ENERGY))
-        self.why.append(f"{BOARD}: {next(filter(None, told), _OUTSIDE)}")
+        reasons = (self.missing.get(name) for name in ("gpu", POWER, ENERGY))
+        self.why.append(f"{BOARD}: {next(filter(None, reasons), _OUTSIDE)}")
 
     def enter_counter(self, name: str) -> None:
-        """What RAPL counts."""
+        """Add a part that RAPL counts."""
         words = _PARTS[name]
         if self._too_short(f"{words}: ", RAPL_S, "RAPL needs two readings"):
             return
@@ -212,7 +210,7 @@ class _Ledger:
 
     @property
     def seconds(self) -> float:
-        """Of all windows."""
+        """Total time of all windows."""
         return math.fsum(end - start for start, end in self.spans)
 
     def _enter(self, name: str, how: str, joules: float, mean_name: str) -> None:
@@ -221,22 +219,21 @@ class _Ledger:
         self.figures[mean_name] = Figure(value=watts, unit="W", n=len(self.spans), method=how)
 
     def _read(self, name: str) -> Points:
-        """The readings of a sensor; none where it fell silent while steps were measured."""
+        """Readings of a sensor; none where it stopped answering while steps were measured."""
         points = self.sampled.get(name, ())
         start, end = self.spans[0][0], self.spans[-1][1]
         gaps = [b - a for (a, _), (b, _) in pairwise(points) if b > start and a < end]
         return () if gaps and max(gaps) > SILENT * self.every_s else points
 
     def _too_short(self, whose: str, need_s: float, why: str) -> bool:
-        """Whether a stretch of windows, in the mean, is shorter than `need_s` or two readings."""
+        """Whether the mean stretch of windows is shorter than `need_s` or two readings."""
         lengths = [end - start for start, end in stretches(self.spans)]
         length, need_s = math.fsum(lengths) / len(lengths), max(need_s, 2 * self.every_s)
         if length >= need_s:
             return False
         what = "steps were measured for" if len(lengths) == 1 else "a stretch of steps took"
         self.why.append(
-            f"{whose}{what} {format_seconds(length)}, and {format_seconds(need_s)} are needed: "
-            f"{why}"
+            f"{whose}{what} {format_seconds(length)}; {format_seconds(need_s)} are needed: {why}"
         )
         return True
 
@@ -251,10 +248,10 @@ def _disagreement(own: Mapping[str, Figure]) -> list[Warning]:
         warn(
             "energy-mismatch",
             f"The GPU's power, integrated over {own[INTEGRATED].n} readings, is "
-            f"{100 * abs(share):.1f} % {'more' if share > 0 else 'less'} than its energy counter "
-            f"says; up to {100 * AGREE:.0f} % is usual.",
-            "Measure longer (set seconds=10 or more): few readings of an uneven load miss some "
-            "of it. The figures use the counter.",
+            f"{100 * abs(share):.1f} % {'more' if share > 0 else 'less'} than its energy counter; "
+            f"up to {100 * AGREE:.0f} % is usual.",
+            "Measure longer (set seconds=10 or more): few readings undersample an uneven load. The "
+            "figures use the counter.",
         )
     ]
 
@@ -269,15 +266,15 @@ def _covers(points: Points, spans: Sequence[Span]) -> bool:
 
 
 def _no_sensor(missing: Mapping[str, str]) -> str:
-    told = {
+    reasons = {
         "GPU": missing.get("gpu") or missing.get(POWER),
         "CPU": missing.get(PACKAGE),
         "DRAM": missing.get(DRAM) if missing.get(DRAM) != missing.get(PACKAGE) else None,
     }
-    known = "; ".join(f"{part}: {why}" for part, why in told.items() if why)
+    known = "; ".join(f"{part}: {why}" for part, why in reasons.items() if why)
     return known or "no sensor was read"
 
 
 def unknown(why: str) -> Unknown:
-    """That energy and power could not be measured, and why."""
+    """Energy and power as unmeasured, with the reason."""
     return Unknown(what=WHAT, why=f"not measurable: {why}")

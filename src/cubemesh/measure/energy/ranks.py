@@ -1,14 +1,14 @@
-"""How much energy did a run on several devices take? What its ranks read, put together.
+"""Energy of a run on several devices, from the readings of its ranks.
 
-Each rank reads the board of its own GPU, and the counters of its host, which all ranks of a host
-share. So over the measured windows of each rank
+Each rank reads the board of its own GPU and the counters of its host, which the ranks of a host
+share. Over the measured windows of each rank:
 
-    joules             Σ over ranks of their boards' + Σ over hosts of their packages' and memory's
+    joules             Σ over ranks of the boards + Σ over hosts of the packages and their memory
     joules per sample  joules / samples of all ranks
-    mean power         joules / seconds of these windows, in the mean over ranks
+    mean power         joules / seconds of these windows, mean over ranks
 
-Where one board has no reading there is no sum: a run on eight GPUs is not what seven drew. One
-process that drives several GPUs reads the first of them alone, so it has none either.
+Without a reading of every board there is no sum: the energy of seven GPUs is not that of eight. One
+process that drives several GPUs reads only the first, so it has no sum either.
 """
 
 from __future__ import annotations
@@ -25,35 +25,36 @@ IDLE = "gpu_idle_watts"
 _TOTALS = ("mean_power_watts", "energy_joules_per_sample", "samples_per_joule")
 _OF_BOARDS = (POWER, ENERGY, INTEGRATED, IDLE)
 NAMES = frozenset({*_TOTALS, *_OF_BOARDS, *OF_HOST})
-"""Of the figures that are put together here."""
-Told = Mapping[int, Mapping[str, Figure]]
-"""Rank → figures by name, as it told them."""
+"""Names of the figures combined here."""
+ByRank = Mapping[int, Mapping[str, Figure]]
+"""Rank → its figures by name."""
 
 
-def energy_of_ranks(ranks: Sequence[Rank], told: Told, windows: Iterable[Window]) -> Energy:
-    """The figures of energy and power of a run whose ranks have `told` their own, in place of the
-    first rank's; of one rank with one device, those."""
-    own = {name: figure for name, figure in told.get(0, {}).items() if name in NAMES}
+def energy_of_ranks(
+    ranks: Sequence[Rank], own_figures: ByRank, windows: Iterable[Window]
+) -> Energy:
+    """Figures of energy and power of a run, from those of its ranks; on one device, that rank's."""
+    own = {name: figure for name, figure in own_figures.get(0, {}).items() if name in NAMES}
     driven = max((len(rank.devices) for rank in ranks), default=0)
     if driven > 1 and POWER in own:
         return _of_several_boards(own, driven)
     if len(ranks) < 2:
         return Energy(figures=own)
-    return Energy(figures=_of_several_ranks(ranks, told, windows))
+    return Energy(figures=_of_several_ranks(ranks, own_figures, windows))
 
 
 def _of_several_boards(own: Mapping[str, Figure], driven: int) -> Energy:
     figures = {
-        name: replace(figure, method=f"{figure.method}, of the first of {driven} GPUs alone")
+        name: replace(figure, method=f"{figure.method}, only the first of {driven} GPUs")
         for name, figure in own.items()
         if name not in _TOTALS
     }
-    why = f"one process drives {driven} GPUs, and reads the board of the first of them alone"
+    why = f"one process drives {driven} GPUs and reads only the first one's board"
     return Energy(figures=figures, unmeasured=(unknown(why),))
 
 
 def _of_several_ranks(
-    ranks: Sequence[Rank], told: Told, windows: Iterable[Window]
+    ranks: Sequence[Rank], own_figures: ByRank, windows: Iterable[Window]
 ) -> dict[str, Figure]:
     measured = [w for w in windows if w.phase == "measure"]
     seconds = {
@@ -64,15 +65,15 @@ def _of_several_ranks(
         firsts.setdefault(rank.host, rank.rank)
     on_gpu = [rank.rank for rank in ranks if rank.device != "cpu"]
     summed = {
-        **{name: _sum(name, on_gpu, told) for name in _OF_BOARDS},
-        **{name: _sum(name, list(firsts.values()), told) for name in OF_HOST},
+        **{name: _sum(name, on_gpu, own_figures) for name in _OF_BOARDS},
+        **{name: _sum(name, list(firsts.values()), own_figures) for name in OF_HOST},
     }
     figures = {name: figure for name, figure in summed.items() if figure is not None}
     parts = [
         Part(
             name=words,
             how=figures[name].method,
-            joules=math.fsum(told[rank][name].value * seconds[rank] for rank in of),
+            joules=math.fsum(own_figures[rank][name].value * seconds[rank] for rank in of),
             mean_name=name,
         )
         for name, words, of in (
@@ -83,19 +84,19 @@ def _of_several_ranks(
     ]
     mean_s = math.fsum(seconds.values()) / len(seconds)
     if parts and mean_s > 0 and (not on_gpu or POWER in figures):
-        samples = sum(w.samples for w in measured) if _counts_samples(told) else None
+        samples = sum(w.samples for w in measured) if _counts_samples(own_figures) else None
         n = sum(w.rank == 0 for w in measured)
         figures |= totals(parts, mean_s, samples, n)
     return figures
 
 
-def _counts_samples(told: Told) -> bool:
-    return any("energy_joules_per_sample" in figures for figures in told.values())
+def _counts_samples(own_figures: ByRank) -> bool:
+    return any("energy_joules_per_sample" in figures for figures in own_figures.values())
 
 
-def _sum(name: str, ranks: Sequence[int], told: Told) -> Figure | None:
-    """The sum of what these ranks told under a name; None where one of them told nothing."""
-    figures = [told[rank][name] for rank in ranks if name in told.get(rank, {})]
+def _sum(name: str, ranks: Sequence[int], own_figures: ByRank) -> Figure | None:
+    """Sum of a figure over these ranks; None where one of them lacks it."""
+    figures = [own_figures[rank][name] for rank in ranks if name in own_figures.get(rank, {})]
     if not figures or len(figures) < len(ranks):
         return None
     how = " or ".join(sorted({figure.method for figure in figures}))

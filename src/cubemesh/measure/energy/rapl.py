@@ -1,11 +1,11 @@
-"""How much energy have the processors and their memory used? As RAPL counts it.
+"""RAPL: energy of the CPU packages and their memory.
 
-Linux shows Intel's and AMD's running average power limit counters under /sys/class/powercap: a
-folder `intel-rapl:N` for each package (AMD's stand under that name too), inside it
-`intel-rapl:N:M` for its parts, each with a `name`, the energy so far in microjoules and the value
-after which that starts at nought again (Documentation/power/powercap/powercap.rst of the Linux
-kernel). The package's figure does not hold the memory's. Since 2020 only root may read them
-(CVE-2020-8694); a virtual machine mostly has none. What is missing is said, with the reason.
+Linux shows Intel's and AMD's running average power limit (RAPL) counters under /sys/class/powercap:
+a folder `intel-rapl:N` for each package (AMD's too), within it `intel-rapl:N:M` for its parts, each
+with a `name`, the energy in microjoules and the value at which it wraps to zero
+(Documentation/power/powercap/powercap.rst of the Linux kernel). The package's figure does not
+include the memory's. Since 2020 only root may read them (CVE-2020-8694); virtual machines mostly
+lack them. `missing` has the reason for every missing counter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ READABLE = "sudo chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj"
 
 @dataclass
 class _Zone:
-    """One counter, made one that only grows."""
+    """One counter, unwrapped."""
 
     file: Path
     range_uj: int
@@ -37,8 +37,8 @@ class _Zone:
 
 
 class RaplReader:
-    """Reads the energy of the packages and of their memory, joules since it was made, summed over
-    packages. `missing` says why where there is none."""
+    """Reads the joules of the packages and of their memory since its creation, summed over
+    packages."""
 
     device = "host"
 
@@ -54,7 +54,7 @@ class RaplReader:
             self._open(part, folders, root)
 
     def read(self) -> dict[str, float]:
-        """Joules so far, by name; what cannot be read for the moment is left out."""
+        """Joules so far, by name; a counter that cannot be read at the moment is left out."""
         found = {}
         for part, zones in self._zones.items():
             with suppress(OSError):
@@ -84,15 +84,14 @@ class RaplReader:
 
 
 def grown(before_uj: int, now_uj: int, range_uj: int) -> int:
-    """How far a counter has come that starts again at nought after `range_uj`; it is read often
-    enough to do so once at most."""
+    """Growth of a counter that wraps after `range_uj`, at most once between two readings."""
     if now_uj >= before_uj:
         return now_uj - before_uj
     return range_uj - before_uj + now_uj
 
 
 def _folders(root: Path) -> Iterator[Path]:
-    # A second driver (intel-rapl-mmio) may show the same package again: it is left out.
+    # intel-rapl-mmio may show the same package again: it is left out.
     if root.is_dir():
         yield from sorted(f for f in root.iterdir() if f.name.startswith("intel-rapl:"))
 
@@ -111,7 +110,7 @@ def _why_none(part: str, root: Path) -> str:
     if not root.is_dir():
         return f"{root} does not exist: a virtual machine or container without RAPL counters"
     what = "package" if part == PACKAGE else "dram"
-    return f"there is no RAPL counter of the name {what} in {root}"
+    return f"no RAPL counter named {what} in {root}"
 
 
 def _number(file: Path) -> int:

@@ -1,13 +1,13 @@
-"""How long must a GPU be watched before its power reading says anything? A table of its sensors.
+"""Power sensors of GPUs: how long a GPU must be measured for its power readings to be valid.
 
-A power sensor gives a new value every so often, each the mean over a while, and some rise slowly.
-`power_sensors.csv` has what was measured of them against a meter at the plug or in the slot
-(arXiv 2312.02741, "Part-time Power Measurements: nvidia-smi's Lack of Attention"). A stretch
-shorter than ten times the longest of these times is not measurable: each reading stands for the
-time around it, so that with ten of them what came before and after weighs a tenth at most.
+A power sensor updates periodically, each value the mean over a window, and some rise slowly.
+`power_sensors.csv` has these times as measured against an external meter (arXiv 2312.02741,
+"Part-time Power Measurements: nvidia-smi's Lack of Attention"). A stretch shorter than ten times
+the longest of them is not measurable: with ten readings, what came before and after it has a weight
+of at most a tenth.
 
-A GPU that is not in the table is held to the slowest of its generation; one of a generation that
-was not measured, to the mean over one second which current drivers give.
+A GPU that is not in the table has the slowest times of its generation; one of an unmeasured
+generation the one-second mean of current drivers.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from importlib import resources
 
 FILE = "power_sensors.csv"
 TIMES = 10
-"""A measured stretch is as many times the sensor's longest time, at least."""
+"""Minimum length of a stretch, in multiples of the sensor's longest time."""
 UNKNOWN_S = 1.0
-"""What is taken for a sensor of which nothing is known."""
+"""Longest time assumed for an unknown sensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sensor:
-    """What is known of the power sensor of one GPU, read in one way."""
+    """Power sensor of one GPU, for one kind of reading."""
 
     gpu: str
     generation: str
@@ -49,7 +49,7 @@ class Sensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """How long a stretch must be, and why."""
+    """Minimum length of a stretch, and the reason."""
 
     seconds: float
     why: str
@@ -77,15 +77,15 @@ def sensors() -> tuple[Sensor, ...]:
 
 
 def needed(name: str, generation: str, reading: str) -> Need:
-    """The least length of a stretch on the GPU called `name`, of a generation as NVML names it,
-    whose power is read in the way `reading`."""
+    """Minimum length of a stretch on the GPU `name` of an NVML `generation`, with power read as
+    `reading`."""
     alike = [s for s in sensors() if (s.generation, s.reading) == (generation, reading)]
     own = [s for s in alike if set(_words(s.gpu)) <= set(_words(name))]
     if not alike:
         return Need(
             seconds=TIMES * UNKNOWN_S,
-            why=f"how the power sensor of this GPU samples is not known, and {TIMES} times a mean "
-            f"over {UNKNOWN_S:g} s is taken for it",
+            why=f"the sampling of this GPU's power sensor is unknown; {TIMES} times a mean over "
+            f"{UNKNOWN_S:g} s is assumed",
         )
     slowest = max(own or alike, key=lambda s: s.longest_s)
     whose = "its power sensor" if own else f"the power sensor of its generation ({slowest.gpu})"

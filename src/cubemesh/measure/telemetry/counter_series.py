@@ -1,7 +1,7 @@
-"""What do readings of counters say about a span of time?
+"""Series, rates and curves from readings of counters.
 
-Pure functions from readings to series, shares and curves: a counter of processor seconds becomes a
-percentage of cores, a counter of bytes or joules a rate, each for the span that ends at its time.
+Pure functions: a counter of CPU seconds becomes a percentage of cores, a counter of bytes or joules
+a rate, each for the span that ends at its time.
 """
 
 from __future__ import annotations
@@ -30,19 +30,18 @@ RATES = {
     "cpu_package_joules": "cpu_package_watts",
     "dram_joules": "dram_watts",
 }
-"""Counters that are shown as what they grow by in a second."""
+"""Counters that are shown as rates."""
 FROM_ZERO = frozenset({"gpu_energy_joules"})
-"""Counters that are shown as what they have grown by since the first reading."""
+"""Counters that are shown relative to the first reading."""
 MOST_IN_CURVE = 240
-"""A curve of more points than this is thinned to means of neighbours."""
+"""Limit on the points of a curve; above it, neighbours are averaged."""
 
 
 def series_of(
     name: str, points: Points, new: int, *, device: str, first: float, least_s: float
 ) -> Series | None:
-    """The series that the last `new` of `points` make of a quantity as it was read; `first` is its
-    first value of all. A rate over less than `least_s` is left out: it would show how a counter
-    moves, not what it counts. None where there is nothing to show yet."""
+    """Series of the last `new` of `points`; `first` is the quantity's first value. A rate over less
+    than `least_s` is left out: it would show the counter's update steps. None without points."""
     if name in RATES:
         shown = [
             (end, max(0.0, b - a) / (end - start))
@@ -64,8 +63,8 @@ def _series(name: str, points: Points, device: str = "host") -> Series | None:
 def percent_series(
     name: str, times_s: Sequence[float], counter_s: Sequence[float], cores: float
 ) -> Series:
-    """The growth of a counter of processor seconds as a percentage of `cores`, a value for each
-    span between neighbouring readings at the time of its end; spans of no length are left out."""
+    """Growth of a counter of CPU seconds in percent of `cores`, one value for each span between
+    readings, at its end; empty spans are left out."""
     points = [
         (end, 100 * max(0.0, b - a) / (end - start) / cores)
         for (start, end), (a, b) in zip(pairwise(times_s), pairwise(counter_s), strict=True)
@@ -79,8 +78,8 @@ def percent_series(
 def cpu_percent(
     readings: Sequence[Reading], cores: float, start: float, end: float
 ) -> float | None:
-    """Processor time of this process tree between `start` and `end` as a percentage of `cores`;
-    the counter is interpolated between readings. None for a span of no length."""
+    """CPU time of this process tree between `start` and `end` in percent of `cores`, interpolated
+    between readings. None for an empty span."""
     times = [r.time_s for r in readings]
     start, end = max(start, times[0]), min(end, times[-1])
     if end <= start:
@@ -90,8 +89,7 @@ def cpu_percent(
 
 
 def curve_since(name: str, points: Points, start: float) -> Curve:
-    """A quantity against the seconds since `start`, as means of neighbours where there are more
-    points than anyone can see."""
+    """A quantity over the seconds since `start`, with at most `MOST_IN_CURVE` points."""
     several = max(1, -(-len(points) // MOST_IN_CURVE))
     groups = [points[i : i + several] for i in range(0, len(points), several)]
     return Curve(
@@ -103,8 +101,8 @@ def curve_since(name: str, points: Points, start: float) -> Curve:
 
 
 def others_share(readings: Sequence[Reading], cores: int, start: float, end: float) -> float | None:
-    """Share (0 to 1) of `cores` processors that was not this process tree's work, yet work, between
-    `start` and `end`; counters are interpolated between readings. None for a span of no length."""
+    """Fraction (0 to 1) of `cores` processors used by other process trees between `start` and
+    `end`, interpolated between readings. None for an empty span."""
     times = [r.time_s for r in readings]
     start, end = max(start, times[0]), min(end, times[-1])
     if end <= start:

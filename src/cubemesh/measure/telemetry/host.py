@@ -1,9 +1,9 @@
-"""How much processor time and memory has this process tree used, and how much has everyone?
+"""Host telemetry: CPU time and memory of this process tree, and CPU time of the machine.
 
-One `Reading` of counters that only grow, so that any span between two readings can be judged
-afterwards. The kernel's files are read directly: asking psutil for the children of a process looks
-at every process of the machine, which takes milliseconds and, in Python, the measuring thread's
-interpreter lock. Sources: proc_stat(5), proc_pid_stat(5), proc_pid_statm(5), proc_tid_children(5).
+A `Reading` has counters that only grow, so any span between two readings can be evaluated later.
+The kernel's files are read directly: asking psutil for a process's children reads every process of
+the machine, which takes milliseconds and, in Python, the measuring thread's interpreter lock.
+Sources: proc_stat(5), proc_pid_stat(5), proc_pid_statm(5), proc_tid_children(5).
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _READ_BYTES = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """Counters at one moment. Times of processors are seconds summed over processors."""
+    """Counters at one moment. CPU times are seconds summed over processors."""
 
     time_s: float
     """A reading of `time.perf_counter()`."""
     tree_cpu_s: float
-    """Used by this process, its children and theirs, the ended ones included."""
+    """Used by this process and its descendants, including ended ones."""
     resident_bytes: int
-    """Memory of the tree; pages that processes share count once for each."""
+    """Memory of the tree; shared pages count once for each process."""
     cores_busy_s: float
-    """Used by anyone on the processors this process may run on; time a hypervisor gave to others
-    is part of it."""
+    """Used by any program on the processors this process may run on, including time stolen by the
+    hypervisor."""
     host_busy_s: float
-    """Used by anyone on all processors of the machine."""
+    """Used by any program on all processors of the machine."""
 
 
 class Reader(Protocol):
-    """Where readings come from."""
+    """A source of readings."""
 
     cores: int
     """Processors this process may run on."""
@@ -46,7 +46,7 @@ class Reader(Protocol):
     """Processors of the machine."""
 
     def read(self) -> Reading:
-        """The counters as they stand now."""
+        """Current counters."""
 
 
 class HostReader:
@@ -73,7 +73,7 @@ class HostReader:
 
 
 def _busy_by_core() -> dict[str, float]:
-    """Seconds that each processor (`cpu0`, …) has been at work since the machine started."""
+    """Busy seconds of each processor (`cpu0`, …) since the machine started."""
     busy = {}
     with open("/proc/stat") as file:
         next(file)  # the sum over all
@@ -87,7 +87,7 @@ def _busy_by_core() -> dict[str, float]:
 
 
 def _descendants(pid: int) -> Iterator[int]:
-    """Children of a process and theirs. Those that end while they are looked for are left out."""
+    """Descendants of a process, without those that end meanwhile."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except (FileNotFoundError, ProcessLookupError):
@@ -99,7 +99,7 @@ def _descendants(pid: int) -> Iterator[int]:
 
 
 def _cpu_s(pid: int) -> float:
-    """Processor seconds of a process and of its ended children; 0 when it has ended itself."""
+    """CPU seconds of a process and its ended children; 0 when it has ended."""
     # The name of the program, in brackets, may hold blanks and brackets of its own.
     fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / _TICKS_PER_S
@@ -111,8 +111,8 @@ def _resident_bytes(pid: int) -> int:
 
 
 def _text(path: str) -> str:
-    """The content of one of the kernel's files; empty when its process has ended. These are read
-    for every thread, so they are read plainly: a `Path` costs more than the kernel does."""
+    """Content of one of the kernel's files; empty when its process has ended. Read without `Path`,
+    which would cost more than the kernel does."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError):

@@ -1,10 +1,9 @@
-"""What goes through this machine's disks and network, and how much of its memory is in use?
+"""Disk, network and memory counters of this machine, whether or not this run caused them.
 
-Counters of bytes that only grow, of everything on the machine, this run or not, from the kernel's
-files: /proc/diskstats (Documentation/admin-guide/iostats.rst; its sectors have 512 bytes on every
-disk), /proc/net/dev, /proc/meminfo. psutil reads the same files, and for the disks a folder of each
-partition too, at several times the cost; a sampler must be cheap. Whole disks count, and of stacked
-ones (mapper, RAID, loop) only what lies below; the network counts without the loopback.
+From the kernel's files: /proc/diskstats (Documentation/admin-guide/iostats.rst; 512-byte sectors on
+every disk), /proc/net/dev, /proc/meminfo. psutil reads the same files, and for disks a folder of
+each partition too, at several times the cost. Whole disks count, and of stacked ones (mapper, RAID,
+loop) only the lowest layer; the network counts without the loopback.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class IoCounterReader:
         self._memory_file = root / "proc/meminfo"
         self._disks = _whole_disks(root / "sys/block")
         if not self._disks:
-            self.missing["disk_read_bytes"] = f"{root / 'sys/block'} shows no disk"
+            self.missing["disk_read_bytes"] = f"no disk in {root / 'sys/block'}"
         for name, file in (
             ("disk_read_bytes", self._disk_file),
             ("network_receive_bytes", self._net_file),

@@ -1,16 +1,14 @@
-"""What does the machine do, hold and draw while a network is trained?
+"""Telemetry: utilization, memory, clocks, power and I/O, sampled in a thread during a run.
 
-A thread beside the run reads the processors' counters (`host.py`) twice a second, and with them
-whatever meters it is given: the GPU (`gpu.py`), RAPL (`rapl.py`), disks, network and memory
-(`traffic.py`). It makes series of them (`sampled.py`); docs/measuring.md lists their names.
+The thread reads the processors' counters (`host.py`) twice a second, and with them its meters: the
+GPU (`gpu.py`), RAPL (`rapl.py`), disks, network and memory (`io_counters.py`). It logs them as
+series (`counter_series.py`); docs/measuring.md lists their names.
 
-A percentage or a rate belongs to the span that ends at its time. There is one reading at the start
-and one at the end, however short the run. The thread adds up its own processor time and says it as
+A percentage or rate belongs to the span that ends at its time. There is a reading at the start and
+one at the end, however short the run. The thread measures its own CPU time and logs it as
 `telemetry_cpu_share`, in cores (0.001 is a thousandth of one), and as `telemetry_cpu_percent` of
-the processor time that the whole run took meanwhile.
-
-What fell into the measured part becomes figures: utilisation, and with `energy.py` joules and
-watts.
+the CPU time of the whole run. Utilization in the measured part becomes figures, as do joules and
+watts (`energy.py`).
 """
 
 from __future__ import annotations
@@ -44,34 +42,33 @@ from cubemesh.schema.series import Series
 
 EVERY_S = 0.5
 CHUNK = 10
-"""Readings that are sent to the log together."""
+"""Readings that are logged together."""
 CPU = "cpu_utilisation_percent"
 
 
 class Meter(Protocol):
-    """What is read beside the processors."""
+    """A source of readings, sampled with the processors."""
 
     device: str
-    """`gpu` or `host`: whose quantities these are."""
+    """`gpu` or `host`."""
     missing: dict[str, str]
-    """Why a quantity is not there, by its name."""
+    """Name of a missing quantity → reason."""
 
     def read(self) -> Mapping[str, float]:
-        """What it says now, by name; a quantity that does not answer is left out."""
+        """Current values by name; a quantity that does not answer is left out."""
 
     def needs(self) -> Need | None:
-        """How long the power sensor of a GPU must be watched; None for what is none."""
+        """How long a GPU's power sensor must be sampled; None for other meters."""
 
 
 def open_meters(gpu_uuid: str | None) -> tuple[Meter, ...]:
-    """Everything that can be read beside a run: the GPU with this UUID, where there is one, and
-    this machine."""
+    """The meters of a run: the GPU with this UUID, if any, and this machine."""
     gpus = () if gpu_uuid is None else (GpuReader(gpu_uuid),)
     return (*gpus, RaplReader(), IoCounterReader())
 
 
 def idle_power(meters: Sequence[Meter]) -> Figure | None:
-    """What a GPU draws now, if it has no work; None where it has, or does not say."""
+    """Power of an idle GPU; None where it is busy or does not report its power."""
     for meter in meters:
         if meter.device == "gpu":
             now = meter.read()
@@ -81,11 +78,11 @@ def idle_power(meters: Sequence[Meter]) -> Figure | None:
 
 
 class Telemetry:
-    """Samples the machine for as long as the `with` block lasts.
+    """Samples the machine during a `with` block.
 
-    `usable_cores` is what 100 % of `cpu_utilisation_percent` means: the cores' worth of time the
-    process is granted, which a control group may make smaller than the cores it may run on. What
-    goes wrong in the thread is raised at the end of the block.
+    `usable_cores` is 100 % of `cpu_utilisation_percent`: the CPU time that the process is granted,
+    which a control group may limit below its number of cores. An error in the thread is raised at
+    the end of the block.
     """
 
     def __init__(
@@ -99,7 +96,7 @@ class Telemetry:
     ) -> None:
         self.readings: list[Reading] = []
         self.sampled: dict[str, list[tuple[float, float]]] = {}
-        """What the meters said, by name, as (reading of `time.perf_counter()`, value)."""
+        """Readings of the meters, by name, as (reading of `time.perf_counter()`, value)."""
         self.meters = tuple(meters)
         self._devices: dict[str, str] = {}
         self._log = log
@@ -110,7 +107,7 @@ class Telemetry:
         self._sent_of: dict[str, int] = {}
         self._sampled_at = 0.0
         self.cost_s = 0.0
-        """Processor time that sampling took."""
+        """CPU time of sampling."""
         self._failure: Exception | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
@@ -131,32 +128,32 @@ class Telemetry:
         if self._failure is not None:
             if error is None:
                 raise self._failure
-            error.add_note(f"telemetry had failed before: {self._failure!r}")
+            error.add_note(f"telemetry failed before: {self._failure!r}")
             return
-        # A last span of some milliseconds would show little but the ticks the kernel counts in;
-        # the meters are asked in any case, so that the end of the run lies between two readings.
+        # A last span of some milliseconds would mostly show the kernel's clock ticks; the meters
+        # are read in any case, so that the end of the run is between two readings.
         late = time.perf_counter() - self._sampled_at > self._every_s / 5
         self._sample(processors=late or len(self.readings) < 2)
         self._send()
-        self._say_cost()
+        self._log_cost()
 
     def points(self, name: str, start: float, end: float) -> Points:
-        """What was read of a quantity between two readings of `time.perf_counter()`."""
+        """Readings of a quantity between two readings of `time.perf_counter()`."""
         return [(t, v) for t, v in self.sampled.get(name, ()) if start <= t <= end]
 
     def check_host(self, start: float, end: float) -> float | None:
-        """Share of the processors that others used between two readings of `time.perf_counter()`,
-        with a warning in the log where it is too large. To be asked after the block.
-        None where the block took no time."""
+        """Fraction of the processors that other programs used between two readings of
+        `time.perf_counter()`, with a warning in the log where it is too large. Call it after the
+        block. None where the block took no time."""
         share = others_share(self.readings, self._reader.cores, start, end)
         warning = None if share is None else busy_host(share)
         if warning is not None:
             self._log.warning(warning)
         return share
 
-    def keep_utilisation(self, start: float, end: float) -> None:
-        """Log how busy the processors and the GPU were between two readings of
-        `time.perf_counter()`, and a GPU's power over time. To be asked after the block."""
+    def log_utilisation(self, start: float, end: float) -> None:
+        """Log the utilization of the processors and the GPU between two readings of
+        `time.perf_counter()`, and the GPU's power over time. Call it after the block."""
         cpu = cpu_percent(self.readings, self._usable_cores, start, end)
         if cpu is None:
             return
@@ -178,10 +175,10 @@ class Telemetry:
         within = [(t, v) for t, v in pairs if start < t <= end]
         self._log.curve(curve_since(CPU, within, start))
 
-    def keep_energy(self, windows: Sequence[Window], samples: int | None) -> None:
+    def log_energy(self, windows: Sequence[Window], samples: int | None) -> None:
         """Log the energy and power of `windows`, whose `start_s` are readings of
-        `time.perf_counter()`, in which `samples` were processed; None where none are counted. To be
-        asked after the block."""
+        `time.perf_counter()`, with `samples` samples (None where samples are not counted). Call it
+        after the block."""
         gpu = self._gpu
         found = energy(
             self.sampled,
@@ -224,7 +221,7 @@ class Telemetry:
         self.cost_s += time.thread_time() - before
 
     def _send(self) -> None:
-        """What has been read since the last chunk; spans begin at the chunk's predecessor."""
+        """Log the readings since the last chunk; spans begin at the last reading of that chunk."""
         before = time.thread_time()
         new = self.readings[self._sent :]
         spans = self.readings[max(0, self._sent - 1) :]
@@ -262,7 +259,7 @@ class Telemetry:
                 self._log.series(one)
         self.cost_s += time.thread_time() - before
 
-    def _say_cost(self) -> None:
+    def _log_cost(self) -> None:
         first, last = self.readings[0], self.readings[-1]
         n = len(self.readings)
         if last.time_s > first.time_s:
@@ -274,6 +271,6 @@ class Telemetry:
                 value=100 * self.cost_s / used_s,
                 unit="%",
                 n=n,
-                method=f"of the run's processor time, a reading every {self._every_s:g} s",
+                method=f"of the run's CPU time, one reading every {self._every_s:g} s",
             )
             self._log.figure("telemetry_cpu_percent", percent)

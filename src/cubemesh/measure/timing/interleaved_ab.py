@@ -1,22 +1,22 @@
-"""Which of two programs is faster, when both run in one process?
+"""Interleaved A/B comparison: which of two programs is faster, measured in one process.
 
-Fresh processes differ by percents, and a machine changes its speed from minute to minute. So short
-windows of the two alternate, and whatever else happens meets both alike:
+Fresh processes differ by percents, and a machine's speed changes from minute to minute. So short
+windows of the two alternate, and interference affects both alike:
 
     instance 1   A B B A     of each two blocks of an instance one begins with A and one with B, in
-    instance 2   B A A B     an order that is drawn: a speed that changes evenly over a block
-    instance 1   B A A B     cancels, and so does what it costs to change from program to program
+    instance 2   B A A B     random order: a speed that changes evenly over a block cancels, and so
+    instance 1   B A A B     does the cost of switching between the programs
     instance 2   A B B A
 
 A block is one observation: the mean of ln(samples/s) of its two B windows less that of its two A
-windows. Equal programs in one process can still differ by a percent, by where their arrays happen
-to lie. So several instances of each side are built, each pair of them gives one value (the mean of
-its blocks, a fifth of them left out at both ends), and Student's interval over these values speaks
-of the programs and not of their places in memory. Instances that agree by chance are taken to be no
-surer than their blocks make them. A single pair of instances has an interval over
-its blocks, which leaves that out; nothing is called from it.
+windows. Equal programs in one process can still differ by a percent, by the memory addresses of
+their arrays. So several instances of each side are built, each pair of them gives one value (the
+mean of its blocks, trimmed by a fifth at both ends), and Student's interval over these values is
+about the programs and not their memory addresses. Its variance is at least what the blocks within
+instances imply. A single pair of instances has an interval over its blocks, which leaves that out;
+no difference is reported from it.
 
-Nothing here knows a framework: a side brings its step, its way of waiting and its clock.
+Nothing here depends on a framework: a side has its step, its synchronisation and its clock.
 """
 
 from __future__ import annotations
@@ -39,44 +39,44 @@ from cubemesh.schema.spec import Budget
 from cubemesh.statistics import is_steady, mean, median, t_interval, trimmed_mean
 
 WINDOW_S = 0.05
-"""Length of a window at least; a longer step has a window of its own."""
+"""Minimum length of a window; a longer step has its own window."""
 RUN_AHEAD_STEPS, RUN_AHEAD_S = 4, 0.5
-"""Steps of a window at least, as far as they take no longer than this: a device is kept busy by
-steps that are queued behind one another."""
+"""Minimum steps of a window, and the time up to which that applies: queued steps keep a device
+busy."""
 STEADY_ROUNDS = 5
-"""Warm-up rounds, a window of every program, that are looked at together."""
+"""Warm-up rounds (a window of every program) that must show no drift."""
 ORDERS = ((0, 1, 1, 0), (1, 0, 0, 1))
-"""The sides of a block, as they come."""
+"""Orders of the sides within a block."""
 ALONE = (
-    "only one instance of each program was built, and two of the same program can differ by a "
+    "only one instance of each program was built, and instances of one program can differ by a "
     "percent. Set instances=4 or more."
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One of the two: a step that may return before the device is done, and a wait."""
+    """One side: a step that may return before the device is done, and its synchronisation."""
 
     step: Callable[[], None]
     synchronize: Callable[[], None]
     clock: Callable[[], float] = time.perf_counter
     samples_per_step: int = 1
     resume: Callable[[], None] = lambda: None
-    """Called before each window, outside its time: sets again what the framework keeps for the
-    whole process."""
+    """Called before each window, outside its time: restores process-wide settings of the
+    framework."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InterleavedResult:
-    """What `alternate` found."""
+    """Result of `alternate`."""
 
     windows: tuple[Window, ...]
-    """The measured ones, as they came: phase `measure` for the first side and `against` for the
-    second, marked `instance-N` and `block-N`."""
+    """Measured windows in order: phase `measure` for the first side and `against` for the second,
+    marked `instance-N` and `block-N`."""
     steady: bool
-    """Whether the warm-up ended because both step times had settled."""
+    """Whether the warm-up ended with steady step times."""
     started: float
-    """When the measured part began, a reading of `time.perf_counter()`."""
+    """Begin of the measured part, a reading of `time.perf_counter()`."""
     ended: float
 
     @property
@@ -88,29 +88,29 @@ class InterleavedResult:
 def alternate(
     instances: Sequence[tuple[Side, Side]], *, budget: Budget, log: Log, seed: int = 0
 ) -> InterleavedResult:
-    """Warm all programs up, then alternate windows until each side has at least `effort.steps`
-    steps, `effort.seconds` seconds and `effort.windows` windows, and every instance as many blocks
-    of either order; with `effort.target_ci`, until the interval is that narrow as well, or each
-    side has had `effort.max_seconds`.
+    """Warm all programs up, then alternate windows until each side has at least `budget.steps`
+    steps, `budget.seconds` seconds and `budget.windows` windows, and every instance as many blocks
+    of either order; with `budget.target_ci`, until the interval is that narrow as well, or each
+    side has had `budget.max_seconds`.
 
     Phases, windows and warnings go to `log`. ValueError without instances.
     """
     if not instances:
         raise ValueError("at least one instance of each side is needed")
-    course = _Course(instances, budget, log, random.Random(seed))
+    comparison = _Comparison(instances, budget, log, random.Random(seed))
     with log.phase("warm-up"):
-        steady = course.warm_up()
+        steady = comparison.warm_up()
     with log.phase("measure"):
         started = time.perf_counter()
-        course.measure()
+        comparison.measure()
         ended = time.perf_counter()
     return InterleavedResult(
-        windows=tuple(course.windows), steady=steady, started=started, ended=ended
+        windows=tuple(comparison.windows), steady=steady, started=started, ended=ended
     )
 
 
-class _Course:
-    """One alternation as it goes on."""
+class _Comparison:
+    """State of one comparison."""
 
     def __init__(
         self,
@@ -121,14 +121,14 @@ class _Course:
     ) -> None:
         self._sides = instances
         self._watches = [tuple(_stopwatch(side, log) for side in pair) for pair in instances]
-        self._effort, self._log, self._order = budget, log, order
+        self._budget, self._log, self._order = budget, log, order
         self._steps = [1, 1]
         self._blocks = self._done = 0
         self.windows: list[Window] = []
 
     def warm_up(self) -> bool:
-        """Rounds of a window of every program, until neither side's mean step drifts over five of
-        them; whether that came before each program had run for `warmup_seconds`."""
+        """Rounds of a window of every program, until neither side's mean step drifts over five
+        rounds; whether that came within `warmup_seconds` of each program."""
         rounds: list[list[Window]] = [[], []]
         for instance in range(len(self._sides)):
             for side in (0, 1):
@@ -148,10 +148,10 @@ class _Course:
             if all(len(r) == STEADY_ROUNDS and is_steady(r) for r in recent):
                 self._settle(recent)
                 return True
-            if spent_s >= self._effort.warmup_seconds:
-                restless = next((s for s, r in enumerate(recent) if not is_steady(r)), 0)
-                last = rounds[restless][-STEADY_ROUNDS:]
-                self._log.warning(not_steady(last, self._effort.warmup_seconds, STEADY_ROUNDS))
+            if spent_s >= self._budget.warmup_seconds:
+                unsteady = next((s for s, r in enumerate(recent) if not is_steady(r)), 0)
+                last = rounds[unsteady][-STEADY_ROUNDS:]
+                self._log.warning(not_steady(last, self._budget.warmup_seconds, STEADY_ROUNDS))
                 self._settle(recent)
                 return False
 
@@ -160,7 +160,7 @@ class _Course:
 
     def measure(self) -> None:
         """Blocks, two of every instance at a time."""
-        patience = StoppingRule(self._effort, lambda: ratio_of(self.windows).half_width)
+        patience = StoppingRule(self._budget, lambda: ratio_of(self.windows).half_width)
         fraction = 0.0
         while fraction < 1 or patience.wants_more(len(self.windows), self._seconds(0)):
             self._two_blocks_of_each()
@@ -194,8 +194,8 @@ class _Course:
         return math.fsum(w.elapsed_s for w in self._own(side))
 
     def _fraction(self, side: int) -> float:
-        """How much of what the effort asks for a side has."""
-        own, budget = self._own(side), self._effort
+        """Fraction of the budget that a side has used."""
+        own, budget = self._own(side), self._budget
         return min(
             sum(w.steps for w in own) / budget.steps,
             self._seconds(side) / budget.seconds if budget.seconds else 1.0,
@@ -231,12 +231,12 @@ def _joined(windows: Sequence[Window]) -> Window:
 
 
 def ratio_of(windows: Iterable[Window]) -> Ratio:
-    """The ratio of throughputs that the windows of an alternation make, by the method at the head
-    of this file; only whole blocks count. ValueError where there is none."""
+    """Ratio of throughputs from alternating windows, by the method at the head of this file; only
+    complete blocks count. ValueError without one."""
     by_instance = _block_values(windows)
     values = [trimmed_mean(blocks) for blocks in by_instance.values()]
     if not values:
-        raise ValueError("there is no whole block of four windows")
+        raise ValueError("no complete block of four windows")
     alone = len(values) == 1
     spread = next(iter(by_instance.values())) if alone else values
     within = 0.0 if alone else _variance_within(by_instance.values())
@@ -255,8 +255,8 @@ def ratio_of(windows: Iterable[Window]) -> Ratio:
 
 
 def _variance_within(instances: Iterable[Sequence[float]]) -> float:
-    """The variance of an instance's value that its blocks alone make, in the mean over instances;
-    those of one block tell nothing of it."""
+    """Mean over instances of the variance of an instance's value that its blocks imply; instances
+    with one block are left out."""
     known = [np.var(blocks, ddof=1) / len(blocks) for blocks in instances if len(blocks) > 1]
     return float(np.mean(known)) if known else 0.0
 

@@ -86,7 +86,7 @@ def alternate_programs(task: Task) -> None:
     with Telemetry(log, task.usable_cores, meters=meters) as telemetry:
         found = alternate(instances, budget=task.spec.budget, log=log)
     log_machine_warnings(telemetry, task, found.started, found.ended)
-    telemetry.keep_utilisation(found.started, found.ended)
+    telemetry.log_utilisation(found.started, found.ended)
     _tell(found, log)
     for program in programs:
         check_loss(program)

@@ -76,7 +76,7 @@ def measure_steps(task: Task, step_of: Callable[[Program], Callable[[object], No
                 attributed.finish()
             if attributed.trace is not None:
                 log.artifact(trace_name(task.group.rank), attributed.trace)
-        telemetry.keep_energy(measured.windows, sum(w.samples for w in measured.windows))
+        telemetry.log_energy(measured.windows, sum(w.samples for w in measured.windows))
         if task.spec.program.data_location == "host" and attributed is None:
             log.figure("input_wait_s", inputs.wait(measured, feed))
         inputs.log_images(log, (source, feed.tried))

@@ -86,7 +86,7 @@ def time_steps(
             pace=_pace(task),
         )
     log_machine_warnings(telemetry, task, measured.started, measured.ended)
-    telemetry.keep_utilisation(measured.started, measured.ended)
+    telemetry.log_utilisation(measured.started, measured.ended)
     return measured, telemetry
 
 

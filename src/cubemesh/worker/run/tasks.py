@@ -88,7 +88,7 @@ def train(task: Task) -> None:
             ended = time.perf_counter()
         log_machine_warnings(telemetry, task, started, ended)
         if windows:  # none where it went on from its very end
-            telemetry.keep_energy(windows, sum(w.samples for w in windows))
+            telemetry.log_energy(windows, sum(w.samples for w in windows))
         inputs.log_images(log, (source, feed.tried), (validation, None))
         for warning in window_warnings(windows) if windows else ():
             log.warning(warning)
@@ -144,7 +144,7 @@ def ceiling(task: Task) -> None:
         program = ceilings.build(task.spec, task.framework.build_ceiling, task.device, task.threads)
         trial = try_out(program, 0.0 if task.device == "cpu" else REST_S)
     measured, telemetry = time_steps(task, meters, program, program.call, samples_per_step=1)
-    telemetry.keep_energy(measured.windows, None)
+    telemetry.log_energy(measured.windows, None)
     ceilings.log_rates(task.log, program, trial, measured.windows)
 
 
@@ -159,7 +159,7 @@ def collective(task: Task) -> None:
     with Telemetry(task.log, task.usable_cores, meters=meters) as telemetry:
         started, ended = collectives.sweep(task.spec, program, task.group, task.log)
     log_machine_warnings(telemetry, task, started, ended)
-    telemetry.keep_utilisation(started, ended)
+    telemetry.log_utilisation(started, ended)
 
 
 TASKS: dict[str, Callable[[Task], None]] = {
