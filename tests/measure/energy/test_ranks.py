@@ -52,8 +52,8 @@ def test_boards_are_summed_and_a_hosts_packages_counted_once():
     assert figures["energy_joules_per_sample"].value == pytest.approx(526 * SECONDS / 400)
     assert figures["samples_per_joule"].value == pytest.approx(400 / (526 * SECONDS))
     assert figures["mean_power_watts"].method == (
-        "GPU board (energy counter, summed over 4) + CPU package (RAPL, summed over 2); not included: "
-        "DRAM, the rest of the machine"
+        "GPU board (energy counter, summed over 4) + CPU package (RAPL, summed over 2); not "
+        "included: DRAM, the rest of the machine"
     )
 
 
