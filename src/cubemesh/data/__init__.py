@@ -50,7 +50,7 @@ class OpenRequest:
     split: Split
     shape: Shape
     classes: int
-    """Classes the network tells apart."""
+    """Classes of the network."""
     seed: int
     samples_needed: int
     options: ImageOptions
@@ -59,7 +59,7 @@ class OpenRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRequest:
-    """What a source is opened for by a network that is fed tokens."""
+    """Arguments for opening a source of token sequences."""
 
     path: Path | None
     split: Split
@@ -78,16 +78,15 @@ class SourceEntry:
     classes: int | None = None
     """Classes it has; None is as many as the network."""
     train_samples: int | None = None
-    """Samples to train on; None is as many as are asked for."""
+    """Number of training samples; None: as many as requested."""
     check_path: Callable[[Path], object] | None = None
-    """Raises DataError where the data at a path is not whole; None takes no path."""
+    """Raises DataError if the data at a path are incomplete; None: takes no path."""
     open_sequences: Callable[[TokenRequest], Sequences] | None = None
-    """Opens it as sequences of tokens; None has images alone."""
+    """Opens it as token sequences; None: images only."""
     is_slow: bool = False
-    """Whether its samples are read and decoded when they are asked for, and so are made ahead by
-    threads unless the spec says otherwise."""
+    """Whether samples are read and decoded on access, so that threads prefetch them by default."""
     is_parallel: bool = False
-    """Whether its sequences are pairs of source and target, for a translator alone."""
+    """Whether it has pairs of source and target sequences, for translators only."""
 
 
 def _open_cifar10(request: OpenRequest) -> Source:
@@ -152,7 +151,7 @@ SOURCES: dict[str, SourceEntry] = {
 
 
 def entry(name: str) -> SourceEntry:
-    """The line for `name`; UsageError naming the nearest when there is none."""
+    """The entry of `name`; UsageError with the nearest name if there is none."""
     if name not in SOURCES:
         raise unknown_name("data set", name, SOURCES)
     return SOURCES[name]
@@ -161,8 +160,8 @@ def entry(name: str) -> SourceEntry:
 def input_threads(
     name: str, asked: int | None, usable_cores: float, decode_location: DataLocation = "host"
 ) -> int:
-    """Threads that make minibatches of `name` ahead of the step: as many as were asked for, or one
-    for each core where making them takes long; where a device decodes, a few."""
+    """Threads that prefetch batches of `name`: the given number, or by default one per core for
+    slow sources, and a few if a device decodes."""
     if asked is not None:
         return asked
     cores = max(1, int(usable_cores))
@@ -200,8 +199,8 @@ def check(name: str, path: str | None = None, batch_per_device: int | None = Non
 
 
 def check_feeds(name: str, network: Network) -> None:
-    """UsageError where the data set `name` has not what `network` is fed: images, sequences of
-    tokens, or pairs of them."""
+    """UsageError if the data set `name` does not have what `network` takes: images, token
+    sequences, or pairs of them."""
     line = entry(name)
     if not takes_tokens(network):
         _check_images(name, network.name)
@@ -237,7 +236,7 @@ def open_for(
     samples_needed: int = 1,
     options: ImageOptions | None = None,
 ) -> Source:
-    """The data set `name` in the form that `network` is fed; the rest as in `open_source`."""
+    """The data set `name` in the form that `network` takes; other arguments as in `open_source`."""
     check_feeds(name, network)
     line = entry(name)
     if takes_tokens(network) and line.open_sequences is not None:
@@ -277,10 +276,9 @@ def open_source(
 ) -> Source:
     """The data set `name`, split `train` or `validation`, in a network's `shape`.
 
-    `classes` is what the network tells apart, `seed` decides what is drawn at random,
-    `samples_needed` (a minibatch) is how many samples made to order there must be at least, and
-    `options` says how images are decoded. UsageError and DataError as in `check`,
-    and where the network has fewer classes than the data.
+    `classes` is the network's number of classes, `seed` that of generated data, `samples_needed` (a
+    batch) the minimum number of generated samples, and `options` how images are decoded. UsageError
+    and DataError as in `check`, and if the network has fewer classes than the data.
     """
     check(name, path)
     opens = entry(name).open

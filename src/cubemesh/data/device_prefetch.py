@@ -1,10 +1,9 @@
 """Device prefetch: images are decoded on the device while it trains on the previous batch.
 
-    encoded minibatches ──▶ a thread: `SupportsDecoding.decode` ──▶ at most two of them ──▶ taker
+    encoded batches ──▶ a thread: `SupportsDecoding.decode` ──▶ at most two batches ──▶ step
 
-A device that decodes has circuits of its own for it, or idle moments, so the decoding of the next
-minibatch and the step of this one go on at the same time. Order, errors and the seconds that the
-taker waited are those of the pipeline it stands behind (`pipeline.py`).
+The device has separate decoders, or is idle at times, so the next batch is decoded during the
+current step. Order, errors and waiting times are those of the pipeline before it (`pipeline.py`).
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from cubemesh.data.pipeline import Batches, PlannedBatch
 from cubemesh.frameworks.api.program import SupportsDecoding
 
 AHEAD = 2
-"""Minibatches that wait for the taker: one that is next, and one for when decoding is late."""
+"""Decoded batches waiting for the step: the next one, and one as a reserve."""
 
 
 class DevicePrefetcher:
-    """`Batches` of what `encoded` makes, decoded by `program` in a thread of their own."""
+    """`Batches` from `encoded`, decoded by `program` in a separate thread."""
 
     def __init__(self, encoded: Batches, program: SupportsDecoding) -> None:
         self.waited_s = 0.0
@@ -54,7 +53,7 @@ class DevicePrefetcher:
         return batch
 
     def close(self) -> None:
-        """See `Batches.close`. Waits for the minibatch that is being decoded."""
+        """See `Batches.close`. Waits for the batch being decoded."""
         with self._changed:
             self._closed = True
             self._ready.clear()
@@ -78,7 +77,7 @@ class DevicePrefetcher:
                 self._changed.notify_all()
 
     def _hand_over(self, decoded: Batch) -> bool:
-        """Wait until there is room for another; False where nobody will take it."""
+        """Wait for space in the queue; False if the consumer has closed it."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._ready) < AHEAD or self._closed)
             if self._closed:

@@ -1,16 +1,15 @@
 """Disk read ceiling: the rate at which a folder's disk delivers an uncached file.
 
 A file of random bytes is written into the folder, forced to the disk and unlinked at once, so that
-it is gone however the process ends. It is then read from end to end, again and again, in blocks.
+no file remains however the process ends. It is then read repeatedly, in blocks.
 
-    O_DIRECT where the file system takes it: blocks come from the device, past the page cache
+    O_DIRECT if the file system supports it: blocks bypass the page cache
     else     before each pass the kernel is asked to drop the file from the page cache
-             (posix_fadvise, POSIX_FADV_DONTNEED), and before each block one page of it is looked
-             for there (preadv2, RWF_NOWAIT)
+             (posix_fadvise, POSIX_FADV_DONTNEED), and before each block one of its pages is
+             looked up there (preadv2, RWF_NOWAIT)
 
-Where pages stay in memory all the same, what is measured is memory, and `doubt` says so. Whatever
-cache the device itself or a hypervisor keeps is out of reach from here: it belongs to what the file
-system delivers.
+If pages stay in memory nevertheless, the rate is the memory's, and `doubt` says so. Caches of the
+device or a hypervisor cannot be bypassed; they are part of what the file system delivers.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from cubemesh.units import format_bytes
 
 BLOCK_BYTES = 8 << 20
 FILE_BYTES = 1 << 30
-"""Size of the file where none is asked for."""
+"""Default size of the file."""
 _SHARE_OF_FREE = 0.25
 """Of the free space, at most, for such a file."""
 _CACHED_SHARE = 0.05
@@ -111,8 +110,8 @@ class DiskRead:
         os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _look(self, offset: int) -> None:
-        """Count whether a page in the middle of the block, which nothing has read ahead, is in
-        memory; a kernel that cannot tell counts as one where it is not."""
+        """Count whether a page in the middle of the block, beyond any read-ahead, is in memory;
+        if the kernel cannot report it, it counts as not in memory."""
         page = bytearray(1)
         self._looked += 1
         try:
@@ -123,13 +122,13 @@ class DiskRead:
 
 
 def build(work: Ceiling) -> DiskRead:
-    """The reading that `work`, a `disk_read`, asks for."""
+    """The disk read program for `work`, a `disk_read`."""
     assert work.folder is not None, "Ceiling requires a folder of disk_read"
     return DiskRead(work.folder, work.size)
 
 
 def _blocks(folder: str, size_bytes: int | None) -> int:
-    """Whole blocks of the file: as asked for, else 1 GiB or a quarter of the free space."""
+    """Blocks of the file: the given size, else 1 GiB or a quarter of the free space."""
     try:
         free_bytes = shutil.disk_usage(folder).free
     except OSError as error:
@@ -141,8 +140,7 @@ def _blocks(folder: str, size_bytes: int | None) -> int:
 
 
 def _file_system(folder: str) -> str:
-    """The kind of the file system that holds `folder`: `ext4`; empty where the kernel does not
-    tell."""
+    """The type of the file system of `folder`, such as `ext4`; empty if unknown."""
     device = os.stat(folder).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:

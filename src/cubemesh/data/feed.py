@@ -1,9 +1,9 @@
 """Feed: batches of a source, in an order that a seed decides.
 
 For training, every epoch is a new permutation of all samples, drawn from (seed, epoch) alone, so
-any epoch can be had again without the ones before it. It is cut into full minibatches; what is left
-over at its end is dropped, because steps of different sizes have different speeds. For evaluation,
-samples come in their own order and the short last minibatch is kept, because every sample counts.
+any epoch can be reproduced on its own. It is divided into full batches; the rest is dropped,
+because steps of different sizes have different speeds. For evaluation, samples keep their order and
+the last batch may be short, because every sample counts.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from cubemesh.units import format_count
 
 
 class Feed:
-    """Endless full minibatches of `batch_per_device` samples, or as many epochs of them as asked.
+    """Endless full batches of `batch_per_device` samples, or a given number of epochs of them.
 
-    Of `ranks` feeds with the same seed, each gives its own part of the same global minibatch: all
-    together give what one feed gives with the global minibatch. Made ahead by `threads` threads, or
-    by the taker where there are none. The first `start` minibatches are passed over unread. A batch
-    stays as it is until the next is taken; `Program.place` copies, so nothing more is needed.
+    Of `ranks` feeds with the same seed, each gives its own part of the same global batch: together
+    they give what one feed gives with the global batch. Batches are prefetched by `threads`
+    threads, or prepared on demand without threads. The first `start` batches are skipped without
+    reading. A batch stays valid until the next is requested; `Program.place` copies, so that is
+    enough.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Feed:
         self.samples_per_step = batch_per_device // taken_by
         """Samples that this rank counts as its own, where `taken_by` ranks take the same ones."""
         self.tried: NDArray[np.bool_] = np.zeros(source.samples, np.bool_)
-        """Which samples were in a minibatch that was taken."""
+        """The samples of a batch."""
         first, passed = divmod(start, self.steps_per_epoch)
         numbers = itertools.count(first) if epochs is None else range(first, epochs)
         epochs_plan = itertools.chain.from_iterable(map(self.plan, numbers))
@@ -76,23 +77,23 @@ class Feed:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Full global minibatches in an epoch."""
+        """Full global batches per epoch."""
         return self.source.samples // (self.batch_per_device * self.ranks)
 
     @property
     def taken(self) -> NDArray[np.int64]:
-        """The numbers of the samples in the minibatch that was taken last."""
+        """Indices of the samples in the last batch."""
         assert self._batches.taken is not None, "a minibatch was taken"
         return self._batches.taken.indices
 
     def waited_s(self, started: float, ended: float) -> float:
-        """Seconds that the taker spent waiting for minibatches, or making them, between two
-        readings of `time.perf_counter()`: what the step has lost to its input."""
+        """Seconds that the training thread waited for batches, or prepared them, between two
+        readings of `time.perf_counter()`: the time lost to the input."""
         first, last = (bisect.bisect_left(self._taken_at, t) for t in (started, ended))
         return sum(self._waits_s[first:last])
 
     def plan(self, number: int) -> Iterator[PlannedBatch]:
-        """What the minibatches of an epoch, counted from 0, are made from."""
+        """The plan of the batches of an epoch, counted from 0."""
         if isinstance(self.source, HasEpochs):
             epoch = self.source.epoch(number, self.seed)
         else:
@@ -105,7 +106,7 @@ class Feed:
             yield PlannedBatch(epoch.source, numbers[self.rank * size : (self.rank + 1) * size])
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """The minibatches of one epoch, counted from 0, in arrays of their own."""
+        """The batches of one epoch, counted from 0, in new arrays."""
         for wanted in self.plan(number):
             yield wanted.source.batch(wanted.indices)
 
@@ -121,13 +122,13 @@ class Feed:
         return batch
 
     def decode_by(self, program: SupportsDecoding) -> None:
-        """From now on `program` decodes the minibatches, ahead of the step where they are made
-        ahead. Without threads they stay as they are: `place` decodes each in its step."""
+        """Let `program` decode the batches from now on, ahead of the step if batches are
+        prefetched. Without threads `place` decodes each in its step."""
         if self.threads:
             self._batches = DevicePrefetcher(self._batches, program)
 
     def close(self) -> None:
-        """End its threads and give the memory of its minibatches back."""
+        """End the threads and free the memory of the batches."""
         self._batches.close()
 
 
@@ -143,9 +144,8 @@ def in_order(source: Source, batch: int, threads: int = 0) -> Batches:
 def placed_batches(program: Program, feed: Feed, data_location: DataLocation) -> Iterator[Any]:
     """Endless batches on the program's device.
 
-    `host`: each is made on the host and copied when it is asked for, inside the step that is
-    timed. `device`: the first is copied once and given out again and again, so that a step pays
-    for computing alone.
+    `host`: each is prepared on the host and copied on request, inside the timed step. `device`: the
+    first is copied once and reused, so a step measures computation only.
     """
     if data_location == "device":
         placed = program.place(next(feed))

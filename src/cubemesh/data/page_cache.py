@@ -1,10 +1,9 @@
 """Page cache: which pages of a file are in memory, and how to drop them.
 
-Whether a page is in memory tells mincore(2), which does not touch it. (A read that may not wait,
-RWF_NOWAIT, would have the kernel read ahead, and so change what it is to look at.) The kernel tells
-of files that one owns or may write to; of others it says nothing. Files are dropped with
-posix_fadvise(POSIX_FADV_DONTNEED), which takes no rights but leaves pages that are not on the disk
-yet or that another process has mapped: so look afterwards.
+mincore(2) reports whether a page is in memory without touching it. (A non-blocking read,
+RWF_NOWAIT, would trigger read-ahead and change the result.) The kernel reports it only for files
+that the user owns or may write to. Pages are dropped with posix_fadvise(POSIX_FADV_DONTNEED), which
+needs no permission but leaves dirty pages and those mapped by another process: check afterwards.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Where some bytes lie."""
+    """A byte range of a file."""
 
     path: Path
     offset: int
@@ -31,8 +30,8 @@ class Extent:
 
 
 def resident_fraction(extents: Iterable[Extent]) -> float | None:
-    """The share of `extents` whose middle page is in memory; None where the kernel does not tell,
-    or nothing can be opened."""
+    """The fraction of `extents` whose middle page is in memory; None if the kernel does not
+    report it, or nothing can be opened."""
     looked = found = 0
     for extent in extents:
         here = _is_resident(extent)
@@ -57,7 +56,7 @@ def _is_resident(extent: Extent) -> bool | None:
 
 
 def _is_told_of(descriptor: int, path: Path) -> bool:
-    """Of other people's files mincore says that all is in memory (Linux 5.2)."""
+    """For files of other users mincore reports all pages as resident (Linux 5.2)."""
     return os.fstat(descriptor).st_uid == os.geteuid() or os.access(path, os.W_OK)
 
 
@@ -89,7 +88,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def drop(extent: Extent) -> None:
-    """Ask the kernel to drop the pages of `extent`; a file that is gone has none."""
+    """Ask the kernel to drop the pages of `extent`; no effect on a missing file."""
     try:
         descriptor = os.open(extent.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

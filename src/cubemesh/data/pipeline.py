@@ -1,17 +1,17 @@
 """Input pipeline: threads prepare batches ahead of the training step.
 
-Threads fill *slots*, which are minibatches' worth of memory that is used again and again:
+Threads fill *slots*, reusable buffers of one batch each:
 
-    plan ──▶ pieces of a minibatch ──▶ thread, thread, … ──▶ slots, in the plan's order ──▶ taker
-                      ▲                                                                      │
-                      └────────── a slot is free again when the next one is taken ◀──────────┘
+    plan ──▶ pieces of a batch ──▶ thread, thread, … ──▶ slots, in plan order ──▶ consumer
+                      ▲                                                              │
+                      └────── a slot is free again when the next one is requested ◀──┘
 
-The plan says which samples come when; threads share the rows of one minibatch, so a few slots keep
-any number of threads busy and memory does not grow with them. What the taker sees does not depend
-on the threads: minibatches come in the plan's order, and an error where the minibatch that it
-belongs to would have come. Without threads, the taker makes each minibatch itself when it asks.
+The plan defines the order of the samples; threads share the rows of one batch, so a few slots keep
+any number of threads busy and memory does not grow with them. The result does not depend on the
+threads: batches come in plan order, and an error is raised in place of its batch. Without threads,
+the consumer prepares each batch itself.
 
-Threads help where the work leaves Python: decoding, gathering and reading release its lock.
+Threads help because decoding, gathering and reading release the GIL.
 """
 
 from __future__ import annotations
@@ -29,43 +29,43 @@ from cubemesh.batches import Batch
 from cubemesh.data.source import BatchMaker, Indices, Source
 
 SLOTS = 3
-"""One that the taker holds, one that is ready for it, one that is being filled."""
+"""One in use, one ready, one being filled."""
 PIECE_BYTES = 1 << 20
-"""Rows of a minibatch that are handed to a thread at once: as many as make about a mebibyte, which
-takes some hundred times longer to fill than to hand out; fewer where threads would go without."""
+"""Rows of a batch per task: about a mebibyte, which takes some hundred times longer to fill than
+to dispatch; fewer if threads would be idle otherwise."""
 
 
 @dataclass(frozen=True)
 class PlannedBatch:
-    """One minibatch of a plan."""
+    """One batch of a plan."""
 
     source: BatchMaker
     indices: Indices
 
 
 class Batches(Protocol):
-    """An iterator of minibatches that knows how long it was waited for."""
+    """An iterator of batches that measures how long its consumer waited."""
 
     waited_s: float
-    """Seconds the taker has spent in `next` so far."""
+    """Seconds that the consumer has spent in `next` so far."""
     taken: PlannedBatch | None
-    """What the last minibatch was made from."""
+    """The plan of the last batch."""
 
     def __iter__(self) -> Iterator[Batch]: ...
 
     def __next__(self) -> Batch:
-        """The next minibatch; it stays as it is until the one after it is taken. Whatever making
-        it raised is raised here."""
+        """The next batch, valid until the following one is requested. Errors of its preparation
+        are raised here."""
 
     def close(self) -> None:
-        """End what makes minibatches and give their memory back."""
+        """Stop the preparation and free the memory."""
 
 
 def batches(plan: Iterable[PlannedBatch], like: Source, samples: int, threads: int) -> Batches:
-    """The minibatches of `plan`, made ahead by `threads` threads (0: made by the taker).
+    """The batches of `plan`, prefetched by `threads` threads (0: prepared on demand).
 
-    `like` shapes the slots, which hold `samples` samples; a minibatch may have fewer. Memory for
-    the slots is taken here and now, threads start when the first minibatch is taken.
+    `like` shapes the slots, which hold `samples` samples; a batch may have fewer. Memory for the
+    slots is allocated now, threads start with the first request.
     """
     if threads:
         return PrefetchLoader(plan, like, samples, threads)
@@ -73,7 +73,7 @@ def batches(plan: Iterable[PlannedBatch], like: Source, samples: int, threads: i
 
 
 class SyncLoader:
-    """Makes each minibatch when it is asked for, in the taker's own thread."""
+    """Prepares each batch on demand, in the consumer's thread."""
 
     def __init__(self, plan: Iterable[PlannedBatch], like: Source, samples: int) -> None:
         self.waited_s = 0.0
@@ -101,15 +101,15 @@ class SyncLoader:
 
 @dataclass(eq=False)
 class _Filling:
-    """A slot on its way from the plan to the taker."""
+    """A slot between the plan and the consumer."""
 
     wanted: PlannedBatch
     slot: Batch
     missing: int
-    """Pieces that are not filled yet."""
+    """Pieces not filled yet."""
     error: BaseException | None = None
     error_at: int = 0
-    """The row its piece starts at: of several errors the first in the plan's order is kept."""
+    """The first row of its piece: of several errors the first in plan order is raised."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class _Piece:
 
 
 class PrefetchLoader:
-    """Makes minibatches ahead of the taker, in `threads` threads and `slots` slots."""
+    """Prefetches batches in `threads` threads and `slots` slots."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class PrefetchLoader:
         """In the plan's order."""
         self._pieces: deque[_Piece] = deque()
         self._held: _Filling | None = None
-        """The one the taker has."""
+        """The slot in use by the consumer."""
         self._changed = threading.Condition()
         self._threads = [
             threading.Thread(target=self._work, name=f"cubemesh-input-{n}", daemon=True)
@@ -215,7 +215,7 @@ class PrefetchLoader:
         self._held = None
 
     def _is_settled(self) -> bool:
-        """Whether the taker can go on: its minibatch is whole, or none will come."""
+        """Whether the next batch is complete, or none will follow."""
         if self._coming:
             return self._coming[0].missing == 0
         return self._plan is None
@@ -236,7 +236,7 @@ class PrefetchLoader:
                     self._changed.notify_all()
 
     def _next_piece(self) -> _Piece | None:
-        """The next rows to fill; waits for a free slot. None when there is nothing more to do."""
+        """The next rows to fill; waits for a free slot. None at the end."""
         with self._changed:
             while not self._pieces:
                 if self._plan is None:
@@ -248,7 +248,7 @@ class PrefetchLoader:
             return self._pieces.popleft()
 
     def _plan_one(self) -> None:
-        """Take the next minibatch from the plan and cut it into pieces."""
+        """Take the next batch from the plan and split it into pieces."""
         assert self._plan is not None, "asked of a plan that has not ended"
         try:
             wanted = next(self._plan, None)

@@ -1,12 +1,11 @@
 """Source: the protocol of a data set that networks are trained on.
 
-A `Source` is a set of finite size, open for reading, that hands out minibatches in the shape its
-network takes. It knows nothing of frameworks, epochs or order; `feed.py` decides which samples come
-when.
+A `Source` has a finite size and gives batches in the shape its network takes. Frameworks, epochs
+and order are not its concern; `feed.py` decides the order of samples.
 
-A minibatch of photographs may be handed over as files (`EncodedBatch`), to a program that decodes
-them on its device (`Decodes`). What each is cropped to is decided by the source all the same, and
-so is what takes the place of an image that cannot be used.
+A batch of photographs may consist of encoded files (`EncodedBatch`), for a program that decodes
+them on its device (`SupportsDecoding`). The source still chooses the crops, and the replacements of
+images that cannot be used.
 """
 
 from __future__ import annotations
@@ -27,12 +26,11 @@ Shape = tuple[int, int, int]
 Indices = NDArray[np.int64]
 
 CACHE_BYTES = 256 * 2**20
-"""Most memory that images in the network's shape may take when they are kept ready. A larger set is
-brought into shape a batch at a time."""
+"""Memory limit for images held in the network's shape. A larger set is converted batch by batch."""
 
 
 class BatchMaker(Protocol):
-    """What makes minibatches of numbered samples."""
+    """Makes batches of given sample indices."""
 
     def batch(self, indices: Indices, into: Batch | None = None) -> Batch:
         """The samples numbered `indices`, in that order: images (n, channels, height, width) in
@@ -45,12 +43,12 @@ class BatchMaker(Protocol):
 
 
 class Source(BatchMaker, Protocol):
-    """A set of samples and labels in the shape a network takes."""
+    """A data set in the shape a network takes."""
 
     name: str
     samples: int
     classes: int
-    """Labels are below this."""
+    """Number of classes; labels are below it."""
 
     def empty(self, samples: int) -> Batch:
         """Arrays for `samples` samples, to be filled by `batch`."""
@@ -58,18 +56,18 @@ class Source(BatchMaker, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
-    """What one pass over a source reads."""
+    """One pass over a source."""
 
     source: BatchMaker
-    """Hands out the samples as they are in this epoch."""
+    """Gives the samples as they are in this epoch."""
     order: Iterable[int]
     """Every sample once."""
 
 
 @runtime_checkable
 class HasEpochs(Protocol):
-    """A `Source` that decides itself in which order its samples are read, or whose samples look
-    different in every epoch; others need not offer this."""
+    """A `Source` with its own order of samples, or whose samples differ between epochs;
+    optional."""
 
     def epoch(self, number: int, seed: int) -> Epoch:
         """The pass counted from 0; the same for the same seed."""
@@ -86,7 +84,7 @@ def image_bytes(shape: Shape) -> int:
 
 
 def check_classes(name: str, has: int, network_classes: int) -> None:
-    """UsageError where a network cannot tell all `has` classes apart; more than needed is fine."""
+    """UsageError if the network has fewer than `has` classes."""
     if network_classes < has:
         raise UsageError(
             f"{name} has {has} classes and the network has {network_classes}. "

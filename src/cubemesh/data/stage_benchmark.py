@@ -1,8 +1,7 @@
 """Input stage benchmarks: reading only, or decoding only.
 
-`ReadOnly` only reads what a minibatch is made from; `decode_only` decodes images whose bytes lie in
-memory already. Both go through the same threads and slots as a training does, so that the taker's
-rate is the stage's.
+`ReadOnly` only reads the files of a batch; `decode_only` decodes images that are already in memory.
+Both use the same threads and slots as a training, so the consumer's rate is that of the stage.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from cubemesh.data.source import Epoch, Indices
 
 
 class ReadOnly:
-    """A `Source` whose minibatches hold nothing: their images are read, and that is all."""
+    """A `Source` with empty batches: images are read and discarded."""
 
     def __init__(self, images: ImageSource) -> None:
         self.name = images.name
@@ -32,7 +31,7 @@ class ReadOnly:
         return self._images.empty(samples)
 
     def batch(self, indices: Indices, into: Batch | None = None) -> Batch:
-        """See `Source.batch`. What cannot be read is set aside, as in training."""
+        """See `Source.batch`. Unreadable images are skipped, as in training."""
         for number in indices.tolist():
             try:
                 self._images.encoded.read(number)
@@ -58,6 +57,7 @@ class ReadOnly:
 
 
 def decode_only(images: ImageSource) -> ImageSource:
-    """`images` read into memory, as many as `InMemoryReader` takes: decoding is what is left."""
+    """`images` read into memory, as many as `InMemoryReader` holds, so that only decoding is
+    measured."""
     in_memory = InMemoryReader(images.encoded)
     return type(images)(in_memory, images.shape, images.split, images.max_pixels)

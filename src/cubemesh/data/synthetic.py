@@ -1,9 +1,8 @@
 """Synthetic images, random values for measuring speed without a data set.
 
-As DGX-1 best practices [001] made them: 1,024 images of values drawn evenly from [0, 1], each with
-a label drawn at random. Nothing can be learned from them beyond learning them by heart. They are
-drawn once, on the host, and then read like any other data, so that copying them to the device costs
-what it costs.
+As in DGX-1 best practices [001]: 1,024 images of values uniform in [0, 1], with random labels. They
+are for speed only. They are drawn once, on the host, and then read like any other data, so copying
+them to the device takes the usual time.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ def open_synthetic(
 ) -> Source:
     """The images of `split`, the same for the same seed, shape and classes.
 
-    There are 1,024 (256 for validation), fewer where those would pass `CACHE_BYTES`, and never
-    fewer than `samples_needed`, so that one batch can always be had.
+    There are 1,024 (256 for validation), fewer if they exceed `CACHE_BYTES`, and at least
+    `samples_needed`, so that there is one full batch.
     """
     fit = CACHE_BYTES // image_bytes(shape)
     samples = max(1, min(SAMPLES[split], fit), samples_needed)

@@ -15,7 +15,7 @@ MOST_CANDIDATES = 10
 
 
 def record_row(record: RunRecord) -> dict[str, Any]:
-    """The row of the table `records`; the parts of the run's key are columns of their own."""
+    """The row of the table `records`; the parts of the run's key are separate columns."""
     work = record.spec.work
     return {
         **asdict(record.key),

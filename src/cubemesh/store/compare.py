@@ -1,9 +1,8 @@
 """Comparison of stored runs: throughput ratio, and the settings that differ.
 
-The ratio of throughputs with its interval comes from `between.py`. Where a side has one run, the
-spread between fresh processes is looked for among all stored runs of the same workload on the same
-machine: those of one spec, software and code version that were repeated. What differs is said in
-full, so that nobody compares unlike things unawares.
+The throughput ratio with its interval comes from `run_statistics.py`. If a side has one run, the
+spread between fresh processes is taken from stored repeats of the same workload on the same machine
+(same spec, software and code version). All differences are listed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Database errors as messages with remedies.
 
-SQLite's result codes (sqlite.org/rescode.html) are told apart by number, not by their text.
+SQLite's result codes (sqlite.org/rescode.html) are distinguished by number, not by text.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _meaning(location: Location, error: BaseException | None) -> CubemeshError:
 
 
 def _no_room(location: Location) -> bool:
-    """SQLite reports a full disk as an input error where it had no room for its lock file."""
+    """SQLite reports a full disk as an I/O error if there was no space for its lock file."""
     if location.path is None:
         return False
     return shutil.disk_usage(location.path.parent).free < _LEAST_FREE_BYTES

@@ -1,6 +1,6 @@
 """Database engine: durable settings of SQLite, and connections to other databases.
 
-SQLite runs in WAL mode, where readers and a writer do not wait for each other, with
+SQLite runs in WAL mode, in which readers and a writer do not block each other, with
 `synchronous=FULL`: a commit returns once the log is on the disk, so a stored record survives
 `kill -9` and a power cut (sqlite.org/wal.html, sqlite.org/pragma.html#pragma_synchronous). Writing
 transactions begin with BEGIN IMMEDIATE: one that began by reading could not wait for its turn.
@@ -61,8 +61,8 @@ def _server(location: Location) -> Engine:
 
 
 def _immutable(path: Path) -> dict[str, str]:
-    """In a folder that cannot be written, SQLite can read a WAL database only when told that
-    nobody else writes it; that holds where no log lies beside it."""
+    """In a read-only folder SQLite can read a WAL database only if told that no process writes
+    it; that is true if there is no log file."""
     log = path.with_name(path.name + "-wal")
     fixed = not os.access(path.parent, os.W_OK) and not log.exists()
     return {"immutable": "1"} if fixed else {}

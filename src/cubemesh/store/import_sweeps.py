@@ -1,9 +1,8 @@
 """Import of collective measurements: nccl-tests logs, and sweeps saved with `--json`.
 
-An imported sweep is a record like any other, of the machine its ranks were on, with a question of
-its own, so that results and reports show it; its framework is called `nccl-tests` or what the
-sweep says, and it never stands for a run of this machine. The same file makes the same ids, so
-that it is stored once.
+An imported sweep is a record of the machine its ranks were on, with its own experiment run, so that
+results and reports show it; its framework is `nccl-tests` or the one given in the sweep, and it is
+never reused as a run of this machine. The same file gives the same ids, so it is stored once.
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ def _record(sweep: LoggedSweep, framework: str, machine: Machine, now: str) -> R
 
 
 def _machine(ranks: Sequence[LoggedRank], path: Path) -> Machine:
-    """What the file tells of where it was measured."""
+    """The machine described in the file."""
     hosts = list(dict.fromkeys(rank.host for rank in ranks))
     return Machine(
         hostname=", ".join(hosts),

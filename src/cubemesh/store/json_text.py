@@ -1,7 +1,7 @@
 """JSON text of dataclasses, exact for every float.
 
-As strict JSON, so that SQL can look inside (`json_extract`). JSON has no word for infinity or
-not-a-number, which a diverged run is full of: they are written `{"$float": "NaN"}`.
+It is strict JSON, readable by SQL (`json_extract`). Infinity and not-a-number, which JSON lacks,
+are written as `{"$float": "NaN"}`.
 """
 
 from __future__ import annotations

@@ -39,9 +39,9 @@ def default_path() -> Path:
 
 
 def locate(given: str | None) -> Location:
-    """The location meant by a path, an SQLAlchemy URL, or None for the default.
+    """The location of a path, an SQLAlchemy URL, or None for the default.
 
-    Raises UsageError for a URL that cannot be read and StoreError for a path to a folder.
+    UsageError for an invalid URL and StoreError for a path to a folder.
     """
     if given is None:
         return _file(default_path())
@@ -62,8 +62,8 @@ def locate(given: str | None) -> Location:
 
 
 def files_folder(location: Location) -> Path:
-    """Where files that belong to runs lie: beside the store's own file, or for a database elsewhere
-    where the default store would be."""
+    """The folder of files that belong to runs: next to the store's file, or for a remote
+    database next to the default store."""
     path = location.path or default_path()
     return path.with_name(f"{path.stem}-files")
 
@@ -82,7 +82,7 @@ def move_beside(location: Location, run_id: str, file: Path) -> str:
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder a store's file is to lie in. Raises StoreError where that fails."""
+    """Create the folder of a store's file; StoreError if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):

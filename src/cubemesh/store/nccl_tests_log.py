@@ -1,14 +1,14 @@
 """Parser of nccl-tests output, of any version.
 
-    # nThread 1 nGpus 8 …                                 options; left aside
-    # Collective test starting: all_reduce_perf           its name, in versions of late
+    # nThread 1 nGpus 8 …                                 options; ignored
+    # Collective test starting: all_reduce_perf           its name, in recent versions
     #  Rank  0 Group  0 Pid 77 on host device  0 [0x07] NVIDIA H200          a rank each
     #       size         count      type   redop    root     time   algbw   busbw #wrong …
     #        (B)    (elements)                               (us)  (GB/s)  (GB/s)        …
          1048576        262144     float     sum      -1     57.1   18.36   32.13      0 …
 
-Every line of figures is held against its own: the bus bandwidth must follow from size, time and
-number of ranks, so that a line of another test, or a damaged one, is not taken for measured.
+Every line is validated: its bus bandwidth must follow from size, time and number of ranks, which
+detects lines of another test and damaged ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from cubemesh.schema.collective import (
 MOST_LINE = 2000
 """Characters of a line."""
 AGREES = 0.05
-"""How far a bus bandwidth may lie from size, time and ranks: both are printed with few digits."""
+"""Tolerance of the bus bandwidth recomputed from size, time and ranks: both are printed with few
+digits."""
 _PROGRAMS = {
     **{name.replace("-", "_"): name for name in COLLECTIVES},
     "alltoall": "all-to-all",
@@ -208,7 +209,7 @@ class _Reader:
         )
 
     def sweeps(self) -> Iterator[LoggedSweep]:
-        """What was read; DataError where there is nothing."""
+        """The parsed sweeps; DataError if there are none."""
         if not self._points:
             raise DataError(
                 f"{self._file} has no line of figures below a heading with size, count, type, time "

@@ -1,15 +1,15 @@
 """Statistics across runs: throughput ratio of two programs over fresh processes.
 
-A run's value is ln(all its samples over all its seconds). Between fresh processes it differs by
-more than its windows tell, so the interval comes from the runs: Welch's, with Satterthwaite's
+A run's value is ln(all its samples over all its seconds). It varies more between fresh processes
+than between windows, so the interval is computed over runs: Welch's, with Satterthwaite's
 degrees of freedom (Welch, Biometrika 34, 1947; Satterthwaite, Biometrics Bulletin 2, 1946),
 
     ln B - ln A ± t(f) · √(v_A / n_A + v_B / n_B),    v the variance between the runs of a side
 
-where no v is taken to be smaller than the windows of the runs alone make it: that is the second
-stage of a nested bootstrap, whose first stage fails for so few runs (statistics/). Where a side
-has one run its v is not known. Then the variance between other runs stands in, of the other side
-or stored from before; without any, nothing is called.
+where v is at least the variance from the windows alone: the second stage of a nested bootstrap,
+whose first stage fails for so few runs (statistics/). For a side with one run v is unknown, and the
+variance between the other side's runs, or between stored ones, is used; without any, no difference
+is reported.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def ratio_of_runs(first: Sequence[Run], second: Sequence[Run], stored: Spread | 
 
 
 def spread_between(runs: Sequence[Run], source: str) -> Spread | None:
-    """The spread of repeated runs of one thing; None for fewer than two."""
+    """The spread of repeated runs of one spec; None for fewer than two."""
     values = [_value(run) for run in runs]
     if len(values) < 2:
         return None
@@ -131,9 +131,9 @@ def _value(run: Run) -> float:
 
 
 def _within(run: Run) -> float:
-    """The variance of a run's value that its windows alone make. Windows that resemble their
-    neighbours say less than their number: the variance is multiplied by (1 + r) / (1 - r), r their
-    correlation with the next (Wilks, Journal of Climate 10, 1997), where that is more than 1."""
+    """The variance of a run's value from its windows only. For autocorrelated windows it is
+    multiplied by (1 + r) / (1 - r), r the lag-one correlation (Wilks, Journal of Climate 10,
+    1997), if that is more than 1."""
     rates = np.log([w.samples / w.elapsed_s for w in run])
     if rates.size < 2:
         return 0.0

@@ -1,11 +1,11 @@
 """Selection of stored runs by id, prefix or settings, for one side of a comparison.
 
-    3f2a9c                       the run whose id begins so, or the runs of the spec that does
+    3f2a9c                       a run id or unique prefix, or the runs of a spec id
     3f2a9c,77be01                several of them
-    network=vgg16,precision=bf16 the runs whose settings are these
+    network=vgg16,precision=bf16 the runs with these settings
 
-All of a side must have measured the same thing on the same machine: what differs is compared, never
-averaged. Of runs of several versions of the software or of cubemesh the newest version's are taken.
+All runs of a side must have measured the same workload on the same machine: different workloads are
+compared, never averaged. Of several versions of the software or of cubemesh the newest is used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KEYS: dict[str, Callable[[RunRecord], str]] = {
     "software": lambda r: r.key.software_id,
     "code_version": lambda r: r.key.code_version,
 }
-"""What can be asked for besides the fields of a spec, by how it begins."""
+"""Keys besides the fields of a spec, matched by prefix."""
 _FEWEST_DIGITS = 4
 MOST_TOLD = 4
 """Of the settings that differ, and of their values."""
@@ -37,15 +37,15 @@ class RunSelection:
     """The runs of one side."""
 
     text: str
-    """As it was asked for."""
+    """The selection as typed."""
     records: tuple[RunRecord, ...]
     left_out: int = 0
     """Runs of older versions that fit as well."""
 
 
 def select(store: Store, text: str) -> RunSelection:
-    """The good runs that `text` means; UsageError where there are none, or where they measured
-    different things."""
+    """The completed runs selected by `text`; UsageError if there are none, or if they measured
+    different workloads."""
     stored = [r for r in store.records() if r.spec.against is None]
     by_settings = "=" in text
     found = _by_settings(stored, text) if by_settings else _by_ids(stored, text)

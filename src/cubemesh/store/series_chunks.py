@@ -33,7 +33,7 @@ class Chunk:
 
 
 def to_chunks(series: Series) -> Iterator[Chunk]:
-    """A series cut into rows; one without samples is a row of none, so that its name is kept."""
+    """A series as rows; an empty series is one empty row, so that its name is stored."""
     times = np.asarray(series.times_s, dtype=np.float64)
     values = np.asarray(series.values, dtype=np.float64).astype("<f4")
     for number, start in enumerate(range(0, max(1, times.size), CHUNK_SAMPLES)):

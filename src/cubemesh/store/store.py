@@ -66,11 +66,11 @@ class Store:
         busy_timeout_s: float = 30.0,
         migrations: Sequence[Migration] = MIGRATIONS,
     ) -> Self:
-        """Open the store at a path or SQLAlchemy URL, or the default one; make it if need be.
+        """Open the store at a path or SQLAlchemy URL, or the default one; create it if necessary.
 
-        `read_only` never makes one. StoreError when it cannot be read (or written), is full, is
-        no store, or was made by a newer cubemesh; BusyError when another process has held it for
-        longer than `busy_timeout_s`; UsageError for a URL that cannot be meant.
+        `read_only` never creates one. StoreError if it cannot be read (or written), is full, is not
+        a store, or was made by a newer cubemesh; BusyError if another process has locked it for
+        longer than `busy_timeout_s`; UsageError for an invalid URL.
         """
         place = locate(location)
         if place.path is not None and not os.path.exists(place.path):
@@ -119,13 +119,13 @@ class Store:
                 connection.execute(insert(schema.series), chunks)
 
     def keep(self, run_id: str, file: Path) -> str:
-        """Move `file`, which belongs to a run, into the folder of files beside the store; where it
-        then is. StoreError when it cannot be written."""
+        """Move `file`, which belongs to a run, into the folder of files next to the store; its
+        new path. StoreError if it cannot be written."""
         return move_beside(self._location, run_id, file)
 
     def find(self, key: RunKey) -> RunRecord | None:
-        """The newest stored record that may stand for a new run of `key`: one that came to an
-        answer (ok, out of memory, unsupported, …), not a crash, a kill or a time limit."""
+        """The newest stored record that can be reused for `key`: one with a result (ok, out of
+        memory, unsupported, …), not a crash, a kill or a time limit."""
         query = (
             select(records.c.record)
             .where(_of(key), records.c.outcome.in_(_REUSABLE))
@@ -215,7 +215,7 @@ class Store:
         return [from_text(RunRecord, row.record, f"Run {row.run_id}") for row in rows]
 
     def series(self, run_id: str, name: str | None = None) -> list[Series]:
-        """The series kept beside a run, all or those of one name; empty where there are none."""
+        """The series of a run, all or those of one name; empty if there are none."""
         query = select(schema.series).where(schema.series.c.run_id == run_id)
         if name is not None:
             query = query.where(schema.series.c.name == name)
@@ -260,7 +260,7 @@ class Store:
         ]
 
     def check(self) -> None:
-        """Read the whole store and look for damage; StoreError when there is some."""
+        """Read the whole store and check its integrity; StoreError if it is damaged."""
         if self._engine.dialect.name != "sqlite":
             return
         with self._read() as connection:

@@ -107,9 +107,9 @@ experiment_runs = Table(
 
 
 def stored_version(connection: Connection) -> int | None:
-    """The version of the store behind `connection`; None where there is no store yet.
+    """The version of the store behind `connection`; None if there is no store yet.
 
-    Raises StoreError for an SQLite file with tables of something else: cubemesh does not move in.
+    StoreError for an SQLite file with another program's tables.
     """
     tables = set(inspect(connection).get_table_names())
     if about.name in tables:

@@ -22,7 +22,7 @@ _CHUNK = 1024
 
 
 class FloatImages:
-    """Images kept in the network's shape.
+    """Images held in the network's shape.
 
     `images` is (samples, channels, height, width) in float32, C-contiguous; `labels` (samples,).
     """
@@ -52,7 +52,7 @@ class FloatImages:
 
 
 class RawImages:
-    """Images kept as bytes, scaled when they are asked for.
+    """Images held as bytes, scaled on access.
 
     `parts` are arrays (n, …) of uint8, all of the same length n, whose rows hold one image of
     `raw_shape` each; `white` is the value that becomes 1.0.

@@ -63,11 +63,11 @@ def open_cifar10(path: Path, split: Split, shape: Shape, classes: int) -> Source
 
 
 def check_files(path: Path) -> Path:
-    """The folder that holds all six files, each of the right size, looking at sizes alone.
+    """The folder that holds all six files, each of the right size, checked by size only.
 
     DataError for a folder or file that is missing and for a file of another size: it names the
-    file, its size, and the size it should have. Of the Python format it is known only when they
-    are opened whether they are whole.
+    file, its size, and the expected size. Files of the Python format are validated when they are
+    opened.
     """
     folder = _folder(path)
     if _is_python(folder):

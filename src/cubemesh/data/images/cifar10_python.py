@@ -31,12 +31,12 @@ _ADMITTED = {
     ("numpy._core.multiarray", "_reconstruct"),
     ("_codecs", "encode"),
 }
-"""What a pickled array of bytes names, in old and new NumPy; protocol 2 keeps bytes as text and the
-call that encodes it. Containers, numbers and strings need no name."""
+"""Names that a pickled byte array refers to, in old and new NumPy; protocol 2 stores bytes as
+text and the call that encodes it. Containers, numbers and strings need no name."""
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """The one encoding that bytes are kept in; any other would load a codec."""
+    """The only allowed encoding of bytes; any other would load a codec."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"it asks for the encoding {encoding}")
     return text.encode("latin1")
@@ -56,8 +56,8 @@ class _ArraysOnly(pickle.Unpickler):
 def read_batch(file: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Images (10000, 3072) and labels (10000,) of `file`.
 
-    DataError where it is no such file: too large, no pickle, one that asks for more than arrays and
-    plain containers, or one of other contents.
+    DataError for another kind of file: too large, not a pickle, one that refers to more than arrays
+    and plain containers, or other contents.
     """
     size = file.stat().st_size
     if size > LARGEST_BYTES:
@@ -83,7 +83,7 @@ def _why(error: Exception) -> str:
 
 
 def _parts(found: object) -> tuple[NDArray[np.uint8] | None, NDArray[np.int64] | None]:
-    """Images and labels, each None where it is not what it must be."""
+    """Images and labels, each None if invalid."""
     if not isinstance(found, dict):
         return None, None
     data, labels = found.get(b"data"), found.get(b"labels")

@@ -1,19 +1,18 @@
 """Image decoding to the size a network takes; files are not trusted.
 
-Pillow decodes (its C code leaves Python's lock, so threads help). Nothing in a file is trusted: the
-header alone decides whether it is decoded at all, by its format and its number of pixels, and
-whatever the decoder then says against it is a reason to set the image aside. What converts well is
-converted and told of: grey, CMYK, palettes, transparency (left out), 16 bits (the upper 8), the
-first frame of an animation, a name for another format. EXIF and colour profiles are not read, as
-the usual training programs do not.
+Pillow decodes (its C code releases the GIL, so threads help). The header decides whether a file is
+decoded at all, by its format and number of pixels; an image that the decoder rejects is skipped.
+Convertible images are converted and counted: grey, CMYK, palettes, transparency (dropped), 16 bits
+(the upper 8), the first frame of an animation, a wrong extension. EXIF and colour profiles are not
+read, as in common training programs.
 
-A crop is cut and resized in one go from the decoded image, with Pillow's bilinear filter that
-averages where the image shrinks. JPEG is decoded at 1/2, 1/4 or 1/8 where the crop allows.
+A crop is resized directly from the decoded image, with Pillow's bilinear filter, which averages
+when the image shrinks. JPEG is decoded at 1/2, 1/4 or 1/8 if the crop allows.
 
 - Training: a crop of 8 to 100 % of the area and of sides 3:4 to 4:3, both drawn at random, ten
   tries, mirrored half the time (C. Szegedy et al., Going Deeper with Convolutions, CVPR 2015).
-- Evaluation: the shorter side is brought to 8/7 of the network's (256 for 224), the middle is cut
-  out (A. Krizhevsky et al., ImageNet Classification, NIPS 2012).
+- Evaluation: the shorter side is resized to 8/7 of the network's (256 for 224), the middle is
+  cropped (A. Krizhevsky et al., ImageNet Classification, NIPS 2012).
 """
 
 from __future__ import annotations
@@ -48,11 +47,11 @@ SUFFIXES = {
     ".gif": "GIF",
     ".bmp": "BMP",
 }
-"""Endings of files that are taken for images → their format."""
+"""File name extensions of images → format."""
 LARGE_PIXELS = 1 << 23
 """Of images with more, one at a time is decoded, so that memory does not grow with the threads."""
 PILLOW_PIXELS = 89_478_485
-"""What Pillow itself warns of, and the most that can be asked for."""
+"""Pillow's own warning limit, and the maximum of `max_image_pixels`."""
 EVALUATED_SHARE = 224 / 256
 """Side of what is cut out for evaluation, as a share of the shorter side."""
 AREA, RATIO, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10
@@ -69,12 +68,12 @@ class Decoded:
 
     pixels: Pixels
     converted: tuple[str, ...]
-    """What had to be converted, in a word each; empty for an ordinary image."""
+    """Conversions that were made; empty for an ordinary image."""
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What decides how an image looks in one epoch of training."""
+    """Data augmentation of one epoch: crops and mirroring, by seed and epoch."""
 
     seed: int
     epoch: int
@@ -86,8 +85,8 @@ class Augmentation:
 
 
 def uniform_numbers(name: str) -> Iterator[float]:
-    """Endless numbers from 0 up to 1, always the same ones for a name. Eight come of a hash, in a
-    third of the time it takes to seed a generator; thousands of images a second need some each."""
+    """Endless numbers from 0 to 1, reproducible by name. A hash gives eight of them, in a third
+    of the time that seeding a generator takes; thousands of images per second need some each."""
     for block in itertools.count():
         digest = blake2b(name.encode(), salt=block.to_bytes(blake2b.SALT_SIZE)).digest()
         for number in struct.unpack("<8Q", digest):
@@ -122,7 +121,7 @@ class Decoder:
     ) -> Decoded:
         """The image in `data`, cropped as `draw` says for image `number`, or for evaluation.
 
-        SetAside with the reason where it cannot be used; MemoryError is left to the caller.
+        Skipped with the reason if it cannot be used; MemoryError is left to the caller.
         """
         if not data:
             raise Skipped("empty file")
@@ -146,8 +145,7 @@ class Decoder:
     def crop(
         self, number: int, width: int, height: int, draw: Augmentation | None
     ) -> tuple[Box, bool]:
-        """What of image `number` the network sees as `draw` says, or for evaluation; and whether it
-        is mirrored."""
+        """The crop of image `number` by `draw`, or for evaluation; and whether it is mirrored."""
         if draw is None:
             return middle(width, height, *self._size), False
         return draw.box(number, width, height)
@@ -200,7 +198,7 @@ _MODES = {
 
 
 def conversions(found: str, mode: str, name: str, *, animated: bool = False) -> Iterator[str]:
-    """What has to be converted of an image in the format `found`, in a word each."""
+    """The conversions needed by an image in the format `found`."""
     named = SUFFIXES.get(os.path.splitext(name)[1].lower())
     if named is not None and named != found:
         yield f"{found} named as {named}"
@@ -252,8 +250,8 @@ def middle(width: int, height: int, to_width: int, to_height: int) -> Box:
 
 
 def random_crop(draw: Callable[[], float], width: int, height: int) -> Box:
-    """A crop for training, by numbers that `draw` gives, each from 0 up to 1; where ten tries find
-    none that fits, the largest of an allowed shape from the middle."""
+    """A training crop by random numbers from 0 to 1 (`draw`); after ten failed tries, the
+    largest allowed crop from the middle."""
     for _ in range(TRIES):
         area = width * height * _between(AREA, draw())
         ratio = math.exp(_between(_LOG_RATIO, draw()))

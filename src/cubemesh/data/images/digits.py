@@ -2,7 +2,7 @@
 
 8×8 grey images with values 0 to 16: the test set of "Optical Recognition of Handwritten Digits"
 (E. Alpaydin, C. Kaynak, UCI Machine Learning Repository, 1998, doi 10.24432/C50P49, CC BY 4.0), as
-scikit-learn (BSD-3-Clause) carries it. docs/data.md tells how digits.npz was made from it.
+scikit-learn (BSD-3-Clause) ships it. docs/data.md describes how digits.npz was made from it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Encoded images, passed on undecoded for a device to decode.
 
-The host reads them, looks at their headers and decides what of each the network sees; bytes and
-boxes travel. What a device's decoder would not take (`jpeg.py` says what it takes) the host decodes
-as ever, and so it does what the decoder refuses, so that what is set aside, and for which reason,
-is the same wherever images are decoded. The ledger counts what was left to the host.
+The host reads them, parses their headers and chooses the crops; bytes and boxes go to the device.
+Files that a device's decoder does not support or rejects (see `jpeg.py`) are decoded on the host,
+so the same images are skipped, for the same reasons, wherever images are decoded. The number of
+images decoded on the host is counted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NOT_PLAIN, LARGE, REFUSED = "no plain JPEG", "large", "refused by the device's d
 
 
 class EncodedSource(ImageSource):
-    """Images whose minibatches are `EncodedBatch`: what is plain JPEG is left to the device."""
+    """An image source with batches of `EncodedBatch`: plain JPEG files are left to the device."""
 
     def empty(self, samples: int) -> Batch:
         """See `Source.empty`."""

@@ -2,7 +2,7 @@
 
 `EncodedImages` is what image folders and tar shards have in common: numbered images that are read
 as bytes, each with its class. `read_whole` reads a file without trusting its name: a folder, a
-pipe, a device or a link in a circle called `x.jpg` is no reason to wait or to stop.
+pipe, a device or a circular link called `x.jpg` neither blocks nor ends the run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class EncodedImages(Protocol):
 
     @property
     def ignored(self) -> Mapping[str, int]:
-        """What lies among them and is left out → how many."""
+        """Ignored entries by kind → count."""
 
     def read(self, number: int) -> bytes:
         """The file; Skipped with the reason where it cannot be read."""
@@ -56,11 +56,10 @@ class EncodedImages(Protocol):
         """All numbers once, in the order in which an epoch reads them."""
 
     def extent(self, number: int) -> Extent:
-        """Where its bytes lie."""
+        """Location of its bytes."""
 
     def identity(self) -> str:
-        """Sixteen hexadecimal digits: other ones for other files, or for files that were added,
-        taken away or replaced since."""
+        """Sixteen hexadecimal digits that change when files are added, removed or replaced."""
 
 
 def read_whole(path: str | Path) -> bytes:
@@ -97,8 +96,8 @@ def readable(name: str) -> str:
 
 
 def identity_of(images: Iterable[str], folders: Iterable[Path]) -> str:
-    """What `EncodedImages.identity` says of images of these names, whose files and folders changed
-    when the system says they did."""
+    """A value for `EncodedImages.identity` from image names and the modification times of their
+    files and folders."""
     told = hashlib.sha256()
     for name in images:
         told.update(os.fsencode(name) + b"\0")

@@ -1,10 +1,10 @@
 """Generated JPEG photographs of realistic size, for input benchmarks.
 
 1,024 files of 500 × 375 pixels and about 110 kB, as ImageNet's are in the mean, in ten classes.
-They are 128 different pictures, large soft shapes with grain on them, written eight times each: as
-files they are all different, so disk and page cache have as much to do as with a set of that size,
-and the decoder does not know. Nothing can be learned from them. They are made once, in some
-seconds, and kept in the cache folder (113 MB); the folder takes its name when it is whole.
+They are 128 different pictures, large soft shapes with grain, written eight times each: the files
+are all different, so disk, page cache and decoder work as with a real set of that size. They are
+for speed only. They are generated once, in some seconds, in the cache folder (113 MB); the folder
+is renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def open_made(split: Split, shape: Shape, classes: int, reading: ImageOptions) -
 
 
 def folder() -> Path:
-    """Where they lie, made if need be; DataError where there is no room for them."""
+    """Their folder, generated if necessary; DataError if there is no space."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     cache = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
     place = cache / "cubemesh" / f"{NAME}-{VERSION}-{FILES}"

@@ -1,8 +1,8 @@
 """Image folders, one folder per class, as ImageNet is usually stored.
 
-`train/CLASS/IMAGE` and `val/CLASS/IMAGE`; or `CLASS/IMAGE` alone, and then every tenth image of a
-class is for validation. Classes are numbered in the order of their names. An image is whatever ends
-in .jpg, .jpeg, .png, .gif or .bmp; all else is counted and left alone. Nothing is opened here.
+`train/CLASS/IMAGE` and `val/CLASS/IMAGE`; or only `CLASS/IMAGE`, with every tenth image of a class
+for validation. Classes are numbered in the order of their names. Images end in .jpg, .jpeg, .png,
+.gif or .bmp; other files are counted and ignored. No file is opened here.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Parallel text: sentence pairs for translation, from files of the user.
 
-Either a folder with `source.txt` and `target.txt`, one sentence a line and line for line the same,
-or one file with a tab between the two. A word is what stands between white space; one vocabulary
-serves both languages: `<pad>`, `<unk>`, `<s>`, `</s>`, then the most frequent words of the training
+Either a folder with `source.txt` and `target.txt`, one sentence a line in the same order, or one
+file with a tab between the two. Words are separated by white space; one vocabulary serves both
+languages: `<pad>`, `<unk>`, `<s>`, `</s>`, then the most frequent words of the training
 pairs, as many as the network has tokens (ties in the order of the alphabet). The translator reads
-the source and its `</s>`, and `<s>` and the target; it is judged by the target and its `</s>`. A
-pair of which one side needs more places than the network is long is left out, and so is a pair with
-an empty side; what is shorter is padded. Every tenth pair is kept to validate on.
+the source and its `</s>`, and `<s>` and the target; the labels are the target and its `</s>`. Pairs
+with a side that is empty or longer than the network's length are dropped; shorter ones are padded.
+Every tenth pair is for validation.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Pair = tuple[Words, Words]
 
 
 def check_files(path: Path) -> None:
-    """Look at names, sizes, numbers of lines and the first line alone.
+    """Check names, sizes, numbers of lines and the first line only.
 
-    DataError for files that are missing or empty, for two files of unequal numbers of lines, and
-    for one file whose first line has no tab.
+    DataError for files that are missing or empty, for two files with different numbers of lines,
+    and for one file without a tab in its first line.
     """
     files = _files(path)
     for file in files:
@@ -92,8 +92,8 @@ _REMEDY = {
 
 
 def build_vocabulary(path: Path, size: int) -> dict[str, int]:
-    """Each word's token: the most frequent of the training pairs, `size` tokens at most with the
-    four that stand for no word."""
+    """The token of each word: the most frequent of the training pairs, up to `size` tokens with
+    the four special ones."""
     counts: Counter[str] = Counter()
     for source, target in _pairs_of(path, "train"):
         counts.update(source)
@@ -171,7 +171,7 @@ def _pairs(path: Path) -> Iterator[Pair]:
 
 
 def _lines(file: Path) -> Iterator[str]:
-    """Lines end at a newline alone: a lone carriage return is white space like any other."""
+    """Lines end at a newline only: a lone carriage return is white space."""
     with file.open(encoding="utf-8-sig", newline="\n") as text:
         try:
             yield from text

@@ -1,8 +1,8 @@
 """Token sequences in memory, and synthetic ones for measuring speed.
 
-A source of sequences hands out what each input of a network takes, (n, length) of whole numbers,
-and a label for each position, (n, length). A position whose label is -1 is padding: it is fed like
-any other and counts in no loss and no accuracy.
+A source of sequences gives integers (n, length) for each input of a network, and a label for each
+position, (n, length). A position with label -1 is padding: it is computed like any other and does
+not count in loss or accuracy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Tokens = NDArray[np.int64]
 
 
 class Sequences:
-    """A `Source` of sequences kept in memory: arrays (samples, length), one an input."""
+    """A `Source` of sequences in memory: arrays (samples, length), one per input."""
 
     def __init__(
         self, name: str, inputs: tuple[Tokens, ...], labels: Tokens, vocabulary: int
@@ -51,7 +51,7 @@ class Sequences:
 
 
 def takes_tokens(network: Network) -> bool:
-    """Whether `network` is fed tokens rather than images."""
+    """Whether `network` takes tokens rather than images."""
     return network.inputs[0].dtype == "integer"
 
 
