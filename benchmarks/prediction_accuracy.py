@@ -3,7 +3,7 @@
 Every forecast is calibrated with the published rate of one device of the same source, system,
 network, framework, precision and minibatch, and held against that of several
 (papers/validation/rows.py), and how its GPUs reached one another where its source says so
-(validation_sources.py). Eight factors are fitted on every second machine, in the order of their
+(papers/validation/rows.py). Eight factors are fitted on every second machine, in the order of their
 names, to the rates of two to eight devices in it; what a launch takes was read off one row of the
 same half. Errors are printed for that half and for the other, by class of network and by the way
 between the GPUs, with a baseline beside them: a constant efficiency for each number of devices,

@@ -117,11 +117,11 @@ def table(columns, **changed):
     [
         ("value", "fast", "is not a number"),
         ("value", "nan", "is not finite"),
-        ("value", "", "is empty"),
-        ("source", " ", "is empty"),
-        ("devices", "-1", "0 or more"),
-        ("devices", "1.5", "0 or more"),
-        ("batch_per_device", "0", "1 or more"),
+        ("value", "", "must not be empty"),
+        ("source", " ", "must not be empty"),
+        ("devices", "-1", "at least 0"),
+        ("devices", "1.5", "at least 0"),
+        ("batch_per_device", "0", "at least 1"),
         ("precision_implied", "maybe", "yes, no"),
     ],
 )
@@ -134,7 +134,7 @@ def test_a_malformed_figure_names_file_line_and_field(field, value, why):
     ("field", "value", "why"),
     [
         ("values", "1;two", "is not a number"),
-        ("kind", "rumour", "is none of"),
+        ("kind", "rumour", "must be one of"),
         ("id", "002-1", "does not begin with its document"),
     ],
 )
@@ -143,11 +143,11 @@ def test_a_malformed_claim_names_file_line_and_field(field, value, why):
         read_claims(table(CLAIM_COLUMNS, **{field: value}), "c.csv")
 
 
-def test_what_is_no_such_table_is_refused():
+def test_invalid_tables():
     with pytest.raises(DataError, match="line 1: the columns must be"):
         read_figures("a,b\n1,2\n", "f.csv")
     good = table(CLAIM_COLUMNS)
-    with pytest.raises(DataError, match="line 3: 2 fields where 11 belong"):
+    with pytest.raises(DataError, match="line 3: 2 fields where 11"):
         read_claims(good + "a,b\n", "c.csv")
     with pytest.raises(DataError, match="line 3, field id: '001-1' comes twice"):
         read_claims(good + good.splitlines()[1] + "\n", "c.csv")

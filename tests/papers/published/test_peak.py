@@ -1,4 +1,4 @@
-"""Every published row is held against its device's peak, or says why it cannot be."""
+"""MFU of published rows, or the reason why there is none."""
 
 from collections import Counter
 
@@ -70,14 +70,14 @@ def test_a_single_convolution_by_hand():
     [
         ({"device": "Abacus"}, "the catalogue does not know Abacus"),
         ({"canonical": None, "network": "gnmt"}, "no such network"),
-        ({"metric": "all-reduce time"}, "no time or rate of training"),
+        ({"metric": "all-reduce time"}, "not a time or rate of training"),
         ({"devices": None}, "number of devices"),
         ({"precision": ""}, "the precision is not stated"),
-        ({"metric": "forward time", "batch_per_device": None}, "minibatch is not stated"),
+        ({"metric": "forward time", "batch_per_device": None}, "batch size is not stated"),
         ({"precision": "bf16"}, "no peak in bf16"),
     ],
 )
-def test_what_cannot_be_judged_says_why(changed, why):
+def test_figures_without_an_mfu_have_a_reason(changed, why):
     found = peak_share(figure(**changed))
     assert (found.share, found.warning) == (None, None)
     assert why in found.why_not
@@ -100,7 +100,7 @@ def test_spellings_of_precision():
     assert precision_of("") is None
 
 
-def test_every_row_has_a_share_or_a_reason(judged):
+def test_every_row_has_an_mfu_or_a_reason(judged):
     for row, found in judged:
         assert (found.share is None) == bool(found.why_not), row
         assert found.share is None or found.share > 0 or row.value == 0, row

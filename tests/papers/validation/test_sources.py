@@ -1,9 +1,8 @@
-"""What is known of published runs beside their rates: their machine, and who reached whom."""
+"""Machines of published runs, their processors and peer access."""
 
 import pytest
 
-from cubemesh.papers.validation.rows import rows
-from cubemesh.papers.validation.sources import host_device, machine, peer_access
+from cubemesh.papers.validation.rows import host_device, machine, peer_access, rows
 from cubemesh.schema import PublishedFigure
 
 
@@ -32,13 +31,13 @@ def test_runs_with_peer_access_off_are_known_by_system(
     assert (peer_access(figure(system)), host_device(figure(system))) == (reached, host)
 
 
-def test_other_sources_are_not_touched() -> None:
+def test_other_sources_have_peer_access() -> None:
     others = [row for row in rows()[0] if not row.figure.source.startswith("Lambda")]
     assert len(others) > 100
     assert all(row.peer_access for row in others)
 
 
-def test_a_row_without_peer_access_asks_for_it_and_for_its_processor() -> None:
+def test_a_row_without_peer_access_is_forecast_so() -> None:
     row = next(row for row in rows()[0] if row.figure.system == "2x A100 80GB PCIe")
     asked = row.request()
     assert machine(row.figure) == "dual-root-pcie4"

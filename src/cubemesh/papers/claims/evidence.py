@@ -137,7 +137,7 @@ def every(claim: Claim, networks: Iterable[str], one: Callable[[str], Verdict]) 
         for verdict in verdicts:
             if verdict.state is state:
                 return verdict
-    return untested(claim, "not-measured", "none of its networks was measured")
+    return untested(claim, "not-measured", "its networks were not measured")
 
 
 def with_runs(verdict: Verdict, *groups: Group[Any]) -> Verdict:

@@ -1,8 +1,8 @@
-"""What did others measure, and what do the five documents claim? Facts, with their sources.
+"""Published results and claims of five papers, with their sources.
 
-`figures()` are published training figures, `claims()` what documents 000 to 004 state; both are
-read once, strictly, from the files beside this one. `nearest` finds the figures that come closest
-to a measurement, `peak_share` holds one against its device's datasheet. docs/published.md lists the
+`figures()` are published training figures, `claims()` the statements of the papers; both are read
+once, strictly, from the data files of this package. `nearest` finds the figures closest to a
+measurement, `peak_share` compares one with its device's datasheet. docs/published.md lists the
 sources.
 """
 

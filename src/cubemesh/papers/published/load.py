@@ -1,7 +1,7 @@
-"""How do the published files become facts? Every field is checked; nothing is guessed or skipped.
+"""Reader of the published figures and claims (CSV), with strict validation of every field.
 
-A row that does not fit is an error that names the file, the line and the field, because a table
-that was edited by hand must not lose a row in silence.
+An invalid row is an error that names file, line and field, so that an edited table never loses a
+row silently.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def figures() -> tuple[PublishedFigure, ...]:
 
 @cache
 def stock_figures() -> tuple[PublishedFigure, ...]:
-    """What stock frameworks reached on one to eight H200, measured for cubemesh; every step was
-    synchronised, so short steps and several devices may be understated."""
+    """Rates of stock frameworks on one to eight H200, measured for cubemesh; every step was
+    synchronised, which understates short steps and several devices."""
     return read_figures(_carried(STOCK).decode(), STOCK)
 
 
 @cache
 def claims() -> tuple[Claim, ...]:
-    """Every claim of documents 000 to 004, in their order."""
+    """Every claim of the five papers, in their order."""
     return read_claims(_carried(CLAIMS).decode(), CLAIMS)
 
 
@@ -117,12 +117,12 @@ class _Row:
 
     def filled(self, name: str) -> str:
         if not self.text(name):
-            raise self.wrong(name, "is empty, and it must not be")
+            raise self.wrong(name, "must not be empty")
         return self.text(name)
 
     def one_of(self, name: str, allowed: tuple[str, ...]) -> str:
         if self.text(name) not in allowed:
-            raise self.wrong(name, f"is none of {', '.join(allowed)}")
+            raise self.wrong(name, f"must be one of {', '.join(allowed)}")
         return self.text(name)
 
     def number(self, name: str, text: str) -> float:
@@ -140,7 +140,7 @@ class _Row:
         if not text:
             return None
         if not (text.isascii() and text.isdigit() and int(text) >= least):
-            raise self.wrong(name, f"is not a whole number of {least} or more")
+            raise self.wrong(name, f"must be an integer of at least {least}")
         return int(text)
 
 
@@ -154,7 +154,7 @@ def _rows(text: str, file: str, columns: tuple[str, ...]) -> Iterator[_Row]:
             if len(values) != len(columns):
                 raise DataError(
                     f"{file}, line {reader.line_num}: {len(values)} fields where "
-                    f"{len(columns)} belong."
+                    f"{len(columns)} are expected."
                 )
             yield _Row(file, reader.line_num, dict(zip(columns, values, strict=True)))
     except csv.Error as error:

@@ -1,8 +1,8 @@
-"""Which network of cubemesh does a published name stand for?
+"""Names of networks in published sources.
 
-Only spellings whose input and layers are the network's own are listed: ResNet-50 trained on images
-that grow from 160 to 192 pixels, or VGG with batch normalisation, are other workloads. "ResNet-50"
-stands for both placements of the stride (v1 and v1.5); sources before 2018 mean v1.
+Only spellings with the network's own input and layers are listed: ResNet-50 trained on images that
+grow from 160 to 192 pixels, or VGG with batch normalisation, are other workloads. "ResNet-50" means
+both placements of the stride (v1 and v1.5); sources before 2018 mean v1.
 """
 
 from __future__ import annotations
@@ -27,6 +27,6 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "vgg19": ("VGG-19", "vgg19"),
     "vit-b16": ("vit_base_patch16_224",),
 }
-"""cubemesh's name → how sources spell it."""
+"""Name in cubemesh → spellings of sources."""
 
 CANONICAL = {spelling: name for name, all_of in SPELLINGS.items() for spelling in all_of}

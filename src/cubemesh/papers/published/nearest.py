@@ -1,9 +1,9 @@
-"""Which published figures come nearest to what was measured?
+"""Nearest published figures to a measurement.
 
-Rows of another network or another metric are no comparison and are left out. The rest are ordered
-by, in turn: the same device (where its name is known), the number of devices, the class of
-precision, and the distance of the minibatch in powers of two. One row stands for each source,
-system, device and framework, so that a sweep over minibatches does not crowd out the others.
+Rows of another network or metric are left out. The rest are ordered by: the same device (if known),
+the number of devices, the class of precision, and the distance of the batch size in powers of two.
+Only one row per source, system, device and framework is used, so that a sweep over batch sizes does
+not crowd out the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAKERS = {"NVIDIA", "TESLA", "GEFORCE", "GTX", "RTX", "QUADRO", "INTEL", "AMD"}
 _FORMS = re.compile(r"SXM\d?|PCIE|GEN\d|DGX|CTS|NVL|\d|\d+GB|\d+W")
 
 Series = tuple[PublishedFigure, ...]
-"""One system at several minibatches."""
+"""One system at several batch sizes."""
 
 
 def nearest(
@@ -33,10 +33,10 @@ def nearest(
     metric: str = "throughput",
     limit: int = 5,
 ) -> list[PublishedFigure]:
-    """The published rows nearest to a measurement, nearest first, `limit` at most.
+    """The published rows nearest to a measurement, nearest first, at most `limit`.
 
-    `network` is cubemesh's name, `devices` 0 for a CPU, `precision` one of cubemesh's. What is None
-    does not count. Of equally near rows the one that stands first in `figures` comes first.
+    `network` is cubemesh's name, `devices` 0 for a CPU, `precision` one of cubemesh's. None is
+    ignored. Equally near rows keep the order of `figures`.
     """
 
     def distance(figure: PublishedFigure) -> tuple[float, ...]:
@@ -62,11 +62,11 @@ def sweep(
     batches: tuple[int, int],
     devices: int = 1,
 ) -> Series:
-    """The published throughputs of one system at several minibatches, by minibatch, within the
-    smallest and the largest of `batches`; empty where no source went through three or more. Of
-    several values at one minibatch the highest stands.
+    """Published throughputs of one system by batch size, within the smallest and the largest of
+    `batches`; empty if no source has at least three. Of several values at one batch size the
+    highest is used.
 
-    Of several series the one with the nearest precision is taken, then the one with most points,
+    Of several series the one with the nearest precision is used, then the one with most points,
     then the faster one.
     """
     series: dict[tuple[object, ...], dict[int, PublishedFigure]] = {}
@@ -94,8 +94,8 @@ def sweep(
 
 
 def same_device(first: str, second: str) -> bool:
-    """Whether two names mean one model: makers, form factors, memory sizes and power limits do not
-    count. "NVIDIA A100-SXM4-80GB" is "A100 40GB"; "GTX 1080" is not "GTX 1080 Ti"."""
+    """Whether two names mean one model; makers, form factors, memory sizes and power limits are
+    ignored. "NVIDIA A100-SXM4-80GB" is "A100 40GB"; "GTX 1080" is not "GTX 1080 Ti"."""
     model = _model(first)
     return bool(model) and model == _model(second)
 
@@ -106,8 +106,8 @@ def _model(name: str) -> set[str]:
 
 
 def precision_distance(first: str, second: str) -> float:
-    """0 for one class of precision, 1 for fp32 against TF32, 2 for either against 16 bits, 3 where
-    the source does not say."""
+    """0 for one class of precision, 1 for fp32 and TF32, 2 for either and 16 bits, 3 if the source
+    does not state it."""
     if not second:
         return 3.0
     a, b = _bits(first), _bits(second)
@@ -115,7 +115,7 @@ def precision_distance(first: str, second: str) -> float:
 
 
 def _bits(precision: str) -> int:
-    """16 for fp16, bf16 and mixed precision, 19 for TF32 (and for what may use it), 32, 64."""
+    """16 for fp16, bf16 and mixed precision, 19 for TF32 (and where it may be used), 32, 64."""
     text = precision.casefold()
     if "16" in text or "amp" in text or "mixed" in text:
         return 16
@@ -123,5 +123,5 @@ def _bits(precision: str) -> int:
 
 
 def _steps(wanted: float, given: float | None) -> float:
-    """How many doublings lie between two counts; none at all (a CPU) is one doubling below one."""
+    """Doublings between two counts; 0 (a CPU) is one doubling below 1."""
     return _FAR if given is None else abs(math.log2(max(given, 0.5) / max(wanted, 0.5)))

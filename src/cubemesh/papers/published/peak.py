@@ -1,10 +1,10 @@
-"""How much of its device's peak did a published figure reach?
+"""MFU (model FLOPs utilisation) of published figures: the fraction of the device's peak.
 
-MFU is the matrix operations of training that network, a multiply-add counted as two, over the time
-and over the dense peak of the device in the precision that ran. Operations are counted from
-cubemesh's own graph of the network at its own input size, peaks come from the catalogue. Where a
-source names a model but not its form ("P100"), the fastest form stands for it, and the row reached
-*at least* so much. What cannot be judged says why; what is above 100 % says by which cause.
+MFU is the matrix operations of training, a multiply-add counted as two, over the time and the dense
+peak of the device in the precision used. Operations are counted from cubemesh's graph of the
+network at its own input size, peaks come from the catalogue. If a source names a model but not its
+form ("P100"), the fastest form is used, and the MFU is a lower bound. Figures without an MFU have a
+reason, figures above 100 % a cause.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ _SINGLE_LAYER = re.compile(r"(L\d) (\d+)->(\d+) (\d+)x\d+@(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class PeakShare:
-    """What came of judging one published figure."""
+    """MFU of one published figure."""
 
     share: float | None = None
-    """Of the dense peak; 1 is all of it. None where it cannot be told."""
+    """Fraction of the dense peak; None if unknown."""
     at_least: bool = False
-    """Whether the device's form is open, so that the share may be higher."""
+    """Whether the device's form is unknown, so that the fraction is a lower bound."""
     peak: Peak | None = None
-    """Of one device."""
+    """Peak of one device."""
     why_not: str = ""
-    """Why there is no share, in a few words."""
+    """Why there is no fraction."""
     warning: Warning | None = None
-    """Why the share is above 1."""
+    """Why the fraction is above 1."""
 
 
 def peak_share(figure: PublishedFigure) -> PeakShare:
@@ -84,12 +84,12 @@ def peak_share(figure: PublishedFigure) -> PeakShare:
 
 
 def precision_of(spelling: str) -> str | None:
-    """The precision of the catalogue that a source's spelling means; None where it does not say.
-    "fp32/TF32" is what may use TF32."""
+    """Precision of the catalogue for a source's spelling; None if not stated. "fp32/TF32" may use
+    TF32."""
     text = spelling.casefold()
     if not text:
         return None
-    if "pseudo" in text:  # halves in memory, singles in the arithmetic
+    if "pseudo" in text:  # fp16 in memory, fp32 arithmetic
         return "fp32"
     if "bf16" in text:
         return "bf16"
@@ -99,23 +99,23 @@ def precision_of(spelling: str) -> str | None:
 
 
 def _work(figure: PublishedFigure) -> tuple[Operations, float] | str:
-    """The operations behind a figure and the seconds they took; or why that is not known."""
+    """Operations of a figure and their seconds, or why they are unknown."""
     if figure.metric not in (*_TIMES, "throughput"):
-        return "it is no time or rate of training"
+        return "not a time or rate of training"
     passes = _operations(figure)
     if passes is None:
         return "cubemesh has no such network"
     if figure.metric == "throughput":
         return passes.both, 1.0 / figure.value
     if figure.batch_per_device is None:
-        return "the minibatch is not stated"
+        return "the batch size is not stated"
     batch = figure.batch_per_device * max(1, figure.devices or 1)
     done: Operations = getattr(passes, _TIMES[figure.metric])
     return done * batch, 1e-3 * figure.value
 
 
 def _operations(figure: PublishedFigure) -> PassOperations | None:
-    """Of one sample."""
+    """Operations of one sample."""
     if figure.canonical is not None:
         return _of_network(figure.canonical)
     layers = {name: _of_layer(*map(int, sizes)) for name, *sizes in _layers(figure.note)}
@@ -145,20 +145,20 @@ def _of_network(name: str) -> PassOperations:
 
 
 def _placed(figure: PublishedFigure) -> str:
-    """The device with its system, where that tells which form of the device it has."""
+    """The device with its system, if that determines the form of the device."""
     together = f"{figure.device} {figure.system}"
     return together if find(together) is not None else figure.device
 
 
 def _peaks(figure: PublishedFigure) -> list[Peak] | str:
-    """The peak of each form that the device may be of; or why there is none."""
+    """Peak of each possible form of the device, or why there is none."""
     sheets = forms(_placed(figure))
     if not sheets:
         return f"the catalogue does not know {figure.device}"
     precision = precision_of(figure.precision)
     if precision is None:
         return "the precision is not stated"
-    # Where there is no TF32, what may use it runs in fp32.
+    # Without TF32, what may use it runs in fp32.
     found = [s.peak(precision) or (s.peak("fp32") if precision == "tf32" else None) for s in sheets]
     peaks = [peak for peak in found if peak is not None]
     return peaks or f"the datasheet states no peak in {precision}"

@@ -1,8 +1,8 @@
-"""What the documents claim of links, clusters and scaling, beside what the model forecasts.
+"""The papers' claims about links, clusters and scaling, compared with forecasts.
 
-Every claim here follows from links, datasheets and the model alone; nothing is calibrated with a
-document's own figure. Speed-ups and efficiencies are of the document's network, devices and
-minibatch (64 where none is given); "NVLink over PCIe" is `--what-if link=pcie`.
+The forecasts follow from links, datasheets and the model alone; none is calibrated with a figure of
+the paper. Speed-ups and efficiencies are of the paper's network, devices and batch size (64 if none
+is given); "NVLink over PCIe" is `--what-if link=pcie`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ GB, US = 1e9, 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimForecast:
-    """A claim with the forecasts of its values, in its unit and their order."""
+    """A claim with forecasts of its values, in its unit."""
 
     claim: Claim
     forecasts: tuple[float, ...]
 
 
 def checked_claims() -> tuple[ClaimForecast, ...]:
-    """Every claim that the model has a forecast for, in the order of the documents."""
+    """Every claim that has a forecast, in the order of the papers."""
     return tuple(
         ClaimForecast(claim=claim, forecasts=FORECASTS[claim.id]())
         for claim in claims()
@@ -43,7 +43,7 @@ def checked_claims() -> tuple[ClaimForecast, ...]:
     )
 
 
-def _ask(
+def _forecast(
     network: str | Network,
     machine: str,
     devices: tuple[int, ...],
@@ -61,19 +61,20 @@ def _ask(
 
 
 def _speed_up(network: str, machine: str, devices: int) -> tuple[float]:
-    return (devices * _ask(network, machine, (devices,)).points[0].efficiency,)
+    return (devices * _forecast(network, machine, (devices,)).points[0].efficiency,)
 
 
 def _efficiency(machine: str) -> tuple[float, ...]:
-    """Of ResNet-50 on eight, at minibatches of 32 and 64."""
+    """Efficiency of ResNet-50 on eight devices at batch sizes 32 and 64."""
     return tuple(
-        100 * _ask("resnet-50", machine, (8,), batch).points[0].efficiency for batch in (32, 64)
+        100 * _forecast("resnet-50", machine, (8,), batch).points[0].efficiency
+        for batch in (32, 64)
     )
 
 
 def _over_pcie(network: str | Network, batch: int, precision: Precision = "fp32") -> float:
     change = Change(key="link", value="pcie")
-    found = _ask(network, "dgx1-v100", (8,), batch, precision, change)
+    found = _forecast(network, "dgx1-v100", (8,), batch, precision, change)
     return found.before[0].samples_per_s / found.points[0].samples_per_s
 
 
@@ -82,7 +83,7 @@ def _translator(hidden: int) -> Network:
 
 
 def _ethernet() -> tuple[float]:
-    found = _ask(
+    found = _forecast(
         "googlenet", "c4130-g-edr", (16,), 64, "fp32", Change(key="network", value="10gbe")
     )
     return (found.points[0].samples_per_s / found.before[0].samples_per_s,)
@@ -137,4 +138,4 @@ FORECASTS: dict[str, Callable[[], tuple[float, ...]]] = {
     "004-10": lambda: (4 * networks.build("alexnet").parameter_count / 1e6,),
     "004-18": _hops,
 }
-"""By the claim's id."""
+"""Claim id → forecast of its values."""

@@ -1,10 +1,10 @@
-"""How near do forecasts come to what was published and measured?
+"""Validation of forecasts: errors compared with published and stored results.
 
-Nothing is measured. Published rates of several devices are held against forecasts that know the
-rate of one (validation_rows.py says which, and which half fitted the model's factors), published
-rates of one device against forecasts from its datasheet alone, claims of the documents against the
-model (validation_claims.py), and stored runs of several devices against that of one beside them
-(predicted.py).
+Nothing is measured. Published rates of several devices are compared with forecasts that know the
+rate of one (rows.py has the selection, and the half that the model's factors were fitted on),
+published rates of one device with forecasts from its datasheet, claims of the papers with the model
+(claims.py), and stored runs of several devices with forecasts from a run of one
+(experiments/scaling/forecast.py).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from cubemesh.store import Store
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What can be set in `validation`."""
+    """Settings of `validation`."""
 
     worst: int = 20
-    """How many of the forecasts that are farthest off are listed."""
+    """Number of forecasts with the largest errors to list."""
 
     def __post_init__(self) -> None:
         if self.worst < 1:
-            raise UsageError(f"worst={self.worst}: list 1 or more.")
+            raise UsageError(f"worst={self.worst} must be at least 1.")
 
 
 def plan(settings: Settings, context: Context) -> Plan:
@@ -48,7 +48,7 @@ def plan(settings: Settings, context: Context) -> Plan:
 
 
 def gather(settings: Settings, store: Store) -> list[RunRecord]:
-    """Runs of several devices that train together, each with the latest of one beside it."""
+    """Runs of several devices that train together, each with the latest run of one."""
     alone: dict[tuple[object, ...], RunRecord] = {}
     several: list[RunRecord] = []
     for record in store.records():
@@ -64,7 +64,7 @@ def gather(settings: Settings, store: Store) -> list[RunRecord]:
 
 
 def _alike(record: RunRecord) -> tuple[object, ...]:
-    """What a run of several devices shares with that of one."""
+    """What a run of several devices has in common with that of one."""
     program, work = record.spec.program, record.spec.work
     assert isinstance(work, TrainSteps)
     device = record.ranks[0].device_name or record.ranks[0].device.partition(":")[0]
@@ -76,7 +76,7 @@ def _alike(record: RunRecord) -> tuple[object, ...]:
 
 
 def stored(records: Sequence[RunRecord]) -> tuple[StoredForecast, ...]:
-    """Forecasts of stored runs of several devices; those that cannot be made are left out."""
+    """Forecasts of stored runs of several devices, where they are possible."""
     alone = {_alike(r): r for r in records if r.spec.placement.devices == 1}
     found = []
     for record in records:
@@ -90,8 +90,8 @@ def stored(records: Sequence[RunRecord]) -> tuple[StoredForecast, ...]:
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
-    """Findings, tables and scatters: of what is published, and of these records."""
-    shown = ValidationData(
+    """Findings, tables and scatter charts of published results and of these records."""
+    data = ValidationData(
         several=published_several(),
         alone=published_alone(),
         claims=checked_claims(),
@@ -101,18 +101,18 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
-        title="Forecasts beside what was published and measured",
-        findings=tuple(findings(shown)),
-        tables=tuple(tables(shown)),
-        charts=tuple(charts(shown)),
-        run_ids=tuple(s.record.run_id for s in shown.stored),
-        notes=tuple(notes(shown)),
+        title="Forecasts compared with published and measured results",
+        findings=tuple(findings(data)),
+        tables=tuple(tables(data)),
+        charts=tuple(charts(data)),
+        run_ids=tuple(s.record.run_id for s in data.stored),
+        notes=tuple(notes(data)),
     )
 
 
 EXPERIMENT = Experiment(
     name="validation",
-    question="How near do forecasts come to what was published and measured?",
+    question="How accurate are forecasts, compared with published and measured results?",
     settings=Settings,
     works=(),
     varies={},

@@ -1,4 +1,4 @@
-"""The findings, tables and scatters of `validation`."""
+"""Findings, tables and scatter charts of `validation`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class StoredForecast:
 
     @property
     def error(self) -> float:
-        """Of the forecast, over what was measured."""
+        """Relative error of the forecast."""
         return self.point.samples_per_s / self.rate - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationData:
-    """All that was held against a forecast."""
+    """All results with their forecasts."""
 
     several: tuple[RowForecast, ...]
     alone: tuple[SingleForecast, ...]
@@ -39,69 +39,82 @@ class ValidationData:
 
     @property
     def local(self) -> list[RowForecast]:
-        """Two to eight devices in one machine."""
+        """Rows of two to eight devices in one machine."""
         return [j for j in self.several if j.row.one_machine and j.row.devices <= 8]
 
 
-def findings(shown: ValidationData) -> Iterator[Finding]:
-    """One sentence for each kind of forecast."""
-    unseen = [j for j in shown.local if not j.fitted]
+def findings(data: ValidationData) -> Iterator[Finding]:
+    """Errors of each kind of forecast."""
+    unseen = [j for j in data.local if not j.fitted]
     kinds = dict.fromkeys(j.row.kind for j in unseen)
-    told = ", ".join(
+    by_kind = ", ".join(
         f"{_percent([j for j in unseen if j.row.kind == kind])} of {kind} networks"
         for kind in kinds
     )
     mean, ninth = mean_and_ninth([j.error for j in unseen])
     yield Finding(
-        text=f"Two to eight devices are forecast {100 * mean:.1f} % off in the mean, from the "
-        "rate of one."
+        code="mean-error",
+        text=f"Forecasts of two to eight devices from the rate of one have a mean error of "
+        f"{100 * mean:.1f} %.",
+        value=100 * mean,
+        unit="%",
     )
     yield Finding(
-        text=f"That is in one machine, on systems that nothing was fitted to ({len(unseen)} rates, "
-        f"nine in ten within {100 * ninth:.1f} %): {told}."
+        code="error-by-class",
+        text=f"That is in one machine, on systems not used for fitting ({len(unseen)} rates, 90 % "
+        f"within {100 * ninth:.1f} %): {by_kind}.",
     )
-    beyond = [j for j in shown.several if not j.row.one_machine]
-    others = [j for j in shown.several if not j.fitted]
+    beyond = [j for j in data.several if not j.row.one_machine]
+    others = [j for j in data.several if not j.fitted]
     within = sum(j.within for j in others)
     yield Finding(
-        text=f"Beyond one machine they are {_percent(beyond)} off in the mean. {within} of "
-        f"{len(others)} published rates of systems that nothing was fitted to lie in the band of "
-        "their forecast."
+        code="rates-within-band",
+        text=f"Beyond one machine the mean error is {_percent(beyond)}. {within} of {len(others)} "
+        "published rates of systems not used for fitting are within the band of their forecast.",
+        value=100 * within / len(others),
+        unit="% within the band",
     )
     band = defaults()["band_uncalibrated"]
-    within = sum(1 / band <= a.forecast / a.figure.value <= band for a in shown.alone)
+    within = sum(1 / band <= a.forecast / a.figure.value <= band for a in data.alone)
     yield Finding(
-        text=f"From datasheets alone, {within} of {len(shown.alone)} published rates of one "
-        f"device are forecast within a factor of {band:g}."
+        code="datasheet-forecasts",
+        text=f"From datasheets alone, {within} of {len(data.alone)} published rates of one device "
+        f"are forecast within a factor of {band:g}.",
+        value=within,
+        unit=f"of {len(data.alone)} rates",
     )
-    if shown.stored:
-        mean, ninth = mean_and_ninth([s.error for s in shown.stored])
+    if data.stored:
+        mean, ninth = mean_and_ninth([s.error for s in data.stored])
         yield Finding(
-            text=f"Stored runs of several devices are forecast {100 * mean:.1f} % off in the mean, "
-            f"nine in ten within {100 * ninth:.1f} % ({len(shown.stored)} runs)."
+            code="stored-runs-error",
+            text=f"Forecasts of {len(data.stored)} stored runs of several devices have a mean "
+            "error "
+            f"of {100 * mean:.1f} %, 90 % within {100 * ninth:.1f} %.",
+            value=100 * mean,
+            unit="%",
         )
 
 
-def tables(shown: ValidationData) -> Iterator[Table]:
-    """Errors by class, system, exchange and number of devices; the worst; claims; runs."""
-    yield _by(shown.local, "Errors by class of network", "networks", lambda j: j.row.kind)
-    yield _by(shown.several, "Errors by system", "system", lambda j: j.row.family)
-    yield _by(shown.several, "Errors by exchange", "sync", lambda j: j.row.way)
-    yield _by(shown.several, "Errors by number of devices", "devices", lambda j: j.row.devices)
-    yield _worst(shown)
-    yield _claims(shown.claims)
-    if shown.stored:
-        yield _stored(shown.stored)
-    yield _left()
+def tables(data: ValidationData) -> Iterator[Table]:
+    """Errors by class, system, sync strategy and number of devices; the largest; claims; runs."""
+    yield _by(data.local, "Errors by class of network", "networks", lambda j: j.row.kind)
+    yield _by(data.several, "Errors by system", "system", lambda j: j.row.family)
+    yield _by(data.several, "Errors by sync strategy", "sync", lambda j: j.row.way)
+    yield _by(data.several, "Errors by number of devices", "devices", lambda j: j.row.devices)
+    yield _worst(data)
+    yield _claims(data.claims)
+    if data.stored:
+        yield _stored(data.stored)
+    yield _not_forecast()
 
 
 def _by(
-    judged: Sequence[RowForecast], title: str, name: str, key: Callable[[RowForecast], str | int]
+    forecasts: Sequence[RowForecast], title: str, name: str, key: Callable[[RowForecast], str | int]
 ) -> Table:
-    """A row for each value of `key`, the fitted half beside the other."""
+    """A row for each value of `key`, with the fitted and the test half."""
     found = []
-    for value in sorted({key(j) for j in judged}):
-        own = [j for j in judged if key(j) == value]
+    for value in sorted({key(j) for j in forecasts}):
+        own = [j for j in forecasts if key(j) == value]
         head = Cell(value=value) if isinstance(value, int) else Cell(text=value)
         cells: list[Cell] = [head]
         for half in (True, False):
@@ -113,46 +126,46 @@ def _by(
                 cells += [Cell(text="–")] * 3
         found.append(tuple(cells))
     columns = [Column(name=name)]
-    for title_of in ("fitted half", "other half"):
+    for title_of in ("fitted half", "test half"):
         columns += [
             Column(name=f"{title_of}: mean", unit="%"),
-            Column(name="nine in ten within", unit="%"),
+            Column(name="90 % within", unit="%"),
             Column(name="rates"),
         ]
     return Table(title=title, columns=tuple(columns), rows=tuple(found))
 
 
-def _worst(shown: ValidationData) -> Table:
+def _worst(data: ValidationData) -> Table:
     columns = (
         *(Column(name=name) for name in ("system", "network", "precision", "devices", "half")),
         Column(name="published efficiency", unit="%"),
         Column(name="forecast", unit="%"),
-        Column(name="off by", unit="%"),
+        Column(name="error", unit="%"),
     )
-    found = sorted(shown.several, key=lambda j: -abs(j.error))[: shown.worst]
+    found = sorted(data.several, key=lambda j: -abs(j.error))[: data.worst]
     lines = tuple(
         (
             Cell(text=j.row.family),
             Cell(text=j.row.network),
             Cell(text=j.row.figure.precision),
             Cell(value=j.row.devices),
-            Cell(text="fitted" if j.fitted else "other"),
+            Cell(text="fitted" if j.fitted else "test"),
             Cell(value=100 * j.row.efficiency),
             Cell(value=100 * j.forecast),
             Cell(value=100 * j.error),
         )
         for j in found
     )
-    return Table(title=f"The {len(found)} that are farthest off", columns=columns, rows=lines)
+    return Table(title=f"The {len(found)} largest errors", columns=columns, rows=lines)
 
 
 def _claims(checked: Sequence[ClaimForecast]) -> Table:
     columns = (
-        *(Column(name=name) for name in ("claim", "place", "of", "what")),
+        *(Column(name=name) for name in ("claim", "place", "conditions", "quantity")),
         Column(name="claimed"),
         Column(name="forecast"),
         Column(name="unit"),
-        Column(name="off by", unit="%"),
+        Column(name="error", unit="%"),
     )
     lines = []
     for one in checked:
@@ -168,16 +181,16 @@ def _claims(checked: Sequence[ClaimForecast]) -> Table:
                     Cell(value=100 * (forecast / claimed - 1)),
                 )
             )
-    title = f"Claims of the documents ({len(checked)} of {len(claims())} follow from the model)"
+    title = f"Claims of the papers ({len(checked)} of {len(claims())} follow from the model)"
     return Table(title=title, columns=columns, rows=tuple(lines))
 
 
 def _stored(stored: Sequence[StoredForecast]) -> Table:
     columns = (
-        *(Column(name=name) for name in ("network", "devices", "sync", "minibatch")),
+        *(Column(name=name) for name in ("network", "devices", "sync", "batch size")),
         Column(name="measured", unit="samples/s"),
         Column(name="forecast", unit="samples/s"),
-        Column(name="off by", unit="%"),
+        Column(name="error", unit="%"),
     )
     lines = tuple(
         (
@@ -194,48 +207,48 @@ def _stored(stored: Sequence[StoredForecast]) -> Table:
     return Table(title="Stored runs of several devices", columns=columns, rows=lines)
 
 
-def _left() -> Table:
-    """Published rates that were not forecast, by their reason."""
+def _not_forecast() -> Table:
+    """Published rates without a forecast, by reason."""
     lines = tuple(
         (Cell(text=reason), Cell(value=len(those)), Cell(text=", ".join(_sources(those))))
         for reason, those in sorted(rows()[1].items())
     )
     columns = (Column(name="reason"), Column(name="rates"), Column(name="sources"))
-    return Table(title="Published, but not forecast", columns=columns, rows=lines)
+    return Table(title="Published rates without a forecast", columns=columns, rows=lines)
 
 
 def _sources(figures: Sequence[object]) -> list[str]:
     return sorted({str(getattr(f, "source", "")) for f in figures})
 
 
-def charts(shown: ValidationData) -> Iterator[Chart]:
-    """Forecast against published, of several devices and of one; and against stored runs."""
-    names = {True: "fitted half", False: "other half"}
+def charts(data: ValidationData) -> Iterator[Chart]:
+    """Forecast over published, of several devices and of one, and over stored runs."""
+    names = {True: "fitted half", False: "test half"}
     lines = []
     for half, name in names.items():
         points = tuple(
             Point(x=100 * j.row.efficiency, y=100 * j.forecast)
-            for j in shown.several
+            for j in data.several
             if j.fitted is half
         )
         lines.append(Line(name=f"published, {name}", points=points))
-    least = min(100 * min(j.row.efficiency, j.forecast) for j in shown.several)
+    least = min(100 * min(j.row.efficiency, j.forecast) for j in data.several)
     yield _scatter("validation-several", "efficiency of several devices", "%", lines, least, 105)
     by_device: dict[str, list[Point]] = {}
-    for a in shown.alone:
+    for a in data.alone:
         point = Point(x=a.figure.value, y=a.forecast)
         by_device.setdefault(a.figure.device, []).append(point)
     lines = [
         Line(name=device, points=tuple(points)) for device, points in sorted(by_device.items())
     ]
-    rates = [rate for a in shown.alone for rate in (a.figure.value, a.forecast)]
+    rates = [rate for a in data.alone for rate in (a.figure.value, a.forecast)]
     title = "throughput of one device, from its datasheet"
     yield _scatter("validation-alone", title, "images/s", lines, min(rates), max(rates), log=True)
-    if shown.stored:
+    if data.stored:
         points = tuple(
-            Point(x=s.rate, y=s.point.samples_per_s, run_id=s.record.run_id) for s in shown.stored
+            Point(x=s.rate, y=s.point.samples_per_s, run_id=s.record.run_id) for s in data.stored
         )
-        rates = [rate for s in shown.stored for rate in (s.rate, s.point.samples_per_s)]
+        rates = [rate for s in data.stored for rate in (s.rate, s.point.samples_per_s)]
         lines = [Line(name="stored runs", points=points)]
         title = "throughput of stored runs of several devices"
         span = min(rates), max(rates)
@@ -252,13 +265,13 @@ def _scatter(
     *,
     log: bool = False,
 ) -> Chart:
-    """Forecast over what it is held against, with the line on which they are equal."""
+    """Forecast over measured, with the line of equality."""
     ends = (Point(x=low, y=low), Point(x=high, y=high))
-    equal = Line(name="as forecast", points=ends, role="reference")
+    equal = Line(name="forecast = measured", points=ends, role="reference")
     scale = "log10" if log else "linear"
     return Chart(
         name=name,
-        title=f"Forecast against published or measured: {what}",
+        title=f"Forecast and published or measured: {what}",
         kind="scatter",
         x=Axis(name="published or measured", unit=unit, scale=scale),  # type: ignore[arg-type]
         y=Axis(name="forecast", unit=unit, scale=scale),  # type: ignore[arg-type]
@@ -266,25 +279,26 @@ def _scatter(
     )
 
 
-def notes(shown: ValidationData) -> Iterator[str]:
-    """What the figures rest on."""
+def notes(data: ValidationData) -> Iterator[str]:
+    """Sources and definitions of the figures."""
     yield (
         "A forecast of several devices knows the published rate of one of the same source, system, "
-        "network, framework, precision and minibatch. An error is forecast over published, less 1."
+        "network, framework, precision and batch size. An error is forecast over published, "
+        "minus 1."
     )
     fitted = [n for n, f in defaults().factors.items() if f.origin == "fitted"]
     yield (
         f"Fitted on every second system in the order of their names: {', '.join(fitted)}, the last "
-        "two to one row of them. The others judge them (benchmarks/prediction_accuracy.py, which "
-        "has a baseline beside them)."
+        "two to one row of them. The others test them (benchmarks/prediction_accuracy.py, with a "
+        "baseline)."
     )
-    hosted = sorted({j.row.family for j in shown.several if not j.row.peer_access})
+    hosted = sorted({j.row.family for j in data.several if not j.row.peer_access})
     yield (
-        "Through the host's memory, because their source's script set NCCL_P2P_DISABLE=1 when they "
-        f"ran: {', '.join(hosted)} (of RTX 6000 Ada two devices alone)."
+        "Through host memory, because the script of their source set NCCL_P2P_DISABLE=1: "
+        f"{', '.join(hosted)} (of RTX 6000 Ada only two devices)."
     )
     yield "Claims are forecast from datasheets and links alone."
 
 
-def _percent(judged: Sequence[RowForecast]) -> str:
-    return f"{100 * mean_and_ninth([j.error for j in judged])[0]:.1f} %"
+def _percent(forecasts: Sequence[RowForecast]) -> str:
+    return f"{100 * mean_and_ninth([j.error for j in forecasts])[0]:.1f} %"

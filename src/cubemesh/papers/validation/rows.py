@@ -1,10 +1,20 @@
-"""Which published rates of several devices can be forecast, and from what?
+"""Published rates of several devices compared with forecasts, and the machines of their sources.
 
-A rate of several devices is held against a forecast that knows the rate of one device of the same
-source, system, network, framework, precision and minibatch, and nothing else. Rows that cannot be
-forecast are kept with the reason. What is fitted is fitted on every second family of systems, in
-the order of their names, and judged on the others; a family is one machine, under all names that it
-has in the tables (validation_sources.py).
+A rate of several devices is compared with a forecast that knows the rate of one device of the same
+source, system, network, framework, precision and batch size, and nothing else. Rows that cannot be
+forecast have a reason. Factors are fitted on every second family of systems, in the order of their
+names, and tested on the others; a family is one machine under all its names in the tables.
+
+Lambda's rates come with the logs of their runs, whose names have dates, and with the script that
+made them (github lambdal/deeplearning-benchmark, pytorch/scripts/benchmark_pytorch.sh). In October
+and November 2022 the script set NCCL_P2P_DISABLE=1 (commits 0a684b6, 204fea2, 50f9467), so that
+NCCL used host memory between GPUs, neither NVLink nor PCIe; in a later version the line is a
+comment. The date of the change is unknown. Runs until January 2023 are taken to have had the
+setting, the next ones, of 14 February, not. The date decides, not the rate, with one exception:
+boards of H100 on PCIe 5 ran on 30 November 2022 and lost 4 % of GNMT's rate on two, where the same
+boards on PCIe 4 lost 34 % on that day (two H100 in tf32: 310,658 and 215,851 tokens/s, one
+162,431). They are taken to have used another script. Their host is also a generation younger (Xeon
+8480+); which of the two is the cause is unknown.
 """
 
 from __future__ import annotations
@@ -27,30 +37,54 @@ from cubemesh.machines.catalogue.system import System
 from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.networks.graph import Network
 from cubemesh.papers.published import figures, stock_figures
-from cubemesh.papers.validation.sources import (
-    family,
-    host_device,
-    machine,
-    peer_access,
-    precision_of,
-    without_count,
-)
 from cubemesh.schema import PublishedFigure
 from cubemesh.schema.spec import Precision
 
 SOURCES = ("TensorFlow benchmarks", "Dell", "Lambda", "NVIDIA DeepLearningExamples", "stock")
 OTHER_NAMES = {"bert_base_squad": "bert-base", "gnmt": "gnmt", "GNMT v2": "gnmt"}
 CLASSES = {"bert-base": "transformer", "gnmt": "recurrent"}
-"""Of networks; all others are convolutional."""
+"""Class of a network; all others are convolutional."""
 MOST_EFFICIENT = 1.03
-"""More than as many single devices by this is no scaling but another state of the one device."""
+"""Largest plausible efficiency; above it the run on one device was in another state."""
 DEFAULT_BATCH = 64
-"""Where a source states none; it changes how much of an exchange is hidden."""
+"""If a source states none; it changes how much communication is hidden."""
+
+MACHINES = (  # system name of a source → system of the catalogue
+    (r"DGX-1\b.*V100|LambdaCloud.*V100", "dgx1-v100"),
+    (r"^NVIDIA DGX-1$", "dgx1-p100"),
+    (r"DGX-2", "dgx-2"),
+    (r"DGX A100|A100.*SXM4", "dgx-a100"),
+    (r"H100.*SXM5", "hgx-h100"),
+    (r"H200", "hgx-h200"),
+    (r"C4130.*InfiniBand", "c4130-g-edr"),
+    (r"C4130", "c4130-b"),
+    (r"p2\.8xlarge x N", "p2-8xlarge-10gbe"),
+    (r"p2\.8xlarge$|k80x8", "p2-8xlarge"),
+    (r"Gen5", "dual-root-pcie5"),
+    (r"PCIe|RTX", "dual-root-pcie4"),
+)
+WITHOUT_PEER_ACCESS = (  # Lambda's systems, the last day they ran, their processors by its logs
+    (r"RTX 4090$", "2022-10-21", "AMD Ryzen Threadripper PRO 5995WX"),
+    (r"RTX 3090$", "2022-10-25", "AMD Ryzen Threadripper PRO 5995WX"),
+    (r"A100 80GB SXM4$", "2022-11-19", "AMD EPYC 7H12"),
+    (r"A100 80GB PCIe$", "2022-12-15", "AMD EPYC 7502"),
+    (r"RTX A6000$", "2022-12-15", "AMD EPYC-Rome"),
+    (r"LambdaCloud.*V100 16GB$", "2022-12-16", "Intel Xeon, Cascade Lake"),
+    (r"^2x RTX 6000 Ada$", "2023-01-12", ""),  # four and eight of them ran on 22 March 2023
+)
+SPELLINGS = (  # spellings of one machine → one spelling
+    (r"\b(\d+)G\b", r"\1GB"),  # V100 16G
+    (r" \d+GB(?= \()", ""),  # DGX-1 16GB (V100 16GB)
+    (r" x N \(8 GPUs/node\), distributed$", ""),
+    (r", InfiniBand(?=\)$)", ""),
+)
+ZEN_2 = r"EPYC (7H12|7502)|EPYC-Rome"
+"""Processors of the generation of `epyc-7742`, which is in the catalogue."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One published rate of several devices, and that of one; in samples per second."""
+    """A published rate of several devices, and that of one, in samples/s."""
 
     figure: PublishedFigure
     network: str
@@ -62,17 +96,17 @@ class Row:
 
     @property
     def devices(self) -> int:
-        """How many."""
+        """Number of devices."""
         return self.figure.devices or 1
 
     @property
     def efficiency(self) -> float:
-        """What was published."""
+        """Published efficiency."""
         return self.rate / self.alone / self.devices
 
     @property
     def family(self) -> str:
-        """Its machine."""
+        """The family of its machine."""
         return family(self.figure.system)
 
     @property
@@ -82,22 +116,22 @@ class Row:
 
     @property
     def peer_access(self) -> bool:
-        """Whether its GPUs reached one another's memory."""
+        """Whether its GPUs had peer access."""
         return peer_access(self.figure)
 
     @property
     def way(self) -> str:
-        """Its exchange, and where that went, in words."""
-        return self.sync if self.peer_access else f"{self.sync} through the host's memory"
+        """Its sync strategy, and its path."""
+        return self.sync if self.peer_access else f"{self.sync} through host memory"
 
     @property
     def one_machine(self) -> bool:
-        """Whether its devices fill one machine at most."""
+        """Whether its devices are in one machine."""
         return self.devices <= load_system(self.machine).devices
 
     @property
     def system(self) -> System:
-        """What it ran on, with the processor that is known of it."""
+        """Its system, with its processor if known."""
         system, host = load_system(self.machine), host_device(self.figure)
         return system if host is None else replace(system, host_device=host)
 
@@ -115,29 +149,29 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class RowForecast:
-    """A row with the efficiency that was forecast."""
+    """A row with its forecast efficiency."""
 
     row: Row
     forecast: float
     band: float
-    """By which factor the forecast says that it may be off, up or down."""
+    """Factor of the forecast's uncertainty, up or down."""
     fitted: bool
-    """Whether factors were fitted on its system."""
+    """Whether factors were fitted on its family."""
 
     @property
     def error(self) -> float:
-        """Of the forecast, over what was published."""
+        """Relative error of the forecast."""
         return self.forecast / self.row.efficiency - 1
 
     @property
     def within(self) -> bool:
-        """Whether what was published lies in the band."""
+        """Whether the published value is within the band."""
         return 1 / self.band <= self.forecast / self.row.efficiency <= self.band
 
 
 @dataclass(frozen=True, kw_only=True)
 class SingleForecast:
-    """A published rate of one device, with the forecast from its datasheet alone."""
+    """A published rate of one device, with the forecast from its datasheet."""
 
     figure: PublishedFigure
     forecast: float
@@ -150,14 +184,14 @@ def built(name: str) -> Network:
 
 
 def halves(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
-    """The families that factors are fitted on, and those they are judged on."""
+    """Families for fitting, and families for testing."""
     families = sorted({row.family for row in rows})
     return families[::2], families[1::2]
 
 
 @cache
 def rows() -> tuple[tuple[Row, ...], dict[str, tuple[PublishedFigure, ...]]]:
-    """Those that can be forecast, and the others by their reason."""
+    """Rows that can be forecast, and the other figures by reason."""
     chosen = [
         f
         for f in (*figures(), *stock_figures())
@@ -177,7 +211,7 @@ def rows() -> tuple[tuple[Row, ...], dict[str, tuple[PublishedFigure, ...]]]:
 
 
 def forecasts(found: Sequence[Row], known: Calibration) -> dict[Row, Point]:
-    """The step on so many devices of every row; those that differ in that alone at once."""
+    """Forecast of every row."""
     alike = defaultdict(list)
     for row in found:
         f = row.figure
@@ -194,8 +228,8 @@ def forecasts(found: Sequence[Row], known: Calibration) -> dict[Row, Point]:
 
 
 def forecast_alone(f: PublishedFigure, known: Calibration) -> float | None:
-    """Samples per second of one device from its datasheet alone; None where its datasheet, its
-    minibatch or its network is not known, or the figure is none of training images."""
+    """Samples/s of one device from its datasheet alone; None if its datasheet, batch size or
+    network is unknown, or the figure is not of training on images."""
     sheet, precision = find(f.device), precision_of(f.precision)
     if f.metric != "throughput" or f.devices != 1 or f.unit != "images/s" or sheet is None:
         return None
@@ -212,14 +246,14 @@ def forecast_alone(f: PublishedFigure, known: Calibration) -> float | None:
 
 
 def mean_and_ninth(errors: Iterable[float]) -> tuple[float, float]:
-    """(mean, 90th percentile) of the sizes of errors; of one at least."""
+    """(mean, 90th percentile) of absolute errors; at least one."""
     sizes = sorted(abs(error) for error in errors)
     return fmean(sizes), sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))]
 
 
 @cache
 def published_several() -> tuple[RowForecast, ...]:
-    """Every row with its forecast by the factors as they are."""
+    """Every row with its forecast by the current factors."""
     found = rows()[0]
     fitted_on = halves(found)[0]
     return tuple(
@@ -235,7 +269,7 @@ def published_several() -> tuple[RowForecast, ...]:
 
 @cache
 def published_alone() -> tuple[SingleForecast, ...]:
-    """Every published rate of one device whose datasheet is known."""
+    """Every published rate of one device with a known datasheet."""
     known = defaults()
     pairs = [(f, forecast_alone(f, known)) for f in (*figures(), *stock_figures())]
     return tuple(SingleForecast(figure=f, forecast=rate) for f, rate in pairs if rate is not None)
@@ -243,19 +277,19 @@ def published_alone() -> tuple[SingleForecast, ...]:
 
 def _why_not(f: PublishedFigure, one: float | None) -> str:
     if _network(f) is None:
-        return f"{f.network} is no network that cubemesh can cost"
+        return f"cubemesh has no network {f.network}"
     if "real" in f.note.casefold():
-        return "fed with real data, whose reading is not modelled"
+        return "trained on real data, whose input pipeline is not modelled"
     where = machine(f)
     if where is None:
-        return f"{f.system} is in no catalogue"
+        return f"{f.system} is not in the catalogue"
     if one is None:
-        return "no rate of one device was published beside it"
+        return "no published rate of one device"
     if f.value > MOST_EFFICIENT * one * (f.devices or 1):
-        return "faster than as many of one device: a broken run, or another clock"
+        return "efficiency above 1: an invalid run, or another clock"
     system = load_system(where)
     most = system.devices * (system.cluster.systems if system.cluster else 1)
-    return f"{where} has not so many devices" if (f.devices or 0) > most else ""
+    return f"{where} has fewer devices" if (f.devices or 0) > most else ""
 
 
 def _row(f: PublishedFigure, one: float) -> Row:
@@ -270,7 +304,7 @@ def _row(f: PublishedFigure, one: float) -> Row:
         alone=one / tokens,
         machine=where,
         precision=precision_of(f.precision),
-        sync=_exchange(f, network),
+        sync=_sync(f, network),
     )
 
 
@@ -280,20 +314,20 @@ def _network(f: PublishedFigure) -> str | None:
     return next((name for form, name in OTHER_NAMES.items() if f.network.startswith(form)), None)
 
 
-def _exchange(f: PublishedFigure, network: str) -> str:
-    """As the source says; NVIDIA's mixed BERT and GNMT hold gradients in two bytes."""
+def _sync(f: PublishedFigure, network: str) -> str:
+    """The strategy of the source; NVIDIA's mixed BERT and GNMT send gradients in two bytes."""
     if "distributed_replicated" in f.note:
         return "parameter-server-spread"
     if "parameter_server/cpu" in f.note:
         return "parameter-server-cpu"
     if "parameter_server/gpu" in f.note:
         return "parameter-server-spread"
-    narrow = network in OTHERS and "16" in f.precision
-    return "all-reduce-16" if narrow else "all-reduce"
+    low_precision = network in OTHERS and "16" in f.precision
+    return "all-reduce-16" if low_precision else "all-reduce"
 
 
 def _key(f: PublishedFigure) -> tuple[object, ...]:
-    """What the rates of one and of several devices share."""
+    """What the rates of one and of several devices have in common."""
     sync = re.sub(
         r"parameter_server/\w+|replicated.*|independent|distributed_replicated.*", "", f.note
     )
@@ -301,3 +335,53 @@ def _key(f: PublishedFigure) -> tuple[object, ...]:
     framework = f.framework.replace("DDP + ", "")
     system, batch = without_count(f.system), f.batch_per_device
     return f.source, system, f.device, framework, f.network, f.precision, batch, note
+
+
+def precision_of(text: str) -> Precision:
+    """The nearest of cubemesh's precisions."""
+    words = text.casefold()
+    if "bf16" in words:
+        return "bf16"
+    return "fp16" if "16" in words else "tf32" if "tf32" in words else "fp32"
+
+
+def without_count(system: str) -> str:
+    """A system's name without its number of devices: `2x RTX 3090` → `RTX 3090`."""
+    return re.sub(r"\b\d+x ?(?=[A-Z])", "", system)
+
+
+def family(system: str) -> str:
+    """The machine of a system name in one spelling: with the memory of a device, without the
+    number of devices and the network."""
+    name = without_count(system)
+    for spelled, once in SPELLINGS:
+        name = re.sub(spelled, once, name)
+    return name
+
+
+def machine(figure: PublishedFigure) -> str | None:
+    """The system of the catalogue of a figure; None if there is none."""
+    return next((name for form, name in MACHINES if re.search(form, figure.system)), None)
+
+
+def peer_access(figure: PublishedFigure) -> bool:
+    """Whether the GPUs of a published figure had peer access, as far as is known."""
+    return _without(figure) is None
+
+
+def host_device(figure: PublishedFigure) -> str | None:
+    """Its processor, or one of its generation, as named in the catalogue; None if unknown, empty if
+    not in the catalogue."""
+    found = _without(figure)
+    if found is None:
+        return None
+    return "epyc-7742" if re.search(ZEN_2, found) else ""
+
+
+def _without(figure: PublishedFigure) -> str | None:
+    """Processor of a run without peer access; None for other runs."""
+    if not figure.source.startswith("Lambda"):
+        return None
+    return next(
+        (cpu for form, _, cpu in WITHOUT_PEER_ACCESS if re.search(form, figure.system)), None
+    )
