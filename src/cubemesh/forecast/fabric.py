@@ -4,7 +4,7 @@ Inside a system: the rings that are found through its devices, each at what its 
 all hops of all rings use them (NCCL's figure of a link where it has one, else the specification).
 Between systems: all network ports of one together. Links are those of `machines/topology`. Where
 GPUs do not reach one another's memory (`NCCL_P2P_DISABLE=1`, GeForce, across sockets of Broadwell),
-a collective goes through the host's, whatever links there are.
+a collective goes through the host's memory.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from cubemesh.units import format_quantity
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a device can do, and who says so; None where nobody does."""
+    """Limits of a device with their sources; None where unknown."""
 
     flops_per_s: float | None = None
     flops_source: str = ""

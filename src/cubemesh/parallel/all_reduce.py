@@ -55,10 +55,10 @@ class AllReduce16(AllReduce):
 
 
 class PeerAllReduce(AllReduce):
-    """All-reduce by peer-to-peer copies between GPUs, whose cores go on computing."""
+    """All-reduce by peer-to-peer copies between GPUs, whose cores continue to compute."""
 
     name = "all-reduce-copied"
-    summary = "as all-reduce, by peer-to-peer copies between GPUs, whose cores go on computing"
+    summary = "as all-reduce, by peer-to-peer copies between GPUs, whose cores continue to compute"
     needs = "hooks"
     needs_peer_access = True
     profiled = False

@@ -6,7 +6,7 @@ when it arrives (Dean et al., NIPS 2012).
 
 The server holds the weights and the optimizer. Every gradient carries the version it was computed
 from; the versions that the server has gained since are its *staleness*, which is counted. With N
-workers its mean is N − 1, whatever their speeds, since every update makes each of the other N − 1
+workers its mean is N − 1 at any speeds, since every update makes each of the other N − 1
 pending gradients staler by one. The staleness-aware strategy divides the learning rate by the
 staleness where that is above 1 (Zhang, Gupta, Lian and Liu, IJCAI 2016).
 

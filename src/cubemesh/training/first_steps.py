@@ -1,10 +1,10 @@
 """First steps of a training, traced and not timed.
 
-    step 1: batch ─ forward ─ backward ─ exchange ─ update   every layer's result, every gradient
-    step 2 …: batch ─ step ─ loss                            before and after the exchange
-    last:     error rate on the samples held out, of the weights all ranks have come to
+    step 1: batch ─ forward ─ backward ─ sync ─ update   every layer's result, every gradient
+    step 2 …: batch ─ step ─ loss                        before and after synchronisation
+    last:     error rate on held-out samples, of the synchronised weights
 
-Each rank looks at itself (`RankTrace`); whoever compares runs does the rest.
+Each rank records itself (`RankTrace`); replicas and runs are compared afterwards.
 """
 
 from __future__ import annotations

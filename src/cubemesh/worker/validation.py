@@ -184,7 +184,7 @@ def _check_input(spec: RunSpec, able: Capabilities) -> None:
         )
     if on_device and not decoded:
         raise Unsupported(
-            f"decode_location=device decodes images, and data={work.data} has none to decode. "
+            f"decode_location=device decodes images, and data={work.data} needs no decoding. "
             "Leave it out, or set data=images."
         )
 

@@ -187,7 +187,7 @@ def write_forward(
 ) -> str:
     """A function `forward` from the values `inputs` to the tuple of the values `results`, in
     Python; it calls a node's layer as `run_` and the node's identifier, which `names` has. A node
-    of `layer_types` is computed in that type, whatever the autocast around it says."""
+    of `layer_types` is computed in that type, inside any autocast."""
     last_reader = {value: node.name for node in nodes for value in node.inputs}
     lines = [f"def forward({', '.join(names[value] for value in inputs)}):"]
     for node in nodes:

@@ -75,7 +75,7 @@ def capabilities() -> Capabilities:
 
 
 def other_precision(request: BuildRequest) -> str:
-    """See `ReportsPrecision`. Autocast runs cuDNN's recurrent layers in float16 whatever its dtype
+    """See `ReportsPrecision`. Autocast runs cuDNN's recurrent layers in float16 for any dtype
     (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
     recurrent = [n.name for n in request.network.nodes if isinstance(n.layer, LSTM)]
     if not recurrent or request.program.precision != "bf16" or request.device == "cpu":

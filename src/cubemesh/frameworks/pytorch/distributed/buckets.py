@@ -7,7 +7,7 @@ When a bucket's last gradient is complete, all are copied into the bucket at onc
 were written there directly; a parameter's gradient is then a view of the bucket, so the optimizer
 reads the synchronised values. With 16-bit communication buckets are 16-bit, and the result is cast
 back to fp32 for the optimizer. A bucket is synchronised when it is full and every earlier bucket
-has been: all ranks use the same order, whatever the order of their gradients. (The design of
+has been: all ranks use the same order, independent of that of their gradients. (The design of
 PyTorch's DistributedDataParallel: Li et al., VLDB 2020.)"""
 
 from __future__ import annotations

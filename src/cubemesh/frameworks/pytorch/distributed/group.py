@@ -28,8 +28,7 @@ from cubemesh.frameworks.pytorch.distributed.p2p import NO_TIMEOUT, TorchPointTo
 from cubemesh.frameworks.pytorch.distributed.p2p_all_reduce import REFUSED, TorchPeerMemory
 
 LOW_PRECISION = torch.bfloat16
-"""Of 16-bit gradient communication: with fp32's range no gradient overflows, whatever the loss
-scale."""
+"""Of 16-bit gradient communication: with fp32's range no gradient overflows at any loss scale."""
 
 
 class TorchGroup:

@@ -47,7 +47,7 @@ def link_environment(link: str, kind: str, interfaces: Collection[str]) -> dict[
         return no_peers if link == "shared-memory" else no_peers | {"NCCL_SHM_DISABLE": "1"}
     if link not in interfaces:
         raise Unsupported(
-            f"link={link} is none of auto, shared-memory, network and this host's interfaces: "
+            f"link={link} is unknown: set auto, shared-memory, network or an interface of the host: "
             f"{', '.join(interfaces)}."
         )
     if kind != "cuda":
@@ -115,7 +115,7 @@ def gloo_link() -> Link | None:
 
 def tcp_link(addresses: Iterable[str], interfaces: Mapping[str, str]) -> Link | None:
     """The link of connections with these local `addresses`; `interfaces` is address → name.
-    Connections within the host go through memory, whatever the interface of the address."""
+    Connections within the host go through memory, not through the interface of the address."""
     named = {interfaces.get(address.removeprefix("::ffff:"), "") for address in addresses}
     known = sorted(filter(None, named))
     return Link(transport="gloo TCP", interface=", ".join(known)) if known else None
