@@ -47,7 +47,7 @@ def link_environment(link: str, kind: str, interfaces: Collection[str]) -> dict[
         return no_peers if link == "shared-memory" else no_peers | {"NCCL_SHM_DISABLE": "1"}
     if link not in interfaces:
         raise Unsupported(
-            f"link={link} is unknown: set auto, shared-memory, network or an interface of the host: "
+            f"link={link} is unknown: set auto, shared-memory, network or one of this host: "
             f"{', '.join(interfaces)}."
         )
     if kind != "cuda":
