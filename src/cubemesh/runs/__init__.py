@@ -1,4 +1,4 @@
-"""SENT HOW: specs become worker processes, and what they report becomes records."""
+"""Runs: specs become worker processes, and their events become records."""
 
 from cubemesh.runs.executor import Executor
 from cubemesh.runs.progress import Observer, Progress, Silent

@@ -1,7 +1,8 @@
-"""What is the record of a run? Its events, put together; and, where they end early, how it ended.
+"""Assembly of a record from the events of a run's ranks, and from the exit status where they end
+early.
 
-A pure function of what was heard: a run that was killed halfway keeps the windows it had, and its
-figures are computed from those.
+A pure function of the events: a run that was killed halfway has the windows it had completed, and
+its figures are computed from those.
 """
 
 from __future__ import annotations
@@ -54,28 +55,27 @@ def assemble(
     uuid_of: Callable[[str], str | None] = lambda device: None,
     name_of: Callable[[str], str] = lambda device: "",
 ) -> tuple[RunRecord, list[Series]]:
-    """The record of a run, and the series to keep beside it.
+    """The record of a run, and its series.
 
-    `events` are those of its ranks' event files, `ending` is what the runner saw; the ranks' own
-    outcomes come first. Figures, curves and parts that ranks tell are the first rank's, but for
-    memory, where the most counts, and energy, which is summed. `uuid_of` and `name_of` give the
-    UUID and the maker's name of a device as the worker names it.
+    `events` are those of its ranks' event files, `ending` the worker's exit; the ranks' own
+    outcomes take precedence. Figures, curves and parts are the first rank's, except memory (the
+    maximum) and energy (summed). `uuid_of` and `name_of` return UUID and product name of a device.
     """
     own = [e for e in events if not e.get("of_rank")]
     ends = sorted(_of(events, "outcome"), key=lambda e: float(e["t"]))
-    told = {e.get("of_rank", 0): from_plain(Outcome, e["outcome"]) for e in ends}
+    reported = {e.get("of_rank", 0): from_plain(Outcome, e["outcome"]) for e in ends}
     driven = max((len(e.get("devices", ())) for e in _of(events, "rank")), default=0)
-    outcomes = rank_outcomes(told, ending, spec.placement.devices // max(1, driven))
-    outcome = run_outcome(outcomes, told)
+    outcomes = rank_outcomes(reported, ending, spec.placement.devices // max(1, driven))
+    outcome = run_outcome(outcomes, reported)
     windows = tuple(_nouns(events, "window", Window))
     series = join(_nouns(events, "series", Series))
     measured = _figures(spec, windows, ending.elapsed_s)
-    told_figures = _told_figures(events)
-    said = told_figures.get(0, {}) | _most(told_figures, "peak_memory_bytes")
+    own_figures = _rank_figures(events)
+    logged = own_figures.get(0, {}) | _most(own_figures, "peak_memory_bytes")
     points, library, caveats = _sweep(spec, events)
     swept = _swept(spec, points)
     links = {e.get("of_rank", 0): e for e in _of(events, "link")}
-    away = bool(spec.placement.hosts)  # then each host has told the names of its own devices
+    away = bool(spec.placement.hosts)  # then each host reports the names of its own devices
     ranks = [
         Rank(
             rank=e.get("of_rank", 0),
@@ -94,8 +94,8 @@ def assemble(
         for e in _of(events, "rank")
     ]
     ranks = sorted({r.rank: r for r in ranks}.values(), key=lambda r: r.rank)
-    energy = energy_of_ranks(ranks, told_figures, windows)
-    said = {n: f for n, f in said.items() if n in energy.figures or n not in ENERGY_NAMES}
+    energy = energy_of_ranks(ranks, own_figures, windows)
+    logged = {n: f for n, f in logged.items() if n in energy.figures or n not in ENERGY_NAMES}
     unmeasured = [*_nouns(events, "unmeasured", Unknown), *energy.unmeasured]
     record = RunRecord(
         run_id=new_run_id(key, started_utc, attempt),
@@ -108,7 +108,7 @@ def assemble(
         ranks=tuple(ranks),
         windows=windows,
         phases=tuple(_nouns(events, "phase", Phase)),
-        figures={**measured, **said, **energy.figures, **swept},
+        figures={**measured, **logged, **energy.figures, **swept},
         curves=tuple({c.name: c for c in _nouns(own, "curve", Curve)}.values()),
         parts=tuple(_nouns(own, "part", Part)),
         rank_parts=_rank_parts(events, spec.placement.devices),
@@ -124,7 +124,7 @@ def assemble(
 
 
 def _figures(spec: RunSpec, windows: Sequence[Window], wall_s: float) -> dict[str, Figure]:
-    """The figures of the measured windows, as far as they mean something for this work."""
+    """Figures of the measured windows that apply to this kind of work."""
     if spec.placement.devices > 1 and not strategy(spec.program.sync).blocking:
         measured = merge_free_running(windows)
     else:
@@ -133,41 +133,42 @@ def _figures(spec: RunSpec, windows: Sequence[Window], wall_s: float) -> dict[st
     if not isinstance(spec.work, (TrainSteps, Train)):
         found.pop("projected_90_epochs_days", None)  # nothing is trained
     if not isinstance(spec.work, NetworkWork):
-        found.pop("throughput_per_s", None)  # there are no samples: a call stands for one
+        found.pop("throughput_per_s", None)  # no samples: a call counts as one
     return found
 
 
 def _sweep(
     spec: RunSpec, events: Sequence[Event]
 ) -> tuple[tuple[SweepPoint, ...], str, list[Warning]]:
-    """What a collective took at each size, what carried it, and the doubt that wrong elements
-    raise."""
+    """Points of a collective sweep, its library, and the warning about wrong elements."""
     if not isinstance(spec.work, Collective):
         return (), "", []
-    told = [(e.get("of_rank", 0), from_plain(SweepPoint, e["point"])) for e in _of(events, "point")]
-    points = merge_points(told, spec.placement.devices)
+    found = [
+        (e.get("of_rank", 0), from_plain(SweepPoint, e["point"])) for e in _of(events, "point")
+    ]
+    points = merge_points(found, spec.placement.devices)
     library = next((str(e["name"]) for e in _of(events, "library")), "")
     warning = wrong_results(points, spec.work.collective, library)
     return points, library, [] if warning is None else [warning]
 
 
 def _swept(spec: RunSpec, points: Sequence[SweepPoint]) -> dict[str, Figure]:
-    """The figures of a sweep; none where no collective was measured."""
+    """Figures of a sweep; empty for other work."""
     if not isinstance(spec.work, Collective):
         return {}
     return sweep_figures(points, spec.work.collective, spec.placement.devices)
 
 
 def _rank_parts(events: Sequence[Event], ranks: int) -> tuple[tuple[Part, ...], ...]:
-    """The parts that each of several ranks told; none where none did."""
+    """Parts of each of several ranks; empty without parts."""
     if ranks == 1 or not _of(events, "part"):
         return ()
     by_rank = [[e for e in events if e.get("of_rank", 0) == rank] for rank in range(ranks)]
     return tuple(tuple(_nouns(own, "part", Part)) for own in by_rank)
 
 
-def _told_figures(events: Sequence[Event]) -> dict[int, dict[str, Figure]]:
-    """Rank → the figures it told, by name."""
+def _rank_figures(events: Sequence[Event]) -> dict[int, dict[str, Figure]]:
+    """Rank → its figures by name."""
     found: dict[int, dict[str, Figure]] = {}
     for event in _of(events, "figure"):
         own = found.setdefault(event.get("of_rank", 0), {})
@@ -175,31 +176,29 @@ def _told_figures(events: Sequence[Event]) -> dict[int, dict[str, Figure]]:
     return found
 
 
-def _most(told: Mapping[int, Mapping[str, Figure]], name: str) -> dict[str, Figure]:
-    """The largest figure of this name that any rank told; nothing where none did."""
-    found = [figures[name] for figures in told.values() if name in figures]
+def _most(by_rank: Mapping[int, Mapping[str, Figure]], name: str) -> dict[str, Figure]:
+    """The largest figure of this name of any rank; empty without one."""
+    found = [figures[name] for figures in by_rank.values() if name in figures]
     return {name: max(found, key=lambda figure: figure.value)} if found else {}
 
 
 def join(chunks: Iterable[Series]) -> list[Series]:
-    """One series for all chunks of the same name, rank and device, in the order they came.
-
-    Samples that are not finite numbers are left out: a sensor that could not be read has none.
-    """
+    """One series for all chunks of the same name, rank and device, in their order. Samples that are
+    not finite are left out."""
     samples: dict[tuple[str, int, str], list[tuple[float, float]]] = {}
     for chunk in chunks:
-        kept = samples.setdefault((chunk.name, chunk.rank, chunk.device), [])
+        finite = samples.setdefault((chunk.name, chunk.rank, chunk.device), [])
         pairs = zip(chunk.times_s, chunk.values, strict=True)
-        kept += [(t, v) for t, v in pairs if math.isfinite(v)]
+        finite += [(t, v) for t, v in pairs if math.isfinite(v)]
     return [
         Series(
             name=name,
             rank=rank,
             device=device,
-            times_s=tuple(t for t, _ in kept),
-            values=tuple(v for _, v in kept),
+            times_s=tuple(t for t, _ in finite),
+            values=tuple(v for _, v in finite),
         )
-        for (name, rank, device), kept in samples.items()
+        for (name, rank, device), finite in samples.items()
     ]
 
 

@@ -1,8 +1,8 @@
-"""Which cubemesh measured this? Its version, and a digest of the sources that shape a figure.
+"""Code version: cubemesh's version and a digest of the sources that affect a measurement.
 
-A stored run stands for a new one only where the same code would measure it again. Sources that
-store, plan or show cannot change a figure and are left out, so that a nicer report does not make
-every measurement stale.
+A stored run is reused only where the same code would measure it again. Sources that store, plan or
+display cannot change a figure and are left out, so that a better report does not invalidate
+measurements.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ MEASURING = (
     "training",
     "worker",
 )
-"""Files and rooms, under the package's folder, whose content shapes a measurement."""
+"""Files and folders of the package whose content affects a measurement."""
 
 
 @functools.cache
 def code_version(package: Path = Path(cubemesh.__file__).parent) -> str:
-    """`VERSION+DIGEST`, the digest twelve hexadecimal digits of SHA-256 over the paths and the
-    bytes of every file that measures. Another version of one file is another code version."""
+    """`VERSION+DIGEST`, with twelve hexadecimal digits of SHA-256 over the paths and contents of
+    every file in `MEASURING`."""
     total = hashlib.sha256()
     for name in MEASURING:
         for path in _files(package / name):

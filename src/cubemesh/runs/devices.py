@@ -1,8 +1,8 @@
-"""Which device of the machine does a run need for itself?
+"""Devices that a run uses and locks.
 
-A spec may say `auto`, and only the worker learns what that became; the lock must be taken before.
-So `auto` counts as the GPU where the machine shows one. GPUs are told apart by their UUID: an index
-means another GPU wherever `CUDA_VISIBLE_DEVICES` is another.
+A spec may have `device=auto`, which only the worker resolves; the lock is taken before. So `auto`
+counts as the GPU where the machine has one. GPUs are identified by UUID: an index means another GPU
+under another `CUDA_VISIBLE_DEVICES`.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from cubemesh.schema.machine import Gpu, Machine
 from cubemesh.schema.spec import RunSpec
 
 CUDA_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-"""Given to workers: CUDA then numbers GPUs as NVML and the probe do, not the fastest first."""
+"""Environment of workers: CUDA then numbers GPUs as NVML and the probe do, not fastest first."""
 
 
 def gpus_of(spec: RunSpec, machine: Machine, environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """The GPUs that a run of `spec` may use; none when it runs on the CPU."""
+    """GPUs that a run of `spec` may use; none on the CPU."""
     if spec.placement.device == "cpu":
         return ()
     return visible_gpus(machine, environ)[: spec.placement.devices]
 
 
 def lock_names(spec: RunSpec, machine: Machine, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The names of the devices to lock: UUIDs of GPUs, or `cpu`. Always in the same order, so that
-    two runners never wait for one another."""
+    """Names of the devices to lock: UUIDs of GPUs, or `cpu`. Sorted, so that two runners cannot
+    deadlock."""
     return tuple(sorted(g.uuid for g in gpus_of(spec, machine, environ))) or ("cpu",)
 
 
 def visible_gpus(machine: Machine, environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """The machine's GPUs as CUDA numbers them for a process with `environ`."""
+    """The machine's GPUs in CUDA's order for a process with `environ`."""
     return visible(machine.gpus, environ)

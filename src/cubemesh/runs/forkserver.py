@@ -1,6 +1,6 @@
-"""The runner's end of a forkserver: starts it, asks it for workers, hears how they end.
+"""Client of a forkserver: starts it, requests workers from it and receives their exit codes.
 
-See worker/server.py for the other end and the protocol between them.
+worker/server.py is the other end and describes the protocol.
 """
 
 from __future__ import annotations
@@ -22,17 +22,15 @@ from cubemesh.runs.interpreters import source_environment
 from cubemesh.worker.run.job import RUNS_FOLDER_VARIABLE
 
 FORK_S = 60.0
-"""How long a server may take to fork; a machine that swaps is slow."""
+"""Time limit for a fork; a machine that swaps is slow."""
 
 CLOSE_S = 2.0
-"""How long a server may take to end by itself; one that still imports does not listen."""
+"""Time limit for a server to end by itself; one that still imports does not respond."""
 
 
 class ServerDied(Exception):
-    """The server is gone, and with it every worker; `exit_code` is negative for a signal.
-
-    `limit_s` is how long it was waited for, where the runner ended it because it did not answer.
-    """
+    """The server has ended, and with it every worker; `exit_code` is negative for a signal.
+    `limit_s` is the time limit, where the runner ended it because it did not respond."""
 
     def __init__(self, exit_code: int, log: str, limit_s: float | None) -> None:
         super().__init__(f"the forkserver ended with {exit_code}")
@@ -42,8 +40,8 @@ class ServerDied(Exception):
 
 
 class Forkserver:
-    """One server process of one framework. It leads its own session, so that Ctrl-C in the
-    terminal reaches the runner alone. `python` is the interpreter; None is the runner's own."""
+    """The server process of one framework. It leads its own session, so that Ctrl-C in the terminal
+    reaches only the runner. `python` is its interpreter; None is the runner's own."""
 
     def __init__(self, framework: str, folder: Path, python: str | None = None) -> None:
         self.framework = framework
@@ -69,37 +67,33 @@ class Forkserver:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked for another worker."""
+        """Whether it is running."""
         return self._process.poll() is None
 
     def start(self, limit_s: float) -> None:
-        """Wait until the framework is imported, `limit_s` at most. Raises ServerDied."""
+        """Wait until the framework is imported, at most `limit_s`. Raises ServerDied."""
         if not self._ready:
-            self._hear("ready", limit_s)
+            self._receive("ready", limit_s)
             self._ready = True
 
     def run(self, job: Path) -> int:
-        """Fork a worker for the job in a file; its process id. The server must be ready.
-
-        Raises ServerDied.
-        """
+        """Fork a worker for the job in a file; its process id. The server must be ready. Raises
+        ServerDied."""
         self._send(run=str(job))
-        return int(self._hear("pid", FORK_S)["pid"])
+        return int(self._receive("pid", FORK_S)["pid"])
 
     def exit_code(self, timeout_s: float) -> int | None:
-        """How the worker ended (negative: the signal), or None while it runs on after `timeout_s`.
-
-        Raises ServerDied.
-        """
+        """Exit code of the worker (negative: the signal), or None if it still runs after
+        `timeout_s`. Raises ServerDied."""
         reply = self._reply(timeout_s)
         return None if reply is None else int(reply["exit"])
 
     def signal(self, pid: int, number: int) -> None:
-        """Send a signal to a worker; SIGKILL goes to everything it started, too."""
+        """Send a signal to a worker; SIGKILL also goes to everything it started."""
         self._send(signal=number, pid=pid)
 
     def close(self) -> None:
-        """End the server and every worker, by asking and, where it does not listen, by force."""
+        """End the server and every worker, by force if it does not respond."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
@@ -110,18 +104,18 @@ class Forkserver:
             self._process.wait()
         self._process.stdout.close()
 
-    def _hear(self, word: str, limit_s: float) -> dict[str, Any]:
-        """The next reply, which says `word`; a server that does not reply is ended."""
+    def _receive(self, word: str, limit_s: float) -> dict[str, Any]:
+        """The next reply, which must have the key `word`; a server that does not reply is ended."""
         reply = self._reply(limit_s)
         if reply is None:
             self._process.kill()
             raise self._died(limit_s)
         if word not in reply:
-            raise RuntimeError(f"the {self.framework} server said {reply} and not '{word}'")
+            raise RuntimeError(f"the {self.framework} server replied {reply}, expected '{word}'")
         return reply
 
     def _reply(self, timeout_s: float) -> dict[str, Any] | None:
-        """One reply; None when none has come within `timeout_s`."""
+        """One reply; None after `timeout_s`."""
         assert self._process.stdout is not None
         deadline = time.monotonic() + timeout_s
         with selectors.DefaultSelector() as selector:
@@ -149,7 +143,7 @@ class Forkserver:
 
 
 def _environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """The runner's environment, in which the server also finds this very cubemesh."""
+    """The runner's environment, with this cubemesh on the path."""
     own = {**CUDA_ORDER, **environ, RUNS_FOLDER_VARIABLE: str(folder)}
     source = Path(cubemesh.__file__).parent.parent
     if not {"site-packages", "dist-packages"} & set(source.parts):

@@ -1,9 +1,8 @@
-"""Which Python runs a framework's workers, and what is installed for it?
+"""Interpreters: frameworks whose workers run in another Python than the runner.
 
-A framework may live in an environment of its own, as each had its own container in the documents:
-`--python jax=/path/to/python`, or `CUBEMESH_PYTHON=jax=/path/to/python,…`; an option counts more
-than the variable. Such a Python finds cubemesh's source through PYTHONPATH and needs nothing but
-NumPy, psutil and the framework. It is asked before the first run what it has.
+`--python jax=/path/to/python`, or `CUBEMESH_PYTHON=jax=/path/to/python,…`; the option takes
+precedence. Such a Python finds cubemesh's source through PYTHONPATH and needs only NumPy, psutil
+and the framework. It is queried before the first run for what it has installed.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from cubemesh.schema.serialization import from_plain
 VARIABLE = "CUBEMESH_PYTHON"
 OLDEST = (3, 11)
 ASK_S = 60.0
-"""How long a Python may take to tell what it has; on a cold network file system it is slow."""
+"""Time limit of the query; a cold network file system is slow."""
 
 _QUESTION = """
 import json, sys
@@ -45,8 +44,8 @@ print(json.dumps(found))
 
 
 def chosen(options: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Framework → path of the Python asked for. UsageError for what is not FRAMEWORK=PATH, for an
-    unknown framework, and for one given twice."""
+    """Framework → path of its Python. UsageError for a value that is not FRAMEWORK=PATH, an unknown
+    framework, or one given twice."""
     named: dict[str, str] = {}
     from_variable = [line for line in environ.get(VARIABLE, "").split(",") if line.strip()]
     for where, lines in ((VARIABLE, from_variable), ("--python", options)):
@@ -55,13 +54,13 @@ def chosen(options: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]
             framework, equals, path = (part.strip() for part in line.partition("="))
             if not framework or not equals or not path:
                 raise UsageError(
-                    f"{where} {line}: write it as FRAMEWORK=PATH, as in jax=/opt/jax/bin/python."
+                    f"{where} {line}: expected FRAMEWORK=PATH, such as jax=/opt/jax/bin/python."
                 )
             entry(framework)
             if framework in here:
                 raise UsageError(
-                    f"{where} names two Pythons for {framework}: {here[framework]} and {path}. "
-                    "Leave one out."
+                    f"{where} has two Pythons for {framework}: {here[framework]} and {path}. "
+                    "Remove one."
                 )
             here[framework] = path
         named |= here
@@ -71,10 +70,11 @@ def chosen(options: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]
 def environments(
     options: Iterable[str], environ: Mapping[str, str], own: Software
 ) -> dict[str, Environment]:
-    """Framework → the environment its workers run in, for those that are given a Python of their
-    own. `own` is the runner's software: the driver is the machine's, whichever Python asks.
+    """Framework → the environment of its workers, for those with another Python. `own` is the
+    runner's software, for the driver.
 
-    Raises UsageError for a path that is no Python, a Python too old, and one without the framework.
+    Raises UsageError for a path that is not a Python, a Python that is too old, and one without the
+    framework.
     """
     return {
         framework: _environment(framework, path, own)
@@ -83,13 +83,13 @@ def environments(
 
 
 def _environment(framework: str, path: str, own: Software) -> Environment:
-    # Not resolved: a virtual environment's python is a link, and is known by where it lies.
+    # Not resolved: a virtual environment's python is a link, and its location identifies it.
     python = Path(os.path.abspath(os.path.expanduser(path)))
     given = f"--python {framework}={path}"
     if not python.is_file() or not os.access(python, os.X_OK):
         raise UsageError(
-            f"{given}: there is no Python to run at {python}. Give the path of an environment's "
-            "python, as in /opt/jax/bin/python."
+            f"{given}: no Python at {python}. Give the path of an environment's python, such as "
+            "/opt/jax/bin/python."
         )
     line = entry(framework)
     needed = [name for name in (line.requires, "numpy", "psutil") if name]
@@ -121,10 +121,10 @@ def _ask(python: Path, needed: list[str], given: str) -> dict[str, Any]:
             )
             answer = json.loads(done.stdout.strip().splitlines()[-1]) if done.stdout else None
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-            raise UsageError(f"{given} does not answer as a Python does: {error}") from None
+            raise UsageError(f"{given} is not a working Python: {error}") from None
     if done.returncode != 0 or not isinstance(answer, dict):
-        last = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
-        raise UsageError(f"{given} does not answer as a Python does: {last}")
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise UsageError(f"{given} is not a working Python: {last}")
     return answer
 
 
@@ -138,12 +138,12 @@ def source_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, st
         if nvml is not None and nvml.origin is not None:
             (link.parent / "pynvml.py").symlink_to(nvml.origin)
         link.symlink_to(Path(cubemesh.__file__).parent, target_is_directory=True)
-    kept = {k: v for k, v in environ.items() if k not in ("PYTHONHOME", "VIRTUAL_ENV")}
-    return kept | {"PYTHONPATH": str(link.parent)}
+    own = {k: v for k, v in environ.items() if k not in ("PYTHONHOME", "VIRTUAL_ENV")}
+    return own | {"PYTHONPATH": str(link.parent)}
 
 
 def _distributions(framework: str, missing: Iterable[str]) -> list[str]:
-    """What to install for modules that are missing: a framework's first distribution has its name
-    on the package index, and so have the other two."""
+    """Names on the package index of missing modules; a framework's first package is its
+    distribution."""
     line = entry(framework)
     return [line.packages[0] if name == line.requires else name for name in missing]

@@ -1,8 +1,7 @@
-"""How are two runs on one device kept apart? A locked file for each device.
+"""Device locks: a locked file for each device, so that two runs do not measure each other.
 
-Two measurements that share a device measure each other. The file stands in `$XDG_RUNTIME_DIR`, or
-in `/tmp/cubemesh-UID` where there is none; it names its holder, and the kernel frees the lock when
-the holder dies, however it dies.
+The files are in `$XDG_RUNTIME_DIR`, or in `/tmp/cubemesh-UID` without it. A file names its holder,
+and the kernel releases the lock when the holder dies.
 """
 
 from __future__ import annotations
@@ -23,23 +22,21 @@ POLL_S = 0.1
 
 
 class DeviceLocks:
-    """The locks one runner holds; it keeps each until it closes, so that nobody comes in between
-    the runs of a suite."""
+    """Locks of one runner, held until `close`, so that no other runner comes between the runs of a
+    suite."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
         self._held: dict[str, IO[str]] = {}
 
     def take(self, device: str, wait_s: float = 0.0) -> None:
-        """Have `device` (`cpu`, or a GPU's UUID) for this runner alone, waiting up to `wait_s`.
-
-        Raises BusyError naming the holder when it stays taken. Taking what is held does nothing.
-        """
+        """Lock `device` (`cpu`, or a GPU's UUID), waiting up to `wait_s`. Raises BusyError with the
+        holder if it stays locked. Does nothing for a device that is held already."""
         if device in self._held:
             return
         self._folder = self._folder or lock_folder()
         path = self._folder / f"device-{re.sub('[^A-Za-z0-9.-]', '_', device)}.lock"
-        # Kept open: the lock lasts as long as the file. Not for children: it closes on exec.
+        # The lock lasts while the file is open; children close it on exec.
         file = open(path, "a+")  # noqa: SIM115
         deadline = time.monotonic() + wait_s
         while not _locked(file):
@@ -54,7 +51,7 @@ class DeviceLocks:
         self._held[device] = file
 
     def close(self) -> None:
-        """Give every device back."""
+        """Unlock every device."""
         for file in self._held.values():
             file.truncate(0)
             file.close()
@@ -62,10 +59,8 @@ class DeviceLocks:
 
 
 def lock_folder() -> Path:
-    """The folder of the lock files, made if need be; only its owner may look into it.
-
-    Raises CubemeshError when somebody else has put something in its place.
-    """
+    """The folder of the lock files, created if missing, mode 0700. Raises CubemeshError where it is
+    not a folder of this user's."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     usable = os.path.isabs(runtime) and os.access(runtime, os.W_OK)
     folder = Path(runtime, "cubemesh") if usable else Path(f"/tmp/cubemesh-{os.getuid()}")
@@ -73,8 +68,8 @@ def lock_folder() -> Path:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise CubemeshError(
-            f"'{folder}', where device locks are kept, must be a folder that is yours and closed "
-            "to others (mode 0700). Remove it, or set XDG_RUNTIME_DIR to a folder of your own."
+            f"'{folder}', the folder of the device locks, must be yours and have mode 0700. Remove "
+            "it, or set XDG_RUNTIME_DIR to another folder."
         )
     return folder
 
@@ -88,7 +83,7 @@ def _locked(file: IO[str]) -> bool:
 
 
 def _holder(file: IO[str]) -> str:
-    """`process 77 (cubemesh run quick)`; the holder writes it right after it has locked."""
+    """`process 77 (cubemesh run quick)`, which the holder writes after locking."""
     file.seek(0)
     pid, _, command = file.read().strip().partition(" ")
     return f"process {pid} ({command})" if pid else "another process"
@@ -98,7 +93,7 @@ def _busy(device: str, holder: str, wait_s: float) -> str:
     name = "The CPU" if device == "cpu" else f"GPU {device}"
     waited = f" Waited {format_seconds(wait_s)}." if wait_s else ""
     return (
-        f"{name} is in use by {holder}, and two runs on one device would measure each other."
+        f"{name} is in use by {holder}; two runs on one device would measure each other."
         f"{waited} Try again when it is done, or choose another device."
     )
 

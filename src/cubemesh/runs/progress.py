@@ -1,7 +1,6 @@
-"""Who watches while runs are sent out: the terminal, a log, a test.
+"""Progress of runs, reported to an observer: the terminal, a log, a test.
 
-The executor tells an observer what it does as it does it; an observer only looks. Views implement
-this, so runs/ knows nothing of terminals.
+Views implement `Observer`, so runs/ does not depend on a terminal.
 """
 
 from __future__ import annotations
@@ -16,47 +15,47 @@ from cubemesh.schema.spec import RunSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where the run in hand stands."""
+    """Progress of the current run."""
 
     phase: str
     """import, build, warm-up, measure, evaluate …"""
     steps: int = 0
     """Steps done in this phase."""
     step_s: float | None = None
-    """Seconds a step takes, from the latest window; None before the first."""
+    """Step time of the latest window; None before the first."""
     fraction: float | None = None
-    """How much of the whole run is done, 0 to 1, where that can be told."""
+    """Completed fraction of the whole run, 0 to 1, where known."""
     note: str = ""
-    """A few words on top: of a training its epoch, loss and accuracy."""
+    """Short text; for training: epoch, loss and accuracy."""
 
 
 class Observer(Protocol):
     """Called by the executor, always from one thread."""
 
     def plan(self, specs: Sequence[RunSpec]) -> None:
-        """These runs are to be had next; may be called again as an experiment asks for more."""
+        """These runs come next; may be called again as an experiment requests more."""
 
     def start(self, spec: RunSpec) -> None:
-        """This run begins in a worker."""
+        """A run begins in a worker."""
 
     def progress(self, progress: Progress) -> None:
-        """News of the run in hand."""
+        """Progress of the current run."""
 
     def finish(self, record: RunRecord, *, reused: bool) -> None:
-        """This run is stored; `reused` when it was there already."""
+        """A run is stored; `reused` if it was stored already."""
 
 
 class Silent:
-    """An observer that says nothing."""
+    """An observer that does nothing."""
 
     def plan(self, specs: Sequence[RunSpec]) -> None:
-        """Say nothing."""
+        """See `Observer`."""
 
     def start(self, spec: RunSpec) -> None:
-        """Say nothing."""
+        """See `Observer`."""
 
     def progress(self, progress: Progress) -> None:
-        """Say nothing."""
+        """See `Observer`."""
 
     def finish(self, record: RunRecord, *, reused: bool) -> None:
-        """Say nothing."""
+        """See `Observer`."""

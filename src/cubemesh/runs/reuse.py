@@ -1,10 +1,10 @@
-"""May a stored record stand for a new run of its spec? Where what it found is still so.
+"""Reuse of stored records: whether a record is still valid for a new run of its spec.
 
-| the record | it stands |
+| the record | reused |
 |---|---|
-| `not_installed` | while the framework is not |
-| `oom` | where a limit was asked for, or the whole machine is too small |
-| of a training that keeps checkpoints or event files | while what it left behind is there |
+| `not_installed` | while the framework is not installed |
+| `oom` | with a memory limit set, or where the whole machine is too small |
+| of a training with checkpoints or event files | while those files exist |
 | any other | always |
 
 Its key (machine, software, code) is the same already.
@@ -25,29 +25,29 @@ from cubemesh.training.tensorboard import event_files
 
 
 def is_reusable(record: RunRecord, machine: Machine, installed: Callable[[str], bool]) -> bool:
-    """Whether what was found then is so now; `installed` tells of a framework by its name."""
+    """Whether the record is still valid; `installed` checks a framework by name."""
     spec, status = record.spec, record.outcome.status
     if status is Status.NOT_INSTALLED:
         # A framework on PYTHONPATH alone has no version: installing it leaves the key as it was.
         return not installed(spec.program.framework)
     if spec.checkpointing.checkpoints is not None or spec.checkpointing.tensorboard is not None:
-        return record.ok and _is_left(record)
+        return record.ok and _files_exist(record)
     if status is Status.OOM and spec.budget.memory_limit_bytes is None:
         return _is_too_small(machine, record)
     return True
 
 
 def _is_too_small(machine: Machine, record: RunRecord) -> bool:
-    """Whether the whole machine is: memory that happened to be taken may be free again."""
+    """Whether the whole machine is too small: memory in use then may be free now."""
     gpus = gpus_of(record.spec, machine, os.environ)
     has = gpus[0].memory_bytes if gpus else machine.memory.usable_bytes
     needs = record.outcome.facts.get("forecast_bytes")
     return has is not None and needs is not None and bool(needs > has)
 
 
-def _is_left(record: RunRecord) -> bool:
-    """Whether the folders hold what a training left behind: its last checkpoint, as the newest, and
-    event files. That is what it was run for, and a folder may be refused today and not tomorrow."""
+def _files_exist(record: RunRecord) -> bool:
+    """Whether the training's last checkpoint is the newest in its folder, and its event files
+    exist."""
     checkpointing = record.spec.checkpointing
     if checkpointing.checkpoints is not None:
         steps = steps_in(Path(checkpointing.checkpoints), len(record.ranks))
@@ -57,6 +57,6 @@ def _is_left(record: RunRecord) -> bool:
 
 
 def _last_step(record: RunRecord) -> int:
-    """The step that a training came to."""
+    """Last step of a training."""
     made = sum(w.steps for w in record.windows if w.rank == 0 and w.phase != "evaluate")
     return made + round(record.figure("resumed_at_step") or 0)

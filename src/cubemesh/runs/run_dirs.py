@@ -1,14 +1,14 @@
-"""Where does a run keep its files while it runs? In a folder of the runner's own, in the cache.
+"""Folders of running runs, in a folder of the runner's own, in the cache.
 
     $XDG_CACHE_HOME/cubemesh/runs/          (~/.cache/... where that is not set)
         77-x1k2/                            one runner, by its process id
-            owner                           locked by the runner as long as it lives
-            server-pytorch.txt              what the forkserver printed
+            owner                           locked by the runner while it lives
+            server-pytorch.txt              output of the forkserver
             run-3/                          one run: job.json, events-0.jsonl, output-0.txt
 
-A runner removes its folder as it ends. One that was killed cannot, so the next to start removes
-every folder whose owner file nobody holds locked. The kernel gives a lock back when its holder
-dies, however it dies, which a process id that may be another's by now cannot tell.
+A runner removes its folder when it ends. A killed one cannot, so the next runner removes every
+folder whose owner file is not locked: the kernel releases a lock when its holder dies, whereas a
+process id may have been reused.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ OWNER_FILE = "owner"
 
 
 def default_runs_folder() -> Path:
-    """Where run folders live unless the caller says otherwise."""
+    """Default location of run folders."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     cache = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
     return cache / "cubemesh" / "runs"
 
 
 class RunFolders:
-    """The folder of one runner, and the folders of its runs in it."""
+    """The folder of one runner, with a folder for each of its runs."""
 
     def __init__(self, base: Path) -> None:
         base.mkdir(parents=True, exist_ok=True)
-        # One at a time: a folder just made, not yet locked, must not look abandoned.
+        # One at a time: a new folder that is not yet locked must not look abandoned.
         with open(base / ".lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             _remove_abandoned(base)
@@ -51,14 +51,14 @@ class RunFolders:
         return path
 
     def close(self) -> None:
-        """Remove everything."""
+        """Remove the runner's folder."""
         remove(self.path)
         self._owner.close()
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder with all in it. What cannot be removed now (a network file system keeps a
-    file that a dying worker still holds open) is left to the next start."""
+    """Remove a folder and its contents. What cannot be removed now (a network file system holds a
+    file that a dying worker still has open) is left to the next runner."""
     shutil.rmtree(folder, ignore_errors=True)
 
 

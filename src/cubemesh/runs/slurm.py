@@ -1,7 +1,7 @@
-"""A job script for Slurm: which resources, and the command that runs in them.
+"""Slurm: job scripts with explicit resources, and their submission by sbatch.
 
-Every resource is written out, so that nothing depends on what a site takes for granted. One task a
-node: cubemesh starts its ranks itself, on other nodes by srun (multi_host_launcher.py).
+Every resource is written out, so that nothing depends on a site's defaults. One task per node:
+cubemesh starts its ranks itself, on other nodes by srun (multi_host_launcher.py).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from cubemesh.errors import CubemeshError, UsageError
 
 ON_HOSTS = ("run", "train", "collectives")
-"""The verbs that can share devices among hosts."""
+"""Verbs that can run on several hosts."""
 _TIME = re.compile(r"(\d+-)?\d+(:\d{2}){0,2}")
 _NAME = re.compile(r"[A-Za-z0-9_.,=:-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What a job asks for; UsageError for what Slurm would not take."""
+    """Resources of a job; UsageError for a value that Slurm would refuse."""
 
     nodes: int = 1
     gpus_per_node: int = 0
@@ -38,21 +38,21 @@ class Resources:
     def __post_init__(self) -> None:
         if not _TIME.fullmatch(self.time):
             raise UsageError(
-                f"--time {self.time}: write minutes, hours:minutes:seconds or days-hours:minutes:"
-                "seconds, such as 1:30:00."
+                f"--time {self.time}: expected minutes, hours:minutes:seconds or "
+                "days-hours:minutes:seconds, such as 1:30:00."
             )
         for name in ("partition", "account"):
             value = getattr(self, name)
             if value is not None and not _NAME.fullmatch(value):
-                raise UsageError(f"--{name} '{value}' is no name of one in Slurm.")
+                raise UsageError(f"--{name} '{value}' is not a valid Slurm {name} name.")
 
 
 def script(resources: Resources, command: Sequence[str], python: str, source: str = "") -> str:
-    """The job script that runs `cubemesh` with the words of `command`, by the interpreter `python`,
+    """Job script that runs `cubemesh` with the arguments `command`, by the interpreter `python`
     with `source` on its path. UsageError for a command that cannot run on several nodes."""
     if not command:
         raise UsageError(
-            "There is no command. Write it behind --: cubemesh launch --slurm -- run quick."
+            "No command. Write it after --, such as: cubemesh launch --slurm -- run quick."
         )
     if resources.nodes > 1 and command[0] not in ON_HOSTS:
         raise UsageError(
@@ -85,23 +85,23 @@ def script(resources: Resources, command: Sequence[str], python: str, source: st
 
 
 def own_script(resources: Resources, command: Sequence[str]) -> str:
-    """The job script for this very Python and cubemesh."""
+    """Job script for this Python and this cubemesh."""
     return script(resources, command, sys.executable, os.environ.get("PYTHONPATH", ""))
 
 
 def submit(text: str) -> int:
-    """Hand a job script to sbatch; the number of the job. CubemeshError with sbatch's own words
-    where it is refused."""
+    """Submit a job script by sbatch; the job number. CubemeshError with sbatch's message where it
+    is refused."""
     if shutil.which("sbatch") is None:
         raise CubemeshError(
-            "sbatch is not installed here. Run this on a node that can submit jobs, or write the "
-            "script with --dry-run and submit it there."
+            "sbatch is not installed. Run this on a node that can submit jobs, or write the script "
+            "with --dry-run and submit it there."
         )
     done = subprocess.run(
         ["sbatch", "--parsable"], input=text, capture_output=True, text=True, check=False
     )
     number = done.stdout.strip().partition(";")[0]
     if done.returncode or not number.isdecimal():
-        said = (done.stderr or done.stdout).strip()
-        raise CubemeshError(f"sbatch refused the job: {said}")
+        message = (done.stderr or done.stdout).strip()
+        raise CubemeshError(f"sbatch refused the job: {message}")
     return int(number)

@@ -1,9 +1,9 @@
-"""Following one worker from outside: its events as they come, its end, its time limit.
+"""Supervision of one worker: follows its events, enforces the time limit, detects hangs.
 
-origin ── server forks ── events …… ── the worker ends        → how it ended
+origin ── server forks ── events …… ── the worker ends        → its exit status
                               ├─ time limit passes ── SIGUSR1: every rank writes its stacks
                               │                    ── a moment later SIGKILL
-                              └─ a rank says nothing for `heartbeat_timeout_s`: the same
+                              └─ a rank has no heartbeat for `heartbeat_timeout_s`: the same
 """
 
 from __future__ import annotations
@@ -24,26 +24,24 @@ from cubemesh.worker.report.events import EventReader, events_path
 from cubemesh.worker.run.job import Job
 
 POLL_S = 0.1
-"""How often events are looked for; the end of a worker is heard at once."""
+"""Interval of reading events; the end of a worker is noticed at once."""
 
 UNKILLABLE_S = 30.0
-"""How long after its time limit a worker is given up that does not even die."""
+"""Time after SIGKILL at which a worker that does not die is abandoned."""
 
 STALLED_S = 2.0
-"""Where so long passed from one look to the next, this process itself was held up, and how long
-ranks were silent cannot be told."""
+"""Where so long passed between two polls, this process itself was suspended, and heartbeats may
+have been missed."""
 
 STACKS_S = 1.0
-"""How long a worker may take to write its stacks."""
+"""Time limit for a worker to write its stacks."""
 
 
 def watch(
     server: Forkserver, job: Job, observer: Observer
 ) -> tuple[list[dict[str, Any]], WorkerExit]:
-    """Run `job` in a worker of a server that is ready, to its end; its events and how it ended.
-
-    `job.origin` is when the run began, from which its time limit counts.
-    """
+    """Run `job` in a worker of a ready server to its end; its events and exit status. The time
+    limit counts from `job.origin`."""
     assert job.origin is not None
     watcher = _Watcher(job, observer)
     kills_before = oom_kills()
@@ -59,20 +57,20 @@ def watch(
             silent = silent or watcher.silent(job.spec.budget.heartbeat_timeout_s)
             if ended is None and (left_s <= 0 or silent):
                 limit_s = None if silent else job.spec.budget.time_limit_s
-                stacks = _ask_for_stacks(server, pid, job)
+                stacks = _request_stacks(server, pid, job)
                 server.signal(pid, signal.SIGKILL)
                 ended = time.perf_counter()
             wait_s = POLL_S if ended is not None else max(0.0, min(POLL_S, left_s))
             exit_code = server.exit_code(wait_s)
-            watcher.look()
+            watcher.poll()
             if ended is not None and time.perf_counter() - ended > UNKILLABLE_S:
-                # It hangs inside the kernel (a driver does that) and cannot be waited for.
+                # It hangs inside the kernel (in a driver) and cannot be waited for.
                 server.close()
                 exit_code = -signal.SIGKILL
     except ServerDied as death:
         exit_code, server_died = death.exit_code, True
         limit_s = death.limit_s
-        watcher.look()
+        watcher.poll()
     kills_after = oom_kills()
     failed = _failed_ranks(Path(job.folder, EXITS_FILE))
     ending = WorkerExit(
@@ -94,7 +92,7 @@ def watch(
 
 
 class _Watcher:
-    """The events of all ranks so far, and where the run stands by those of the first."""
+    """Events of all ranks so far, and the progress of the first."""
 
     def __init__(self, job: Job, observer: Observer) -> None:
         folder, ranks = Path(job.folder), job.spec.placement.devices
@@ -106,10 +104,10 @@ class _Watcher:
         self._heard: dict[int, float] = {}
         self._looked = time.monotonic()
 
-    def look(self) -> None:
-        """Read what is new, and tell the observer."""
+    def poll(self) -> None:
+        """Read new events, and report progress to the observer."""
         now = time.monotonic()
-        if now - self._looked > STALLED_S:  # nobody was there to listen
+        if now - self._looked > STALLED_S:  # this process was suspended
             self._heard = dict.fromkeys(self._heard, now)
         self._looked = now
         for rank, reader in enumerate(self._readers):
@@ -120,13 +118,12 @@ class _Watcher:
                     continue
                 self.events.append({**event, "of_rank": rank})
                 if event["event"] == "outcome":
-                    self._heard.pop(rank, None)  # it has said its last
+                    self._heard.pop(rank, None)  # its last event
                 if rank == 0:
                     self._follow(event)
 
     def silent(self, most_s: float) -> dict[int, float]:
-        """The ranks that gave signs of life and have given none for longer than `most_s`, and for
-        how long."""
+        """Ranks with heartbeats whose last one is older than `most_s` → seconds since."""
         now = self._looked
         return {r: now - heard for r, heard in self._heard.items() if now - heard > most_s}
 
@@ -148,8 +145,8 @@ class _Watcher:
             self._observer.progress(progress)
 
 
-def _ask_for_stacks(server: Forkserver, pid: int, job: Job) -> dict[int, str]:
-    """Where every thread of each rank stands; nothing of those that cannot answer any more."""
+def _request_stacks(server: Forkserver, pid: int, job: Job) -> dict[int, str]:
+    """Stacks of each rank's threads; without ranks that do not respond."""
     server.signal(pid, signal.SIGUSR1)
     deadline = time.perf_counter() + STACKS_S
     paths = [dataclasses.replace(job, rank=r).stacks_path for r in range(_ranks(job))]
@@ -166,14 +163,14 @@ def _ranks(job: Job) -> int:
 
 
 def _failed_ranks(path: Path) -> dict[int, int]:
-    """What the agent of a run on several devices has left."""
+    """Exit codes of failed ranks, which the agent of a run on several devices writes."""
     text = _text(path)
     return {int(rank): code for rank, code in json.loads(text).items()} if text else {}
 
 
 def _printed(job: Job) -> Path:
-    """Where the worker that the server has forked prints: an agent that starts ranks, or one that
-    does all by itself, on several devices too."""
+    """Output file of the worker that the server has forked: of the agent that starts ranks, else of
+    the only rank."""
     agent = job.agent_output_path
     return agent if agent.exists() else job.output_path
 
