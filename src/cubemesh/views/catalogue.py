@@ -12,6 +12,7 @@ from cubemesh.api.experiments import Catalogue, ExperimentSettings
 from cubemesh.api.networks import NetworkLayers
 from cubemesh.networks.describe import NetworkSummary
 from cubemesh.schema import Cell, Column, Table
+from cubemesh.schema.published import PAPERS
 from cubemesh.schema.serialization import to_plain
 from cubemesh.units import format_count, format_quantity
 from cubemesh.views import terminal
@@ -110,7 +111,9 @@ def print_experiments(console: Console, found: Catalogue) -> None:
     )
     note = (
         "`cubemesh run NAME` runs an experiment or a suite; `cubemesh experiments NAME` lists the "
-        "settings of an experiment; --json lists the experiments of a suite."
+        "settings of an experiment; --json lists the experiments of a suite.\nPapers: "
+        + "; ".join(f"{paper} {title}" for paper, title in PAPERS.items())
+        + "."
     )
     _print(console, *tables, note=note)
 

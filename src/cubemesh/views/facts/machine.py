@@ -30,7 +30,16 @@ def machine_groups(machine: Machine) -> tuple[FactGroup, ...]:
 
 def gpu_table(gpus: tuple[Gpu, ...]) -> Table:
     """One row a GPU."""
-    columns = ("GPU", "name", "memory", "compute", "clock", "power limit", "PCIe", "NVLink")
+    columns = (
+        "GPU",
+        "name",
+        "memory",
+        "compute",
+        "clock",
+        "power limit",
+        "PCIe gen × lanes",
+        "NVLink",
+    )
     rows = []
     for gpu in gpus:
         pcie = _joined(gpu.pcie_generation, " × ", gpu.pcie_width)
