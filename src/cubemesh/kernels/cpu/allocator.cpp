@@ -72,11 +72,11 @@ class SizeClassAllocator final : public c10::Allocator {
     // released.
     void* take(size_t size) {
         std::lock_guard<std::mutex> guard(lock_);
-        std::vector<void*>& kept = free_[size];
+        std::vector<void*>& unused = free_[size];
         void* at = nullptr;
-        if (!kept.empty()) {
-            at = kept.back();
-            kept.pop_back();
+        if (!unused.empty()) {
+            at = unused.back();
+            unused.pop_back();
         } else {
             // Varying sizes, as of sentences, must not add up: hold at most twice the peak in
             // use.
@@ -96,14 +96,14 @@ class SizeClassAllocator final : public c10::Allocator {
     // Release unused blocks, the largest first, until `wanted` bytes or none is left.
     size_t release(size_t wanted) {
         size_t given = 0;
-        for (auto kept = free_.rbegin(); kept != free_.rend(); ++kept) {
-            while (given < wanted && !kept->second.empty()) {
-                void* at = kept->second.back();
-                kept->second.pop_back();
-                munmap(at, up(kept->first, large_page));
+        for (auto unused = free_.rbegin(); unused != free_.rend(); ++unused) {
+            while (given < wanted && !unused->second.empty()) {
+                void* at = unused->second.back();
+                unused->second.pop_back();
+                munmap(at, up(unused->first, large_page));
                 sizes_.erase(at);
-                held_ -= kept->first;
-                given += kept->first;
+                held_ -= unused->first;
+                given += unused->first;
             }
         }
         return given;

@@ -29,7 +29,7 @@ struct Shape {
     }
     // Values of a block that is copied, and of a panel of its inputs.
     long copy() const { return block() * (std::max(from, to) + lanes); }
-    long panel() const { return block() * narrow * lanes; }
+    long panel() const { return block() * narrow_panel * lanes; }
 };
 
 // Sums of differences from `pivot` and of their squares, of `width` columns of `count` rows.

@@ -13,16 +13,16 @@
 namespace {
 
 #ifdef __AVX512F__  // thirty-two registers of sixteen values
-constexpr int few_rows = 6, many_rows = 12, narrow = 2, wide = 4;
+constexpr int few_rows = 6, many_rows = 12, narrow_panel = 2, wide_panel = 4;
 #else
-constexpr int few_rows = 4, many_rows = 4, narrow = 1, wide = 1;
+constexpr int few_rows = 4, many_rows = 4, narrow_panel = 1, wide_panel = 1;
 #endif
 // Of a product in registers: rows by columns, these in sixteens.
 
 constexpr long depth = 128;  // values of a row that are multiplied at once
 
 // Sixteens of columns in a panel.
-constexpr long across(long columns) { return columns % (wide * lanes) == 0 ? wide : narrow; }
+constexpr long across(long columns) { return columns % (wide_panel * lanes) == 0 ? wide_panel : narrow_panel; }
 
 // Rows of `channels` values, `step` apart.
 template <class Value>
@@ -93,11 +93,11 @@ template <class Done>
 void product(Rows<const float> x, const float* weights, long given, long made, Rows<float> to,
              long count, Ahead& ahead, Done done) {
     using Run = decltype(&multiply_rows<1, 1, true>);
-    const bool is_wide = across(made) == wide;
-    const Run first = is_wide ? Run(multiply_rows<few_rows, wide, false>)
-                              : Run(multiply_rows<many_rows, narrow, false>);
-    const Run others = is_wide ? Run(multiply_rows<few_rows, wide, true>)
-                               : Run(multiply_rows<many_rows, narrow, true>);
+    const bool is_wide = across(made) == wide_panel;
+    const Run first = is_wide ? Run(multiply_rows<few_rows, wide_panel, false>)
+                              : Run(multiply_rows<many_rows, narrow_panel, false>);
+    const Run others = is_wide ? Run(multiply_rows<few_rows, wide_panel, true>)
+                               : Run(multiply_rows<many_rows, narrow_panel, true>);
     const long width = across(made) * lanes;
     for (long k = 0; k < given; k += depth) {
         const long now = std::min(depth, given - k);
@@ -140,23 +140,23 @@ void copy_rows(Rows<const float> x, long count, long channels, Rows<float> to) {
 template <int filters>
 inline void correlate(Rows<const float> gradient, const float* x, long count, Rows<float> to,
                       Ahead& ahead) {
-    values sum[filters][narrow] = {};
-    for (long row = 0; row < count; row++, gradient.at += gradient.step, x += narrow * lanes) {
+    values sum[filters][narrow_panel] = {};
+    for (long row = 0; row < count; row++, gradient.at += gradient.step, x += narrow_panel * lanes) {
         ahead.step();
-        values by[narrow];
+        values by[narrow_panel];
 #pragma GCC unroll 4
-        for (int j = 0; j < narrow; j++) by[j] = load(x + j * lanes);
+        for (int j = 0; j < narrow_panel; j++) by[j] = load(x + j * lanes);
 #pragma GCC unroll 16
         for (int i = 0; i < filters; i++) {
             const float v = gradient.at[i];
 #pragma GCC unroll 4
-            for (int j = 0; j < narrow; j++) sum[i][j] += v * by[j];
+            for (int j = 0; j < narrow_panel; j++) sum[i][j] += v * by[j];
         }
     }
 #pragma GCC unroll 16
     for (int i = 0; i < filters; i++) {
 #pragma GCC unroll 4
-        for (int j = 0; j < narrow; j++) {
+        for (int j = 0; j < narrow_panel; j++) {
             float* at = to.at + i * to.step + j * lanes;
             store(at, load(at) + sum[i][j]);
         }
@@ -166,8 +166,8 @@ inline void correlate(Rows<const float> gradient, const float* x, long count, Ro
 // The same for all `filters` and `inputs`. `few` has room for a panel of inputs of each row.
 void correlate_all(Rows<const float> gradient, long filters, Rows<const float> x, long inputs,
                    long count, float* few, float* to, Ahead& ahead) {
-    for (long k = 0; k < inputs; k += narrow * lanes) {
-        copy_rows(x.from(0, k), count, narrow * lanes, {few, narrow * lanes});
+    for (long k = 0; k < inputs; k += narrow_panel * lanes) {
+        copy_rows(x.from(0, k), count, narrow_panel * lanes, {few, narrow_panel * lanes});
         long n = 0;
         for (; n + many_rows <= filters; n += many_rows)
             correlate<many_rows>(gradient.from(0, n), few, count, {to + n * inputs + k, inputs}, ahead);
