@@ -119,7 +119,7 @@ def _over_rings(on: Fabric, system: System) -> Fabric:
 
 
 def _over_host(on: Fabric, host_bytes_per_s: float) -> Fabric:
-    """With what each device's way to its processor carries, at most."""
+    """Bandwidth limited by each device's path to its processor."""
     return replace(
         on,
         local_bytes_per_s=host_bytes_per_s,
@@ -156,8 +156,8 @@ def _length(way: Route) -> int:
 
 
 def sustained(rings: RingSet, kind: LinkKind | None = None) -> tuple[float, Link]:
-    """What rings carry together at the links' sustained bandwidths, and the narrowest link; where
-    a `kind` is given, what its links alone would let through."""
+    """Total bandwidth of rings at the links' sustained rates, and the narrowest link; with a
+    `kind`, that of its links only."""
     users = Counter(arc for ring in rings.rings for way in ring.routes for arc in way.arcs)
     total, narrowest, least = 0.0, None, float("inf")
     for ring in rings.rings:

@@ -57,8 +57,8 @@ class PassOperations:
 
 
 def saving(kernel: Pair, stride: Pair = (1, 1)) -> float:
-    """By how many times fewer multiplications a convolution can be done: 1 where there is no fast
-    algorithm."""
+    """The factor by which a fast algorithm reduces a convolution's multiplications; 1 if there
+    is none."""
     if stride != (1, 1):
         return 1.0
     a, b = kernel
@@ -86,8 +86,8 @@ def operations(network: Network, batch: int = 1) -> PassOperations:
 def above_peak(
     share: float, done: Operations, what: str, peak: str, *, at_least: bool = False
 ) -> Warning | None:
-    """The warning for `what` that reached `share` (1 is all) of `peak`, or `at_least` so much, by
-    the operations `done` counted; None where it is no more than all of it."""
+    """The warning if `what` reached more than 1 times `peak` (`share`, or `at_least` so much),
+    with the operations `done`; None otherwise."""
     if share <= 1:
         return None
     least = done.least / done.counted

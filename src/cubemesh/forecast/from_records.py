@@ -1,8 +1,8 @@
 """Calibration from a stored run: throughput, power, or a sweep of collectives.
 
-A run of training must be of what is asked for: network, input, minibatch, precision, and the
-exchange where it had several devices. A run of a collective becomes a measured sweep; where an
-operation was measured out of place and in place, the faster counts.
+A training run must match the request: network, input, batch size, precision, and the strategy on
+several devices. A run of a collective becomes a measured sweep; if an operation was measured out of
+place and in place, the faster is used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cubemesh.schema.work import NetworkWork, TrainSteps
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredInputs:
-    """What one run tells."""
+    """Measured inputs of a forecast from one run."""
 
     rates: dict[int, float] = field(default_factory=dict)
     """Samples per second, by number of devices."""
@@ -31,8 +31,8 @@ class MeasuredInputs:
 
 
 def measured_inputs(record: RunRecord, network: str, request: ForecastRequest) -> MeasuredInputs:
-    """What a run tells about `request`, which is about the network called `network`; UsageError
-    for a run of something else."""
+    """Measured inputs for `request`, for the network called `network`; UsageError for a run of
+    something else."""
     if isinstance(record.spec.work, Collective):
         return MeasuredInputs(sweeps=(_sweep(record, request),))
     devices, rate = _rate(record, network, request)

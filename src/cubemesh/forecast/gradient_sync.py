@@ -162,7 +162,7 @@ def _host_copies(
 
 
 def _asynchronous(links: _Links, own: Passes, size: float) -> SyncTime:
-    """A device waits for its own bytes alone, unless the server's links are saturated."""
+    """A device waits only for its own bytes, unless the server's links are saturated."""
     crowded, limit = links.to_host(size)
     alone = size / min(links.host_rate(), links.wire())
     full = crowded - own.step_s  # each direction of a link carries S of every device in a step

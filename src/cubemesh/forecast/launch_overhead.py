@@ -1,15 +1,15 @@
 """Launch overhead: the time that a device waits for the host to launch its work.
 
-Two clocks run beside each other. The host launches one layer after the other and does not wait; the
-device begins a layer when it has ended the one before and the host has launched it:
+Host and device run concurrently. The host launches one layer after another without waiting; the
+device starts a layer when the previous one is done and the host has launched it:
 
-    launched += what one layer takes the host
-    done      = max(done, launched) + what it takes the device
+    launched += host time of one layer
+    done      = max(done, launched) + device time of it
 
-A step of large layers hides the launches, one of a small minibatch waits for nearly all of them. A
-layer is launched once forward, about twice in backward and once in the update (`SHARES`); the host
-catches up with the device at the end of a step. Steps that are captured whole, or compiled into one
-launch, take the host nothing.
+A step of large layers hides the launches, one with a small batch size waits for nearly all of them.
+A layer is launched once forward, about twice backward and once in the update (`SHARES`); host and
+device synchronise at the end of a step. Captured steps, or those compiled into one launch, have no
+launch overhead.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def stall_s(own: Passes, layer_s: float, times: float = 1.0) -> float:
 
 
 def times_for(own: Passes, layer_s: float, step_s: float) -> float:
-    """How many times as long the passes must take for a step with its launches to take `step_s`,
-    which is longer than the launches alone."""
+    """The factor on the passes with which a step including launches takes `step_s`, which is
+    longer than the launches."""
     low, high = 0.0, step_s / own.step_s
     times = (step_s - stall_s(own, layer_s, high)) / own.step_s
     for _ in range(60):

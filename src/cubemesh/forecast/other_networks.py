@@ -21,7 +21,7 @@ from cubemesh.networks.zoo.gpt2 import gpt
 
 BERT_LENGTH, BERT_VOCABULARY = 384, 30522
 GNMT_LENGTH, GNMT_VOCABULARY, GNMT_WIDTH, GNMT_DEPTH = 27, 32320, 1024, 4
-"""27 is taken as the mean length of a sentence of WMT16 English and German, in byte pairs."""
+"""27 is the assumed mean length of a sentence of WMT16 English and German, in byte pairs."""
 GNMT_TOKENS = 2 * GNMT_LENGTH
 """Of a sample, as its published rates count them: those of both languages."""
 

@@ -1,9 +1,9 @@
 """Forward and backward time of each layer on one device, and when each gradient is ready.
 
-By the roofline (`compute.py`): each layer's passes take the longer of operations and bytes at what
-the device attains, a share of its datasheet's peaks. A measured time of the whole step scales all
-of them alike. The update reads weights, gradients and momenta and writes weights and momenta.
-Weights and their gradients are kept in four bytes in every precision.
+By the roofline (`compute.py`): each layer's passes take the longer of operations and bytes at the
+attainable rates of the device, a fraction of its datasheet's peaks. A measured time of the whole
+step scales all of them alike. The update reads weights, gradients and momenta and writes weights
+and momenta. Weights and their gradients have four bytes in every precision.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ PROPORTIONS = DeviceSpeed(
     bytes_per_s=500e9,
     source="no datasheet: layers in proportion as on a device of 20 operations a byte",
 )
-"""Stands for a device of which nothing is known but how fast it trains: only how the time divides
-among layers is taken from it."""
+"""A placeholder for a device with no known figure but its training speed: only the distribution
+of time among layers is taken from it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class Gradient:
 
 @dataclass(frozen=True, kw_only=True)
 class Passes:
-    """One device's step without any exchange."""
+    """One device's step without synchronisation."""
 
     forward: tuple[float, ...]
     """Seconds of each layer, in the order in which they run."""

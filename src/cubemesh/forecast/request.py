@@ -26,7 +26,7 @@ class Point:
     low: float
     high: float
     efficiency: float
-    """Throughput over that of as many single devices at the minibatch of one device."""
+    """Throughput over that of as many single devices at the same batch size per device."""
     limit: str
     parts_s: Mapping[str, float]
     """`forward`, `backward`, `launch`, `slowdown`, `exposed`, `update`, `sharing`, `waiting`; they
@@ -43,7 +43,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """The points, and what they rest on."""
+    """The forecast points and their basis."""
 
     points: tuple[Point, ...]
     before: tuple[Point, ...] = ()
@@ -79,7 +79,7 @@ class ForecastRequest:
         return f"{self.system.device or self.system.name} in {self.precision}"
 
     def batch(self, devices: int) -> int:
-        """The minibatch of each device; UsageError where it cannot be shared out."""
+        """The batch size per device; UsageError if the global one cannot be divided."""
         if self.regime == "weak":
             return self.batch_per_device
         if self.batch_per_device % devices:

@@ -1,10 +1,10 @@
 """Roofline: each layer's arithmetic intensity and performance against the device's limits.
 
 The roofline model (S. Williams, A. Waterman, D. Patterson, CACM 52(4), 2009): a layer that does f
-operations and moves b bytes in t seconds stands at x = f / b, y = f / t. The roof is the lower of
+operations and moves b bytes in t seconds is at x = f / b, y = f / t. The roof is the lower of
 the rate of a matrix product and x times that of a copy. Operations and bytes are those of forward
 pass, data gradient and weight gradient together, every operand read once and every result written
-once (`networks/cost.py`); a fused or cached layer moves fewer and may stand above the roof.
+once (`networks/cost.py`); a fused or cached layer moves fewer and may be above the roof.
 
 What a layer *loses* is its time less its floor, the least that its passes take under the roof
 (`compute.py`).
@@ -87,7 +87,7 @@ def layer_points(
 
 
 def points_of(record: RunRecord, roof: Limits) -> tuple[LayerPoint, ...]:
-    """The same of a record of training steps whose layers were timed; none of any other."""
+    """The same for a record of training steps with timed layers; None for others."""
     work = record.spec.work
     seconds = {
         row.name: row.seconds for b in record.breakdowns if b.name == LAYER for row in b.rows
@@ -100,7 +100,7 @@ def points_of(record: RunRecord, roof: Limits) -> tuple[LayerPoint, ...]:
 
 
 def measured_roof(record: RunRecord) -> Limits:
-    """The ceilings that a record's own shares were taken of; empty where none were known."""
+    """The ceilings used for a record's utilization; empty if unknown."""
 
     def limit(name: str, share: str) -> float | None:
         value, percent = record.figure(name), record.figure(share)

@@ -4,14 +4,14 @@ A step on n devices takes
 
     forward + backward + launch + slowdown + exposed + update + sharing + waiting
 
-`launch` is what a device waits for its host (`host.py`). Gradients are exchanged in buckets as
-backward completes them (`exchange.py`, `communication.py`): what has not ended when backward ends
-is exposed; what runs beside it slows it (`overlap_slowdown`). Two GPUs of a K80
-share their board and its power (`sharing`). Everybody waits for the slowest of n: the expected
-maximum of n normal steps (G. Blom, 1958), whose spread is the device's own and, in recurrent
-networks, that of the sentences' lengths. One device's passes come from its datasheet, or from a
-measured step (`passes.py`). Weak scaling keeps the minibatch of a device, strong scaling that of
-all together.
+`launch` is the time a device waits for its host (`launch_overhead.py`). Gradients are synchronised
+in buckets as the backward pass completes them (`gradient_sync.py`, `communication.py`): what has
+not finished with the backward pass is exposed; what overlaps slows it (`overlap_slowdown`). Two
+GPUs of a K80 share their board and its power (`sharing`). All devices wait for the slowest of n:
+the expected maximum of n normal step times (G. Blom, 1958), whose spread is that of a device and,
+in recurrent networks, of the sentence lengths. One device's passes come from its datasheet, or from
+a measured step (`passes.py`). Weak scaling fixes the batch size per device, strong scaling the
+global one.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class _Model:
         self.fabrics: dict[int, Fabric] = {1: ONE}
         self.known_passes: dict[int, Passes] = {}
         self.alone: float | None = None
-        """The forecast rate of one device, once it was asked for."""
+        """The forecast rate of one device, computed once."""
         self.fitted: set[int] = set()
         """The numbers of devices whose measured rate the model passes through."""
         self.elsewhere = False
@@ -239,7 +239,7 @@ class _Model:
         return self.fabrics[devices]
 
     def _sharing(self, devices: int) -> float:
-        """By which share a device's step grows beside others."""
+        """The fraction by which a device's step grows next to others."""
         shared = devices > 1 and self.asked.system.device in BOARDS_OF_TWO
         return self.known["board_share"] if shared else 0.0
 

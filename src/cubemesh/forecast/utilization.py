@@ -82,7 +82,7 @@ def with_utilization(record: RunRecord, measured: Sequence[RunRecord]) -> RunRec
 
 
 def datasheet_limits(record: RunRecord) -> Limits:
-    """What the datasheet of a record's device says, for the precision that ran."""
+    """Limits by the datasheet of a record's device, for its precision."""
     sheet = find(record.ranks[0].device_name) if record.ranks else None
     if sheet is None:
         return Limits()
@@ -126,7 +126,7 @@ def _same_place(ceiling: RunRecord, record: RunRecord) -> bool:
 
 
 def _fastest(records: Sequence[RunRecord], operation: str, unit: str) -> tuple[float, str] | None:
-    """(rate that was kept up for seconds, run) of the fastest one."""
+    """(sustained rate, run) of the fastest one."""
     found = [
         (figure.value, f"run {record.run_id}")
         for record in records

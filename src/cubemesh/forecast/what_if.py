@@ -1,7 +1,7 @@
 """What-if analysis: changes to the machine or the program (`--what-if`).
 
-A change is a key and a value. It is made after the model was fitted to what was measured, so a
-measured device keeps its speed while its links, its network or its exchange become others.
+A change is a key and a value. It is applied after the model was fitted to measurements, so a
+measured device keeps its speed while links, network or strategy change.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WAYS = ("machine", "link", "network", "network_gbit_per_s", "network_latency_us"
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One thing that is otherwise."""
+    """One change."""
 
     key: str
     value: str
@@ -50,8 +50,8 @@ class ChangeKey:
 
 
 def read_changes(texts: Sequence[str]) -> tuple[Change, ...]:
-    """The changes typed as key=value; UsageError for another form, an unknown key, or one that
-    comes twice."""
+    """The changes typed as key=value; UsageError for another form, an unknown key, or a
+    duplicate."""
     found: dict[str, Change] = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -69,8 +69,8 @@ def read_changes(texts: Sequence[str]) -> tuple[Change, ...]:
 def apply_changes(
     request: ForecastRequest, known: Calibration, changes: Sequence[Change]
 ) -> tuple[ForecastRequest, Calibration]:
-    """The question and the factors with these changes, in the order of `KEYS`; UsageError for a
-    value that cannot be meant."""
+    """The request and the factors with these changes, in the order of `KEYS`; UsageError for an
+    invalid value."""
     given = {change.key: change.value for change in changes}
     if given.keys() & set(WAYS):
         known = replace(known, sweeps=())
@@ -124,8 +124,8 @@ def _device(request: ForecastRequest, device: str) -> ForecastRequest:
 
 
 def _link(request: ForecastRequest, link: str) -> ForecastRequest:
-    """GPUs joined over PCIe alone; all to all, with what their datasheet says of NVLink; or not at
-    all, without access to one another's memory."""
+    """GPUs joined over PCIe only; all to all, with the NVLink bandwidth of their datasheet; or
+    without peer access."""
     if link not in LINKS:
         raise unknown_name("link", link, LINKS)
     system, old = request.system, request.system.topology

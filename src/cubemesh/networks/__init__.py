@@ -1,7 +1,7 @@
 """Networks as data: the table of known networks, and how one is built.
 
-`NETWORKS` is the table of all there are; `build(name)` makes one. What it costs is in `cost.py`,
-what memory it needs in `memory.py`, how it is shown in `describe.py`.
+`NETWORKS` is the table of all networks; `build(name)` makes one. Its cost is in `cost.py`, its
+memory in `memory.py`, its description in `describe.py`.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ __all__ = ["NETWORKS", "Network", "NetworkEntry", "build", "build_for", "canonic
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkEntry:
-    """A line of the table: how a network is made, its usual input, and where it comes from."""
+    """An entry of the table: how a network is built, its default input, and its source."""
 
     make: Callable[..., Network]
-    """(image_size, classes) → Network; for one that is fed tokens, its `sizes` → Network."""
+    """(image_size, classes) → Network; for token sequences, its `sizes` → Network."""
     image_size: int = 0
-    """Of images; 0 is a network that is fed tokens, as in the next two."""
+    """Of images; 0 for a network that takes tokens, as in the next two."""
     smallest_image_size: int = 0
     """Below it a window no longer fits."""
     classes: int = 0
     sequence_length: int = 0
-    """Of tokens; 0 is a network that is fed images, as in `vocabulary`."""
+    """Of tokens; 0 for a network that takes images, as in `vocabulary`."""
     vocabulary: int = 0
     hidden: int = 0
     """Width of its vectors, where that can be chosen."""
@@ -51,7 +51,7 @@ class NetworkEntry:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What can be chosen of it and what it is by itself, in the order `make` takes them."""
+        """Its size parameters with their defaults, in the order of `make`'s arguments."""
         names = ("image_size", "classes", "sequence_length", "vocabulary", "hidden")
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
@@ -207,10 +207,10 @@ NETWORKS: dict[str, NetworkEntry] = {
 
 
 def canonical_name(name: str) -> str:
-    """The name as `NETWORKS` spells it; case, dashes and underscores do not matter.
+    """The name as in `NETWORKS`, whatever its case, dashes and underscores.
 
-    `ResNet50`, `resnet_50` and `resnet-50` are one network. Raises UsageError naming the nearest
-    when there is none.
+    `ResNet50`, `resnet_50` and `resnet-50` are one network. UsageError with the nearest name if
+    there is none.
     """
     if name in NETWORKS:
         return name
@@ -222,7 +222,8 @@ def canonical_name(name: str) -> str:
 
 
 def entry(name: str) -> NetworkEntry:
-    """The line for `name`, spelt as `canonical_name` allows; UsageError when there is none."""
+    """The entry of `name`, in any spelling that `canonical_name` accepts; UsageError if there is
+    none."""
     return NETWORKS[canonical_name(name)]
 
 

@@ -58,14 +58,14 @@ MASK_BYTES = 1
 
 @dataclass(frozen=True, kw_only=True)
 class SavedTensor:
-    """One array the forward pass keeps."""
+    """One array saved by the forward pass."""
 
     name: str
     """The value it is, or the node it belongs to and its role: `pool1:indices`."""
     elements: int
     """Per sample, or altogether where not `per_sample`."""
     item: Literal["value", "wide", "index", "mask"] = "value"
-    """`wide` is no narrower than 4 bytes, in mixed precision as well."""
+    """`wide` has at least 4 bytes, in mixed precision as well."""
     per_sample: bool = True
     fed: bool = False
     """An input of the network."""
@@ -85,11 +85,11 @@ class SavedTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedTensorRule:
-    """What a layer type keeps: its input, its output, and arrays of its own by role."""
+    """What a layer type saves: its input, its output, and arrays of its own by role."""
 
     input: bool = False
     last_input: bool = False
-    """Of several inputs, the last alone."""
+    """Only the last of several inputs."""
     output: bool = False
     own: Callable[[Any, Node], dict[str, SavedTensor]] | None = None
     """(layer, node) → role and array."""
@@ -121,7 +121,7 @@ def _mask(layer: Dropout, node: Node) -> dict[str, SavedTensor]:
 
 
 def _indices(layer: MaxPool, node: Node) -> dict[str, SavedTensor]:
-    """Where each window's largest value lies."""
+    """The position of the maximum of each window."""
     return {"indices": _own(node, "indices", math.prod(node.shape), "index")}
 
 
@@ -132,8 +132,8 @@ def _moments(layer: LayerNorm, node: Node) -> dict[str, SavedTensor]:
 
 
 def _log_sums(layer: Attention, node: Node) -> dict[str, SavedTensor]:
-    """The logarithm of each row's sum of exponentials, in each head; a fused kernel keeps no
-    score."""
+    """The logarithm of each row's sum of exponentials, in each head; a fused kernel saves no
+    scores."""
     return {"log_sums": _own(node, "log_sums", layer.heads * node.shape[0], "wide")}
 
 
@@ -196,12 +196,12 @@ class GradientFlow:
         self.fed = frozenset(i.name for i in network.inputs)
         self.needs_gradient = self._needs_gradient()
         self.storage = self._storage()
-        """Value → the value whose array it lies in; only a view lies in another's."""
+        """Value → the value whose memory it uses; only a view uses another's."""
         self.accumulated = self._accumulated()
         """Node → values per sample that its data gradient adds to a gradient already there."""
 
     def kept(self, node: Node) -> list[SavedTensor]:
-        """Everything `node` keeps, whether or not others keep it too."""
+        """Everything `node` saves, whether or not other nodes save it too."""
         if node.name not in self.needs_gradient:
             return []
         rule = SAVED_TENSOR_RULES[type(node.layer)]
@@ -230,8 +230,8 @@ class GradientFlow:
         return found
 
     def _accumulated(self) -> Mapping[str, int]:
-        """A value several nodes read gets a gradient from each; the first to arrive, from the node
-        that runs last, is taken as it is, the others are added to it."""
+        """A value read by several nodes gets a gradient from each; the first, from the node that
+        runs last, is used as it is, the others are added to it."""
         arrived = {h.value for h in self.network.heads}
         found = {}
         for node in reversed(self.network.nodes):
@@ -245,7 +245,7 @@ class GradientFlow:
 
 
 def log_probabilities(network: Network, head: Head) -> SavedTensor:
-    """What the loss of `head` keeps: the logarithm of each class's probability."""
+    """What the loss of `head` saves: the logarithm of each class's probability."""
     return SavedTensor(
         name=f"{head.value}:log_probabilities",
         elements=math.prod(network.shapes[head.value]),
@@ -256,7 +256,7 @@ def log_probabilities(network: Network, head: Head) -> SavedTensor:
 def saved_tensors(
     network: Network, flow: GradientFlow | None = None
 ) -> dict[str, tuple[SavedTensor, ...]]:
-    """For each node, in order, the arrays it is the first to keep; the losses keep more, see
+    """For each node, in order, the arrays it is the first to save; the losses save more, see
     `log_probabilities`."""
     flow = flow or GradientFlow(network)
     seen: set[str] = set()

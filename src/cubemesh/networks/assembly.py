@@ -1,8 +1,8 @@
 """Assembly of a network: named nodes, their shapes and parameters, heads and segments.
 
-Each node that is added works out its shape and its parameters from those that stand already, and
-its name is what the next one reads. What is wrong is refused at the line that says it. `builder.py`
-has a method for each usual layer.
+Each node computes its shape and parameters from its inputs when it is added, and later nodes refer
+to it by name. Errors are raised at the line that causes them. `builder.py` has a method for each
+common layer.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ class Assembly:
         self._segment = ""
 
     def input(self, name: str, shape: Shape, *, vocabulary: int | None = None) -> str:
-        """A value fed in from outside; `shape` is one sample's. With a `vocabulary` it is whole
-        numbers below that."""
+        """An input; `shape` is that of one sample. With a `vocabulary` its values are integers
+        below that."""
         dtype: Literal["float", "integer"] = "float" if vocabulary is None else "integer"
         self._inputs.append(Input(name=name, shape=shape, dtype=dtype, classes=vocabulary))
         self._shapes[name] = shape
         return name
 
     def shape(self, value: str) -> Shape:
-        """Shape of one sample of a value written down so far; KeyError if there is none."""
+        """Shape of one sample of a value defined so far; KeyError if there is none."""
         return self._shapes[value]
 
     @contextmanager
     def segment(self, name: str) -> Iterator[None]:
-        """Nodes added inside belong to one segment: what is compiled and exchanged as a unit."""
+        """Nodes added inside belong to one segment: the unit of compilation and synchronisation."""
         before, self._segment = self._segment, name
         try:
             yield
@@ -82,9 +82,9 @@ class Assembly:
         name: str | None = None,
         share: Mapping[str, str] | None = None,
     ) -> str:
-        """Append a node. `share` maps roles to parameters that exist already (tied weights).
+        """Append a node. `share` maps roles to existing parameters (tied weights).
 
-        Raises UsageError when an input is unknown, a name is taken, or shapes do not fit.
+        UsageError for an unknown input, a duplicate name, or shapes that do not match.
         """
         name = name or self._next_name(type(layer))
         if name in self._shapes:
@@ -116,9 +116,9 @@ class Assembly:
         self._heads.append(Head(value=x, target="label", weight=weight, train_only=train_only))
 
     def build(self) -> Network:
-        """The network as it stands.
+        """The finished network.
 
-        Raises UsageError when there is nothing to evaluate it by, or when a segment is in pieces.
+        UsageError without a head for evaluation, or with a segment in several pieces.
         """
         if all(h.train_only for h in self._heads):
             raise UsageError(

@@ -1,8 +1,8 @@
 """Network builder, one line per layer: `x = net.conv(x, 64, kernel=3, padding=1)`.
 
-Each call appends a node, works out its shape and its parameters, and returns the name of its value
-for the next call. Nodes are named after their layer and number ("conv3") unless `name` says better.
-How a network is put together of them, with its inputs, segments and heads, is in `assembly.py`.
+Each call appends a node, computes its shape and parameters, and returns the name of its value for
+the next call. Nodes are named after their layer and number ("conv3") unless `name` is given.
+Inputs, segments and heads are in `assembly.py`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Cost of a network, layer by layer, in FLOPs and bytes, forward and backward.
 
-From the graph and the formulas of `counts.py` and `sequence_counts.py`. Bytes are counted as if
-nothing stayed in a cache and nothing was fused: every operand is read once and every result written
-once, weights once a batch and not once a sample. What the first layer would send back to the image
-is computed by nobody, and counted as nothing; where a value goes to several nodes, adding up the
-gradients that come back is counted at the nodes whose gradient is added to one already there.
+From the graph and the formulas of `flops.py` and `sequence_flops.py`. Bytes are counted without
+caches and fusion: every operand is read once and every result written once, weights once per batch
+and not per sample. The gradient of the network's input is not computed and not counted; if several
+nodes read a value, accumulating its gradient is counted at each node but the first to contribute.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def costs(network: Network, batch: int = 1, precision: Precision = "fp32") -> di
 
 
 def totals(network: Network, batch: int = 1, precision: Precision = "fp32") -> LayerCost:
-    """What the whole network costs on `batch` samples, losses included, the update not."""
+    """Cost of the whole network on `batch` samples, with losses, without the update."""
     return sum(costs(network, batch, precision).values(), start=LayerCost())
 
 

@@ -1,8 +1,8 @@
 """Description of a network in plain values: a row of a list, or a table of layers.
 
 Operations are per sample, a multiply-add is two. `forward_flops` and `backward_flops` are those of
-convolutions and matrix products, which is what papers and framework counters count; everything
-else stands apart, as `…_other_flops`.
+convolutions and matrix products, as in papers and framework counters; all others are separate, as
+`…_other_flops`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LayerRow:
     forward_moved_bytes: int
     """Read and written, weights included."""
     saved_bytes: int
-    """Kept for the backward pass, of what no earlier node keeps."""
+    """Saved for the backward pass, except what an earlier node saves."""
     segment: str
 
 
@@ -116,10 +116,10 @@ def layer_rows(network: Network) -> list[LayerRow]:
 
 
 def settings(layer: Layer) -> str:
-    """A layer's settings in a few words: the kernel first, what is usual left out.
+    """A layer's settings in short: the kernel first, defaults omitted.
 
-    Works on any layer type: a number without a default (`filters`, `features`) stands bare, the
-    rest after its name, and how values are first drawn is not shown.
+    For any layer type: a number without a default (`filters`, `features`) is shown without its
+    name, others with it, and initializers are omitted.
     """
     shown: list[str] = []
     for field in fields(layer):

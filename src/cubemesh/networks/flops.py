@@ -1,9 +1,9 @@
 """FLOPs and bytes of a layer: a formula for each layer type.
 
 Counted for the forward pass, the gradient of the layer's input (data gradient) and that of its
-parameters (weight gradient) apart. A multiply-add is two operations; an exponential, a power or a
-division is one; random numbers are free. Each formula stands at its rule, per output value (y) or
-input value (x); `COUNTS` has one rule a layer type.
+parameters (weight gradient), separately. A multiply-add is two operations; an exponential, a power
+or a division is one; random numbers are free. Each formula is given at its rule, per output value
+(y) or input value (x); `COUNTS` has one rule per layer type.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class LayerCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What a rule counts with: values of the whole batch."""
+    """Input of a rule: numbers of values of the whole batch."""
 
     x: int
     """Of all inputs together."""
@@ -172,7 +172,7 @@ def _add(layer: Add, s: Sizes) -> LayerCost:
 
 
 def _concat(layer: Concat, s: Sizes) -> LayerCost:
-    """A copy forward; backward each input is handed its slice of the gradient as it is."""
+    """A copy forward; backward each input gets its slice of the gradient without a copy."""
     return LayerCost(forward=s.cost(read=s.x, written=s.y))
 
 

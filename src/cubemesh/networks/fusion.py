@@ -1,17 +1,17 @@
 """Layer fusion: neighbouring layers that can be computed as one, found in the graph.
 
-    batch norm                        its result alone
-    batch norm ─ ReLU                 where only the ReLU reads the normalised value
-    batch norm ─ add ─ (ReLU)         where only the sum reads it, and only the ReLU the sum
-    ReLU ─ max pooling                either way round: the largest value is rectified as well as
-    max pooling ─ ReLU                all of them, of which it is one
-    convolution ─ ReLU                where the ReLU is in none of these
-    sum of pairs ─ tanh ─ product     where the product makes one number of each pair: the scores of
-                                      attention by a perceptron, without an array of all pairs
+    batch norm                        without another layer
+    batch norm ─ ReLU                 if only the ReLU reads the normalised value
+    batch norm ─ add ─ (ReLU)         if only the sum reads it, and only the ReLU the sum
+    ReLU ─ max pooling                in either order, because the maximum of rectified values is
+    max pooling ─ ReLU                the rectified maximum
+    convolution ─ ReLU                if the ReLU is in none of these
+    sum of pairs ─ tanh ─ product     if the product has one output per pair: the scores of additive
+                                      attention, without an array of all pairs
 
-What is fused away is never stored: nobody else, and no head, may read it. A fusion runs where its
-last layer stood, when everything it reads has been computed. Where both terms of a sum are batch
-normalisations of their own, the later one takes the sum.
+Intermediate values are never stored, so no other node and no head may read them. A fusion runs in
+place of its last layer, when all its inputs have been computed. If both terms of a sum are batch
+normalisations, the later one is fused with the sum.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class NormFusion:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """What it reads: the value to normalise, then what is added."""
+        """Its inputs: the value to normalise, then what is added."""
         return (self.norm.inputs[0], *([self.residual] if self.residual is not None else []))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReluFusion:
-    """A max pooling or a convolution with the ReLU beside it."""
+    """A max pooling or a convolution with its neighbouring ReLU."""
 
     main: Node
-    """The layer that is no ReLU."""
+    """The layer other than the ReLU."""
     first: Node
     last: Node
 
@@ -59,13 +59,14 @@ class ReluFusion:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """What it reads."""
+        """Its inputs."""
         return self.first.inputs
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreFusion:
-    """What a perceptron of one hidden layer says of each pair of a query and a key."""
+    """The scores of additive attention: a perceptron of one hidden layer on each pair of a query
+    and a key."""
 
     pairs: Node
     tanh: Node
@@ -79,13 +80,13 @@ class ScoreFusion:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """What it reads: queries, then keys."""
+        """Its inputs: queries, then keys."""
         return self.pairs.inputs
 
 
 Fusion = NormFusion | ReluFusion | ScoreFusion
 Step = Node | Fusion
-"""What runs by itself: a layer, or several as one."""
+"""A unit of execution: a layer, or several as one."""
 
 
 def norm_fusions(network: Network) -> tuple[NormFusion, ...]:
@@ -102,8 +103,8 @@ def norm_fusions(network: Network) -> tuple[NormFusion, ...]:
 
 
 def relu_fusions(network: Network) -> tuple[ReluFusion, ...]:
-    """Each ReLU that no batch normalisation takes, with the max pooling or else the convolution
-    beside it, in the order they run; no layer is in two."""
+    """Each ReLU outside the batch-norm fusions, with its neighbouring max pooling or else
+    convolution, in execution order; no layer is in two."""
     nodes = network.needed(*(head.value for head in network.heads))
     readers = _readers(network, nodes)
     taken = {name for fusion in norm_fusions(network) for name in fusion.nodes}
@@ -172,7 +173,7 @@ def _readers(network: Network, nodes: tuple[Node, ...]) -> dict[str, list[Node]]
 
 
 def _following(norm: Node, readers: dict[str, list[Node]], taken: set[str]) -> NormFusion:
-    """The longest fusion that begins with `norm` and has no layer of `taken`."""
+    """The longest fusion that starts with `norm` and has no layer of `taken`."""
     reader = _only(readers[norm.name], taken)
     if reader is None:
         return NormFusion(norm=norm, last=norm, nodes=(norm.name,))
@@ -193,5 +194,5 @@ def _is_one_product(layer: Linear) -> bool:
 
 
 def _only(readers: list[Node], taken: set[str]) -> Node | None:
-    """The single reader, if there is one and it is in no other fusion."""
+    """The only reader, if there is one and it is in no other fusion."""
     return readers[0] if len(readers) == 1 and readers[0].name not in taken else None

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Input:
-    """What a network is fed: the shape of one sample and its kind of value.
+    """An input of a network: shape of one sample and type of values.
 
-    For class labels `shape` is () or, a label a position, (length,); `classes` says how many there
-    are. For tokens `classes` is the size of the vocabulary.
+    For class labels `shape` is () or, with a label per position, (length,); `classes` is their
+    number. For tokens `classes` is the size of the vocabulary.
     """
 
     name: str
@@ -52,8 +52,8 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """Where a loss is taken: the mean over the batch of `loss`(value, target), times `weight`.
-    A position whose target is -1 is padding and does not count."""
+    """A loss: the mean over the batch of `loss`(value, target), times `weight`. A position whose
+    target is -1 is padding and does not count."""
 
     value: str
     target: str
@@ -65,7 +65,7 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Neighbouring nodes that are compiled, exchanged and timed as one."""
+    """Neighbouring nodes that are compiled, synchronised and timed as one."""
 
     name: str
     nodes: tuple[str, ...]
@@ -117,8 +117,8 @@ class Network:
 
     @property
     def smallest_batch(self) -> int:
-        """Samples a training step needs at least: two where batch normalisation sees a single
-        position of each, for one value has no variance."""
+        """Minimum samples of a training step: two if batch normalisation has a single position
+        per sample, because one value has no variance."""
         single = any(
             isinstance(node.layer, BatchNorm) and math.prod(node.shape[1:]) == 1
             for node in self.nodes

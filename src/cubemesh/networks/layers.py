@@ -204,7 +204,7 @@ class ReLU(Layer):
 
 @dataclass(frozen=True, kw_only=True)
 class Add(Layer):
-    """The sum of two values of one shape: where a residual branch comes back."""
+    """The sum of two values of one shape, as at the end of a residual branch."""
 
     def output_shape(self, *inputs: Shape) -> Shape:
         """The shape both inputs have."""

@@ -1,24 +1,22 @@
 """Memory forecast: the memory that training needs, and the largest batch size that fits.
 
-A forecast for an eager framework that frees every array with its last reader (PyTorch), by walking
-through the step as it runs (`step_walk.py`): the forward pass makes values and keeps some
-(`saved.py`), the backward pass makes gradients and lets go of what it has used, the update has
-temporaries of its own. The forecast is the fullest moment of that walk, taken apart. Beside it
-stand, all the time:
+A forecast for an eager framework that frees every array after its last reader (PyTorch), by
+simulating the step (`memory_simulation.py`): the forward pass computes values and saves some
+(`activation_memory.py`), the backward pass computes gradients and frees what it has used, the
+update has temporaries. The forecast is the peak of that simulation, by category. Permanent memory:
 
     weights      4 bytes a parameter (fp64: 8), the running statistics
     optimizer    SGD with momentum, LARS and RMSprop one array as large as the weights, Adam and
                  AdamW two
     input        the images in fp32 (fp64: 8 bytes), tokens and labels in int64
 
-Gradients are as wide as the weights. They come one by one during the backward pass and are dropped
-before the next step, so in a deep network few of them exist while the activations are all there. In
-mixed precision the forward pass makes narrow copies of what convolutions and matrix products
-multiply by; the backward pass lets go of each after its layer, and then widens its gradient.
+Gradients have the precision of the weights. They are computed one by one during the backward pass
+and freed before the next step, so in a deep network few exist while all activations do. In mixed
+precision the forward pass makes low-precision copies of the weights of convolutions and matrix
+products; the backward pass frees each after its layer, and converts its gradient to fp32.
 
-On a GPU the libraries' own workspaces are in it (`workspaces.py`). Not in it: what a framework
-takes before it does anything (a CUDA context), workspaces on a CPU, and the rounding and gaps of an
-allocator.
+On a GPU the libraries' workspaces are included (`workspaces.py`). Not included: what a framework
+allocates at start (a CUDA context), workspaces on a CPU, and allocator overhead.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ OPTIMIZER_ARRAYS: dict[Optimizer, int] = {
     "adamw": 2,
     "lars": 1,
 }
-"""Arrays as large as the weights that each optimizer keeps."""
+"""Arrays of the weights' size that each optimizer stores."""
 _UPDATE_ARRAYS: dict[Optimizer, int] = {
     "sgd": 0,
     "rmsprop": 1,
@@ -67,11 +65,10 @@ def forecast(
     device: DeviceKind = "cpu",
     layout: Layout = "nchw",
 ) -> MemoryForecast:
-    """Bytes one device needs for steps of `batch` samples, at the fullest moment of a step.
+    """Bytes one device needs for steps of `batch` samples, at the peak of a step.
 
-    `layout` counts on a GPU alone, where convolutions turn what does not lie as they want it.
-    Without `training` it is the forward pass and the loss alone, which keep nothing. Raises
-    UsageError for a batch below 1.
+    `layout` matters on a GPU only, where convolutions transpose other layouts. Without `training`
+    it is the forward pass and the loss only, which save nothing. UsageError for a batch below 1.
     """
     if batch < 1:
         raise UsageError(f"batch={batch} is too small: a batch has 1 sample or more.")
@@ -126,7 +123,7 @@ def largest_batch(
 
 
 class MemorySettings(TypedDict):
-    """What of a spec, but for the network and its minibatch, decides the memory it needs."""
+    """The settings of a spec, besides network and batch size, that determine its memory."""
 
     precision: Precision
     optimizer: Optimizer

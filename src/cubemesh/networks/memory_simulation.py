@@ -1,9 +1,9 @@
 """Simulation of the memory allocations in a training step.
 
-A step as a sequence of allocations, by what they are for, in the order in which an eager framework
-makes and frees them. Weights, optimizer state and the fed batch are not in it. The gradient of a
-value is an array as the value is: `Add` hands its own to both inputs, `Concat` a slice of its own
-to each, a view to its one. See `memory.py` for what is made of it.
+A step is a sequence of allocations by category, in the order in which an eager framework makes and
+frees them, without weights, optimizer state and the input batch. The gradient of a value has the
+value's size: `Add` passes its own to both inputs, `Concat` a slice to each, a view to its one.
+`memory.py` uses the result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cubemesh.networks.sequence_layers import ClassToken, PositionEmbedding, Sel
 from cubemesh.networks.workspaces import Workspaces
 
 _HAND_ON = (Add, Concat, ClassToken, PositionEmbedding)
-"""Layers that hand the gradient of their result on as it is, whole or in slices."""
+"""Layers that pass the gradient of their result on without a copy, whole or in slices."""
 
 _Pass = Literal["forward", "data_gradient", "weight_gradient"]
 Group = Literal["weights", "activations", "gradients", "workspace"]

@@ -22,7 +22,7 @@ probability 2 · 0.5ⁿ, which falls below 5 % at n = 6."""
 
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval, in the unit of what it belongs to."""
+    """A confidence interval, in the unit of its figure."""
 
     low: float
     high: float
