@@ -8,7 +8,7 @@ from typing import Any
 
 from cubemesh.api.arguments import AnyStore
 from cubemesh.api.run import run
-from cubemesh.experiments.collectives.report import collective_of, redop, together
+from cubemesh.experiments.collectives.report import all_rank_points, collective_of, redop
 from cubemesh.measure.collective_sweep import bus_bandwidth
 from cubemesh.runs import Observer
 from cubemesh.schema import RunRecord, SweepPoint
@@ -116,7 +116,7 @@ def operation_name(text: str) -> str:
 def sweep_rows(record: RunRecord) -> list[dict[str, Any]]:
     """A row for each size; `out_of_place` and `in_place` are null where not measured."""
     work, devices = collective_of(record), record.spec.placement.devices
-    points = together(record)
+    points = all_rank_points(record)
     rows = []
     for size in dict.fromkeys(p.size_bytes for p in points):
         own = {p.in_place: p for p in points if p.size_bytes == size}

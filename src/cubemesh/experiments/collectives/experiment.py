@@ -1,9 +1,9 @@
-"""How fast do devices exchange, by operation, size and number of devices, and is it right?
+"""Bandwidth and latency of collectives by operation, message size and number of devices.
 
-Each operation is swept over sizes in ranks of its own, as nccl-tests does it, and every result is
-held against what it must be, element by element. Bus bandwidths are nccl-tests'
-(doc/PERFORMANCE.md): comparable with the speed of a link on any number of devices. Where an
-operation is measured both out of place and in place, charts and sentences show the faster.
+Each operation is swept over sizes in separate ranks, as in nccl-tests, and every result is checked
+element by element. Bus bandwidths are defined as in nccl-tests (doc/PERFORMANCE.md): comparable
+with the bandwidth of a link for any number of devices. If an operation is measured out of place and
+in place, charts and findings have the faster.
 """
 
 from __future__ import annotations
@@ -18,37 +18,38 @@ from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scal
 from cubemesh.schema import Answer, Collective, Placement, RunRecord, RunSpec
 from cubemesh.schema.collective import COLLECTIVES, CollectiveName
 
-MOST_SIZES = 1000
-LARGEST_BYTES = {
+MAX_SIZES = 1000
+DEFAULT_MAX_BYTES = {
     (True, Scale.QUICK): 64 << 20,
     (True, Scale.DEFAULT): 1 << 30,
     (False, Scale.QUICK): 1 << 20,
     (False, Scale.DEFAULT): 16 << 20,
 }
-"""(whether there is a GPU, scale) → where a sweep ends; `--full` is as the default."""
+"""(whether there is a GPU, scale) → the largest size; `--full` is as the default."""
 ITERATIONS = 20
-"""Operations of a group, as nccl-tests has by default."""
+"""Operations per group, the default of nccl-tests."""
 GROUPS = {Scale.QUICK: (6, 0.1), Scale.DEFAULT: (12, 0.5), Scale.FULL: (30, 2.0)}
-"""Groups at each size, and the seconds after which there are fewer."""
+"""Groups at each size, and the seconds after which a size ends early."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What can be set in `collectives` besides the fields of its specs."""
+    """Settings of `collectives` besides the fields of its specs."""
 
     operations: tuple[CollectiveName, ...] | None = None
-    """Which collectives; None is all of them, with --quick all-reduce."""
+    """Collectives to measure. Default: all; with --quick all-reduce."""
     min_bytes: int = 1024
-    """The first size."""
+    """The smallest message size."""
     max_bytes: int | None = None
-    """The last; None is 1 GiB between GPUs and 16 MiB between processors, less with --quick."""
+    """The largest message size. Default: 1 GiB between GPUs, 16 MiB between CPUs; less with
+    --quick."""
     factor: int | None = None
-    """By what each size is multiplied for the next; None is 2, with --quick 4."""
+    """Ratio between successive sizes. Default: 2; with --quick 4."""
     step_bytes: int | None = None
-    """What is added to each size instead."""
+    """Difference between successive sizes, instead of a factor."""
     devices: tuple[int, ...] | None = None
-    """Numbers of devices; None is all GPUs, or two groups of cores; --full takes each power of two
-    up to all."""
+    """Numbers of devices. Default: all GPUs, or two groups of cores; with --full powers of two up
+    to all."""
 
     def __post_init__(self) -> None:
         if self.min_bytes < 1 or (self.max_bytes or self.min_bytes) < 1:
@@ -59,11 +60,11 @@ class Settings:
                 f"{self.min_bytes} (-b). Give a larger one, or the same for a single size."
             )
         if self.factor is not None and self.step_bytes is not None:
-            raise UsageError("factor and step_bytes exclude one another: give one of them.")
+            raise UsageError("factor and step_bytes are mutually exclusive: give one of them.")
         if self.factor is not None and self.factor < 2:
-            raise UsageError(f"factor={self.factor} does not grow: it must be 2 or more.")
+            raise UsageError(f"factor={self.factor}: it must be 2 or more.")
         if self.step_bytes is not None and self.step_bytes < 1:
-            raise UsageError(f"step_bytes={self.step_bytes} does not grow: it must be 1 or more.")
+            raise UsageError(f"step_bytes={self.step_bytes}: it must be 1 or more.")
 
 
 def plan(settings: Settings, context: Context) -> Plan:
@@ -86,19 +87,19 @@ def plan(settings: Settings, context: Context) -> Plan:
 
 
 def sizes_of(settings: Settings, context: Context) -> tuple[int, ...]:
-    """The sizes of a sweep, rising; UsageError for more than `MOST_SIZES`."""
+    """The sizes of a sweep, ascending; UsageError for more than `MAX_SIZES`."""
     scale = Scale.QUICK if context.scale is Scale.QUICK else Scale.DEFAULT
     last = settings.max_bytes
     if last is None:
-        last = max(LARGEST_BYTES[context.has_gpu, scale], settings.min_bytes)
+        last = max(DEFAULT_MAX_BYTES[context.has_gpu, scale], settings.min_bytes)
     factor = settings.factor or (4 if scale is Scale.QUICK else 2)
     found, size = [], settings.min_bytes
     while size <= last:
         found.append(size)
-        if len(found) > MOST_SIZES:
+        if len(found) > MAX_SIZES:
             raise UsageError(
-                f"From {settings.min_bytes} to {last} bytes there would be more than "
-                f"{MOST_SIZES:,} sizes. Take a larger step_bytes, or a factor."
+                f"From {settings.min_bytes} to {last} bytes there are more than {MAX_SIZES:,} "
+                "sizes. Use a larger step_bytes, or a factor."
             )
         size = size + settings.step_bytes if settings.step_bytes else size * factor
     return tuple(found)
@@ -136,20 +137,20 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
 
 def _notes(records: Sequence[RunRecord]) -> Iterator[str]:
     yield (
-        "Bus bandwidth is size over time, times 2 (n - 1) / n for all-reduce, (n - 1) / n where "
-        "the array is divided among the n devices, and 1 for broadcast, reduce and send-receive "
-        "(nccl-tests, doc/PERFORMANCE.md). Times are the mean over ranks."
+        "Bus bandwidth is size over time, times 2 (n - 1) / n for all-reduce, (n - 1) / n if the "
+        "array is divided among the n devices, and 1 for broadcast, reduce and send-receive "
+        "(nccl-tests, doc/PERFORMANCE.md). Times are means over ranks."
     )
     if any(r.spec.placement.device != "cuda" and r.library == "gloo" for r in records):
         yield (
-            "Between processors of one host gloo moves data through memory, by TCP: its bandwidth "
-            "is of that, and of no link."
+            "Between CPU processes of one host, gloo moves data through memory, by TCP: the "
+            "bandwidth is not that of a link."
         )
 
 
 EXPERIMENT = Experiment(
     name="collectives",
-    question="How fast do devices exchange, by operation and size?",
+    question="How fast do devices communicate, by collective and message size?",
     settings=Settings,
     works=(Collective,),
     varies={"collective": "operations", "sizes_bytes": "min_bytes"},

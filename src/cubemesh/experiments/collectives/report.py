@@ -1,7 +1,6 @@
-"""How are the sweeps of collectives told? As sentences, as tables like nccl-tests', as charts.
+"""Findings, tables (as in nccl-tests) and charts of sweeps of collectives.
 
-A chart carries the faster of the two ways, out of place and in place, at each size; tables have
-both.
+Charts have the faster of out of place and in place at each size; tables have both.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _WAY = (
 
 
 def group_key(record: RunRecord) -> CollectiveKey:
-    """What a record of a collective measured."""
+    """Collective and number of devices of a record."""
     return collective_of(record).collective, record.spec.placement.devices
 
 
@@ -49,21 +48,21 @@ def collective_of(record: RunRecord) -> Collective:
     return work
 
 
-def together(record: RunRecord) -> list[SweepPoint]:
-    """The points in which all ranks took part."""
+def all_rank_points(record: RunRecord) -> list[SweepPoint]:
+    """The points of all ranks together, without those of pairs."""
     return [p for p in record.sweep if p.pair is None]
 
 
 def redop(work: Collective) -> str:
-    """The reduction, as nccl-tests writes it: `none` where there is none."""
+    """The reduction, as nccl-tests writes it: `none` without one."""
     return work.reduction if work.collective in REDUCING else "none"
 
 
 def findings(groups: Groups) -> Iterator[Finding]:
-    """Bandwidth and latency of each operation, the pairs of devices, and whether all was right."""
+    """Bandwidth and latency of each collective, pairs of devices, and wrong results."""
     for number, group in enumerate(groups):
         if not group.ok:
-            yield Finding(text=f"{_name(group.key)}: {group.why}.")
+            yield Finding(code="failed-run", text=f"{_name(group.key)}: {group.why}.")
             continue
         yield _speed(group, card=number == 0)
         yield from _pairs(group)
@@ -77,7 +76,8 @@ def _speed(group: Group[CollectiveKey], *, card: bool) -> Finding:
     at = bus.method.rpartition(" of ")[2]
     least = latency.method.rpartition(" of ")[2]
     return Finding(
-        question="How fast do the devices exchange?" if card else None,
+        code="bus-bandwidth",
+        question="How fast do the devices communicate?" if card else None,
         text=f"{_name(group.key)} reaches a bus bandwidth of "
         f"{format_quantity(bus.value, 'B/s')} ({record.library}), at {at}; {least} "
         f"take{'s' if least.startswith('1 ') else ''} {format_seconds(latency.value)}.",
@@ -95,10 +95,11 @@ def _pairs(group: Group[CollectiveKey]) -> Iterator[Finding]:
         return
     slow, fast = (pick(pairs, key=lambda p: p.algorithm_bytes_per_s) for pick in (min, max))
     yield Finding(
-        text=f"Of the pairs of {group.key[1]} devices, each alone, {_arrow(fast)} is the fastest "
-        f"with {format_quantity(fast.algorithm_bytes_per_s, 'B/s')} and {_arrow(slow)} the slowest "
-        f"with {format_quantity(slow.algorithm_bytes_per_s, 'B/s')}, at "
-        f"{format_bytes(fast.size_bytes)}."
+        code="pair-bandwidth",
+        text=f"Between single pairs of the {group.key[1]} devices, {_arrow(fast)} is fastest with "
+        f"{format_quantity(fast.algorithm_bytes_per_s, 'B/s')} and {_arrow(slow)} slowest with "
+        f"{format_quantity(slow.algorithm_bytes_per_s, 'B/s')}, at "
+        f"{format_bytes(fast.size_bytes)}.",
     )
 
 
@@ -108,23 +109,30 @@ def _checked(records: Sequence[RunRecord]) -> Iterator[Finding]:
     if wrong:
         names = ", ".join(dict.fromkeys(group_key(r)[0] for r, p in points if p.wrong))
         yield Finding(
-            text=f"{format_count(wrong)} elements were not what they must be, in {names}.",
-            remedy="Trust nothing that these devices exchange until it is found out.",
+            code="wrong-results",
+            text=f"{format_count(wrong)} elements were wrong, in {names}.",
+            value=wrong,
+            unit="elements",
+            remedy="Results from these devices are wrong; check link error counters before using "
+            "them.",
             caveats=("wrong-results",),
         )
     elif points:
-        yield Finding(text=f"Every element of {format_count(len(points))} results was right.")
+        yield Finding(
+            code="correct-results",
+            text=f"All elements of {format_count(len(points))} results were correct.",
+        )
 
 
 def tables(groups: Groups) -> Iterator[Table]:
-    """One for each operation and number of devices."""
+    """A table for each collective and number of devices."""
     for group in groups:
         if group.ok:
             yield from sweep_tables(group.ok[0])
 
 
 def sweep_tables(record: RunRecord) -> tuple[Table, ...]:
-    """Everything that was measured of a collective; none of another work."""
+    """The tables of a record of a collective; none for other work."""
     if not record.sweep:
         return ()
     return (sweep_table(record), *_matrix(record))
@@ -133,7 +141,7 @@ def sweep_tables(record: RunRecord) -> tuple[Table, ...]:
 def sweep_table(record: RunRecord) -> Table:
     """A sweep by size: out of place, then in place."""
     work, devices = collective_of(record), record.spec.placement.devices
-    points = together(record)
+    points = all_rank_points(record)
     ways = tuple(dict.fromkeys(p.in_place for p in sorted(points, key=lambda p: p.in_place)))
     named = [
         Column(name=f"{c.name}, in place" if way and len(ways) > 1 else c.name, unit=c.unit)
@@ -175,7 +183,7 @@ def _matrix(record: RunRecord) -> Iterator[Table]:
         return
     size, ranks = next(iter(pairs.values())).size_bytes, range(record.spec.placement.devices)
     yield Table(
-        title=f"Each pair alone, {format_bytes(size)}: from (rows) to (columns)",
+        title=f"Bandwidth of single pairs, {format_bytes(size)}: from (rows) to (columns)",
         columns=(Column(name="from"), *(Column(name=f"to {rank}", unit="B/s") for rank in ranks)),
         rows=tuple(
             (
@@ -196,7 +204,7 @@ _NONE = Cell(text="–")
 
 
 def charts(groups: Groups) -> Iterator[Chart]:
-    """Bus bandwidth and time by size, both axes logarithmic; pairs of devices as a heat map."""
+    """Bus bandwidth and time by size, with logarithmic axes; pairs of devices as a heat map."""
     shown = [g for g in groups if g.ok]
     if shown:
         yield _by_size(
@@ -232,7 +240,7 @@ def _by_size(groups: Groups, name: str, title: str, y: Axis) -> Chart:
 
 def _points(record: RunRecord, *, bandwidth: bool) -> Iterator[Point]:
     collective, devices = group_key(record)
-    points = together(record)
+    points = all_rank_points(record)
     for size in dict.fromkeys(p.size_bytes for p in points):
         best = min((p for p in points if p.size_bytes == size), key=lambda p: p.time_s)
         if not bandwidth:
@@ -261,7 +269,7 @@ def _heat(group: Group[CollectiveKey]) -> Iterator[Chart]:
     size = format_bytes(next(iter(pairs.values())).size_bytes)
     yield Chart(
         name=f"pairs-{group.key[1]}",
-        title=f"Bandwidth of each pair alone, {size}",
+        title=f"Bandwidth of single pairs, {size}",
         kind="heat",
         x=Axis(name="to", scale="category"),
         y=Axis(name="bandwidth", unit="B/s"),
@@ -273,7 +281,7 @@ def _heat(group: Group[CollectiveKey]) -> Iterator[Chart]:
                     Point(
                         x=str(last),
                         y=p.algorithm_bytes_per_s if (p := pairs.get((first, last))) else None,
-                        reason="" if first != last else "a device and itself",
+                        reason="" if first != last else "same device",
                         run_id=record.run_id,
                     )
                     for last in ranks
