@@ -146,7 +146,7 @@ def test_pairs_are_a_matrix_and_a_heat_map(context, play, swept):
     assert "2 to 0 is fastest with 3.15 GB/s" in finding(answer, "pair-bandwidth").text
     heat = answer.charts[-1]
     assert heat.kind == "heat"
-    assert heat.lines[1].points[1].reason == "a device and itself"
+    assert heat.lines[1].points[1].reason == "same device"
     matrix = answer.tables[1]
     assert matrix.rows[2][1].value == pytest.approx(MIB / (1e-3 / 3))
 
