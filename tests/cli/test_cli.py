@@ -253,9 +253,9 @@ def test_a_paper_is_replayed_and_the_report_has_its_claims(cubemesh, tmp_path: P
     assert len(verdicts) == 24
     assert verdicts["001-3"].startswith(ClaimState.DOES_NOT_HOLD)  # noisy, on a busy machine
     assert verdicts["001-15"] == ClaimState.CANNOT_BE_TESTED_HERE
-    quick = [ask for ask in SUITES["doc-001"].asks if ask.quick]
+    quick = [ask for ask in SUITES["doc-001"].entries if ask.quick]
     assert [answer["experiment"] for answer in answers] == [ask.experiment for ask in quick]
-    assert [a["title"].partition(" · ")[0] for a in answers] == [ask.place for ask in quick]
+    assert [a["title"].partition(" · ")[0] for a in answers] == [ask.reproduces for ask in quick]
     for names in ((), ("doc-001",)):
         document(cubemesh("report", *names, "--json", "--store", store, "-o", str(page)))
         assert claims["title"] in html.unescape(page.read_text())
@@ -271,7 +271,7 @@ def test_the_quick_suite_on_a_machine_faster_than_any(cubemesh, tmp_path: Path):
     )
     said = document(cubemesh(*command, "--json", "--store", str(tmp_path / "s.sqlite")))
     assert [a["experiment"] for a in said["answers"]] == [
-        a.experiment for a in SUITES["quick"].asks
+        a.experiment for a in SUITES["quick"].entries
     ]
     batches = [r["spec"]["batch_per_device"] for r in said["records"]]
     assert 1024 in batches

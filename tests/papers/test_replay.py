@@ -65,8 +65,8 @@ def test_a_replay_uses_the_latest_run_of_each_experiment_and_network():
 def test_suites_of_papers_have_claims():
     assert documents() == ["doc-000", "doc-001", "doc-002", "doc-003", "doc-004"]
     for name in documents():
-        assert any(c.document == SUITES[name].document for c in claims())
-        assert all(ask.experiment in EXPERIMENTS for ask in SUITES[name].asks)
+        assert any(c.document == SUITES[name].paper for c in claims())
+        assert all(ask.experiment in EXPERIMENTS for ask in SUITES[name].entries)
 
 
 def test_a_claim_is_tested_on_its_own_experiment(steps, machine):
@@ -79,16 +79,10 @@ def test_a_claim_is_tested_on_its_own_experiment(steps, machine):
 
 
 def test_every_figure_of_a_suite_has_its_number():
-    assert [a.place for a in SUITES["doc-001"].asks] == [
-        "001 figure 1",
-        "001 figure 1",
-        "001 figure 2",
-        "001 figure 3",
-        "001 figure 4",
-        "001 figure 4",
-        "001 figures 5 and 6",
-    ]
-    assert all(a.place.startswith("000") for a in SUITES["doc-000"].asks)
+    for suite in SUITES.values():
+        assert all((f"[{suite.paper}]" in e.reproduces) == bool(suite.paper) for e in suite.entries)
+    figures = [e.reproduces.partition(", ")[2] for e in SUITES["doc-001"].entries]
+    assert figures == [f"figure{n}" for n in (" 1", " 1", " 2", " 3", " 4", " 4", "s 5 and 6")]
     lines = resolve(["doc-000"], [], Scale.QUICK)
     networks = [one.request.settings.networks[0] for one in lines[1:]]
     assert networks == ["alexnet", "googlenet", "resnet-50"]

@@ -22,7 +22,7 @@ class ExperimentSummary:
 
     name: str
     question: str
-    documents: str
+    papers: str
     """Where the papers run it."""
 
 
@@ -87,11 +87,13 @@ def list_experiments() -> Catalogue:
             for n, f in FRAMEWORKS.items()
         ),
         experiments=tuple(
-            ExperimentSummary(name=e.name, question=e.question, documents=e.documents)
+            ExperimentSummary(name=e.name, question=e.question, papers=e.papers)
             for e in EXPERIMENTS.values()
         ),
         suites=tuple(
-            SuiteSummary(name=n, summary=s.summary, experiments=tuple(a.experiment for a in s.asks))
+            SuiteSummary(
+                name=n, summary=s.summary, experiments=tuple(a.experiment for a in s.entries)
+            )
             for n, s in SUITES.items()
         ),
     )

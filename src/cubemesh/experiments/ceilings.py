@@ -298,5 +298,5 @@ EXPERIMENT = Experiment(
     },
     plan=plan,
     answer=answer,
-    documents="001 (utilisation), 002 section 2.1",
+    papers="[001] (utilisation), [002], section 2.1",
 )

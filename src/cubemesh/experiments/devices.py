@@ -276,5 +276,5 @@ EXPERIMENT = Experiment(
     plan=plan,
     answer=answer,
     gather=gather,
-    documents="000 (prices), 003 and 004 (comparison of devices)",
+    papers="[000] (prices), [003] and [004] (comparison of devices)",
 )

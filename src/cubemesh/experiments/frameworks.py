@@ -314,5 +314,5 @@ EXPERIMENT = Experiment(
     },
     plan=plan,
     answer=answer,
-    documents="000 (its matrix and bar charts), 002 figure 14",
+    papers="[000] (its matrix and bar charts), [002], figure 14",
 )

@@ -296,5 +296,5 @@ EXPERIMENT = Experiment(
     },
     plan=plan,
     answer=answer,
-    documents="001 figure 2",
+    papers="[001], figure 2",
 )

@@ -311,5 +311,5 @@ EXPERIMENT = Experiment(
     varies=VARIES | {"batch_per_device": "batch_sizes", "hidden": "hidden_sizes", "link": "links"},
     plan=plan,
     answer=answer,
-    documents="002 figures 5 to 7, 003, 004",
+    papers="[002], figures 5 to 7, [003], [004]",
 )

@@ -280,5 +280,5 @@ EXPERIMENT = Experiment(
     varies={"network": "networks", "batch_per_device": "batch_sizes"},
     plan=plan,
     answer=answer,
-    documents="001 figure 3",
+    papers="[001], figure 3",
 )

@@ -250,5 +250,5 @@ EXPERIMENT = Experiment(
     },
     plan=plan,
     answer=answer,
-    documents="002 (mixed precision)",
+    papers="[002] (mixed precision)",
 )

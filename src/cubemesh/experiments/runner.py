@@ -1,7 +1,6 @@
-"""Asking a question: an experiment's specs are sent to the executor, its records come back.
+"""Runner of experiments: sends the specs of a plan to the executor and computes the answer.
 
-The question is kept in the store from its first run on, and again after every list of runs, so that
-a report can be made of whatever was measured, also after an interruption.
+The experiment run is saved with every record, so that a report can be made after an interruption.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from cubemesh.worker.validation import check_names
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentResult:
-    """A question with its records and what they say."""
+    """An experiment run with its records and its answer."""
 
     experiment_run: ExperimentRun
     records: tuple[RunRecord, ...]
@@ -49,11 +48,11 @@ def run_experiment(
     store: Store,
     *,
     suite: str | None = None,
-    place: str = "",
+    reproduces: str = "",
 ) -> ExperimentResult:
-    """Run what `experiment` asks for and answer it. What is stored already is not run again.
+    """Run `experiment` and compute its answer. Stored records are reused.
 
-    Raises UsageError or DataError before the first run when a spec cannot be meant.
+    Raises UsageError or DataError before the first run for an invalid spec.
     """
     started_utc = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     settings, overrides = to_plain(request.settings), to_plain(request.overrides)
@@ -71,7 +70,7 @@ def run_experiment(
         run_ids=(),
         complete=False,
         suite=suite,
-        reproduces=place,
+        reproduces=reproduces,
     )
     records: list[RunRecord] = []
     plan = experiment.plan(request.settings, context)
@@ -85,7 +84,7 @@ def run_experiment(
             prepared = _prepare(experiment, specs, request, executor.environments, tuned)
             for record in executor.each(prepared):
                 got.append(record)
-                experiment_run = _kept(store, experiment_run, [*records, *got], complete=False)
+                experiment_run = _saved(store, experiment_run, [*records, *got], complete=False)
             records += got
             specs = plan.send(got)
     except StopIteration:
@@ -93,35 +92,35 @@ def run_experiment(
             records += experiment.gather(request.settings, store)
         if not experiment.measures:
             store.save_machine(context.machine)  # as the executor does before the first run
-        experiment_run = _kept(store, experiment_run, records, complete=True)
+        experiment_run = _saved(store, experiment_run, records, complete=True)
     return ExperimentResult(
         experiment_run=experiment_run,
         records=tuple(records),
-        answer=_shown(experiment, request.settings, experiment_run, records),
+        answer=_answer_of(experiment, request.settings, experiment_run, records),
     )
 
 
 def stored_result(
     experiment: Experiment, experiment_run: ExperimentRun, store: Store
 ) -> ExperimentResult:
-    """The answer to a stored question, from its records as they stand in the store."""
+    """The result of a stored experiment run, with an answer computed from its records."""
     records = store.records(experiment_run.run_ids)
     settings = from_plain(experiment.settings, experiment_run.settings)
     return ExperimentResult(
         experiment_run=experiment_run,
         records=tuple(records),
-        answer=_shown(experiment, settings, experiment_run, records),
+        answer=_answer_of(experiment, settings, experiment_run, records),
     )
 
 
-def _shown(
+def _answer_of(
     experiment: Experiment,
     settings: Any,
     experiment_run: ExperimentRun,
     records: Sequence[RunRecord],
 ) -> Answer:
-    """What alternated comes first; what a script played says so; what re-runs a figure of a
-    document carries that figure's number in its title."""
+    """The answer with interleaved comparisons, the warning of simulated runs, and the figure of a
+    paper in its title."""
     answer = experiment.answer(settings, records)
     if experiment.alternates:
         answer = with_comparisons(answer, records)
@@ -138,20 +137,22 @@ def _prepare(
     environments: Mapping[str, Environment],
     tuned: Callable[[RunSpec], RunSpec] | None,
 ) -> list[RunSpec]:
-    asked = [_as_set(spec, request.overrides, experiment.plans_devices, tuned) for spec in specs]
-    prepared = [alternating(spec, request.against, environments) for spec in asked]
+    requested = [
+        _with_overrides(spec, request.overrides, experiment.plans_devices, tuned) for spec in specs
+    ]
+    prepared = [alternating(spec, request.against, environments) for spec in requested]
     check_names([*prepared, *(other for spec in prepared if (other := spec.other) is not None)])
     return prepared
 
 
-def _as_set(
+def _with_overrides(
     spec: RunSpec,
     overrides: Mapping[str, Any],
     planned: bool,
     tuned: Callable[[RunSpec], RunSpec] | None,
 ) -> RunSpec:
-    """`spec` with what was set, and with what a tuning chose where one is taken over: that compares
-    what it chose with what was set."""
+    """`spec` with the overrides, and with the settings of a tuning if one is applied: that checks
+    them against the overrides."""
     if tuned is not None:
         others = {name: value for name, value in overrides.items() if name not in CHOSEN}
         taken = tuned(apply(spec, others, plans_devices=planned))
@@ -160,7 +161,7 @@ def _as_set(
     return apply(spec, overrides, plans_devices=planned)
 
 
-def _kept(
+def _saved(
     store: Store, experiment_run: ExperimentRun, records: Sequence[RunRecord], *, complete: bool
 ) -> ExperimentRun:
     run_ids = tuple(r.run_id for r in records)

@@ -1,7 +1,7 @@
-"""A `cubemesh run`: names and settings in, answered questions out.
+"""Session of `cubemesh run`: from names of experiments and suites to their results.
 
-Names may be experiments or suites. A setting must fit at least one of the experiments asked for,
-and goes to every one it fits; everything is checked before the first run starts.
+A setting must fit at least one of the experiments, and goes to all that it fits. Everything is
+checked before the first run starts.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from cubemesh.store import Store
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedExperiment:
-    """One experiment of a run, with what it is asked for."""
+    """One experiment of a session, with its request."""
 
     experiment: Experiment
     request: Request
     scale: Scale
     suite: str | None = None
-    place: str = ""
-    """The figure of a document it re-runs."""
+    reproduces: str = ""
+    """The figure of a paper that it reproduces."""
 
     @property
     def hosts(self) -> int:
-        """How many hosts it is asked to use."""
+        """Number of requested hosts."""
         return max(1, len(self.request.overrides.get("hosts") or ()))
 
 
@@ -52,11 +52,11 @@ def run_names(
     pythons: Sequence[str] = (),
     against: Sequence[str] = (),
 ) -> list[ExperimentResult]:
-    """Ask everything `names` stand for, in order. `pythons` are lines FRAMEWORK=PATH
-    (runs/interpreters.py), `against` lines KEY=VALUE that differ in a program to
-    alternate with (against.py). Raises UsageError before anything runs when a name or a setting is
-    unknown, or a path is no Python with its framework."""
-    asked = resolve(names, settings, scale, against)
+    """Run all experiments of `names`, in order. `pythons` are lines FRAMEWORK=PATH
+    (runs/interpreters.py), `against` lines KEY=VALUE of a program to interleave with
+    (ab_overrides.py). Raises UsageError before the first run for an unknown name or setting, or a
+    path that is not a Python with its framework."""
+    planned = resolve(names, settings, scale, against)
     machine = probe()
     others = environments(pythons, os.environ, machine.software)
     with Executor(
@@ -70,29 +70,31 @@ def run_names(
                 executor,
                 store,
                 suite=one.suite,
-                place=one.place,
+                reproduces=one.reproduces,
             )
-            for one in asked
+            for one in planned
         ]
 
 
 def latest_result(experiment: str, store: Store, *, since_utc: str) -> ExperimentResult | None:
-    """The question of `experiment` that was asked last, not before `since_utc`, with the answer as
-    far as its runs tell; None where none has a run."""
-    asked = [
-        q for q in store.experiment_runs(experiment) if q.run_ids and q.started_utc >= since_utc
+    """The result of the last run of `experiment` since `since_utc`, as far as it got; None
+    without a run."""
+    found = [
+        run
+        for run in store.experiment_runs(experiment)
+        if run.run_ids and run.started_utc >= since_utc
     ]
-    return stored_result(entry(experiment), asked[-1], store) if asked else None
+    return stored_result(entry(experiment), found[-1], store) if found else None
 
 
-def replay_papers(answered: Sequence[ExperimentResult], store: Store) -> list[Answer]:
-    """For each suite among `answered` that replays a document: its claims and their verdicts."""
+def replay_papers(results: Sequence[ExperimentResult], store: Store) -> list[Answer]:
+    """For each suite of a paper among `results`: the claims of the paper and their verdicts."""
     found = []
     for suite in documents():
-        own = [a for a in answered if a.experiment_run.suite == suite]
+        own = [r for r in results if r.experiment_run.suite == suite]
         if own:
-            asked = [(a.experiment_run.experiment, a.records) for a in own]
-            found.append(replay(suite, asked, store.machine(own[0].experiment_run.machine_id)))
+            records = [(r.experiment_run.experiment, r.records) for r in own]
+            found.append(replay(suite, records, store.machine(own[0].experiment_run.machine_id)))
     return found
 
 
@@ -102,18 +104,20 @@ def resolve(
     scale: Scale | None,
     against: Sequence[str] = (),
 ) -> list[PlannedExperiment]:
-    """Each experiment that `names` stand for, with its request, its scale and its suite."""
+    """The experiments of `names`, with their requests, scales and suites."""
     texts, other = split(settings), split(against, "--against")
     lines = [line for name in names for line in _lines(name, scale)]
     for key in texts:
         if not any(takes(experiment, key) for experiment, *_ in lines):
             for experiment in {e.name: e for e, *_ in lines}.values():
                 if key in experiment.varies or len(lines) == 1:
-                    request(experiment, {key: texts[key]})  # says what to use instead, or is near
-            asked = " or ".join(dict.fromkeys(e.name for e, *_ in lines))
+                    request(
+                        experiment, {key: texts[key]}
+                    )  # raises with the setting to use instead, or the nearest
+            experiments = " or ".join(dict.fromkeys(e.name for e, *_ in lines))
             known = [name for e, *_ in lines for name in settable(e)]
             hint = "`cubemesh experiments NAME` lists them."
-            raise unknown_name(f"setting of {asked}", key, known, hint, "settings")
+            raise unknown_name(f"setting of {experiments}", key, known, hint, "settings")
     return [
         PlannedExperiment(
             experiment=experiment,
@@ -123,22 +127,22 @@ def resolve(
             ),
             scale=own_scale,
             suite=suite,
-            place=place,
+            reproduces=reproduces,
         )
-        for experiment, own, own_scale, suite, place in lines
+        for experiment, own, own_scale, suite, reproduces in lines
     ]
 
 
 def _lines(
     name: str, scale: Scale | None
 ) -> list[tuple[Experiment, dict[str, str], Scale, str | None, str]]:
-    """What a name stands for: experiments with their own settings, scale, suite and place."""
+    """The experiments of a name: (experiment, settings, scale, suite, figure of a paper)."""
     if name not in SUITES:
         return [(entry(name), {}, scale or Scale.DEFAULT, None, "")]
     suite = SUITES[name]
     own_scale = scale or suite.scale
     return [
-        (EXPERIMENTS[a.experiment], dict(a.settings), own_scale, name, a.place)
-        for a in suite.asks
-        if a.quick or own_scale is not Scale.QUICK
+        (EXPERIMENTS[e.experiment], dict(e.settings), own_scale, name, e.reproduces)
+        for e in suite.entries
+        if e.quick or own_scale is not Scale.QUICK
     ]

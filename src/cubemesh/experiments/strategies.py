@@ -259,5 +259,5 @@ EXPERIMENT = Experiment(
     varies=VARIES | {"batch_per_device": "batch_sizes"},
     plan=plan,
     answer=answer,
-    documents="001 figure 4, 002 section 3.2",
+    papers="[001], figure 4, [002], section 3.2",
 )

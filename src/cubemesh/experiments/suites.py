@@ -1,4 +1,4 @@
-"""Experiments that are asked together under one name."""
+"""Suites: experiments that run together under one name."""
 
 from __future__ import annotations
 
@@ -7,38 +7,39 @@ from dataclasses import dataclass, field
 
 from cubemesh.experiments.core.experiment import Scale
 from cubemesh.experiments.frameworks import NETWORKS, QUICK_NETWORKS
+from cubemesh.schema.published import PAPERS, cite
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteEntry:
-    """One experiment of a suite, with the settings it has there."""
+    """One experiment of a suite, with its settings."""
 
     experiment: str
     settings: Mapping[str, str] = field(default_factory=dict)
     """As on the command line: key → value as text."""
-    place: str = ""
-    """The figure or table that it re-runs, by the document's own number or heading."""
+    reproduces: str = ""
+    """The figure or table of the paper that it reproduces."""
     quick: bool = True
-    """Whether --quick asks it too."""
+    """Whether --quick includes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """A line of the table of suites."""
+    """A suite."""
 
     summary: str
-    asks: tuple[SuiteEntry, ...]
+    entries: tuple[SuiteEntry, ...]
     scale: Scale = Scale.DEFAULT
-    """Used unless the command says --quick or --full."""
-    document: str = ""
-    """The document it replays: its claims are marked after the answers. Empty for none."""
+    """The default scale."""
+    paper: str = ""
+    """The id of the paper it reproduces, whose claims are checked after the answers."""
 
 
 SUITES: dict[str, Suite] = {
     "quick": Suite(
         summary="a first look at this machine, in under three minutes on two cores",
         scale=Scale.QUICK,
-        asks=(
+        entries=(
             SuiteEntry(experiment="minibatch", settings={"data": "digits"}),
             SuiteEntry(experiment="batch-accuracy"),
             SuiteEntry(experiment="cpu-modes", settings={"data": "digits", "batch_sizes": "16"}),
@@ -48,9 +49,9 @@ SUITES: dict[str, Suite] = {
         ),
     ),
     "full": Suite(
-        summary="everything this version can find out about one machine, in hours",
+        summary="all experiments on one machine, in hours",
         scale=Scale.FULL,
-        asks=(
+        entries=(
             SuiteEntry(experiment="ceilings"),
             SuiteEntry(experiment="collectives"),
             SuiteEntry(experiment="minibatch", settings={"data_location": "both"}),
@@ -72,11 +73,10 @@ SUITES: dict[str, Suite] = {
         ),
     ),
     "doc-000": Suite(
-        summary="document 000: its matrix of frameworks and networks, its minibatch study, and its "
-        "claims",
-        document="000",
-        asks=(
-            SuiteEntry(experiment="frameworks", place="000, framework and network"),
+        summary=f"{PAPERS['000']}: matrix of frameworks and networks, batch sizes, and its claims",
+        paper="000",
+        entries=(
+            SuiteEntry(experiment="frameworks", reproduces=cite("000", "framework and network")),
             *(
                 SuiteEntry(
                     experiment="minibatch",
@@ -86,7 +86,7 @@ SUITES: dict[str, Suite] = {
                         if network == "alexnet"
                         else {"ceiling": "false"}
                     ),
-                    place="000, minibatch efficiency",
+                    reproduces=cite("000", "minibatch efficiency"),
                     quick=network in QUICK_NETWORKS,
                 )
                 for network in NETWORKS
@@ -94,86 +94,99 @@ SUITES: dict[str, Suite] = {
         ),
     ),
     "doc-001": Suite(
-        summary="document 001: figures 1 to 6, of one device and of several, and its claims",
-        document="001",
-        asks=(
+        summary=f"{PAPERS['001']}: figures 1 to 6, and its claims",
+        paper="001",
+        entries=(
             SuiteEntry(
-                experiment="minibatch", settings={"data_location": "both"}, place="001 figure 1"
+                experiment="minibatch",
+                settings={"data_location": "both"},
+                reproduces=cite("001", "figure 1"),
             ),
-            SuiteEntry(experiment="batch-accuracy", place="001 figure 1"),
+            SuiteEntry(experiment="batch-accuracy", reproduces=cite("001", "figure 1")),
             SuiteEntry(
-                experiment="image-size", settings={"data_location": "both"}, place="001 figure 2"
+                experiment="image-size",
+                settings={"data_location": "both"},
+                reproduces=cite("001", "figure 2"),
             ),
             SuiteEntry(
-                experiment="model-size", settings={"data_location": "both"}, place="001 figure 3"
+                experiment="model-size",
+                settings={"data_location": "both"},
+                reproduces=cite("001", "figure 3"),
             ),
             SuiteEntry(
                 experiment="weak-scaling",
                 settings={"networks": "little-cnn,resnet-50,vgg16"},
-                place="001 figure 4",
+                reproduces=cite("001", "figure 4"),
                 quick=False,
             ),
             SuiteEntry(
                 experiment="strategies",
                 settings={"networks": "resnet-50"},
-                place="001 figure 4",
+                reproduces=cite("001", "figure 4"),
                 quick=False,
             ),
-            SuiteEntry(experiment="lr-scaling", place="001 figures 5 and 6"),
+            SuiteEntry(experiment="lr-scaling", reproduces=cite("001", "figures 5 and 6")),
         ),
     ),
     "doc-002": Suite(
-        summary="document 002: links, collectives, translators and its cluster, and its claims",
-        document="002",
-        asks=(
-            SuiteEntry(experiment="cluster", place="002 table 1"),
-            SuiteEntry(experiment="collectives", place="002 section 4.4"),
-            SuiteEntry(experiment="interconnect", place="002 figures 5 to 7", quick=False),
-            SuiteEntry(experiment="seq2seq", place="002 figure 15", quick=False),
+        summary=f"{PAPERS['002']}: links, collectives, translators, a cluster, and its claims",
+        paper="002",
+        entries=(
+            SuiteEntry(experiment="cluster", reproduces=cite("002", "table 1")),
+            SuiteEntry(experiment="collectives", reproduces=cite("002", "section 4.4")),
+            SuiteEntry(
+                experiment="interconnect", reproduces=cite("002", "figures 5 to 7"), quick=False
+            ),
+            SuiteEntry(experiment="seq2seq", reproduces=cite("002", "figure 15"), quick=False),
         ),
     ),
     "doc-003": Suite(
-        summary="document 003: scaling over devices and what the network costs it, and its claims",
-        document="003",
-        asks=(
+        summary=f"{PAPERS['003']}: scaling over devices, cost of the network, and its claims",
+        paper="003",
+        entries=(
             SuiteEntry(
                 experiment="weak-scaling",
                 settings={"networks": "googlenet,inception-v3,inception-bn"},
-                place="003 figures 2 to 6",
+                reproduces=cite("003", "figures 2 to 6"),
                 quick=False,
             ),
             SuiteEntry(
                 experiment="interconnect",
                 settings={"networks": "googlenet,inception-bn"},
-                place="003, testing methodology",
+                reproduces=cite("003", "testing methodology"),
                 quick=False,
             ),
-            SuiteEntry(experiment="time-to-accuracy", place="003, time to train", quick=False),
+            SuiteEntry(
+                experiment="time-to-accuracy", reproduces=cite("003", "time to train"), quick=False
+            ),
         ),
     ),
     "doc-004": Suite(
-        summary="document 004: scaling, where time goes, power against performance, several "
-        "devices against one, and its claims",
-        document="004",
-        asks=(
-            SuiteEntry(experiment="cpu-modes", place="004 figure 5"),
-            SuiteEntry(experiment="time-breakdown", place="004 figures 7, 9, 11 and 13"),
-            SuiteEntry(experiment="power", place="004 figures 16 to 19"),
-            SuiteEntry(experiment="strong-scaling", place="004 section 5.3", quick=False),
-            SuiteEntry(experiment="collectives", place="004 figure 14"),
+        summary=f"{PAPERS['004']}: scaling, step time, power, equivalence, and its claims",
+        paper="004",
+        entries=(
+            SuiteEntry(experiment="cpu-modes", reproduces=cite("004", "figure 5")),
+            SuiteEntry(
+                experiment="time-breakdown", reproduces=cite("004", "figures 7, 9, 11 and 13")
+            ),
+            SuiteEntry(experiment="power", reproduces=cite("004", "figures 16 to 19")),
+            SuiteEntry(
+                experiment="strong-scaling", reproduces=cite("004", "section 5.3"), quick=False
+            ),
+            SuiteEntry(experiment="collectives", reproduces=cite("004", "figure 14")),
             SuiteEntry(
                 experiment="weak-scaling",
                 settings={"networks": "resnet-50"},
-                place="004 section 5.4",
+                reproduces=cite("004", "section 5.4"),
                 quick=False,
             ),
             SuiteEntry(
                 experiment="interconnect",
                 settings={"networks": "alexnet,googlenet"},
-                place="004 abstract",
+                reproduces=cite("004", "abstract"),
                 quick=False,
             ),
-            SuiteEntry(experiment="sequential-equivalence", place="004 section 5.1"),
+            SuiteEntry(experiment="sequential-equivalence", reproduces=cite("004", "section 5.1")),
         ),
     ),
 }

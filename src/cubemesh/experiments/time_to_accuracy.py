@@ -309,5 +309,5 @@ EXPERIMENT = Experiment(
     varies={"network": "networks", "batch_per_device": "batch_sizes", **PLACED},
     plan=plan,
     answer=answer,
-    documents="003 figure 6 and its text",
+    papers="[003], figure 6 and its text",
 )

@@ -39,7 +39,7 @@ def replay(
 ) -> Answer:
     """Verdicts of all claims of the paper that `suite` replays, each from the records of its own
     experiment. `asked` are experiments with their records."""
-    paper = SUITES[suite].document
+    paper = SUITES[suite].paper
     stored: dict[str, dict[str, RunRecord]] = {}
     for experiment, records in asked:
         stored.setdefault(experiment, {}).update({r.run_id: r for r in records})
@@ -81,7 +81,7 @@ def replayed(suite: str, stored: Sequence[ExperimentRun], machine_id: str) -> li
 
 def documents() -> list[str]:
     """Suites that replay a paper."""
-    return [name for name, suite in SUITES.items() if suite.document]
+    return [name for name, suite in SUITES.items() if suite.paper]
 
 
 def _findings(paper: str, verdicts: list[Verdict]) -> Iterable[Finding]:

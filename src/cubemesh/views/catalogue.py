@@ -93,7 +93,7 @@ def print_experiments(console: Console, found: Catalogue) -> None:
         _table(
             "Experiments",
             ("experiment", "question", "papers"),
-            [_texts(e.name, e.question, e.documents) for e in found.experiments],
+            [_texts(e.name, e.question, e.papers) for e in found.experiments],
         ),
         _table(
             "Suites",

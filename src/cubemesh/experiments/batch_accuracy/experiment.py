@@ -385,5 +385,5 @@ EXPERIMENT = Experiment(
     },
     plan=plan,
     answer=answer,
-    documents="001 figure 1",
+    papers="[001], figure 1",
 )

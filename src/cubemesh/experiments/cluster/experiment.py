@@ -157,5 +157,5 @@ EXPERIMENT = Experiment(
     plan=plan,
     answer=answer,
     measures=False,
-    documents="002 table 1 and figure 8",
+    papers="[002], table 1 and figure 8",
 )

@@ -156,5 +156,5 @@ EXPERIMENT = Experiment(
     varies={"collective": "operations", "sizes_bytes": "min_bytes"},
     plan=plan,
     answer=answer,
-    documents="002 (collectives of its communication libraries), 004 (bandwidth by message size)",
+    papers="[002] (collectives of its communication libraries), [004] (bandwidth by message size)",
 )

@@ -74,8 +74,8 @@ class Experiment:
     gather: Callable[[Any, Store], Sequence[RunRecord]] | None = None
     """For a question about what is stored already: the records that answer it. They come behind
     those of the plan."""
-    documents: str = ""
-    """Where the five documents ask it."""
+    papers: str = ""
+    """Where the papers (schema/published.py) have it, by their ids."""
     measures: bool = True
     """Whether it looks at runs, new or stored; one that only computes has an answer without any."""
     alternates: bool = True

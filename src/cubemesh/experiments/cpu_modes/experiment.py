@@ -170,5 +170,5 @@ EXPERIMENT = Experiment(
     },
     plan=plan,
     answer=answer,
-    documents="004 figure 5",
+    papers="[004], figure 5",
 )

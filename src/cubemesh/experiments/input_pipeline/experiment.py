@@ -196,5 +196,5 @@ EXPERIMENT = Experiment(
     },
     plan=plan,
     answer=answer,
-    documents="002 sections 2.1 and 5.3; 004",
+    papers="[002], sections 2.1 and 5.3; [004]",
 )

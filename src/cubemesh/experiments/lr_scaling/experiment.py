@@ -135,5 +135,5 @@ EXPERIMENT = Experiment(
     },
     plan=plan,
     answer=answer,
-    documents="001 figures 5 and 6",
+    papers="[001], figures 5 and 6",
 )

@@ -293,5 +293,5 @@ EXPERIMENT = Experiment(
     varies={"batch_per_device": "batch_sizes", "network": "networks"},
     plan=plan,
     answer=answer,
-    documents="000 (minibatch study), 001 figure 1",
+    papers="[000] (minibatch study), [001], figure 1",
 )

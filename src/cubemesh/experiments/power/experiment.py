@@ -143,5 +143,5 @@ EXPERIMENT = Experiment(
     },
     plan=plan,
     answer=answer,
-    documents="004 figures 16 to 19",
+    papers="[004], figures 16 to 19",
 )

@@ -60,5 +60,5 @@ EXPERIMENT = Experiment(
     varies=VARIES | {"batch_per_device": "global_batch_sizes"},
     plan=plan,
     answer=answer,
-    documents="004 section 5.3",
+    papers="[004], section 5.3",
 )

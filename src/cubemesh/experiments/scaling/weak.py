@@ -67,5 +67,5 @@ EXPERIMENT = Experiment(
     varies=VARIES | {"batch_per_device": "batch_sizes"},
     plan=plan,
     answer=answer,
-    documents="001 figure 4, 003 figures 2 to 6, 004 section 5.4",
+    papers="[001], figure 4, [003], figures 2 to 6, [004], section 5.4",
 )

@@ -292,5 +292,5 @@ EXPERIMENT = Experiment(
     },
     plan=plan,
     answer=answer,
-    documents="002 figures 6, 7 and 15",
+    papers="[002], figures 6, 7 and 15",
 )

@@ -214,5 +214,5 @@ EXPERIMENT = Experiment(
     plan=plan,
     answer=answer,
     gather=gather,
-    documents="004 section 5.1",
+    papers="[004], section 5.1",
 )

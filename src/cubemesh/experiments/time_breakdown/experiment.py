@@ -172,5 +172,5 @@ EXPERIMENT = Experiment(
     varies={"network": "networks", "batch_per_device": "batch_sizes"},
     plan=plan,
     answer=answer,
-    documents="004 figures 7, 9, 11 and 13",
+    papers="[004], figures 7, 9, 11 and 13",
 )

@@ -154,5 +154,5 @@ EXPERIMENT = Experiment(
     varies={"network": "networks"},
     plan=plan,
     answer=answer,
-    documents="001 section 3, 003",
+    papers="[001], section 3, [003]",
 )

@@ -120,5 +120,5 @@ EXPERIMENT = Experiment(
     answer=answer,
     gather=gather,
     measures=False,
-    documents="002 (figures 5 to 7, table 1, section 4.4), 003 (figure 6), 004 (section 5.4)",
+    papers="[002] (figures 5 to 7, table 1, section 4.4), [003] (figure 6), [004] (section 5.4)",
 )
