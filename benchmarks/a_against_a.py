@@ -1,28 +1,26 @@
-"""How often is a program called different from itself, and how seldom is a real 3 % missed?
+"""False positives and misses of the two ways to compare programs.
 
-Three trials, each repeat of which is a whole comparison with the noise this machine has:
+Three trials, each repeat of which is a whole comparison with the noise of this machine:
 
-    hot       a program against itself, alternating in one process (`run … --against`)
-    planted   the same, but B works 3 % of the measured step longer: it must be called slower
+    hot       a program against itself, A/B interleaved in one process (`run … --against`)
+    planted   the same, but B works 3 % of the measured step longer: it must be reported as slower
     cold      a program against itself in fresh processes, three for each side (`compare A B`)
 
-The goals: of 200 hot and of 200 cold repeats at most 18 are called different, of 100 planted ones
-at least 90 are called slower. The program is LittleCNN in PyTorch on one thread. The 3 %
-are work: each of B's steps goes on until this thread's processor time has grown by 3 % of what that
-very step took, in processor time too, so that both are stretched alike by whoever shares the
-processor.
+The goals: of 200 hot and of 200 cold repeats at most 18 are reported as different, of 100 planted
+ones at least 90 as slower. The program is LittleCNN in PyTorch on one thread. The 3 % are work:
+each of B's steps continues until this thread's processor time has grown by 3 % of what that step
+took, in processor time too, so that other programs stretch both alike.
 
     python benchmarks/a_against_a.py --keep aa.jsonl --minutes 20
 
-does some repeats of each trial in turn, up to the number asked for, and adds the windows of each to
-the file; the same command goes on from there. Without `--minutes` it ends when all are done. What
-is printed is always computed from the windows of the whole file, by the methods as they are now:
-`--minutes 0` only judges again. All of it is niced. A hot repeat measures one to four seconds and a
-planted one up to two minutes, each after some seconds of building and warming up; a cold one takes
-six processes of a second or two: 40 minutes in all on a quiet machine, and many hours on one whose
-windows differ by a tenth, where each interval needs the longest time. Where there are cores to
-spare several may run at once, each with its own `--keep`, `taskset` and XDG_RUNTIME_DIR (which has
-the locks); the files are then joined with `cat`.
+makes repeats of each trial in turn, up to the number asked for, and appends their windows to the
+file; the same command continues. Without `--minutes` it ends when all are done. The output is
+always computed from the windows of the whole file, by the current methods: `--minutes 0` only
+evaluates. All of it is niced. A hot repeat measures one to four seconds and a planted one up to two
+minutes, each after some seconds of building and warm-up; a cold one takes six processes of a second
+or two: 40 minutes in all on a quiet machine, and many hours on one whose windows differ by a tenth,
+where each interval needs the longest time. With spare cores several may run at once, each with its
+own `--keep`, `taskset` and XDG_RUNTIME_DIR (which has the locks); join the files with `cat`.
 """
 
 from __future__ import annotations
@@ -65,12 +63,12 @@ HOT = Budget(
 )
 PLANTED_EFFORT = dataclasses.replace(HOT, max_seconds=60.0)
 COLD = Budget(steps=6, seconds=0.4, windows=8, warmup_seconds=2.0, repeats=2 * RUNS)
-"""A and B take turns among the repeats of one spec."""
+"""A and B alternate among the repeats of one spec."""
 Line = dict[str, Any]
 
 
 def main() -> None:
-    """Do what is missing, then judge all there is; the exit code says nothing."""
+    """Run the missing repeats, then evaluate all; the exit code is always 0."""
     args = arguments()
     os.nice(args.nice)
     deadline = None if args.minutes is None else time.monotonic() + 60 * args.minutes
@@ -215,7 +213,7 @@ def summed_up(trial: str, kept: list[Line]) -> str:
 
 
 def count(kept: list[Line], trial: str) -> int:
-    """Repeats of a trial that are kept."""
+    """Repeats of a trial to use."""
     return sum(line["trial"] == trial for line in kept)
 
 

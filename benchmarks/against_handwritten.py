@@ -1,15 +1,14 @@
-"""What does each framework's program cost above the same network written by hand in it?
+"""Throughput of each framework's program relative to the same network written by hand in it.
 
-The program and a network written out in the framework's own words, as an expert would (the modules
-`handwritten*.py`, which share no code with cubemesh), train from the same weights, with the same
-optimizer and a copy of the same batch in every step, in one process; pairs.py says how two programs
-are compared. The ratio is cubemesh's throughput over the handwritten one's: 1 is equal, more is
-faster. The goal is that its 95 % interval includes or exceeds 0.98.
+The program and a network as an expert would write it (the modules `handwritten*.py`, which share no
+code with cubemesh) train from the same weights, with the same optimizer and a copy of the same
+minibatch in every step, A/B interleaved in one process (pairs.py). The ratio is cubemesh's
+throughput over the handwritten one's. The goal is that its 95 % interval includes or exceeds 0.98.
 
-    python benchmarks/against_handwritten.py                       # CPU, minibatch 8
-    python benchmarks/against_handwritten.py --device cuda:0       # minibatch 64
+    python benchmarks/against_handwritten.py                       # CPU, batch size 8
+    python benchmarks/against_handwritten.py --device cuda:0       # batch size 64
 
-What is not installed is printed as absent, and so is a framework without a network by hand.
+What is not installed, or has no handwritten network, is printed as absent.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ JAX_PRECISION = {"fp32": "highest", "tf32": "tensorfloat32", "bf16": "default"}
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """A network by hand, beside the program of one framework."""
+    """A handwritten network, and the program of one framework."""
 
     requires: str
     """The module that must be importable."""
     make: Callable[[Network, BuildRequest, Batch], Side]
     placed: Callable[[Network, BuildRequest, Batch], Side] | None = None
-    """The same on a batch that lies on the device already, where it can."""
+    """The same with resident data, where it can."""
     networks: tuple[str, ...] = NETWORKS
     precisions: tuple[str, ...] = ("fp32", "tf32")
 
@@ -75,7 +74,7 @@ def pytorch(network: Network, request: BuildRequest, batch: Batch, compiled: boo
 
 
 def jax(network: Network, request: BuildRequest, batch: Batch, copies: bool = True) -> Side:
-    """Pure functions, one jitted step; unless it `copies` the batch lies on the device."""
+    """Pure functions, one jitted step; unless it `copies`, data are resident."""
     handwritten = importlib.import_module("handwritten_jax")
     kind, _, index = request.device.partition(":")
     found = importlib.import_module("jax").devices("cpu" if kind == "cpu" else "gpu")

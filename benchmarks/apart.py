@@ -1,9 +1,8 @@
-"""Programs that train in processes of their own, and take turns as if they were in one.
+"""Programs that train in processes of their own and are interleaved as if they were in one.
 
-Some things belong to a process: which framework's packages it finds, how its memory is allocated,
-what its threads do while they wait. Sides that differ in these cannot share one. Here each runs in
-`one_side.py`, computes when it is told to and waits otherwise; to who compares them (pairs.py) it
-is a side like any other.
+Framework packages, memory allocation and spinning threads belong to a process; sides that differ in
+them cannot share one. Each side here runs in `one_side.py`, which computes on request and waits
+otherwise; for pairs.py it is a side like any other.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Apart:
         self._answer()
 
     def side(self, clock: str = "wall") -> Side:
-        """Steps are counted, and run when they are waited for. The clock `processor` goes on by
+        """Steps are counted, and run when they are waited for. The clock `processor` advances by
         the processor time they take, of all threads together: on a machine that others use, that
         is what says something, of one thread."""
         watch = time.perf_counter if clock == "wall" else lambda: self._processor_s

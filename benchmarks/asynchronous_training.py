@@ -1,16 +1,16 @@
-"""Is asynchronous training what it is said to be: as accurate, as stale as N − 1, and not held up?
+"""Accuracy, staleness and speed of asynchronous training.
 
 1. Digits are learned over paired seeds, synchronously (all-reduce) and asynchronously: the mean gap
    in accuracy with its standard error, and whether it is within two of them.
-2. From the server's version counters of those runs: the mean staleness beside N − 1, and the share
-   of updates that follow one of another worker.
-3. One worker sleeps in each of its steps: what becomes of the samples a second of every worker.
+2. From the server's version counters of those runs: the mean staleness relative to N − 1, and the
+   fraction of updates that follow one of another worker.
+3. One worker sleeps in each of its steps: samples/s of every worker.
 
     python benchmarks/asynchronous_training.py
     python benchmarks/asynchronous_training.py --device cuda --devices 4 --json asynchronous.json
 
-Exit code 1 where the mean staleness is further than 0.1 from N − 1, where workers do not take
-turns, or where a slowed worker takes more than a quarter of its speed from one that does not wait.
+Exit code 1 if the mean staleness differs from N − 1 by more than 0.1, if workers do not alternate,
+or if a slow worker costs another one more than a quarter of its speed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SLEEPS_STEPS = 3
 """A slowed worker sleeps as long as so many of its steps take: a quarter of its speed is left."""
 STALE_WITHIN = 0.1
 KEPT = 0.75
-"""Of its speed, that a worker keeps beside a slowed one which it does not wait for."""
+"""Fraction of its speed that a worker keeps with a slow one that it does not wait for."""
 
 
 def training(given: argparse.Namespace, sync: str, seed: int) -> RunSpec:
@@ -75,7 +75,7 @@ def training(given: argparse.Namespace, sync: str, seed: int) -> RunSpec:
 
 
 def learned(given: argparse.Namespace) -> dict[str, list[RunRecord]]:
-    """The records of all trainings, by exchange, seed after seed; the exchanges take turns."""
+    """The records of all trainings, by strategy, seed after seed, interleaved."""
     names = (SYNCHRONOUS, *ASYNCHRONOUS)
     specs = [training(given, name, seed) for seed in range(given.seeds) for name in names]
     with (
@@ -129,7 +129,7 @@ def tell_learned(records: dict[str, list[RunRecord]], devices: int) -> tuple[dic
 
 
 def slowed_rank(job: str) -> None:
-    """What each rank of the third part does: measure itself, alone or beside a sleeper."""
+    """A rank of the third part: measures itself, with or without a sleeping rank."""
     given = json.loads(Path(job).read_text())
     rank, ranks = int(os.environ["RANK"]), given["devices"]
     device = f"cuda:{rank}" if given["device"] == "cuda" else "cpu"

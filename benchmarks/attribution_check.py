@@ -1,6 +1,6 @@
-"""Does the attribution of a step find losses that were put there?
+"""Attribution of a step with planted losses.
 
-Each network is taken apart as it is, and again with one loss planted for real:
+Each network is attributed unchanged, and again with one real loss:
 
     slow source    making a minibatch is slowed to P ms, in a thread ahead of the step: the input
                    stall must be max(0, P − step), within 10 % (or 2 % of the step, where that is 0)
@@ -8,11 +8,10 @@ Each network is taken apart as it is, and again with one loss planted for real:
     slow launches  two layers sleep before their work: launch gaps must grow by what the step grew
                    by, within 10 %: the sleep, and what follows it with a cold cache
 
-and without any, `other` must stay within 5 % of the step. Each loss is held against the same step
-without it, fed in the same way: by a thread, or through the same hand-over. Sleeps and minibatches
-are counted as long as they took, not as long as was asked for. A GPU that has work queued hides
-what the host does, and then nothing is lost and nothing must be found: planted hand-overs and
-launches are only held against the step where they made it longer.
+and without any, `other` must stay within 5 % of the step. Each loss is compared with the same step
+without it and with the same input: by a thread, or through the same `place`. Sleeps and minibatches
+count with their real duration. A GPU with queued work hides what the host does; then nothing is
+lost and nothing must be found: planted sleeps are only checked where they made the step longer.
 
     python benchmarks/attribution_check.py                          # CPU: LittleCNN 8, ResNet-50
     python benchmarks/attribution_check.py --device cuda:0 --json attribution.json
@@ -57,7 +56,7 @@ FLOOR = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A network at a minibatch, with the program it trains best with."""
+    """A network and batch size, with the program for it."""
 
     network: str
     batch: int
@@ -136,7 +135,7 @@ class SlowSource:
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """A step taken apart, in seconds."""
+    """Attribution of a step, in seconds."""
 
     step_s: float
     parts: dict[str, float]
@@ -157,7 +156,7 @@ class Line:
 
 
 class Bench:
-    """One network on one device, ready to be taken apart again and again."""
+    """One network on one device, ready to be attributed repeatedly."""
 
     def __init__(self, point: Point, device: str, threads: int, framework: str) -> None:
         self.point, self.runs_ahead = point, device != "cpu"

@@ -1,12 +1,11 @@
-"""Is there a whole checkpoint whenever a training is killed? Killed at 200 moments, for real.
+"""Integrity of checkpoints when the process is killed, at 200 moments.
 
     python benchmarks/checkpoint_kills.py [KILLS]
 
-A process makes checkpoints one after another, as fast as it can, of weights that say which step
-they are of. It is killed with SIGKILL at moments spread over the time that a checkpoint takes,
-and begun again with what it left. After every kill the newest checkpoint that counts must be whole,
-hold what belongs to its step, and be no older than the last that the process said was on the disk.
-Exits with 1 where one is not.
+A process writes checkpoints one after another, as fast as it can, of weights that identify their
+step. It is killed with SIGKILL at moments spread over the time of a checkpoint, and restarted with
+what it left. After every kill the newest complete checkpoint must contain the weights of its step,
+and be no older than the last that the process reported as written. Exit code 1 otherwise.
 """
 
 from __future__ import annotations
@@ -38,48 +37,48 @@ def weights_of(step: int) -> np.ndarray:
     return np.random.default_rng(step).random(WEIGHTS, dtype=np.float32)
 
 
-def keep_saving(folder: Path, first: int, told: int) -> NoReturn:
-    """Make checkpoints until killed; each is told to the file descriptor `told` when it is on the
-    disk."""
+def keep_saving(folder: Path, first: int, reported: int) -> NoReturn:
+    """Write checkpoints until killed; report each to the file descriptor `reported` when it is on
+    the disk."""
     saver = CheckpointWriter(folder, rank=0, ranks=1, keep=2)
     step = first
     while True:
         snapshot = Snapshot(weights={"w": weights_of(step)})
         saver.save(Checkpoint(step=step, snapshot=snapshot, progress={}))
         saver.wait()
-        os.write(told, f"{saver.newest}\n".encode())
+        os.write(reported, f"{saver.newest}\n".encode())
         step += 1
 
 
 def kill_once(folder: Path, first: int, late_s: float) -> tuple[int, float]:
-    """Begin at step `first` in a forked process, and kill it `late_s` after a few saves were told;
-    the last step that was told, and the mean time of a save."""
+    """Begin at step `first` in a forked process, and kill it `late_s` after a few saves were
+    reported; the last step that was reported, and the mean time of a save."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         keep_saving(folder, first, write)
     os.close(write)
-    with open(read) as told:
-        told.readline()
+    with open(read) as reported:
+        reported.readline()
         begun = time.perf_counter()
         for _ in range(SAVES):
-            last = told.readline()
+            last = reported.readline()
         save_s = (time.perf_counter() - begun) / SAVES
         time.sleep(late_s)
         os.kill(child, signal.SIGKILL)
-        rest = told.read().split()
+        rest = reported.read().split()
     os.waitpid(child, 0)
     return int(rest[-1] if rest else last), save_s
 
 
-def check(folder: Path, told: int) -> str:
+def check(folder: Path, reported: int) -> str:
     """What is wrong with what a kill has left; empty where nothing is."""
     newest, damaged = newest_whole(folder, SingleProcessGroup())
     if damaged:
         return f"damaged: {damaged[0]}"
     step = None if newest is None else newest.step
-    if newest is None or newest.step < told:
-        return f"step {told} was told to be on the disk, and the newest whole is {step}"
+    if newest is None or newest.step < reported:
+        return f"step {reported} was reported as written, and the newest complete is {step}"
     held = newest.snapshot.weights["w"]
     return "" if np.array_equal(held, weights_of(newest.step)) else f"step {step} holds another's"
 
@@ -89,8 +88,8 @@ def kill_often(folder: Path, kills: int) -> list[str]:
     wrong, first, save_s = [], 1, 0.0
     for kill in range(kills):
         share = (kill + 0.5) / kills  # of the time of a save: every moment has its turn
-        told, save_s = kill_once(folder, first, share * save_s)
-        problem = check(folder, told)
+        reported, save_s = kill_once(folder, first, share * save_s)
+        problem = check(folder, reported)
         if problem:
             wrong.append(f"kill {kill + 1}, {share:.3f} into a save: {problem}")
         newest, _ = newest_whole(folder, SingleProcessGroup())

@@ -1,14 +1,13 @@
-"""How near do the predicted times of an all-reduce come to measured ones?
+"""Error of predicted all-reduce times relative to measured ones.
 
-Twice for each sweep: calibrated with eleven of its sizes (1, 2, 4 … 1,024 MiB) and judged on all
-the others, and from the links of the topology alone. Sweeps are files as nccl-tests' output is
-often kept, named `…_Ngpu.csv`, with the size in bytes first and the time in nanoseconds fourth:
+Twice for each sweep: calibrated with eleven of its sizes (1, 2, 4 … 1,024 MiB) and evaluated on all
+the others, and from the links of the topology only. Sweeps are files of nccl-tests' results, named
+`…_Ngpu.csv`, with the size in bytes first and the time in nanoseconds fourth:
 
     python benchmarks/collective_accuracy.py FOLDER --machine dgx-a100
 
-Without a folder the sweep of eight A100 that cubemesh carries among the published figures is
-judged, from the topology alone. Exit code 1 where an error, over all sweeps together, is above its
-goal; that of each is printed beside it.
+Without a folder it uses the sweep of eight A100 among the published figures, from the topology
+only. Exit code 1 if an error, over all sweeps together, is above its goal; each is printed.
 """
 
 from __future__ import annotations

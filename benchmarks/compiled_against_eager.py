@@ -1,8 +1,7 @@
-"""How much faster than eager PyTorch is the compiled program, and what does compiling cost first?
+"""Throughput of `pytorch-compiled` relative to `pytorch`, and the time to compile.
 
-The two programs of cubemesh, `pytorch` and `pytorch-compiled`, train the same network from the same
-weights with a copy of the same batch in every step, in one process; pairs.py says how two programs
-are compared. The ratio is compiled over eager: more than 1 is faster.
+Both train the same network from the same weights with a copy of the same minibatch in every step,
+A/B interleaved in one process (pairs.py). The ratio is compiled over eager: above 1 is faster.
 
     python benchmarks/compiled_against_eager.py --network little-cnn --batch 64
 """

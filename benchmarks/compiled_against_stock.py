@@ -1,14 +1,14 @@
-"""Is `pytorch-compiled` at least as fast as stock torch.compile on torchvision's own module?
+"""Throughput of `pytorch-compiled` relative to stock torch.compile on torchvision's module.
 
-The program of cubemesh and torchvision's ResNet-50 under `torch.compile`, as one writes that by
-hand: channels_last, autocast to bf16, SGD with momentum, fused. Both train on batches that lie on
-the GPU already, in one process; pairs.py alternates them with windows of several steps and one wait
-each, which is how cubemesh times a run. The ratio is cubemesh's throughput over stock's; the goal
-is that its 95 % interval includes or exceeds 1.
+cubemesh's program and torchvision's ResNet-50 under `torch.compile`, as one writes that by hand:
+channels_last, autocast to bf16, SGD with momentum, fused. Both train with resident data, A/B
+interleaved in one process (pairs.py) with windows of several steps and one synchronisation each.
+The ratio is cubemesh's throughput over stock's; the goal is that its 95 % interval includes or
+exceeds 1.
 
     python benchmarks/compiled_against_stock.py --seconds 30 --json stock.json
 
-Without a GPU or without torchvision it says so and ends with exit code 2.
+Without a GPU or without torchvision it prints `absent` and ends with exit code 2.
 """
 
 from __future__ import annotations

@@ -1,22 +1,22 @@
-"""How does cubemesh's all-reduce stand beside stock DistributedDataParallel, by the same timer?
+r"""Throughput of cubemesh's all-reduce and of stock DistributedDataParallel, by the same timer.
 
-Both train the same network on 1, 2, 4 … devices, each device with the same minibatch, which lies on
-it already. They alternate in the same processes, in windows of some steps:
+Both train the same network on 1, 2, 4 … devices with the same batch size per device and resident
+data. They are interleaved in the same processes, in windows of some steps:
 
-    free          nothing waits but the end of a window, as a training runs
-    synchronised  the host waits for the device after every step, as many benchmarks do
+    free          one synchronisation at the end of a window, as in training
+    synchronised  the host waits for the device after every step, as in many benchmarks
 
-The second hides what the host could have queued ahead, so a step that is bound by launching, or by
-ranks that wait for one another in turn, looks slower than it trains. Also each device alone, all at
-once: the slowest of them is what efficiency is held against too. On one device stock is the bare
-module.
+The second prevents the host from queueing ahead, so a step that is bound by launching, or by ranks
+that wait for one another, looks slower than it trains. All devices are also measured at once
+without synchronisation: efficiency is relative to the slowest of them too. On one device stock is
+the bare module.
 
-    python benchmarks/ddp_peer.py --device cuda --network resnet-50 --batch 256 --precision bf16 \\
+    python benchmarks/ddp_peer.py --device cuda --network resnet-50 --batch 256 --precision bf16 \
         --layout nhwc --compile --devices 1,2,4,8 --json ddp.json
     python benchmarks/ddp_peer.py --threads 1 --network little-cnn --batch 64 --devices 1,2
 
 Throughput is the samples of all ranks over the time from the first start to the last end of a
-window; its interval comes from drawing windows anew.
+window; its interval comes from resampling windows.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def told(point: Point) -> str:
         text += f"  efficiency {100 * point.efficiency:.1f} %"
     if point.slowest_alone_per_s is not None:
         share = point.samples_per_s / point.slowest_alone_per_s / point.devices
-        text += f", of slowest alone {100 * share:.1f} %"
+        text += f", vs slowest without sync {100 * share:.1f} %"
     return text
 
 

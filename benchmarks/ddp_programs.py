@@ -1,6 +1,6 @@
-"""What `ddp_peer.py` lets alternate: a rank's step as one writes it by hand, and cubemesh's own.
+"""The two programs of `ddp_peer.py`: a rank's step written by hand, and cubemesh's own.
 
-Both train the same network with the same optimizer, on a minibatch that is placed once.
+Both train the same network with the same optimizer, on a minibatch that is copied once.
 """
 
 from __future__ import annotations

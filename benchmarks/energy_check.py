@@ -1,9 +1,9 @@
-"""Do a GPU's energy counter and its integrated power agree, and from what length of a window on?
+"""Agreement of a GPU's energy counter and its integrated power, by length of the window.
 
-Trains a network without a pause and takes windows of several lengths out of it, each ended by a
-wait for the device. For each it prints the joules by the counter, the joules by integration of the
-power readings, by how much they differ, or that the window is not measurable and why, as a record
-would. The goal: 5 % over windows of 5 s and more, and no figure below what the sensor needs.
+Trains a network without a pause and takes windows of several lengths, each ended by a
+synchronisation. For each it prints the joules by the counter, the joules by integration of the
+power readings, their difference, or that the window is not measurable and why, as a record would.
+The goal: 5 % over windows of 5 s and more, and no figure below the sensor's minimum.
 
     python benchmarks/energy_check.py --json energy.json                      # one minute, a GPU
     python benchmarks/energy_check.py --every 0.1 --lengths 1,2,5,10

@@ -1,19 +1,19 @@
-"""What does each exchange leave of the speed that the slowest device has alone?
+r"""Throughput with each gradient synchronisation strategy relative to none.
 
-One program for each exchange, and one that exchanges nothing, in the same processes: one process a
-device, all programs by turns, another one first in each round, the minibatch on the device already.
-A turn is as many steps as one that exchanges nothing makes in `--seconds`. Printed for each
-exchange: the samples a second of the slowest device, and what share that is of the slowest device's
-in the same round while nothing was exchanged, all at once; the mean over the rounds, with the
-lowest and the highest. Then whether all ranks have the same weights, to the bit.
+One program for each strategy, and one without synchronisation, interleaved in the same processes:
+one process per device, another program first in each round, resident data. A turn has as many steps
+as the program without synchronisation makes in `--seconds`. Printed for each strategy: samples/s of
+the slowest device, and their ratio to those of the slowest device without synchronisation in the
+same round; the mean over the rounds, with the lowest and the highest. Then whether all ranks have
+the same weights, to the bit.
 
-Beside cubemesh's exchanges there are two that tell what the parts of one cost: `gathered` moves
-gradients into buckets and sends nothing, and `meeting` has the ranks meet at the end of each
-backward pass besides, so that every step takes as long as the slowest device's does.
+Two more measure parts of a strategy: `gathered` copies gradients into buckets and sends nothing,
+and `meeting` also synchronises the ranks at the end of each backward pass, so that every step takes
+as long as the slowest device's does.
 
-    python benchmarks/exchanges_by_turns.py --device cuda --framework pytorch-captured \\
+    python benchmarks/exchanges_by_turns.py --device cuda --framework pytorch-captured \
         --precision bf16 --layout nhwc --cases alexnet:256,vgg-16:64,resnet-50:32 --json turns.json
-    python benchmarks/exchanges_by_turns.py --devices 2 --cases little-cnn:64 --exchanges all-reduce
+    python benchmarks/exchanges_by_turns.py --devices 2 --cases little-cnn:64 --syncs all-reduce
 
 The goals, on eight H200s: AlexNet 95 %, VGG-16 98 %, ResNet-50 92 % at 32 and 98.5 % at 256.
 """
@@ -62,7 +62,7 @@ class Gathered(strategies.AllReduce):
 
 
 class Meeting(Gathered):
-    """Nothing is sent but one number, when the backward pass ends: ranks walk in step."""
+    """Sends one number when the backward pass ends: ranks in lockstep."""
 
     _number: Any = None
 
@@ -118,7 +118,7 @@ def points(args: Any, case: str, device: str, group: Group) -> Iterator[Point]:
     """Of every exchange, when all rounds of a network are over."""
     name, batch = case.split(":")[0], int(case.split(":")[1])
     programs = {
-        sync: built(args, name, batch, sync, device, group) for sync in (NOTHING, *args.exchanges)
+        sync: built(args, name, batch, sync, device, group) for sync in (NOTHING, *args.syncs)
     }
     program, placed = programs[NOTHING]
     a_step = timed(program, placed, WARM_STEPS) / WARM_STEPS
@@ -178,7 +178,7 @@ def built(
 
 
 def made(name: str, among: Group) -> GradientSync:
-    """One of cubemesh's exchanges, or a part of one."""
+    """A gradient synchronisation strategy, or a part of one."""
     return PARTS[name](among) if name in PARTS else strategies.make(name, among)
 
 
@@ -216,7 +216,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", default="little-cnn:64", help="network:minibatch of a device, …")
     parser.add_argument(
-        "--exchanges", default="all-reduce", help="besides none; gathered and meeting too"
+        "--syncs", default="all-reduce", help="besides none; gathered and meeting too"
     )
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -238,7 +238,7 @@ def main(given: list[str] | None = None) -> int:
     if there < wanted:
         print(f"absent: {wanted} {'GPUs' if args.device == 'cuda' else 'cores'}; there are {there}")
         return 2
-    args.cases, args.exchanges = args.cases.split(","), args.exchanges.split(",")
+    args.cases, args.syncs = args.cases.split(","), args.syncs.split(",")
     with tempfile.TemporaryDirectory() as folder:
         args.results = str(Path(folder, "points"))
         failed = launch(work, json.dumps(vars(args)), args.devices)

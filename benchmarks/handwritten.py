@@ -1,7 +1,7 @@
-"""Networks as one writes them in PyTorch by hand: what the modules made from graphs must equal.
+"""Networks written by hand in PyTorch: the reference for the modules generated from graphs.
 
 They share no code with cubemesh and hold their parameters in the graph's order, so that weights can
-be copied over one by one. The benchmarks time against them, the tests compare values.
+be copied one by one. Benchmarks compare times, tests compare values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 
 def little_cnn(image_size: int = 32, classes: int = 10) -> nn.Module:
-    """Document 001's small network."""
+    """LittleCNN, of the DGX-1 best practices [001]."""
     return nn.Sequential(
         nn.Conv2d(3, 32, 3, padding=1),
         nn.ReLU(inplace=True),
@@ -73,7 +73,7 @@ def cifarnet(image_size: int = 32, classes: int = 10) -> nn.Module:
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions beside a shortcut (He et al. 2015)."""
+    """Two 3×3 convolutions with a shortcut (He et al. 2015)."""
 
     def __init__(self, channels: int, filters: int, stride: int) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1×1, 3×3 and 1×1 convolutions beside a shortcut; the 3×3 one halves the image (v1.5)."""
+    """1×1, 3×3 and 1×1 convolutions with a shortcut; the 3×3 one halves the image (v1.5)."""
 
     def __init__(self, channels: int, filters: int, stride: int) -> None:
         super().__init__()

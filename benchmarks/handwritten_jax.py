@@ -1,9 +1,9 @@
-"""Networks as one writes them in JAX by hand: pure functions, and a jitted, donated step.
+"""Networks written by hand in JAX: pure functions, and a jitted, donated step.
 
 They share no code with cubemesh. Parameters and running statistics are lists in the graph's order,
-taken one by one as the network is traced; images are given as (batch, channels, height, width) and
-computed with as (batch, height, width, channels), as JAX's users have them. In bfloat16 everything
-between the images and the scores is narrow but for a normalisation's arithmetic and statistics;
+taken one by one as the network is traced; images are (batch, channels, height, width), and (batch,
+height, width, channels) in the computation, as usual in JAX. In bfloat16 everything between the
+images and the scores is in low precision except a normalisation's arithmetic and statistics;
 weights, loss and update stay in float32.
 """
 
@@ -70,7 +70,7 @@ def dropout(x: jax.Array, rate: float, key: jax.Array) -> jax.Array:
 
 
 def little_cnn(x: jax.Array, p: Arrays, s: Arrays, key: jax.Array) -> tuple[jax.Array, list]:
-    """Document 001's small network."""
+    """LittleCNN, of the DGX-1 best practices [001]."""
     one, two, three = jax.random.split(key, 3)
     for block_key in (one, two):
         x = jax.nn.relu(conv(x, p, padding=1))

@@ -1,7 +1,7 @@
-"""Networks as one writes them in Keras by hand: functional models, and `train_on_batch`.
+"""Networks written by hand in Keras: functional models, and `train_on_batch`.
 
 They share no code with cubemesh and hold their layers in the graph's order, so that weights can be
-copied over one by one; images are (batch, height, width, channels).
+copied one by one; images are (batch, height, width, channels).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Made(list[Any]):
 
 
 def little_cnn(x: Any, made: Made) -> Any:
-    """Document 001's small network."""
+    """LittleCNN, of the DGX-1 best practices [001]."""
     for filters in (32, 64):
         x = made(layers.Conv2D(filters, 3, padding="same", activation="relu"), x)
         x = made(layers.Conv2D(filters, 3, padding="same", activation="relu"), x)

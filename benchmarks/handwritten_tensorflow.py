@@ -1,8 +1,8 @@
-"""Networks as one writes them in TensorFlow by hand: functions over variables, and a traced step.
+"""Networks written by hand in TensorFlow: functions over variables, and a traced step.
 
 They share no code with cubemesh. Variables are a list in the graph's order, taken one by one as the
-network is traced; images are (batch, height, width, channels), as TensorFlow's kernels for CPUs
-want them, and weights lie (height, width, in, out) and (in, out).
+network is traced; images are (batch, height, width, channels), which TensorFlow's CPU kernels need,
+and weights (height, width, in, out) and (in, out).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def batch_norm(x: tf.Tensor, p: Variables, s: Variables) -> tf.Tensor:
 
 
 def little_cnn(x: tf.Tensor, p: Variables, s: Variables) -> tf.Tensor:
-    """Document 001's small network."""
+    """LittleCNN, of the DGX-1 best practices [001]."""
     for _ in range(2):
         x = tf.nn.relu(conv(x, p))
         x = tf.nn.relu(conv(x, p))

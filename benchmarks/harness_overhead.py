@@ -1,8 +1,7 @@
-"""What does cubemesh's step cost above PyTorch written by hand? Nothing, is the claim.
+"""Overhead of cubemesh's step relative to PyTorch written by hand.
 
 Both train the same network from the same weights, with the same optimizer and a copy of the same
-batch in every step, in one process; pairs.py says how two programs are compared. Four instances of
-each are built.
+minibatch in every step, A/B interleaved in one process (pairs.py), four instances of each.
 
     python benchmarks/harness_overhead.py --network little-cnn --batch 8
 """

@@ -1,9 +1,9 @@
-"""How fast does a network train on JPEG files, against one batch that lies on the device?
+r"""Training throughput on JPEG files relative to resident data.
 
 One program in one process trains in turn on `made-images` (1,024 JPEG files of 500 x 375 pixels
-and about 110 kB, drawn once and kept in the cache folder, read, decoded and cropped for every step)
-and on a batch of random images that lies on the device. What waited decoded when a turn on files
-begins is used up before it counts. Each round gives a ratio of throughputs; printed are both
+and about 110 kB, generated once in the cache folder; read, decoded and cropped for every step) and
+on one resident minibatch of random images. Minibatches that were already decoded when a turn on
+files begins are used up before it counts. Each round gives a ratio of throughputs; printed are both
 throughputs and the mean ratio with its 95 % interval (Student's) over the rounds.
 
     python benchmarks/jpeg_feeding.py --network little-cnn --size 32 --batch 16         # CPU
@@ -194,16 +194,16 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure and print; how it came out is for the reader."""
+    """Measure and print."""
     args = arguments()
     found = measure(args)
     print(
-        f"{args.network}, minibatch {args.batch}, {args.precision}, {args.framework}, decoded on "
+        f"{args.network}, batch size {args.batch}, {args.precision}, {args.framework}, decoded on "
         f"the {args.decode_location}, {args.threads} threads: "
         f"{found.fed_per_s:,.0f} images/s on files, "
-        f"{found.synthetic_per_s:,.0f} on a batch that lies there: {found.ratio:.3f} "
+        f"{found.synthetic_per_s:,.0f} with resident data: {found.ratio:.3f} "
         f"({found.low:.3f} to {found.high:.3f}); {100 * found.waited:.0f} % of the time waited for "
-        f"input; {found.decoded_by_host} images were left to the host"
+        f"input; {found.decoded_by_host} images decoded by the host"
     )
     if found.decoding_s is not None and found.decoding_processor_s is not None:
         print(

@@ -1,14 +1,14 @@
-"""Does one framework's program learn as another's, to within what runs of one differ by?
+"""Loss curves of two frameworks, compared with the spread of runs of one.
 
 A task that can be learned: each class is a fixed random picture, a sample is its class's picture
-under noise. Both programs train on the same batches from the same first weights, several times
-with other seeds. Curves are cut into tenths, and of each the mean loss is taken. Two programs
-learn alike where, in every tenth, their means over the seeds differ by no more than three standard
-errors of that difference, which the spread over the seeds gives.
+with noise. Both programs train on the same minibatches from the same initial weights, several times
+with other seeds. Curves are divided into tenths, each with its mean loss. Two programs learn alike
+if, in every tenth, their means over the seeds differ by at most three standard errors of that
+difference, from the spread over the seeds.
 
     python benchmarks/loss_curves.py --device cuda:0 --network resnet-50 --steps 300
 
-Exit code 1 where they do not.
+Exit code 1 if they do not.
 """
 
 from __future__ import annotations
@@ -84,8 +84,7 @@ def curve(framework: str, args: argparse.Namespace, seed: int) -> Curve:
 
 
 def compared(one: list[Curve], other: list[Curve]) -> tuple[Curve, Curve, Curve]:
-    """Of each tenth: the mean loss of both over the seeds, and how many standard errors apart
-    these are."""
+    """Of each tenth: the mean losses over the seeds, and their difference in standard errors."""
     means = [np.array([[t.mean() for t in np.array_split(c, TENTHS)] for c in x]) for x in
              (one, other)]  # fmt: skip
     spread = np.sqrt(sum(m.var(axis=0, ddof=1) for m in means) / len(one))
@@ -124,7 +123,7 @@ def main(given: list[str] | None = None) -> int:
             return 2
     curves = {name: [curve(name, args, seed) for seed in range(args.seeds)] for name in names}
     first, second, apart = compared(*curves.values())
-    print(f"tenth  {names[0]:>17} {names[1]:>17}  standard errors apart")
+    print(f"tenth  {names[0]:>17} {names[1]:>17}  standard errors of difference")
     for n, row in enumerate(zip(first, second, apart, strict=True), start=1):
         print(f"{n:5}  {row[0]:17.4f} {row[1]:17.4f}  {row[2]:.2f}")
     alike = bool((apart <= ERRORS).all())

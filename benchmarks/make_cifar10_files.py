@@ -1,8 +1,8 @@
-"""Make files in CIFAR-10's two formats from the handwritten digits cubemesh carries.
+"""Files in CIFAR-10's two formats, made from the handwritten digits.
 
-They are NOT CIFAR-10: the digits are enlarged to 32×32 and come again and again until every file
-has its 10,000 records. They have the published sizes and shapes, so that the readers and the speed
-of feeding can be tried where CIFAR-10 cannot be had. A note beside them says so.
+They are NOT CIFAR-10: the digits are enlarged to 32×32 and repeated until every file has its 10,000
+records. They have the published sizes and shapes, to test the readers and the cost of input where
+CIFAR-10 is not available. A note in the folder marks them.
 
     python benchmarks/make_cifar10_files.py FOLDER
 """

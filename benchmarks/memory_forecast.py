@@ -1,14 +1,14 @@
-"""How near is the forecast of memory to the peak that training reaches on a GPU?
+"""Error of the memory forecast relative to the peak of training on a GPU.
 
-For each (network, minibatch, precision, layout) the program trains a few steps, whose first ones
-let cuDNN try its algorithms with workspaces of every size; then PyTorch's count of the peak begins
-anew and a few steps more are taken. What it reaches is held against `networks/memory.py`. Neither
-counts the CUDA context. Points whose forecast is above the memory there is are left out, and said.
+For each (network, batch size, precision, layout) the program trains a few steps, in which cuDNN
+tries its algorithms with workspaces of every size; then PyTorch's peak counter is reset and a few
+steps more are made. The peak is compared with `networks/memory.py`. Neither includes the CUDA
+context. Points whose forecast exceeds the memory are left out and listed.
 
     python benchmarks/memory_forecast.py --json memory.json
 
-The goal is a forecast within 15 % of the peak for nine in ten points. Without a GPU it says so and
-ends with exit code 2.
+The goal is a forecast within 15 % of the peak for nine in ten points. Without a GPU it prints
+`absent` and ends with exit code 2.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def main(given: Sequence[str] | None = None) -> int:
     args = arguments(given)
     if not torch.cuda.is_available():
         print(
-            "absent: a GPU that PyTorch can use; the forecast is held against its count of memory"
+            "absent: a GPU that PyTorch can use; the forecast is compared with its count of memory"
         )
         return 2
     print(f"{torch.cuda.get_device_name(args.device)}, PyTorch {torch.__version__}; GB")

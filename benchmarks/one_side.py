@@ -1,8 +1,8 @@
-"""One program that trains, built from a description: cubemesh's, or a peer by the book.
+"""One training program, built from a description: cubemesh's, or a framework's usual code.
 
-As a script it is a process of its own, for comparisons in which each side must have its own: its
-framework's environment, its threads, its memory. It reads numbers of steps, one a line, and
-answers each with the seconds of processor time they took; the end of its input is its end.
+As a script it is a process of its own, for comparisons in which each side needs its own framework
+environment, threads or memory. It reads numbers of steps, one per line, and answers each with the
+seconds of processor time they took; it ends with its input.
 
     python benchmarks/one_side.py '{"peer": "stock eager", "network": "little-cnn", …}'
 """
@@ -95,7 +95,7 @@ def request_for(wanted: Wanted, network: Network) -> BuildRequest:
 
 
 def ours(request: BuildRequest, batch: Batch) -> Side:
-    """The program on a batch that lies on its device."""
+    """The program with resident data."""
     program = entry(request.program.framework).load().build(request)
     placed = program.place(batch)
     if isinstance(program, SupportsCompilation):
@@ -143,7 +143,7 @@ def stock_module(network: Network) -> Any:
 
 
 def serve(wanted: Wanted) -> None:
-    """Build, say so, then train as many steps as is asked for."""
+    """Build, report it, then train as many steps as requested."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a framework prints is no answer
     if wanted.device == "cpu":

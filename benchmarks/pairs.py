@@ -1,8 +1,7 @@
-"""What the comparisons here share: programs as sides, instances of them, and what comes of it.
+"""A/B comparison for benchmarks: programs as sides, their instances, and the result.
 
-How two programs are compared is cubemesh's own `interleaved_ab.py`, which `cubemesh run --against`
-uses too: short windows alternate in one process, several instances of each side, and the interval
-is over the instances.
+The method is that of `cubemesh run --against` (`interleaved_ab.py`): short windows alternate in one
+process, several instances of each side, and the interval is over the instances.
 """
 
 from __future__ import annotations

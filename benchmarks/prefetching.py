@@ -1,7 +1,7 @@
-"""Do threads that make minibatches ahead of the step help, or cost, where data are ready in memory?
+"""Gain or cost of prefetch threads for data in memory.
 
-For each source a step of `--step-ms` that leaves the processor alone (as a GPU's does) takes
-minibatches made by itself and by threads, in turn, in one process; what counts is the ratio of
+For each source a step of `--step-ms` that leaves the processor idle (as a GPU's does) uses
+minibatches made in the step and by threads, interleaved in one process; the result is the ratio of
 throughputs (threads over none) with its 95 % interval over three instances of each.
 
     python benchmarks/prefetching.py                      # steps of 2 and of 20 ms, one thread

@@ -1,10 +1,9 @@
-"""Many programs in turn: in each round each has a window, in an order that is drawn anew.
+"""Comparison of many programs in rounds: in each, every program has a window, in random order.
 
-Cheaper than pairs.py where one program is held against many, since each is built once and that one
-is measured once a round. A round is one observation of each ratio: seconds a step of the other
-program over those of the first. The ratio is their median, with its bootstrap interval over the
-rounds. It speaks of these very processes: what another start of them would change, which may be
-percents, is not in it.
+Cheaper than pairs.py where one program is compared with many, since each is built once and that one
+is measured once per round. A round is one observation of each ratio: step time of the other program
+over that of the first. The ratio is their median, with its bootstrap interval over the rounds. It
+holds for these processes only; differences between processes, which may be percents, are not in it.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""Does a network of many weights suffer more from a slow link than one of few? (Documents 002–004.)
+"""Cost of a slow link for a network with many weights and for one with few.
 
 Two hosts of one device each (two_hosts.py: namespaces of this machine, half of the cores each) are
-joined by two links, shaped to 1 and to 10 Gb/s, and asked `cubemesh run interconnect` over both.
-AlexNet exchanges 61 million gradients in a step, GoogLeNet 7 million, for twice the operations. The
-minibatch is small, for a processor computes so slowly that the exchange would hide behind it:
+joined by two links, limited to 1 and to 10 Gb/s, and run `cubemesh run interconnect` over both, as
+the papers 002 to 004 compare links. AlexNet communicates 61 million gradients per step, GoogLeNet 7
+million, for twice the operations. The batch size is small, since a processor computes so slowly
+that communication would otherwise be hidden:
 
     cost of the slow link   1 - throughput over it / throughput over the fast link
 
-The goal is that AlexNet's cost is the larger, beyond both intervals. Exit code 1 where it is not, 2
-where two hosts cannot be made here.
+The goal is that AlexNet's cost is significantly larger. Exit code 1 otherwise, 2 where two hosts
+cannot be made.
 
     python benchmarks/shaped_link.py
     python benchmarks/shaped_link.py --batches 16 --steps 12 --json shaped.json
@@ -107,7 +108,7 @@ def told(found: Mapping[tuple[str, str], Rate]) -> tuple[list[str], bool]:
             f"({100 * low:.0f} to {100 * high:.0f})"
         )
     met = costs["alexnet"][1] > costs["googlenet"][2]
-    verdict = "suffers more than" if met else "does not surely suffer more than"
+    verdict = "suffers more than" if met else "does not suffer significantly more than"
     lines.append(f"AlexNet {verdict} GoogLeNet.")
     return lines, met
 

@@ -1,16 +1,16 @@
-"""What does telemetry cost a training? Under 1 % of its processor time and no throughput.
+r"""Cost of telemetry for a training run, in processor time and throughput.
 
-First every question is timed alone: what it takes by the clock, and how much of that is processor
-time (the driver sleeps in some). Then one program trains in one process, sampled and not sampled by
-turns: blocks of four windows of some seconds, on off off on or the other way round as it is drawn,
-each window long enough for several readings. Printed for each rate: the sampler's share of the
-process's processor seconds, and the ratio of throughputs, sampled over not sampled, with Student's
-interval over the blocks. Both sides are the very same program, so that nothing but the sampling
-differs.
+First every reading is timed alone, in wall-clock and in processor time (the driver sleeps in some).
+Then one program trains in one process, with and without telemetry, interleaved: blocks of four
+windows of some seconds, on off off on or the reverse in random order, each window long enough for
+several readings. Printed for each rate: the sampler's fraction of the process's processor time, and
+the ratio of throughputs, with over without, with Student's interval over the blocks.
 
     python benchmarks/telemetry_cost.py                                       # CPU, LittleCNN
     python benchmarks/telemetry_cost.py --device cuda:0 --network resnet-50 --batch 64 \
         --precision bf16 --every 0.5,0.1 --seconds 48 --json telemetry.json
+
+The goal: under 1 % of the processor time and no throughput.
 """
 
 from __future__ import annotations

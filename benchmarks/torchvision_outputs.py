@@ -1,14 +1,14 @@
-"""Do cubemesh's networks compute what torchvision's do, from the same weights?
+"""Outputs of cubemesh's networks and of torchvision's with the same weights.
 
-Weights are drawn, put into torchvision's module and into the program's, and both are given the same
-random images: in evaluation, and in training mode with dropout taken out (every head, and batch
-normalisation by the batch). Arrays go over by name where both know them by the same one, else in
-their order, which is the order a network uses them in; shapes must agree in either case.
+Weights are drawn, copied into torchvision's module and into the program's, and both get the same
+random images: in evaluation, and in training mode without dropout (every head, and batch
+normalisation over the minibatch). Arrays are matched by name where both have it, else by their
+order, which is the order of use; shapes must agree in either case.
 
     python benchmarks/torchvision_outputs.py --device cuda:0 --precision fp64
 
-Prints parameters and the largest difference by torchvision's largest output for each network. Exit
-code 1 where a network differs, 2 where torchvision is not installed.
+Prints parameters and the largest difference relative to torchvision's largest output for each
+network. Exit code 1 if a network differs, 2 if torchvision is not installed.
 """
 
 from __future__ import annotations

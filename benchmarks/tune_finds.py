@@ -1,17 +1,17 @@
-"""Does `cubemesh tune` find the fastest setting? Held against the whole grid, measured afterwards.
+"""Throughput of the setting that `cubemesh tune` finds relative to the best of the whole grid.
 
     1. tune      the network, within its minutes                       (as a user runs it)
     2. screen    every setting of the grid once, in a fresh process    (those that ran, and that
-                 learn as stock does, by the rule of experiments/tune/admission.py, stay)
-    3. confirm   the tuned setting and those within 20 % of the fastest, `--rounds` times by turns
+                 learn as stock does, by the rule of experiments/tune/admission.py, remain)
+    3. confirm   the tuned setting and those within 20 % of the fastest, `--rounds` times
 
-The grid's best is the fastest by the screening and the confirming runs together, so it is a little
-too lucky: of many noisy figures it is the largest. What is printed is the tuned setting's
-throughput over the best's in the confirming runs, with Welch's interval over fresh processes.
+The grid's best is the fastest by the screening and the confirming runs together, so it is biased
+upwards: the largest of many noisy figures. Printed is the tuned setting's throughput over the
+best's in the confirming runs, with Welch's interval over fresh processes.
 
-    python benchmarks/tune_finds.py                       # LittleCNN, minibatch 64, on this CPU
+    python benchmarks/tune_finds.py                       # LittleCNN, batch size 64, on this CPU
 
-Exit code 1 where the whole interval lies below 0.97.
+Exit code 1 if the whole interval is below 0.97.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
                          eth1 10.78.0.1 ──── bridge ──── 10.78.0.2 eth1
 
 This machine is the third end of the first bridge, 10.77.0.3, so that a runner here reaches both.
-Each namespace has a name of its own and one half of the cores. `tc` shapes what each sends: a token
-bucket of so many bits a second, behind a delay. Needs root, iproute2 and openssh-server; `missing`
-says what lacks.
+Each namespace has a name of its own and one half of the cores. `tc` limits what each sends: a token
+bucket in bits per second, behind a delay. Needs root, iproute2 and openssh-server; `missing` lists
+what is not there.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Hosts:
 
     names: tuple[str, str]
     environment: Mapping[str, str]
-    """What a runner needs beside its own."""
+    """Environment that a runner needs in addition."""
 
     def shape(
         self, bits_per_s: float | None, delay_ms: float = 0.0, interface: str = "eth0"

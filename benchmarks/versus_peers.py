@@ -1,12 +1,12 @@
-"""Is cubemesh at its fastest ahead of what one gets from each framework by the book?
+r"""Throughput of cubemesh's fastest setting relative to each framework's usual code.
 
-Cubemesh's program in the fastest of a few settings (framework and layout, found by timing each for
-a few steps), beside the stock ways to train the same network in the same precision: PyTorch eager
-and compiled, in both layouts, with torchvision's module where it is installed and one written by
-hand elsewhere; JAX, TensorFlow and Keras by hand (the modules `handwritten*.py`), of these only JAX
-in bf16. Window by window in turn (pairs.py): on a CPU each side in a process of its own, since
-memory and threads belong to a process, on a GPU all in this one. Batches lie on the device already;
-only TensorFlow and Keras copy theirs in each step, and there cubemesh does too.
+cubemesh's program in the fastest of a few settings (framework and layout, found by timing each for
+a few steps), and the stock ways to train the same network in the same precision: PyTorch eager
+and compiled, in both layouts, with torchvision's module where it is installed and a handwritten one
+elsewhere; JAX, TensorFlow and Keras by hand (the modules `handwritten*.py`), of these only JAX
+in bf16. A/B interleaved (pairs.py): on a CPU each side in a process of its own, since memory and
+threads belong to a process, on a GPU all in this one. Data are resident on the device; only
+TensorFlow and Keras copy theirs in each step, and cubemesh does too when compared with them.
 
     python benchmarks/versus_peers.py --networks little-cnn --batch 128                    # CPU
     python benchmarks/versus_peers.py --rounds 10             # CPU, all at once: rounds.py, shorter
@@ -52,7 +52,7 @@ SETTLING_STEPS = {"cpu": 2, "cuda": 4}
 """Before a trial: the captured program takes three until it replays."""
 OTHERS = ("jax", "tensorflow", "tensorflow-xla", "keras")
 PATHS = ("json", "python", "pythons")
-"""Settings that say nothing elsewhere."""
+"""Settings that are meaningless elsewhere."""
 GOAL = {"cpu": 1.25}
 """Kind of device → the ratio to the best peer that was aimed at."""
 
@@ -75,7 +75,7 @@ class Line:
 def sides(
     wanted: Iterable[Wanted], pythons: dict[str, str], clock: str = "wall"
 ) -> Iterator[list[Side]]:
-    """The sides, on a CPU apart, and ended afterwards; raises Unbuilt."""
+    """The sides, on a CPU in processes of their own, and ended afterwards; raises Unbuilt."""
     apart: list[Apart] = []
     found = []
     try:
@@ -245,12 +245,12 @@ def arguments() -> argparse.Namespace:
     args.pythons = dict(given.split("=", 1) for given in args.python)
     known = (*STOCK, *OTHERS)
     if unknown := [name for name in peers_of(args) if name not in known]:
-        parser.error(f"--peers: {', '.join(unknown)}: none of {', '.join(known)}")
+        parser.error(f"--peers: {', '.join(unknown)}; known: {', '.join(known)}")
     return args
 
 
 def peers_of(args: argparse.Namespace) -> list[str]:
-    """Those asked for; on a GPU nobody trains in nchw."""
+    """The requested peers; on a GPU none in nchw."""
     if args.peers:
         return str(args.peers).split(",")
     stock = [name for name in STOCK if args.device == "cpu" or name.endswith("nhwc")]

@@ -8,14 +8,14 @@ def test_every_kill_leaves_a_whole_checkpoint(script, tmp_path):
     assert kills.kill_often(tmp_path, 12) == []
 
 
-def test_what_is_not_whole_is_told(script, tmp_path):
+def test_incomplete_checkpoints_are_reported(script, tmp_path):
     kills = script("checkpoint_kills")
-    assert "the newest whole is None" in kills.check(tmp_path, told=3)
+    assert "the newest complete is None" in kills.check(tmp_path, reported=3)
     other = kills.Snapshot(weights={"w": np.zeros(3, np.float32)})
     saver = kills.Saver(tmp_path, rank=0, ranks=1, keep=2)
     saver.save(kills.Checkpoint(step=3, snapshot=other, stands={}))
     saver.wait()
-    assert kills.check(tmp_path, told=3) == "step 3 holds another's"
+    assert kills.check(tmp_path, reported=3) == "step 3 holds another's"
     (path,) = tmp_path.rglob("*.safetensors")
     path.write_bytes(path.read_bytes()[:-1])
-    assert kills.check(tmp_path, told=3).startswith("damaged: ")
+    assert kills.check(tmp_path, reported=3).startswith("damaged: ")

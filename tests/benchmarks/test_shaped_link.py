@@ -39,7 +39,7 @@ def test_alexnet_that_loses_more_than_googlenet_meets_the_goal(shaped):
 def test_intervals_that_overlap_do_not(shaped):
     lines, met = shaped.told(shaped.rates(measured(8.5)))
     assert not met
-    assert lines[-1] == "AlexNet does not surely suffer more than GoogLeNet."
+    assert lines[-1] == "AlexNet does not suffer significantly more than GoogLeNet."
 
 
 def test_a_run_that_failed_ends_it_with_its_reason(shaped):
