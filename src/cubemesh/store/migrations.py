@@ -87,7 +87,11 @@ SETTINGS: dict[str, dict[str, str]] = {
     "power": {"batches": "batch_sizes"},
     "precision": _ONE_BATCH_SIZE,
     "seq2seq": {"attention": "attentions", "widths": "hidden_sizes", "batches": "batch_sizes"},
-    "sequential-equivalence": {"ranks": "devices", "exchanges": "strategies"},
+    "sequential-equivalence": {
+        "ranks": "devices",
+        "exchanges": "strategies",
+        "global_batch": "global_batch_sizes[]",
+    },
     "strategies": _SCALING,
     "strong-scaling": {
         "exchanges": "strategies",
