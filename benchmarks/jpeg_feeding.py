@@ -1,6 +1,6 @@
 r"""Training throughput on JPEG files relative to resident data.
 
-One program in one process trains in turn on `made-images` (1,024 JPEG files of 500 x 375 pixels
+One program in one process alternates between `made-images` (1,024 JPEG files of 500 x 375 pixels
 and about 110 kB, generated once in the cache folder; read, decoded and cropped for every step) and
 on one resident minibatch of random images. Minibatches that were already decoded when a turn on
 files begins are used up before it counts. Each round gives a ratio of throughputs; printed are both
@@ -41,13 +41,13 @@ from cubemesh.schema.work import TrainSteps
 from cubemesh.statistics import mean, t_interval
 from pairs import random_batch
 
-WAITING = 8
-"""Minibatches that may wait when a turn begins: decoded, being decoded, in slots; and one more."""
+MOST_PREFETCHED = 8
+"""Prefetched batches at most: decoded, being decoded, in slots; and one more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What came of it."""
+    """The printed values."""
 
     fed_per_s: float
     synthetic_per_s: float
@@ -56,40 +56,40 @@ class Result:
     high: float
     rounds: tuple[float, ...]
     waited: float
-    """The share of the time on files that the step waited for its minibatch."""
+    """Fraction of the time on files that the step waited for input."""
     decoded_by_host: int
-    """Images that the host had to decode though the device was to."""
+    """Images that the device refused and the host decoded."""
     decoding_s: float | None
-    """What a minibatch takes in the thread that has the device decode it, in the mean; None where
-    the host decodes, or the step does for want of threads."""
+    """Mean time of a batch in the thread that prefetches on the device; None where the host decodes
+    or without such a thread."""
     decoding_processor_s: float | None
-    """How much of it that thread computes; the rest it waits, for the device or Python's lock."""
+    """Processor time in it; the rest is waiting, for the device or the GIL."""
 
 
-class Watched:
+class TimedDecoder:
     """A program whose `decode` is timed."""
 
     def __init__(self, program: SupportsDecoding) -> None:
         self._program = program
-        self._took: list[tuple[float, float]] = []
+        self._times: list[tuple[float, float]] = []
 
     def decode(self, batch: EncodedBatch) -> Batch:
-        """See `SupportsDecoding` in cubemesh/data/base."""
+        """See `SupportsDecoding`."""
         start = time.perf_counter(), time.thread_time()
         made = self._program.decode(batch)
-        self._took.append((time.perf_counter() - start[0], time.thread_time() - start[1]))
+        self._times.append((time.perf_counter() - start[0], time.thread_time() - start[1]))
         return made
 
     def means(self) -> tuple[float | None, float | None]:
-        """Seconds of a minibatch, and processor seconds; the first, which warm up, are left out."""
-        took = self._took[WAITING:]
-        if not took:
+        """Mean seconds and processor seconds per batch, without the warm-up."""
+        times = self._times[MOST_PREFETCHED:]
+        if not times:
             return None, None
-        return mean([wall for wall, _ in took]), mean([own for _, own in took])
+        return mean([wall for wall, _ in times]), mean([own for _, own in times])
 
 
 def request_for(device: str, size: int, batch: int, **settings: Any) -> BuildRequest:
-    """A program for ResNet-50 in bf16 that decodes on its device, or as `settings` say."""
+    """A request for ResNet-50 in bf16 with decoding on the device, unless `settings` differ."""
     name = settings.pop("network", "resnet-50")
     usual = {"precision": "bf16", "layout": "nhwc", "decode_location": "device"}
     program = ProgramSettings(**{**usual, **settings})
@@ -105,7 +105,7 @@ def request_for(device: str, size: int, batch: int, **settings: Any) -> BuildReq
 
 
 def timed(step: Callable[[], None], synchronize: Callable[[], None], seconds: float) -> float:
-    """Steps a second over about `seconds`."""
+    """Steps per second over about `seconds`."""
     synchronize()
     steps, start = 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
@@ -129,26 +129,26 @@ def measure(args: argparse.Namespace) -> Result:
     if isinstance(framework, SupportsProcessSetup):
         framework.setup_process(request.program)
     program = framework.build(request)
-    lying = program.place(random_batch(request.network, args.batch))
+    resident = program.place(random_batch(request.network, args.batch))
     if isinstance(program, SupportsCompilation):
-        program.compile(lying)
+        program.compile(resident)
     program.load(request.network.draw(0))
-    watched = Watched(program)
+    timed_decoder = TimedDecoder(program)
     if reading.stays_encoded:
-        feed.decode_by(watched)
+        feed.decode_by(timed_decoder)
 
     def fed() -> None:
         program.train_step(program.place(next(feed)))
 
     def synthetic() -> None:
-        program.train_step(lying)
+        program.train_step(resident)
 
     for step in (synthetic, fed):
         timed(step, program.synchronize, args.seconds)
     rates: list[tuple[float, float]] = []
     waited_s = 0.0
     for _ in range(args.rounds):
-        for _ in range(WAITING):
+        for _ in range(MOST_PREFETCHED):
             fed()
         program.synchronize()
         start = time.perf_counter()
@@ -160,7 +160,7 @@ def measure(args: argparse.Namespace) -> Result:
     program.close()
     ratios = [on_files / on_batch for on_files, on_batch in rates]
     interval = t_interval(ratios)
-    decoding_s, decoding_processor_s = watched.means()
+    decoding_s, decoding_processor_s = timed_decoder.means()
     return Result(
         fed_per_s=args.batch * mean([r[0] for r in rates]),
         synthetic_per_s=args.batch * mean([r[1] for r in rates]),
@@ -187,7 +187,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layout", default="nchw")
     parser.add_argument("--decode-location", choices=["host", "device"], default="host")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each turn")
+    parser.add_argument("--seconds", type=float, default=4.0, help="per round and side")
     parser.add_argument("--rounds", type=int, default=5, help="two or more")
     parser.add_argument("--json", metavar="FILE", help="write the results there as well")
     return parser.parse_args()
@@ -207,8 +207,8 @@ def main() -> None:
     )
     if found.decoding_s is not None and found.decoding_processor_s is not None:
         print(
-            f"decoding a minibatch takes {1e3 * found.decoding_s:.1f} ms, of which its thread "
-            f"computes {1e3 * found.decoding_processor_s:.1f}"
+            f"decoding a batch takes {1e3 * found.decoding_s:.1f} ms, of which processor time "
+            f"{1e3 * found.decoding_processor_s:.1f}"
         )
     if args.json:
         with open(args.json, "w") as file:

@@ -47,8 +47,8 @@ def link_environment(link: str, kind: str, interfaces: Collection[str]) -> dict[
         return no_peers if link == "shared-memory" else no_peers | {"NCCL_SHM_DISABLE": "1"}
     if link not in interfaces:
         raise Unsupported(
-            f"link={link} is unknown: set auto, shared-memory, network or one of this host: "
-            f"{', '.join(interfaces)}."
+            f"link={link} is unknown: set auto, shared-memory, network or an interface of this "
+            f"host: {', '.join(interfaces)}."
         )
     if kind != "cuda":
         return {"GLOO_SOCKET_IFNAME": link}
