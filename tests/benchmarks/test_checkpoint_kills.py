@@ -12,8 +12,8 @@ def test_incomplete_checkpoints_are_reported(script, tmp_path):
     kills = script("checkpoint_kills")
     assert "the newest complete is None" in kills.check(tmp_path, reported=3)
     other = kills.Snapshot(weights={"w": np.zeros(3, np.float32)})
-    saver = kills.Saver(tmp_path, rank=0, ranks=1, keep=2)
-    saver.save(kills.Checkpoint(step=3, snapshot=other, stands={}))
+    saver = kills.CheckpointWriter(tmp_path, rank=0, ranks=1, keep=2)
+    saver.save(kills.Checkpoint(step=3, snapshot=other, progress={}))
     saver.wait()
     assert kills.check(tmp_path, reported=3) == "step 3 holds another's"
     (path,) = tmp_path.rglob("*.safetensors")
