@@ -8,7 +8,7 @@ same round; the mean over the rounds, with the lowest and the highest. Then whet
 the same weights, to the bit.
 
 Two more measure parts of a strategy: `gathered` copies gradients into buckets and sends nothing,
-and `meeting` also synchronises the ranks at the end of each backward pass, so that every step takes
+and `barrier` also synchronises the ranks at the end of each backward pass, so that every step takes
 as long as the slowest device's does.
 
     python benchmarks/exchanges_by_turns.py --device cuda --framework pytorch-captured \
@@ -61,7 +61,7 @@ class Gathered(strategies.AllReduce):
         """Send nothing."""
 
 
-class Meeting(Gathered):
+class Barrier(Gathered):
     """Sends one number when the backward pass ends: ranks in lockstep."""
 
     _number: Any = None
@@ -76,7 +76,7 @@ class Meeting(Gathered):
         self._group.all_reduce_mean(self._number).wait()
 
 
-PARTS = {"gathered": Gathered, "meeting": Meeting}
+PARTS = {"gathered": Gathered, "barrier": Barrier}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class Point:
     shares: tuple[float, ...]
     """Of each round: the slowest rank's by that of the slowest alone."""
     alike: bool
-    """Whether all ranks end with the same weights; asked of those that exchange gradients."""
+    """Whether all ranks end with the same weights."""
 
 
 def work(config: str) -> None:
@@ -208,7 +208,7 @@ def told(point: Point) -> str:
     text += f", {mean(shares):.2f} % ({min(shares):.2f} to {max(shares):.2f})"
     if point.sync in PARTS:
         return text
-    return f"{text}; {'ranks alike' if point.alike else 'RANKS DIFFER'}"
+    return f"{text}; {'same weights' if point.alike else 'WEIGHTS DIFFER'}"
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -216,7 +216,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", default="little-cnn:64", help="network:minibatch of a device, …")
     parser.add_argument(
-        "--syncs", default="all-reduce", help="besides none; gathered and meeting too"
+        "--syncs", default="all-reduce", help="besides none; gathered and barrier too"
     )
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")

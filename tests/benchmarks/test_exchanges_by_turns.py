@@ -1,4 +1,4 @@
-"""Exchanges by turns in the same processes: a real run of two ranks on a CPU."""
+"""Interleaved strategies in the same processes: a real run of two ranks on a CPU."""
 
 import os
 
@@ -8,10 +8,10 @@ pytest.importorskip("torch")
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two devices on a CPU are two cores")
-def test_every_exchange_is_held_against_the_slowest_device_alone(ran):
+def test_every_strategy_is_compared_with_the_slowest_device_without(ran):
     options = {
         "--cases": "little-cnn:2,little-cnn:3",
-        "--syncs": "all-reduce,parameter-server,gathered,meeting",
+        "--syncs": "all-reduce,parameter-server,gathered,barrier",
         "--seconds": "0.05",
         "--rounds": "2",
     }
@@ -20,7 +20,7 @@ def test_every_exchange_is_held_against_the_slowest_device_alone(ran):
     assert [(p["batch"], p["sync"]) for p in points] == [
         (batch, name)
         for batch in (2, 3)
-        for name in ("none", "all-reduce", "parameter-server", "gathered", "meeting")
+        for name in ("none", "all-reduce", "parameter-server", "gathered", "barrier")
     ]
     for point in points:
         assert [len(ranks) for ranks in point["per_s"]] == [2, 2]
@@ -30,9 +30,9 @@ def test_every_exchange_is_held_against_the_slowest_device_alone(ran):
         for point in others:
             rounds = zip(point["per_s"], alone["per_s"], strict=True)
             assert point["shares"] == [min(one) / min(all_) for one, all_ in rounds]
-        # LittleCNN drops otherwise on each rank, so that weights part where nothing is sent.
+        # Dropout differs between ranks, so weights diverge where nothing is sent.
         assert [point["alike"] for point in others] == [True, True, False, False]
-    assert said.count("ranks alike") == 4
+    assert said.count("same weights") == 4
 
 
 def test_more_devices_than_there_are_are_absent(script, capsys):
