@@ -76,8 +76,8 @@ class Executor:
     `no_cache` measures stored specs again, each once per executor. `wait_s` is how long to
     wait for a device that another runner uses. `environments` has the frameworks whose workers run
     in another Python (runs/interpreters.py). Raises BusyError when a device stays in use,
-    StoreError when a record cannot be stored, UsageError for an unknown framework; whatever happens
-    to a run is its record's outcome.
+    StoreError when a record cannot be stored, UsageError for an unknown framework; an error
+    of a run is its record's outcome.
     """
 
     def __init__(

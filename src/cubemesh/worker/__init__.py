@@ -1,5 +1,6 @@
-"""One spec, one rank, one process: `python -m cubemesh.worker`.
+"""Worker: one spec, one rank, one process: `python -m cubemesh.worker`.
 
-The worker needs the standard library, numpy, psutil and its own framework, nothing else, so that it
-runs from `PYTHONPATH=src` in any environment. It says everything through its event file.
+It needs the standard library, numpy, psutil and its own framework, and nvidia-ml-py for the GPU's
+telemetry, so that it runs from `PYTHONPATH=src` in any environment. It reports through its event
+file.
 """

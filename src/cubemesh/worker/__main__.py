@@ -1,11 +1,10 @@
-"""`python -m cubemesh.worker`: the process that measures.
+"""Worker process: `python -m cubemesh.worker` measures one spec on one rank.
 
-    run JOB.json                       run one job here and now, in a fresh process
-    host                           the part of a job on this host, for a worker on another
-    serve --framework NAME --parent PID  fork a worker for each job asked for on stdin (server.py)
+    run JOB.json                         run one job in this process
+    host                                 run this host's ranks of a job that comes on stdin
+    serve --framework NAME --parent PID  fork a worker for each job requested on stdin (server.py)
 
-`run` is what one calls by hand, and what a launcher such as torchrun, mpirun or srun calls; the
-runner uses `serve`.
+Users and launchers (torchrun, mpirun, srun) call `run`; the runner uses `serve`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from cubemesh.worker.server import serve, work
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0 when the run's outcome was told, else that of the error."""
+    """Exit code: 0 if the run's outcome was written, else that of the error."""
     parser = argparse.ArgumentParser(prog="python -m cubemesh.worker", description="Run jobs.")
     verbs = parser.add_subparsers(dest="verb", required=True)
     run = verbs.add_parser("run", help="run one job in this process")

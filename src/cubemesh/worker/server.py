@@ -1,17 +1,17 @@
-"""How does a worker start in milliseconds? It is forked from a server with its framework imported.
+"""Forkserver: workers start in milliseconds, forked from a process that has imported the framework.
 
     runner ──{"run": JOB.json}──▶ server ──fork──▶ worker
            ──{"signal": 9, "pid": 77}──▶
            ◀──{"ready": seconds}, {"pid": 77, "job": …}, {"exit": status, "pid": 77}──
 
 One JSON object a line, over the server's stdin and stdout. The server only imports: it computes
-nothing, touches no GPU and starts no thread, because neither a CUDA context nor a thread lives
-through a fork. (A framework whose import alone starts threads must leave that import out of its
-`preload()`; its workers then import it themselves.) If the import fails, the workers meet the same
-error and report it, so it is told in one way only.
+nothing, uses no GPU and starts no thread, because neither a CUDA context nor a thread survives a
+fork. (A framework whose import alone starts threads must leave that import out of its `preload()`;
+its workers then import it themselves.) If the import fails, the workers fail in the same way and
+report it.
 
 The kernel kills the server when the runner dies and the workers when the server dies. Each worker
-leads a process group of its own: what it may have started is ended with it.
+leads a process group of its own: everything it started ends with it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def serve(framework: str, parent: int) -> None:
 
 
 class Server:
-    """The forking end of the protocol above."""
+    """The server end of the protocol above."""
 
     def __init__(self, framework: str) -> None:
         self._framework = framework
@@ -63,17 +63,17 @@ class Server:
         self._replies = os.dup(1)
         _point(0, os.devnull, os.O_RDONLY)
         os.dup2(2, 1)
-        # SIGCHLD only has to end the wait: the signal's number arrives in this pipe.
+        # SIGCHLD only has to end the wait: its number arrives in this pipe.
         self._woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wake = wake
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
 
     def serve(self) -> None:
-        """Preload, say so, then fork and reap until the runner closes its end."""
+        """Preload, reply, then fork and reap until the runner closes its end."""
         start = time.perf_counter()
         self._preload()
-        self._say(ready=round(time.perf_counter() - start, 4))
+        self._reply(ready=round(time.perf_counter() - start, 4))
         with selectors.DefaultSelector() as selector:
             selector.register(self._requests, selectors.EVENT_READ)
             selector.register(self._woken, selectors.EVENT_READ)
@@ -89,7 +89,7 @@ class Server:
                         break
                     *lines, unread = (unread + text).split(b"\n")
                     for line in lines:
-                        self._obey(json.loads(line))
+                        self._handle(json.loads(line))
         for pid in self._workers:
             _kill_group(pid)
 
@@ -98,11 +98,11 @@ class Server:
             nvml.preload()
             entry(self._framework).load().preload()
         except Exception:
-            traceback.print_exc()  # into the server's log; the worker that meets it reports it
+            traceback.print_exc()  # into the server's log; the worker reports it
         gc.collect()
         gc.freeze()  # a collection in a worker would copy every page it looks at
 
-    def _obey(self, request: dict[str, Any]) -> None:
+    def _handle(self, request: dict[str, Any]) -> None:
         if "run" in request:
             self._fork(request["run"])
         elif request["pid"] in self._workers:
@@ -117,12 +117,12 @@ class Server:
         if pid == 0:
             self._become_worker(job)
         with contextlib.suppress(PermissionError, ProcessLookupError):
-            os.setpgid(pid, pid)  # the worker does it too: whoever comes first
+            os.setpgid(pid, pid)  # the worker does it too: the first wins
         self._workers.add(pid)
-        self._say(pid=pid, job=job)
+        self._reply(pid=pid, job=job)
 
     def _become_worker(self, job: str) -> NoReturn:
-        """The rest of a worker's life, in the forked child."""
+        """Run the job in the forked child; does not return."""
         code = 1
         try:
             os.setpgid(0, 0)
@@ -136,7 +136,7 @@ class Server:
         except BaseException:
             traceback.print_exc()
         finally:
-            # Not sys.exit, and whatever happens: the server's stack below is not this process's.
+            # Not sys.exit: the server's stack below is not this process's.
             try:
                 sys.stdout.flush()
                 sys.stderr.flush()
@@ -145,25 +145,25 @@ class Server:
 
     def _reap(self) -> None:
         for pid in list(self._workers):
-            # Look without reaping first: while the worker is a zombie its group's number cannot
-            # become another's, so whatever it started can be ended safely.
+            # Look without reaping first: while the worker is a zombie its group's number is not
+            # reused, so everything it started can be killed safely.
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 continue
             _kill_group(pid)
             _, status = os.waitpid(pid, 0)
             self._workers.remove(pid)
-            self._say(exit=os.waitstatus_to_exitcode(status), pid=pid)
+            self._reply(exit=os.waitstatus_to_exitcode(status), pid=pid)
 
-    def _say(self, **reply: Any) -> None:
+    def _reply(self, **reply: Any) -> None:
         os.write(self._replies, json.dumps(reply).encode() + b"\n")
 
 
 def work(job_path: Path) -> int:
-    """Run the job in a file in this process, its output going to the run's folder; 0 when its
-    outcome was told, whatever it is.
+    """Run the job in a file in this process, with its output in the run's folder; 0 if its outcome
+    was written.
 
-    A job on several devices is run by as many processes, started here, unless a launcher has
-    started this one as a rank already; of a rank 0 means that its outcome is ok.
+    A job on several devices starts as many processes here, unless a launcher has started this one
+    as a rank; the exit code of a rank is 0 only if its outcome is ok.
     """
     job, own = read_job(job_path), ranks.rank_from_env()
     if own.ranks == 1 and job.spec.placement.hosts:
@@ -179,23 +179,23 @@ def work(job_path: Path) -> int:
             return 0
     job = ranks.as_rank(job)
     prepare(job.output_path)
-    with _explained(job.stacks_path):
+    with _stack_dumps(job.stacks_path):
         outcome = run_job(job)
     return 0 if own.ranks == 1 or outcome.status is Status.OK else ranks.FAILED
 
 
 def forward_stack_request(number: int, frame: object) -> None:
-    """The agent is asked for stacks: those of its ranks are meant."""
+    """Signal handler of the agent: pass the request for stacks to its ranks."""
     for rank in psutil.Process().children():
         with contextlib.suppress(ProcessLookupError):
             os.kill(rank.pid, number)
 
 
 def work_as_rank(job_path: str) -> None:
-    """The life of a rank, forked from the agent."""
+    """Run a rank, forked from the agent."""
     limits.die_with_parent(os.getppid())
-    # The agent's own handler, inherited, would make an exception of the signal by which it ends the
-    # ranks when one of them fails, and each would tell that as an outcome of its own.
+    # The agent's handler, inherited, would turn the signal by which it ends the ranks when one of
+    # them fails into an exception, and each rank would report that as its own outcome.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     code = work(Path(job_path))
     sys.stdout.flush()
@@ -204,20 +204,20 @@ def work_as_rank(job_path: str) -> None:
 
 
 def prepare(output: Path) -> None:
-    """Name and limit this process, and send what it prints to a file."""
+    """Name and limit this process, and redirect its output to a file."""
     limits.name_process("cubemesh-worker")
     limits.no_core_dump()
     limits.first_to_be_killed()
     _point(1, output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(1, 2)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # what a killed worker printed is kept
+        sys.stdout.reconfigure(line_buffering=True)  # a killed worker's output is complete
 
 
 @contextlib.contextmanager
-def _explained(stacks_path: Path) -> Iterator[None]:
-    """A fatal signal prints every thread's stack into the output before it kills; SIGUSR1 writes
-    them into `stacks_path` and goes on. Both work while native code holds the interpreter."""
+def _stack_dumps(stacks_path: Path) -> Iterator[None]:
+    """A fatal signal prints every thread's stack into the output; SIGUSR1 writes them into
+    `stacks_path` and the process continues. Both work while native code holds the interpreter."""
     faulthandler.enable(file=2)
     with open(stacks_path, "ab") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks)
@@ -229,14 +229,14 @@ def _explained(stacks_path: Path) -> Iterator[None]:
 
 
 def _point(fd: int, path: str | Path, flags: int) -> None:
-    """Make `fd` the file at `path`."""
+    """Redirect `fd` to the file at `path`."""
     opened = os.open(path, flags, 0o644)
     os.dup2(opened, fd)
     os.close(opened)
 
 
 def _kill_group(pid: int) -> None:
-    """Kill a worker, not yet reaped, and everything it started."""
+    """Kill a worker that is not yet reaped, and everything it started."""
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)

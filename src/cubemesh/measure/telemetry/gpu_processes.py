@@ -1,7 +1,7 @@
 """Other processes on the GPU of a run, as NVML lists the processes that hold a context on it.
 
-They are listed before the run touches the GPU and at its end: whoever was there before, and whoever
-came meanwhile except the run itself, is another process. In a container the driver may number
+They are listed before the run touches the GPU and at its end: every process that was there before,
+or came meanwhile, except the run itself, counts. In a container the driver may number
 processes as the host does, so that the run does not find itself; then the newcomer with the most
 memory is taken for the run. Source: NVML API reference, nvmlDeviceGetComputeRunningProcesses.
 """

@@ -39,7 +39,7 @@ def _is(gpu: Gpu, name: str) -> bool:
 
 def read_gpus(nvml: Callable[[], Any] = start) -> tuple[Gpu, ...]:
     """This host's GPUs by index, UUID, name and memory; none where NVML does not list them. NVML is
-    shut down again, so that a fork of this process can start it for itself."""
+    shut down again, so that a fork of this process can start it."""
     try:
         library = nvml()
     except NvmlUnavailable:

@@ -148,10 +148,10 @@ class Lockstep:
 
 class FreeRunning:
     """Each rank makes as many steps as it can until rank 0 ends the phase, which the others poll
-    after each window (`Group.told`). A length is a number of seconds."""
+    after each window (`Group.poll_flag`). A length is a number of seconds."""
 
-    def __init__(self, rank: int, told: Callable[[str, bool], bool]) -> None:
-        self._first, self._told = rank == 0, told
+    def __init__(self, rank: int, poll_flag: Callable[[str, bool], bool]) -> None:
+        self._first, self._poll_flag = rank == 0, poll_flag
 
     def length(self, steps: int, step_s: float) -> float:
         """See `Pace`."""
@@ -163,7 +163,7 @@ class FreeRunning:
 
     def ends(self, phase: str, steady: bool, over: bool) -> tuple[bool, bool]:
         """See `Pace`. Ranks other than 0 count as steady."""
-        return steady or not self._first, self._told(phase, over)
+        return steady or not self._first, self._poll_flag(phase, over)
 
 
 def measure(

@@ -1,9 +1,9 @@
-"""The part of a run that is on this host, for a worker on another that came through ssh.
+"""Agent of a multi-host run on another host: starts this host's ranks and streams their events.
 
-It reads requests from stdin and answers on stdout, a JSON object a line (hosts.py has the other
-end): first what this host is, then its clock as often as asked, then one job, whose events it
-passes on as they come, and the stacks of its ranks where it is asked for them. When stdin ends,
-nobody is there any more, and everything started ends.
+Started through ssh, it reads requests from stdin and replies on stdout, a JSON object a line
+(multi_host_launcher.py is the other end): first what this host is, then its clock as often as
+requested, then one job, whose events it passes on as they come, and the stacks of its ranks on
+request. When stdin ends, the connection is lost, and everything started ends.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from cubemesh.worker.server import forward_stack_request, prepare, work_as_rank
 
 POLL_S = 0.05
 OUTPUT_CHARACTERS = 4000
-"""Of what a rank that failed printed last."""
+"""Characters of a failed rank's last output."""
 CPUINFO = Path("/proc/cpuinfo")
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 class HostAgent:
-    """One job, from greeting to end."""
+    """Runs one job."""
 
     def __init__(self) -> None:
         # A framework that prints must not print into the protocol.
@@ -58,8 +58,8 @@ class HostAgent:
         self._unread = b""
 
     def serve(self) -> int:
-        """0 when the job has ended, however; 1 where it did not come to one."""
-        first = self._hear()
+        """0 when the job has ended; 1 without a job."""
+        first = self._receive()
         if first is None:
             return 1
         os.environ.update(first["environment"])
@@ -68,16 +68,16 @@ class HostAgent:
             framework = entry(first["framework"]).load()
             framework.preload()
         except (OSError, ImportError) as error:
-            self._say(fault=f"{type(error).__name__}: {error}")
+            self._reply(fault=f"{type(error).__name__}: {error}")
             return 1
         for name in INTERFACES:
             os.environ.setdefault(name, interface_of(address))
-        self._say(here=_greeting(address, first["framework"]))
-        while (request := self._hear()) is not None:
+        self._reply(here=_greeting(address, first["framework"]))
+        while (request := self._receive()) is not None:
             if "job" in request:
                 self._run(request, framework)
                 return 0
-            self._say(clock=time.perf_counter())
+            self._reply(clock=time.perf_counter())
         return 1
 
     def _run(self, request: dict[str, Any], framework: Any) -> None:
@@ -98,38 +98,37 @@ class HostAgent:
             if pid == 0:
                 _become_agent(job, framework, Rendezvous(**request["rendezvous"]))
             self._pass_on(pid, folder, gpus)
-            self._say(exits=_exits(folder), outputs=_outputs(folder))
+            self._reply(exits=_exits(folder), outputs=_outputs(folder))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _pass_on(self, pid: int, folder: Path, gpus: Sequence[Gpu]) -> None:
-        """Events as they come, and stacks, until the agent has ended; it is killed where nobody
-        listens."""
+        """Pass on events and stacks until the agent ends; kill it when the connection is lost."""
         readers: dict[int, EventReader] = {}
-        told: dict[Path, str] = {}
+        sent: dict[Path, str] = {}
         alive = True
         with selectors.DefaultSelector() as selector:
             selector.register(self._requests, selectors.EVENT_READ)
             while alive:
                 if selector.select(POLL_S):
-                    if self._hear() is None:
+                    if self._receive() is None:
                         os.killpg(pid, signal.SIGKILL)
                         os.waitpid(pid, 0)
                         raise SystemExit(1)
-                    os.kill(pid, signal.SIGUSR1)  # stacks are all that is asked now
+                    os.kill(pid, signal.SIGUSR1)  # the only request now is for stacks
                 alive = os.waitpid(pid, os.WNOHANG) == (0, 0)
                 for path in folder.glob("events-*.jsonl"):
                     readers.setdefault(_rank_of(path), EventReader(path))
                 for rank, reader in readers.items():
                     for event in reader.read():
-                        self._say(rank=rank, event=with_names(event, gpus))
+                        self._reply(rank=rank, event=with_names(event, gpus))
                 for path in folder.glob("stacks-*.txt"):
                     text = path.read_text(errors="replace")
-                    if text != told.get(path, ""):
-                        told[path] = text
-                        self._say(rank=_rank_of(path), stacks=text)
+                    if text != sent.get(path, ""):
+                        sent[path] = text
+                        self._reply(rank=_rank_of(path), stacks=text)
 
-    def _hear(self) -> dict[str, Any] | None:
+    def _receive(self) -> dict[str, Any] | None:
         while b"\n" not in self._unread:
             text = os.read(self._requests, 65536)
             if not text:
@@ -139,14 +138,14 @@ class HostAgent:
         heard: dict[str, Any] = json.loads(line)
         return heard
 
-    def _say(self, **reply: Any) -> None:
+    def _reply(self, **reply: Any) -> None:
         line = json.dumps(reply).encode() + b"\n"
         while line:
             line = line[os.write(self._replies, line) :]
 
 
 def _become_agent(job: Job, framework: SupportsDistributed, rendezvous: Rendezvous) -> NoReturn:
-    """The rest of the life of the forked child: the framework's agent for this host's ranks."""
+    """Run the framework's agent for this host's ranks in the forked child; does not return."""
     code = 1
     try:
         os.setpgid(0, 0)
@@ -166,12 +165,12 @@ def _become_agent(job: Job, framework: SupportsDistributed, rendezvous: Rendezvo
 
 
 def _rank_of(path: Path) -> int:
-    """Of a file of a rank: `events-3.jsonl`."""
+    """Rank of a file such as `events-3.jsonl`."""
     return int(path.stem.rpartition("-")[2])
 
 
 def with_names(event: dict[str, Any], gpus: Sequence[Gpu]) -> dict[str, Any]:
-    """Where a rank tells its device: what its maker calls that, which only this host knows."""
+    """Adds the product name of the device to a rank's event: only this host knows it."""
     if event["event"] != "rank":
         return event
     kind, _, index = event["device"].partition(":")
@@ -184,7 +183,7 @@ def with_names(event: dict[str, Any], gpus: Sequence[Gpu]) -> dict[str, Any]:
 
 
 def processor_name(cpuinfo: Path = CPUINFO) -> str:
-    """The processor's model; empty where the kernel does not tell."""
+    """Processor model; empty where the kernel does not report it."""
     try:
         lines = cpuinfo.read_text(errors="replace").splitlines()
     except OSError:
@@ -194,15 +193,15 @@ def processor_name(cpuinfo: Path = CPUINFO) -> str:
 
 
 def address_toward(host: str) -> str:
-    """This host's address on the way to another; OSError where there is no way."""
+    """This host's address on the route to another; OSError without a route."""
     family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
-        probe.connect(address)  # sends nothing: the kernel looks for the way
+        probe.connect(address)  # sends nothing: the kernel looks up the route
         return str(probe.getsockname()[0])
 
 
 def interface_of(address: str) -> str:
-    """The network interface that has an address; empty where none has."""
+    """Network interface with this address; empty without one."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(a.address == address for a in addresses):
             return name
@@ -218,12 +217,12 @@ def _greeting(address: str, framework: str) -> dict[str, Any]:
         try:
             software[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            continue  # a framework has names of which one is installed
+            continue  # of a framework's package names, one is installed
     return {"host": socket.gethostname(), "address": address, "port": port, "software": software}
 
 
 def _exits(folder: Path) -> dict[str, int]:
-    """The ranks of this host that failed; where the agent itself died, all that had begun."""
+    """Exit codes of this host's failed ranks; where the agent died, of all that had begun."""
     try:
         found: dict[str, int] = json.loads((folder / EXITS_FILE).read_text())
     except (FileNotFoundError, ValueError):
@@ -233,7 +232,7 @@ def _exits(folder: Path) -> dict[str, int]:
 
 
 def _outputs(folder: Path) -> dict[str, str]:
-    """What each rank printed last."""
+    """Last output of each rank."""
     return {
         path.stem.rpartition("-")[2]: path.read_text(errors="replace")[-OUTPUT_CHARACTERS:]
         for path in folder.glob("output-*.txt")

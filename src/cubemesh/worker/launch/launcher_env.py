@@ -1,15 +1,15 @@
-"""Who started this process as one of several ranks, and what has it told it?
+"""Environment of ranks started by a launcher: torchrun, mpirun or srun.
 
-torchrun sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, and whatever is set so
-stands. mpirun and srun have names of their own for the same, which are read here:
+torchrun sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, and values that are set
+remain. mpirun and srun have other names for them, which are read here:
 
 | | rank | ranks | rank on its host | first host |
 |---|---|---|---|---|
-| Open MPI | OMPI_COMM_WORLD_RANK | …_SIZE | …_LOCAL_RANK | this one, where all are on it |
+| Open MPI | OMPI_COMM_WORLD_RANK | …_SIZE | …_LOCAL_RANK | this one, if all are on it |
 | MPICH, Intel MPI | PMI_RANK | PMI_SIZE | MPI_LOCALRANKID | the same |
 | Slurm | SLURM_PROCID | SLURM_STEP_NUM_TASKS | SLURM_LOCALID | of SLURM_STEP_NODELIST |
 
-Only a process of a Slurm *step* (of srun) is a rank: the script of a job has the variables too.
+Only a process of a Slurm *step* (of srun) is a rank: a job's script has the variables too.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _LAUNCHERS = (
 )
 _OURS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 PORT = 29500
-"""torchrun's, where the launcher gives none."""
+"""torchrun's default, where the launcher sets none."""
 _FIRST_PORT, _PORTS = 20_000, 10_000
 _FIRST_NODE = re.compile(r"([^,\[\]]+)(?:\[(\d+)[^\]]*\])?")
 
 
 def export_torch_env(environ: MutableMapping[str, str]) -> None:
-    """Add what torch.distributed reads, from what the launcher says; as it is where nothing
-    launched. UsageError where the first host cannot be known."""
+    """Set the variables of torch.distributed from those of the launcher, if there is one.
+    UsageError where the first host is unknown."""
     if "RANK" in environ and "WORLD_SIZE" in environ:
         return
     for names in _LAUNCHERS:
@@ -48,37 +48,37 @@ def export_torch_env(environ: MutableMapping[str, str]) -> None:
             if name in environ:
                 environ.setdefault(ours, environ[name])
         if names[0] == "SLURM_PROCID":
-            _meet_by_slurm(environ)
-        _meet(environ)
+            _set_slurm_address(environ)
+        _set_address(environ)
         return
 
 
-def _meet_by_slurm(environ: MutableMapping[str, str]) -> None:
+def _set_slurm_address(environ: MutableMapping[str, str]) -> None:
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
     if nodes:
         environ.setdefault("MASTER_ADDR", first_node(nodes))
     step = f"{environ.get('SLURM_JOB_ID', '0')}{environ.get('SLURM_STEP_ID', '0')}"
-    if step.isdecimal():  # alike for all ranks, and another for every step
+    if step.isdecimal():  # the same for all ranks of a step
         environ.setdefault("MASTER_PORT", str(_FIRST_PORT + int(step) % _PORTS))
     each = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
     if each.partition("(")[0].isdecimal():
         environ.setdefault("LOCAL_WORLD_SIZE", each.partition("(")[0])
 
 
-def _meet(environ: MutableMapping[str, str]) -> None:
+def _set_address(environ: MutableMapping[str, str]) -> None:
     if "MASTER_ADDR" not in environ:
         if environ.get("LOCAL_WORLD_SIZE") != environ["WORLD_SIZE"]:
             raise UsageError(
-                f"This is rank {environ['RANK']} of {environ['WORLD_SIZE']} on several hosts, and "
-                "nothing says where they meet. Set MASTER_ADDR to the first host, for all ranks."
+                f"Rank {environ['RANK']} of {environ['WORLD_SIZE']} on several hosts has no "
+                "MASTER_ADDR. Set it to the first host, for all ranks."
             )
         environ["MASTER_ADDR"] = "127.0.0.1"
     environ.setdefault("MASTER_PORT", str(PORT))
 
 
 def first_node(nodes: str) -> str:
-    """`n01` of `n[01-03,7],gpu5`, as Slurm writes lists of nodes; UsageError for what is none."""
+    """`n01` of the Slurm node list `n[01-03,7],gpu5`; UsageError for an invalid list."""
     match = _FIRST_NODE.match(nodes)
     if match is None:
-        raise UsageError(f"'{nodes}' is no list of nodes as Slurm writes them: n[01-03],gpu5.")
+        raise UsageError(f"'{nodes}' is not a Slurm node list such as n[01-03],gpu5.")
     return match[1] + (match[2] or "")

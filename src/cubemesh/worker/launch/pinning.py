@@ -1,16 +1,16 @@
-"""On which processors may the threads of a run be scheduled?
+"""CPU pinning: the processors on which the threads of a run may be scheduled.
 
-    none      on all that the process may use: the kernel decides, and may move threads
-    compact   on as many processors as there are threads, as near to one another as there are: the
-              hardware threads of one core first, then the next core of the same NUMA node
-    spread    on as many, as far from one another: one core at a time, from node to node, and second
+    none      all that the process may use: the kernel decides, and may move threads
+    compact   as many processors as threads, as close as possible: the hardware threads of one core
+              first, then the next core of the same NUMA node
+    spread    as many, as far apart as possible: one core at a time, from node to node, and second
               hardware threads last
-    cores     on as many, as near to one another as whole cores are: one hardware thread of each
-              core, node by node, and second hardware threads last
+    cores     as many, as close as whole cores allow: one hardware thread of each core, node by
+              node, and second hardware threads last
 
-Threads are bound to the set, not each to a processor of its own, before the framework starts any:
-whatever it starts then inherits the set. With `numa_node` the set is chosen from that node alone;
-memory comes from it too, for Linux gives a page to the node of the thread that touches it first.
+Threads are bound to the set, not each to one processor, before the framework starts any: all that
+it starts then inherits the set. With `numa_node` the set is chosen from that node only, and memory
+comes from it too: Linux allocates a page on the node of the thread that touches it first.
 
 Sources: /sys/devices/system/cpu/cpu*/topology, /sys/devices/system/node, sched_setaffinity(2).
 """
@@ -31,18 +31,17 @@ SYS = Path("/sys/devices/system")
 
 @dataclass(frozen=True, kw_only=True)
 class Processor:
-    """A logical processor, and where it sits."""
+    """A logical processor and its location."""
 
     number: int
     node: int
     core: int
-    """The lowest processor of the same core, which stands for the core."""
+    """The lowest processor of the same core, which identifies the core."""
 
 
 def pin(placement: Placement, threads: int, sys: Path = SYS) -> tuple[int, ...]:
-    """Bind this process as `placement` asks; the processors it is bound to, none where it asks for
-    nothing. `Unsupported` where the NUMA node does not exist or has no processor for this process.
-    """
+    """Bind this process as `placement` requires; its processors, empty without pinning.
+    `Unsupported` where the NUMA node does not exist or has no processor for this process."""
     if placement.pinning == "none" and placement.numa_node is None:
         return ()
     processors = read_processors(os.sched_getaffinity(0), sys)
@@ -52,8 +51,8 @@ def pin(placement: Placement, threads: int, sys: Path = SYS) -> tuple[int, ...]:
         processors = [p for p in processors if p.node == node]
         if not processors:
             raise Unsupported(
-                f"numa_node={node}: this process may use no processor of such a node; it may use "
-                f"node {', '.join(map(str, nodes))}. Leave numa_node out, or name one of these."
+                f"numa_node={node}: this process may use no processor of that node, only of node "
+                f"{', '.join(map(str, nodes))}. Set one of these, or leave numa_node out."
             )
     chosen = choose(processors, placement.pinning, threads)
     os.sched_setaffinity(0, chosen)
@@ -61,8 +60,8 @@ def pin(placement: Placement, threads: int, sys: Path = SYS) -> tuple[int, ...]:
 
 
 def choose(processors: Sequence[Processor], pinning: str, threads: int) -> tuple[int, ...]:
-    """The processors that `threads` threads are bound to, in rising order; all where `pinning` is
-    none or there are no more than that."""
+    """Processors for `threads` threads, in rising order; all with `pinning` none or where there are
+    no more."""
     if pinning == "none":
         ordered = list(processors)
         threads = len(ordered)
@@ -76,8 +75,8 @@ def choose(processors: Sequence[Processor], pinning: str, threads: int) -> tuple
 
 
 def read_processors(allowed: Iterable[int], sys: Path = SYS) -> list[Processor]:
-    """Where each of the `allowed` processors sits. What the kernel does not tell counts as a core
-    of its own, on node 0."""
+    """Location of each of the `allowed` processors; without the kernel's information each is a core
+    on node 0."""
     nodes = {
         cpu: int(folder.name.removeprefix("node"))
         for folder in sys.glob("node/node[0-9]*")
@@ -94,13 +93,13 @@ def read_processors(allowed: Iterable[int], sys: Path = SYS) -> list[Processor]:
 
 
 def whole_cores(allowed: Iterable[int], sys: Path = SYS) -> tuple[int, ...]:
-    """The first hardware thread of each core that the `allowed` processors reach, node by node."""
+    """First hardware thread of each core of the `allowed` processors, node by node."""
     layers = _layers(read_processors(allowed, sys))
     return tuple(p.number for p in layers[0]) if layers else ()
 
 
 def _layers(processors: Sequence[Processor]) -> list[list[Processor]]:
-    """The first hardware thread of each core, then the second ones, …; node by node each."""
+    """First hardware threads of the cores, then second ones, …; each node by node."""
     cores: dict[int, list[Processor]] = {}
     for p in sorted(processors, key=lambda p: p.number):
         cores.setdefault(p.core, []).append(p)
@@ -111,7 +110,7 @@ def _layers(processors: Sequence[Processor]) -> list[list[Processor]]:
 
 
 def _spread(processors: Sequence[Processor]) -> list[Processor]:
-    """First hardware threads before second ones, and among either one of each node in turn."""
+    """First hardware threads before second ones; each round-robin over the nodes."""
     ordered: list[Processor] = []
     for layer in _layers(processors):
         by_node: dict[int, list[Processor]] = {}
@@ -123,7 +122,7 @@ def _spread(processors: Sequence[Processor]) -> list[Processor]:
 
 
 def _list(path: Path) -> list[int]:
-    """The numbers of a kernel's list, "0-3,8"; none where there is no such file."""
+    """Numbers of a kernel list such as "0-3,8"; empty without the file."""
     try:
         text = path.read_text(encoding="ascii").strip()
     except OSError:

@@ -1,7 +1,7 @@
-"""How is another host reached, and spoken to? By ssh, with a JSON object a line in each direction.
+"""SSH connection to another host, with a JSON object a line in each direction.
 
-Inside a Slurm allocation srun reaches it; `CUBEMESH_SSH` names another command. The other end is
-remote.py.
+In a Slurm allocation srun is used; `CUBEMESH_SSH` sets another command. The other end is
+host_agent.py.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from pathlib import Path
 from typing import Any
 
 SSH_VARIABLE = "CUBEMESH_SSH"
-"""Environment variable: the command that reaches a host, in place of ssh."""
+"""Environment variable: the command that connects to a host, instead of ssh."""
 READY_S = 300.0
-"""How long a host may take to be reached and to import the framework."""
+"""Time limit for connecting to a host and importing the framework there."""
 CLOSE_S = 5.0
-"""How long a host may take to end its ranks."""
+"""Time limit for a host to end its ranks."""
 PINGS = 5
 
 
 class HostFault(Exception):
-    """A host cannot take part; the message names it and says why."""
+    """A host failed; the message has its name and the reason."""
 
 
-class Host:
-    """The other end of one ssh."""
+class RemoteHost:
+    """Connection to one host."""
 
     def __init__(self, name: str, folder: Path, environ: Mapping[str, str] = os.environ) -> None:
         self.name = name
@@ -46,16 +46,16 @@ class Host:
             )
         self._unread = b""
 
-    def say(self, **request: Any) -> None:
-        """Send one line; HostFault where nobody reads it."""
+    def send(self, **request: Any) -> None:
+        """Send one request; HostFault where the connection is lost."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
         except (BrokenPipeError, ValueError):  # the other end is closed, or this one
-            raise self.fault("is gone") from None
+            raise self.fault("lost the connection") from None
 
-    def hear(self, timeout_s: float | None) -> dict[str, Any]:
-        """The next line; HostFault where none comes."""
+    def receive(self, timeout_s: float | None) -> dict[str, Any]:
+        """The next reply; HostFault without one."""
         assert self._process.stdout is not None
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with selectors.DefaultSelector() as selector:
@@ -63,44 +63,44 @@ class Host:
             while b"\n" not in self._unread:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 if not selector.select(left):
-                    raise self.fault(f"said nothing within {timeout_s:g} s")
+                    raise self.fault(f"did not reply within {timeout_s:g} s")
                 text = os.read(self._process.stdout.fileno(), 65536)
                 if not text:
-                    raise self.fault("is gone")
+                    raise self.fault("lost the connection")
                 self._unread += text
         line, _, self._unread = self._unread.partition(b"\n")
         try:
-            heard = json.loads(line)
+            reply = json.loads(line)
         except ValueError:
-            heard = None
-        if not isinstance(heard, dict):
-            raise self.fault(f"said {line[:80].decode(errors='replace')!r}")
-        return heard
+            reply = None
+        if not isinstance(reply, dict):
+            raise self.fault(f"replied {line[:80].decode(errors='replace')!r}")
+        return reply
 
     def offset_s(self) -> float:
-        """Seconds to add to its clock to get this host's."""
+        """Seconds to add to its clock to get this host's clock."""
         found = []
         for _ in range(PINGS):
             before = time.perf_counter()
-            self.say(ping=True)
-            theirs = float(self.hear(READY_S)["clock"])
+            self.send(ping=True)
+            theirs = float(self.receive(READY_S)["clock"])
             after = time.perf_counter()
             found.append((after - before, (before + after) / 2 - theirs))
         return min(found)[1]
 
     def fault(self, what: str) -> HostFault:
-        """The error, with the last that ssh or the host printed."""
+        """The error, with the last output of ssh or the host."""
         self._process.poll()
-        said = self._errors.read_text(errors="replace").strip().splitlines()
-        return HostFault(f"host {self.name} {what}{': ' + said[-1] if said else ''}.")
+        output = self._errors.read_text(errors="replace").strip().splitlines()
+        return HostFault(f"host {self.name} {what}{': ' + output[-1] if output else ''}.")
 
-    def hang_up(self) -> None:
-        """Say no more: the host then ends whatever still runs."""
+    def close(self) -> None:
+        """Close the connection: the host then ends its ranks."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 
     def wait(self) -> None:
-        """Until ssh has ended, by itself or by force."""
+        """Wait until ssh has ended; kill it after `CLOSE_S`."""
         try:
             self._process.wait(CLOSE_S)
         except subprocess.TimeoutExpired:
@@ -109,7 +109,7 @@ class Host:
 
 
 def command(host: str, environ: Mapping[str, str]) -> list[str]:
-    """What starts a worker on `host`: Python at the same place as here."""
+    """Command that starts a worker on `host`, with Python at the same path as here."""
     words = [sys.executable, "-P", "-m", "cubemesh.worker", "host"]
     if environ.get("PYTHONPATH"):
         words = ["env", f"PYTHONPATH={environ['PYTHONPATH']}", *words]

@@ -1,1 +1,1 @@
-"""What a worker reports: events, outcomes, limits, memory."""
+"""Reports of a worker: events, outcomes, heartbeats, limits, memory, links."""

@@ -1,8 +1,8 @@
-"""Is a rank still there? It says so once a second, from a thread of its own.
+"""Heartbeat of a rank: an event every second, from its own thread.
 
-A process that was stopped (SIGSTOP), or whose host is gone, says nothing more, and neither does one
-whose native code never gives Python's lock back; one that computes for minutes, or waits for
-another rank, goes on saying it. The runner listens (runs/watch.py).
+A process that was stopped (SIGSTOP), whose host is down, or whose native code never releases
+Python's lock has no heartbeat; one that computes for minutes, or waits for another rank, has. The
+runner checks it (runs/watch.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ EVERY_S = 1.0
 
 
 class Heartbeat:
-    """Within it, the log says `alive` every second."""
+    """Logs `alive` every second within a `with` block."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log

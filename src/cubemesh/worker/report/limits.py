@@ -1,10 +1,10 @@
-"""What a worker may not do: outlive its parent, write a core, take more memory than it was given.
+"""Limits of a worker process: it ends with its parent, writes no core dump, and has a memory limit.
 
 The memory limit on a CPU is `RLIMIT_DATA`, which since Linux 4.7 covers every private writable
 mapping (setrlimit(2)). `RLIMIT_AS` would count mapped libraries and reserved address space too, of
-which a framework holds gigabytes it never touches; a control group would need rights and would kill
-instead of refusing. A refused allocation is an error that the framework reports and the worker
-catches, so a batch too large for the limit ends as an outcome and not as a dead process.
+which a framework has gigabytes that it never touches; a control group would need privileges and
+would kill instead of refusing. A refused allocation is an error that the framework reports and the
+worker catches, so a batch that is too large becomes an outcome and not a dead process.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ PR_SET_NAME = 15
 
 DEFAULT_STACK_BYTES = 8 << 20
 SPARE_THREADS = 6
-"""Threads a worker may start beside those that compute: sampler, feed, autograd, signs of life,
+"""Threads a worker may start in addition to those that compute: sampler, feed, autograd, heartbeat,
 checkpoints."""
 
 RESERVE_BYTES = 4 << 20
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process the moment its parent's life ends.
+    """Have the kernel kill this process when its parent ends.
 
-    `parent` is the parent's process id as the parent knows it: it may have died before the kernel
-    was told, and then this process, adopted by another, ends here and now. (What the kernel waits
-    for is the end of the parent's *thread* that started this process.)
+    `parent` is the parent's process id as the parent knows it: if it has died before the call, this
+    process ends at once. (The kernel acts on the end of the parent's *thread* that started it.)
     """
     _prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
     if os.getppid() != parent:
@@ -44,30 +43,30 @@ def die_with_parent(parent: int) -> None:
 
 
 def name_process(name: str) -> None:
-    """What `top` and `ps -o comm` show for this process; 15 characters at most."""
+    """Set the name that `top` and `ps -o comm` show; at most 15 characters."""
     _prctl(PR_SET_NAME, ctypes.c_char_p(name.encode()))
 
 
 def no_core_dump() -> None:
-    """A crash leaves its stack in the output file, not gigabytes on the disk."""
+    """Disable core dumps: the stack of a crash is in the output file."""
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
 def first_to_be_killed() -> None:
-    """When the whole machine runs out of memory, let the kernel end this process rather than the
-    runner that keeps what was measured. Raising one's own score needs no rights; where /proc
-    cannot be written at all, the kernel decides as it would have."""
+    """When the machine runs out of memory, let the kernel kill this process rather than the runner.
+    Raising one's own score needs no privileges; without write access to /proc, nothing changes."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 class MemoryLimit:
-    """Within it, this process may take `allowance_bytes` beyond what it holds at its beginning.
+    """Limits this process, within a `with` block, to `allowance_bytes` beyond what it holds at
+    entry.
 
-    The stacks of `threads` threads are allowed on top: they reserve megabytes each and touch a few
-    pages. Leaving it, by an error too, lifts the limit and frees a reserve, so that what happened
-    can still be told. OSError where the kernel does not say what is held.
+    The stacks of `threads` threads are allowed in addition: they reserve megabytes each and touch a
+    few pages. Leaving the block lifts the limit and frees a reserve, so that an error can still be
+    reported. OSError where the kernel does not report the memory held.
     """
 
     def __init__(self, allowance_bytes: int, threads: int) -> None:
@@ -82,7 +81,7 @@ class MemoryLimit:
         stacks = stack * (self._threads + SPARE_THREADS)
         held = private_writable_bytes()
         if held is None:
-            raise OSError("this kernel does not say VmData, without which memory is not limited")
+            raise OSError("this kernel does not report VmData, so memory cannot be limited")
         limit = held + stacks + self._allowance_bytes
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         if hard != resource.RLIM_INFINITY:

@@ -1,11 +1,11 @@
-"""Over what did this rank exchange, and did something faster sit idle meanwhile?
+"""Network link of a rank's gradient synchronisation, and whether a faster one was unused.
 
-Document 003 ran MXNet on Ethernet beside an InfiniBand that did nothing, at half the speed, and
-nothing said so. Each rank tells its interface and transport, as its group finds them. Where ranks
-are on several hosts, the interface that was used is held against the others that are up: network
-interfaces by the speed the kernel tells, and active ports of /sys/class/infiniband. (On one host
-messages stay in its memory; what its GPUs could have used is judged by the runner, which knows how
-they are joined: runs/enrich.py.)
+In the Dell EMC paper "Deep learning performance with P100 GPUs" (doc-003), MXNet used Ethernet next
+to an idle InfiniBand, at half the speed, without a hint. Each rank logs its interface and transport
+as its process group reports them. Where ranks are on several hosts, the interface is compared with
+the others that are up: network interfaces by the kernel's speed, and active ports of
+/sys/class/infiniband. (On one host messages stay in its memory; runs/enrich.py checks which links
+its GPUs could have used.)
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from cubemesh.worker.report.events import EventLog
 
 INFINIBAND = Path("/sys/class/infiniband")
 FASTER = 1.5
-"""How many times as fast another interface must be to be told."""
+"""Speed ratio above which another interface is reported."""
 
 
 def log_link(group: Group, log: EventLog) -> None:
-    """Say what this rank exchanged over; nothing of a rank alone, or one whose group knows not."""
+    """Log the link of this rank; nothing on a single device, or where the group does not report
+    it."""
     if group.size == 1 or not isinstance(group, ReportsLink):
         return
     hosts = set(group.all_gather_object(socket.gethostname()))
@@ -63,14 +64,14 @@ def idle_interface(
     )
     return warn(
         "faster-link-unused",
-        f"{link.transport} went through {own}, while {best} ({others[best] / 1e9:g} Gb/s) was up.",
+        f"{link.transport} used {own}, while {best} ({others[best] / 1e9:g} Gb/s) was up.",
         remedy,
     )
 
 
 def speeds() -> dict[str, float]:
-    """The interfaces that are up, but for the loopback, with their speed in bits a second; those
-    whose driver tells none are left out."""
+    """Interfaces that are up, except the loopback → bits per second; without those whose driver
+    reports no speed."""
     stats = psutil.net_if_stats()
     return {
         name: 1e6 * found.speed
@@ -80,7 +81,7 @@ def speeds() -> dict[str, float]:
 
 
 def infiniband(sys: Path = INFINIBAND) -> dict[str, float]:
-    """The InfiniBand ports that are active, `mlx5_0/1`, with their rate in bits a second."""
+    """Active InfiniBand ports, such as `mlx5_0/1` → bits per second."""
     found = {}
     for port in sorted(sys.glob("*/ports/*")):
         try:

@@ -1,12 +1,12 @@
-"""Which outcome is an exception? Everything that can end a run, caught where it happened.
+"""Outcome of a run that ended with an exception.
 
 | raised | outcome |
 |---|---|
-| `Unsupported`, `UsageError`: what the spec asks for cannot be done | unsupported |
-| `OutOfMemory`, `MemoryError`, and what the framework says is one | oom |
+| `Unsupported`, `UsageError`: the spec cannot be run | unsupported |
+| `OutOfMemory`, `MemoryError`, and the framework's own out-of-memory errors | oom |
 | `Diverged` | diverged |
 | `ModuleNotFoundError` of the framework itself | not_installed |
-| `DataError`: a fault of the files, not of the spec | crashed, with the error's own words |
+| `DataError`: a fault of the files, not of the spec | crashed, with the error's message |
 | `ReplicasDiffer`: a fault of the machine | the same |
 | anything else | crashed, with the last lines of the traceback |
 """
@@ -39,10 +39,8 @@ def outcome_from_error(
     is_out_of_memory: Callable[[BaseException], bool],
     device: str = "cpu",
 ) -> Outcome:
-    """The outcome that `error`, raised while a worker ran `spec` on `device`, amounts to.
-
-    `limit_bytes` is the memory the run was given, None where that is not known.
-    """
+    """Outcome of `error`, raised while a worker ran `spec` on `device`. `limit_bytes` is the run's
+    memory limit, None where unknown."""
     if isinstance(error, (Unsupported, UsageError)):
         return Outcome(status=Status.UNSUPPORTED, message=str(error))
     if isinstance(error, Diverged):
@@ -58,11 +56,11 @@ def outcome_from_error(
 
 
 def not_installed(framework: str) -> Outcome:
-    """The outcome of a run whose framework is not there, with the command that installs it."""
+    """Outcome of a run without its framework, with the command that installs it."""
     return Outcome(
         status=Status.NOT_INSTALLED,
         message=f"{framework} is not installed. Install it with: {entry(framework).install}, or "
-        f"name a Python that has it: --python {framework}=PATH",
+        f"set a Python that has it: --python {framework}=PATH",
     )
 
 
@@ -80,7 +78,7 @@ def _crashed(error: BaseException) -> Outcome:
 def _out_of_memory(
     error: BaseException, spec: RunSpec, limit_bytes: int | None, device: str
 ) -> Outcome:
-    """Says what the run was forecast to need, what it had, and what the same forecast says fits."""
+    """Gives the forecast of the run's memory, the limit, and the batch size that should fit."""
     facts: dict[str, object] = {"error": str(error)[:500]}
     had = ""
     if limit_bytes is not None:
@@ -102,16 +100,16 @@ def _out_of_memory(
     fits = largest_batch(network, limit_bytes, **settings)
     if fits < work.batch_per_device:
         facts["largest_batch_that_fits"] = fits
-        advice = f"a batch of {fits} should fit" if fits else "not even a batch of 1 should fit"
+        advice = f"batch size {fits} should fit" if fits else "not even batch size 1 should fit"
         return Outcome(status=Status.OOM, message=f"{sentence}, {had}; {advice}.", facts=facts)
-    message = f"{sentence}, less than the {had}, and yet it did not fit; try a smaller batch."
+    message = f"{sentence}, below the {had}, but it did not fit; try a smaller batch size."
     return Outcome(status=Status.OOM, message=message, facts=facts)
 
 
 def _arrays_too_large(
     work: Collective, devices: int, device: str, had: str, facts: dict[str, object]
 ) -> Outcome:
-    """Says what the arrays of a sweep need on one device, and up to which size they should fit."""
+    """Gives the memory of a sweep's arrays on one device, and the size that should fit."""
     on_cpu = device == "cpu"
     largest = extent(work, max(work.sizes_bytes), devices)
     needed = needs_bytes(work, largest, on_cpu)
