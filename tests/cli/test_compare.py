@@ -41,14 +41,14 @@ def test_a_run_against_a_slower_program_breaches_a_threshold(tmp_path, threshold
     slower = ("--against", "script=step=0.0106,jitter=0.02", "--fail-below", threshold)
     done = cubemesh(*RUN, *slower, "--json", store=path)
     assert done.exit_code == code, done.stderr
-    said = json.loads(done.stdout)
-    (record,) = said["records"]
+    output = json.loads(done.stdout)
+    (record,) = output["records"]
     assert record["comparison"]["verdict"] == "slower"
     assert record["comparison"]["value"] == pytest.approx(1 / 1.06, rel=0.02)
     assert record["figures"]["throughput_ratio"]["value"] == record["comparison"]["value"]
     assert record["spec"]["against"]["program"]["script"].startswith("step=0.0106")
     assert record["step_s"]["median"] == pytest.approx(0.01, rel=0.02), "figures are A's"
-    assert said["answer"]["findings"][0]["value"] == record["comparison"]["value"]
+    assert output["answer"]["findings"][0]["value"] == record["comparison"]["value"]
     shown = cubemesh("results", record["run_id"][:8], store=path).stdout
     assert "script=step=0.0106" in shown
     assert "slower" in shown
@@ -61,12 +61,12 @@ def test_stored_runs_are_compared(store):
     first, second = spec["step=0.01,jitter=0.02"], spec["step=0.0106,jitter=0.02"]
     done = cubemesh("compare", first, second, "--json", store=store)
     assert done.exit_code == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert (said["schema"], said["kind"]) == (1, "comparison")
-    assert len(said["a"]["run_ids"]) == len(said["b"]["run_ids"]) == 3
-    assert said["ratio"]["value"] == pytest.approx(1 / 1.06, rel=0.03)
-    assert {d["what"] for d in said["differences"]} >= {"script"}
-    assert said["ratio"]["low"] < said["ratio"]["value"] < said["ratio"]["high"]
+    output = json.loads(done.stdout)
+    assert (output["schema"], output["kind"]) == (1, "comparison")
+    assert len(output["a"]["run_ids"]) == len(output["b"]["run_ids"]) == 3
+    assert output["ratio"]["value"] == pytest.approx(1 / 1.06, rel=0.03)
+    assert {d["what"] for d in output["differences"]} >= {"script"}
+    assert output["ratio"]["low"] < output["ratio"]["value"] < output["ratio"]["high"]
     text = cubemesh("compare", first, second, "--fail-below", "0.2", store=store)
     assert text.exit_code == 0
     assert a.removeprefix("script=") in text.stdout

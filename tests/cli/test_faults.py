@@ -97,7 +97,7 @@ def test_kill_9_in_mid_suite_then_the_same_command(tmp_path: Path, own_folders: 
     assert len(ids(store)) == 6
 
 
-def test_ctrl_c_keeps_what_is_done_and_exits_130(tmp_path: Path, own_folders: Path):
+def test_ctrl_c_saves_finished_runs_and_exits_130(tmp_path: Path, own_folders: Path):
     store = tmp_path / "s.sqlite"
     process = subprocess.Popen(
         command(*SLOW, "--store", str(store)),
@@ -156,7 +156,7 @@ def test_faults_are_outcomes_with_their_reason(cubemesh, script, status, says, t
     assert len(ids(tmp_path / "s.sqlite")) == 1
 
 
-def test_a_batch_past_its_memory_limit_is_told_by_the_worker(cubemesh, tmp_path: Path):
+def test_the_worker_reports_a_batch_above_its_memory_limit(cubemesh, tmp_path: Path):
     """The limit lies below the forecast, and above what the smaller batch takes."""
     result = cubemesh(
         *("run", "minibatch", "--quick", "--set", "networks=little-cnn", "--set", "ceiling=false"),
@@ -217,7 +217,7 @@ def small_disk(tmp_path: Path):
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_store_that_fills_up_loses_nothing_and_says_so(small_disk: Path):
+def test_a_full_disk_is_an_error_and_loses_nothing(small_disk: Path):
     store = small_disk / "s.sqlite"
     batches = ",".join(map(str, range(1, 200)))
     result = run(
@@ -231,7 +231,7 @@ def test_a_store_that_fills_up_loses_nothing_and_says_so(small_disk: Path):
     assert len(ids(store)) >= 1
 
 
-def test_a_read_only_store_is_said_before_anything_runs(small_disk: Path):
+def test_a_read_only_store_is_an_error_before_anything_runs(small_disk: Path):
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     store = small_disk / "s.sqlite"
     result = run("run", "minibatch", *NULL, "--set", "batch_sizes=8", "--store", str(store))
@@ -240,7 +240,7 @@ def test_a_read_only_store_is_said_before_anything_runs(small_disk: Path):
     assert "Traceback" not in result.stderr
 
 
-def test_sigterm_ends_the_workers_and_says_so(tmp_path: Path, own_folders: Path):
+def test_sigterm_ends_the_workers(tmp_path: Path, own_folders: Path):
     store = tmp_path / "s.sqlite"
     process = subprocess.Popen(
         command(*SLOW, "--store", str(store)),
@@ -257,7 +257,7 @@ def test_sigterm_ends_the_workers_and_says_so(tmp_path: Path, own_folders: Path)
     assert workers_of(str(own_folders)) == []
 
 
-def test_a_limit_below_what_a_small_batch_holds_is_kept_too(cubemesh, tmp_path: Path):
+def test_a_limit_below_a_small_batch_is_enforced(cubemesh, tmp_path: Path):
     """Stacks that are allowed on top of the limit are no room for arrays."""
     result = cubemesh(
         *("run", "minibatch", "--quick", "--set", "ceiling=false", "--set", "batch_sizes=8"),

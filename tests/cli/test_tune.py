@@ -216,7 +216,7 @@ def test_a_ceiling_takes_nothing_over(store):
     assert tunings(store).of(spec) is spec
 
 
-def test_ctrl_c_keeps_what_was_found(tmp_path):
+def test_ctrl_c_saves_the_finished_trials(tmp_path):
     script = "step=0.002,real=1"
     command = arguments(tmp_path / "store.sqlite", "--set", f"script={script}")
     running = subprocess.Popen(
@@ -296,7 +296,7 @@ def specs(store, *settings, against=()):
 
 
 @pytest.mark.parametrize("settings", [[], ["loss_scale=1024"], ["precision=fp16"]])
-def test_a_loss_scale_is_taken_over_with_its_precision(scaled, settings):
+def test_a_loss_scale_is_used_with_its_precision(scaled, settings):
     (spec,) = specs(scaled, *settings)
     assert (spec.program.precision, spec.program.loss_scale) == ("fp16", 1024.0)
 

@@ -59,7 +59,7 @@ def _middle_of_point(browser: Any, chart: int, label: str) -> dict[str, float]:
     return found
 
 
-def test_hovering_a_point_tells_its_figure_interval_and_run(browser: Any, page: Path) -> None:
+def test_the_tooltip_of_a_point_has_figure_interval_and_run(browser: Any, page: Path) -> None:
     browser.open(page, width=1180)
     spot = _middle_of_point(browser, 0, "batch size 128")
     browser.move(spot["x"] - 60, spot["y"] - 60)
@@ -73,7 +73,7 @@ def test_hovering_a_point_tells_its_figure_interval_and_run(browser: Any, page: 
     assert_quiet(browser)
 
 
-def test_hovering_a_missing_point_tells_why(browser: Any, page: Path) -> None:
+def test_the_tooltip_of_a_missing_point_has_its_reason(browser: Any, page: Path) -> None:
     browser.open(page, width=1180)
     spot = _middle_of_point(browser, 0, "out of memory")
     browser.move(spot["x"] - 60, spot["y"] - 60)

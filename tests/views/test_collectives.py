@@ -59,7 +59,7 @@ def test_a_line_has_the_columns_of_nccl_tests():
     assert told[-2:] == ["# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 2.09715"]
 
 
-def test_wrong_and_unchecked_results_are_told_apart():
+def test_wrong_and_unchecked_results_differ():
     bad = list(lines(record(point(8, 1e-6, in_place=True, wrong=3))))
     assert bad[-2] == "# Out of bounds values : 3 FAILED"
     unchecked = list(lines(record(point(8, 1e-6, in_place=True))))
@@ -67,7 +67,7 @@ def test_wrong_and_unchecked_results_are_told_apart():
     assert unchecked[-3].split()[-1] == "N/A"
 
 
-def test_a_sweep_that_did_not_run_says_why():
+def test_a_sweep_that_did_not_run_has_its_reason():
     none = record(outcome=Outcome(status=Status.UNSUPPORTED, message="one device here"))
     assert list(lines(none))[-1] == "# not supported: one device here"
 

@@ -42,7 +42,7 @@ def test_quantities(value, unit, low, high, text):
         ((2**30, "bytes", None, None), ("1", "GiB", "")),
     ],
 )
-def test_large_print_takes_a_figure_apart(given_, parts):
+def test_a_figure_is_split_into_number_unit_and_interval(given_, parts):
     assert formatting.split_figure(*given_) == parts
 
 
@@ -79,7 +79,7 @@ def test_clean_text_steers_no_terminal_and_can_be_written(text):
     cleaned.encode("utf-8")
 
 
-def test_runs_are_named_by_what_tells_them_apart():
+def test_runs_are_named_by_their_settings():
     train = TrainSteps(network="resnet-50", batch_per_device=4096)
     assert formatting.run_name(RunSpec(work=train)) == "resnet-50 · batch size 4,096"
     two = RunSpec(work=train, placement=Placement(devices=2))

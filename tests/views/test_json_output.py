@@ -77,7 +77,7 @@ def test_what_json_has_no_word_for_becomes_null(made):
     assert finite({"a": [(-math.inf, 1)]}) == {"a": [[None, 1]]}
 
 
-def test_answer_keeps_its_shape(sample):
+def test_an_answer_is_unchanged(sample):
     document = answer_json(sample.answers[0])
     assert document["findings"][0]["value"] == 2169.5
     assert document["charts"][0]["lines"][0]["points"][-1]["y"] is None

@@ -64,7 +64,7 @@ def test_more_plans_raise_the_total(made):
     assert file.getvalue().splitlines()[1].startswith("  2/2")
 
 
-def test_live_line_tells_what_runs_and_goes_away(made):
+def test_the_live_line_shows_the_current_run_and_is_removed(made):
     watcher, file = observed(made, force_terminal=True)
     record = made.record(16)
     with watcher:

@@ -38,7 +38,7 @@ def test_every_value_is_a_cell_and_fuller_is_more():
     assert best["ink"] != worst["ink"]
 
 
-def test_a_gap_says_why():
+def test_a_gap_has_its_reason():
     chart = grid()
     gap = cells(vega_lite(chart))["0.001", "16"]
     assert (gap["opacity"], gap["label"]) == (0.0, "×")

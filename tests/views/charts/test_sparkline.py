@@ -38,7 +38,7 @@ def test_a_spike_among_many_stays_visible():
 
 
 @given(st.lists(st.floats(-1e12, 1e12), min_size=2, max_size=600))
-def test_every_point_lies_inside_the_drawing(values):
+def test_every_point_is_inside_the_drawing(values):
     for x, y in coordinates(sparkline(values, label="l", width=120, height=26)):
         assert 0 <= x <= 120
         assert 0 <= y <= 26

@@ -65,7 +65,7 @@ def test_missing_point_is_a_cross_on_the_baseline_with_its_reason():
     assert missing_points(drawn) == (("here", "2", "out of memory"),)
 
 
-def test_a_value_that_is_no_number_is_missing_and_says_so():
+def test_a_value_that_is_not_a_number_is_a_missing_point():
     drawn = chart(line(10.0, math.nan, math.inf))
     assert missing_points(drawn) == (
         ("here", "2", "the value is not a number"),
@@ -127,7 +127,7 @@ def test_value_axis_starts_at_zero_unless_values_share_the_upper_half(values, fr
     assert (scale.get("domainMin") == 0) is from_zero
 
 
-def test_a_lone_point_stands_above_zero():
+def test_a_single_point_is_above_zero():
     scale = vega_lite(chart(line(13.0, spread=2.0)))["layer"][0]["encoding"]["y"]["scale"]
     assert scale["domainMin"] == 0
 
@@ -153,12 +153,12 @@ def test_bars_of_lines_that_share_a_category_stand_side_by_side():
     assert not any("xOffset" in m["encoding"] for m in marks(alone, "bar"))
 
 
-def test_text_as_x_makes_categories_whatever_the_axis_says():
+def test_text_as_x_makes_categories():
     texts = Line(name="l", points=(Point(x="a", y=1.0), Point(x="b", y=2.0)))
     assert vega_lite(chart(texts))["layer"][0]["encoding"]["x"]["type"] == "nominal"
 
 
-def test_lines_of_one_name_are_told_apart():
+def test_lines_of_one_name_are_numbered():
     spec = vega_lite(chart(line(1.0, 2.0), line(2.0, 3.0)))
     domain = marks(spec, "line")[0]["encoding"]["color"]["scale"]["domain"]
     assert domain == ["here", "here (2)"]

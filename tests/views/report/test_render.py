@@ -121,7 +121,7 @@ def test_a_profiled_step_has_a_bar_of_its_parts(made, written, golden):
     assert embedded(source)["records"][0]["parts"][0]["name"] == "compute"
 
 
-def test_hostile_names_cannot_leave_their_place(made, written):
+def test_hostile_names_are_escaped(made, written):
     source = written(made.hostile()).read_text("utf-8")
     outline = Outline(source)
     assert outline.open == []

@@ -41,7 +41,7 @@ def test_series_of_one_kind_share_a_panel(run) -> None:
     assert (shown.start, shown.end, shown.measured) == ("0 s", "4 s", "2 s to 4 s")
 
 
-def test_the_measured_part_is_shaded_where_it_lies(run) -> None:
+def test_the_measured_phase_is_shaded(run) -> None:
     shown = timeline(run, [one("gpu_power_watts", 100, 200, 300, 300, 300)])
     assert shown is not None
     found = re.search(r'class="measured" x="([\d.]+)" y="0" width="([\d.]+)"', shown.panels[0].svg)
