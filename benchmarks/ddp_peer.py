@@ -37,6 +37,7 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # ranks are forked:
 import torch
 import torch.distributed as dist
 
+from ab_comparison import random_batch
 from cubemesh import networks
 from cubemesh.frameworks.pytorch import join, launch
 from cubemesh.measure.merge_ranks import merge_lockstep
@@ -44,7 +45,6 @@ from cubemesh.schema import Window
 from cubemesh.statistics import median, throughput, throughput_interval
 from ddp_programs import NARROW, our_step, stock_step
 from handwritten import NETWORKS
-from pairs import random_batch
 
 STOCK, OURS, ALONE = "stock DDP", "all-reduce", "each alone"
 MODES = ("free", "synchronised")

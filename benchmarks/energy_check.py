@@ -20,12 +20,12 @@ from dataclasses import dataclass
 
 import torch
 
+from ab_comparison import Side
 from cubemesh.measure.energy.energy import INTEGRATED, energy
 from cubemesh.measure.energy.sensors import Need
 from cubemesh.measure.telemetry.gpu import ENERGY, GpuReader
 from cubemesh.measure.telemetry.telemetry import EVERY_S, Telemetry, open_meters
 from in_memory_log import InMemoryLog
-from pairs import Side
 from telemetry_cost import built, uuid_of
 
 GOAL, FROM_S = 0.05, 5.0

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from ab_comparison import Side, compare, cubemesh_side, random_batch
 from cubemesh import networks
 from cubemesh.batches import Batch
 from cubemesh.frameworks.api.program import BuildRequest
@@ -22,7 +23,6 @@ from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 from handwritten import NETWORKS as HANDWRITTEN
 from handwritten import train_step, wait_for
-from pairs import Side, compare, cubemesh_side, random_batch
 
 GOAL = 0.99
 INSTANCES = 4

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ab_comparison import random_batch
 from cubemesh import networks
 from cubemesh.batches import Batch, EncodedBatch
 from cubemesh.data.feed import Feed
@@ -39,7 +40,6 @@ from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 from cubemesh.statistics import mean, t_interval
-from pairs import random_batch
 
 MOST_PREFETCHED = 8
 """Prefetched batches at most: decoded, being decoded, in slots; and one more."""

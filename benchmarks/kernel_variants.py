@@ -35,6 +35,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
+from ab_comparison import Side, compare, random_batch
 from cubemesh import networks
 from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
@@ -51,7 +52,6 @@ from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 from cubemesh.statistics import bootstrap_interval, median
 from fused_kernels import Case, cases, compile_share, prepared
-from pairs import Side, compare, random_batch
 
 FRAMEWORK = "pytorch-captured"
 VARIANTS = ("one-launch", "conv-stats")

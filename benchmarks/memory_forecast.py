@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from ab_comparison import random_batch
 from cubemesh import networks
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.api.program import BuildRequest
@@ -30,7 +31,6 @@ from cubemesh.networks.memory import forecast
 from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
-from pairs import random_batch
 
 WITHIN, GOAL = 0.15, 0.9
 WARMUP_STEPS, STEPS = 3, 3

@@ -15,10 +15,10 @@ from __future__ import annotations
 import argparse
 import time
 
+from ab_comparison import Side, compare
 from cubemesh.data import open_source
 from cubemesh.data.feed import Feed
 from cubemesh.data.source import Shape
-from pairs import Side, compare
 
 INSTANCES = 3
 SOURCES: dict[str, tuple[str, Shape]] = {

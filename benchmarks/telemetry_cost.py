@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from ab_comparison import Side, cubemesh_side, random_batch
 from cubemesh import networks
 from cubemesh.frameworks.api.program import BuildRequest
 from cubemesh.measure.telemetry.gpu import GpuReader
@@ -37,7 +38,6 @@ from cubemesh.schema.record import AGAINST, Window
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 from in_memory_log import InMemoryLog
-from pairs import Side, cubemesh_side, random_batch
 
 RATIO_GOAL, SHARE_GOAL = 0.99, 1.0
 WARM_S = 3.0

@@ -30,12 +30,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 
-from against_handwritten import PEERS
-from apart import Apart, Unbuilt
+from ab_comparison import Comparison, Side, compare
 from cubemesh.frameworks import entry
-from one_side import OURS, STOCK, TORCHVISION, Wanted, build
-from pairs import Comparison, Side, compare
-from rounds import compared, in_rounds, settle
+from handwritten_comparison import PEERS
+from round_robin import compared, in_rounds, settle
+from side_subprocess import Apart, Unbuilt
+from side_worker import OURS, STOCK, TORCHVISION, Wanted, build
 
 SETTINGS = {
     "cpu": (

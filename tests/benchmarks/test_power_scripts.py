@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 
 def test_sampling_is_told_by_its_cost_and_by_the_ratio(script, monkeypatch):
-    cost, pairs = script("telemetry_cost"), script("pairs")
+    cost, pairs = script("telemetry_cost"), script("ab_comparison")
     monkeypatch.setattr(cost, "WARM_S", 0.02)
 
     class Dear:

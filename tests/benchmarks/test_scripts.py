@@ -50,7 +50,7 @@ def test_points_of_the_forecast_are_counted_and_told(script):
 
 
 def test_an_absent_peer_is_told_as_absent(script):
-    against = script("against_handwritten")
+    against = script("handwritten_comparison")
     args = argparse.Namespace(batch=None, device="cpu", precision="fp32", threads=1)
     unknown = against.measure("theano", "little-cnn", args)
     assert unknown.reached is None

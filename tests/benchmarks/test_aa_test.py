@@ -30,14 +30,14 @@ def test_what_is_planted_is_work(script):
         while time.thread_time() < end:
             pass
 
-    worked = script("a_against_a").longer(step, 0.5)
+    worked = script("aa_test").longer(step, 0.5)
     before = time.thread_time()
     worked()
     assert 0.03 <= time.thread_time() - before < 0.035
 
 
 def test_repeats_are_counted_by_what_was_called(script):
-    trials = script("a_against_a")
+    trials = script("aa_test")
     kept = [
         {"trial": "planted", "windows": to_plain(windows(s))} for s in (1.03, 1.05, 1.0, 0.97, 1.04)
     ]
@@ -51,7 +51,7 @@ def test_repeats_are_counted_by_what_was_called(script):
 
 
 def test_trials_take_turns_until_nothing_is_missing(script, monkeypatch):
-    trials = script("a_against_a")
+    trials = script("aa_test")
     made = []
     for name in ("hot", "planted"):
         monkeypatch.setattr(trials, name, lambda name=name: made.append(name))
@@ -63,7 +63,7 @@ def test_trials_take_turns_until_nothing_is_missing(script, monkeypatch):
 
 @pytest.mark.parametrize("extra", [0.0, 0.5])
 def test_a_real_repeat_compares_real_windows(script, extra):
-    trials = script("a_against_a")
+    trials = script("aa_test")
     budget = trials.Budget(steps=1, seconds=0.0, windows=2, warmup_seconds=0.0, instances=2)
     line = trials.alternated("hot", budget, extra)
     assert line["planted"] == extra

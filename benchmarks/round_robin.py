@@ -11,8 +11,8 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
+from ab_comparison import Comparison, Side
 from cubemesh.statistics import bootstrap_interval, mad, median
-from pairs import Comparison, Side
 
 SETTLING_STEPS = 2
 """Of each, before the first round."""

@@ -4,7 +4,7 @@ As a script it is a process of its own, for comparisons in which each side needs
 environment, threads or memory. It reads numbers of steps, one per line, and answers each with the
 seconds of processor time they took; it ends with its input.
 
-    python benchmarks/one_side.py '{"peer": "stock eager", "network": "little-cnn", …}'
+    python benchmarks/side_worker.py '{"peer": "stock eager", "network": "little-cnn", …}'
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from against_handwritten import MOMENTUM, PEERS, RATE
+from ab_comparison import Side, cubemesh_side, random_batch
 from cubemesh import networks
 from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
@@ -27,7 +27,7 @@ from cubemesh.networks.graph import Network
 from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
-from pairs import Side, cubemesh_side, random_batch
+from handwritten_comparison import MOMENTUM, PEERS, RATE
 
 OURS = "cubemesh"
 STOCK = {

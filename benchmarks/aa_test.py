@@ -11,7 +11,7 @@ ones at least 90 as slower. The program is LittleCNN in PyTorch on one thread. T
 each of B's steps continues until this thread's processor time has grown by 3 % of what that step
 took, in processor time too, so that other programs stretch both alike.
 
-    python benchmarks/a_against_a.py --keep aa.jsonl --minutes 20
+    python benchmarks/aa_test.py --keep aa.jsonl --minutes 20
 
 makes repeats of each trial in turn, up to the number asked for, and appends their windows to the
 file; the same command continues. Without `--minutes` it ends when all are done. The output is
@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ab_comparison import random_batch
 from cubemesh import networks
 from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
@@ -50,7 +51,6 @@ from cubemesh.store import Store
 from cubemesh.store.run_statistics import ratio_of_runs
 from cubemesh.training.evaluation import wilson_interval
 from in_memory_log import InMemoryLog
-from pairs import random_batch
 
 GOALS = {"hot": (200, 18), "planted": (100, 90), "cold": (200, 18)}
 """Trial → (repeats, those that may be called different at most, or of `planted` must at least)."""

@@ -6,7 +6,7 @@ interleaved in one process (pairs.py) with windows of several steps and one sync
 The ratio is cubemesh's throughput over stock's; the goal is that its 95 % interval includes or
 exceeds 1.
 
-    python benchmarks/compiled_against_stock.py --seconds 30 --json stock.json
+    python benchmarks/compiled_vs_stock.py --seconds 30 --json stock.json
 
 Without a GPU or without torchvision it prints `absent` and ends with exit code 2.
 """
@@ -23,6 +23,7 @@ from dataclasses import asdict
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from ab_comparison import Side, compare, random_batch
 from cubemesh import networks
 from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
@@ -30,7 +31,6 @@ from cubemesh.frameworks.api.program import BuildRequest
 from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
-from pairs import Side, compare, random_batch
 
 GOAL = 1.0
 RATE, MOMENTUM = 0.01, 0.9

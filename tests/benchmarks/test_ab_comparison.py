@@ -8,7 +8,7 @@ def sleeping(pairs, seconds):
 
 
 def test_the_faster_of_two_is_found(script):
-    pairs = script("pairs")
+    pairs = script("ab_comparison")
     both = [(sleeping(pairs, 0.01), sleeping(pairs, 0.005)) for _ in range(2)]
     found = pairs.compare(both, 0.3)
     assert found.pairs >= 6
@@ -18,6 +18,6 @@ def test_the_faster_of_two_is_found(script):
 
 
 def test_one_instance_is_too_few(script):
-    pairs = script("pairs")
+    pairs = script("ab_comparison")
     with pytest.raises(ValueError, match="instances 2"):
         pairs.compare([(sleeping(pairs, 0.01), sleeping(pairs, 0.01))], 0.1)

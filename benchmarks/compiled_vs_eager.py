@@ -3,7 +3,7 @@
 Both train the same network from the same weights with a copy of the same minibatch in every step,
 A/B interleaved in one process (pairs.py). The ratio is compiled over eager: above 1 is faster.
 
-    python benchmarks/compiled_against_eager.py --network little-cnn --batch 64
+    python benchmarks/compiled_vs_eager.py --network little-cnn --batch 64
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from ab_comparison import Side, compare, random_batch
 from cubemesh import networks
 from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
@@ -23,7 +24,6 @@ from cubemesh.networks.graph import Network
 from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
-from pairs import Side, compare, random_batch
 
 
 @dataclass(frozen=True, kw_only=True)

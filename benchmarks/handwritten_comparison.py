@@ -5,8 +5,8 @@ code with cubemesh) train from the same weights, with the same optimizer and a c
 minibatch in every step, A/B interleaved in one process (pairs.py). The ratio is cubemesh's
 throughput over the handwritten one's. The goal is that its 95 % interval includes or exceeds 0.98.
 
-    python benchmarks/against_handwritten.py                       # CPU, batch size 8
-    python benchmarks/against_handwritten.py --device cuda:0       # batch size 64
+    python benchmarks/handwritten_comparison.py                       # CPU, batch size 8
+    python benchmarks/handwritten_comparison.py --device cuda:0       # batch size 64
 
 What is not installed, or has no handwritten network, is printed as absent.
 """
@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 
+from ab_comparison import Comparison, Side, compare, cubemesh_side, random_batch
 from cubemesh import networks
 from cubemesh.batches import Batch
 from cubemesh.errors import UsageError
@@ -32,7 +33,6 @@ from cubemesh.networks.graph import Network
 from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
-from pairs import Comparison, Side, compare, cubemesh_side, random_batch
 
 GOAL = 0.98
 RATE, MOMENTUM = 0.01, 0.9

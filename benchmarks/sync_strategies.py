@@ -11,9 +11,9 @@ Two more measure parts of a strategy: `gathered` copies gradients into buckets a
 and `barrier` also synchronises the ranks at the end of each backward pass, so that every step takes
 as long as the slowest device's does.
 
-    python benchmarks/exchanges_by_turns.py --device cuda --framework pytorch-captured \
+    python benchmarks/sync_strategies.py --device cuda --framework pytorch-captured \
         --precision bf16 --layout nhwc --cases alexnet:256,vgg-16:64,resnet-50:32 --json turns.json
-    python benchmarks/exchanges_by_turns.py --devices 2 --cases little-cnn:64 --syncs all-reduce
+    python benchmarks/sync_strategies.py --devices 2 --cases little-cnn:64 --syncs all-reduce
 
 The goals, on eight H200s: AlexNet 95 %, VGG-16 98 %, ResNet-50 92 % at 32 and 98.5 % at 256.
 """
@@ -36,6 +36,7 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # ranks are forked:
 import torch
 import torch.distributed as dist
 
+from ab_comparison import random_batch
 from cubemesh import networks
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.api.gradient_sync import Bucket, GradientSync
@@ -46,7 +47,6 @@ from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 from cubemesh.statistics import mean
-from pairs import random_batch
 
 NOTHING = "none"
 WARM_STEPS = 10

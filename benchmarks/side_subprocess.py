@@ -15,10 +15,10 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from one_side import Wanted
-from pairs import Side
+from ab_comparison import Side
+from side_worker import Wanted
 
-SCRIPT = Path(__file__).with_name("one_side.py")
+SCRIPT = Path(__file__).with_name("side_worker.py")
 SOURCE = Path(__file__).parents[1] / "src"
 LAST_WORDS = 160
 """Characters of what a process said that could not be built."""

@@ -14,13 +14,13 @@ class Clocked:
         self.now += self.step_s
 
     def side(self, script):
-        return script("pairs").Side(
+        return script("ab_comparison").Side(
             step=self.step, synchronize=lambda: None, clock=lambda: self.now
         )
 
 
 def test_every_program_has_a_window_in_each_round(script):
-    rounds = script("rounds")
+    rounds = script("round_robin")
     programs = {"one": Clocked(0.1), "two": Clocked(0.15)}
     sides = {name: program.side(script) for name, program in programs.items()}
     for side in sides.values():
@@ -36,7 +36,7 @@ def test_every_program_has_a_window_in_each_round(script):
 
 
 def test_one_slow_round_does_not_move_the_ratio_and_one_round_alone_bears_none(script):
-    rounds = script("rounds")
+    rounds = script("round_robin")
     value, low, high = rounds.ratio([1, 1, 1, 1, 9], [2, 2, 2, 2, 2])
     assert value == 2
     assert low <= 2 <= high

@@ -15,7 +15,7 @@ def test_every_strategy_is_compared_with_the_slowest_device_without(ran):
         "--seconds": "0.05",
         "--rounds": "2",
     }
-    said, kept = ran("exchanges_by_turns", options)
+    said, kept = ran("sync_strategies", options)
     points = kept["points"]
     assert [(p["batch"], p["sync"]) for p in points] == [
         (batch, name)
@@ -36,5 +36,5 @@ def test_every_strategy_is_compared_with_the_slowest_device_without(ran):
 
 
 def test_more_devices_than_there_are_are_absent(script, capsys):
-    assert script("exchanges_by_turns").main(["--devices", "4096"]) == 2
+    assert script("sync_strategies").main(["--devices", "4096"]) == 2
     assert "absent: 4096 cores" in capsys.readouterr().out
