@@ -1,7 +1,8 @@
 """Throughput of `pytorch-compiled` relative to `pytorch`, and the time to compile.
 
 Both train the same network from the same weights with a copy of the same minibatch in every step,
-A/B interleaved in one process (pairs.py). The ratio is compiled over eager: above 1 is faster.
+A/B interleaved in one process (ab_comparison.py). The ratio is compiled over eager: above 1 is
+faster.
 
     python benchmarks/compiled_vs_eager.py --network little-cnn --batch 64
 """

@@ -2,9 +2,9 @@
 
 cubemesh's program and torchvision's ResNet-50 under `torch.compile`, as one writes that by hand:
 channels_last, autocast to bf16, SGD with momentum, fused. Both train with resident data, A/B
-interleaved in one process (pairs.py) with windows of several steps and one synchronisation each.
-The ratio is cubemesh's throughput over stock's; the goal is that its 95 % interval includes or
-exceeds 1.
+interleaved in one process (ab_comparison.py) with windows of several steps and one synchronisation
+each. The ratio is cubemesh's throughput over stock's; the goal is that its 95 % interval includes
+or exceeds 1.
 
     python benchmarks/compiled_vs_stock.py --seconds 30 --json stock.json
 

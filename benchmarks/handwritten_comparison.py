@@ -2,7 +2,7 @@
 
 The program and a network as an expert would write it (the modules `handwritten*.py`, which share no
 code with cubemesh) train from the same weights, with the same optimizer and a copy of the same
-minibatch in every step, A/B interleaved in one process (pairs.py). The ratio is cubemesh's
+minibatch in every step, A/B interleaved in one process (ab_comparison.py). The ratio is cubemesh's
 throughput over the handwritten one's. The goal is that its 95 % interval includes or exceeds 0.98.
 
     python benchmarks/handwritten_comparison.py                       # CPU, batch size 8

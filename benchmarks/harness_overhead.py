@@ -1,7 +1,7 @@
 """Overhead of cubemesh's step relative to PyTorch written by hand.
 
 Both train the same network from the same weights, with the same optimizer and a copy of the same
-minibatch in every step, A/B interleaved in one process (pairs.py), four instances of each.
+minibatch in every step, A/B interleaved in one process (ab_comparison.py), four instances of each.
 
     python benchmarks/harness_overhead.py --network little-cnn --batch 8
 """

@@ -6,9 +6,9 @@ Interleaved A/B in one process on one GPU: each variant against the same program
     conv-stats    1×1 convolutions that compute the sums of the batch normalisation after them
                   where that is faster, against convolutions that do not
 
-Per step: `pytorch-captured` trains the network with and without the variant (pairs.py, several
-instances of each). Per shape: the fastest kernels of each, replayed by CUDA graphs in turn. A ratio
-is time without / time with, more than 1: the variant is faster; 95 % intervals.
+Per step: `pytorch-captured` trains the network with and without the variant (ab_comparison.py,
+several instances of each). Per shape: the fastest kernels of each, replayed by CUDA graphs in turn.
+A ratio is time without / time with, more than 1: the variant is faster; 95 % intervals.
 
     python benchmarks/kernel_variants.py --device cuda:0 --json variants.json
 

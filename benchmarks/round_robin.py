@@ -1,9 +1,10 @@
 """Comparison of many programs in rounds: in each, every program has a window, in random order.
 
-Cheaper than pairs.py where one program is compared with many, since each is built once and that one
-is measured once per round. A round is one observation of each ratio: step time of the other program
-over that of the first. The ratio is their median, with its bootstrap interval over the rounds. It
-holds for these processes only; differences between processes, which may be percents, are not in it.
+Cheaper than ab_comparison.py where one program is compared with many, since each is built once and
+that one is measured once per round. A round is one observation of each ratio: step time of the
+other program over that of the first. The ratio is their median, with its bootstrap interval over
+the rounds. It holds for these processes only; differences between processes, which may be percents,
+are not in it.
 """
 
 from __future__ import annotations

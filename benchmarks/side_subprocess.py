@@ -1,8 +1,8 @@
 """Programs that train in processes of their own and are interleaved as if they were in one.
 
 Framework packages, memory allocation and spinning threads belong to a process; sides that differ in
-them cannot share one. Each side here runs in `one_side.py`, which computes on request and waits
-otherwise; for pairs.py it is a side like any other.
+them cannot share one. Each side here runs in `side_worker.py`, which computes on request and waits
+otherwise; for ab_comparison.py it is a side like any other.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ab_comparison import Side
-from side_worker import Wanted
+from side_worker import SideSpec
 
 SCRIPT = Path(__file__).with_name("side_worker.py")
 SOURCE = Path(__file__).parents[1] / "src"
-LAST_WORDS = 160
-"""Characters of what a process said that could not be built."""
+MAX_MESSAGE = 160
+"""Characters of the message of a process that failed to build."""
 
 
-class Unbuilt(Exception):
+class BuildFailed(Exception):
     """A process that ended before it was ready, with what it said last."""
 
 
-class Apart:
-    """A side in a process of its own. Built when `__init__` returns; raises Unbuilt."""
+class SideProcess:
+    """A side in a process of its own. Built when `__init__` returns; raises BuildFailed."""
 
-    def __init__(self, wanted: Wanted, python: str) -> None:
+    def __init__(self, wanted: SideSpec, python: str) -> None:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the process
         self._process = subprocess.Popen(
             [python, str(SCRIPT), json.dumps(asdict(wanted))],
@@ -70,7 +70,7 @@ class Apart:
             self._log.seek(0)
             said = [text for text in self._log.read().splitlines() if text.strip()]
             self.close()
-            raise Unbuilt(said[-1].strip()[:LAST_WORDS] if said else "it ended without a word")
+            raise BuildFailed(said[-1].strip()[:MAX_MESSAGE] if said else "it ended without a word")
         return line
 
     def close(self) -> None:

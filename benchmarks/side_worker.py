@@ -41,7 +41,7 @@ TORCHVISION = {"resnet-50": "resnet50", "resnet-18": "resnet18", "alexnet": "ale
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class SideSpec:
     """A side, described."""
 
     peer: str
@@ -59,7 +59,7 @@ class Wanted:
     """Whether cubemesh's copies the batch in every step, as TensorFlow and Keras do."""
 
 
-def build(wanted: Wanted) -> Side:
+def build(wanted: SideSpec) -> Side:
     """The side, its batch placed."""
     network = networks.build(wanted.network)
     batch = random_batch(network, wanted.batch)
@@ -74,7 +74,7 @@ def build(wanted: Wanted) -> Side:
     return ours(request, batch)
 
 
-def request_for(wanted: Wanted, network: Network) -> BuildRequest:
+def request_for(wanted: SideSpec, network: Network) -> BuildRequest:
     """What cubemesh's program is built from."""
     return BuildRequest(
         network=network,
@@ -104,7 +104,7 @@ def ours(request: BuildRequest, batch: Batch) -> Side:
     return Side(step=lambda: program.train_step(placed), synchronize=program.synchronize)
 
 
-def stock(wanted: Wanted, network: Network, batch: Batch) -> Side:
+def stock(wanted: SideSpec, network: Network, batch: Batch) -> Side:
     """PyTorch as its tutorials write it: autocast, SGD with momentum, fused."""
     import torch
     import torch.nn.functional as F  # noqa: N812
@@ -142,7 +142,7 @@ def stock_module(network: Network) -> Any:
     return getattr(importlib.import_module("handwritten"), network.name.replace("-", "_"))()
 
 
-def serve(wanted: Wanted) -> None:
+def serve(wanted: SideSpec) -> None:
     """Build, report it, then train as many steps as requested."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a framework prints is no answer
@@ -160,4 +160,4 @@ def serve(wanted: Wanted) -> None:
 
 
 if __name__ == "__main__":
-    serve(Wanted(**json.loads(sys.argv[1])))
+    serve(SideSpec(**json.loads(sys.argv[1])))

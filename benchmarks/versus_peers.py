@@ -1,15 +1,15 @@
 r"""Throughput of cubemesh's fastest setting relative to each framework's usual code.
 
 cubemesh's program in the fastest of a few settings (framework and layout, found by timing each for
-a few steps), and the stock ways to train the same network in the same precision: PyTorch eager
-and compiled, in both layouts, with torchvision's module where it is installed and a handwritten one
-elsewhere; JAX, TensorFlow and Keras by hand (the modules `handwritten*.py`), of these only JAX
-in bf16. A/B interleaved (pairs.py): on a CPU each side in a process of its own, since memory and
-threads belong to a process, on a GPU all in this one. Data are resident on the device; only
+a few steps), and the stock ways to train the same network in the same precision: PyTorch eager and
+compiled, in both layouts, with torchvision's module where it is installed and a handwritten one
+elsewhere; JAX, TensorFlow and Keras by hand (the modules `handwritten*.py`), of these only JAX in
+bf16. A/B interleaved (ab_comparison.py): on a CPU each side in a process of its own, since memory
+and threads belong to a process, on a GPU all in this one. Data are resident on the device; only
 TensorFlow and Keras copy theirs in each step, and cubemesh does too when compared with them.
 
     python benchmarks/versus_peers.py --networks little-cnn --batch 128                    # CPU
-    python benchmarks/versus_peers.py --rounds 10             # CPU, all at once: rounds.py, shorter
+    python benchmarks/versus_peers.py --rounds 10             # CPU, round robin: faster
     python benchmarks/versus_peers.py --networks resnet-50 --python jax=/opt/jax/bin/python
     python benchmarks/versus_peers.py --device cuda:0 --networks resnet-50 --batch 256 \
         --precision bf16
@@ -34,8 +34,8 @@ from ab_comparison import Comparison, Side, compare
 from cubemesh.frameworks import entry
 from handwritten_comparison import PEERS
 from round_robin import compared, in_rounds, settle
-from side_subprocess import Apart, Unbuilt
-from side_worker import OURS, STOCK, TORCHVISION, Wanted, build
+from side_subprocess import BuildFailed, SideProcess
+from side_worker import OURS, STOCK, TORCHVISION, SideSpec, build
 
 SETTINGS = {
     "cpu": (
@@ -73,15 +73,15 @@ class Line:
 
 @contextmanager
 def sides(
-    wanted: Iterable[Wanted], pythons: dict[str, str], clock: str = "wall"
+    wanted: Iterable[SideSpec], pythons: dict[str, str], clock: str = "wall"
 ) -> Iterator[list[Side]]:
-    """The sides, on a CPU in processes of their own, and ended afterwards; raises Unbuilt."""
-    apart: list[Apart] = []
+    """The sides, on a CPU in processes of their own, and ended afterwards; raises BuildFailed."""
+    apart: list[SideProcess] = []
     found = []
     try:
         for one in wanted:
             if one.device == "cpu":
-                apart.append(Apart(one, pythons.get(one.peer, sys.executable)))
+                apart.append(SideProcess(one, pythons.get(one.peer, sys.executable)))
                 found.append(apart[-1].side(clock))
             else:
                 found.append(build(one))
@@ -103,10 +103,10 @@ def step_s(side: Side, settling: int) -> float:
     return (side.clock() - start) / TRIAL_STEPS
 
 
-def fastest(plain: Wanted, clock: str = "wall") -> Wanted:
+def fastest(plain: SideSpec, clock: str = "wall") -> SideSpec:
     """`plain`, a program of cubemesh's, in the fastest setting that this machine offers."""
     kind = plain.device.partition(":")[0]
-    tried: dict[Wanted, float] = {}
+    tried: dict[SideSpec, float] = {}
     for framework, layout in SETTINGS[kind]:
         if plain.device in entry(framework).load().capabilities().devices:
             wanted = replace(plain, framework=framework, layout=layout)
@@ -134,7 +134,7 @@ def why_absent(peer: str, args: argparse.Namespace, network: str) -> str:
     return ""
 
 
-def versus(peer: str, mine: Wanted, args: argparse.Namespace) -> Line:
+def versus(peer: str, mine: SideSpec, args: argparse.Namespace) -> Line:
     """One line: instances of both, compared."""
     told = f"{mine.framework}, {mine.layout}"
     absent = why_absent(peer, args, mine.network)
@@ -146,19 +146,19 @@ def versus(peer: str, mine: Wanted, args: argparse.Namespace) -> Line:
     try:
         with sides(pair * args.instances, args.pythons, args.clock) as built:
             found = compare(list(zip(built[1::2], built[::2], strict=True)), args.seconds)
-    except Unbuilt as error:
+    except BuildFailed as error:
         return Line(network=mine.network, peer=peer, setting=told, absent=str(error))
     return Line(network=mine.network, peer=peer, setting=told, found=found)
 
 
-def one_by_one(mine: Wanted, args: argparse.Namespace) -> Iterator[Line]:
+def one_by_one(mine: SideSpec, args: argparse.Namespace) -> Iterator[Line]:
     """A line for each peer, as it is there."""
     for peer in peers_of(args):
         yield versus(peer, mine, args)
 
 
-def at_once(mine: Wanted, args: argparse.Namespace) -> list[Line]:
-    """All lines, from rounds of all peers that are there; raises Unbuilt for cubemesh's own."""
+def at_once(mine: SideSpec, args: argparse.Namespace) -> list[Line]:
+    """All lines, from rounds of all peers that are there; raises BuildFailed for cubemesh's own."""
     told = f"{mine.framework}, {mine.layout}"
     lines, present = [], {OURS: mine}
     for peer in peers_of(args):
@@ -166,15 +166,15 @@ def at_once(mine: Wanted, args: argparse.Namespace) -> list[Line]:
             lines.append(Line(network=mine.network, peer=peer, setting=told, absent=absent))
         else:
             present[peer] = replace(mine, peer=peer)
-    processes: dict[str, Apart] = {}
+    processes: dict[str, SideProcess] = {}
     built: dict[str, Side] = {}
     try:
         for peer, wanted in present.items():
             try:
-                processes[peer] = Apart(wanted, args.pythons.get(peer, sys.executable))
+                processes[peer] = SideProcess(wanted, args.pythons.get(peer, sys.executable))
                 settle(processes[peer].side(args.clock))
                 built[peer] = processes[peer].side(args.clock)
-            except Unbuilt as error:
+            except BuildFailed as error:
                 if peer == OURS:
                     raise
                 line = Line(network=mine.network, peer=peer, setting=told, absent=str(error))
@@ -267,7 +267,7 @@ def main() -> int:
     for name in args.networks.split(","):
         print(f"{name}, minibatch {args.batch}, {args.precision}, {args.device}, ", end="")
         print(f"{args.threads} threads")
-        mine = Wanted(
+        mine = SideSpec(
             peer=OURS,
             network=name,
             batch=args.batch,

@@ -16,7 +16,7 @@ def versus(script):
 
 @pytest.fixture
 def mine(versus):
-    return versus.Wanted(peer=versus.OURS, network="little-cnn", batch=2)
+    return versus.SideSpec(peer=versus.OURS, network="little-cnn", batch=2)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_the_fastest_setting_is_the_one_of_the_shortest_step(versus, mine, monke
 
 
 def test_a_side_apart_trains_as_many_steps_as_it_is_told(versus, mine):
-    process = versus.Apart(versus.replace(mine, framework="null"), sys.executable)
+    process = versus.SideProcess(versus.replace(mine, framework="null"), sys.executable)
     side = process.side("processor")
     side.step()
     side.step()
@@ -86,7 +86,7 @@ def test_a_side_apart_trains_as_many_steps_as_it_is_told(versus, mine):
 
 def test_a_side_that_cannot_be_built_says_why(versus, mine):
     with (
-        pytest.raises(versus.Unbuilt, match="no-such-network"),
+        pytest.raises(versus.BuildFailed, match="no-such-network"),
         versus.sides([versus.replace(mine, network="no-such-network")], {}),
     ):
         pass
